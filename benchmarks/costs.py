@@ -131,13 +131,13 @@ def list_strategies() -> list[str]:
     num_replayed = math.ceil(IMAGES / BATCH) * BATCH * EPOCHS * (BUCKETS - 1)
     head = 2 * model.fc.weight.numel()
     parts = sum(range(1, BUCKETS + 1)) / BUCKETS
-    pass_over = BUCKETS * (2 * IMAGES * WIDTH + 2 * CLASSES * WIDTH)
+    iter_bucket_blocks = BUCKETS * (2 * IMAGES * WIDTH + 2 * CLASSES * WIDTH)
     square = BUCKETS * (2 * IMAGES * WIDTH**2 + WIDTH**3 // 3 + 2 * CLASSES * WIDTH**2)
     fisher = FISHER * (2 * forward + CLASSES * (step - forward))
     flops_by_strategy = {
-        f"`ncm` on {WIDTH:,} features": pass_over,
+        f"`ncm` on {WIDTH:,} features": iter_bucket_blocks,
         f"`linear` on {WIDTH:,} features": BUCKETS * EPOCHS * IMAGES * 4 * WIDTH * CLASSES,
-        f"`slda` on {WIDTH:,} features": pass_over + square,
+        f"`slda` on {WIDTH:,} features": iter_bucket_blocks + square,
         "`cwr`": naive // BUCKETS + rest * (forward + head),
         "`naive`, `from_scratch`, `si`, `gdumb`, `joint`": naive,
         "`ewc`": naive + BUCKETS * fisher,

@@ -29,13 +29,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.data.decoding.decode import DecodedImages
+from clear_mlflow.data.decode import DecodedImages
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
-from clear_mlflow.learning.device import cudnn_benchmark, resolve_precision, tf32
+from clear_mlflow.learning.device import allow_tf32, cudnn_benchmark, resolve_precision
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import StreamTraining, check
-from clear_mlflow.learning.strategies.ewc import gradients_at_once, squared_gradients
+from clear_mlflow.learning.strategies.ewc import count_gradients_at_once, squared_gradients
 
 STRATEGIES = ["naive", "replay", "ewc", "derpp"]
 CLASSES = len(learning.CLASSES)
@@ -98,7 +98,7 @@ def measure(data: Photos, options: argparse.Namespace) -> str:
             yield
 
     for side in (lambda: Bare(data, options).rows(), run_package):
-        with tf32(options.precision == "tf32"), cudnn_benchmark():  # as ours does for itself
+        with allow_tf32(options.precision == "tf32"), cudnn_benchmark():  # as ours does for itself
             times = [time.perf_counter() for _ in side()]
         seconds.append(times[-1] - times[1])
     peak = format_peak(costs) if options.device == "cuda" else ""
@@ -280,7 +280,7 @@ class Bare:
         self.model.eval()
         fisher = [torch.zeros_like(weight) for weight in self.weights]
         chosen = new[torch.randperm(len(new), device=self.device)[: self.options.fisher]]
-        at_once = gradients_at_once(sum(map(Tensor.numel, self.weights)), self.device)
+        at_once = count_gradients_at_once(sum(map(Tensor.numel, self.weights)), self.device)
         for some in chosen.split(max(1, at_once // CLASSES)):
             images = self.crops(some)
             with torch.no_grad():

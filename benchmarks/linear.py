@@ -105,7 +105,7 @@ def write_dataset(folder: Path, train: int, test: int) -> None:
     """Write files in place of images, in CLEAR's released layout, and their features."""
     from clear_mlflow.data import load_stream
     from clear_mlflow.data.features.extracted import Extraction, array_file
-    from clear_mlflow.data.stream import image_sets
+    from clear_mlflow.data.stream import iter_image_sets
 
     root = folder / "data"
     names = [f"class{label:02d}" for label in range(CLASSES)]
@@ -135,7 +135,7 @@ def write_dataset(folder: Path, train: int, test: int) -> None:
     draws = np.random.default_rng(0)
     # Of a length at which CLEAR's learning rate learns, and so close that heads make mistakes.
     centres = draws.normal(size=(CLASSES, WIDTH)).astype(np.float32) * 0.006
-    for number, images in enumerate(image_sets(stream)):
+    for number, images in enumerate(iter_image_sets(stream)):
         noise = draws.standard_normal((len(images), WIDTH), dtype=np.float32) * 0.05
         features = centres[images.labels] + noise
         extraction.write(array_file(feature_folder, number), images, features)

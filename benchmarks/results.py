@@ -13,7 +13,7 @@ from pathlib import Path
 
 import clear_mlflow
 from clear_mlflow.comparison.figures import figures
-from clear_mlflow.core.score import significant
+from clear_mlflow.core.score import format_significant
 from clear_mlflow.statistics import SeedSummary
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -156,7 +156,7 @@ def write_table(compared: clear_mlflow.api.compared.ComparedRuns, baseline: str)
             p = "<.0001" if test["p"] < 0.0001 else f"{test['p']:.4f}".removeprefix("0")
             if test["test"] != "paired t-test":
                 difference = f"*{difference}*"
-        flops = significant(group.metrics[FLOPS].mean, 3)
+        flops = format_significant(group.metrics[FLOPS].mean, 3)
         lines.append(f"|{'|'.join([group.name, score, difference, p, *others, flops])}|")
     return "\n".join(lines) + "\n"
 

@@ -29,7 +29,7 @@ class PullTowardsPast(Strategy):
         strength: float = 1.0
 
     past: list[Tensor] | None = None
-    keeps = ("past",)  # what a resumed run continues with
+    state_attributes = ("past",)  # what a resumed run continues with
 
     def before_step(self) -> None:
         """The gradients of the loss are there: add that of the pull."""
@@ -40,7 +40,7 @@ class PullTowardsPast(Strategy):
                 if weight.grad is not None:  # as of a frozen one
                     weight.grad.add_(weight - past, alpha=self.arguments.strength)
 
-    def after_bucket(self, position: int) -> None:
+    def after_bucket(self, bucket_index: int) -> None:
         """A bucket is done: this is the past now."""
         self.past = [weight.detach().clone() for weight in self.model.parameters()]
 

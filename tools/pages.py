@@ -14,7 +14,11 @@ import click
 import griffe
 
 from clear_mlflow.cli import EXIT_CODES, main
-from clear_mlflow.learning.parameters.config import PARAMETERS, auto_values, parameter_defaults
+from clear_mlflow.learning.parameters.config import (
+    PARAMETERS,
+    list_auto_values,
+    list_parameter_defaults,
+)
 from clear_mlflow.learning.parameters.recipes import RECIPES
 from clear_mlflow.metrics import (
     ALL_METRICS,
@@ -56,9 +60,9 @@ def list_commands(name: str = "clear-mlflow", command: click.Command = main) -> 
     summary = (command.help or "").split("\n\n")[0]
     yield " ".join(summary.split()).replace("<", "&lt;") + "\n"
     options = [option for option in command.params if isinstance(option, click.Option)]
-    if len({option.name for option in options} & parameter_defaults().keys()) > 10:
+    if len({option.name for option in options} & list_parameter_defaults().keys()) > 10:
         yield "Every [parameter of a training](parameters.md) is an option, too.\n"
-        options = [option for option in options if option.name not in parameter_defaults()]
+        options = [option for option in options if option.name not in list_parameter_defaults()]
     for option in options:
         if option.name != "json" and (record := option.get_help_record(context)):
             spelling, text = record
@@ -80,8 +84,8 @@ def list_recipes() -> Iterator[str]:
     heads = [", ".join(d if " " in d else f"`{d}`" for d in names) for names in columns]
     yield f"|parameter|{'|'.join(heads)}|with `features=NAME`|"
     yield "|---" * (len(columns) + 2) + "|"
-    for name in parameter_defaults():
-        if values := auto_values(name):
+    for name in list_parameter_defaults():
+        if values := list_auto_values(name):
             cells = [f"`{values[d]}`" if d in values else "by the device" for d, *_ in columns]
             on_features = f"`{values[_FEATURES]}`" if _FEATURES in values else "as without"
             if name == "image_size":

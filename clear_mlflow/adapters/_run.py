@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from clear_mlflow.core.distributed import processor_name
+from clear_mlflow.core.distributed import get_processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix, RowCost
 from clear_mlflow.core.score import ACCURACY
@@ -100,7 +100,7 @@ class Adapter:
         if self._clock_start is None:
             return
         weights = list(model.parameters())
-        device = processor_name()
+        device = get_processor_name()
         if weights and weights[0].is_cuda:
             import torch
 

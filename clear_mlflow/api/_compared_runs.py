@@ -18,7 +18,7 @@ from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.learning.parameters.logged import find_method_parameters, unlogged_parameters
+from clear_mlflow.learning.parameters.logged import find_method_parameters, list_unlogged_parameters
 from clear_mlflow.metrics import Predictions
 from clear_mlflow.scoring.run_record import read_predictions
 from clear_mlflow.store import names
@@ -132,7 +132,7 @@ def _get_labels(run: Run) -> dict[str, str]:
     """Return parameters and tags of a run by name, to group runs by."""
     params, tags = run.data.params, run.data.tags
     return {
-        **unlogged_parameters(params),
+        **list_unlogged_parameters(params),
         **_get_params(run),
         **{n: tag for n, tag in tags.items() if not n.startswith(("mlflow.", "clear_mlflow."))},
         # The value that a run used overrides the requested one, which may be "auto".

@@ -29,7 +29,7 @@ from clear_mlflow.core.anytime import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.core.text import nearest, safe_repr
+from clear_mlflow.core.text import safe_repr, suggest_nearest
 from clear_mlflow.core.untrusted import (
     MAX_METADATA_BYTES,
     MAX_PREDICTIONS_BYTES,
@@ -160,7 +160,7 @@ def read_bundles(path: Path) -> list[Run]:
         if not selected:
             stored = [folder.name for folder in folders]
             raise RecordError(
-                f"is not in its archive; {nearest(path.name, stored)}it has {len(stored)}"
+                f"is not in its archive; {suggest_nearest(path.name, stored)}it has {len(stored)}"
             )
         target = Path(scratch.name, "runs")
         runs = [_read_bundle(folder, target / folder.name) for folder in selected]

@@ -26,7 +26,7 @@ from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import one_line, safe_repr
-from clear_mlflow.learning.parameters.logged import unlogged_parameters
+from clear_mlflow.learning.parameters.logged import list_unlogged_parameters
 from clear_mlflow.metrics import MATRIX, MetricResult, MetricResults, Predictions
 from clear_mlflow.report.page.run_page import run_html
 from clear_mlflow.report.terminal_tables import as_text, run_text
@@ -93,7 +93,7 @@ class Run:
     def config(self) -> Mapping[str, str]:
         """All parameters of the training, with ``auto`` replaced by the value that was chosen."""
         params = self._run.data.params
-        return read_configuration({**unlogged_parameters(params), **params})
+        return read_configuration({**list_unlogged_parameters(params), **params})
 
     @property
     def entity(self) -> MlflowRun:

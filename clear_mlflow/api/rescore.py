@@ -17,7 +17,7 @@ from clear_mlflow.api.import_ import build_records
 from clear_mlflow.api.load import Runs, choose_runs, open_store
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.loop_metadata import UNKNOWN
-from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, measured_split
+from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, get_measured_split
 from clear_mlflow.core.record import row_file_name
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr, truncate
@@ -289,7 +289,7 @@ def copy_foreign_rows(
     metadata = {
         "dataset": truncate(labels.get("dataset", ""), 150) or UNKNOWN,
         "protocol": protocol if protocol in PROTOCOLS else "iid",
-        "split": measured_split(labels.get("split", "")),
+        "split": get_measured_split(labels.get("split", "")),
         "seed": labels.get("seed", ""),
     }
     for record in build_records(matrix, metadata, {"format": "rows", "pattern": pattern.pattern}):

@@ -56,7 +56,7 @@ from clear_mlflow.grids.grid import (
 from clear_mlflow.journal.run_folder import Outcome, Status
 from clear_mlflow.journal.uploader import is_permanent_error, store_outcome
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.logged import logged_parameters
+from clear_mlflow.learning.parameters.logged import select_training_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.session import check_files, check_parameters, complete_arguments
 from clear_mlflow.process.signals import StoppingSignals
@@ -877,7 +877,7 @@ def _is_done(stored_run: Run) -> bool:
 
 def _hash_stored_config(stored_run: Run, grid: Grid) -> str:
     """Return the hash of a run's logged parameters, or that in its tag if none are logged."""
-    parameters = logged_parameters(stored_run.data.params)
+    parameters = select_training_parameters(stored_run.data.params)
     # The user's code that a store names is imported only if the grid names it, too.
     trusted = {(planned.config.strategy, planned.config.dataset) for planned in grid.runs}
     with suppress(ConfigError):

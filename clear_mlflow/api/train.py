@@ -15,12 +15,12 @@ from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
     TrainConfig,
-    parameter_defaults,
+    list_parameter_defaults,
     suggest_parameters,
 )
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.parameters.values import format_argument
-from clear_mlflow.learning.progress import TrainingProgress, accuracies, progress_for
+from clear_mlflow.learning.progress import TrainingProgress, build_progress, format_accuracies
 from clear_mlflow.report.page.run_page import progress_html
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _declare_options(function: _Function) -> _Function:
     """Set a function's signature to all training options, for help() and completion."""
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=text)
-        for name, text in parameter_defaults().items()
+        for name, text in list_parameter_defaults().items()
     ]
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return function
@@ -161,16 +161,15 @@ def _prepare_training(config: TrainConfig) -> tuple[MlflowClient, StreamTraining
             f"this is one of {size} processes, each of which would train and open a run; "
             "start 'torchrun ... -m clear_mlflow train', or call this in one process"
         )
-    from clear_mlflow.learning.prepare import fetch, prepare
-    from clear_mlflow.learning.session import check
+    from clear_mlflow.learning.session import check, download_missing, prepare
     from clear_mlflow.store.client import limit_retries, preflight
 
     config = check(config)
     limit_retries()
     client = preflight()  # before the data, which may take minutes to read
-    progress = NotebookProgress(config.protocol) if is_notebook() else progress_for(sys.stderr)
+    progress = NotebookProgress(config.protocol) if is_notebook() else build_progress(sys.stderr)
     with progress:
-        fetch(config, progress)
+        download_missing(config, progress)
     return client, prepare(config, progress)
 
 
@@ -219,7 +218,7 @@ class NotebookProgress(TrainingProgress):
     def row_measured(self, row: AccuracyRow) -> None:
         """Add a measured row to the displayed accuracy matrix."""
         self._rows.append(row)
-        text = ", ".join([f"{row.row} of {len(row.buckets)} buckets", *accuracies(row)])
+        text = ", ".join([f"{row.row} of {len(row.buckets)} buckets", *format_accuracies(row)])
         self._start_bar_segment(row.row, len(row.buckets), text)
 
     def _start_bar_segment(self, bucket_index: int, num_buckets: int, text: str) -> None:

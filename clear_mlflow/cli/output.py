@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from clear_mlflow.cli.command import build_option, spell_options
-from clear_mlflow.core.score import ACCURACY, significant
+from clear_mlflow.core.score import ACCURACY, format_significant
 from clear_mlflow.core.text import one_line, printable
 from clear_mlflow.process.streams import open_output
 
@@ -162,7 +162,7 @@ def _print_members(members: Mapping[int, Scores]) -> None:
     lines = []
     for name, numbers in summary.items():
         is_cost = name.startswith("cost/")
-        format_number = partial(significant, digits=4) if is_cost else ACCURACY.number
+        format_number = partial(format_significant, digits=4) if is_cost else ACCURACY.number
         cells = ["-" if math.isnan(number) else format_number(number) for number in numbers]
         lines.append([name, *cells])
     print_table(

@@ -19,8 +19,8 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
     TrainConfig,
-    auto_values,
-    parameter_defaults,
+    list_auto_values,
+    list_parameter_defaults,
 )
 from clear_mlflow.learning.parameters.logged import read_config_file
 from clear_mlflow.learning.parameters.recipes import AUTO
@@ -40,7 +40,7 @@ def _describe_parameter(name: str) -> str:
     'auto: 24 on digits; 18 on digits-writers; 100 on clear10, clear100, own streams, features.'
     """
     datasets: dict[str, list[str]] = {}  # by value
-    for dataset, value in auto_values(name).items():
+    for dataset, value in list_auto_values(name).items():
         datasets.setdefault(value, []).append(dataset)
     parts = [f"{value} on {', '.join(names)}" for value, names in datasets.items()]
     text = PARAMETERS[name].help
@@ -207,7 +207,7 @@ def _read_parameters(config_file: Path | None, parameters: dict[str, str]) -> di
     if config_file is None:
         return parameters
     from_file = read_config_file(config_file)
-    return {**parameter_defaults(), **from_file, **_select_passed(parameters)}
+    return {**list_parameter_defaults(), **from_file, **_select_passed(parameters)}
 
 
 def _select_passed(parameters: dict[str, str]) -> dict[str, str]:

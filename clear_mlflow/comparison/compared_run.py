@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.matrix import AccuracyMatrix, whole_grid
+from clear_mlflow.core.matrix import AccuracyMatrix, stack_all_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 
@@ -43,7 +43,7 @@ class ComparedRun:
     @cached_property
     def grid(self) -> NDArray[np.float64]:
         """(T + 1, T) cells of the masked matrix, the untrained model first, or NaN."""
-        cells = whole_grid(self.masked_matrix)
+        cells = stack_all_rows(self.masked_matrix)
         cells.setflags(write=False)
         return cells
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.comparison.compared_run import ComparedRun, RunWithoutRows, TestConditions
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import AccuracyMatrix, measured_split
+from clear_mlflow.core.matrix import AccuracyMatrix, get_measured_split
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
@@ -173,7 +173,7 @@ def _belongs(
         [
             *(run.labels.get(n, NOT_LOGGED) == v for n, v in zip(group_by, labels, strict=True)),
             *(run.labels.get(n, value) == value for n, value in tested.items()),
-            measured_split(run.labels.get("split", "")) == conditions.split,
+            get_measured_split(run.labels.get("split", "")) == conditions.split,
         ]
     )
 

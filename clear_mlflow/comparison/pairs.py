@@ -23,7 +23,7 @@ from clear_mlflow.comparison.wording import (
     VerdictWriter,
     format_mixed_params,
 )
-from clear_mlflow.core.score import significant
+from clear_mlflow.core.score import format_significant
 from clear_mlflow.metrics import Metric, Predictions, is_cost
 from clear_mlflow.statistics import (
     ImageBootstrap,
@@ -256,7 +256,7 @@ def _format_cost_ratio(a: Group, b: Group, difference: float, writer: VerdictWri
         return ""
     if is_equal_cost(better.mean, worse.mean):
         return ""
-    return f" at {significant(better.mean / worse.mean, 2)} times the training FLOPs"
+    return f" at {format_significant(better.mean / worse.mean, 2)} times the training FLOPs"
 
 
 def _list_remarks(a: Group, b: Group, sample: _Sample) -> Iterator[str]:

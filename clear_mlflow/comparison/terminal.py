@@ -14,7 +14,7 @@ from clear_mlflow.comparison.build import GROUP_COLUMNS, Comparison
 from clear_mlflow.comparison.groups import COST
 from clear_mlflow.comparison.tables import format_mean
 from clear_mlflow.comparison.wording import DIFFERENT, EQUIVALENT, write_assumptions
-from clear_mlflow.core.score import significant
+from clear_mlflow.core.score import format_significant
 from clear_mlflow.core.text import NOT_MEASURED, truncate
 
 _MAX_GROUPS = 50
@@ -90,7 +90,7 @@ def _build_leaderboard(
     if has_costs:
         table.add_column("training\nFLOPs", justify="right")
         costs = frame[COST, "mean"]
-        columns.append([NOT_MEASURED if c != c else significant(c, 3) for c in costs])
+        columns.append([NOT_MEASURED if c != c else format_significant(c, 3) for c in costs])
     unit = ", accuracies as fractions" if score.is_accuracy else ""
     table.caption = f"mean over seeds ± standard deviation{unit}"
     for row in list(zip(*columns, strict=True))[:_MAX_GROUPS]:

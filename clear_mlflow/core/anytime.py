@@ -25,8 +25,8 @@ from clear_mlflow.core.untrusted import (
     MAX_COUNT,
     MAX_ROW_BYTES,
     convert,
-    document_name,
-    document_text,
+    format_document,
+    format_document_name,
     json_object,
 )
 
@@ -78,7 +78,7 @@ class AnytimeRow(msgspec.Struct, frozen=True):
             **msgspec.structs.asdict(self),
             "written_at": written_at,
         }
-        return document_text(fields)
+        return format_document(fields)
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> AnytimeRow:
@@ -98,7 +98,7 @@ class AnytimeRow(msgspec.Struct, frozen=True):
                     f"contains test {row.test} of bucket {row.bucket}; a file was renamed or copied"
                 )
         except RecordError as error:
-            raise RecordError(f"{document_name(source)}: {error}") from error
+            raise RecordError(f"{format_document_name(source)}: {error}") from error
         return row
 
 

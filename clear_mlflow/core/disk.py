@@ -70,14 +70,14 @@ def _write_draft(file: Path, content: bytes) -> Iterator[Path]:
     # A unique name: another process may write the same file, here or on another machine.
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")
     try:
-        flush_into(draft, content)
+        flush_file(draft, content)
         yield draft
     finally:
         with suppress(OSError):
             draft.unlink()
 
 
-def flush_into(file: Path, content: bytes) -> None:
+def flush_file(file: Path, content: bytes) -> None:
     """Write a file and flush its content to the disk, but not its name in the folder."""
     with file.open("wb") as stream:
         stream.write(content)

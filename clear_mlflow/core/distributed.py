@@ -35,10 +35,10 @@ class DistributedEnv:
         return self.rank == 0
 
 
-ALONE_HERE = DistributedEnv()
+SINGLE_PROCESS_ENV = DistributedEnv()
 
 
-def usable_cores(
+def count_usable_cores(
     process_groups: Path = Path("/proc/self/cgroup"), cgroup_root: Path = Path("/sys/fs/cgroup")
 ) -> int:
     """Return how many cores this process may use, by its affinity and its cgroups' CPU quota."""
@@ -65,18 +65,18 @@ def _read_quota(cgroup: Path, default: int) -> int:
     return math.ceil(int(numbers[0]) / int(numbers[1]))
 
 
-def threads_for_each(processes: int) -> int:
+def count_threads_per_process(processes: int) -> int:
     """Return OpenMP's threads for each of several processes, by their share of physical cores."""
     import psutil  # imported here: reading runs works without it
 
-    usable = usable_cores()
+    usable = count_usable_cores()
     return max(1, min(psutil.cpu_count(logical=False) or usable, usable) // processes)
 
 
 def read_dist_env(environment: Mapping[str, str] = os.environ) -> DistributedEnv:
     """Read the variables that torchrun sets for each process that it starts."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
-        return ALONE_HERE
+        return SINGLE_PROCESS_ENV
     missing = [name for name in _VARIABLES if name not in environment]
     try:
         rank, size, local_rank, local_size = (int(environment[n]) for n in _VARIABLES[:4])
@@ -84,7 +84,7 @@ def read_dist_env(environment: Mapping[str, str] = os.environ) -> DistributedEnv
         rank = -1
         size = local_rank = local_size = 0
     if size == 1 and not missing:
-        return ALONE_HERE
+        return SINGLE_PROCESS_ENV
     if missing or not (0 <= rank < size and 0 <= local_rank < local_size):
         problem = ", ".join(f"{name}={environment.get(name)}" for name in _VARIABLES[:4])
         if missing:
@@ -96,7 +96,7 @@ def read_dist_env(environment: Mapping[str, str] = os.environ) -> DistributedEnv
     return DistributedEnv(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
 
 
-def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def get_processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the processor's model if it is known, else its architecture such as ``x86_64``."""
     with suppress(OSError):
         for line in cpuinfo.read_text(errors="replace").splitlines():

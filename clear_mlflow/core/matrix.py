@@ -51,19 +51,19 @@ def check_protocol(protocol: str) -> None:
         )
 
 
-def measured_split(split: str) -> str:
+def get_measured_split(split: str) -> str:
     """Return which images a run is measured on, by the ``split`` that divides its images.
 
-    >>> measured_split("auto"), measured_split("3"), measured_split("validation:3")
+    >>> get_measured_split("auto"), get_measured_split("3"), get_measured_split("validation:3")
     ('test', 'test', 'validation')
     """
     return VALIDATION if split.partition(":")[0] == VALIDATION else TEST
 
 
-def validated_split(split: str) -> str:
+def get_divided_split(split: str) -> str:
     """Return the split whose training images a validation divides, or any other split unchanged.
 
-    >>> validated_split("validation"), validated_split("validation:3"), validated_split("3")
+    >>> get_divided_split("validation"), get_divided_split("validation:3"), get_divided_split("3")
     ('auto', '3', '3')
     """
     name, _, number = split.partition(":")
@@ -331,7 +331,7 @@ class AccuracyMatrix:
             raise RecordError(f"{len(keys)} bucket keys arrived for {width} columns")
         costly = [i + 1 for i, cost in enumerate(costs[: len(cells)]) if cost is not None]
         num_rows = max(measured[-1] + 1 if measured.size else 0, *costly, 0)
-        self._set(
+        self._set_attributes(
             values=cells[:num_rows],
             initial=None if untrained is None or np.isnan(untrained).all() else untrained,
             num_instances=None
@@ -407,7 +407,7 @@ class AccuracyMatrix:
         """
         if not 0 <= k <= self.num_rows:
             raise RecordError(f"cannot cut a matrix of {self.num_rows} rows off after {k} buckets")
-        return self._with(values=self.values[:k], costs=self.costs[:k])
+        return self._replace(values=self.values[:k], costs=self.costs[:k])
 
     def mask(self, protocol: str) -> AccuracyMatrix:
         """Return the matrix without the cells that a protocol excludes.
@@ -423,7 +423,7 @@ class AccuracyMatrix:
         if protocol == "iid":
             return self
         trained_on = np.tri(*self.values.shape, dtype=np.bool_)
-        return self._with(values=np.where(trained_on, np.nan, self.values))
+        return self._replace(values=np.where(trained_on, np.nan, self.values))
 
     @property
     def oriented(self) -> AccuracyMatrix:
@@ -431,7 +431,7 @@ class AccuracyMatrix:
         if self.score.higher_is_better:
             return self
         initial = None if self.initial is None else -self.initial
-        return self._with(values=-self.values, initial=initial, score=Score(self.score.name))
+        return self._replace(values=-self.values, initial=initial, score=Score(self.score.name))
 
     def equals(self, other: AccuracyMatrix) -> bool:
         """Return True if both have the same cells, counts and keys. NaN equals NaN."""
@@ -463,7 +463,7 @@ class AccuracyMatrix:
         """
         from pandas import DataFrame
 
-        rows = list(named_rows(self))
+        rows = list(iter_measured_rows(self))
         if wide:
             cells = [values for *_, values in rows]
             return DataFrame(cells, index=[name for _, name, _ in rows], columns=[*self.buckets])
@@ -507,13 +507,13 @@ class AccuracyMatrix:
         html: str = load_renderer("page.run_page", "run_html")("", self)
         return html
 
-    def _with(self, **changed: object) -> AccuracyMatrix:
+    def _replace(self, **changed: object) -> AccuracyMatrix:
         """Return the same run with other parts. Unlike construction, this drops no row."""
         derived = object.__new__(AccuracyMatrix)
-        derived._set(**{**vars(self), **changed})
+        derived._set_attributes(**{**vars(self), **changed})
         return derived
 
-    def _set(self, **parts: object) -> None:
+    def _set_attributes(self, **parts: object) -> None:
         for name, part in parts.items():
             if isinstance(part, np.ndarray):
                 part.setflags(write=False)
@@ -526,7 +526,7 @@ def load_renderer(module: str, name: str) -> Any:
     return getattr(import_module(f"clear_mlflow.report.{module}"), name)
 
 
-def whole_grid(matrix: AccuracyMatrix) -> NDArray[np.float64]:
+def stack_all_rows(matrix: AccuracyMatrix) -> NDArray[np.float64]:
     """Return (T + 1, T): the initialisation row, then a row per bucket. NaN = not measured."""
     grid = np.full((matrix.num_buckets + 1, matrix.num_buckets), np.nan)
     if matrix.initial is not None:
@@ -535,13 +535,13 @@ def whole_grid(matrix: AccuracyMatrix) -> NDArray[np.float64]:
     return grid
 
 
-def row_positions(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
+def find_row_indices(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
     """Return the position of each labelled row: its bucket's, or by its number.
 
     Labels that are neither buckets nor numbers keep their order. Raises RecordError if a label
     occurs twice, or the labels only in part name buckets or follow each other.
     """
-    numbers, key_positions = label_numbers(labels), {key: j for j, key in enumerate(keys)}
+    numbers, key_positions = parse_label_numbers(labels), {key: j for j, key in enumerate(keys)}
     positions = [key_positions.get(label, -1) for label in labels]
     # With buckets from 0, rows from 1 may count the buckets trained so far.
     may_count = numbers and min(numbers) == 1 and keys[0] == "0"
@@ -558,14 +558,14 @@ def row_positions(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
     )
 
 
-def label_numbers(labels: Sequence[str]) -> list[int]:
+def parse_label_numbers(labels: Sequence[str]) -> list[int]:
     """Return the numbers in which labels differ, or an empty list if they differ otherwise."""
     matches = [re.fullmatch(r"([^0-9]*)([0-9]{1,9})", label) for label in labels]
     prefixes = {match and match[1] for match in matches}
     return [int(match[2]) for match in matches if match] if len(prefixes) == 1 else []
 
 
-def named_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.float64]]]:
+def iter_measured_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.float64]]]:
     """Yield the measured rows: index (-1 = initial), bucket trained through, cells."""
     if matrix.initial is not None:
         yield -1, "initial", matrix.initial

@@ -27,8 +27,8 @@ from clear_mlflow.core.untrusted import (
     MAX_ROW_BYTES,
     MAX_TEXT_CHARACTERS,
     convert,
-    document_name,
-    document_text,
+    format_document,
+    format_document_name,
     json_object,
 )
 
@@ -148,7 +148,7 @@ class RowRecord(msgspec.Struct, frozen=True):
             written_at=self.written_at,
             cost=row.cost,
         )
-        return document_text({**msgspec.to_builtins(fields), **self.extra})
+        return format_document({**msgspec.to_builtins(fields), **self.extra})
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> RowRecord:
@@ -159,7 +159,7 @@ class RowRecord(msgspec.Struct, frozen=True):
         try:
             return _parse_record(json_object(text, MAX_ROW_BYTES))
         except RecordError as error:
-            raise RecordError(f"{document_name(source)}: {error}") from error
+            raise RecordError(f"{format_document_name(source)}: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,10 +201,10 @@ def row_file_name(row: int) -> str:
     return f"row_{row:03d}.json"
 
 
-def row_index(file_name: str) -> int | None:
+def parse_row_index(file_name: str) -> int | None:
     """Return the row that a file is named after, or None for any other name.
 
-    >>> row_index("row_004.json"), row_index("row_4.json"), row_index("notes.txt")
+    >>> parse_row_index("row_004.json"), parse_row_index("row_4.json"), parse_row_index("notes.txt")
     (4, None, None)
     """
     match = re.fullmatch(r"row_([0-9]{3,9})\.json", file_name)
@@ -225,7 +225,7 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
     if not records:
         raise RecordError("the run is without rows; expected at least one")
     for name, record in records.items():
-        if row_index(name) != record.row.row:
+        if parse_row_index(name) != record.row.row:
             raise RecordError(
                 f"{safe_repr(name)} contains row {record.row.row}, whose file is "
                 f"{row_file_name(record.row.row)}; a file was renamed or copied"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.text import NOT_MEASURED, percent, safe_repr
+from clear_mlflow.core.text import NOT_MEASURED, format_percent, safe_repr
 
 # The largest score: sums and squares of a complete matrix of such scores are finite.
 MAX_SCORE = 1e150
@@ -79,11 +79,11 @@ class Score:
 
     def cell(self, value: float) -> str:
         """Format a cell of a matrix: an accuracy in percent, any other score in three digits."""
-        return percent(value) if self.is_accuracy else significant(value, 3)
+        return format_percent(value) if self.is_accuracy else format_significant(value, 3)
 
     def number(self, value: float) -> str:
         """Format a metric in the unit of the score: an accuracy as a fraction."""
-        return f"{value:.4f}" if self.is_accuracy else significant(value, 4)
+        return f"{value:.4f}" if self.is_accuracy else format_significant(value, 4)
 
     def check(self, value: object, name: str) -> float:
         """Return a value as a float, NaN = not measured. Raises RecordError."""
@@ -116,10 +116,10 @@ class StoredScore(msgspec.Struct):
         return Score(self.name, higher_is_better=not self.lower_is_better)
 
 
-def significant(value: float, digits: int) -> str:
+def format_significant(value: float, digits: int) -> str:
     """Format a number with at least so many digits, and with a power of ten if extreme.
 
-    >>> [significant(x, 3) for x in (0.12345, 12.345, 3512.4, 4.5e-7, 0.0)]
+    >>> [format_significant(x, 3) for x in (0.12345, 12.345, 3512.4, 4.5e-7, 0.0)]
     ['0.123', '12.3', '3512', '4.50e-07', '0']
     """
     if math.isnan(value):

@@ -11,7 +11,7 @@ from contextlib import suppress
 NOT_MEASURED = "–"
 
 
-def percent(accuracy: float, decimals: int = 1) -> str:
+def format_percent(accuracy: float, decimals: int = 1) -> str:
     """Format a cell in percent, without the sign, or as a dash if it was not measured."""
     return NOT_MEASURED if math.isnan(accuracy) else f"{100 * accuracy:.{decimals}f}"
 
@@ -25,10 +25,10 @@ def safe_repr(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def nearest(name: str, valid_names: Iterable[str]) -> str:
+def suggest_nearest(name: str, valid_names: Iterable[str]) -> str:
     """Return a hint that suggests similar names, or an empty string if none is similar.
 
-    >>> nearest("epoch", ("epochs", "lr"))
+    >>> suggest_nearest("epoch", ("epochs", "lr"))
     'did you mean epochs? '
     """
     close = difflib.get_close_matches(name, valid_names, n=3)
@@ -61,7 +61,7 @@ def truncate(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def ending(key: str, limit: int) -> str:
+def truncate_start(key: str, limit: int) -> str:
     """Return a key, or its end if it is too long: keys such as bucket-01 differ there."""
     text = printable(key)
     return text if len(text) <= limit else "…" + text[1 - limit :]

@@ -183,12 +183,12 @@ def convert(document: object, target: Any, name: str = "") -> Any:
         raise RecordError(f"{name}: {problem}" if name else problem) from error
 
 
-def document_name(source: str) -> str:
+def format_document_name(source: str) -> str:
     """Return the name of a file for messages: quoted if it is too long or not printable."""
     return source if source.isprintable() and 0 < len(source) <= 200 else safe_repr(source)
 
 
-def document_text(fields: Mapping[str, Any]) -> str:
+def format_document(fields: Mapping[str, Any]) -> str:
     """Return the text of a file of our format, with a line for each field."""
     lines = (f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in fields.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"

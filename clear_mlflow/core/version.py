@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 _PACKAGES = ("mlflow", "numpy", "torch", "torchvision", "timm", "transformers", "jax", "tensorflow")
 
 
-def software(*used: str) -> str:
+def list_software_versions(*used: str) -> str:
     """Return versions of Python, of *used* and of what is loaded: "Python 3.12.3, numpy 2.4.1"."""
     packages = [name for name in _PACKAGES if name in used or sys.modules.get(name)]
     return ", ".join(

@@ -66,11 +66,11 @@ def write_array(path: Path, metadata: dict[str, Any]) -> Iterator[BinaryIO]:
         yield file
         file.flush()
         os.fsync(file.fileno())
-        described = json.dumps(metadata, sort_keys=True)
+        metadata_text = json.dumps(metadata, sort_keys=True)
         status = os.fstat(file.fileno())
         checks = {
-            "sha256": _hash_all(file, described),
-            "sampled_sha256": _hash_sample(file, described),
+            "sha256": _hash_all(file, metadata_text),
+            "sampled_sha256": _hash_sample(file, metadata_text),
             "num_bytes": status.st_size,
             "mtime_ns": status.st_mtime_ns,
         }
@@ -112,12 +112,12 @@ def read_array(
         checks = {name: metadata.pop(name, None) for name in _CHECKS}
         if checks["num_bytes"] not in (status.st_size, None):
             raise _build_damage_error(path)
-        described = json.dumps(metadata, sort_keys=True)
+        metadata_text = json.dumps(metadata, sort_keys=True)
         if checks["mtime_ns"] == status.st_mtime_ns:
             with path.open("rb") as file:
-                intact = checks["sampled_sha256"] == _hash_sample(file, described)
+                intact = checks["sampled_sha256"] == _hash_sample(file, metadata_text)
         else:
-            intact = checks["sha256"] == _hash_unchanged(path, _get_state(status), described)
+            intact = checks["sha256"] == _hash_unchanged(path, _get_state(status), metadata_text)
         if not intact:
             raise _build_damage_error(path)
         if checks["mtime_ns"] not in (status.st_mtime_ns, None):
@@ -154,23 +154,23 @@ def _build_damage_error(path: Path) -> UnusableFileError:
 
 
 @cache
-def _hash_unchanged(path: Path, state: tuple[int, ...], described: str) -> str:
+def _hash_unchanged(path: Path, state: tuple[int, ...], metadata_text: str) -> str:
     """Hash all bytes of a file, once in a process while its *state* is the same."""
     with path.open("rb") as file:
-        return _hash_all(file, described)
+        return _hash_all(file, metadata_text)
 
 
-def _hash_all(file: BinaryIO, described: str) -> str:
-    content = hashlib.sha256(described.encode())
+def _hash_all(file: BinaryIO, metadata_text: str) -> str:
+    content = hashlib.sha256(metadata_text.encode())
     file.seek(0)
     while block := file.read(_BLOCK_BYTES):
         content.update(block)
     return content.hexdigest()
 
 
-def _hash_sample(file: BinaryIO, described: str) -> str:
+def _hash_sample(file: BinaryIO, metadata_text: str) -> str:
     """Hash blocks at equal distances, the first and the last bytes of the file among them."""
-    content = hashlib.sha256(described.encode())
+    content = hashlib.sha256(metadata_text.encode())
     last = max(0, os.fstat(file.fileno()).st_size - _SAMPLE_BYTES)
     for n in range(_SAMPLES):
         content.update(os.pread(file.fileno(), _SAMPLE_BYTES, last * n // (_SAMPLES - 1)))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from clear_mlflow.core.distributed import usable_cores
+from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, hash_file
@@ -27,9 +27,9 @@ from clear_mlflow.data.content import (
     Image,
     build_stream,
     find_duplicates,
-    iterate_rows,
+    iter_image_rows,
 )
-from clear_mlflow.data.decoding.decode import Resize, decode
+from clear_mlflow.data.decode import Resize, decode
 from clear_mlflow.data.files import path_text, reason, report_errors, stat_file
 from clear_mlflow.data.image_index import TRAIN, ImageIndex
 from clear_mlflow.data.layouts import find_layout, read_layout
@@ -172,7 +172,7 @@ class _Checker:
     def _add_images(self, split: str, sets: Mapping[str, ImageSet]) -> None:
         for key, images in sets.items():
             self.buckets.append((split, key))
-            self.images += iterate_rows(images, split, key, self.class_names)
+            self.images += iter_image_rows(images, split, key, self.class_names)
 
     def check_images(
         self, name: str, on_progress: OnImages, *, reports_empty_classes: bool = False
@@ -261,7 +261,7 @@ def _decode_images(
     blocks = [images[i : i + _FILES_PER_TASK] for i in range(0, len(images), _FILES_PER_TASK)]
     results: list[tuple[str, str]] = []
     on_progress("decoding images", 0, len(images))
-    with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
+    with ThreadPoolExecutor(max_workers=count_usable_cores()) as pool:
         for block in pool.map(lambda block: [_decode_image(i, root) for i in block], blocks):
             results += block
             on_progress("decoding images", len(results), len(images))

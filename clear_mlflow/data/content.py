@@ -12,9 +12,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from clear_mlflow.core.distributed import usable_cores
+from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.matrix import measured_split
+from clear_mlflow.core.matrix import get_measured_split
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
 from clear_mlflow.data.cache import HashCache
 from clear_mlflow.data.files import path_text, reason, stat_file
@@ -53,7 +53,7 @@ def build_stream(
     """Apply a split and hash its images. Raises DataError if buckets share too many images."""
     unhashed, split, warnings = apply_split(index, protocol=protocol, split=split)
     buckets = _hash_buckets(unhashed, index.root, hash_folder)
-    test_split = measured_split(split)
+    test_split = get_measured_split(split)
     images = _list_rows(buckets, index.class_names, test_split)
     if not index.may_repeat:
         # Under the streaming protocol, each bucket is tested on its training images.
@@ -92,11 +92,11 @@ def _list_rows(
         image
         for bucket in buckets
         for split, images in ((TRAIN, bucket.train), (test_split, bucket.test))
-        for image in iterate_rows(images, split, bucket.key, class_names)
+        for image in iter_image_rows(images, split, bucket.key, class_names)
     ]
 
 
-def iterate_rows(
+def iter_image_rows(
     images: ImageSet, split: str, bucket: str, class_names: Sequence[str]
 ) -> Iterator[Image]:
     """Yield a row for each image of a set."""
@@ -113,7 +113,7 @@ def _hash_buckets(
     # More threads than cores: on a network file system, most of the time is spent on waiting.
     with (
         HashCache(hash_folder, root) as hashes,
-        ThreadPoolExecutor(max_workers=4 * usable_cores()) as pool,
+        ThreadPoolExecutor(max_workers=4 * count_usable_cores()) as pool,
     ):
         for images in (images for bucket in buckets for images in (bucket.train, bucket.test)):
             if not images.contents and id(images) not in hashed:

@@ -125,7 +125,7 @@ def list_names(folder: Path) -> list[str]:
     return [name for name in names if not _SYSTEM_FILE.fullmatch(name)]
 
 
-def note_system_files(images: Iterable[Path]) -> tuple[str, ...]:
+def describe_system_files(images: Iterable[Path]) -> tuple[str, ...]:
     """Return a warning about the system files next to images, if there are some."""
     files = (file for folder in {image.parent for image in images} for file in folder.iterdir())
     skipped = sorted(file for file in files if _SYSTEM_FILE.fullmatch(file.name))
@@ -259,7 +259,7 @@ def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
 
 def read_json_object(path: Path, *, root: Path) -> dict[str, Any]:
     """Read a JSON object. Raises DataError if it is empty or anything else."""
-    return expect_object(_read_json(path, root=root), source=path_text(path))
+    return check_object(_read_json(path, root=root), source=path_text(path))
 
 
 def read_json_strings(path: Path, *, root: Path) -> list[str]:
@@ -268,7 +268,7 @@ def read_json_strings(path: Path, *, root: Path) -> list[str]:
     return strings
 
 
-def expect_object(value: object, *, source: str) -> dict[str, Any]:
+def check_object(value: object, *, source: str) -> dict[str, Any]:
     """Return the value if it is a JSON object that is not empty. Else raises DataError."""
     if not isinstance(value, dict):
         raise DataError(f"{source} contains {safe_repr(value)}; expected a JSON object")
@@ -326,7 +326,7 @@ def _read_json(path: Path, form: Any = Any, *, root: Path) -> Any:
         raise DataError(f"{path_text(path)} {error}; unpack the dataset again") from None
 
 
-def expect_file(path: Path, *, root: Path, limit: int) -> None:
+def check_file(path: Path, *, root: Path, limit: int) -> None:
     """Raise DataError unless a plain file is below *root* and has at most *limit* bytes."""
     resolve_folder(path.parent, root=root)
     size = stat_file(path, root=root).st_size
@@ -334,7 +334,7 @@ def expect_file(path: Path, *, root: Path, limit: int) -> None:
         raise DataError(f"{path_text(path)} has {size} bytes; expected {limit} at most")
 
 
-def expect_unpacked(path: Path, limit: int) -> None:
+def check_unpacked_size(path: Path, limit: int) -> None:
     """Raise DataError if a zip file unpacks to more than *limit* bytes."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -346,7 +346,7 @@ def expect_unpacked(path: Path, limit: int) -> None:
 
 
 def _read_bytes(path: Path, *, root: Path, limit: int) -> bytes:
-    expect_file(path, root=root, limit=limit)
+    check_file(path, root=root, limit=limit)
     try:
         return path.read_bytes()
     except OSError as error:

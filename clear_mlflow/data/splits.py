@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.matrix import VALIDATION, measured_split, validated_split
+from clear_mlflow.core.matrix import VALIDATION, get_divided_split, get_measured_split
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.image_index import ImageIndex, Split
@@ -38,7 +38,7 @@ def apply_split(
     check_protocol(protocol, split)
     if protocol == STREAMING:
         return tuple(Bucket(key, all_, all_) for key, all_ in index.images.items()), "none", ()
-    validates, base_split = measured_split(split) == VALIDATION, validated_split(split)
+    validates, base_split = get_measured_split(split) == VALIDATION, get_divided_split(split)
     if base_split == AUTO and index.read_test is not None:
         if validates:
             return _hold_out_validation(index.images, index.root), VALIDATION, ()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.matrix import measured_split
+from clear_mlflow.core.matrix import get_measured_split
 from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.data.files import path_text
 
@@ -95,7 +95,7 @@ class BucketStream:
     new_classes: tuple[tuple[str, ...], ...] = ()  # in a scenario, the classes of each bucket
     time_stream: BucketStream | None = None  # in a scenario, the stream that it was made from
 
-    def classes_in(self, split: str) -> list[list[str]]:
+    def list_classes(self, split: str) -> list[list[str]]:
         """Return the classes that each bucket has images of in ``train`` or ``test``."""
         sets = (np.unique(getattr(bucket, split).labels).tolist() for bucket in self.buckets)
         return [[self.class_names[label] for label in labels] for labels in sets]
@@ -107,7 +107,7 @@ class BucketStream:
         expected = self.new_classes or (self.class_names,) * len(self.buckets)
         for split in ("train", "test"):
             for bucket, names, present in zip(
-                self.buckets, expected, map(frozenset, self.classes_in(split)), strict=True
+                self.buckets, expected, map(frozenset, self.list_classes(split)), strict=True
             ):
                 if missing := [name for name in names if name not in present]:
                     absent.setdefault(split, {})[bucket.key] = missing
@@ -121,7 +121,7 @@ class BucketStream:
     @property
     def tested_on(self) -> str:
         """The split that is tested on: ``test``, or ``validation`` of the training images."""
-        return measured_split(self.split)
+        return get_measured_split(self.split)
 
 
 def count_images(
@@ -138,13 +138,13 @@ def count_images(
         num_before += len(images)
 
 
-def image_sets(stream: BucketStream) -> Iterator[ImageSet]:
+def iter_image_sets(stream: BucketStream) -> Iterator[ImageSet]:
     """Yield each set of images of a stream once: first the training sets, bucket by bucket."""
     yield from (bucket.train for bucket in stream.buckets)
     yield from (bucket.test for bucket in stream.buckets if bucket.test is not bucket.train)
 
 
-def evaluation_set(stream: BucketStream) -> EvaluationSet:
+def build_evaluation_set(stream: BucketStream) -> EvaluationSet:
     """Return the test images of all buckets, with the contents that the stream's digest covers."""
     tests = [bucket.test for bucket in stream.buckets]
     contents = b"".join(bytes.fromhex(c)[:16] for images in tests for c in images.contents)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, TypeAlias
 
-from clear_mlflow.core.distributed import threads_for_each
+from clear_mlflow.core.distributed import count_threads_per_process
 from clear_mlflow.engines import Task, TaskResult
 
 _POLL_SECONDS = 0.05
@@ -110,12 +110,12 @@ class LocalEngine:
         """
         until = time.monotonic() + timeout
         while True:
-            ended = [running for running in self._running if running.process.poll() is not None]
-            if ended or time.monotonic() >= until:
+            finished = [task for task in self._running if task.process.poll() is not None]
+            if finished or time.monotonic() >= until:
                 break
             time.sleep(_POLL_SECONDS)
-        self._running = [running for running in self._running if running not in ended]
-        return [_build_result(running) for running in ended]
+        self._running = [task for task in self._running if task not in finished]
+        return [_build_result(task) for task in finished]
 
     def stop(self) -> None:
         """Stop all tasks. Each scores its rows, and then has a result like any other task."""
@@ -133,7 +133,7 @@ class LocalEngine:
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
         if self._jobs > 1:
-            environment.setdefault("OMP_NUM_THREADS", str(threads_for_each(self._jobs)))
+            environment.setdefault("OMP_NUM_THREADS", str(count_threads_per_process(self._jobs)))
         return environment
 
 

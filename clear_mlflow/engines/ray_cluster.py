@@ -30,7 +30,7 @@ class RayEngine:
     Args:
         train: trains with (parameters, run id, experiment id, tracking URI) in a worker, and
             returns exit code, error or None, and True if the training process was killed.
-        address: of the cluster, or "local" to start one on this machine.
+        address: address of the cluster, or "local" to start one on this machine.
         cpus: CPUs per task.
         gpus: GPUs per task. None: one if the cluster has any.
         jobs: largest number of tasks at a time. None: as many as the cluster has room for.
@@ -175,7 +175,7 @@ class RayEngine:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError if nothing listens at HOST:PORT; Ray itself would wait for minutes."""
+    """Raise OSError if nothing listens at HOST:PORT. Ray itself would wait for minutes."""
     url = urlsplit(address if "://" in address else f"ray://{address}")
     if url.hostname is not None and url.port is not None:
         with socket.create_connection((url.hostname, url.port), timeout=_CONNECT_SECONDS):

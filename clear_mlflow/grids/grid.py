@@ -79,10 +79,10 @@ def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
     texts = [run.config.as_text() for run in runs]
     set_names = {name for run in runs for name in run.parameters}  # others follow from these
     varied = tuple(n for n in texts[0] if n in set_names and len({t[n] for t in texts}) > 1)
-    named = tuple(name for name in varied if name not in _ALWAYS_NAMED)
+    name_parts = tuple(name for name in varied if name not in _ALWAYS_NAMED)
     return Grid(
         text=text,
-        runs=tuple(replace(run, name=_format_name(run.config, named)) for run in runs),
+        runs=tuple(replace(run, name=_format_name(run.config, name_parts)) for run in runs),
         varied=varied,
     )
 
@@ -110,23 +110,23 @@ def hash_json(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _read_node(node: Any, seen: set[int]) -> Any:
+def _read_node(node: Any, node_ids: set[int]) -> Any:
     """Return the content of a YAML node: strings, lists and dictionaries.
 
-    seen: ids of the nodes that were read. Raises ConfigError at an alias or a repeated name.
+    node_ids: ids of the nodes so far. Raises ConfigError at an alias or a repeated name.
     """
     where = f"line {node.start_mark.line + 1}"
-    if id(node) in seen:
+    if id(node) in node_ids:
         raise ConfigError(f"{where} is an alias (*); write it out")
-    seen.add(id(node))
+    node_ids.add(id(node))
     if isinstance(node, yaml.SequenceNode):
-        return [_read_node(value, seen) for value in node.value]
+        return [_read_node(value, node_ids) for value in node.value]
     if isinstance(node, yaml.MappingNode):
         values: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.value in values:
-                raise ConfigError(f"{where} has a name twice, or one that is no text")
-            values[key.value] = _read_node(value, seen)
+                raise ConfigError(f"{where} has a repeated name, or a name that is not a text")
+            values[key.value] = _read_node(value, node_ids)
         return values
     return str(node.value)
 
@@ -231,9 +231,9 @@ def _check_runs_differ(runs: Sequence[PlannedRun]) -> None:
     for number, run in enumerate(runs, start=1):
         first = first_numbers.setdefault(run.config_hash, number)
         if first != number:
-            other, ours = runs[first - 1].parameters, run.parameters
-            differing = [n for n in {**other, **ours} if ours.get(n) != other.get(n)]
-            values = " ".join(f"{name}={text}" for name, text in ours.items())
+            other, current = runs[first - 1].parameters, run.parameters
+            differing = [n for n in {**other, **current} if current.get(n) != other.get(n)]
+            values = " ".join(f"{name}={text}" for name, text in current.items())
             without_effect = f", although {', '.join(differing)} differs" if differing else ""
             raise ConfigError(
                 f"runs {first} and {number} are the same{without_effect} "

@@ -10,9 +10,9 @@ import yaml
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import validated_split
-from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
-from clear_mlflow.learning.parameters.logged import is_training, logged_parameters
+from clear_mlflow.core.matrix import get_divided_split
+from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
+from clear_mlflow.learning.parameters.logged import is_training, select_training_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.store import names
 
@@ -58,7 +58,7 @@ def _build_chosen(comparison: Comparison) -> str | None:
     for best, *_ in comparison.list_methods() if comparison.is_validation else ():
         parameters = _find_common_parameters(best) if comparison.ranked_by in best.metrics else None
         if parameters is not None:
-            split = validated_split(parameters.pop("split"))
+            split = get_divided_split(parameters.pop("split"))
             test_split = {} if split == AUTO else {"split": split}
             seeds = [str(seed) for seed in range(_NUM_TEST_SEEDS)]
             entries.append({**parameters, **test_split, "seed": seeds})
@@ -99,13 +99,13 @@ def _find_common_parameters(group: Group) -> dict[str, str] | None:
 
 
 def _select_changed(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return the logged parameters that are not defaults; {} for a run of another program."""
+    """Return the logged parameters that are not defaults, or {} for a run of another program."""
     if not is_training(logged):
         return {}
-    defaults = parameter_defaults()
+    defaults = list_parameter_defaults()
     changed = {
         name: text
-        for name, text in logged_parameters(logged).items()
+        for name, text in select_training_parameters(logged).items()
         if name not in _SEEDS and text not in (defaults[name], AUTO)
     }
     try:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix, row_positions
+from clear_mlflow.core.matrix import AccuracyMatrix, find_row_indices
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
@@ -165,7 +165,7 @@ def _order_rows(
         raise RecordError(f"contains {len(rows)} rows of numbers, but names {len(labels)}")
     width = max(map(len, rows), default=0)
     try:
-        positions = row_positions(labels, buckets or [str(j + 1) for j in range(width)])
+        positions = find_row_indices(labels, buckets or [str(j + 1) for j in range(width)])
     except RecordError as error:
         raise RecordError(f"{error}; pass row_labels=ignore if the rows are in order") from error
     rows_by_position = dict(zip(positions, rows, strict=True))

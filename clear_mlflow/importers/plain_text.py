@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import label_numbers
+from clear_mlflow.core.matrix import parse_label_numbers
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.importers._base import (
@@ -89,7 +89,7 @@ class PlainText(Format):
         if corner == "after_training_task":  # CLArena's acc.csv has a column per line
             check_end(file, len(rows) == len(names or ()), f"the lines of {len(names or ())} tasks")
         is_ordered = options.columns or names in (None, labels, options.bucket_names)
-        numbers = [] if is_ordered else label_numbers(names or ())
+        numbers = [] if is_ordered else parse_label_numbers(names or ())
         if numbers != sorted(numbers):
             raise RecordError(
                 f"names its columns {safe_repr(names)}, out of order; pass columns=... in the "

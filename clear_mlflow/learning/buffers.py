@@ -1,6 +1,6 @@
-"""What a strategy with a memory keeps: buffers of images, each one way to choose.
+"""Replay buffers: each class selects the images that stay in a memory of bounded size.
 
-The class :class:`ClassBalanced` is asked for as ``class_balanced``; :data:`BUFFERS` has them all.
+Users name a class in snake case, for example ``class_balanced``; see :data:`BUFFERS`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.device import RngPurpose, generator
+from clear_mlflow.learning.device import RngPurpose, build_generator
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.learning.samples.photos import SampleIndices, join_indices, whole_bucket
+from clear_mlflow.learning.photos import SampleIndices, join_indices, list_bucket_indices
 
 
 class Buffer(ABC):
-    """A bounded memory of images, kept as indices; draws follow from seed and position alone."""
+    """A bounded memory of image indices. Its random numbers depend only on seed and bucket."""
 
-    counted: ClassVar[tuple[str, ...]] = ()  # attributes of a subclass that it chooses by
+    state_attributes: ClassVar[tuple[str, ...]] = ()  # further attributes to resume from
 
     def __init__(self, *, capacity: int, num_classes: int, seed: int, alpha: str = NONE) -> None:
         self.capacity = capacity
@@ -40,20 +40,22 @@ class Buffer(ABC):
     def __len__(self) -> int:
         return len(self.sample_indices)
 
-    def offer(
+    def update(
         self,
-        position: int,
+        bucket_index: int,
         labels: NDArray[np.int64],
         indices: NDArray[np.int64] | None = None,
     ) -> NDArray[np.int64]:
-        """Let a bucket's images compete for the buffer, all of them or those at *indices*.
+        """Select the images to keep from the buffer and a bucket, or from its *indices*.
 
-        Returns the kept images as indices into the images before followed by those of the bucket.
+        Returns indices of the kept images, counting the buffer's images first, then the bucket's.
         """
-        arriving = whole_bucket(position, len(labels))
+        arriving = list_bucket_indices(bucket_index, len(labels))
         if indices is not None:
             arriving, labels = arriving.take(indices), labels[indices]
-        kept_indices = self._choose(labels, generator(self.seed, RngPurpose.BUFFER, position))
+        kept_indices = self._select(
+            labels, build_generator(self.seed, RngPurpose.BUFFER, bucket_index)
+        )
         candidates = join_indices(self.sample_indices, arriving)
         self.sample_indices = candidates.take(kept_indices)
         self.labels = np.concatenate([self.labels, labels])[kept_indices]
@@ -66,91 +68,92 @@ class Buffer(ABC):
             "index": self.sample_indices.index,
             "labels": self.labels,
         }
-        return sample_indices | {name: getattr(self, name) for name in self.counted}
+        return sample_indices | {name: getattr(self, name) for name in self.state_attributes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned."""
         self.sample_indices = SampleIndices(state["bucket"], state["index"])
         self.labels = state["labels"]
-        for name in self.counted:
+        for name in self.state_attributes:
             setattr(self, name, state[name])
 
     @abstractmethod
-    def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
-        """Return the result of :meth:`offer`, before the attributes change."""
+    def _select(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+        """Return the indices that :meth:`update` returns, without changing the buffer."""
 
 
 class Reservoir(Buffer):
     """A uniform sample, without replacement, of all images so far, whatever their class.
 
-    Every image draws a priority once, uniform in [0, 1); those with the lowest are held.
+    Every image draws one priority, uniform in [0, 1); the images with the lowest ones are kept.
 
     Source:
         Vitter, Random Sampling with a Reservoir, ACM TOMS 11(1), 1985. His algorithm R goes through
         the images one by one; random keys give the same distribution.
     """
 
-    counted = ("_priorities",)
+    state_attributes = ("_priorities",)
     _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
 
-    def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
-        priorities = np.concatenate([self._priorities, _uniform(len(labels), draws)])
+    def _select(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+        priorities = np.concatenate([self._priorities, _draw_uniform(len(labels), draws)])
         kept_indices = np.sort(np.argsort(priorities, kind="stable")[: self.capacity])
         self._priorities = priorities[kept_indices]
         return kept_indices
 
 
 class ClassBalanced(Buffer):
-    """Of each class, an equally likely sample of all its images so far.
+    """A uniform sample of each class's images so far, with equal numbers per class.
 
-    Every image draws a priority once, uniform in [0, 1). Of each class the buffer holds those with
-    the lowest priorities, as many as :func:`class_quotas` gives. So every image of a class that was
-    ever seen is equally likely to be held, whatever bucket it came from; and since a class's quota
-    can never exceed what it still holds, no image is missed that was let go.
+    Every image draws one priority, uniform in [0, 1). For each class, the buffer keeps the images
+    with the lowest priorities, up to the class's quota (:func:`compute_class_quotas`). So all
+    images of a class are equally likely to be in the buffer, whatever their bucket. A quota never
+    grows beyond the images that the class still has, so no discarded image is needed again.
 
     Source:
         Chrysakis and Moens, Online Continual Learning from Imbalanced Data, ICML 2020
         (class-balanced reservoir); Vitter, Random Sampling with a Reservoir, 1985 (random keys).
     """
 
-    counted = ("_priorities", "_num_seen")
+    state_attributes = ("_priorities", "_num_seen")
     _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
     _num_seen: NDArray[np.int64] | None = None  # (num_classes,), images of each class so far
 
-    def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+    def _select(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
         num_new = np.bincount(labels, minlength=self.num_classes)
         self._num_seen = num_new if self._num_seen is None else self._num_seen + num_new
-        priorities = np.concatenate([self._priorities, _uniform(len(labels), draws)])
+        priorities = np.concatenate([self._priorities, _draw_uniform(len(labels), draws)])
         kept_indices = select_lowest_per_class(
             np.concatenate([self.labels, labels]),
             priorities,
-            class_quotas(self._num_seen, self.capacity),
+            compute_class_quotas(self._num_seen, self.capacity),
         )
         self._priorities = priorities[kept_indices]
         return kept_indices
 
 
-def class_quotas(num_seen: NDArray[np.int64], memory: int) -> NDArray[np.int64]:
-    """Share a buffer of *memory* images among the classes seen so far, as equally as they allow.
+def compute_class_quotas(num_seen: NDArray[np.int64], memory: int) -> NDArray[np.int64]:
+    """Divide a buffer of *memory* images among the classes so far, as equally as possible.
 
-    From (classes,), images of each so far, to (classes,), images to hold of each. Rare classes keep
-    all they have; the others differ by at most one, and those of lower labels take what is left
-    over. As more images are seen, no class's quota grows but by images just seen.
+    num_seen: images of each class so far, (classes,). Returns the images to keep of each class.
 
-    >>> class_quotas(np.array([100, 2, 100, 0]), 9)
+    Rare classes keep all their images. The quotas of the others differ by at most one, and lower
+    labels get the remainder. A class's quota grows only if new images of that class arrive.
+
+    >>> compute_class_quotas(np.array([100, 2, 100, 0]), 9)
     array([4, 2, 3, 0])
     """
     quotas = np.zeros_like(num_seen)
-    num_left = memory
+    num_free = memory
     while True:
         hungry = np.flatnonzero(quotas < num_seen)
-        if num_left < len(hungry) or len(hungry) == 0:
+        if num_free < len(hungry) or len(hungry) == 0:
             break
-        # As many rounds at once as every hungry class can take part in.
-        rounds = min(num_left // len(hungry), int((num_seen - quotas)[hungry].min()))
+        # Give one image to each of these classes, as many times as all of them can take one.
+        rounds = min(num_free // len(hungry), int((num_seen - quotas)[hungry].min()))
         quotas[hungry] += rounds
-        num_left -= rounds * len(hungry)
-    quotas[hungry[:num_left]] += 1
+        num_free -= rounds * len(hungry)
+    quotas[hungry[:num_free]] += 1
     return quotas
 
 
@@ -170,60 +173,58 @@ def select_lowest_per_class(
 class GreedyBalanced(Buffer):
     """GDumb's sampler: first come, first served, up to an equal share of the buffer for each class.
 
-    Images arrive one by one, those of a bucket in a random order. One is let in if its class is new
-    or holds fewer than the buffer's k places divided by the classes so far. If the buffer is full,
-    a random image of the largest class makes room.
+    Images arrive one by one, those of a bucket in random order. An image is added if its class is
+    new, or has fewer images in the buffer than the capacity divided by the number of classes so
+    far. If the buffer is full, a random image of the largest class is removed.
 
-    So once every class has its share, **nothing is ever replaced**. In a stream that brings all
-    classes in every bucket, such as CLEAR, a buffer no larger than the first bucket remains a
-    sample of the first bucket.
+    So once every class has its share, **no image is ever replaced**. If every bucket contains all
+    classes, as in CLEAR, a buffer that is not larger than the first bucket stays a sample of it.
 
     Source:
         Prabhu, Torr and Dokania, GDumb, ECCV 2020, algorithm 1.
     """
 
-    counted = ("_classes",)
-    _classes: tuple[int, ...] = ()  # ever seen, ascending
+    state_attributes = ("_classes",)
+    _classes: tuple[int, ...] = ()  # all classes so far, ascending
 
-    def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+    def _select(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
         arriving = torch.randperm(len(labels), generator=draws).tolist()
-        luck = _uniform(len(labels), draws).tolist()
-        # Of each class that was ever seen, indices into what was held followed by the bucket.
+        luck = _draw_uniform(len(labels), draws).tolist()
+        # Indices of each class's images, counting the buffer's images first, then the bucket's.
         by_class: dict[int, list[int]] = {label: [] for label in self._classes}
         for number, label in enumerate(self.labels.tolist()):
             by_class[label].append(number)
-        num_held = total = len(self)
+        num_buffered = total = len(self)
         for number, draw in zip(arriving, luck, strict=True):
             label = int(labels[number])
-            # Of a class that is new, one is let in, however many classes there are.
+            # The first image of a new class is always added.
             if label in by_class and len(by_class[label]) >= self.capacity / len(by_class):
                 continue
             if total == self.capacity:
                 largest = max(sorted(by_class), key=lambda label: len(by_class[label]))
                 by_class[largest].pop(int(draw * len(by_class[largest])))
                 total -= 1
-            by_class.setdefault(label, []).append(num_held + number)
+            by_class.setdefault(label, []).append(num_buffered + number)
             total += 1
         self._classes = tuple(sorted(by_class))
         return np.sort(np.array([n for indices in by_class.values() for n in indices]))
 
 
 class BiasedReservoir(Buffer):
-    """CLEAR's reservoir, which lets new images in more readily than a uniform sample would.
+    """CLEAR's reservoir, which adds new images with a higher probability than a uniform sample.
 
-    Images arrive one by one. The first k, the buffer's capacity, fill it. The n-th one is let in
-    with probability ``min(1, alpha * k / n)`` and takes the place of one that is drawn uniformly
-    from those held.
+    Images arrive one by one. The first k, the buffer's capacity, fill it. Image n is added with
+    probability ``min(1, alpha * k / n)`` and replaces a uniformly drawn image of the buffer.
 
-    - Fixed alpha, ``alpha=2``: 1 is a uniform sample of the stream (:class:`Reservoir`); the
-      greater it is, the more the buffer prefers what is new, while still every image is let in less
-      readily than those before it.
-    - Dynamic alpha, ``alpha=0.75n/k``: it grows with the stream, so that every image is let in with
-      the same probability, 0.75; the chance that an image is still there then falls exponentially
-      with its age.
+    - Fixed alpha, ``alpha=2``: with 1, the buffer is a uniform sample of the stream
+      (:class:`Reservoir`). A larger alpha prefers new images. Later images are still less likely to
+      be added than earlier ones.
+    - Dynamic alpha, ``alpha=0.75n/k``: grows with the stream, so that every image is added with the
+      same probability, 0.75. The probability that an image is still in the buffer then falls
+      exponentially with its age.
 
-    A bucket's images arrive in a random order; in files they are sorted by class, and the last
-    class would be preferred. This is the paper's text, and not the authors' program: see
+    A bucket's images arrive in random order: files are sorted by class, and in their order the last
+    class would be preferred. This follows the paper's text, not the authors' program; for that, see
     ``gdumb`` with ``update=authors``.
 
     Source:
@@ -232,40 +233,40 @@ class BiasedReservoir(Buffer):
         large as a bucket.
     """
 
-    counted = ("_num_seen",)
+    state_attributes = ("_num_seen",)
     _num_seen = 0  # images so far
 
-    def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
-        count, num_held, k = len(labels), len(self), self.capacity
-        arriving = num_held + torch.randperm(count, generator=draws).numpy()
-        luck = _uniform(count, draws)
+    def _select(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+        count, num_buffered, k = len(labels), len(self), self.capacity
+        arriving = num_buffered + torch.randperm(count, generator=draws).numpy()
+        luck = _draw_uniform(count, draws)
         replaced = torch.randint(k, (count,), generator=draws).numpy()
 
         num_seen = self._num_seen + np.arange(1, count + 1)
         self._num_seen += count
-        buffered = np.concatenate([np.arange(num_held), arriving[: k - num_held]])
+        buffered = np.concatenate([np.arange(num_buffered), arriving[: k - num_buffered]])
         alpha, is_dynamic = parse_alpha(self.alpha)
-        let_in = (num_seen > k) & (
+        is_added = (num_seen > k) & (
             luck < (alpha if is_dynamic else np.minimum(1.0, alpha * k / num_seen))
         )
-        # Of several that replace the same image, the last one stays.
-        buffered[replaced[let_in]] = arriving[let_in]
+        # If several images replace the same image, the last one is kept.
+        buffered[replaced[is_added]] = arriving[is_added]
         return np.sort(buffered)
 
 
 class AuthorsReservoir(BiasedReservoir):
     """Replace the newest images, as the program that CLEAR's authors published does.
 
-    Of a bucket larger than the buffer, as many images as fit are drawn at random first. Each
-    replaces one with the chance ``alpha / i`` in the i-th bucket (or alpha, where it is dynamic),
-    once the buffer is full.
+    If a bucket is larger than the buffer, a random selection of its images that fits is drawn
+    first. Once the buffer is full, each of them replaces an image with probability ``alpha / i`` in
+    bucket i, or with probability alpha if alpha is dynamic.
 
     Source:
         ElvishElvis/CLEAR-Continual_Learning_Benchmark@df6824d:avalanche/training/
         storage_policy.py:136, which fails unless the first bucket fills the buffer.
     """
 
-    def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+    def _select(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
         self._num_seen += 1  # buckets
         alpha, is_dynamic = parse_alpha(self.alpha)
         chance = alpha if is_dynamic else alpha / self._num_seen
@@ -274,14 +275,14 @@ class AuthorsReservoir(BiasedReservoir):
             arriving = arriving[torch.randperm(len(labels), generator=draws).numpy()]
             arriving = arriving[: self.capacity]
         room = self.capacity - len(self)
-        lucky = _uniform(len(arriving), draws)[room:] <= chance
-        let_in = arriving[room:][lucky]
+        lucky = _draw_uniform(len(arriving), draws)[room:] <= chance
+        added = arriving[room:][lucky]
         buffered = np.concatenate([np.arange(len(self)), arriving[:room]])
-        return np.concatenate([buffered[: len(buffered) - len(let_in)], let_in])
+        return np.concatenate([buffered[: len(buffered) - len(added)], added])
 
 
 def parse_alpha(text: str) -> tuple[float, bool]:
-    """Read an alpha: the number, and whether it is a multiple, at most 1, of n / k.
+    """Parse an alpha. Returns its number, and True if it is multiplied by n / k.
 
     >>> parse_alpha("2")
     (2.0, False)
@@ -295,8 +296,8 @@ def parse_alpha(text: str) -> tuple[float, bool]:
         alpha = math.nan
     if not (math.isfinite(alpha) and alpha > 0 and (alpha <= 1 or not dynamic)):
         raise ConfigError(
-            f"strategy_args has alpha={text}; buffer=biased_reservoir expects a number above 0, as "
-            "alpha=2, or a share that grows with the stream, from above 0 to 1, as alpha=0.75n/k"
+            f"strategy_args has alpha={text}; buffer=biased_reservoir expects a number above 0, "
+            "such as alpha=2, or a multiple of n/k, above 0 and at most 1, such as alpha=0.75n/k"
         )
     return alpha, bool(dynamic)
 
@@ -330,11 +331,11 @@ def load_buffer(name: str) -> type[Buffer]:
     """Return the class of a buffer. Raises ConfigError if no buffer has that name."""
     if name not in BUFFERS:
         raise ConfigError(
-            f"unknown buffer {name!r} in strategy_args; known are {', '.join(BUFFERS)}"
+            f"unknown buffer {name!r} in strategy_args; expected one of {', '.join(BUFFERS)}"
         )
     return BUFFERS[name]
 
 
-def _uniform(count: int, draws: torch.Generator) -> NDArray[np.float64]:
-    """(count,), in [0, 1)."""
+def _draw_uniform(count: int, draws: torch.Generator) -> NDArray[np.float64]:
+    """Draw (count,) numbers in [0, 1)."""
     return torch.rand(count, generator=draws, dtype=torch.float64).numpy()

@@ -1,8 +1,8 @@
-"""A training between two buckets, as a file: tensors by readable names, and JSON of all the rest.
+"""Training states between two buckets: files of named tensors, and JSON for everything else.
 
-Nothing in the file is executed: it is safetensors, whose description is JSON. What it holds is
-given to a model, a strategy and an optimiser that were built as at the start of the run, so the
-file names no class and no module.
+No content of a file is executed: it is a safetensors file with JSON metadata. A resume builds the
+model, the strategy and the optimiser as at the start of the run, and then loads the state into
+them. So the file does not name classes or modules.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PREDICTIONS = "predictions"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What :func:`capture` found, apart from the training, which may continue."""
+    """A copy of everything that decides how a training continues."""
 
     tensors: Mapping[str, Tensor]
     description: Mapping[str, Any]
@@ -40,21 +40,24 @@ class Snapshot:
     @property
     def model(self) -> dict[str, Tensor]:
         """The model's tensors by their names."""
-        found = self.tensors.items()
-        return {name.removeprefix(_MODEL): t for name, t in found if name.startswith(_MODEL)}
+        return {
+            name.removeprefix(_MODEL): tensor
+            for name, tensor in self.tensors.items()
+            if name.startswith(_MODEL)
+        }
 
 
 @dataclass(frozen=True, eq=False)
 class SavedTraining:
-    """What a file holds: the row that was measured last, and what training resumes from."""
+    """The content of a state file: the last row, and the state to resume from."""
 
     row: AccuracyRow
-    predictions: bytes | None  # the row's file of predictions; None where they are not kept
+    predictions: bytes | None  # content of the row's predictions file, or None if it has none
     snapshot: Snapshot
 
 
 def capture(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
-    """Return everything that decides how a training continues.
+    """Copy everything that decides how a training continues.
 
     Raises StateError if an attribute of the strategy cannot be stored.
     """
@@ -63,34 +66,34 @@ def capture(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
         "trained": [name for name, weight in model.named_parameters() if weight.requires_grad],
         "strategy": _pack(strategy.state_dict(), "strategy", tensors),
         "descent": _pack(trainer.state_dict(), "descent", tensors),
-        "random": _pack(_random_states(), "random", tensors),
+        "random": _pack(_get_random_states(), "random", tensors),
     }
     tensors |= {_MODEL + name: tensor.detach() for name, tensor in model.state_dict().items()}
     layout = torch.contiguous_format
-    own = {name: t.to("cpu", copy=True, memory_format=layout) for name, t in tensors.items()}
-    return Snapshot(own, description)
+    copies = {name: t.to("cpu", copy=True, memory_format=layout) for name, t in tensors.items()}
+    return Snapshot(copies, description)
 
 
 def restore(snapshot: Snapshot, model: nn.Module, strategy: Strategy, trainer: Trainer) -> None:
-    """Make a training that was just built continue where another one was captured."""
-    described = {
+    """Load a snapshot into a model, a strategy and a trainer that were just built."""
+    description = {
         name: _unpack(node, snapshot.tensors) if name != "trained" else node
         for name, node in snapshot.description.items()
     }
-    with _report_damage("is not of this model and strategy"):
+    with _report_damage("does not fit this model and strategy"):
         model.load_state_dict(snapshot.model)
-        trained = set(described["trained"])
+        trained = set(description["trained"])
         if unknown := trained - {name for name, _ in model.named_parameters()}:
             raise ValueError(f"it trains {min(unknown)}, which the model lacks")
         for name, weight in model.named_parameters():
             weight.requires_grad_(name in trained)
-        strategy.load_state_dict(described["strategy"])
-        trainer.load_state_dict(described["descent"])
-        _set_random_states(described["random"])
+        strategy.load_state_dict(description["strategy"])
+        trainer.load_state_dict(description["descent"])
+        _set_random_states(description["random"])
 
 
 def to_bytes(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) -> bytes:
-    """A snapshot, and the row that it follows, as the content of a file."""
+    """Return the content of a state file: a snapshot, and the row before it."""
     tensors = dict(snapshot.tensors)
     if predictions is not None:
         tensors[_PREDICTIONS] = torch.frombuffer(bytearray(predictions), dtype=torch.uint8)
@@ -106,31 +109,31 @@ def to_bytes(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) ->
 
 
 def read_state(content: bytes) -> SavedTraining:
-    """Read what :func:`to_bytes` wrote, or raise StateError."""
+    """Parse the content of a state file. Raises StateError if it is damaged."""
     with _report_damage("cannot be read"):
         tensors = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        described = json.loads(header["__metadata__"][_DESCRIPTION])
-        kept = tensors.pop(_PREDICTIONS, None)
+        description = json.loads(header["__metadata__"][_DESCRIPTION])
+        stored_predictions = tensors.pop(_PREDICTIONS, None)
         row = AccuracyRow(
-            row=described.pop("row"),
-            buckets=tuple(described.pop("buckets")),
-            correct=tuple(described.pop("correct")),
-            num_instances=tuple(described.pop("num_instances")),
-            cost=convert(described.pop("cost"), RowCost | None),
+            row=description.pop("row"),
+            buckets=tuple(description.pop("buckets")),
+            correct=tuple(description.pop("correct")),
+            num_instances=tuple(description.pop("num_instances")),
+            cost=convert(description.pop("cost"), RowCost | None),
         )
-        predictions = None if kept is None else kept.numpy().tobytes()
-        return SavedTraining(row, predictions, Snapshot(tensors, described))
+        predictions = None if stored_predictions is None else stored_predictions.numpy().tobytes()
+        return SavedTraining(row, predictions, Snapshot(tensors, description))
 
 
 @contextmanager
 def _report_damage(problem: str) -> Iterator[None]:
-    """Turn the many ways in which a damaged file shows into one line."""
+    """Convert any error of the block to a StateError of one line."""
     try:
         yield
     except StateError:
         raise
-    except Exception as error:  # of a damaged file there is no closed set of exceptions
+    except Exception as error:  # a damaged file may cause any exception
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise StateError(
             f"the training state {problem} ({type(error).__name__}: {reason[:200]}); start a new "
@@ -139,22 +142,22 @@ def _report_damage(problem: str) -> Iterator[None]:
 
 
 def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON, whose tensors and arrays go into *tensors*, each named by its path."""
+    """Convert a value to JSON. Moves its tensors and arrays to *tensors*, named by their paths."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (Tensor, np.ndarray)):
-        while path in tensors:  # a key of a dictionary may hold a slash
+        while path in tensors:  # the key of a dictionary may contain a slash
             path += "'"
         if isinstance(value, np.ndarray):
             try:
                 tensors[path] = torch.from_numpy(np.array(value, order="C"))
             except TypeError:
                 raise StateError(
-                    f"{path} holds an array of {value.dtype}, which cannot be kept"
+                    f"{path} is an array of {value.dtype}, which cannot be stored"
                 ) from None
             return {"array": path}
         tensors[path] = value.detach()
-        # What is summed or multiplied next depends on the order in memory, to its last bit.
+        # The last bit of sums and products depends on the memory layout.
         layout = value.dim() == 4 and not value.is_contiguous()
         return {"tensor": path, "channels_last": layout}
     if isinstance(value, (list, tuple)):
@@ -168,15 +171,15 @@ def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
             ]
         }
     raise StateError(
-        f"{path} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be "
-        "kept; expected tensors, arrays, numbers, texts, lists, tuples and dictionaries of these, "
-        "or an object with state_dict and load_state_dict: name it in the class's scratch if "
-        "nothing of it is needed after a bucket"
+        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be stored; "
+        "expected tensors, arrays, numbers, texts, lists, tuples and dictionaries of these, or an "
+        "object with state_dict and load_state_dict; name it in the class's temporary_attributes "
+        "if a resumed run does not need it"
     )
 
 
 def _unpack(node: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the value that :func:`_packed` described, with its tensors on the CPU."""
+    """Return the value that :func:`_pack` converted, with its tensors on the CPU."""
     with _report_damage("is damaged"):
         if isinstance(node, list):
             return [_unpack(part, tensors) for part in node]
@@ -192,25 +195,25 @@ def _unpack(node: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {_unpack(key, tensors): _unpack(part, tensors) for key, part in node["dict"]}
 
 
-def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors on the CPU that share no memory. Copies only where needed."""
-    found, held = {}, set()
+def copy_unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors on the CPU that do not share memory. Copies only if necessary."""
+    result, pointers = {}, set()
     for name, tensor in tensors.items():
         content = tensor.cpu().contiguous()
-        memory = content.untyped_storage().data_ptr()
-        found[name] = content.clone() if memory in held else content
-        held.add(memory)
-    return found
+        pointer = content.untyped_storage().data_ptr()
+        result[name] = content.clone() if pointer in pointers else content
+        pointers.add(pointer)
+    return result
 
 
-def _random_states() -> dict[str, Any]:
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+def _get_random_states() -> dict[str, Any]:
+    algorithm, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
         "torch": torch.get_rng_state().numpy(),
-        "numpy": (kind, np.asarray(keys).astype(np.int64), position, has_gauss, cached),
+        "numpy": (algorithm, np.asarray(keys).astype(np.int64), position, has_gauss, cached),
         "python": random.getstate(),
     }
-    # Asking would initialise it, in a run on a CPU, too.
+    # get_rng_state would initialise CUDA, even in a run on a CPU.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state().numpy()
     return states
@@ -218,11 +221,11 @@ def _random_states() -> dict[str, Any]:
 
 def _set_random_states(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(torch.from_numpy(states["torch"]))
-    kind, keys, position, *rest = states["numpy"]
+    algorithm, keys, position, *rest = states["numpy"]
     if not 0 <= position <= len(keys):
-        # numpy would read on from there, beyond the keys.
+        # numpy would read beyond the keys.
         raise ValueError(f"numpy's generator is at {position} of {len(keys)} numbers")
-    np.random.set_state((kind, keys.astype(np.uint32), position, *rest))
+    np.random.set_state((algorithm, keys.astype(np.uint32), position, *rest))
     random.setstate(states["python"])
     if "cuda" in states and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.set_rng_state(torch.from_numpy(states["cuda"]))

@@ -109,7 +109,7 @@ def resolve_compile(requested: str, device: str, epochs: int, *, on_images: bool
     return "on" if can_compile and on_images and epochs >= _EPOCHS_TO_COMPILE else "off"
 
 
-def compute_dtype(precision: str) -> torch.dtype:
+def get_convolution_dtype(precision: str) -> torch.dtype:
     """Return the dtype of convolutions with a resolved precision."""
     half_dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return half_dtypes.get(precision, torch.float32)
@@ -117,14 +117,14 @@ def compute_dtype(precision: str) -> torch.dtype:
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
     """Return the context manager for a forward pass with a resolved precision."""
-    dtype = compute_dtype(precision)
+    dtype = get_convolution_dtype(precision)
     if dtype == torch.float32:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=dtype)
 
 
 @contextlib.contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
+def allow_tf32(allowed: bool) -> Iterator[None]:
     """Allow or forbid TF32, which rounds factors to ten bits. Restores the settings at the end."""
     backends: Any = torch.backends
     cudnn, mkldnn, matmul = backends.cudnn, backends.mkldnn, backends.cuda.matmul
@@ -173,12 +173,12 @@ def cudnn_benchmark() -> Iterator[None]:
 
 def select_storage_device(num_bytes: int, device: torch.device) -> torch.device:
     """Return the device for samples if they fit there with room to spare, else the CPU."""
-    if device.type == "cuda" and num_bytes <= _SHARE_FOR_SAMPLES * free_memory(device):
+    if device.type == "cuda" and num_bytes <= _SHARE_FOR_SAMPLES * count_free_bytes(device):
         return device
     return torch.device("cpu")
 
 
-def free_memory(device: torch.device) -> int:
+def count_free_bytes(device: torch.device) -> int:
     """Return the number of bytes for further tensors on a GPU."""
     free, _ = torch.cuda.mem_get_info(device)
     # Memory that torch has reserved but not allocated is free for its next tensors.
@@ -240,24 +240,24 @@ def translate_oom(advice: str) -> Iterator[None]:
         raise TrainingError(f"this machine has not enough memory for this; {advice}") from None
 
 
-def derive_seed(seed: int, purpose: RngPurpose, *position: int) -> int:
+def derive_seed(seed: int, purpose: RngPurpose, *indices: int) -> int:
     """Derive a seed in [0, 2**63) for one purpose.
 
-    position: index of the bucket and of the epoch, if they apply. Nothing else has an effect:
+    indices: index of the bucket and of the epoch, if they apply. Nothing else has an effect:
     additional tests or a resume do not change what is drawn.
     """
-    sequence = np.random.SeedSequence(seed, spawn_key=(int(purpose), *position))
+    sequence = np.random.SeedSequence(seed, spawn_key=(int(purpose), *indices))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def generator(seed: int, purpose: RngPurpose, *position: int) -> torch.Generator:
+def build_generator(seed: int, purpose: RngPurpose, *indices: int) -> torch.Generator:
     """Return a CPU generator for one purpose, seeded by :func:`derive_seed`."""
-    return torch.Generator().manual_seed(derive_seed(seed, purpose, *position))
+    return torch.Generator().manual_seed(derive_seed(seed, purpose, *indices))
 
 
-def seed_everything(seed: int, purpose: RngPurpose, *position: int) -> None:
+def seed_everything(seed: int, purpose: RngPurpose, *indices: int) -> None:
     """Seed the generators of the process, from which layers and initialisers draw."""
-    derived = derive_seed(seed, purpose, *position)
+    derived = derive_seed(seed, purpose, *indices)
     random.seed(derived)
     np.random.seed(derived % 2**32)
     torch.manual_seed(derived)

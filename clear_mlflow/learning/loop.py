@@ -19,31 +19,31 @@ from clear_mlflow.learning.device import RngPurpose, autocast, is_memory_error, 
 from clear_mlflow.learning.models import (
     build_feature_model,
     build_model,
-    input_dtype,
+    get_input_dtype,
     logits_in_float32,
 )
-from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.values import OFF
+from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import (
+from clear_mlflow.learning.samples import (
     FeatureStream,
     HeldOutImages,
     TrainingStream,
-    batch_bounds,
+    compute_batch_bounds,
     normalise,
 )
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 from clear_mlflow.learning.training.bucket_tests import WithinBucketTests
-from clear_mlflow.learning.training.costs import stored_bytes
-from clear_mlflow.learning.training.interval import OFF
+from clear_mlflow.learning.training.costs import count_stored_bytes
 from clear_mlflow.learning.training.limits import build_limiter, check_memory
 from clear_mlflow.learning.training.trainer import Trainer
 
-# Images in one testing step, if there is room for them. On a CPU the activations of more no longer
-# fit its cache.
+# Images in one step of a test, if they fit into memory. On a CPU, the activations of more images
+# do not fit into its cache.
 _TEST_BATCH = {"cpu": 64, "cuda": 512}
-# Features have no activations: on a CPU a step fits its cache, elsewhere its fixed cost counts.
-_TEST_BATCH_OF_FEATURES = {"cpu": 1024, "cuda": 8192}
+# The same for features, which have no activations.
+_FEATURE_TEST_BATCH = {"cpu": 1024, "cuda": 8192}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class TrainedBucket:
     row: AccuracyRow
     evaluation: Evaluation
     model: nn.Module  # training continues with it: read it before the next row is requested
-    # Copies what training is resumed from; call it before the next row is requested.
+    # Copies the training state. Call it before the next row is requested.
     snapshot: Callable[[], Snapshot] | None = None
     standardised: Mapping[str, Tensor] = field(default_factory=dict)  # see TrainingStream
 
@@ -72,22 +72,22 @@ def train(
     config: TrainConfig,
     *,
     progress: TrainingProgress,
-    group: ProcessGroup = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
     saved: SavedTraining | None = None,
 ) -> Iterator[TrainedBucket]:
     """Yield the rows from 0 on, or those after a saved one.
 
     The next bucket is trained when its row is requested.
     """
-    model = fresh_model(stream, config)
+    model = build_untrained_model(stream, config)
     needs_naive_flops = config.budget != OFF or config.stream_rate != OFF
-    # Copied before its layers wait for other processes.
+    # Copied before synchronize replaces layers by ones that wait for other processes.
     meta_model = copy.deepcopy(model).to("meta") if needs_naive_flops else None
     model = group.synchronize(model)
     strategy_class = load_strategy(config.strategy)
     strategy = strategy_class(config, stream, model, check_strategy(config))
     strategy.group = group
-    check_memory(config, stored_bytes(strategy, len(stream.keys) - 1))
+    check_memory(config, count_stored_bytes(strategy, len(stream.keys) - 1))
     trainer = Trainer(model, config, keys=stream.keys, progress=progress, group=group)
     costs = trainer.costs
     trainer.limiter = limiter = build_limiter(config, meta_model, stream, costs)
@@ -128,21 +128,26 @@ def train(
     else:
         restore(saved.snapshot, model, strategy, trainer)
     first = 0 if saved is None else saved.row.row
-    for position, key in list(enumerate(stream.keys))[first:]:
-        stream.begin_bucket(position)
-        progress.bucket_started(key, position=position, num_buckets=len(stream.keys))
-        costs.begin()
-        limiter.begin_bucket(position)
-        strategy.learn(position, trainer)
+    for bucket_index, key in list(enumerate(stream.keys))[first:]:
+        stream.begin_bucket(bucket_index)
+        progress.bucket_started(key, bucket_index=bucket_index, num_buckets=len(stream.keys))
+        costs.begin_bucket()
+        limiter.begin_bucket(bucket_index)
+        strategy.learn(bucket_index, trainer)
         with costs.count():
-            strategy.after_bucket(position)
-        limiter.end_bucket(position, key)
-        yield test(position + 1)
+            strategy.after_bucket(bucket_index)
+        limiter.end_bucket(bucket_index, key)
+        yield test(bucket_index + 1)
 
 
-def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.Module:
-    """Build the untrained model on its device. where: the bucket at which a strategy restarts."""
-    seed_everything(config.seed, RngPurpose.WEIGHTS, *where)
+def build_untrained_model(
+    stream: TrainingStream, config: TrainConfig, *bucket_index: int
+) -> nn.Module:
+    """Build the untrained model on its device.
+
+    bucket_index: the bucket, if a strategy starts again from other random weights.
+    """
+    seed_everything(config.seed, RngPurpose.WEIGHTS, *bucket_index)
     model = load_strategy(config.strategy).build_model(config, stream)
     if model is None and isinstance(stream, FeatureStream):
         model = build_feature_model(config.model, stream.width, num_classes=stream.num_classes)
@@ -163,7 +168,7 @@ def measure_row(
     config: TrainConfig,
     *,
     trained: int,
-    group: ProcessGroup = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
 ) -> TrainedBucket:
     """Test a model on all buckets, as a row. Raises DivergedError if an output is not finite."""
     held_out = stream.test()
@@ -193,19 +198,19 @@ def measure(
     device: torch.device,
     precision: str = "off",
     probabilities: bool = False,
-    group: ProcessGroup = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
 ) -> Evaluation | None:
     """Test a model on all buckets in one pass. Returns None if an output is not finite."""
-    truth, side = held_out.labels, held_out.side
-    start, stop = group.share(0, len(truth))
-    dtype = input_dtype(model, precision)
-    step = (_TEST_BATCH_OF_FEATURES if side is None else _TEST_BATCH)[device.type]
+    true_labels, side = held_out.labels, held_out.side
+    start, stop = group.share(0, len(true_labels))
+    dtype = get_input_dtype(model, precision)
+    step = (_FEATURE_TEST_BATCH if side is None else _TEST_BATCH)[device.type]
     predictions, likelihoods = [], []
-    possible = None if held_out.class_masks is None else held_out.class_masks.to(device)
-    not_finite = torch.zeros((), dtype=torch.int64, device=device)
+    masks = None if held_out.class_masks is None else held_out.class_masks.to(device)
+    num_invalid = torch.zeros((), dtype=torch.int64, device=device)
     model.eval()
-    with torch.no_grad(), logits_in_float32(model):  # as costs count it
-        bounds = batch_bounds(stop - start, step) if stop > start else [(0, 0)]
+    with torch.no_grad(), logits_in_float32(model):  # FLOPs are counted in here
+        bounds = compute_batch_bounds(stop - start, step) if stop > start else [(0, 0)]
         while bounds:
             first, last = bounds[0]
             images = held_out.cut(start + first, start + last)
@@ -218,28 +223,28 @@ def measure(
             except RuntimeError as error:
                 if last - first <= 1 or not is_memory_error(error):
                     raise
-                rest = batch_bounds(stop - start - first, (last - first) // 2)
+                rest = compute_batch_bounds(stop - start - first, (last - first) // 2)
                 bounds = [(first + lower, first + upper) for lower, upper in rest]
                 continue
             del bounds[0]
-            not_finite += (~torch.isfinite(logits)).sum()
-            if possible is not None:
+            num_invalid += (~torch.isfinite(logits)).sum()
+            if masks is not None:
                 buckets = held_out.bucket[start + first : start + last].to(device)
-                logits = logits.masked_fill(~possible[buckets], -torch.inf)
+                logits = logits.masked_fill(~masks[buckets], -torch.inf)
             predictions.append(logits.argmax(dim=1))
             if probabilities:
                 likelihoods.append(logits.float().softmax(dim=1).half())
         labels = torch.cat(predictions)
         correct = torch.zeros(len(held_out.counts) + 1, dtype=torch.int64, device=device)
-        right = labels == truth[start:stop].to(device)
-        correct[:-1].index_add_(0, held_out.bucket[start:stop].to(device), right.long())
-        correct[-1] = not_finite
+        is_correct = labels == true_labels[start:stop].to(device)
+        correct[:-1].index_add_(0, held_out.bucket[start:stop].to(device), is_correct.long())
+        correct[-1] = num_invalid
         group.all_reduce(correct)
-        labels = group.all_gather(labels, start, len(truth))
+        labels = group.all_gather(labels, start, len(true_labels))
         if probabilities:
-            likelihood = group.all_gather(torch.cat(likelihoods), start, len(truth))
-    *counts, wrong = correct.tolist()
-    if wrong:
+            likelihood = group.all_gather(torch.cat(likelihoods), start, len(true_labels))
+    *counts, num_invalid_anywhere = correct.tolist()
+    if num_invalid_anywhere:
         return None
     num_classes = logits.shape[1]
     label_type = np.uint8 if num_classes <= 256 else np.uint16

@@ -1,4 +1,4 @@
-"""What a tracked run needs of a training, here or in a child: its facts and its rows."""
+"""The interface of a training, in this process or in a child: metadata, rows and callbacks."""
 
 from __future__ import annotations
 
@@ -13,73 +13,73 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """How training went over a window of steps, up to and with the one that it names."""
+    """Loss and speed over a window of optimiser steps."""
 
-    step: int  # of the optimiser, counted from 1 over all buckets
-    loss: float  # mean over the window of what steps descended; NaN or infinite where it diverged
-    lr: float  # of the last step
-    images_per_second: float  # of the training set; not those from a strategy's buffer
-    time: int  # when the window ended, in milliseconds since the epoch
+    step: int  # last step of the window, counted from 1 over all buckets
+    loss: float  # mean loss in the window; NaN or infinite if it diverged
+    lr: float  # learning rate of the last step
+    images_per_second: float  # images of the training set, without those from a buffer
+    time: int  # end of the window, milliseconds since 1970
 
 
-# Takes points in their order; it must not keep training waiting.
+# Receives points in order. Must return quickly: training waits for it.
 OnCurve = Callable[[Sequence[CurvePoint]], None]
-# Takes tests inside a bucket in their order.
+# Receives the tests within a bucket, in order.
 OnTest = Callable[[AnytimeRow], None]
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a training is resumed from after a row that is not the last one."""
+    """The state from which a training can be resumed after a row, except the last one."""
 
     row: int
-    file: bytes | None = None  # its content; None: it could not be kept
-    problem: str | None = None  # why it could not
+    file: bytes | None = None  # content of the state file, or None if it cannot be stored
+    problem: str | None = None  # reason why it cannot be stored
 
 
-# Takes a state, perhaps from a thread of its own, while the next bucket is trained on; the one
-# before was taken by then.
+# Receives a state while the next bucket is trained, perhaps in another thread; calls do not
+# overlap.
 OnState = Callable[[TrainingState], None]
 
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A row, and what it was counted from."""
+    """A row with its files."""
 
     row: AccuracyRow
-    predictions: bytes | None = None  # the file of core's RowPredictions; None: not kept
-    model: bytes | None = None  # the file of the model's weights, as safetensors; None: not kept
-    curve: tuple[CurvePoint, ...] = ()  # points of its bucket that were not handed over before
+    predictions: bytes | None = None  # content of the predictions file, or None
+    model: bytes | None = None  # content of the file of weights, or None
+    curve: tuple[CurvePoint, ...] = ()  # points that on_curve did not receive
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamMetadata:
-    """What the record and the tracking store say of a dataset."""
+    """Metadata of a dataset, for the record and the tracking store."""
 
     name: str
     digest: str
-    source: str  # where it was read from, for people; never opened again
+    source: str  # path or address of the data, for display
     num_classes: int
     buckets: tuple[str, ...]
     num_train: tuple[int, ...]  # images per bucket
     num_test: tuple[int, ...]  # images per bucket
-    protocol: str = "iid"  # or "streaming": each bucket's test set is its training set
-    split: str = "released"  # a number, "validation", "validation:N"; "none": nothing held out
+    protocol: str = "iid"  # or "streaming": a bucket's test set is its training set
+    split: str = "released"  # or a number, "validation", "validation:N", or "none"
     warnings: tuple[str, ...] = ()
-    features: str | None = None  # name of the stored features trained on; None for the images
+    features: str | None = None  # name of stored features, or None for images
     features_digest: str | None = None
-    num_left_out: int = 0  # damaged images
-    times: tuple[str, ...] = ()  # a date for each bucket, as 2004-05-17; empty where not known
-    # Of any but domain: its name and arguments, and "classes", those that each bucket brings.
+    num_left_out: int = 0  # damaged images that were left out
+    times: tuple[str, ...] = ()  # a date for each bucket, such as 2004-05-17, or ()
+    # Name and arguments of the scenario, and "classes": the new classes of each bucket. {}: domain.
     scenario: dict[str, Any] = field(default_factory=dict)
-    # Of each split, the buckets that lack classes, and these; of classes that come and go.
+    # Classes without images, by split and bucket.
     absent: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    licence: str = ""  # of the images; empty where it is not known
-    evaluation_set: bytes | None = None  # the file of predictions.EvaluationSet; None: not kept
+    licence: str = ""  # licence of the images, or "" if it is not known
+    evaluation_set: bytes | None = None  # content of the EvaluationSet's file, or None
 
 
-def ignore(measured: object) -> None:
-    """An :data:`OnCurve`, :data:`OnTest` and :data:`OnState` for a caller that wants only rows."""
+def ignore(_: object) -> None:
+    """Do nothing: the default of all callbacks."""
 
 
 class Training(Protocol):
@@ -87,7 +87,7 @@ class Training(Protocol):
 
     @property
     def config(self) -> TrainConfig:
-        """The parameters in force, all resolved."""
+        """The resolved parameters."""
         ...
 
     @property
@@ -105,5 +105,5 @@ class Training(Protocol):
     def rows(
         self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
     ) -> Iterator[MeasuredRow]:
-        """Yield rows as they are measured. A resumed training repeats the last one first."""
+        """Yield rows when they are measured. A resumed training first repeats the last row."""
         ...

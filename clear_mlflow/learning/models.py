@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.text import nearest
+from clear_mlflow.core.text import suggest_nearest
 from clear_mlflow.data.files import path_text
-from clear_mlflow.learning.device import compute_dtype
+from clear_mlflow.learning.device import get_convolution_dtype
 from clear_mlflow.learning.inference.weights import download_weights, load_weights, read_weights
 from clear_mlflow.learning.parameters.recipes import DEFAULT_WEIGHTS, NONE, SMALL_CNN
 
@@ -94,11 +94,11 @@ def logits_in_float32(model: nn.Module) -> Iterator[None]:
             del head.forward
 
 
-def input_dtype(model: nn.Module, precision: str) -> torch.dtype:
+def get_input_dtype(model: nn.Module, precision: str) -> torch.dtype:
     """Return the dtype for input images: the first layer's if it is a convolution."""
     first = next(part for part in model.modules() if not list(part.children()))
     is_input = isinstance(first, nn.Conv2d) and not getattr(model, "transform_input", False)
-    return compute_dtype(precision) if is_input else torch.float32
+    return get_convolution_dtype(precision) if is_input else torch.float32
 
 
 def set_training_mode(model: nn.Module, freeze: str) -> None:
@@ -200,8 +200,8 @@ def _check_name(name: str) -> None:
     if name == SMALL_CNN or name in list_model_names():
         return
     raise ConfigError(
-        f"unknown model {name!r}; {nearest(name, list_model_names())}expected {SMALL_CNN} or a "
-        "torchvision classification model; "
+        f"unknown model {name!r}; {suggest_nearest(name, list_model_names())}expected {SMALL_CNN} "
+        "or a torchvision classification model; "
         "torchvision.models.list_models(module=torchvision.models) lists them"
     )
 

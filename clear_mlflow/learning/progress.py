@@ -15,12 +15,12 @@ from clear_mlflow.core.anytime import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.measured import CurvePoint, OnCurve, OnTest
 
-# A bucket that takes less brings its curve with its row: a file and a request less.
+# The points of a shorter bucket are sent with its row, which saves a file and a request.
 _SECONDS_BETWEEN_POINTS = 5.0
 
 
 class TrainingProgress:
-    """Receives what a training reports, and shows nothing. Used as a context manager."""
+    """Receives the events of a training, and displays nothing. Used as a context manager."""
 
     def __enter__(self) -> TrainingProgress:
         return self
@@ -28,14 +28,14 @@ class TrainingProgress:
     def __exit__(self, *_: object) -> None:
         """Leave the terminal as it was."""
 
-    def downloading(self, what: str, done: int, total: int | None) -> None:
-        """Show a download: *done* of *total* bytes. With 0 of 0, *what* is only a line of text."""
+    def downloading(self, label: str, done: int, total: int | None) -> None:
+        """Show a download: *done* of *total* bytes, or only the line *label* with 0 of 0."""
 
     def images_decoded(self, done: int, total: int) -> None:
-        """Show how many of the images that are needed next are decoded."""
+        """Show how many of *total* images are decoded."""
 
-    def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
-        """Note that training on the bucket at *position* (from 0) begins."""
+    def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
+        """Note that training on the bucket at *bucket_index* begins."""
 
     def steps_planned(self, num_steps: int) -> None:
         """Note the number of optimiser steps of the bucket. Not called if it takes none."""
@@ -59,16 +59,16 @@ class LineProgress(TrainingProgress):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._started = math.nan
-        self._losses = deque[float](maxlen=10)  # of the bucket's last points
+        self._losses = deque[float](maxlen=10)  # losses of the bucket's last points
         self._downloading = ""
 
-    def downloading(self, what: str, done: int, total: int | None) -> None:
+    def downloading(self, label: str, done: int, total: int | None) -> None:
         """Write a line when another download begins."""
-        if what != self._downloading:
-            self._write(what)
-        self._downloading = what
+        if label != self._downloading:
+            self._write(label)
+        self._downloading = label
 
-    def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
+    def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
         """Start the clock of the bucket."""
         self._started = time.perf_counter()
         self._losses.clear()
@@ -82,8 +82,8 @@ class LineProgress(TrainingProgress):
         if row.row > 0:
             seconds = time.perf_counter() - self._started
             head = f"bucket {row.row}/{len(row.buckets)} (key {row.buckets[row.row - 1]})"
-            shown = [*accuracies(row), *_mean_loss(self._losses), f"{seconds:.1f} s"]
-            self._write(f"{head}: {', '.join(shown)}")
+            parts = [*format_accuracies(row), *_format_mean_loss(self._losses), f"{seconds:.1f} s"]
+            self._write(f"{head}: {', '.join(parts)}")
 
     def _write(self, line: str) -> None:
         with suppress(OSError, ValueError):  # for example on a full disk
@@ -91,30 +91,30 @@ class LineProgress(TrainingProgress):
 
 
 class CollectingProgress(TrainingProgress):
-    """Forwards to *shown*, and collects the curve, which it reports every few seconds."""
+    """Forwards events to *display*. Collects the loss curve, and reports it every few seconds."""
 
-    def __init__(self, shown: TrainingProgress, on_curve: OnCurve, on_test: OnTest) -> None:
+    def __init__(self, display: TrainingProgress, on_curve: OnCurve, on_test: OnTest) -> None:
         for name in ("bucket_started", "steps_planned", "step_done"):
-            setattr(self, name, getattr(shown, name))
-        self._shown, self._on_curve, self._on_test = shown, on_curve, on_test
+            setattr(self, name, getattr(display, name))
+        self._display, self._on_curve, self._on_test = display, on_curve, on_test
         self._points: list[CurvePoint] = []
         self._handed_at = time.monotonic()
 
     def curve_measured(self, point: CurvePoint) -> None:
         """Forward and collect a point of the curve."""
-        self._shown.curve_measured(point)
+        self._display.curve_measured(point)
         self._points.append(point)
         if time.monotonic() - self._handed_at >= _SECONDS_BETWEEN_POINTS:
             self._on_curve(self.take())
 
     def test_done(self, test: AnytimeRow) -> None:
         """Forward and report a test."""
-        self._shown.test_done(test)
+        self._display.test_done(test)
         self._on_test(test)
 
     def row_measured(self, row: AccuracyRow) -> None:
         """Forward a row."""
-        self._shown.row_measured(row)
+        self._display.row_measured(row)
 
     def take(self) -> tuple[CurvePoint, ...]:
         """Return the collected points, and forget them."""
@@ -142,7 +142,7 @@ class TerminalProgress(TrainingProgress):
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             console=Console(file=stream, force_terminal=True),
-            # Rich would send what is printed to its own stream: results belong to stdout alone.
+            # Rich would redirect printed lines to its own stream, but stdout is only for results.
             redirect_stdout=False,
             redirect_stderr=stream is sys.stderr,
         )
@@ -158,23 +158,23 @@ class TerminalProgress(TrainingProgress):
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def downloading(self, what: str, done: int, total: int | None) -> None:
+    def downloading(self, label: str, done: int, total: int | None) -> None:
         """Move the lower bar, in megabytes."""
         if total == 0:
-            self._bars.console.print(what, markup=False, highlight=False)
+            self._bars.console.print(label, markup=False, highlight=False)
         else:
             ends = None if total is None else total // 10**6
-            self._move(f"{what}, MB", done // 10**6, ends)
+            self._move(f"{label}, MB", done // 10**6, ends)
 
     def images_decoded(self, done: int, total: int) -> None:
         """Move the lower bar."""
         self._move("decoding", done, total)
 
-    def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
+    def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
         """Start the lower bar anew."""
         self._bucket = f"bucket {key}"
         self._losses.clear()
-        self._bars.update(self._stream_bar, total=num_buckets, completed=position, visible=True)
+        self._bars.update(self._stream_bar, total=num_buckets, completed=bucket_index, visible=True)
         self._bars.reset(self._step_bar, description=self._bucket, total=None, visible=True)
 
     def steps_planned(self, num_steps: int) -> None:
@@ -188,25 +188,25 @@ class TerminalProgress(TrainingProgress):
     def curve_measured(self, point: CurvePoint) -> None:
         """Show the loss next to the lower bar."""
         self._losses.append(point.loss)
-        shown = " · ".join([self._bucket, *_mean_loss(self._losses)])
-        self._bars.update(self._step_bar, description=shown)
+        description = " · ".join([self._bucket, *_format_mean_loss(self._losses)])
+        self._bars.update(self._step_bar, description=description)
 
     def row_measured(self, row: AccuracyRow) -> None:
         """Show the accuracies next to the upper bar."""
         self._bars.update(
             self._stream_bar,
-            description=" · ".join(["stream", *accuracies(row)]),
+            description=" · ".join(["stream", *format_accuracies(row)]),
             total=len(row.buckets),
             completed=row.row,
         )
 
-    def _move(self, what: str, done: int, total: int | None) -> None:
+    def _move(self, label: str, done: int, total: int | None) -> None:
         self._bars.update(
-            self._step_bar, description=what, total=total, completed=done, visible=True
+            self._step_bar, description=label, total=total, completed=done, visible=True
         )
 
 
-def progress_for(stream: TextIO | None) -> TrainingProgress:
+def build_progress(stream: TextIO | None) -> TrainingProgress:
     """Return bars if *stream* can show them, else lines. Without a stream, shows nothing."""
     if stream is None:
         return TrainingProgress()
@@ -218,23 +218,23 @@ def can_show_bars(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
-def accuracies(row: AccuracyRow) -> list[str]:
-    """Return a row's mean accuracies as texts for people. The first bucket has no past buckets.
+def format_accuracies(row: AccuracyRow) -> list[str]:
+    """Return a row's mean accuracies on the newest bucket and on past buckets, as texts.
 
-    >>> accuracies(AccuracyRow(2, ("a", "b", "c"), (5, 9, 1), (10, 10, 10)))
+    >>> format_accuracies(AccuracyRow(2, ("a", "b", "c"), (5, 9, 1), (10, 10, 10)))
     ['on itself 90.0 %', 'on past buckets 50.0 %']
     """
     if row.row == 0:
-        return [_percent("untrained", row.cells)]
+        return [_format_mean("untrained", row.cells)]
     *past, itself = row.cells[: row.row]
-    shown = [_percent("on itself", [itself])]
-    return [*shown, _percent("on past buckets", past)] if past else shown
+    parts = [_format_mean("on itself", [itself])]
+    return [*parts, _format_mean("on past buckets", past)] if past else parts
 
 
-def _mean_loss(losses: Collection[float]) -> list[str]:
-    """Return the mean loss as a text for people, or nothing if no step was taken."""
+def _format_mean_loss(losses: Collection[float]) -> list[str]:
+    """Return a list with the mean loss as a text, or an empty list without losses."""
     return [f"loss {sum(losses) / len(losses):.3g}"] if losses else []
 
 
-def _percent(name: str, fractions: Sequence[float]) -> str:
+def _format_mean(name: str, fractions: Sequence[float]) -> str:
     return f"{name} {100 * sum(fractions) / len(fractions):.1f} %"

@@ -1,4 +1,4 @@
-"""A training in two steps, so that what is wrong shows in seconds: check it, then prepare it."""
+"""From parameters to a training: check them, load the data, prepare it, and train."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,29 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv
+from clear_mlflow.core.disk import default_cache_dir
+from clear_mlflow.core.distributed import SINGLE_PROCESS_ENV, DistributedEnv
 from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.version import __version__
-from clear_mlflow.data.decoding.decoded_cache import DecodedCache
-from clear_mlflow.data.features.stored import StoredFeatures
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.decoded_cache import DECODED_FOLDER, DecodedCache, drop_undecodable
+from clear_mlflow.data.download import fetch_clear
+from clear_mlflow.data.features.stored import StoredFeatures, check_features, load_features
 from clear_mlflow.data.files import resolve_root
-from clear_mlflow.data.scenarios import TASK
-from clear_mlflow.data.stream import DOMAIN, BucketStream, evaluation_set
+from clear_mlflow.data.scenarios import TASK, apply_scenario
+from clear_mlflow.data.sources import CLEAR
+from clear_mlflow.data.stream import DOMAIN, BucketStream, build_evaluation_set
 from clear_mlflow.learning.arguments import dataset_arguments, scenario_arguments
-from clear_mlflow.learning.checkpoint import SavedTraining, apart, read_state, to_bytes
+from clear_mlflow.learning.checkpoint import SavedTraining, copy_unshared, read_state, to_bytes
 from clear_mlflow.learning.device import (
+    allow_tf32,
     cudnn_benchmark,
     resolve_compile,
     resolve_device,
     resolve_precision,
-    tf32,
     translate_oom,
 )
 from clear_mlflow.learning.inference.description import NOT_DESCRIBED, ModelDescription
@@ -48,18 +52,19 @@ from clear_mlflow.learning.measured import (
     TrainingState,
     ignore,
 )
-from clear_mlflow.learning.models import check_model, check_weights
-from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup, check_devices
+from clear_mlflow.learning.models import check_model, check_weights, download_default_weights
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.recipes import AUTO, FULL, NONE
+from clear_mlflow.learning.parameters.recipes import AUTO, DEFAULT_WEIGHTS, FULL, NONE
+from clear_mlflow.learning.photos import build_augmentation
+from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup, check_devices
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
-from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream, TrainingStream
+from clear_mlflow.learning.samples import DecodedStream, FeatureStream, TrainingStream
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
 
-def check(config: TrainConfig, dist_env: DistributedEnv = ALONE_HERE) -> TrainConfig:
+def check(config: TrainConfig, dist_env: DistributedEnv = SINGLE_PROCESS_ENV) -> TrainConfig:
     """Check everything that needs no data, and return the configuration completely resolved.
 
     Raises ConfigError if parameters are in conflict, or if this machine cannot train with them.
@@ -110,7 +115,7 @@ def check_files(config: TrainConfig, num_classes: int | None = None) -> None:
     """
     if config.data_root != AUTO and ":" not in config.dataset:  # a function finds its own data
         resolve_root(Path(config.data_root))
-    if not load_strategy(config.strategy).makes_its_model():
+    if not load_strategy(config.strategy).has_custom_model():
         sizes = {"image_size": config.image_size, "num_classes": num_classes}
         check_weights(config.model, config.weights, **sizes)
 
@@ -122,19 +127,45 @@ def check_stream(config: TrainConfig, stream: BucketStream) -> None:
         check_model(config.model, image_size=config.image_size, batch_size=1)
 
 
+def download_missing(config: TrainConfig, progress: TrainingProgress) -> None:
+    """Download the published weights and CLEAR if the parameters name them and they are missing."""
+    if config.weights == DEFAULT_WEIGHTS:
+        download_default_weights(config.model)
+    if config.data_root == AUTO and config.dataset in CLEAR:
+        fetch_clear(config.dataset, progress.downloading)
+
+
+def load_data(config: TrainConfig) -> BucketStream:
+    """List a dataset, and check parameters, weights and features against it."""
+    stream = load_stream(
+        config.dataset,
+        config.data_root,
+        cache_dir=default_cache_dir(),
+        arguments=config.dataset_args,
+        protocol=config.protocol,
+        split=config.split,
+    )
+    stream = apply_scenario(stream, config.scenario, config.scenario_args)
+    check_files(config, len(stream.class_names))
+    check_stream(config, stream)
+    if config.features != NONE:
+        check_features(stream, config.features, cache_dir=default_cache_dir())
+    return stream
+
+
 @dataclass(frozen=True, eq=False)
 class StreamTraining:
-    """A training on a stream, in this process; ready to begin."""
+    """A training in this process, on a stream that is ready."""
 
     config: TrainConfig  # as check returned it
     stream: BucketStream  # its images are decoded when they are needed
-    source: str  # where the dataset was read from, for people
+    source: str  # path or address of the data, for display
     progress: TrainingProgress
-    features: StoredFeatures | None = None  # which a linear head is trained on instead of images
+    features: StoredFeatures | None = None  # to train on instead of images
     cache: DecodedCache | None = None  # without one, images are decoded into memory
     num_left_out: int = 0  # damaged images that the stream lacks
-    group: ProcessGroup = ALONE  # of its processes but the first, rows have no files
-    saved: Path | None = None  # a state to resume from; of several processes, the first reads it
+    group: ProcessGroup = SINGLE_PROCESS  # only rank 0 returns rows with files
+    saved: Path | None = None  # state file to resume from; rank 0 reads it
 
     def __post_init__(self) -> None:
         check_stream(self.config, self.stream)  # again, since damaged images may be left out
@@ -144,12 +175,12 @@ class StreamTraining:
         """The dataset that is trained on."""
         images = self._evaluation_set
         absent = self.stream.absent_classes
-        lacks = [(name, key) for key, names in absent.get("train", {}).items() for name in names]
-        more = f", and so {len(lacks) - 1} more" if len(lacks) > 1 else ""
-        told = (
-            f"class {safe_repr(name)} is not in the training set of bucket {safe_repr(key)}{more}"
-            for name, key in lacks[:1]
-        )
+        missing = [(name, key) for key, names in absent.get("train", {}).items() for name in names]
+        warnings = [
+            f"{len(missing)} (class, bucket) pairs have no training images, for example class "
+            f"{safe_repr(name)} in bucket {safe_repr(key)}"
+            for name, key in missing[:1]
+        ]
         return StreamMetadata(
             name=self.stream.name,
             digest=self.stream.digest,
@@ -160,7 +191,7 @@ class StreamTraining:
             num_test=tuple(len(bucket.test) for bucket in self.stream.buckets),
             protocol=self.stream.protocol,
             split=self.stream.split,
-            warnings=(*self.stream.warnings, *told),
+            warnings=(*self.stream.warnings, *warnings),
             features=None if self.features is None else self.features.name,
             features_digest=None if self.features is None else self.features.digest,
             num_left_out=self.num_left_out,
@@ -173,7 +204,7 @@ class StreamTraining:
 
     @property
     def _scenario(self) -> dict[str, Any]:
-        """What the record says of a scenario but that of domains."""
+        """The name, arguments and classes of the scenario, or {} for ``domain``."""
         if self.stream.scenario == DOMAIN:
             return {}
         classes = {"classes": [list(names) for names in self.stream.new_classes]}
@@ -183,24 +214,24 @@ class StreamTraining:
     def _evaluation_set(self) -> EvaluationSet | None:
         if self.config.predictions == NONE or self.group.rank > 0:
             return None
-        return evaluation_set(self.stream)
+        return build_evaluation_set(self.stream)
 
     def for_member(self, config: TrainConfig) -> StreamTraining:
         """Return the training of one member of an ensemble, which shares the loaded data."""
         if self.config.seeds != NONE:
-            self.progress.downloading(f"seed {config.seed}", 0, 0)  # shown as a line of text
+            self.progress.downloading(f"seed {config.seed}", 0, 0)  # displayed as a line of text
         return dataclasses.replace(self, config=config)
 
     def rows(
         self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
     ) -> Iterator[MeasuredRow]:
         """Train, and yield each row as soon as it is measured."""
-        arithmetic = tf32(self.config.precision == "tf32")
-        with translate_oom(_LESS_MEMORY), arithmetic, cudnn_benchmark(), self.progress as shown:
+        arithmetic = allow_tf32(self.config.precision == "tf32")
+        with translate_oom(_LESS_MEMORY), arithmetic, cudnn_benchmark(), self.progress as display:
             if self.group.rank > 0:
                 on_curve = on_test = ignore
-            progress = CollectingProgress(shown, on_curve, on_test)
-            stream = self.on_device()
+            progress = CollectingProgress(display, on_curve, on_test)
+            stream = self.build_training_stream()
             saved = self._load_saved_training()
             if saved is not None:
                 yield self._repeat_row(saved, stream)
@@ -208,15 +239,15 @@ class StreamTraining:
             for trained in train(
                 stream, self.config, progress=progress, group=self.group, saved=saved
             ):
-                measured = self.measured(trained)
+                measured = self._build_measured_row(trained)
                 wait(on_its_way)
                 yield dataclasses.replace(measured, curve=progress.take())
                 for state in on_its_way:
-                    state.result()  # its error, behind the row that was measured meanwhile
+                    state.result()  # raise its error, after the row that was measured meanwhile
                 on_its_way = self._hand_over_state(trained, measured.predictions, on_state)
 
-    def measured(self, trained: TrainedBucket) -> MeasuredRow:
-        """Return a row with the files that the configuration asks for."""
+    def _build_measured_row(self, trained: TrainedBucket) -> MeasuredRow:
+        """Return a row with the files that the configuration requests."""
         predictions = None
         if self._evaluation_set is not None:
             predictions = RowPredictions(
@@ -241,7 +272,7 @@ class StreamTraining:
             return []
         try:
             snapshot = trained.snapshot()
-        except StateError as error:  # a run that cannot be resumed is better than none
+        except StateError as error:  # the training continues, but cannot be resumed
             on_state(TrainingState(row.row, problem=str(error)))
             return []
         done: Future[None] = Future()
@@ -250,16 +281,16 @@ class StreamTraining:
             try:
                 on_state(TrainingState(row.row, to_bytes(snapshot, row, predictions)))
                 done.set_result(None)
-            except BaseException as error:  # it is the training's, which waits for it
+            except BaseException as error:  # the training waits for the future and raises it
                 done.set_exception(error)
 
-        # No process that is stopped waits for it.
+        # A daemon thread does not delay the exit of a process that is stopped.
         threading.Thread(target=hand_over, name="clear_mlflow state", daemon=True).start()
         return [done]
 
     def _keeps_model(self, row: AccuracyRow) -> bool:
-        kept = {"none": (), "last": (len(row.buckets),)}.get(self.config.log_models)
-        return kept is None or row.row in kept
+        is_last = row.row == len(row.buckets)
+        return self.config.log_models == "all" or (self.config.log_models == "last" and is_last)
 
     def _load_saved_training(self) -> SavedTraining | None:
         """Return the state to resume from, the same in all processes, or None."""
@@ -271,8 +302,8 @@ class StreamTraining:
         tested = tuple(len(bucket.test) for bucket in buckets)
         if row.buckets != tuple(b.key for b in buckets) or row.num_instances != tested:
             raise StateError(
-                f"the training state is of buckets {', '.join(row.buckets)[:200]}, which are not "
-                "those of the dataset; start a new run"
+                f"the training state has the buckets {', '.join(row.buckets)[:200]}, which differ "
+                "from the dataset's; start a new run"
             )
         return saved
 
@@ -287,13 +318,13 @@ class StreamTraining:
         return MeasuredRow(saved.row, saved.predictions, model)
 
     def _model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
-        """Return the file of the weights, with a description to build the model from."""
+        """Return the content of a file with the weights and a description of the model."""
         config = self.config
-        tensors = apart(state)  # weights may be tied
-        if load_strategy(config.strategy).makes_its_model():
+        tensors = copy_unshared(state)  # weights may be tied
+        if load_strategy(config.strategy).has_custom_model():
             return save(tensors, metadata=NOT_DESCRIBED)
         masks = self.stream.new_classes if self.stream.scenario == TASK else ()
-        about = ModelDescription(
+        description = ModelDescription(
             model=config.model,
             num_classes=len(self.stream.class_names),
             class_names=self.stream.class_names,
@@ -304,13 +335,13 @@ class StreamTraining:
             strategy=config.strategy,
             dataset=self.stream.name,
             bucket=row.buckets[row.row - 1] if row.row else "",
-            requirements=_requirements(),
+            requirements=_list_requirements(),
             classes_by_bucket=dict(zip(row.buckets, masks, strict=False)),
         )
-        return save(tensors, metadata=about.as_metadata())
+        return save(tensors, metadata=description.as_metadata())
 
-    def on_device(self) -> TrainingStream:
-        """The stream as tensors, decoded when they are first asked for."""
+    def build_training_stream(self) -> TrainingStream:
+        """Build the stream of tensors, which decodes images when they are first used."""
         device = torch.device(self.config.device)
         if self.features is not None:
             return FeatureStream(self.stream, self.features, device=device)
@@ -323,9 +354,45 @@ class StreamTraining:
         )
 
 
-def _requirements() -> tuple[str, ...]:
-    """The packages that a model of these needs: what is loaded, whatever is installed meanwhile."""
-    found = {"clear_mlflow": __version__, "torch": torch.__version__}
+def _list_requirements() -> tuple[str, ...]:
+    """Return the packages that the model needs, with the versions in this process."""
+    versions = {"clear_mlflow": __version__, "torch": torch.__version__}
     if "torchvision" in sys.modules:
-        found["torchvision"] = sys.modules["torchvision"].__version__
-    return tuple(f"{name}=={text.partition('+')[0]}" for name, text in found.items())
+        versions["torchvision"] = sys.modules["torchvision"].__version__
+    return tuple(f"{name}=={text.partition('+')[0]}" for name, text in versions.items())
+
+
+def prepare(
+    config: TrainConfig,
+    progress: TrainingProgress,
+    group: ProcessGroup = SINGLE_PROCESS,
+    stream: BucketStream | None = None,
+) -> StreamTraining:
+    """Decode a dataset into the cache, which raises DataError for damaged images."""
+    stream = stream or load_data(config)
+    training = partial(
+        StreamTraining, config=config, source=stream.source, progress=progress, group=group
+    )
+    if config.features != NONE:
+        with progress:
+            features = load_features(
+                stream,
+                config.features,
+                cache_dir=default_cache_dir(),
+                on_image=progress.images_decoded,
+            )
+        return training(stream=stream, features=features)
+    cache = DecodedCache(default_cache_dir() / DECODED_FOLDER)
+    with progress:
+        sound, num_left_out = drop_undecodable(
+            stream,
+            cache=cache,
+            resize=build_augmentation(config.augment, config.image_size).resize,
+            damaged=config.damaged,
+            on_image=progress.images_decoded,
+        )
+    return training(
+        stream=sound,
+        cache=cache,
+        num_left_out=num_left_out,
+    )

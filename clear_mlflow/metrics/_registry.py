@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.score import Score, significant
+from clear_mlflow.core.score import Score, format_significant
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics._metric import (
     ACCURACY_ONLY,
@@ -159,4 +159,6 @@ def format_value(name: str, value: float, score: Score) -> str:
     ('1.235e+06', '0.5000')
     """
     metric = get_built_in_metrics(score).get(name)
-    return score.number(value) if metric is None or not metric.unit else significant(value, 4)
+    return (
+        score.number(value) if metric is None or not metric.unit else format_significant(value, 4)
+    )

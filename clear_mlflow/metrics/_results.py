@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from clear_mlflow.core.anytime import AnytimeMatrix
 from clear_mlflow.core.errors import FailedMetricError, UndefinedMetricError
-from clear_mlflow.core.matrix import AccuracyMatrix, load_renderer, row_positions
+from clear_mlflow.core.matrix import AccuracyMatrix, find_row_indices, load_renderer
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import NOT_MEASURED, one_line, printable
 from clear_mlflow.metrics._metric import COSTS, MATRIX, PREDICTIONS, WITHIN_BUCKET, Metric
@@ -297,5 +297,5 @@ def _convert_matrix(table: Any) -> AccuracyMatrix:
     initial = table.loc["initial"] if "initial" in table.index else None
     rows = table.drop(index="initial", errors="ignore")
     keys = [str(key) for key in table.columns]
-    rows = rows.set_axis(row_positions([str(label) for label in rows.index], keys))
+    rows = rows.set_axis(find_row_indices([str(label) for label in rows.index], keys))
     return AccuracyMatrix(rows.reindex(range(max(rows.index, default=-1) + 1)), initial, None, keys)

@@ -72,19 +72,18 @@ def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
     # Importing torch makes no garbage; without collections the README's first command is a sixth
     # faster.
     gc.disable()
-    from clear_mlflow.learning.parallel.group import process_group
-    from clear_mlflow.learning.prepare import fetch, load_data, prepare
-    from clear_mlflow.learning.progress import TrainingProgress, progress_for
-    from clear_mlflow.learning.session import check
+    from clear_mlflow.learning.process_group import process_group
+    from clear_mlflow.learning.progress import TrainingProgress, build_progress
+    from clear_mlflow.learning.session import check, download_missing, load_data, prepare
 
     gc.freeze()
     gc.enable()
     atexit.register(gc.unfreeze)  # Triton's bindings complain about frozen objects at the exit
     dist_env = read_dist_env()
     config = check(config, dist_env)
-    progress = progress_for(sys.stderr) if dist_env.keeps_record else TrainingProgress()
+    progress = build_progress(sys.stderr) if dist_env.keeps_record else TrainingProgress()
     with progress:
-        fetch(config, progress)
+        download_missing(config, progress)
         # The supervisor opens a run only after the parameters are known to fit the data.
         stream = load_data(config)
     send_message("checked", config)

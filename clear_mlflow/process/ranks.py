@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from clear_mlflow.core.distributed import DistributedEnv, threads_for_each
+from clear_mlflow.core.distributed import DistributedEnv, count_threads_per_process
 from clear_mlflow.core.errors import (
     ClearError,
     ConfigError,
@@ -37,7 +37,7 @@ def resolve_num_processes(requested: int | None, config: TrainConfig) -> int:
     import torch
 
     from clear_mlflow.learning.device import resolve_device
-    from clear_mlflow.learning.parallel.group import check_devices
+    from clear_mlflow.learning.process_group import check_devices
     from clear_mlflow.learning.session import check
 
     device, number = resolve_device(config.device), requested
@@ -58,7 +58,7 @@ def launch(num_processes: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_for_each(num_processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(count_threads_per_process(num_processes)))
     logging.disable(logging.ERROR)
     try:
         options = ["--standalone", "--nproc-per-node", str(num_processes), "--max-restarts", "0"]

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 
-from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
+from clear_mlflow.core.matrix import AccuracyMatrix, iter_measured_rows
 
 SCHEMA = {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
 
@@ -24,7 +24,7 @@ def matrix_json(matrix: AccuracyMatrix) -> str:
 def matrix_csv(matrix: AccuracyMatrix) -> str:
     """Return the matrix as CSV in full precision, with empty cells where not measured."""
     lines = [["trained_through", *map(disarm_formula, matrix.buckets)]]
-    for _, name, values in named_rows(matrix):
+    for _, name, values in iter_measured_rows(matrix):
         cells = ["" if math.isnan(value) else repr(value) for value in values.tolist()]
         lines.append([disarm_formula(name), *cells])
     return csv_text(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
+from clear_mlflow.core.matrix import TEST, AccuracyMatrix, iter_measured_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import truncate
@@ -80,7 +80,7 @@ def _format_headline(results: MetricResults, score: Score) -> list[str]:
 def _format_matrix(matrix: AccuracyMatrix) -> list[str]:
     """Return the matrix as a block of code: the UI drops the alignment of tables."""
     rows = [["", *(_clean_key(key) for key in matrix.buckets)]]
-    for i, name, values in named_rows(matrix):
+    for i, name, values in iter_measured_rows(matrix):
         label = "initial" if i < 0 else f"after {_clean_key(name)}"
         rows.append([label, *map(matrix.score.cell, values)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import AccuracyMatrix, whole_grid
-from clear_mlflow.core.text import ending, safe_repr, truncate
+from clear_mlflow.core.matrix import AccuracyMatrix, stack_all_rows
+from clear_mlflow.core.text import safe_repr, truncate, truncate_start
 from clear_mlflow.report.colours import SCALE, CellScale, build_cell_scale, is_dark
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def heatmap_figure(
 
     Cells that were not measured are hatched. width: inches, or None for cells of the usual size.
     """
-    grid, size = whole_grid(matrix), matrix.num_buckets
+    grid, size = stack_all_rows(matrix), matrix.num_buckets
     scale = scale or build_cell_scale(matrix.score, [grid])
     ticks = _ACCURACY_TICKS
     if not matrix.score.is_accuracy:
@@ -274,12 +274,12 @@ def fit_labels(texts: Sequence[str], size: float, width: float, limit: int) -> l
     """
     characters = enumerate(zip(*texts, strict=False))
     num_shared = next((i for i, letters in characters if len({*letters}) > 1), 0)
-    middles = [ending(text, len(text) - num_shared + 1) for text in texts]
+    middles = [truncate_start(text, len(text) - num_shared + 1) for text in texts]
     labels: list[str] = []
     for length in range(limit, 4, -1):
         candidates = (
             [truncate(text, length) for text in texts],
-            [ending(text, length) for text in texts],
+            [truncate_start(text, length) for text in texts],
             [truncate(text, length) for text in middles],
         )
         most_distinct = max(candidates, key=lambda candidate: len({*candidate}))

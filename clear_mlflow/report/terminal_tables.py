@@ -11,9 +11,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
+from clear_mlflow.core.matrix import TEST, AccuracyMatrix, iter_measured_rows
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.text import ending, printable, truncate
+from clear_mlflow.core.text import printable, truncate, truncate_start
 from clear_mlflow.metrics import MetricResult
 
 _WIDTH = 80  # columns of a terminal
@@ -38,7 +38,9 @@ def run_text(record: Record, metrics: Iterable[MetricResult]) -> Iterator[Render
 def matrix_table(matrix: AccuracyMatrix) -> Table:
     """Return the matrix in 80 columns, without middle buckets if it is too wide."""
     score = matrix.score
-    widest = max((len(score.cell(v)) for _, _, row in named_rows(matrix) for v in row), default=0)
+    widest = max(
+        (len(score.cell(v)) for _, _, row in iter_measured_rows(matrix) for v in row), default=0
+    )
     cell_width = max(_CELL, widest)
     max_columns = (_WIDTH - _LABEL) // (cell_width + 1)
     columns = list(range(matrix.num_buckets))
@@ -58,7 +60,7 @@ def matrix_table(matrix: AccuracyMatrix) -> Table:
         key = _shorten_key(matrix.buckets[j], key_width)
         table.add_column(key, justify="right", no_wrap=True, min_width=cell_width)
 
-    for i, name, values in named_rows(matrix):
+    for i, name, values in iter_measured_rows(matrix):
         label = Text("initial", style="dim")
         if i >= 0:
             label = Text.assemble("after ", _shorten_key(name, _LABEL - 7))
@@ -97,7 +99,7 @@ def as_text(*parts: RenderableType) -> str:
 
 def _shorten_key(key: str, width: int) -> Text:
     """Shorten a bucket key to *width* terminal columns, of which wide characters take two."""
-    text = ending(key, width)
+    text = truncate_start(key, width)
     while cell_len(text) > width:
-        text = ending(key, len(text) - 1)
+        text = truncate_start(key, len(text) - 1)
     return Text(text)

@@ -14,7 +14,7 @@ from mlflow.entities import Run
 
 from clear_mlflow.core.disk import create_durably
 from clear_mlflow.core.errors import ClearError, FailedMetricError, RecordError, TrackingError
-from clear_mlflow.core.record import ROWS_FOLDER, Record, RowRecord, assemble, row_index
+from clear_mlflow.core.record import ROWS_FOLDER, Record, RowRecord, assemble, parse_row_index
 from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.untrusted import (
     MAX_RESULTS_BYTES,
@@ -148,7 +148,7 @@ def list_row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
 
     Raises RecordError if a row file is too large, or missing although the run's tags name it.
     """
-    sizes = ArtifactFolder(client, run, ROWS_FOLDER).list_numbered(row_index, MAX_ROW_BYTES)
+    sizes = ArtifactFolder(client, run, ROWS_FOLDER).list_numbered(parse_row_index, MAX_ROW_BYTES)
     _check_for_missing_rows(run, sizes)
     return sizes
 
@@ -171,7 +171,7 @@ def read_row_files(
     if another row file is missing although the run's tags name it.
     """
     folder = ArtifactFolder(client, run, ROWS_FOLDER)
-    files = folder.read_files(folder.list_numbered(row_index, MAX_ROW_BYTES), MAX_ROW_BYTES)
+    files = folder.read_files(folder.list_numbered(parse_row_index, MAX_ROW_BYTES), MAX_ROW_BYTES)
     if may_be_missing is not None:
         _check_for_missing_rows(run, {*files, *may_be_missing})
     return files

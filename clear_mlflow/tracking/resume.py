@@ -18,7 +18,7 @@ from clear_mlflow.core.anytime import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
-from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_index
+from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, parse_row_index
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
@@ -28,7 +28,7 @@ from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
 from clear_mlflow.learning.parameters.logged import ARGUMENTS, dataset_runs_code
 from clear_mlflow.learning.parameters.recipes import AUTO
-from clear_mlflow.learning.registry import known_strategies
+from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import check_artifact_root, mlflow_errors
@@ -178,7 +178,7 @@ def resolve_resume_parameters(
     config, run_id = point.config, point.run.info.run_id
     stored_values = config.as_text()
     for name, runs_code in (
-        ("strategy", config.strategy not in known_strategies()),
+        ("strategy", config.strategy not in list_strategies()),
         ("dataset", dataset_runs_code(stored_values)),
     ):
         value = getattr(config, name)
@@ -354,7 +354,7 @@ def _read_rows(
     records_by_file: dict[str, RowRecord] = {}
     damaged_rows = set()
     for name, content in read_row_files(client, run).items():
-        row = row_index(name)
+        row = parse_row_index(name)
         try:
             records_by_file |= parse_rows({name: content})
         except RecordError as error:

@@ -18,7 +18,7 @@ from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
 from clear_mlflow.core.text import warn
-from clear_mlflow.core.version import __version__, software
+from clear_mlflow.core.version import __version__, list_software_versions
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
 from clear_mlflow.journal.uploader import Uploader, read_exit_wait
 from clear_mlflow.learning.measured import CurvePoint
@@ -122,7 +122,7 @@ class RunRecorder:
         all_tags = {k: v for k, v in grouping.items() if k not in run.data.tags} | {
             **tags,
             names.VERSION_TAG: __version__,
-            names.SOFTWARE_TAG: software(*libraries),
+            names.SOFTWARE_TAG: list_software_versions(*libraries),
             **build_families_tag(self.families, run.data.tags),
         }
         for tag in {names.ERROR_TAG, names.DIVERGED_TAG} & run.data.tags.keys():

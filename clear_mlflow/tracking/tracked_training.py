@@ -24,7 +24,7 @@ from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError
 from clear_mlflow.core.text import warn
 from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.learning.measured import Training
-from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.process.training_process import TrainingDied, TrainingProcess
@@ -160,7 +160,7 @@ def train_sweep_run(
     os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
     os.environ |= {"MLFLOW_RUN_ID": run_id, "MLFLOW_EXPERIMENT_ID": experiment_id}
     with StoppingSignals(print_message=False) as signals:
-        parameters = {**parameter_defaults(), **requested}
+        parameters = {**list_parameter_defaults(), **requested}
         process = TrainingProcess(TrainConfig.resolve(parameters))
         result = train_supervised(process, parameters, signals)
     return result.exit_code, result.error, result.exit_code == 128 + signal.SIGKILL

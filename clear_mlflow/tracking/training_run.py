@@ -17,7 +17,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.core.matrix import measured_split
+from clear_mlflow.core.matrix import get_measured_split
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     PREDICTIONS_FOLDER,
@@ -30,7 +30,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.uploader import read_curve_steps
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training, TrainingState
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.logged import parameters_to_log
+from clear_mlflow.learning.parameters.logged import select_parameters_to_log
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.metrics import split_families
 from clear_mlflow.store import names
@@ -115,7 +115,7 @@ class TrainingRun:
         row_fields = {
             "dataset": DatasetIdentity(metadata.name, metadata.digest),
             "protocol": metadata.protocol,
-            "split": measured_split(metadata.split),
+            "split": get_measured_split(metadata.split),
             "seed": self._config.seed,
             "extra": extra,
         }
@@ -246,7 +246,7 @@ class TrainingRun:
             "strategy": config.strategy,
             "dataset": config.stream_name,
             "protocol": config.protocol,
-            "split": measured_split(config.split),
+            "split": get_measured_split(config.split),
             **({"seed": str(config.seed)} if config.seeds == NONE else {"seeds": config.seeds}),
             "model": config.model,
         }
@@ -263,7 +263,7 @@ class TrainingRun:
             if run.data.tags.get(MLFLOW_GIT_COMMIT) == commit.removesuffix("-dirty"):
                 self._client.delete_tag(self._run_id, MLFLOW_GIT_COMMIT)
                 tags |= {} if user_commit is None else {MLFLOW_GIT_COMMIT: user_commit[:40]}
-        params = parameters_to_log(config, self._requested, run.data.params)
+        params = select_parameters_to_log(config, self._requested, run.data.params)
         self.recorder.log_configuration(
             run, params=params, grouping=grouping, tags=tags, libraries=("torch", "torchvision")
         )

@@ -19,13 +19,12 @@ from short_stream import SLOWLY, options
 from test_end_to_end import LONG, environment, only_run, rows_folder, select_scores, stored_matrix
 
 from clear_mlflow.cli import main
-from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv, read_dist_env
+from clear_mlflow.core.distributed import SINGLE_PROCESS_ENV, DistributedEnv, read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.session import check, prepare
+from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.learning.strategies._base import Strategy, load_strategy
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
@@ -36,7 +35,7 @@ class ForOne(Strategy):
 
 
 WORKER = Path(__file__).parents[1] / "support" / "distributed_worker.py"
-TOGETHER = [name for name in known_strategies() if load_strategy(name).several_processes]
+TOGETHER = [name for name in list_strategies() if load_strategy(name).supports_distributed]
 
 OF_FEATURES = {"features": "made_up", "epochs": "1", "batch_size": "7"}
 GENTLY = {"lr": "0.01", "momentum": "0"}  # others only forget where these amplify rounding
@@ -305,8 +304,8 @@ def test_place_is_what_torchrun_says():
         "MASTER_PORT": "1",
     }
     assert read_dist_env(environment) == DistributedEnv(rank=3, size=4, local_rank=1, local_size=2)
-    assert read_dist_env({}) is ALONE_HERE
-    assert read_dist_env({"WORLD_SIZE": "8"}) is ALONE_HERE
+    assert read_dist_env({}) is SINGLE_PROCESS_ENV
+    assert read_dist_env({"WORLD_SIZE": "8"}) is SINGLE_PROCESS_ENV
     assert read_dist_env({**environment, "RANK": "0", "WORLD_SIZE": "1"}).size == 1
     for changes in ({"RANK": "4"}, {"RANK": "x"}, {"LOCAL_RANK": "2"}):
         with pytest.raises(ConfigError, match="RANK"):

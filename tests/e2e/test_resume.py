@@ -24,12 +24,11 @@ from stored_runs import history, read_stored_rows, wait_for_row, without_machine
 from clear_mlflow import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.predictions import predictions_file_name
-from clear_mlflow.core.record import RowRecord, row_index
+from clear_mlflow.core.record import RowRecord, parse_row_index
 from clear_mlflow.journal.run_folder import RunFolder, default_root
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.session import check, prepare
 from clear_mlflow.metrics import summarize
 from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import names
@@ -528,7 +527,7 @@ def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupt
     states = artifacts(run).glob("training_state/*.json")
     last_row = max(json.loads(state.read_text())["row"] for state in states)
     for file in rows.glob("row_*.json"):  # a row whose state was on its way
-        if row_index(file.name) > last_row:
+        if parse_row_index(file.name) > last_row:
             file.unlink()
     # Row 4, say, as a device measured it that this one is not: with the counts of the row before.
     content = json.loads((rows / f"row_{last_row:03}.json").read_text())

@@ -18,8 +18,8 @@ from scipy.stats import chisquare
 from torchvision.transforms import CenterCrop, Resize
 
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
-from clear_mlflow.learning.samples.decoded import DecodedStream
-from clear_mlflow.learning.samples.photos import Photos
+from clear_mlflow.learning.photos import Photos
+from clear_mlflow.learning.samples import DecodedStream
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:

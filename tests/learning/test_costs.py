@@ -16,19 +16,18 @@ from torchvision.models import VisionTransformer
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.checkpoint import read_state, to_bytes
-from clear_mlflow.learning.loop import fresh_model, train
+from clear_mlflow.learning.loop import build_untrained_model, train
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.registry import WITHOUT_STEPS, known_strategies
 from clear_mlflow.learning.session import check
-from clear_mlflow.learning.strategies import ewc
+from clear_mlflow.learning.strategies import WITHOUT_STEPS, ewc, list_strategies
 from clear_mlflow.learning.strategies._weights import copy_weights
 from clear_mlflow.learning.strategies.er_ace import ErAce
 from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.training import costs as meter
-from clear_mlflow.learning.training.trainer import learning_rate
+from clear_mlflow.learning.training.trainer import compute_learning_rate
 
 ON_FEATURES = {"linear", *WITHOUT_STEPS}
-BY_GRADIENTS = sorted(set(known_strategies()) - ON_FEATURES)
+BY_GRADIENTS = sorted(set(list_strategies()) - ON_FEATURES)
 
 
 @pytest.mark.parametrize("trains", [True, False])
@@ -312,7 +311,7 @@ def test_learning_rates_are_shares_of_the_budget(strategy, schedule, tmp_path):
         **SCHEDULES[schedule],
     )
     rates_by_bucket = record_rates(image_stream(tmp_path, train=(8, 8, 8)), settings)
-    expected_rates = [learning_rate(settings, epoch) for epoch in range(12)]
+    expected_rates = [compute_learning_rate(settings, epoch) for epoch in range(12)]
     for rates in rates_by_bucket:  # in each bucket, all steps of a strategy cost the same
         tolerance = 1 if 24 % len(rates) == 0 else 2
         for rate in {*expected_rates, *rates}:
@@ -338,7 +337,7 @@ def record_rates(stream, settings):
     rates_by_bucket = []
 
     class Buckets(TrainingProgress):
-        def bucket_started(self, key, *, position, num_buckets):
+        def bucket_started(self, key, *, bucket_index, num_buckets):
             rates_by_bucket.append([])
 
     hook = register_optimizer_step_pre_hook(
@@ -372,7 +371,7 @@ def test_derpp_keeps_images_with_logits_only(features, tmp_path):
 class Extravagant(Naive):
     """Computes after each bucket as much as 15 steps."""
 
-    def after_bucket(self, position):
+    def after_bucket(self, bucket_index):
         self.model(torch.zeros(180, 3, 8, 8))
 
 
@@ -408,11 +407,11 @@ def test_seconds_of_tests_are_not_of_the_training(monkeypatch):
     )
     settings = on_features(strategy="linear")
     stream = feature_stream()
-    model = fresh_model(stream, settings)
+    model = build_untrained_model(stream, settings)
     strategy, _ = strategy_on(stream, settings, model)
     costs = meter.CostMeter(torch.device("cpu"))
     pass_time(5)
-    costs.begin()
+    costs.begin_bucket()
     for seconds in (3, 4):
         pass_time(1)
         with costs.test():
@@ -490,7 +489,7 @@ def test_what_does_not_fit_into_its_bytes_is_refused(strategy, bytes_needed, row
     stream = image_stream(tmp_path)
     if bytes_needed == "three":
         bytes_needed = 12 * sum(
-            w.numel() for w in fresh_model(stream, on_images("naive")).parameters()
+            w.numel() for w in build_untrained_model(stream, on_images("naive")).parameters()
         )
     enough = train_all(stream, on_images(strategy, memory_budget=bytes_needed))
     assert enough[-1].row.cost.stored_bytes == bytes_needed
@@ -523,7 +522,7 @@ def test_what_is_kept_beside_a_buffer_is_in_the_bytes(tmp_path):
 class WithACopy(ErAce):
     """Keeps the first weights, too."""
 
-    keeps = (*ErAce.keeps, "_first")
+    state_attributes = (*ErAce.state_attributes, "_first")
 
     def setup(self):
         super().setup()

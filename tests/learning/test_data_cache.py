@@ -27,8 +27,8 @@ from clear_mlflow.data.cache import (
     UnusableFileError,
     check_private,
 )
-from clear_mlflow.data.decoding.decode import DecodedImages, Resize, decode
-from clear_mlflow.data.decoding.decoded_cache import DecodedCache
+from clear_mlflow.data.decode import DecodedImages, Resize, decode
+from clear_mlflow.data.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import ImageSet
 
 RESIZE = Resize(16)
@@ -338,8 +338,8 @@ BUILDER = """
 import hashlib, json, resource, sys
 from pathlib import Path
 import numpy as np
-from clear_mlflow.data.decoding.decode import Resize
-from clear_mlflow.data.decoding.decoded_cache import DecodedCache
+from clear_mlflow.data.decode import Resize
+from clear_mlflow.data.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import ImageSet
 
 folder, images, what = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]

@@ -18,10 +18,9 @@ from torchvision.transforms import functional
 from torchvision.transforms._presets import ImageClassification
 
 from clear_mlflow.core.errors import ClearError, ConfigError
-from clear_mlflow.data import load_stream
-from clear_mlflow.data.decoding import decode
+from clear_mlflow.data import decode, load_stream
 from clear_mlflow.data.features.stored import load_features
-from clear_mlflow.data.stream import image_sets
+from clear_mlflow.data.stream import iter_image_sets
 from clear_mlflow.learning.inference.backbones import (
     Backbone,
     build_torchvision_transform,
@@ -148,7 +147,7 @@ def test_changed_data_has_no_features(root, tmp_path):
     """One image that was replaced is reported, and not given the old one's features."""
     changed = tmp_path / "changed"
     shutil.copytree(root, changed)
-    path = next(iter(image_sets(load_test_stream(changed, tmp_path)))).paths[0]
+    path = next(iter(iter_image_sets(load_test_stream(changed, tmp_path)))).paths[0]
     Image.new("RGB", (40, 36), "red").save(path)
     message = one_line(
         load_features, load_test_stream(changed, tmp_path), "mine", cache_dir=tmp_path
@@ -221,7 +220,7 @@ def test_damaged_features_are_extracted_anew(root, folder, tmp_path, backbone):
 def test_an_unreadable_image_stops_the_extraction(tmp_path, backbone):
     """Its path is reported."""
     root = write_released(tmp_path / "data")
-    images = next(iter(image_sets(load_test_stream(root, tmp_path))))
+    images = next(iter(iter_image_sets(load_test_stream(root, tmp_path))))
     images.paths[4].write_bytes(b"no image")
     assert str(images.paths[4]) in one_line(extract_features, root, tmp_path, backbone)
 

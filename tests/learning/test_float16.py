@@ -12,9 +12,9 @@ from strategy_runs import image_stream, strategy_on, train_rows, train_with_stat
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.checkpoint import read_state
-from clear_mlflow.learning.loop import fresh_model
-from clear_mlflow.learning.parallel.group import ProcessGroup
-from clear_mlflow.learning.samples.decoded import Batch
+from clear_mlflow.learning.loop import build_untrained_model
+from clear_mlflow.learning.process_group import ProcessGroup
+from clear_mlflow.learning.samples import Batch
 from clear_mlflow.learning.strategies import agem
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies.agem import Agem
@@ -50,10 +50,10 @@ def read_scaler(state):
 class Seen(Strategy):
     """Keeps the gradients that strategies see; its loss is so small that float16 has none of it."""
 
-    scratch = ("gradients",)
+    temporary_attributes = ("gradients",)
 
-    def loss(self, forward, batch):
-        return super().loss(forward, batch) * 1e-6
+    def compute_loss(self, forward, batch):
+        return super().compute_loss(forward, batch) * 1e-6
 
     def before_step(self):
         self.gradients = [weight.grad.clone() for weight in self.model.parameters()]
@@ -79,7 +79,7 @@ def test_strategies_see_the_gradients_of_the_loss_itself(tmp_path):
 
     def gradients(precision):
         settings = fp16(precision=precision, strategy=f"{__name__}:Seen", epochs=1)
-        strategy, trainer = strategy_on(stream, settings, fresh_model(stream, settings))
+        strategy, trainer = strategy_on(stream, settings, build_untrained_model(stream, settings))
         strategy.learn(0, trainer)
         return strategy.gradients
 
@@ -96,7 +96,7 @@ def test_what_limits_agems_steps_is_a_gradient_of_float32(tmp_path, monkeypatch)
             agem, "project", lambda gradient, reference: gradients.append(reference)
         )
         settings = fp16(precision=precision, strategy=f"{__name__}:Small", epochs=1)
-        strategy, trainer = strategy_on(stream, settings, fresh_model(stream, settings))
+        strategy, trainer = strategy_on(stream, settings, build_untrained_model(stream, settings))
         strategy.learn(0, trainer)
         strategy.after_bucket(0)
         strategy.learn(1, trainer)
@@ -110,7 +110,7 @@ def test_a_step_whose_gradients_overflow_is_not_taken(tmp_path, name):
     """Weights stay, each halves the scale, and all that strategies add up is finite."""
     stream = image_stream(tmp_path)
     settings = fp16(strategy=name, epochs=3, batch_size=4)
-    model = fresh_model(stream, settings)
+    model = build_untrained_model(stream, settings)
     strategy, trainer = strategy_on(stream, settings, model)
     strategy.learn(0, trainer)
     strategy.after_bucket(0)
@@ -137,12 +137,12 @@ def test_a_share_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, name
     """Not even what is not a number: the scale itself has no place in float16."""
     stream = image_stream(tmp_path)
     settings = fp16(strategy=name)
-    model = fresh_model(stream, settings)
+    model = build_untrained_model(stream, settings)
     strategy, _ = strategy_on(stream, settings, model)
     strategy.group = ProcessGroup(1, 2)
     nothing = Batch(torch.empty(0, 3, 8, 8), *torch.empty(2, 0, dtype=torch.int64))
     with torch.autocast("cpu", torch.float16):
-        loss = strategy.share_of_loss(model.eval(), nothing)
+        loss = strategy.compute_loss_share(model.eval(), nothing)
     (loss * 2.0**16).backward()
     assert all(weight.grad.eq(0).all() for weight in model.parameters())
 
@@ -156,15 +156,15 @@ def test_a_loss_that_is_no_number_still_ends_the_training(tmp_path):
 class Steep(Strategy):
     """Its loss is that of naive, and its gradients fit float16 at no scale."""
 
-    def loss(self, forward, batch):
-        loss = super().loss(forward, batch)
+    def compute_loss(self, forward, batch):
+        loss = super().compute_loss(forward, batch)
         return loss + (loss - loss.detach()) * 1e36
 
 
 def test_gradients_that_are_never_finite_are_said(tmp_path):
     """Else the training would end with the model that it began with, and a finite loss."""
     steep = fp16(strategy=f"{__name__}:Steep", epochs=20, batch_size=4)
-    with pytest.raises(DivergedError, match="gradients on bucket key0 are not finite numbers"):
+    with pytest.raises(DivergedError, match="gradients on bucket key0 are not finite in float16"):
         train_rows(image_stream(tmp_path), steep)
 
 

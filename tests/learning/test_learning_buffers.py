@@ -14,7 +14,7 @@ from learning_streams import config
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import BUFFERS, AuthorsReservoir, load_buffer
-from clear_mlflow.learning.device import RngPurpose, generator
+from clear_mlflow.learning.device import RngPurpose, build_generator
 from clear_mlflow.learning.strategies._base import check_strategy
 
 CLASSES = 4
@@ -31,8 +31,8 @@ def build_buffer(name, capacity, *, alpha=None, seed=0):
 
 def fill_buffer(buffer, labels_of_buckets):
     """Return the buffer, once it was offered a stream."""
-    for position, labels in enumerate(labels_of_buckets):
-        buffer.offer(position, np.array(labels))
+    for bucket_index, labels in enumerate(labels_of_buckets):
+        buffer.update(bucket_index, np.array(labels))
     return buffer
 
 
@@ -52,13 +52,13 @@ def test_a_buffer_tells_what_it_kept(name, labels_of_buckets, capacity):
     """What is carried along with an image stays next to it. Nothing is held twice or too much."""
     buffer = build_buffer(name, capacity)
     retained = []
-    for position, labels in enumerate(labels_of_buckets):
-        candidates = retained + [(position, index) for index in range(len(labels))]
-        retained = [candidates[i] for i in buffer.offer(position, np.array(labels))]
+    for bucket_index, labels in enumerate(labels_of_buckets):
+        candidates = retained + [(bucket_index, index) for index in range(len(labels))]
+        retained = [candidates[i] for i in buffer.update(bucket_index, np.array(labels))]
         assert held(buffer) == retained
         assert len(set(retained)) == len(buffer) <= capacity
         assert buffer.labels.tolist() == [labels_of_buckets[b][i] for b, i in retained]
-        num_seen = sum(map(len, labels_of_buckets[: position + 1]))
+        num_seen = sum(map(len, labels_of_buckets[: bucket_index + 1]))
         if name != "greedy_balanced":  # it may leave a place to a class yet to come
             assert len(buffer) == min(num_seen, capacity)
 
@@ -74,9 +74,9 @@ def test_what_is_held_follows_from_the_seed(name):
     assert first != other
 
 
-def arrivals(seed, position, count):
+def arrivals(seed, bucket_index, count):
     """Return what a biased reservoir draws for a bucket: the order, luck, and places."""
-    draws = generator(seed, RngPurpose.BUFFER, position)
+    draws = build_generator(seed, RngPurpose.BUFFER, bucket_index)
     order = torch.randperm(count, generator=draws).tolist()
     luck = torch.rand(count, generator=draws, dtype=torch.float64).tolist()
     return order, luck, draws
@@ -88,18 +88,18 @@ def arrivals(seed, position, count):
 def test_biased_reservoir_is_the_papers_loop_over_images(alpha, labels_of_buckets, capacity):
     """Fill the buffer. Then each image, with probability alpha k / n, for one that is held."""
     reservoir, n = [], 0
-    for position, labels in enumerate(labels_of_buckets):
-        order, luck, draws = arrivals(0, position, len(labels))
+    for bucket_index, labels in enumerate(labels_of_buckets):
+        order, luck, draws = arrivals(0, bucket_index, len(labels))
         slots = torch.randint(capacity, (len(labels),), generator=draws).tolist()
         for image, chance, slot in zip(order, luck, slots, strict=True):
             n += 1
             if len(reservoir) < capacity:
-                reservoir.append((position, image))
+                reservoir.append((bucket_index, image))
                 continue
             value = {"0.75n/k": 0.75 * n / capacity, "1*n/k": n / capacity}.get(alpha)
             value = float(alpha) if value is None else value
             if chance < value * capacity / n - 1e-12:
-                reservoir[slot] = (position, image)
+                reservoir[slot] = (bucket_index, image)
         reservoir.sort()  # the buffer keeps the order of the stream; a random place is one in any
     assert (
         held(
@@ -120,7 +120,7 @@ def test_the_authors_reservoir_is_their_storage_policy(alpha, sizes, capacity):
     buffer_index_list = []
     buffer = AuthorsReservoir(capacity=capacity, num_classes=1, seed=0, alpha=alpha)
     for experience, size in enumerate(sizes):
-        draws = generator(0, RngPurpose.BUFFER, experience)
+        draws = build_generator(0, RngPurpose.BUFFER, experience)
         indices = list(range(size))
         if size > capacity:
             indices = torch.randperm(size, generator=draws).tolist()[:capacity]
@@ -135,7 +135,7 @@ def test_the_authors_reservoir_is_their_storage_policy(alpha, sizes, capacity):
             if chance <= prob:
                 new_items.append((experience, index))
         buffer_index_list = buffer_index_list[: len(buffer_index_list) - len(new_items)] + new_items
-        buffer.offer(experience, np.zeros(size, dtype=np.int64))
+        buffer.update(experience, np.zeros(size, dtype=np.int64))
         assert held(buffer) == buffer_index_list
 
 
@@ -143,8 +143,8 @@ def test_the_authors_reservoir_has_all_classes_of_a_sorted_bucket():
     """CLEAR-100: a third of a bucket that is sorted by class, as files are."""
     labels = np.repeat(np.arange(100), 99)
     buffer = AuthorsReservoir(capacity=3300, num_classes=100, seed=0, alpha="1")
-    for position in range(2):
-        buffer.offer(position, labels)
+    for bucket_index in range(2):
+        buffer.update(bucket_index, labels)
         counts = np.bincount(buffer.labels, minlength=100)
         assert counts.sum() == 3300
         assert counts.min() >= 15  # 33 on average, with a deviation of less than 5
@@ -190,11 +190,11 @@ def test_inclusion_probabilities(name, alpha, insertion):
     assert sum(p * size for p, size in zip(expected, sizes, strict=True)) == pytest.approx(capacity)
     if insertion(7) * 7 == 5:
         assert expected == pytest.approx([capacity / sum(sizes)] * 3)  # Vitter: uniform
-    for position, size in enumerate(sizes):
-        p = expected[position]
+    for bucket_index, size in enumerate(sizes):
+        p = expected[bucket_index]
         for index in range(size):
             five_sigma = 5 * (p * (1 - p) / runs) ** 0.5
-            assert counts[position, index] / runs == pytest.approx(p, abs=five_sigma)
+            assert counts[bucket_index, index] / runs == pytest.approx(p, abs=five_sigma)
 
 
 def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability():
@@ -207,9 +207,9 @@ def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability()
         )
     expected = 2 / 6
     five_sigma = 5 * (expected * (1 - expected) / runs) ** 0.5
-    for position, of_bucket in enumerate(labels):
+    for bucket_index, of_bucket in enumerate(labels):
         for index in range(len(of_bucket)):
-            assert counts[position, index] / runs == pytest.approx(expected, abs=five_sigma)
+            assert counts[bucket_index, index] / runs == pytest.approx(expected, abs=five_sigma)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,9 @@ def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability()
 def test_a_wrong_alpha_is_one_line(alpha):
     """It states what is expected. A biased reservoir has no default of its own."""
     parameters = config(strategy="replay", strategy_args=f"buffer=biased_reservoir,alpha={alpha}")
-    with pytest.raises(ConfigError, match=r"alpha=2, or a share .* alpha=0\.75n/k") as raised:
+    with pytest.raises(
+        ConfigError, match=r"alpha=2, or a multiple of n/k, .* alpha=0\.75n/k"
+    ) as raised:
         check_strategy(parameters)
     assert "\n" not in str(raised.value)
 
@@ -235,8 +237,8 @@ def test_alpha_is_refused_where_it_means_nothing(name):
 def test_greedy_balanced_is_algorithm_1_of_gdumb(labels_of_buckets, capacity):
     """The paper's loop: Y classes seen, C counts, D the memory of pairs."""
     seen_classes, counts, memory = set(), {}, []
-    for position, labels in enumerate(labels_of_buckets):
-        order, luck, _ = arrivals(0, position, len(labels))
+    for bucket_index, labels in enumerate(labels_of_buckets):
+        order, luck, _ = arrivals(0, bucket_index, len(labels))
         for image, chance in zip(order, luck, strict=True):
             y = labels[image]
             if y not in seen_classes or counts[y] < capacity / len(seen_classes):
@@ -245,12 +247,12 @@ def test_greedy_balanced_is_algorithm_1_of_gdumb(labels_of_buckets, capacity):
                     of_class = [pair for pair in memory if pair[1] == y_r]
                     memory.remove(of_class[int(chance * len(of_class))])
                     counts[y_r] -= 1
-                memory.append(((position, image), y))
+                memory.append(((bucket_index, image), y))
                 counts[y] = counts.get(y, 0) + 1
                 seen_classes.add(y)
         # Between buckets, the buffer keeps the order of the stream.
         memory.sort()
         buffer = fill_buffer(
-            build_buffer("greedy_balanced", capacity), labels_of_buckets[: position + 1]
+            build_buffer("greedy_balanced", capacity), labels_of_buckets[: bucket_index + 1]
         )
         assert list(zip(held(buffer), buffer.labels.tolist(), strict=True)) == memory

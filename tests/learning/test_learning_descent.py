@@ -10,12 +10,12 @@ from learning_streams import CPU, config, random_stream, squares
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.learning.loop import fresh_model
+from clear_mlflow.learning.loop import build_untrained_model
 from clear_mlflow.learning.models import build_model, get_head
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import DecodedStream, Samples
+from clear_mlflow.learning.samples import DecodedStream, Samples
 from clear_mlflow.learning.strategies._base import Strategy
-from clear_mlflow.learning.training.trainer import Trainer, build_optimizer, learning_rate
+from clear_mlflow.learning.training.trainer import Trainer, build_optimizer, compute_learning_rate
 
 
 def linear_model():
@@ -35,8 +35,10 @@ def train_model(settings, *, buckets=1, model=None, hooks=Strategy):
     model = model or linear_model()
     trainer = Trainer(model, settings, keys=("1", "2", "3"), progress=TrainingProgress())
     strategy = hooks(settings, None, model, None)
-    for position in range(buckets):
-        trainer.train_bucket(features(seed=position), position=position, strategy=strategy)
+    for bucket_index in range(buckets):
+        trainer.train_bucket(
+            features(seed=bucket_index), bucket_index=bucket_index, strategy=strategy
+        )
     return model
 
 
@@ -51,7 +53,7 @@ def full(**changes):
 def literal(settings, samples, state, model, optimizer):
     """One bucket of full-batch descent by the optimisers' papers, written out."""
     for epoch in range(settings.epochs):
-        lr = learning_rate(settings, epoch)
+        lr = compute_learning_rate(settings, epoch)
         loss = cross_entropy(model(samples.images), samples.labels)
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         state["step"] = state.get("step", 0) + 1
@@ -80,10 +82,10 @@ def test_optimisers_equal_their_papers_and_keep_or_lose_their_state(optimizer, k
     """Over three buckets. Peers differ silently in what becomes of momentum, here it is said."""
     settings = full(optimizer=optimizer, optimizer_state=keeps_state)
     reference, state = linear_model(), {}
-    for position in range(3):
+    for bucket_index in range(3):
         if keeps_state == "reset":
             state = {}
-        literal(settings, features(seed=position), state, reference, optimizer)
+        literal(settings, features(seed=bucket_index), state, reference, optimizer)
     weights = train_model(settings, buckets=3)
     torch.testing.assert_close(read_weights(weights), read_weights(reference), rtol=1e-4, atol=1e-6)
     other = full(
@@ -97,7 +99,7 @@ def test_schedules_are_their_formulas():
 
     def rates(**changes):
         settings = config(lr=0.8, epochs=8, **changes)
-        return [learning_rate(settings, epoch) for epoch in range(8)]
+        return [compute_learning_rate(settings, epoch) for epoch in range(8)]
 
     assert rates(schedule="constant") == [0.8] * 8
     assert rates(schedule="step", lr_step=3, lr_gamma=0.5) == [0.8] * 3 + [0.4] * 3 + [0.2] * 2
@@ -135,12 +137,12 @@ def test_hooks_are_called_in_their_order_around_each_step():
     events = []
 
     class Told(Strategy):
-        def begin_epoch(self, position, epoch, num_steps):
-            events.append(("epoch", position, epoch, num_steps))
+        def begin_epoch(self, bucket_index, epoch, num_steps):
+            events.append(("epoch", bucket_index, epoch, num_steps))
 
-        def loss(self, forward, batch):
+        def compute_loss(self, forward, batch):
             events.append(("loss", len(batch.labels)))
-            return super().loss(forward, batch)
+            return super().compute_loss(forward, batch)
 
         def before_step(self):
             events.append(("gradient", self.model.weight.grad.abs().sum().item() > 0))
@@ -159,7 +161,7 @@ def test_bf16_computes_in_bf16_and_keeps_float32_weights():
     dtypes = []
 
     class Seen(Strategy):
-        def loss(self, forward, batch):
+        def compute_loss(self, forward, batch):
             logits = forward(batch.inputs)
             dtypes.append(logits.dtype)
             return self.criterion(logits, batch.labels)
@@ -182,7 +184,7 @@ def test_a_frozen_backbone_changes_in_nothing_but_its_head(name):
     settings = config(model=name, image_size=32, freeze="backbone", epochs=1)
     trainer = Trainer(model, settings, keys=("1",), progress=TrainingProgress())
     samples = Samples(squares(images), torch.arange(8) % 3)
-    trainer.train_bucket(samples, position=0, strategy=Strategy(settings, None, model, None))
+    trainer.train_bucket(samples, bucket_index=0, strategy=Strategy(settings, None, model, None))
     head = {id(p) for p in get_head(model).parameters()}
     of_head = {k for k, p in model.named_parameters() if id(p) in head}
     changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
@@ -196,20 +198,20 @@ def test_restarting_forgets_weights_and_optimiser(tmp_path):
     stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     settings = config(optimizer_state="keep")
-    model = fresh_model(decoded, settings)
+    model = build_untrained_model(decoded, settings)
     trainer = Trainer(model, settings, keys=("1", "2"), progress=TrainingProgress())
     hooks = Strategy(settings, decoded, model, None)
-    trainer.train_bucket(decoded.train(0), position=0, strategy=hooks)
-    trainer.restart(fresh_model(decoded, settings, 1))
-    trainer.train_bucket(decoded.train(0), position=1, strategy=hooks)
-    alone = fresh_model(decoded, settings, 1)
+    trainer.train_bucket(decoded.train(0), bucket_index=0, strategy=hooks)
+    trainer.restart(build_untrained_model(decoded, settings, 1))
+    trainer.train_bucket(decoded.train(0), bucket_index=1, strategy=hooks)
+    alone = build_untrained_model(decoded, settings, 1)
     Trainer(alone, settings, keys=("1", "2"), progress=TrainingProgress()).train_bucket(
-        decoded.train(0), position=1, strategy=Strategy(settings, decoded, alone, None)
+        decoded.train(0), bucket_index=1, strategy=Strategy(settings, decoded, alone, None)
     )
     assert torch.equal(read_weights(model), read_weights(alone))
     assert not torch.equal(
-        read_weights(fresh_model(decoded, settings)),
-        read_weights(fresh_model(decoded, settings, 1)),
+        read_weights(build_untrained_model(decoded, settings)),
+        read_weights(build_untrained_model(decoded, settings, 1)),
     )
 
 

@@ -13,34 +13,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learning_streams import CPU, random_stream, read_pixels, squares
 
-from clear_mlflow.data.decoding.decode import DecodedImages
-from clear_mlflow.data.decoding.decoded_cache import DecodedCache
+from clear_mlflow.data.decode import DecodedImages
+from clear_mlflow.data.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import Bucket
-from clear_mlflow.learning.device import RngPurpose, derive_seed, generator
-from clear_mlflow.learning.models import build_model, input_dtype
-from clear_mlflow.learning.samples.decoded import (
-    DecodedStream,
-    Samples,
-    batch_bounds,
-    multiply_and_add,
-    normalise,
-    training_batches,
-)
-from clear_mlflow.learning.samples.photos import (
+from clear_mlflow.learning.device import RngPurpose, build_generator, derive_seed
+from clear_mlflow.learning.models import build_model, get_input_dtype
+from clear_mlflow.learning.photos import (
     Photos,
-    augmentation,
+    build_augmentation,
     gather_mirrored_lines,
     join_indices,
-    whole_bucket,
+    list_bucket_indices,
     wrap_photos,
+)
+from clear_mlflow.learning.samples import (
+    DecodedStream,
+    Samples,
+    compute_batch_bounds,
+    iter_training_batches,
+    multiply_and_add,
+    normalise,
 )
 
 
 def batches(samples, **changes):
     """Return the batches of one epoch as a list."""
     options = {"batch_size": 3, "device": CPU, "seed": 0}
-    options |= {"position": 0, "epoch": 0, **changes}
-    epoch = training_batches(samples, **options)
+    options |= {"bucket_index": 0, "epoch": 0, **changes}
+    epoch = iter_training_batches(samples, **options)
     return [(batch.inputs, batch.labels) for batch in epoch]
 
 
@@ -53,7 +53,7 @@ def literal_normalised(pixel, channel):
 @given(st.integers(1, 200), st.integers(1, 70))
 def test_batches_cover_every_image_once_and_never_leave_one_alone(count, batch_size):
     """A rest of one image joins the batch before it. All other batches are full."""
-    bounds = batch_bounds(count, batch_size)
+    bounds = compute_batch_bounds(count, batch_size)
     assert [i for start, stop in bounds for i in range(start, stop)] == list(range(count))
     sizes = [stop - start for start, stop in bounds]
     assert all(size == batch_size for size in sizes[:-1])
@@ -90,9 +90,9 @@ def test_a_gpu_makes_input_of_bytes_in_one_operation():
 def test_images_become_what_the_first_convolution_computes_in(model):
     """One that scales its own input gets float32, whose rounding would change that."""
     built = build_model(model, num_classes=3, image_size=32)
-    assert input_dtype(built, "off") == input_dtype(built, "tf32") == torch.float32
+    assert get_input_dtype(built, "off") == get_input_dtype(built, "tf32") == torch.float32
     expected = torch.float32 if model == "googlenet" else torch.bfloat16
-    assert input_dtype(built, "bf16") == expected
+    assert get_input_dtype(built, "bf16") == expected
     assert normalise(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), expected).dtype == expected
 
 
@@ -107,7 +107,7 @@ def test_crops_are_those_of_a_loop_over_images(sizes, chosen, name, seed):
     random = np.random.default_rng(seed)
     images = [random.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in sizes]
     flat = np.concatenate([image.reshape(-1) for image in images])
-    transform = augmentation(name, 4)
+    transform = build_augmentation(name, 4)
     assert transform.crop == (name != "none")
     photos = wrap_photos(DecodedImages(flat, np.array(sizes)), transform)
     order = torch.tensor(chosen) % len(images)
@@ -149,14 +149,14 @@ def test_an_epoch_without_margin_is_every_image_once_and_untouched():
 def test_order_and_crops_follow_from_seed_bucket_and_epoch_alone():
     """What was drawn before changes nothing. Each of the three changes everything."""
     pixels = torch.randint(0, 256, (20, 10, 10, 3), dtype=torch.uint8)
-    transform = augmentation("random_crop_flip", 8)
+    transform = build_augmentation("random_crop_flip", 8)
     samples = Samples(squares(pixels, transform), torch.arange(20))
     first = batches(samples)
     torch.rand(17)
     for (images, labels), (again, same) in zip(first, batches(samples), strict=True):
         assert torch.equal(images, again)
         assert torch.equal(labels, same)
-    for other in ({"seed": 1}, {"position": 1}, {"epoch": 1}):
+    for other in ({"seed": 1}, {"bucket_index": 1}, {"epoch": 1}):
         assert batches(samples, **other)[0][1].tolist() != first[0][1].tolist()
 
 
@@ -165,7 +165,9 @@ def test_seeds_differ_by_purpose_and_take_any_whole_number():
     seeds = {derive_seed(0, purpose, 1) for purpose in RngPurpose}
     assert len(seeds) == len(RngPurpose)
     assert 0 <= derive_seed(10**40, RngPurpose.ORDER, 3, 2) < 2**63
-    assert generator(3, RngPurpose.ORDER, 1).initial_seed() == derive_seed(3, RngPurpose.ORDER, 1)
+    assert build_generator(3, RngPurpose.ORDER, 1).initial_seed() == derive_seed(
+        3, RngPurpose.ORDER, 1
+    )
 
 
 def test_decoded_stream_has_every_file_where_its_bucket_is(tmp_path):
@@ -179,8 +181,8 @@ def test_decoded_stream_has_every_file_where_its_bucket_is(tmp_path):
     assert np.array_equal(held_out.cut(0, 7).numpy().reshape(expected.shape), expected)
     labels = np.concatenate([bucket.test.labels for bucket in stream.buckets])
     assert held_out.labels.tolist() == labels.tolist()
-    for position, bucket in enumerate(stream.buckets):
-        samples = decoded.train(position)
+    for bucket_index, bucket in enumerate(stream.buckets):
+        samples = decoded.train(bucket_index)
         assert samples.labels.tolist() == bucket.train.labels.tolist()
         expected = np.concatenate([pixels[path] for path in bucket.train.paths])
         assert np.array_equal(read_pixels(samples).numpy().reshape(expected.shape), expected)
@@ -197,12 +199,12 @@ def test_images_from_the_cache_are_the_same(tmp_path):
     uncached = DecodedStream(stream, **options)
     for _ in range(2):  # the first builds, the second finds it built
         cached = DecodedStream(stream, **options, cache=DecodedCache(tmp_path / "cache"))
-        for position in range(2):
-            samples = cached.train(position)
-            literal = uncached.train(position).images
+        for bucket_index in range(2):
+            samples = cached.train(bucket_index)
+            literal = uncached.train(bucket_index).images
             assert torch.equal(samples.images.parts[0], literal.parts[0])
             assert np.array_equal(samples.images.sizes, literal.sizes)
-            assert torch.equal(samples.labels, uncached.train(position).labels)
+            assert torch.equal(samples.labels, uncached.train(bucket_index).labels)
         held_out, same = cached.test(), uncached.test()
         all_images = 0, sum(same.counts)
         assert torch.equal(held_out.cut(*all_images), same.cut(*all_images))
@@ -233,7 +235,9 @@ def test_picked_images_are_those_of_their_buckets(tmp_path):
     stream, _ = random_stream(tmp_path / "s", train=(4, 3, 5), test=(1, 1, 1), side=80)
     cache = DecodedCache(tmp_path / "cache")
     decoded = DecodedStream(stream, image_size=64, augment="random_crop", device=CPU, cache=cache)
-    selected = join_indices(whole_bucket(2, 5), whole_bucket(0, 4)).take(np.array([8, 0, 3, 3, 5]))
+    selected = join_indices(list_bucket_indices(2, 5), list_bucket_indices(0, 4)).take(
+        np.array([8, 0, 3, 3, 5])
+    )
     samples = decoded.select(selected)
     assert len(samples) == 5
     labels = [decoded.labels(b)[i] for b, i in zip(selected.bucket, selected.index, strict=True)]

@@ -34,10 +34,9 @@ from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.data.scenarios import apply_scenario
 from clear_mlflow.learning.loop import measure
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import FeatureStream
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.samples import FeatureStream
+from clear_mlflow.learning.session import check, prepare
 from clear_mlflow.learning.strategies.ewc import Ewc
 
 CPU = torch.device("cpu")
@@ -76,16 +75,16 @@ def measure_own(stream, strategy, **changes):
     model = network(stream.width)
     made, trainer = strategy_on(stream, on_features(**{**parameters, **changes}), model)
     values = []
-    for position in range(len(stream.keys)):
-        made.learn(position, trainer)
-        made.after_bucket(position)
+    for bucket_index in range(len(stream.keys)):
+        made.learn(bucket_index, trainer)
+        made.after_bucket(bucket_index)
         values.append((flat(model), cells(model, stream)))
     return values
 
 
 def measure_avalanche(stream, plugin=None, strategy=Naive):
     """Avalanche deals out the images itself, from one dataset of all."""
-    parts = [stream.train(position) for position in range(len(stream.keys))]
+    parts = [stream.train(bucket_index) for bucket_index in range(len(stream.keys))]
     parts = [(part.images.clone(), part.labels.clone()) for part in parts]
     images, labels = (torch.cat(of) for of in zip(*parts, strict=True))
     dataset = TensorDataset(images, labels)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from learning_streams import CPU, config, random_stream, read_pixels
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.buffers import class_quotas
-from clear_mlflow.learning.registry import WITHOUT_BUFFER, WITHOUT_STEPS, known_strategies
-from clear_mlflow.learning.samples.decoded import DecodedStream, Samples
+from clear_mlflow.learning.buffers import compute_class_quotas
+from clear_mlflow.learning.samples import DecodedStream, Samples
+from clear_mlflow.learning.strategies import WITHOUT_BUFFER, WITHOUT_STEPS, list_strategies
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy
 
@@ -32,11 +32,11 @@ class NumberedStream:
             for labels in labels_of_buckets
         ]
 
-    def train(self, position):
-        return self.buckets[position]
+    def train(self, bucket_index):
+        return self.buckets[bucket_index]
 
-    def labels(self, position):
-        return self.buckets[position].labels.numpy()
+    def labels(self, bucket_index):
+        return self.buckets[bucket_index].labels.numpy()
 
     def select(self, indices):
         chosen = list(zip(indices.bucket, indices.index, strict=True))
@@ -73,7 +73,9 @@ def literal_quotas(num_seen, memory):
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 100))
 def test_quotas_are_dealt_round_after_round(num_seen, memory):
     """Classes of lower labels take what is left over, one each."""
-    assert class_quotas(np.array(num_seen), memory).tolist() == literal_quotas(num_seen, memory)
+    assert compute_class_quotas(np.array(num_seen), memory).tolist() == literal_quotas(
+        num_seen, memory
+    )
 
 
 def held(strategy, stream):
@@ -87,7 +89,7 @@ def held(strategy, stream):
 
 def test_what_means_nothing_to_a_strategy_is_what_its_class_says():
     """The lists name those without a buffer, and those whose numbers no step of descent makes."""
-    classes = {name: load_strategy(name) for name in known_strategies()}
+    classes = {name: load_strategy(name) for name in list_strategies()}
     assert {
         name for name, strategy_class in classes.items() if not strategy_class.needs_memory
     } == WITHOUT_BUFFER
@@ -109,9 +111,9 @@ def test_cumulative_trains_on_all_buckets_so_far_in_stream_order(tmp_path):
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     strategy = made("cumulative", decoded)
     parts = []
-    for position in range(3):
-        samples = strategy.training_set(position)
-        parts.append(decoded.train(position))
+    for bucket_index in range(3):
+        samples = strategy.load_training_set(bucket_index)
+        parts.append(decoded.train(bucket_index))
         assert torch.equal(read_pixels(samples), torch.cat([read_pixels(part) for part in parts]))
         assert torch.equal(samples.labels, torch.cat([part.labels for part in parts]))
 
@@ -126,14 +128,18 @@ def test_buffer_is_what_the_whole_past_would_have_given(labels_of_buckets, memor
     stream = NumberedStream(labels_of_buckets, 4)
     strategy = made("replay", stream, memory=memory)
     priority = {}
-    for position, labels in enumerate(labels_of_buckets):
+    for bucket_index, labels in enumerate(labels_of_buckets):
         held_before = held(strategy, stream)
-        trained_on = strategy.training_set(position)
-        assert numbers(trained_on) == numbers(stream.train(position)) + held_before
-        strategy.after_bucket(position)
-        priority |= dict(zip(numbers(stream.train(position)), drawn(position, labels), strict=True))
+        trained_on = strategy.load_training_set(bucket_index)
+        assert numbers(trained_on) == numbers(stream.train(bucket_index)) + held_before
+        strategy.after_bucket(bucket_index)
+        priority |= dict(
+            zip(numbers(stream.train(bucket_index)), drawn(bucket_index, labels), strict=True)
+        )
 
-        seen_labels = [label for bucket in labels_of_buckets[: position + 1] for label in bucket]
+        seen_labels = [
+            label for bucket in labels_of_buckets[: bucket_index + 1] for label in bucket
+        ]
         quotas = literal_quotas([seen_labels.count(label) for label in range(4)], memory)
         expected = []
         for label, quota in enumerate(quotas):
@@ -144,9 +150,9 @@ def test_buffer_is_what_the_whole_past_would_have_given(labels_of_buckets, memor
         assert [seen_labels[number] for number in now] == strategy._buffer.labels.tolist()
 
 
-def drawn(position, labels):
+def drawn(bucket_index, labels):
     """Return the priorities of a bucket's images: the lowest are kept."""
-    from clear_mlflow.learning.device import RngPurpose, generator
+    from clear_mlflow.learning.device import RngPurpose, build_generator
 
-    draws = generator(0, RngPurpose.BUFFER, position)
+    draws = build_generator(0, RngPurpose.BUFFER, bucket_index)
     return torch.rand(len(labels), generator=draws, dtype=torch.float64).tolist()

@@ -22,7 +22,7 @@ from clear_mlflow.learning.device import (
 from clear_mlflow.learning.loop import measure, train
 from clear_mlflow.learning.models import build_model, get_head
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import (
+from clear_mlflow.learning.samples import (
     DecodedStream,
     HeldOutImages,
     Samples,
@@ -43,8 +43,8 @@ class Recorded(TrainingProgress):
     def __exit__(self, *raised):
         self.told.append(("left", raised[0]))
 
-    def bucket_started(self, key, *, position, num_buckets):
-        self.told.append(("bucket", key, position, num_buckets))
+    def bucket_started(self, key, *, bucket_index, num_buckets):
+        self.told.append(("bucket", key, bucket_index, num_buckets))
 
     def steps_planned(self, num_steps):
         self.told.append(("steps", num_steps))
@@ -139,7 +139,7 @@ def test_what_layers_draw_does_not_depend_on_what_was_drawn_before():
         model = linear_model().insert(1, nn.Dropout(0.5)).eval()  # as testing leaves it
         torch.rand(drawn_before)
         trainer, hooks = descent_on(model, config())
-        trainer.train_bucket(samples, position=0, strategy=hooks)
+        trainer.train_bucket(samples, bucket_index=0, strategy=hooks)
         assert model.training
         trained.append(model[2].weight)
     assert torch.equal(*trained)
@@ -150,16 +150,16 @@ def test_what_layers_draw_is_new_in_each_epoch_of_each_bucket():
     masks = []
 
     class Drawing(Naive):
-        def begin_epoch(self, position, epoch, num_steps):
+        def begin_epoch(self, bucket_index, epoch, num_steps):
             masks.append(torch.rand(4).tolist())
 
     settings, model = config(epochs=3), linear_model()
     images = squares(torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8))
     trainer = descent_on(model, settings)[0]
-    for position in range(2):
+    for bucket_index in range(2):
         hooks = Drawing(settings, None, model, Naive.Arguments())
         trainer.train_bucket(
-            Samples(images, torch.arange(8) % 3), position=position, strategy=hooks
+            Samples(images, torch.arange(8) % 3), bucket_index=bucket_index, strategy=hooks
         )
     assert len({tuple(numbers) for numbers in masks}) == 6
 
@@ -249,14 +249,14 @@ def test_no_bucket_is_held_while_the_strategy_or_the_next_bucket_needs_room(tmp_
     alive = []
 
     class Watching(Naive):
-        def training_set(self, position):
+        def load_training_set(self, bucket_index):
             alive.append([images() is not None for images in batches])
-            samples = super().training_set(position)
+            samples = super().load_training_set(bucket_index)
             copied = Samples(squares(read_pixels(samples)), samples.labels.clone())
             batches.append(weakref.ref(copied.images))
             return copied
 
-        def after_bucket(self, position):
+        def after_bucket(self, bucket_index):
             alive.append([images() is not None for images in batches])
 
     monkeypatch.setattr(naive, "Naive", Watching)

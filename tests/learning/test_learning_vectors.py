@@ -18,10 +18,9 @@ from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.learning.inference.served import load_served_model
 from clear_mlflow.learning.models import build_feature_model
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import FeatureStream
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.samples import FeatureStream
+from clear_mlflow.learning.session import check, prepare
 
 CPU = torch.device("cpu")
 
@@ -39,28 +38,30 @@ def training(**changes):
     return prepare(check(TrainConfig.resolve(parameters)), TrainingProgress())
 
 
-def raw(stream, position):
-    return stream.buckets[position].train.vectors[:]
+def raw(stream, bucket_index):
+    return stream.buckets[bucket_index].train.vectors[:]
 
 
 def test_the_first_bucket_standardises_all():
     """As scikit-learn's StandardScaler that was fitted on its training part."""
     stream, placed = weather("first")
     scaler = StandardScaler().fit(raw(stream, 0))
-    for position in (0, 3):
-        placed.begin_bucket(position)
-        inputs = placed.train(position).images.numpy()
-        np.testing.assert_allclose(inputs, scaler.transform(raw(stream, position)), atol=1e-5)
+    for bucket_index in (0, 3):
+        placed.begin_bucket(bucket_index)
+        inputs = placed.train(bucket_index).images.numpy()
+        np.testing.assert_allclose(inputs, scaler.transform(raw(stream, bucket_index)), atol=1e-5)
     tests = np.concatenate([bucket.test.vectors[:] for bucket in stream.buckets])
     np.testing.assert_allclose(placed.test().images.numpy(), scaler.transform(tests), atol=1e-5)
 
 
 def test_past_buckets_standardise_and_later_ones_do_not():
     stream, placed = weather("past")
-    for position in (0, 1, 4):
-        placed.begin_bucket(position)
-        scaler = StandardScaler().fit(np.concatenate([raw(stream, k) for k in range(position + 1)]))
-        for of in (0, position):
+    for bucket_index in (0, 1, 4):
+        placed.begin_bucket(bucket_index)
+        scaler = StandardScaler().fit(
+            np.concatenate([raw(stream, k) for k in range(bucket_index + 1)])
+        )
+        for of in (0, bucket_index):
             expected = scaler.transform(raw(stream, of))
             np.testing.assert_allclose(placed.train(of).images.numpy(), expected, atol=1e-5)
         tests = np.concatenate([bucket.test.vectors[:] for bucket in stream.buckets])

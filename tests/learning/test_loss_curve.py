@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.learning.loop import train
-from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream
+from clear_mlflow.learning.samples import DecodedStream, FeatureStream
 from clear_mlflow.learning.session import check
+from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.learning.strategies._base import Strategy
-from clear_mlflow.learning.training.loss_curve import MOST_POINTS, LossCurve, num_points
-from clear_mlflow.learning.training.trainer import learning_rate
+from clear_mlflow.learning.training.loss_curve import MOST_POINTS, LossCurve, count_points
+from clear_mlflow.learning.training.trainer import compute_learning_rate
 
 
 class Literal(Strategy):
@@ -27,8 +27,8 @@ class Literal(Strategy):
 
     seen: list[float] = []  # noqa: RUF012  (of the one training in its test)
 
-    def loss(self, forward, batch):
-        loss = super().loss(forward, batch)
+    def compute_loss(self, forward, batch):
+        loss = super().compute_loss(forward, batch)
         self.seen.append(loss.item())
         return loss
 
@@ -67,7 +67,7 @@ def test_a_point_is_the_mean_of_what_the_steps_since_the_last_one_descended(tmp_
             window = Literal.seen[(measured_points.points[at - 1].step if at else 0) : last]
             assert point.step == last
             assert point.loss == pytest.approx(sum(window) / len(window), rel=1e-5)
-            assert point.lr == learning_rate(settings, (last - 1 - first) // batches)
+            assert point.lr == compute_learning_rate(settings, (last - 1 - first) // batches)
             assert point.images_per_second > 0
             at += 1
         first += steps
@@ -76,7 +76,7 @@ def test_a_point_is_the_mean_of_what_the_steps_since_the_last_one_descended(tmp_
     assert times == sorted(times)
 
 
-@pytest.mark.parametrize("strategy", known_strategies())
+@pytest.mark.parametrize("strategy", list_strategies())
 def test_every_strategy_that_takes_steps_has_a_curve(strategy):
     """One rising count of steps over all buckets, whatever is trained on. None without a step."""
     points = collect_points(
@@ -122,14 +122,14 @@ def test_no_step_asks_the_device_for_a_number(monkeypatch):
     inputs, labels = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
     for name in ("item", "tolist", "__bool__", "__float__", "cpu", "numpy"):
         watch(name, getattr(torch.Tensor, name))
-    curve.begin(5000, 5000)
+    curve.begin_bucket(5000, 5000)
     curve.lr = 0.1
     for step in range(5000):
         curve.step_done(cross_entropy(model(inputs), labels).detach(), 4, step + 1)
     assert len(reads) <= MOST_POINTS
     curve.end_epoch()
     assert len(reads) <= MOST_POINTS
-    assert [num_points(n) for n in (1, 9, 10, 99, 100, 119, 120, 999, 1000, 10**9)] == [
+    assert [count_points(n) for n in (1, 9, 10, 99, 100, 119, 120, 999, 1000, 10**9)] == [
         *(1, 9, 10, 10, 10, 11, 12, 99, 100, 100)
     ]
 
@@ -158,7 +158,7 @@ def test_points_come_when_the_device_has_come_to_them(monkeypatch):
     points, made = Points(), []
     curve = LossCurve(points, CPU)
     monkeypatch.setattr(points, "curve_measured", made.append)
-    curve.begin(20, 20)
+    curve.begin_bucket(20, 20)
     curve.lr = 0.1
     for step in range(20):
         curve.step_done(torch.tensor(float(step)), 4, step + 1)

@@ -19,16 +19,16 @@ from strategy_runs import feature_stream, image_stream, on_features, train_with_
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
-from clear_mlflow.data.decoding.decode import OwnTransform
+from clear_mlflow.data.decode import LibraryTransform
 from clear_mlflow.learning.checkpoint import capture, read_state, restore
-from clear_mlflow.learning.device import resolve_compile, resolve_precision, tf32
+from clear_mlflow.learning.device import allow_tf32, resolve_compile, resolve_precision
 from clear_mlflow.learning.inference.extract import compute_features
-from clear_mlflow.learning.loop import fresh_model
+from clear_mlflow.learning.loop import build_untrained_model
+from clear_mlflow.learning.photos import SampleIndices, select_photos, wrap_photos
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
-from clear_mlflow.learning.samples.photos import SampleIndices, select_photos, wrap_photos
+from clear_mlflow.learning.samples import DecodedStream, iter_training_batches
 from clear_mlflow.learning.session import StreamTraining, check
+from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 from clear_mlflow.learning.training.trainer import Trainer, build_optimizer
 
@@ -36,14 +36,14 @@ from clear_mlflow.learning.training.trainer import Trainer, build_optimizer
 class Stepping(Strategy):
     """Keeps an optimiser that counts its steps."""
 
-    keeps = ("_scale", "_own_steps")
+    state_attributes = ("_scale", "_own_steps")
 
     def __init__(self, config, stream, model, arguments):
         super().__init__(config, stream, model, arguments)
         self._scale = torch.nn.Parameter(torch.ones((), device=stream.device))
         self._own_steps = torch.optim.Adam([self._scale])
 
-    def after_bucket(self, position):
+    def after_bucket(self, bucket_index):
         self._scale.grad = torch.rand(()).to(self._scale.device)
         self._own_steps.step()
 
@@ -52,7 +52,7 @@ def built(parameters, device, stream=None):
     """Return a training on a device, as it is when it begins."""
     stream = stream or feature_stream()
     stream.device = torch.device(device)
-    model = fresh_model(stream, parameters)
+    model = build_untrained_model(stream, parameters)
     strategy = load_strategy(parameters.strategy)(
         parameters, stream, model, check_strategy(parameters)
     )
@@ -170,13 +170,13 @@ def test_torchs_newer_settings_do_not_change_what_is_computed(
     torch_setting, torch_default, allowed
 ):
     """Whichever a caller has set. Afterwards all are as they were, and what follows from them."""
-    with tf32(allowed):
+    with allow_tf32(allowed):
         pass  # so that what convolutions default to, which cannot be set again, is explicit
     before, own = newer_settings(), torch_setting.fp32_precision
     torch_setting.fp32_precision = torch_default
     try:
         of_caller = newer_settings()
-        with tf32(allowed):
+        with allow_tf32(allowed):
             assert newer_settings() == ["none"] * 3 + ["tf32" if allowed else "ieee"] * 6
             assert torch.backends.cudnn.allow_tf32 is allowed
             assert torch.backends.cuda.matmul.allow_tf32 is allowed
@@ -189,13 +189,13 @@ def test_torchs_newer_settings_do_not_change_what_is_computed(
 
 INHERITED = """
 import torch
-from clear_mlflow.learning.device import tf32
+from clear_mlflow.learning.device import allow_tf32
 of = torch.backends
 for place, theirs in ("mkldnn", "bf16"), ("all", "ieee"):
     top = of.mkldnn if place == "mkldnn" else of
     top.fp32_precision = theirs
     before = of.cudnn.conv.fp32_precision, of.cudnn.rnn.fp32_precision
-    with tf32(False):
+    with allow_tf32(False):
         pass
     assert (of.cudnn.conv.fp32_precision, of.cudnn.rnn.fp32_precision) == before, (place, theirs)
     of.fp32_precision = "ieee"
@@ -215,7 +215,7 @@ def test_torchs_older_settings_are_read_as_they_are_meant(precision):
     torch.set_float32_matmul_precision(precision)
     try:
         for allowed, meant in ((False, "highest"), (True, "high")):
-            with tf32(allowed):
+            with allow_tf32(allowed):
                 assert torch.get_float32_matmul_precision() == meant
                 assert torch.backends.cudnn.allow_tf32 is allowed
             assert torch.get_float32_matmul_precision() == precision
@@ -223,7 +223,7 @@ def test_torchs_older_settings_are_read_as_they_are_meant(precision):
         torch.set_float32_matmul_precision(before)
 
 
-EIGHT = OwnTransform(lambda image: np.zeros((3, 8, 8), np.float32), side=8, text="zeros")
+EIGHT = LibraryTransform(lambda image: np.zeros((3, 8, 8), np.float32), side=8, text="zeros")
 
 
 def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
@@ -282,7 +282,7 @@ def test_compiling_is_left_to_auto_where_a_long_run_of_images_pays_for_it(monkey
 
 def images_on_the_device(monkeypatch, folder):
     """Return a stream whose images are stored on a device, as on a GPU that has room for them."""
-    home = "clear_mlflow.learning.samples.decoded.select_storage_device"
+    home = "clear_mlflow.learning.samples.select_storage_device"
     monkeypatch.setattr(home, lambda num_bytes, device: device)
     stream, _ = random_stream(folder, train=(9, 7), test=(4, 4), side=8)
     return DecodedStream(stream, image_size=8, augment="random_crop_flip", device=DEVICE)
@@ -293,7 +293,7 @@ def test_images_are_sent_to_a_gpu_together_and_without_waiting(
     monkeypatch, tmp_path, at_once, parts
 ):
     """Some of bounded size in one copy. They come to lie there as they are here."""
-    monkeypatch.setattr("clear_mlflow.learning.samples.photos._SENT_AT_ONCE", at_once)
+    monkeypatch.setattr("clear_mlflow.learning.photos._SENT_AT_ONCE", at_once)
     stream = images_on_the_device(monkeypatch, tmp_path)
     with DeviceWaits(monkeypatch) as device:
         stream.train(0)
@@ -316,7 +316,7 @@ def learns_from_images_in_epochs(name):
     return strategy_class.learn is Strategy.learn and not strategy_class.needs_features
 
 
-@pytest.mark.parametrize("strategy", [*filter(learns_from_images_in_epochs, known_strategies())])
+@pytest.mark.parametrize("strategy", [*filter(learns_from_images_in_epochs, list_strategies())])
 def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strategy):
     """Neither a step, nor a point of the curve, nor an epoch's end or beginning."""
     parameters = config(strategy=strategy, epochs=4, clip_norm=1, batch_size=3)
@@ -326,9 +326,9 @@ def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strate
         made.learn(0, trainer)
         made.after_bucket(0)
         device.waits.clear()
-        samples = made.training_set(1)
+        samples = made.load_training_set(1)
         device.copies = 0
-        trainer.train_bucket(samples, position=1, strategy=made)
+        trainer.train_bucket(samples, bucket_index=1, strategy=made)
     assert device.waits == []
     assert device.copies > 4 * 4, "the test sees no indices sent"
 
@@ -342,9 +342,9 @@ def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_pat
     with DeviceWaits(monkeypatch) as device:
         made.learn(0, trainer)
         made.after_bucket(0)
-        samples = made.training_set(1)
+        samples = made.load_training_set(1)
         device.waits.clear()
-        trainer.train_bucket(samples, position=1, strategy=made)
+        trainer.train_bucket(samples, bucket_index=1, strategy=made)
     assert device.waits == []
 
 
@@ -396,17 +396,17 @@ def test_batches_of_a_bucket_that_does_not_fit_are_made_ahead_and_sent_from_pinn
     """On a thread that ends where an epoch is left. Its errors are those of the epoch."""
     stream, _ = random_stream(tmp_path, train=(40,), test=(4,), side=8)
     samples = DecodedStream(stream, image_size=8, augment="random_crop", device=DEVICE).train(0)
-    batch_arguments = {"batch_size": 4, "device": DEVICE, "seed": 0, "position": 0, "epoch": 0}
+    batch_arguments = {"batch_size": 4, "device": DEVICE, "seed": 0, "bucket_index": 0, "epoch": 0}
     before = threading.active_count()
     with DeviceWaits(monkeypatch) as device:
-        epoch = training_batches(samples, **batch_arguments)
+        epoch = iter_training_batches(samples, **batch_arguments)
         first = next(epoch)
         assert first.inputs.device == DEVICE
         assert first.chosen.device.type == "cpu"
         assert threading.active_count() == before + 1
         del epoch
         assert threading.active_count() == before
-        assert len(list(training_batches(samples, **batch_arguments))) == 10
+        assert len(list(iter_training_batches(samples, **batch_arguments))) == 10
     assert set(device.waits) <= {"lift_fresh", "_to_copy"}, "only the normaliser's constants"
     assert len(device.waits) <= 2
 
@@ -415,7 +415,7 @@ def test_batches_of_a_bucket_that_does_not_fit_are_made_ahead_and_sent_from_pinn
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", fails)
     with pytest.raises(RuntimeError, match="can be pinned"):
-        next(training_batches(samples, **batch_arguments))
+        next(iter_training_batches(samples, **batch_arguments))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])

@@ -53,16 +53,16 @@ def train_own(stream, model, strategy, lr=0.1, **changes):
     model = copy.deepcopy(model)
     made, trainer = strategy_on(stream, settings, model)
     weights = []
-    for position in range(len(stream.keys)):
-        made.learn(position, trainer)
-        made.after_bucket(position)
+    for bucket_index in range(len(stream.keys)):
+        made.learn(bucket_index, trainer)
+        made.after_bucket(bucket_index)
         weights.append(flat(model))
     return weights
 
 
 def train_avalanche(stream, model, plugin=None, strategy=Naive, lr=0.1):
     """Return the same, as Avalanche trains them."""
-    buckets = [stream.train(position) for position in range(len(stream.keys))]
+    buckets = [stream.train(bucket_index) for bucket_index in range(len(stream.keys))]
     tensors = [(bucket.images, bucket.labels) for bucket in buckets]
     benchmark = tensors_benchmark(tensors, tensors, task_labels=[0] * len(buckets))
     model = copy.deepcopy(model)

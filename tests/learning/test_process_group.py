@@ -13,9 +13,14 @@ from torch._subclasses import FakeTensorMode
 
 from clear_mlflow.core.distributed import DistributedEnv
 from clear_mlflow.core.errors import ConfigError, PeerLostError
-from clear_mlflow.learning.parallel import group as groups
-from clear_mlflow.learning.parallel.batch_norm import SynchronizedBatchNorm, _Normalize
-from clear_mlflow.learning.parallel.group import ProcessGroup, check_devices, process_group
+from clear_mlflow.learning import process_group as groups
+from clear_mlflow.learning.process_group import (
+    ProcessGroup,
+    SynchronizedBatchNorm,
+    _Normalize,
+    check_devices,
+    process_group,
+)
 
 
 class Context:
@@ -161,7 +166,7 @@ def test_processes_that_see_the_same_gpu_are_refused(nccl, rendezvous, monkeypat
     """Before NCCL is started: it would take ten lines to say so."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     rendezvous.set("gpu/0", "uuid of 0")
-    message = "2 processes share 1 GPUs, and each needs one; pass processes=1"
+    message = "2 processes share 1 GPUs, but each process needs one; pass processes=1"
     with pytest.raises(ConfigError, match=message), process_group(SECOND, "cuda"):
         pass
     assert len(nccl) == 1  # set_device

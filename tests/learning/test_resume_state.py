@@ -29,11 +29,11 @@ from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning import session
 from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_bytes
-from clear_mlflow.learning.loop import fresh_model, train
+from clear_mlflow.learning.loop import build_untrained_model, train
 from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.photos import join_indices, list_bucket_indices
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.learning.samples.photos import join_indices, whole_bucket
+from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 from clear_mlflow.learning.training.trainer import Trainer
 
@@ -73,13 +73,13 @@ def scramble():
     ],
     ids=["reset", "adam kept"],
 )
-@pytest.mark.parametrize("strategy", known_strategies())
+@pytest.mark.parametrize("strategy", list_strategies())
 def test_on_features(strategy, recipe):
     """A linear head: closed forms, buffers, penalties."""
     assert_resumes_everywhere(feature_stream, on_features(strategy=strategy, **recipe))
 
 
-@pytest.mark.parametrize("strategy", sorted(set(known_strategies()) - set(ON_FEATURES_ALONE)))
+@pytest.mark.parametrize("strategy", sorted(set(list_strategies()) - set(ON_FEATURES_ALONE)))
 def test_on_images(tmp_path, strategy):
     """A network with batch normalisation, whose momentum is kept from bucket to bucket."""
     image_stream(tmp_path / "images")
@@ -106,8 +106,16 @@ def test_with_every_buffer(buffer):
 class Own(Strategy):
     """A user's own strategy, which keeps a bit of everything, and its loss depends on it."""
 
-    keeps = ("_teacher", "_noise", "_kept", "_scale", "_own_steps", "_channels_last", "_picks")
-    scratch = ("_weights", "_batches")
+    state_attributes = (
+        "_teacher",
+        "_noise",
+        "_kept",
+        "_scale",
+        "_own_steps",
+        "_channels_last",
+        "_picks",
+    )
+    temporary_attributes = ("_weights", "_batches")
 
     def __init__(self, config, stream, model, arguments):
         super().__init__(config, stream, model, arguments)
@@ -119,18 +127,20 @@ class Own(Strategy):
         self._own_steps = torch.optim.Adam([self._scale])
         self._channels_last = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
         self._batches = iter(())
-        self._picks = whole_bucket(0, 1)  # a frozen dataclass
+        self._picks = list_bucket_indices(0, 1)  # a frozen dataclass
 
-    def loss(self, forward, batch):
+    def compute_loss(self, forward, batch):
         self._batches = iter([batch])
         self._noise = self._noise + len(self._picks) * 1e-3
-        loss = super().loss(forward, batch) * (1 + self._noise + self._channels_last.sum() * 1e-4)
+        loss = super().compute_loss(forward, batch) * (
+            1 + self._noise + self._channels_last.sum() * 1e-4
+        )
         loss = loss + (forward(batch.inputs) - self._teacher(batch.inputs)).square().mean()
         return loss + 1e-3 * self._scale.detach() * self._weights[0].square().sum()
 
-    def after_bucket(self, position):
+    def after_bucket(self, bucket_index):
         self._teacher.load_state_dict(self.model.state_dict())
-        self._picks = join_indices(self._picks, whole_bucket(position, 2))
+        self._picks = join_indices(self._picks, list_bucket_indices(bucket_index, 2))
         self._noise = torch.rand(()) + random.random() + np.random.rand()
         self._kept["weights"] = (self.model.weight.detach().clone(), {(1, 2): "text"})
         self._scale.grad = self._noise.clone()
@@ -145,29 +155,29 @@ def test_a_strategy_of_ones_own():
 class Silent(Own):
     """Says nothing of one attribute."""
 
-    scratch = ("_weights",)
+    temporary_attributes = ("_weights",)
 
 
 class Unkeepable(Own):
     """Keeps an iterator."""
 
-    keeps = (*Own.keeps, "_batches")
-    scratch = ("_weights",)
+    state_attributes = (*Own.state_attributes, "_batches")
+    temporary_attributes = ("_weights",)
 
 
 class Twice(Own):
     """Keeps a weight of the model's."""
 
-    keeps = (*Own.keeps, "_weights")
-    scratch = ("_batches",)
+    state_attributes = (*Own.state_attributes, "_weights")
+    temporary_attributes = ("_batches",)
 
 
 @pytest.mark.parametrize(
     ("strategy_class", "message"),
     [
-        (Silent, "strategy Silent has an attribute _batches; name it in the class's keeps"),
-        (Unkeepable, "strategy/_batches holds a builtins.tuple_iterator, .*scratch"),
-        (Twice, "_weights in keeps of strategy Twice holds a weight of the model"),
+        (Silent, "strategy Silent has an attribute _batches; name it in the class's state_"),
+        (Unkeepable, "strategy/_batches is a builtins.tuple_iterator, .*temporary_attributes"),
+        (Twice, "_weights in state_attributes of strategy Twice is a weight of the model"),
     ],
 )
 def test_what_is_not_kept_is_named(strategy_class, message):
@@ -239,7 +249,7 @@ def test_a_state_that_cannot_be_made_ends_the_training(monkeypatch):
 class Keeping(Strategy):
     """Keeps whatever it is given."""
 
-    keeps = ("extra",)
+    state_attributes = ("extra",)
     extra = None
 
 
@@ -262,7 +272,7 @@ def test_values_that_cannot_be_kept(keeping, value, message):
 def parts(strategy, **changes):
     """Return a training that has just been built."""
     parameters, stream = on_features(strategy=strategy, **changes), feature_stream()
-    model = fresh_model(stream, parameters)
+    model = build_untrained_model(stream, parameters)
     made = load_strategy(strategy)(parameters, stream, model, check_strategy(parameters))
     trainer = Trainer(model, parameters, keys=stream.keys, progress=TrainingProgress())
     return model, made, trainer
@@ -367,8 +377,8 @@ def test_damaged_files_are_told():
         (lambda d: d["strategy"]["dict"].append(["learn", 1]), "has _buffer, learn of the strat"),
         (lambda d: d.update(strategy={"dict": []}), "expected _buffer"),
         (lambda d: d.update(strategy={"pickle": "cos"}), "is damaged"),
-        (lambda d: d.update(trained=3), "not of this model"),
-        (lambda d: d.update(random=3), "not of this model"),
+        (lambda d: d.update(trained=3), "not fit this model"),
+        (lambda d: d.update(random=3), "not fit this model"),
     ],
 )
 def test_descriptions_that_ask_for_more(change, message):

@@ -64,14 +64,14 @@ def measure(made):
 
 def test_members_share_what_is_the_same_for_all():
     """One training set of all buckets so far would otherwise be copied for each strategy."""
-    stream = training(config()).on_device()
+    stream = training(config()).build_training_stream()
     cumulative = load_strategy("cumulative")
     strategies = [
         cumulative(config(seed=seed), stream, None, cumulative.Arguments()) for seed in range(3)
     ]
-    first, *others = (strategy.training_set(2) for strategy in strategies)
+    first, *others = (strategy.load_training_set(2) for strategy in strategies)
     assert all(other is first for other in others)
-    assert strategies[0].training_set(1) is not first
+    assert strategies[0].load_training_set(1) is not first
 
 
 def test_a_training_without_seeds_has_one_member():

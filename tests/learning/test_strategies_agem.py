@@ -17,8 +17,8 @@ from strategy_runs import (
     strategy_on,
 )
 
-from clear_mlflow.learning.device import RngPurpose, generator
-from clear_mlflow.learning.samples.decoded import Batch
+from clear_mlflow.learning.device import RngPurpose, build_generator
+from clear_mlflow.learning.samples import Batch
 from clear_mlflow.learning.strategies.agem import project
 
 SHAPES = ((2, 3), (3,), (1, 2, 2))
@@ -67,8 +67,8 @@ def test_three_buckets_equal_the_written_out_ones(batch):
     strategy, trainer = strategy_on(stream, parameters, model)
     size = {0: 4, 5: 5, 100: 6}[batch]  # as many as batch_size; as asked; as there are
     cases = set()
-    for position in range(3):
-        samples, indices = stream.train(position), strategy._buffer.sample_indices
+    for bucket_index in range(3):
+        samples, indices = stream.train(bucket_index), strategy._buffer.sample_indices
         memories = [
             (stream.train(int(b)).images[i], int(stream.labels(int(b))[i]))
             for b, i in zip(indices.bucket, indices.index, strict=True)
@@ -76,14 +76,20 @@ def test_three_buckets_equal_the_written_out_ones(batch):
         orders = {}
 
         def gradient(
-            batch, epoch, step, memories=memories, orders=orders, position=position, samples=samples
+            batch,
+            epoch,
+            step,
+            memories=memories,
+            orders=orders,
+            bucket_index=bucket_index,
+            samples=samples,
         ):
             own_gradient = compute_gradient(reference_model, batch)
             if not memories:
                 return own_gradient
             num_steps = len(samples) // 4 + (len(samples) % 4 > 1)
             if epoch not in orders:
-                draws = generator(3, RngPurpose.MEMORY, position, epoch)
+                draws = build_generator(3, RngPurpose.MEMORY, bucket_index, epoch)
                 orders[epoch] = []
                 while len(orders[epoch]) < num_steps * size:
                     orders[epoch] += torch.randperm(len(memories), generator=draws).tolist()
@@ -98,9 +104,9 @@ def test_three_buckets_equal_the_written_out_ones(batch):
             parts = torch.split(torch.tensor(projected), [part.numel() for part in own_gradient])
             return [p.reshape(part.shape) for p, part in zip(parts, own_gradient, strict=True)]
 
-        literal_descent(reference_model, samples, parameters, position, gradient=gradient)
-        strategy.learn(position, trainer)
-        strategy.after_bucket(position)
+        literal_descent(reference_model, samples, parameters, bucket_index, gradient=gradient)
+        strategy.learn(bucket_index, trainer)
+        strategy.after_bucket(bucket_index)
         assert_close(list(model.parameters()), list(reference_model.parameters()))
         assert len(strategy._buffer) == 6
     assert cases == {True, False}

@@ -15,9 +15,9 @@ from strategy_runs import (
 )
 from torch import nn
 
-from clear_mlflow.learning.device import RngPurpose, generator
-from clear_mlflow.learning.parallel.group import ProcessGroup
-from clear_mlflow.learning.samples.decoded import normalise
+from clear_mlflow.learning.device import RngPurpose, build_generator
+from clear_mlflow.learning.process_group import ProcessGroup
+from clear_mlflow.learning.samples import normalise
 from clear_mlflow.learning.strategies import ewc
 
 
@@ -52,14 +52,14 @@ def literal_fisher(model, images, order):
 @pytest.mark.parametrize("at_once", [2, 256])
 def test_fisher_is_the_mean_of_each_images_squared_gradient(tmp_path, monkeypatch, at_once):
     """However many images are differentiated at once. Never the square of their mean."""
-    monkeypatch.setattr(ewc, "_MOST_GRADIENTS", at_once)
+    monkeypatch.setattr(ewc, "_MAX_GRADIENTS", at_once)
     stream = image_stream(tmp_path, train=(3, 11))
     settings = config(strategy="ewc", strategy_args="images=8", seed=5)
     model = small_network()
     strategy, _ = strategy_on(stream, settings, model)
-    order = torch.randperm(11, generator=generator(5, RngPurpose.FISHER, 1, 0))[:8].tolist()
+    order = torch.randperm(11, generator=build_generator(5, RngPurpose.FISHER, 1, 0))[:8].tolist()
     images = normalise(read_pixels(stream.train(1)))
-    assert_close(strategy._fisher(1), literal_fisher(model, images, order))
+    assert_close(strategy._compute_fisher(1), literal_fisher(model, images, order))
 
 
 def test_all_images_are_used_where_none_are_left_out():
@@ -67,7 +67,9 @@ def test_all_images_are_used_where_none_are_left_out():
     stream, settings = feature_stream(), on_features(strategy="ewc", strategy_args="images=0")
     model, _ = random_head()
     strategy, _ = strategy_on(stream, settings, model)
-    assert_close(strategy._fisher(0), literal_fisher(model, stream.train(0).images, range(9)))
+    assert_close(
+        strategy._compute_fisher(0), literal_fisher(model, stream.train(0).images, range(9))
+    )
 
 
 def after_three_buckets(arguments, lr=0.0001):
@@ -78,12 +80,12 @@ def after_three_buckets(arguments, lr=0.0001):
     strategy, _ = strategy_on(stream, settings, model)
     weights = list(model.parameters())
     fishers, ends = [], []
-    for position in range(3):
+    for bucket_index in range(3):
         with torch.no_grad():
             for weight in weights:
                 weight += torch.randn_like(weight) / 3
-        strategy.after_bucket(position)
-        fishers.append(strategy._fisher(position))
+        strategy.after_bucket(bucket_index)
+        fishers.append(strategy._compute_fisher(bucket_index))
         ends.append([weight.detach().clone() for weight in weights])
     with torch.no_grad():
         for weight in weights:
@@ -141,7 +143,7 @@ def test_parabolas_are_added_however_flat_they_are():
         for weight in model.parameters():
             weight.data.fill_(minimum)
         fisher = [torch.full_like(weight, curvature) for weight in model.parameters()]
-        strategy._fisher = lambda position, fisher_values=fisher: fisher_values
+        strategy._compute_fisher = lambda bucket_index, fisher_values=fisher: fisher_values
         strategy.after_bucket(0)
     assert_close(strategy._vertex, [torch.full_like(weight, 3.0) for weight in model.parameters()])
 
@@ -159,8 +161,8 @@ def test_a_weight_that_no_bucket_depends_on_is_free():
         return features
 
     stream._fetch = without_first
-    for position in range(3):
-        strategy.after_bucket(position)
+    for bucket_index in range(3):
+        strategy.after_bucket(bucket_index)
     with torch.no_grad():
         model.weight += 1
     added, _ = added_by(strategy, list(model.parameters()))
@@ -184,12 +186,12 @@ def test_processes_share_the_images_and_use_what_they_have_added_up(tmp_path, si
     settings = config(strategy="ewc", strategy_args="images=4")
     stream = image_stream(tmp_path)
     strategy, _ = strategy_on(stream, settings, model)
-    full_fisher = strategy._fisher(0)
+    full_fisher = strategy._compute_fisher(0)
     for rank in range(size):
         strategy.group = Exchanging(rank, size)
         parts.append([])
         exchanged.append([])
-        shared_fisher = strategy._fisher(0)
+        shared_fisher = strategy._compute_fisher(0)
         assert all(
             torch.equal(own_part, other_part)
             for own_part, other_part in zip(shared_fisher, exchanged[-1], strict=True)
@@ -204,13 +206,13 @@ def test_a_gpu_computes_as_many_gradients_together_as_have_room(monkeypatch, fre
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1)
     size = 11_181_642
-    assert ewc.gradients_at_once(size, torch.device("cpu")) == 6
-    assert ewc.gradients_at_once(size, torch.device("cuda")) == at_once
+    assert ewc.count_gradients_at_once(size, torch.device("cpu")) == 6
+    assert ewc.count_gradients_at_once(size, torch.device("cuda")) == at_once
 
 
 def test_of_a_model_larger_than_the_memory_one_gradient_is_computed_at_a_time():
     """It may fail for want of memory then, but not for want of a gradient."""
-    assert ewc.gradients_at_once(2**40, torch.device("cpu")) == 1
+    assert ewc.count_gradients_at_once(2**40, torch.device("cpu")) == 1
 
 
 @pytest.mark.parametrize("gamma", [0, 1])

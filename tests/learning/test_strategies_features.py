@@ -11,11 +11,11 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.session import check
 
 
-def images_until(position, buckets=None):
+def images_until(bucket_index, buckets=None):
     """Return all training features up to a bucket, in stream order, and their labels."""
     stream, features = made_up() if buckets is None else buckets
-    rows = np.concatenate(features.train[: position + 1]).astype(np.float64)
-    return rows, np.concatenate([b.train.labels for b in stream.buckets[: position + 1]])
+    rows = np.concatenate(features.train[: bucket_index + 1]).astype(np.float64)
+    return rows, np.concatenate([b.train.labels for b in stream.buckets[: bucket_index + 1]])
 
 
 def held_out(buckets=None):
@@ -58,8 +58,8 @@ def literal_slda(rows, labels, shrinkage):
 def test_ncm_is_the_nearest_of_running_means():
     """After every bucket: distances to means that were counted image by image."""
     points, _ = held_out()
-    for position, (_, weight, bias) in enumerate(train_counts(config(strategy="ncm"))[1:]):
-        means = literal_means(*images_until(position))
+    for bucket_index, (_, weight, bias) in enumerate(train_counts(config(strategy="ncm"))[1:]):
+        means = literal_means(*images_until(bucket_index))
         squared = ((points[:, None] - means) ** 2).sum(axis=2)
         np.testing.assert_allclose(
             center_scores(points @ weight.T + bias), center_scores(-squared), rtol=0, atol=1e-5
@@ -71,8 +71,8 @@ def test_slda_is_the_papers_recursion(shrinkage):
     """After every bucket: scores by a covariance that was updated image by image."""
     points, _ = held_out()
     run = train_counts(config(strategy="slda", strategy_args=f"shrinkage={shrinkage}"))
-    for position, (_, weight, bias) in enumerate(run[1:]):
-        expected = literal_slda(*images_until(position), shrinkage)
+    for bucket_index, (_, weight, bias) in enumerate(run[1:]):
+        expected = literal_slda(*images_until(bucket_index), shrinkage)
         np.testing.assert_allclose(
             center_scores(points @ weight.T + bias),
             center_scores(points @ expected[0].T + expected[1]),

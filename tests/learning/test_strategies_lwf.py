@@ -21,7 +21,7 @@ from strategy_runs import (
 )
 
 from clear_mlflow.learning.models import build_model
-from clear_mlflow.learning.strategies.lwf import distillation
+from clear_mlflow.learning.strategies.lwf import compute_distillation_loss
 
 
 def literal_softmax(row, temperature):
@@ -45,7 +45,7 @@ def test_the_distillation_is_the_papers_sum(rows, temperature):
         new, old = (literal_softmax(half, temperature) for half in (row[:3], row[3:]))
         expected -= sum(p * math.log(q) for p, q in zip(old, new, strict=True)) / len(rows)
     table = torch.tensor(rows)
-    own_loss = distillation(table[:, :3], table[:, 3:], temperature=temperature)
+    own_loss = compute_distillation_loss(table[:, :3], table[:, 3:], temperature=temperature)
     assert own_loss.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
@@ -55,10 +55,10 @@ def test_three_buckets_equal_the_written_out_ones():
     parameters = on_features(strategy="lwf", strategy_args="strength=1.6,temperature=3")
     model, reference = random_head()
     strategy, trainer = strategy_on(stream, parameters, model)
-    for position in range(3):
+    for bucket_index in range(3):
         teacher = copy.deepcopy(reference)
 
-        def gradient(batch, epoch, step, teacher=teacher, first=position == 0):
+        def gradient(batch, epoch, step, teacher=teacher, first=bucket_index == 0):
             new, old = reference(batch.inputs), teacher(batch.inputs).detach()
             loss = -new.log_softmax(1)[range(len(new)), batch.labels].mean()
             if not first:
@@ -66,9 +66,11 @@ def test_three_buckets_equal_the_written_out_ones():
                 loss = loss - 1.6 * (soft * (new / 3).log_softmax(1)).sum(1).mean()
             return torch.autograd.grad(loss, list(reference.parameters()))
 
-        literal_descent(reference, stream.train(position), parameters, position, gradient=gradient)
-        strategy.learn(position, trainer)
-        strategy.after_bucket(position)
+        literal_descent(
+            reference, stream.train(bucket_index), parameters, bucket_index, gradient=gradient
+        )
+        strategy.learn(bucket_index, trainer)
+        strategy.after_bucket(bucket_index)
         assert_close(list(model.parameters()), list(reference.parameters()))
 
 
@@ -83,7 +85,7 @@ def test_the_teacher_is_in_evaluation_mode_and_learns_nothing(tmp_path):
     class IdleTrainer:
         """Records the teacher instead of training."""
 
-        def train_bucket(self, samples, *, position, strategy):
+        def train_bucket(self, samples, *, bucket_index, strategy):
             modes.append(strategy._old)
 
     strategy.learn(0, IdleTrainer())

@@ -25,17 +25,17 @@ from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import AuthorsReservoir
-from clear_mlflow.learning.loop import fresh_model, train
+from clear_mlflow.learning.loop import build_untrained_model, train
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import (
+from clear_mlflow.learning.samples import (
     Batch,
     DecodedStream,
     FeatureStream,
-    training_batches,
+    iter_training_batches,
 )
 from clear_mlflow.learning.strategies._base import check_strategy
-from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
+from clear_mlflow.learning.strategies._rehearsal import draw_buffer_batches
 from clear_mlflow.learning.strategies.er_ace import (
     compute_present_cross_entropy,
     find_present_classes,
@@ -71,22 +71,22 @@ def test_memory_can_be_a_fraction_of_the_stream(strategy):
     assert capacities == list(range(1, 100))
     small = on_features(memory="0.00005")
     assert TrainConfig.resolve(small.as_text()) == small
-    with pytest.raises(ConfigError, match="of 26 training images is not one"):
+    with pytest.raises(ConfigError, match="less than one of 26 training images"):
         strategy_on(stream, on_features(strategy=strategy, memory=0.01), random_head()[0])
 
 
 # --- starting anew, and everything at once
 
 
-def trained_alone(stream, settings, samples, position, epochs=None):
+def trained_alone(stream, settings, samples, bucket_index, epochs=None):
     """Return the weights of a fresh model after a plain descent on these samples."""
-    where = (position,) if position else ()
-    model = fresh_model(stream, settings, *where)
+    where = (bucket_index,) if bucket_index else ()
+    model = build_untrained_model(stream, settings, *where)
     if epochs is not None:
         settings = dataclasses.replace(settings, epochs=epochs)
     hooks = Naive(settings, stream, model, Naive.Arguments())
     trainer = Trainer(model, settings, keys=stream.keys, progress=TrainingProgress())
-    trainer.train_bucket(samples, position=position, strategy=hooks)
+    trainer.train_bucket(samples, bucket_index=bucket_index, strategy=hooks)
     return model.state_dict()
 
 
@@ -96,14 +96,14 @@ def test_from_scratch_is_a_fresh_run_on_each_bucket(optimizer_state, tmp_path):
     stream = image_stream(tmp_path)
     settings = config(strategy="from_scratch", optimizer_state=optimizer_state, seed=3)
     starts = []
-    for position, row in enumerate(train(stream, settings, progress=TrainingProgress())):
-        if position == 0:
+    for bucket_index, row in enumerate(train(stream, settings, progress=TrainingProgress())):
+        if bucket_index == 0:
             continue
-        expected = trained_alone(stream, settings, stream.train(position - 1), position - 1)
+        expected = trained_alone(stream, settings, stream.train(bucket_index - 1), bucket_index - 1)
         for name, tensor in row.model.state_dict().items():
             assert torch.equal(tensor, expected[name]), name
-        where = (position - 1,) if position > 1 else ()
-        starts.append(next(fresh_model(stream, settings, *where).parameters()))
+        where = (bucket_index - 1,) if bucket_index > 1 else ()
+        starts.append(next(build_untrained_model(stream, settings, *where).parameters()))
     assert not torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[1], starts[2])
 
@@ -114,8 +114,8 @@ def test_joint_trains_once_on_the_whole_stream(epochs, tmp_path):
     stream = image_stream(tmp_path)
     settings = config(strategy="joint", strategy_args=f"epochs={epochs}")
     strategy, _ = strategy_on(stream, settings, random_head()[0])
-    samples = strategy.training_set(0)
-    parts = [stream.train(position) for position in range(3)]
+    samples = strategy.load_training_set(0)
+    parts = [stream.train(bucket_index) for bucket_index in range(3)]
     assert torch.equal(read_pixels(samples), torch.cat([read_pixels(part) for part in parts]))
     assert torch.equal(samples.labels, torch.cat([part.labels for part in parts]))
 
@@ -138,11 +138,11 @@ def test_gdumb_is_a_fresh_run_on_its_memory_alone(buffer, epochs, tmp_path):
     for row in train(stream, settings, progress=TrainingProgress()):
         if row.row.row == 0:
             continue
-        position = row.row.row - 1
-        reference._buffer.offer(position, stream.labels(position))
+        bucket_index = row.row.row - 1
+        reference._buffer.update(bucket_index, stream.labels(bucket_index))
         memory = stream.select(reference._buffer.sample_indices)
         assert 0 < len(memory) <= 5
-        expected = trained_alone(stream, settings, memory, position, epochs or None)
+        expected = trained_alone(stream, settings, memory, bucket_index, epochs or None)
         for name, tensor in row.model.state_dict().items():
             assert torch.equal(tensor, expected[name]), name
     default = check_strategy(config(strategy="gdumb"))
@@ -156,14 +156,16 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
     settings = config(strategy="gdumb", strategy_args=args, memory=7)
     reference, _ = strategy_on(stream, settings, random_head()[0])
     assert isinstance(reference._buffer, AuthorsReservoir)
-    model = fresh_model(stream, settings)
+    model = build_untrained_model(stream, settings)
     trainer = Trainer(model, settings, keys=stream.keys, progress=TrainingProgress())
     hooks = Naive(settings, stream, model, Naive.Arguments())
     *_, last = train(stream, settings, progress=TrainingProgress())
-    for position in range(3):
-        reference._buffer.offer(position, stream.labels(position))
+    for bucket_index in range(3):
+        reference._buffer.update(bucket_index, stream.labels(bucket_index))
         trainer.train_bucket(
-            stream.select(reference._buffer.sample_indices), position=position, strategy=hooks
+            stream.select(reference._buffer.sample_indices),
+            bucket_index=bucket_index,
+            strategy=hooks,
         )
     for name, tensor in last.model.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
@@ -179,7 +181,7 @@ def test_rehearsal_goes_through_the_buffer_again_and_again(batch_size, size):
     """As many images as in a batch, or all. Each as often as any other, give or take one."""
     buffer_samples = feature_stream().train(1)
     settings = on_features(batch_size=batch_size)
-    steps = list(rehearsal_batches(buffer_samples, 10, settings, CPU, 0, 0))
+    steps = list(draw_buffer_batches(buffer_samples, 10, settings, CPU, 0, 0))
     assert [len(step.labels) for step in steps] == [size] * 10
     times = Counter(int(n) for step in steps for n in step.chosen)
     assert len(times) == 7
@@ -189,7 +191,7 @@ def test_rehearsal_goes_through_the_buffer_again_and_again(batch_size, size):
         assert torch.equal(step.labels, buffer_samples.labels[step.chosen])
     orders = [
         torch.cat(
-            [step.chosen for step in rehearsal_batches(buffer_samples, 10, settings, CPU, *where)]
+            [step.chosen for step in draw_buffer_batches(buffer_samples, 10, settings, CPU, *where)]
         )
         for where in ((0, 0), (0, 1), (1, 0), (0, 0, 1), (0, 0))
     ]
@@ -227,9 +229,9 @@ def after_first_bucket(settings):
     strategy, trainer = strategy_on(stream, settings, model)
     strategy.learn(0, trainer)
     strategy.after_bucket(0)
-    samples = strategy.training_set(1)
+    samples = strategy.load_training_set(1)
     few = torch.flatten((samples.labels < 2).nonzero())[:3]
-    rehearsed = next(iter(strategy.rehearsal(1, 0, 2)))
+    rehearsed = next(iter(strategy.load_rehearsal_batches(1, 0, 2)))
     batch = Batch(samples.images[few], samples.labels[few], few, rehearsed=rehearsed)
     return stream, strategy, model, batch
 
@@ -239,7 +241,7 @@ def test_er_ace_adds_both_losses_of_equation_4():
     settings = on_features(strategy="er_ace", epochs=2)
     stream, strategy, model, batch = after_first_bucket(settings)
     buffer_samples = stream.select(strategy._buffer.sample_indices)
-    old = next(rehearsal_batches(buffer_samples, 2, settings, CPU, 1, 0))
+    old = next(draw_buffer_batches(buffer_samples, 2, settings, CPU, 1, 0))
     expected = 0.0
     present = set(batch.labels.tolist())
     assert len(present) < CLASSES
@@ -249,19 +251,19 @@ def test_er_ace_adds_both_losses_of_equation_4():
     ):
         for row, label in zip(model(inputs).tolist(), labels.tolist(), strict=True):
             expected -= compute_log_softmax(row, classes, label) / len(labels)
-    assert strategy.share_of_loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
+    assert strategy.compute_loss_share(model, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_balanced_replay_is_one_mean_over_both_batches():
     """A batch of the bucket and one from the buffer. Every image of them counts the same."""
     settings = on_features(strategy="replay", strategy_args="batches=balanced", batch_size=3)
     stream, strategy, model, first = after_first_bucket(settings)
-    samples = strategy.training_set(1)
+    samples = strategy.load_training_set(1)
     batch = dataclasses.replace(
         first, inputs=samples.images[:3], labels=samples.labels[:3], total=3
     )
     buffer_samples = stream.select(strategy._buffer.sample_indices)
-    old = next(rehearsal_batches(buffer_samples, 2, settings, CPU, 1, 0))
+    old = next(draw_buffer_batches(buffer_samples, 2, settings, CPU, 1, 0))
     assert len(old.labels) == 3
     both = [
         (model(part.inputs)[i].tolist(), part.labels[i].item())
@@ -271,7 +273,7 @@ def test_balanced_replay_is_one_mean_over_both_batches():
     expected = -sum(compute_log_softmax(row, range(CLASSES), label) for row, label in both) / len(
         both
     )
-    assert strategy.share_of_loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
+    assert strategy.compute_loss_share(model, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.7, 0.3), (0.0, 1.0), (2.0, 0.0)])
@@ -281,7 +283,7 @@ def test_derpp_is_equation_6(alpha, beta):
     stream, strategy, model, batch = after_first_bucket(settings)
     buffer_samples = stream.select(strategy._buffer.sample_indices)
     imitated, repeated = (
-        next(rehearsal_batches(buffer_samples, 2, settings, CPU, 1, 0, which)) for which in (0, 1)
+        next(draw_buffer_batches(buffer_samples, 2, settings, CPU, 1, 0, which)) for which in (0, 1)
     )
     assert not torch.equal(imitated.chosen, repeated.chosen)
     expected = 0.0
@@ -292,7 +294,7 @@ def test_derpp_is_equation_6(alpha, beta):
     for row, then in zip(model(imitated.inputs).tolist(), stored, strict=True):
         for now, before in zip(row, then, strict=True):
             expected += alpha * (now - before) ** 2 / (len(stored) * CLASSES)
-    assert strategy.share_of_loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
+    assert strategy.compute_loss_share(model, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_derpp_stores_the_logits_of_the_last_epochs_steps():
@@ -312,16 +314,16 @@ def test_derpp_stores_the_logits_of_the_last_epochs_steps():
                 latest[tuple(features.tolist())] = row
             return logits
 
-    for position in range(3):
+    for bucket_index in range(3):
         latest = {}
         trainer._wrapped_model = trainer._compiled_model = Listening()
         rehearsed = strategy._buffer.sample_indices
-        strategy.learn(position, trainer)
+        strategy.learn(bucket_index, trainer)
         # Images of the buffer pass through the model, too, and their answers are not stored.
         for bucket, index in zip(rehearsed.bucket, rehearsed.index, strict=True):
             latest.pop(tuple(stream.train(int(bucket)).images[index].tolist()), None)
         logits_by_image |= latest
-        strategy.after_bucket(position)
+        strategy.after_bucket(bucket_index)
         buffer_samples = stream.select(strategy._buffer.sample_indices)
         assert strategy._logits.dtype == torch.float32
         assert strategy._logits.shape == (len(buffer_samples), CLASSES)
@@ -334,13 +336,15 @@ def test_derpp_stores_logits_of_the_training_mode(tmp_path):
     """With batch normalisation they are the step's own, not those that a test would give."""
     stream = image_stream(tmp_path)
     settings = config(strategy="derpp", epochs=1, batch_size="full", memory=7, lr=1e-9)
-    model = fresh_model(stream, settings)
+    model = build_untrained_model(stream, settings)
     reference = copy.deepcopy(model)
     strategy, trainer = strategy_on(stream, settings, model)
     strategy.learn(0, trainer)
     strategy.after_bucket(0)
     samples = stream.train(0)
-    (batch,) = training_batches(samples, batch_size="full", device=CPU, seed=0, position=0, epoch=0)
+    (batch,) = iter_training_batches(
+        samples, batch_size="full", device=CPU, seed=0, bucket_index=0, epoch=0
+    )
     expected = torch.empty(7, stream.num_classes)
     expected[batch.chosen] = reference.train()(batch.inputs).detach()
     torch.testing.assert_close(strategy._logits, expected[strategy._buffer.sample_indices.index])
@@ -365,7 +369,7 @@ def test_cwr_consolidates_as_algorithm_1_written_out(tmp_path):
     """Class by class, weight by weight. The head starts each bucket as the paper says."""
     stream, labels = stream_without_classes(tmp_path)
     settings = config(strategy="cwr", epochs=2, lr=0.1)
-    model = fresh_model(stream, settings)
+    model = build_untrained_model(stream, settings)
     strategy, trainer = strategy_on(stream, settings, model)
     head = model[-1]
     consolidated = {c: ([0.0] * head.in_features, 0.0) for c in range(3)}
@@ -373,15 +377,15 @@ def test_cwr_consolidates_as_algorithm_1_written_out(tmp_path):
     starts = []
     begin_epoch = strategy.begin_epoch
 
-    def note(position, epoch, num_steps):
+    def note(bucket_index, epoch, num_steps):
         if epoch == 0:
             starts.append((head.weight.tolist(), head.bias.tolist()))
-        begin_epoch(position, epoch, num_steps)
+        begin_epoch(bucket_index, epoch, num_steps)
 
     strategy.begin_epoch = note
-    for position, of_bucket in enumerate(labels):
+    for bucket_index, of_bucket in enumerate(labels):
         current = Counter(of_bucket)
-        strategy.learn(position, trainer)
+        strategy.learn(bucket_index, trainer)
         weight, bias = starts[-1]
         for c in range(3):
             expected = consolidated[c] if c in current else ([0.0] * head.in_features, 0.0)
@@ -389,7 +393,7 @@ def test_cwr_consolidates_as_algorithm_1_written_out(tmp_path):
             assert bias[c] == pytest.approx(expected[1], abs=1e-6)
 
         trained_w, trained_b = head.weight.tolist(), head.bias.tolist()
-        strategy.after_bucket(position)
+        strategy.after_bucket(bucket_index)
         mean_w = np.mean([trained_w[c] for c in current])
         mean_b = np.mean([trained_b[c] for c in current])
         for c in current:

@@ -13,11 +13,11 @@ from strategy_runs import feature_stream, image_stream, on_features, strategy_on
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.loop import fresh_model
+from clear_mlflow.learning.loop import build_untrained_model
 from clear_mlflow.learning.models import get_head
-from clear_mlflow.learning.samples.decoded import Batch
+from clear_mlflow.learning.samples import Batch
 from clear_mlflow.learning.strategies._base import check_strategy
-from clear_mlflow.learning.strategies._weights import gradients
+from clear_mlflow.learning.strategies._weights import collect_gradients
 
 REGULARISED = ("ewc", "si", "lwf", "agem")
 ANEW = ("from_scratch", "gdumb")  # these end with another backbone
@@ -52,7 +52,7 @@ def test_a_frozen_backbone_stays_as_it_is(tmp_path, name):
     settings = config(strategy=name, freeze="backbone", precision="bf16")
     stream = image_stream(tmp_path)
     _, model = train_rows(stream, settings)
-    untrained = fresh_model(stream, settings, *((2,) if name in ANEW else ()))
+    untrained = build_untrained_model(stream, settings, *((2,) if name in ANEW else ()))
     head = set(get_head(model).parameters())
     for weight, other in zip(model.parameters(), untrained.parameters(), strict=True):
         assert torch.equal(weight, other) == (weight not in head)
@@ -78,7 +78,7 @@ def test_nothing_in_a_step_waits_for_the_device(name):
         strategy._recorded = torch.empty(9, CLASSES, device=nowhere)
         strategy._is_recorded = torch.empty(9, dtype=torch.int32, device=nowhere)
         strategy._recording = True
-    loss = strategy.share_of_loss(model, replace(batch, rehearsed=rehearsed))
+    loss = strategy.compute_loss_share(model, replace(batch, rehearsed=rehearsed))
     loss.backward()
     strategy.before_step()
     strategy.after_step()
@@ -113,7 +113,7 @@ def test_a_strength_of_nothing_is_naive(tmp_path, name):
         ("si", "damping=0", "damping is 0.0 in strategy_args; pass a number above 0"),
         ("lwf", "strength=-1", "strength is -1.0 in strategy_args; pass 0 or more"),
         ("lwf", "temperature=0", "temperature is 0.0 in strategy_args; pass a number above 0"),
-        ("agem", "buffer=box", "unknown buffer 'box' in strategy_args; known are"),
+        ("agem", "buffer=box", "unknown buffer 'box' in strategy_args; expected one of"),
         ("agem", "batch=-1", "batch is -1 in strategy_args; pass 0 or more"),
         ("derpp", "alpha=-0.1", "in strategy_args; pass 0 or more"),
         ("derpp", "beta=-1", "in strategy_args; pass 0 or more"),
@@ -134,6 +134,6 @@ def test_a_weight_that_the_loss_does_not_reach_has_a_gradient_of_zeros():
     """Lists of weights and of gradients stay of one length."""
     model = nn.Linear(2, 2)
     model.weight.sum().backward()
-    own_gradients = gradients(list(model.parameters()))
+    own_gradients = collect_gradients(list(model.parameters()))
     assert [gradient.tolist() for gradient in own_gradients] == [[[1, 1], [1, 1]], [0, 0]]
     assert own_gradients[1] is model.bias.grad

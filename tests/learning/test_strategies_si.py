@@ -29,7 +29,7 @@ def test_three_buckets_equal_the_written_out_ones(clip, damping):
     weights = list(reference.parameters())
     anchor = [weight.detach().clone() for weight in weights]
     importance = [torch.zeros_like(weight) for weight in weights]
-    for position in range(3):
+    for bucket_index in range(3):
         start = [weight.detach().clone() for weight in weights]
         visited, slopes = [], []
 
@@ -49,7 +49,9 @@ def test_three_buckets_equal_the_written_out_ones(clip, damping):
             factor = min(1.0, clip / (float(length) + 1e-6)) if clip else 1.0
             return [factor * slope for slope in both]
 
-        literal_descent(reference, stream.train(position), settings, position, gradient=gradient)
+        literal_descent(
+            reference, stream.train(bucket_index), settings, bucket_index, gradient=gradient
+        )
         visited.append([weight.detach().clone() for weight in weights])
         for i, weight in enumerate(weights):
             path = torch.zeros_like(weight)
@@ -59,8 +61,8 @@ def test_three_buckets_equal_the_written_out_ones(clip, damping):
             importance[i] = torch.relu(importance[i] + path / (way**2 + damping))
         anchor = [weight.detach().clone() for weight in weights]
 
-        strategy.learn(position, trainer)
-        strategy.after_bucket(position)
+        strategy.learn(bucket_index, trainer)
+        strategy.after_bucket(bucket_index)
         assert_close(list(model.parameters()), weights, rtol=1e-3, atol=1e-5)
         assert_close(strategy._importance, importance, rtol=1e-2, atol=1e-3)
         assert_close(strategy._anchor, anchor, rtol=1e-3, atol=1e-5)
@@ -74,14 +76,14 @@ def test_nothing_is_held_with_negative_stiffness():
     settings = on_features(strategy="si", strategy_args=arguments, lr=0.01)
     strategy, _ = strategy_on(feature_stream(), settings, model)
     expected = [torch.zeros_like(weight) for weight in model.parameters()]
-    for position in range(2):
+    for bucket_index in range(2):
         for i, weight in enumerate(model.parameters()):
             strategy._path[i] = torch.randn_like(weight)
             way = torch.randn_like(weight)
             expected[i] = torch.relu(expected[i] + strategy._path[i] / (way**2 + 0.5))
             with torch.no_grad():
                 weight += way
-        strategy.after_bucket(position)
+        strategy.after_bucket(bucket_index)
         assert_close(strategy._importance, expected)
         assert all((path == 0).all() for path in strategy._path)
     assert any((part == 0).any() for part in strategy._importance)

@@ -16,20 +16,20 @@ from torch.nn.functional import cross_entropy, log_softmax, mse_loss
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import ClassBalanced, Reservoir
 from clear_mlflow.learning.checkpoint import read_state, to_bytes
-from clear_mlflow.learning.device import RngPurpose, generator
-from clear_mlflow.learning.loop import fresh_model, train
+from clear_mlflow.learning.device import RngPurpose, build_generator
+from clear_mlflow.learning.loop import build_untrained_model, train
+from clear_mlflow.learning.photos import SampleIndices, list_bucket_indices
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.learning.samples.decoded import batch_bounds, training_batches
-from clear_mlflow.learning.samples.photos import SampleIndices, whole_bucket
+from clear_mlflow.learning.samples import compute_batch_bounds, iter_training_batches
 from clear_mlflow.learning.session import check
+from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.learning.strategies._base import Strategy
-from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
+from clear_mlflow.learning.strategies._rehearsal import draw_buffer_batches
 from clear_mlflow.learning.training.limits import StreamClock
 
 COUNTS = (29, 33, 31)
 WAITING = ("gdumb", "joint", "ncm", "slda")
-IN_PASSING = sorted(set(known_strategies()) - set(WAITING))
+IN_PASSING = sorted(set(list_strategies()) - set(WAITING))
 
 
 def passing_by(strategy, rate="naive:1", **changes):
@@ -47,29 +47,32 @@ def literal(settings):
     The clock counts in images of the stream: naive learning takes 1 / rate of one for each image.
     """
     stream, strategy = feature_stream(COUNTS), settings.strategy
-    model, rate = fresh_model(stream, settings), Fraction(settings.stream_rate.split(":")[1])
+    model, rate = (
+        build_untrained_model(stream, settings),
+        Fraction(settings.stream_rate.split(":")[1]),
+    )
     buffer = (Reservoir if strategy == "derpp" else ClassBalanced)(
         capacity=settings.memory, num_classes=CLASSES, seed=0
     )
     seen_images, rows, late = [], [count_correct(stream, model)], Fraction(0)
     remembered, logits = [], {}  # (bucket, image), and what was answered to it
     parabolas = []
-    for position, count in enumerate(COUNTS):
-        image_ids = [(position, n) for n in range(count)]
+    for bucket_index, count in enumerate(COUNTS):
+        image_ids = [(bucket_index, n) for n in range(count)]
         if strategy == "replay":
             image_ids += remembered
         samples = stream.select(SampleIndices(*np.array(image_ids).T))
-        steps = batch_bounds(len(image_ids), 4)
+        steps = compute_batch_bounds(len(image_ids), 4)
         rehearsed = [()] * len(steps)
         if strategy == "derpp" and remembered:
             buffer_samples = stream.select(SampleIndices(*np.array(remembered).T))
             stored_logits = torch.stack([logits[image_id] for image_id in remembered])
-            where = (buffer_samples, len(steps), settings, CPU, position, 0)
+            where = (buffer_samples, len(steps), settings, CPU, bucket_index, 0)
             rehearsed = list(
-                zip(*(rehearsal_batches(*where, which) for which in (0, 1)), strict=True)
+                zip(*(draw_buffer_batches(*where, which) for which in (0, 1)), strict=True)
             )
-        batches = training_batches(
-            samples, batch_size=4, device=CPU, seed=0, position=position, epoch=0
+        batches = iter_training_batches(
+            samples, batch_size=4, device=CPU, seed=0, bucket_index=bucket_index, epoch=0
         )
         velocity = [torch.zeros_like(weight) for weight in model.parameters()]
         free, num_shown, own = late, 0, []
@@ -91,7 +94,7 @@ def literal(settings):
                     + cross_entropy(model(repeated.inputs), repeated.labels) / 2
                 )
             logits |= {
-                (position, n): outputs[i].detach() for i, n in enumerate(batch.chosen.tolist())
+                (bucket_index, n): outputs[i].detach() for i, n in enumerate(batch.chosen.tolist())
             }
             slopes = torch.autograd.grad(loss, list(model.parameters()))
             with torch.no_grad():
@@ -103,14 +106,14 @@ def literal(settings):
                     velocity[i] = 0.8 * velocity[i] + pulled + 0.01 * weight
                     weight -= 0.1 * velocity[i]
         seen_images.append(sorted(own))
-        labels = stream.labels(position)[seen_images[-1]]
+        labels = stream.labels(bucket_index)[seen_images[-1]]
         if strategy in ("replay", "derpp"):
-            retained = buffer.offer(position, labels)
-            candidates = remembered + [(position, n) for n in seen_images[-1]]
+            retained = buffer.update(bucket_index, labels)
+            candidates = remembered + [(bucket_index, n) for n in seen_images[-1]]
             remembered = [candidates[n] for n in retained]
         if strategy == "ewc":
             chosen = min(2, len(own))
-            firm, weight_there = fisher(stream, model, position, seen_images[-1], parabolas)
+            firm, weight_there = fisher(stream, model, bucket_index, seen_images[-1], parabolas)
             parabolas.append((firm, weight_there))
             # Answers to all; of each image's a forward pass, a backward pass a class, and squares.
             flops = chosen * (2 * 2 + CLASSES * 2) * WIDTH * CLASSES
@@ -121,11 +124,11 @@ def literal(settings):
     return seen_images, rows
 
 
-def fisher(stream, model, position, seen_images, parabolas):
+def fisher(stream, model, bucket_index, seen_images, parabolas):
     """Return how firmly EWC holds each weight, and where: one image, one label at a time."""
-    samples, weights = stream.train(position), list(model.parameters())
+    samples, weights = stream.train(bucket_index), list(model.parameters())
     order = torch.randperm(
-        len(seen_images), generator=generator(0, RngPurpose.FISHER, position, 0)
+        len(seen_images), generator=build_generator(0, RngPurpose.FISHER, bucket_index, 0)
     )[:2]
     totals = [torch.zeros_like(weight) for weight in weights]
     for n in order.tolist():
@@ -160,7 +163,7 @@ def test_what_is_seen_is_what_a_literal_clock_lets_through(strategy, rate):
     settings = passing_by(strategy, rate, **changes)
     rows = train_all(stream, settings)
     seen_images, counts = literal(settings)
-    assert [stream.seen_indices[position].tolist() for position in range(3)] == seen_images
+    assert [stream.seen_indices[bucket_index].tolist() for bucket_index in range(3)] == seen_images
     assert [image_id.row.correct for image_id in rows] == counts
     assert [image_id.row.cost.images for image_id in rows] == [0, *map(len, seen_images)]
     assert (sum(map(len, seen_images)) == sum(COUNTS)) == (
@@ -182,7 +185,7 @@ def test_which_batches_pass_by_is_what_the_papers_program_has(cost, taken):
     """Ghunaim et al., arXiv:2302.01047, of ER, LwF, RWalk, MIR and GSS: their delays."""
     costs, stream = SimpleNamespace(flops=0), feature_stream((40,))
     stream_clock = StreamClock(Fraction(15), 0, stream, costs)  # a batch of 4 images in 60 FLOPs
-    stream_clock.begin_steps(stream.train(0), 0, batch_bounds(40, 4), 1)
+    stream_clock.begin_steps(stream.train(0), 0, compute_batch_bounds(40, 4), 1)
     skipped = []
     for number in range(10):
         if stream_clock.accepts_batch():
@@ -217,15 +220,15 @@ def test_nothing_that_passed_by_is_ever_used(strategy, monkeypatch):
     """What the model trained on is what the stream has of a past bucket, for whatever asks it."""
     stream = feature_stream(COUNTS)
     images = {
-        tuple(row): (position, n)
-        for position in range(3)
-        for n, row in enumerate(stream.train(position).images.tolist())
+        tuple(row): (bucket_index, n)
+        for bucket_index in range(3)
+        for n, row in enumerate(stream.train(bucket_index).images.tolist())
     }
     used, fetch = set(), stream._fetch
 
     def fetching(indices):
         for image in zip(indices.bucket.tolist(), indices.index.tolist(), strict=True):
-            assert image in seen_images or image[0] == position
+            assert image in seen_images or image[0] == bucket_index
         return fetch(indices)
 
     def passes(module, inputs):
@@ -234,24 +237,24 @@ def test_nothing_that_passed_by_is_ever_used(strategy, monkeypatch):
 
     monkeypatch.setattr(stream, "_fetch", fetching)
     changes = {"strategy_args": "images=1"} if strategy == "ewc" else {"memory": "12"}
-    settings, seen_images, position = passing_by(strategy, "naive:1.7", **changes), set(), 0
-    keep_seen = stream.keep_seen
+    settings, seen_images, bucket_index = passing_by(strategy, "naive:1.7", **changes), set(), 0
+    keep_only = stream.keep_only
 
     def keeping(bucket, images):
-        nonlocal position
+        nonlocal bucket_index
         seen_images.update((bucket, n) for n in images.tolist())
-        position = bucket + 1
-        keep_seen(bucket, images)
+        bucket_index = bucket + 1
+        keep_only(bucket, images)
 
-    monkeypatch.setattr(stream, "keep_seen", keeping)
+    monkeypatch.setattr(stream, "keep_only", keeping)
     for trained_bucket in train(stream, settings, progress=TrainingProgress()):
-        if position == 0:
+        if bucket_index == 0:
             trained_bucket.model.register_forward_pre_hook(passes)
             continue
         assert used <= seen_images
-        own = {image for image in seen_images if image[0] == position - 1}
+        own = {image for image in seen_images if image[0] == bucket_index - 1}
         assert own <= used
-        assert 0 < len(own) == trained_bucket.row.cost.images < COUNTS[position - 1]
+        assert 0 < len(own) == trained_bucket.row.cost.images < COUNTS[bucket_index - 1]
         used.clear()
 
 
@@ -298,9 +301,9 @@ def test_a_bucket_may_pass_by_whole(tmp_path):
 class Twice(Strategy):
     """Descends twice in each bucket."""
 
-    def learn(self, position, trainer):
-        super().learn(position, trainer)
-        super().learn(position, trainer)
+    def learn(self, bucket_index, trainer):
+        super().learn(bucket_index, trainer)
+        super().learn(bucket_index, trainer)
 
 
 @pytest.mark.parametrize(
@@ -341,9 +344,9 @@ def test_whole_buckets_are_counted_as_before():
     """Indices of a bucket that passed are of what was seen of it."""
     stream = feature_stream((6,))
     everything = stream.train(0)
-    stream.keep_seen(0, np.array([1, 4]))
+    stream.keep_only(0, np.array([1, 4]))
     assert torch.equal(stream.train(0).images, everything.images[[1, 4]])
     assert stream.labels(0).tolist() == everything.labels[[1, 4]].tolist()
     assert torch.equal(
-        stream.select(whole_bucket(0, 2).take(np.array([1]))).images, everything.images[[4]]
+        stream.select(list_bucket_indices(0, 2).take(np.array([1]))).images, everything.images[[4]]
     )

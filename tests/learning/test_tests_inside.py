@@ -14,14 +14,13 @@ from torch import nn
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.learning.samples.decoded import batch_bounds
+from clear_mlflow.learning.samples import compute_batch_bounds
 from clear_mlflow.learning.session import check
-from clear_mlflow.learning.strategies import naive
+from clear_mlflow.learning.strategies import list_strategies, naive
 from clear_mlflow.learning.strategies._base import load_strategy
 
 WITHOUT_STEPS = ("joint", "ncm", "slda")
-DESCENDING = sorted(set(known_strategies()) - set(WITHOUT_STEPS))
+DESCENDING = sorted(set(list_strategies()) - set(WITHOUT_STEPS))
 
 
 class Kept(TrainingProgress):
@@ -100,7 +99,7 @@ def test_tests_are_due_at_each_multiple_of_the_interval_but_the_last(tmp_path, i
     progress, _ = collect_tests(stream, parameters)
     order: list[object] = [0]
     for bucket, images in enumerate((9, 7, 5), start=1):
-        steps = len(batch_bounds(images, 4))
+        steps = len(compute_batch_bounds(images, 4))
         every = int(interval.removesuffix("steps")) * (1 if "steps" in interval else steps)
         due = [step for step in range(1, 4 * steps) if step % every == 0]
         tests = [test for test in progress.tests if test.bucket == bucket]
@@ -168,9 +167,9 @@ def test_a_strategy_says_how_many_epochs_a_bucket_takes(tmp_path):
 class Twice(naive.Naive):
     """Descends two times in each bucket."""
 
-    def learn(self, position, trainer):
-        super().learn(position, trainer)
-        super().learn(position, trainer)
+    def learn(self, bucket_index, trainer):
+        super().learn(bucket_index, trainer)
+        super().learn(bucket_index, trainer)
 
 
 def test_a_strategy_that_descends_twice_in_a_bucket_is_told(tmp_path, monkeypatch):

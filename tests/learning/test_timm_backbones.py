@@ -22,13 +22,12 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features.stored import load_features
-from clear_mlflow.data.stream import image_sets
+from clear_mlflow.data.stream import iter_image_sets
 from clear_mlflow.learning.inference.backbones import load_backbone
 from clear_mlflow.learning.inference.extract import extract
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import LineProgress
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.session import check, prepare
 
 CPU = torch.device("cpu")
 TINY = "test_vit"  # of timm's own, for tests: 160 pixels, 64 numbers
@@ -83,7 +82,7 @@ def test_features_are_timms_own(tmp_path, name, from_hub):
     timm_model.load_state_dict(build_weights(name), strict=False)
     config = timm.data.resolve_model_data_config(timm_model)
     transform = timm.data.create_transform(**config, is_training=False)
-    for number, images in enumerate(image_sets(stream)):
+    for number, images in enumerate(iter_image_sets(stream)):
         with torch.inference_mode():
             expected = [
                 timm_model(transform(Image.open(path).convert("RGB"))[None])[0].numpy()

@@ -8,9 +8,8 @@ import pytest
 from released_layout import read_json, write_json, write_released
 
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.session import check, prepare
 
 PER_CLASS = 12
 
@@ -29,12 +28,12 @@ def trees(tmp_path_factory):
     for bucket in stream.buckets:
         held_out = {(path.parent.name, path.stem) for path in bucket.test.paths}
         assert len(held_out) == 3
-        for part, keeps in (("train", False), ("test", True)):
+        for part, state_attributes in (("train", False), ("test", True)):
             for file in (divided / part / "labeled_metadata" / bucket.key).iterdir():
                 entries = {
                     image_id: entry
                     for image_id, entry in read_json(file).items()
-                    if ((file.stem, image_id) in held_out) == keeps
+                    if ((file.stem, image_id) in held_out) == state_attributes
                 }
                 write_json(file, entries)
     return full_tree, divided

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from clear_mlflow.cli import main
 from clear_mlflow.cli.train import apply_run_options
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.parameters.config import parameter_defaults
+from clear_mlflow.learning.parameters.config import list_parameter_defaults
 from clear_mlflow.tracking.lifecycle import create_run, open_run
 
 
@@ -60,7 +60,7 @@ def test_examples_are_commands(words, example):
     if example_words[0] == "mlflow":
         assert {
             word.split("=")[0] for word in example_words[example_words.index("-P") + 1 :: 2]
-        } <= set(parameter_defaults())
+        } <= set(list_parameter_defaults())
         return
     assert example_words[: len(words) + 1] == ["clear-mlflow", *words]
     ALL[words].make_context(words[-1], example_words[len(words) + 1 :], parent=click.Context(main))

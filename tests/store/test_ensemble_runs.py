@@ -18,9 +18,8 @@ from clear_mlflow.core.errors import ConfigError, DivergedError, TrainingError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.learning.measured import MeasuredRow, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.session import check, prepare
 from clear_mlflow.store import names
 from clear_mlflow.tracking.tracked_training import train_ensemble_in_process, train_in_process
 

@@ -13,9 +13,9 @@ from released_layout import write_released
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.photos import SampleIndices
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import FeatureStream
-from clear_mlflow.learning.samples.photos import SampleIndices
+from clear_mlflow.learning.samples import FeatureStream
 from clear_mlflow.learning.session import StreamTraining
 from clear_mlflow.process.training_process import TrainingProcess
 from clear_mlflow.tracking.tracked_training import train_in_process

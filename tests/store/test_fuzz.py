@@ -48,7 +48,11 @@ from clear_mlflow.journal.run_folder import (
 )
 from clear_mlflow.learning.checkpoint import read_state
 from clear_mlflow.learning.models import build_model
-from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults, parse_parameter
+from clear_mlflow.learning.parameters.config import (
+    TrainConfig,
+    list_parameter_defaults,
+    parse_parameter,
+)
 from clear_mlflow.learning.parameters.logged import read_config_file
 from clear_mlflow.store.rows import parse_rows
 from clear_mlflow.store.states import Manifest
@@ -309,7 +313,7 @@ def test_configurations(tmp_path, data):
     if config is None:
         return
     content = json.loads(path.read_bytes())
-    for name, default in parameter_defaults().items():
+    for name, default in list_parameter_defaults().items():
         text = content.get(name, default)
         assert text == "auto" or parse_parameter(name, text) == getattr(config, name), name
     assert TrainConfig.resolve(config.as_text()) == config

@@ -16,7 +16,7 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES
-from clear_mlflow.learning.checkpoint import _random_states, _set_random_states
+from clear_mlflow.learning.checkpoint import _get_random_states, _set_random_states
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import read_config_file
 from clear_mlflow.store.artifacts import ArtifactFolder
@@ -105,7 +105,7 @@ def test_a_configuration_is_read_up_to_its_bound(tmp_path):
 @pytest.mark.parametrize("position", [-1, 625, 10**6])
 def test_a_generators_position_beyond_its_numbers_is_refused(position):
     """The library takes it, and ends the process where it reads."""
-    states = _random_states()
+    states = _get_random_states()
     generator_name, keys, _, *rest = states["numpy"]
     with pytest.raises(ValueError, match="numpy's generator is at"):
         _set_random_states({**states, "numpy": (generator_name, keys, position, *rest)})
@@ -118,13 +118,13 @@ resource.setrlimit(resource.RLIMIT_CPU, (100, 100))
 from clear_mlflow.core.anytime import parse_anytime_file_name
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError
-from clear_mlflow.core.record import row_index
+from clear_mlflow.core.record import parse_row_index
 from clear_mlflow.core.text import one_line
 from clear_mlflow.core.untrusted import json_value
 from clear_mlflow.importers import FORMATS, ResultFile, read_runs
 from clear_mlflow.journal.run_folder import _ENTRY
 
-reads = [mask_credentials, one_line, row_index, parse_anytime_file_name, _ENTRY.fullmatch]
+reads = [mask_credentials, one_line, parse_row_index, parse_anytime_file_name, _ENTRY.fullmatch]
 reads.append(lambda text: json_value(text, 2**22))
 for name in FORMATS:
     reads.append(lambda text, name=name: read_runs(ResultFile("a", text.encode()), name))

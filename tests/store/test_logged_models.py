@@ -26,9 +26,8 @@ from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predict
 from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.session import check, prepare
 from clear_mlflow.learning.strategies import Strategy
 from clear_mlflow.tracking.tracked_training import train_in_process
 

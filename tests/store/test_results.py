@@ -8,7 +8,7 @@ import pytest
 from clear_mlflow.api.bundle import read_bundles
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.grids.grid import read_grid
-from clear_mlflow.learning.registry import known_strategies
+from clear_mlflow.learning.strategies import list_strategies
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PAGE = runpy.run_path(str(BENCHMARKS / "results.py"))
@@ -32,7 +32,7 @@ def test_an_archive_holds_what_its_grid_trains(study):
     )
     assert all("torch " in run.data.tags["clear_mlflow.software"] for run in runs)
     if study == "digits":
-        assert {strategy for strategy, _ in planned_runs} == set(known_strategies())
+        assert {strategy for strategy, _ in planned_runs} == set(list_strategies())
 
 
 def test_an_archive_that_was_changed_is_refused(tmp_path):

@@ -10,9 +10,8 @@ from released_layout import write_released
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.prepare import prepare
-from clear_mlflow.learning.progress import progress_for
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.progress import build_progress
+from clear_mlflow.learning.session import check, prepare
 from clear_mlflow.process.training_process import TrainingProcess
 from clear_mlflow.store import names
 from clear_mlflow.tracking.tracked_training import train_in_process
@@ -38,7 +37,7 @@ def trained_run(store, experiment_id, root, *, process=False, **options):
             train_in_process(store, training, parameters)
     else:
         config = check(TrainConfig.resolve(parameters))
-        train_in_process(store, prepare(config, progress_for(open_null())), parameters)
+        train_in_process(store, prepare(config, build_progress(open_null())), parameters)
     (run,) = store.search_runs([experiment_id], order_by=["attributes.start_time DESC"])[:1]
     return run
 

@@ -46,7 +46,8 @@ def test_a_run_on_the_weather(store, experiment_id, standardise):
     assert (params["model"], params["features"]) == ("linear", "vectors")
     assert profile["absent_classes"]["train"]["2012-H1"] == ["fog"]
     assert profile["warnings"] == [
-        "class 'fog' is not in the training set of bucket '2012-H1', and so 12 more"
+        "13 (class, bucket) pairs have no training images, for example class 'fog' in bucket "
+        "'2012-H1'"
     ]
     assert profile["licence"] == "public domain (NOAA)"
     assert "class_changes/vanished" in run.data.metrics

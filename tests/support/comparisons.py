@@ -8,7 +8,7 @@ from clear_mlflow.comparison.compared_run import ComparedRun
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
-from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
 from clear_mlflow.metrics import summarize
 
 DIGEST = "sha256:" + "ab" * 32
@@ -88,7 +88,7 @@ def log_training(client, experiment_id, correct, parameters, **row_options):
     options = {"strategy": strategy, "seed": seed, "dataset": "digits", **row_options}
     run = log_run(client, experiment_id, f"{strategy} {seed}", correct, **options)
     config = TrainConfig.resolve(parameters).as_text().items()
-    used = {f"used/{n}": text for n, text in config if parameter_defaults()[n] == "auto"}
+    used = {f"used/{n}": text for n, text in config if list_parameter_defaults()[n] == "auto"}
     for name, text in {**parameters, **used, "used/arithmetic": "float32"}.items():
         client.log_param(run.info.run_id, name, text)
 

@@ -20,14 +20,14 @@ from learning_streams import random_stream
 
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.learning.loop import train
-from clear_mlflow.learning.parallel.group import ALONE, process_group
-from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream
+from clear_mlflow.learning.process_group import SINGLE_PROCESS, process_group
+from clear_mlflow.learning.samples import DecodedStream, FeatureStream
 from clear_mlflow.learning.session import check
 
 CPU = torch.device("cpu")
 
 
-def results(cases, folder, group=ALONE):
+def results(cases, folder, group=SINGLE_PROCESS):
     """Arrays by ``case/name``: each row's counts, labels, probabilities and weights. Curve. Tests.
 
     Test sets of 5, 3 and 7 images, or features of 20, 9 and 13: no two processes have equal shares.

@@ -13,7 +13,7 @@ from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import FeatureStream
+from clear_mlflow.learning.samples import FeatureStream
 from clear_mlflow.learning.session import StreamTraining, check
 
 CLASSES = 4

@@ -43,7 +43,7 @@ _LOADED = [
     "clear_mlflow.engines.local",
     "clear_mlflow.api.compared",
     "clear_mlflow.api.rescore",
-    "clear_mlflow.learning.prepare",
+    "clear_mlflow.learning.session",
     "clear_mlflow.process.training_process",
     "clear_mlflow.tracking.tracked_training",
     "clear_mlflow.api.sweep_runs",

@@ -154,17 +154,17 @@ LAYOUTS: dict[str, Callable[..., Path]] = {
 }
 
 
-def contents(root: Path, photos: Photos) -> dict[str, Photo]:
-    """Return each image's SHA-256 to what it is, straight from an undamaged tree."""
-    numbers_by_content = {
-        (photo.image_id): photo
+def find_contents(root: Path, photos: Photos) -> dict[str, Photo]:
+    """Return the photo of each file's SHA-256, by the image id at the end of its name."""
+    photos_by_id = {
+        photo.image_id: photo
         for part, keys in (("train", photos.buckets), ("test", photos.keys_of_tests))
         for key in keys
         for photo in photos.of(part, key)
     }
     return {
-        hashlib.sha256(path.read_bytes()).hexdigest(): numbers_by_content[path.stem]
-        for path in root.rglob("labeled_images/*/*/*.jpg")
+        hashlib.sha256(path.read_bytes()).hexdigest(): photos_by_id[path.stem.rpartition("-")[2]]
+        for path in root.rglob("*.jpg")
     }
 
 

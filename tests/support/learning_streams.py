@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from clear_mlflow.data.decoding.decode import DecodedImages
+from clear_mlflow.data.decode import DecodedImages
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.samples.photos import augmentation, wrap_photos
+from clear_mlflow.learning.photos import build_augmentation, wrap_photos
 
 CPU = torch.device("cpu")
 
@@ -29,7 +29,7 @@ def squares(pixels, transform=None):
     """(N, side, side, 3), uint8, as a stream has images: shown as they are, or as is said."""
     count, side = pixels.shape[:2]
     decoded = DecodedImages(pixels.numpy().reshape(-1), np.full((count, 2), side))
-    return wrap_photos(decoded, transform or augmentation("none", side))
+    return wrap_photos(decoded, transform or build_augmentation("none", side))
 
 
 def read_pixels(samples):

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.learning.checkpoint import read_state
-from clear_mlflow.learning.parallel.group import process_group
+from clear_mlflow.learning.process_group import process_group
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import StreamTraining, check
 

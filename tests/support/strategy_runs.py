@@ -14,7 +14,11 @@ from torch.nn.functional import cross_entropy
 from clear_mlflow.learning.checkpoint import to_bytes
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream, training_batches
+from clear_mlflow.learning.samples import (
+    DecodedStream,
+    FeatureStream,
+    iter_training_batches,
+)
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 from clear_mlflow.learning.training.trainer import Trainer
 
@@ -59,7 +63,7 @@ def random_head(seed=0):
     return head, copy.deepcopy(head)
 
 
-def literal_descent(model, samples, settings, position, *, gradient):
+def literal_descent(model, samples, settings, bucket_index, *, gradient):
     """A bucket's steps, the optimiser written out.
 
     *gradient* gives, for (batch, epoch, step), what the optimiser gets: one tensor per weight.
@@ -67,12 +71,12 @@ def literal_descent(model, samples, settings, position, *, gradient):
     velocity = [torch.zeros_like(weight) for weight in model.parameters()]
     for epoch in range(settings.epochs):
         lr = settings.lr * settings.lr_gamma ** (epoch // settings.lr_step)
-        batches = training_batches(
+        batches = iter_training_batches(
             samples,
             batch_size=settings.batch_size,
             device=CPU,
             seed=settings.seed,
-            position=position,
+            bucket_index=bucket_index,
             epoch=epoch,
         )
         for step, batch in enumerate(batches):

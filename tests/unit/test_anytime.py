@@ -17,8 +17,8 @@ from clear_mlflow.core.anytime import (
 )
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.record import RowRecord, row_index
-from clear_mlflow.learning.training.interval import (
+from clear_mlflow.core.record import RowRecord, parse_row_index
+from clear_mlflow.learning.parameters.values import (
     parse_interval,
 )
 from clear_mlflow.metrics import WITHIN_BUCKET_METRICS as METRICS
@@ -214,7 +214,7 @@ def test_a_file_reads_back_to_the_same_test():
 def test_no_reader_takes_one_kind_of_row_for_the_other():
     """Neither by its name nor by its content."""
     (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
-    assert row_index(anytime_file_name(2, 1)) is None
+    assert parse_row_index(anytime_file_name(2, 1)) is None
     with pytest.raises(RecordError, match=r"schema\.name is 'clear_mlflow/anytime_row'"):
         RowRecord.from_json(test.to_json(WHEN), source="row_002.json")
     assert parse_anytime_file_name("row_002.json") is None

@@ -9,7 +9,7 @@ import pytest
 import clear_mlflow
 from clear_mlflow.api.train import _format_options
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
 from clear_mlflow.learning.parameters.options import TrainOptions
 
 # What an editor offers and a program may rely on; a name that goes breaks somebody's.
@@ -42,10 +42,10 @@ def test_the_public_names_are_these():
 def test_the_signature_is_the_configuration(function):
     """Every parameter by keyword, in the configuration's order, with its very default."""
     parameters = inspect.signature(function).parameters
-    assert {name: p.default for name, p in parameters.items()} == parameter_defaults()
+    assert {name: p.default for name, p in parameters.items()} == list_parameter_defaults()
     assert list(TrainOptions.__annotations__) == list(parameters)
     assert {p.kind for p in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
-    assert _format_options(parameter_defaults()) == {}
+    assert _format_options(list_parameter_defaults()) == {}
 
 
 def test_every_choice_of_a_type_is_one():

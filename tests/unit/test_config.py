@@ -12,15 +12,15 @@ from clear_mlflow.data.sources import DATASETS
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
     TrainConfig,
-    parameter_defaults,
-    result_parameters,
+    list_parameter_defaults,
+    list_result_parameters,
 )
 from clear_mlflow.learning.parameters.conflicts import CONFLICTS
 from clear_mlflow.learning.parameters.logged import (
     is_training,
-    logged_parameters,
-    parameters_to_log,
     read_config_file,
+    select_parameters_to_log,
+    select_training_parameters,
 )
 from clear_mlflow.learning.parameters.recipes import EMBEDDED_RECIPES
 
@@ -102,9 +102,14 @@ CONFLICTING = [  # one example for each row of the table, in its order
 ]
 
 
+def test_every_conflict_has_an_example():
+    """CONFLICTING has the parameters of each row of CONFLICTS, in the same order."""
+    assert len(CONFLICTING) == len(CONFLICTS)
+
+
 @pytest.mark.parametrize(
     ("requested", "conflict"),
-    zip(CONFLICTING, CONFLICTS, strict=True),
+    list(zip(CONFLICTING, CONFLICTS, strict=False)),
     ids=lambda value: str(value)[:40],
 )
 def test_every_conflict_is_found_before_data_is_read(requested, conflict):
@@ -130,7 +135,7 @@ def test_a_damaged_configuration_file_is_told_with_its_path(tmp_path, content):
         read_config_file(file)
 
 
-@given(st.dictionaries(st.sampled_from(sorted(parameter_defaults())), st.text(max_size=20)))
+@given(st.dictionaries(st.sampled_from(sorted(list_parameter_defaults())), st.text(max_size=20)))
 def test_any_texts_are_resolved_or_refused(asked):
     """Nothing but a ConfigError, and what is accepted reads back."""
     try:
@@ -163,14 +168,14 @@ def test_what_a_run_logs_tells_what_was_asked_for(asked, how):
     config = TrainConfig.resolve(asked)
     trained = replace(config, device="cpu", precision="off")
     if how == "alone":
-        logged = parameters_to_log(trained, asked, {})
-        again = parameters_to_log(trained, asked, logged)
+        logged = select_parameters_to_log(trained, asked, {})
+        again = select_parameters_to_log(trained, asked, logged)
         assert again == {}
     else:
-        expected = asked if how == "mlflow run" else {**parameter_defaults(), **asked}
-        logged = {**expected, **parameters_to_log(trained, asked, expected)}
+        expected = asked if how == "mlflow run" else {**list_parameter_defaults(), **asked}
+        logged = {**expected, **select_parameters_to_log(trained, asked, expected)}
     assert is_training(logged)
-    assert TrainConfig.resolve(logged_parameters(logged)) == config
+    assert TrainConfig.resolve(select_training_parameters(logged)) == config
 
 
 def test_a_parameter_is_the_value_in_force_where_it_plays_a_role():
@@ -183,15 +188,15 @@ def test_a_parameter_is_the_value_in_force_where_it_plays_a_role():
         "epochs": "3",
     }
     config = TrainConfig.resolve(parameters)
-    logged = parameters_to_log(config, parameters, {})
+    logged = select_parameters_to_log(config, parameters, {})
     assert (logged["lr"], logged["epochs"]) == ("0.02", "3")
     assert {"memory", "momentum", "asked/lr", "asked/epochs", "used/lr"}.isdisjoint(logged)
     assert (logged["asked/memory"], logged["asked/momentum"]) == ("500", "0.5")
     assert {"weights", "features", "budget", "seeds", "compile"}.isdisjoint(logged)
-    of_project = parameters_to_log(config, parameters, parameters)
+    of_project = select_parameters_to_log(config, parameters, parameters)
     assert of_project["used/lr"] == "0.02"
     assert {"lr", "epochs", "used/epochs", "used/memory", "asked/lr"}.isdisjoint(of_project)
-    others = parameters_to_log(config, parameters, {"epochs": "12 of mine", "lr": "0.020"})
+    others = select_parameters_to_log(config, parameters, {"epochs": "12 of mine", "lr": "0.020"})
     assert others["used/epochs"] == "3"
     assert {"epochs", "used/lr", "asked/epochs"}.isdisjoint(others)
 
@@ -233,4 +238,4 @@ def test_all_parameters_but_these_affect_results():
     compared_by_argument = {"dataset_args", "scenario_args", "strategy_args"}
     others = of_test_set | of_machine | of_record | compared_by_argument
     others |= {"strategy", "seed", "seeds"}
-    assert PARAMETERS.keys() - {*result_parameters()} == others
+    assert PARAMETERS.keys() - {*list_result_parameters()} == others

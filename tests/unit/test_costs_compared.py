@@ -18,7 +18,7 @@ from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.groups import COST
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.ranking import rank_groups, select_equal_cost
-from clear_mlflow.core.distributed import processor_name
+from clear_mlflow.core.distributed import get_processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import RowCost, parse_row_cost
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name
@@ -262,5 +262,5 @@ def test_a_processor_is_named_by_its_model(tmp_path):
     """Two of one kind are as unlike as two GPUs."""
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nmodel name\t: Fast CPU @ 3 GHz\n")
-    assert processor_name(info) == "Fast CPU @ 3 GHz"
-    assert processor_name(tmp_path / "none") == platform.machine()
+    assert get_processor_name(info) == "Fast CPU @ 3 GHz"
+    assert get_processor_name(tmp_path / "none") == platform.machine()

@@ -10,7 +10,7 @@ import pytest
 
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.archives import unpack
+from clear_mlflow.data.download import unpack
 
 
 def write_zip(path: Path, entries: list[tuple[str, bytes]], *, packed: bool = False) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layout_trees import LAYOUTS, Photo, Photos, contents
+from layout_trees import LAYOUTS, Photo, Photos, find_contents
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
@@ -239,7 +239,7 @@ def intact_tree(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
     for layout, write in LAYOUTS.items():
         root = write(tmp_path_factory.mktemp("whole") / "data", PHOTOS)
         digests = {options: load(root, options).digest for options in OPTIONS}
-        trees[layout] = Whole(root, contents(root, PHOTOS), digests)
+        trees[layout] = Whole(root, find_contents(root, PHOTOS), digests)
     return trees
 
 

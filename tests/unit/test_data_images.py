@@ -18,8 +18,8 @@ from PIL import Image, ImageOps
 from released_layout import write_image
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.decoding import decode as decode_module
-from clear_mlflow.data.decoding.decode import OwnTransform, Resize, decode, decode_blocks
+from clear_mlflow.data import decode as decode_module
+from clear_mlflow.data.decode import LibraryTransform, Resize, decode, decode_blocks
 from clear_mlflow.data.stream import ImageSet
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
@@ -30,7 +30,7 @@ def image_set(*paths: Path) -> ImageSet:
 
 
 def decode_image(path: Path, size: int = 8) -> np.ndarray:
-    return decode(image_set(path), Resize(size, square=True)).squares(size)[0]
+    return decode(image_set(path), Resize(size, square=True)).pixels.reshape(-1, size, size, 3)[0]
 
 
 def refusal(path: Path) -> str:
@@ -62,7 +62,7 @@ def test_any_size_becomes_the_central_square(tmp_path_factory, width, height, si
     """For any width and height the result is the literal: crop the exact centre, then scale."""
     path = tmp_path_factory.getbasetemp() / f"{width}x{height}.png"
     write_image(path, size=(width, height), seed=f"{width}x{height}")
-    result = decode(image_set(path), Resize(side, square=True)).squares(side)
+    result = decode(image_set(path), Resize(side, square=True)).pixels.reshape(-1, side, side, 3)
     assert result.shape == (1, side, side, 3)
     assert result.dtype == np.uint8
     assert result.flags.c_contiguous
@@ -155,7 +155,9 @@ def test_order_is_kept_and_progress_told(tmp_path):
     for n, path in enumerate(paths):
         Image.new("RGB", (9, 7), (n, 2 * n, 3 * n)).save(path)
     reported: list[int] = []
-    result = decode(image_set(*paths), Resize(4, square=True), on_image=reported.append).squares(4)
+    result = decode(
+        image_set(*paths), Resize(4, square=True), on_image=reported.append
+    ).pixels.reshape(-1, 4, 4, 3)
     assert np.array_equal(result[:, 0, 0], [(n, 2 * n, 3 * n) for n in range(50)])
     assert reported == sorted(set(reported))
     assert reported[-1] == 50
@@ -164,7 +166,7 @@ def test_order_is_kept_and_progress_told(tmp_path):
 @pytest.mark.parametrize("height", [518, 4 * 518])
 def test_images_decoded_ahead_are_bounded_in_bytes(tmp_path, monkeypatch, height):
     """On 64 cores, as DINOv2 takes images: at most 1 GiB waits, also of higher images."""
-    monkeypatch.setattr(decode_module, "usable_cores", lambda: 64)
+    monkeypatch.setattr(decode_module, "count_usable_cores", lambda: 64)
     path = tmp_path / "image.png"
     Image.new("RGB", (8, 8)).save(path)
     made = []
@@ -174,7 +176,7 @@ def test_images_decoded_ahead_are_bounded_in_bytes(tmp_path, monkeypatch, height
         return np.zeros((3, height, 518), dtype=np.float32)
 
     images = image_set(*[path] * 2000)
-    blocks = decode_blocks(images, OwnTransform(make, side=518, text="518"))
+    blocks = decode_blocks(images, LibraryTransform(make, side=518, text="518"))
     num_used = 0
     while num_used < 400:
         num_used += len(next(blocks).images)
@@ -248,8 +250,8 @@ from pathlib import Path
 import numpy as np
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import check as findings
-from clear_mlflow.data.decoding.decode import Resize
-from clear_mlflow.data.decoding.decoded_cache import DecodedCache
+from clear_mlflow.data.decode import Resize
+from clear_mlflow.data.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import ImageSet
 
 path, what = Path(sys.argv[1]), sys.argv[2]

@@ -12,7 +12,7 @@ from layout_trees import (
     Photo,
     Photos,
     as_photos,
-    contents,
+    find_contents,
     write_challenge,
     write_older,
     write_released,
@@ -72,7 +72,7 @@ def test_each_layout_has_the_same_seeded_split(trees, layout, seed):
         train, test = literal_split(PHOTOS.of("train", key), seed)
         expected[key] = {"train": find_by_name(train), "test": find_by_name(test)}
         assert (len(train), len(test)) == (7, 3)
-    assert as_photos(stream, contents(trees[layout], PHOTOS)) == expected
+    assert as_photos(stream, find_contents(trees[layout], PHOTOS)) == expected
     assert stream.split == str(seed)
     assert stream.warnings == ()
 
@@ -83,7 +83,7 @@ def test_auto_takes_the_released_test_set_or_else_split_0(trees, layout):
     stream = load(trees[layout])
     if layout in ("released", "unpacked"):
         assert stream.split == "released"
-        assert as_photos(stream, contents(trees[layout], PHOTOS)) == {
+        assert as_photos(stream, find_contents(trees[layout], PHOTOS)) == {
             key: {part: find_by_name(PHOTOS.of(part, key)) for part in ("train", "test")}
             for key in PHOTOS.buckets
         }
@@ -119,12 +119,12 @@ def test_eleven_buckets_classes_with_spaces_and_final_newlines(
     stream = load(root, split="0")
     assert [bucket.key for bucket in stream.buckets] == photos.in_order
     assert stream.class_names == photos.classes
-    photos_read = as_photos(stream, contents(root, photos))
+    photos_read = as_photos(stream, find_contents(root, photos))
     for key in buckets:
         train, test = literal_split(photos.of("train", key), 0)
         assert photos_read[key] == {"train": find_by_name(train), "test": find_by_name(test)}
     if layout in ("released", "unpacked"):
-        photos_read = as_photos(load(root), contents(root, photos))
+        photos_read = as_photos(load(root), find_contents(root, photos))
         assert {key: photos_read[key]["test"] for key in photos_read} == {
             key: find_by_name(photos.of("test", key)) for key in buckets
         }
@@ -133,7 +133,7 @@ def test_eleven_buckets_classes_with_spaces_and_final_newlines(
 def test_the_older_layouts_own_splits_are_used(tmp_path):
     """Its lists need not be in order, so its stored splits are not always those made anew."""
     root = write_older(tmp_path, PHOTOS, order=lambda listed: sorted(listed, key=repr)[::-1])
-    truth = contents(root, PHOTOS)
+    truth = find_contents(root, PHOTOS)
     photos_read = as_photos(load(root, split="2"), truth)
     differs = False
     for key in PHOTOS.buckets:

@@ -20,13 +20,13 @@ def test_what_is_there_stays(tmp_path):
 def test_what_came_between_the_look_and_the_write_stays(tmp_path, monkeypatch):
     """As when this process is stopped there for an hour."""
     file = tmp_path / "row.json"
-    flush_into = disk.flush_into
+    flush_file = disk.flush_file
 
     def stop(draft, content):
-        flush_into(draft, content)
+        flush_file(draft, content)
         file.write_bytes(b"another's")
 
-    monkeypatch.setattr(disk, "flush_into", stop)
+    monkeypatch.setattr(disk, "flush_file", stop)
     assert not create_durably(file, b"late")
     assert file.read_bytes() == b"another's"
     assert list(tmp_path.iterdir()) == [file]
@@ -52,17 +52,17 @@ def test_a_file_system_without_links(tmp_path, monkeypatch):
 def test_two_writers_of_a_file_do_not_disturb_each_other(tmp_path, monkeypatch, write):
     """One writes all of it while the other is stopped before its last bytes: both succeed."""
     file = tmp_path / "row.json"
-    flush_into = disk.flush_into
+    flush_file = disk.flush_file
 
     def interrupt(draft, content):
-        monkeypatch.setattr(disk, "flush_into", flush_into)
+        monkeypatch.setattr(disk, "flush_file", flush_file)
         with draft.open("wb") as stream:
             stream.write(b"slow")
             stream.flush()
             write(file, b"fast")
             stream.write(b" writer")
 
-    monkeypatch.setattr(disk, "flush_into", interrupt)
+    monkeypatch.setattr(disk, "flush_file", interrupt)
     assert write(file, b"slow writer") is not True
     assert file.read_bytes() == (b"slow writer" if write is write_durably else b"fast")
     assert list(tmp_path.iterdir()) == [file]

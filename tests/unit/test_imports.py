@@ -9,7 +9,7 @@ PURE = [
     "clear_mlflow.metrics",
     "clear_mlflow.core.loop_metadata",
     "clear_mlflow.metrics._user",
-    "clear_mlflow.learning.training.interval",
+    "clear_mlflow.learning.parameters.values",
     "clear_mlflow.report.page.within_bucket",
     "clear_mlflow.core.record",
     "clear_mlflow.statistics",
@@ -43,7 +43,7 @@ def test_the_pure_core_is_pure():
 
 def test_the_command_line_loads_before_mlflow_and_torch():
     """A stopping signal is heard from its first moment, and --help takes no seconds."""
-    loaded = loaded_after("import clear_mlflow.cli, clear_mlflow.data.decoding.decode")
+    loaded = loaded_after("import clear_mlflow.cli, clear_mlflow.data.decode")
     heavy = ["torch", "torchvision", "mlflow", "matplotlib", "scipy", "sklearn", "ray"]
     assert loaded.isdisjoint(heavy)
 

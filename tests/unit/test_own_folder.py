@@ -16,7 +16,7 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.sources import DATASETS, SOURCES
-from clear_mlflow.data.stream import evaluation_set
+from clear_mlflow.data.stream import build_evaluation_set
 from clear_mlflow.learning.arguments import dataset_arguments
 from clear_mlflow.learning.parameters.config import TrainConfig
 
@@ -273,7 +273,7 @@ def test_names_that_are_no_line_of_text_are_escaped(root):
     (bus / "2004-bus-train-1.png").rename(Path(os.fsdecode(bytes(bus) + b"/a\xffb.png")))
     assert check(root, "--dataset", "folder").exit_code == 0
     for options in ({"protocol": "streaming"}, {"split": "validation"}):
-        images = evaluation_set(load(root, **options))
+        images = build_evaluation_set(load(root, **options))
         path = root.parent / "evaluation_set.safetensors"
         path.write_bytes(images.to_bytes())
         assert EvaluationSet.load(path).names == images.names
@@ -296,7 +296,7 @@ def test_stored_predictions_name_numbered_classes_in_the_order_of_their_labels(t
     """Class 10 comes after class 2: the index in the list of names is the label."""
     write_years(tmp_path / "photos", classes=("2", "10"), train=2, test=1)
     stream = load(tmp_path / "photos")
-    images = evaluation_set(stream)
+    images = build_evaluation_set(stream)
     assert images.class_names == stream.class_names == ("2", "10")
     tested = [path.parent.name for bucket in stream.buckets for path in bucket.test.paths]
     assert [images.class_names[label] for label in images.label] == tested

@@ -7,7 +7,7 @@ import re
 
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.measured import CurvePoint
-from clear_mlflow.learning.progress import LineProgress, TerminalProgress, progress_for
+from clear_mlflow.learning.progress import LineProgress, TerminalProgress, build_progress
 
 KEYS = ("a", "b", "c")
 
@@ -37,7 +37,7 @@ def told(progress):
 def test_lines_are_one_per_bucket_with_the_accuracies():
     """Nothing for the untrained model, no past for the first bucket, macro mean for the others."""
     stream = io.StringIO()
-    told(progress_for(stream))
+    told(build_progress(stream))
     assert re.sub(r"\d+\.\d s", "TIME", stream.getvalue()).splitlines() == [
         "bucket 1/3 (key a): on itself 10.0 %, loss 1.5, TIME",
         "bucket 2/3 (key b): on itself 40.0 %, on past buckets 20.0 %, loss 0.75, TIME",
@@ -73,7 +73,7 @@ def test_bars_show_the_accuracies_and_leave_the_cursor_visible():
 def test_bars_are_for_terminals_that_can_move_their_cursor(monkeypatch):
     """A file, a pipe and a dumb terminal get lines."""
     monkeypatch.setenv("TERM", "xterm")
-    assert isinstance(progress_for(Terminal()), TerminalProgress)
-    assert isinstance(progress_for(io.StringIO()), LineProgress)
+    assert isinstance(build_progress(Terminal()), TerminalProgress)
+    assert isinstance(build_progress(io.StringIO()), LineProgress)
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(progress_for(Terminal()), LineProgress)
+    assert isinstance(build_progress(Terminal()), LineProgress)

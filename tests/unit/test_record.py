@@ -19,8 +19,8 @@ from clear_mlflow.core.record import (
     DatasetIdentity,
     RowRecord,
     assemble,
+    parse_row_index,
     row_file_name,
-    row_index,
 )
 from clear_mlflow.core.score import ACCURACY, Score
 
@@ -285,7 +285,7 @@ def test_extra_cannot_shadow_a_field():
 def test_a_file_name_gives_its_row_back(number):
     """Reading is the inverse of writing: three digits at least, and one name per row."""
     assert ROWS_FOLDER == "accuracy_matrix/rows"
-    assert row_index(row_file_name(number)) == number
+    assert parse_row_index(row_file_name(number)) == number
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_a_file_name_gives_its_row_back(number):
 )
 def test_other_file_names_are_no_rows(name):
     """Whatever else is stored in the folder is left alone."""
-    assert row_index(name) is None
+    assert parse_row_index(name) is None
 
 
 def index_records(*records: RowRecord) -> dict[str, RowRecord]:

@@ -50,12 +50,12 @@ def test_each_bucket_brings_classes_of_its_own():
     """The last what is left. Every image of all times keeps its label and its side of the split."""
     stream = made()
     scenario = apply_scenario(stream, "class", {"classes_per_bucket": 2, "times": "all"})
-    assert scenario.classes_in("train") == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
+    assert scenario.list_classes("train") == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
     assert [b.key for b in scenario.buckets] == ["1", "2", "3", "4"]
     assert (scenario.name, scenario.class_names, scenario.times) == ("made (class)", NAMES, ())
     for split in ("train", "test"):
         assert contents(scenario, split) == contents(stream, split)
-    for bucket, classes in zip(scenario.buckets, scenario.classes_in("test"), strict=True):
+    for bucket, classes in zip(scenario.buckets, scenario.list_classes("test"), strict=True):
         assert {scenario.class_names[label] for label in bucket.test.labels} == set(classes)
         for content, vector in zip(bucket.test.contents, bucket.test.vectors[:], strict=True):
             where = next(b.test for b in stream.buckets if content in b.test.contents)
@@ -92,7 +92,7 @@ def test_years_that_are_no_multiple_of_the_buckets_go_to_the_later_ones():
 def test_an_order_is_said_or_drawn():
     stream = made()
     named_order = apply_scenario(stream, "class", {"order": "g:f:e:d:c:b:a", "times": "all"})
-    assert named_order.classes_in("train")[0] == ["f", "g"]
+    assert named_order.list_classes("train")[0] == ["f", "g"]
     drawn_order, again, other = (
         apply_scenario(stream, "class", {"order": f"seed:{seed}", "times": "all"})
         for seed in (1, 1, 2)
@@ -139,7 +139,7 @@ def test_of_two_classes_the_one_that_is_not_there_is_said():
     stream = made(without={("b", "2004")})
     assert apply_scenario(stream, "task", {"classes_per_bucket": 4}).absent_classes == {}
     scenario = apply_scenario(stream, "task", {"classes_per_bucket": 2})
-    assert scenario.classes_in("train")[0] == ["a"]
+    assert scenario.list_classes("train")[0] == ["a"]
     assert scenario.new_classes == (("a", "b"), ("c", "d"), ("e", "f"), ("g",))
     assert scenario.absent_classes == {"train": {"1": ["b"]}, "test": {"1": ["b"]}}
 

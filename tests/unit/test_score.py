@@ -29,7 +29,7 @@ from clear_mlflow.core.loop_metadata import (
 )
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import assemble, row_file_name
-from clear_mlflow.core.score import ACCURACY, Score, significant
+from clear_mlflow.core.score import ACCURACY, Score, format_significant
 from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
 from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, Metric, adapt_metrics
 from clear_mlflow.report.colours import build_cell_scale
@@ -236,7 +236,7 @@ def test_a_loop_is_refused_numbers_of_another_kind(changes, arguments, part):
 @given(st.floats(-1e150, 1e150), st.integers(2, 5))
 def test_a_shown_number_is_the_number(value, digits):
     """To its digits, in few characters where the size is not extreme."""
-    text = significant(value, digits)
+    text = format_significant(value, digits)
     assert float(text) == pytest.approx(value, rel=0.6 * 10 ** (1 - digits))
     assert len(text) <= digits + 7
 

@@ -127,7 +127,7 @@ def test_fingerprint_is_of_what_is_in_force(tmp_path):
         ("grid: {seed: []}", "'seed' has no values"),
         ("grid: {seed: [[1]]}", "expected one value"),
         ("grid: {seed: }", "has no value"),
-        ("grid: {seed: [1], seed: [2]}", "a name twice"),
+        ("grid: {seed: [1], seed: [2]}", "a repeated name"),
         ("fixed: {seed: 1}\ngrid: {seed: [1]}", "seed is in fixed and in grid"),
         ("grid: {epochs: [auto, 24]}", "runs 1 and 2 are the same"),
         ("grid: {seed: [0]}\nruns: [{seed: 0}]", "runs 1 and 2 are the same"),
@@ -140,7 +140,7 @@ def test_fingerprint_is_of_what_is_in_force(tmp_path):
         ("a: &a [x]\nruns: [*a, *a]", "is an alias"),
         ("a: &a [*a]", "is an alias|not YAML"),
         ("runs: [!!python/object/apply:os.system [ls]]", "expected parameters and their values"),
-        ("grid: {? [1] : [2]}", "no text"),
+        ("grid: {? [1] : [2]}", "not a text"),
         (json.dumps({"grid": {"seed": list(range(200)), "epochs": list(range(1, 200))}}), "39800"),
     ],
 )

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from clear_mlflow.core.distributed import usable_cores
+from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.process.training_process import build_child_environment
 
 FAULTS = """
@@ -71,5 +71,5 @@ def test_cores_are_limited_by_the_quota_of_a_container(
         (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "root" / name).write_text(f"{content}\n")
     (tmp_path / "groups").write_text(groups)
-    assert usable_cores(tmp_path / "groups", tmp_path / "root") == expected
-    assert usable_cores(tmp_path / "missing", tmp_path / "root") == 64
+    assert count_usable_cores(tmp_path / "groups", tmp_path / "root") == expected
+    assert count_usable_cores(tmp_path / "missing", tmp_path / "root") == 64

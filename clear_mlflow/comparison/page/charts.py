@@ -18,7 +18,7 @@ from clear_mlflow.comparison.page.wording import (
     format_interval,
     shorten,
 )
-from clear_mlflow.core.score import Score, significant
+from clear_mlflow.core.score import Score, format_significant
 from clear_mlflow.metrics import is_cost
 from clear_mlflow.report.colours import GROUPS
 from clear_mlflow.report.page.line_charts import (
@@ -136,7 +136,7 @@ def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         dots: list[dict[str, Any]] = []
         for position, group, summary, cost in rows:
             low_y, high_y = map(to_y, summary.interval) if summary.interval else (None, None)
-            value = f"{score.number(summary.mean)} at {significant(cost, 3)} training FLOPs"
+            value = f"{score.number(summary.mean)} at {format_significant(cost, 3)} training FLOPs"
             dots.append(
                 {
                     "colour": position % len(GROUPS),
@@ -161,7 +161,7 @@ def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             x_ticks = [(float(e), f"1e{e}") for e in exponents if not e % (len(exponents) // 8 + 1)]
         if not is_log or len(x_ticks) < 2:
             x_ticks = [
-                (v, significant(10**v if is_log else v, 2))
+                (v, format_significant(10**v if is_log else v, 2))
                 for v, _ in list_round_ticks(first, last, 4)
             ]
         yield {

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.cache import UnusableFileError, read_array, read_metadata, write_array
-from clear_mlflow.data.decoding.decode import decoder_version
+from clear_mlflow.data.decode import decoder_version
 from clear_mlflow.data.files import path_text, reason
-from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
+from clear_mlflow.data.stream import BucketStream, ImageSet, iter_image_sets
 
 _FOLDER = "features"
 _SETTINGS = ("backbone", "weights", "preprocessing", "arithmetic")
@@ -43,7 +43,7 @@ class Extraction:
         key = hashlib.sha256()
         for value in (decoder_version(), *(getattr(self, field) for field in _SETTINGS)):
             key.update(value.encode() + b"\0")
-        for images in image_sets(stream):
+        for images in iter_image_sets(stream):
             key.update("\n".join(images.contents).encode() + b"\0")
         return cache_dir / _FOLDER / self.name / key.hexdigest()[:32]
 
@@ -73,7 +73,7 @@ class Extraction:
 
 
 def array_file(folder: Path, number: int) -> Path:
-    """Return the file for the features of the set with this number in :func:`image_sets`."""
+    """Return the file for the features of the set with this number in :func:`iter_image_sets`."""
     return folder / f"{number:03d}.npy"
 
 
@@ -171,7 +171,7 @@ def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> Extra
     folders = _list_folders(cache_dir, name)
     for folder in folders:
         extracted = ExtractedFeatures(folder)
-        if all(extracted.covers(images) for images in image_sets(stream)):
+        if all(extracted.covers(images) for images in iter_image_sets(stream)):
             return extracted
     if folders:
         raise DataError(

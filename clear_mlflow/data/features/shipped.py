@@ -24,9 +24,9 @@ from clear_mlflow.data.files import (
     FILE_LISTS,
     IMAGE_FOLDER,
     TRAINING_FOLDER,
-    expect_file,
-    expect_object,
-    expect_unpacked,
+    check_file,
+    check_object,
+    check_unpacked_size,
     is_folder,
     join_stored_path,
     list_names,
@@ -36,7 +36,7 @@ from clear_mlflow.data.files import (
     read_lines,
     reason,
 )
-from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
+from clear_mlflow.data.stream import BucketStream, ImageSet, iter_image_sets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,7 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
     import torch
 
     try:
-        expect_unpacked(path, max_bytes)
+        check_unpacked_size(path, max_bytes)
         return torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise
@@ -77,18 +77,18 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
 
 def _load_torch_file_below(path: Path, *, root: Path) -> Any:
     """Read a torch file. Raises DataError if a link leads out of *root*."""
-    expect_file(path, root=root, limit=MAX_FEATURES_BYTES)
+    check_file(path, root=root, limit=MAX_FEATURES_BYTES)
     return load_torch_file(path)
 
 
-def is_plain(value: Tensor) -> bool:
+def is_dense_on_cpu(value: Tensor) -> bool:
     """Return True if a tensor is not sparse, nested or quantised, and on the CPU."""
     import torch
 
     return value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
 
 
-def holds_all(value: Tensor) -> bool:
+def has_all_values(value: Tensor) -> bool:
     """Return True if a tensor's memory has as many numbers as its shape claims."""
     # A tensor may repeat one number a billion times without any memory, until it is copied.
     return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
@@ -96,7 +96,7 @@ def holds_all(value: Tensor) -> bool:
 
 def list_shipped_names(stream: BucketStream) -> tuple[str, ...]:
     """Return the names of the features next to any of a stream's images, sorted."""
-    parents = {path.parent for images in image_sets(stream) for path in images.paths}
+    parents = {path.parent for images in iter_image_sets(stream) for path in images.paths}
     bases = {base for parent in parents if (base := _find_base(parent)) is not None}
     folders = (base / name for base in bases for name in (_RELEASED_FOLDER, _OLDER_FOLDER))
     names = {
@@ -155,7 +155,7 @@ def _load_released(
     index = base / _RELEASED_FOLDER / name / _RELEASED_INDEX
     source = f"{path_text(index)}, bucket {bucket},"
     buckets = read_json_object(index, root=base.resolve())
-    class_files = expect_object(buckets.get(bucket), source=source)
+    class_files = check_object(buckets.get(bucket), source=source)
     rows: dict[int, Tensor] = {}
     files: dict[Path, str] = {}
     for label in sorted({int(images.labels[i]) for i in indices}):
@@ -237,7 +237,11 @@ def _check_tensor(value: Any, *, dims: int, source: str) -> Tensor:
     """Return a tensor of finite numbers as float32. Raises DataError for anything else."""
     import torch
 
-    if not isinstance(value, torch.Tensor) or not is_plain(value) or not value.is_floating_point():
+    if (
+        not isinstance(value, torch.Tensor)
+        or not is_dense_on_cpu(value)
+        or not value.is_floating_point()
+    ):
         dtype = getattr(value, "dtype", type(value).__name__)
         layout = getattr(value, "layout", None)
         raise DataError(
@@ -251,7 +255,7 @@ def _check_tensor(value: Any, *, dims: int, source: str) -> Tensor:
             f"{source} has the shape {shape}; expected {expected} with a width of 1 to "
             f"{MAX_FEATURES_WIDTH}"
         )
-    if not holds_all(value):
+    if not has_all_values(value):
         raise DataError(f"{source} claims {value.numel()} numbers but contains fewer")
     tensor = value.detach().float()
     if not bool(torch.isfinite(tensor).all()):
@@ -268,8 +272,8 @@ def _convert_labels(value: Any) -> list[int]:
 
     def convert(item: Any) -> Any:
         # Check the layout and dimensions first: a nested tensor lacks a shape.
-        is_tensor = isinstance(item, torch.Tensor) and is_plain(item) and item.dim() < 2
-        return item.tolist() if is_tensor and holds_all(item) else item
+        is_tensor = isinstance(item, torch.Tensor) and is_dense_on_cpu(item) and item.dim() < 2
+        return item.tolist() if is_tensor and has_all_values(item) else item
 
     value = convert(value)
     labels = [convert(item) for item in value] if isinstance(value, (list, tuple)) else []

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.data.decoding.decode import Resize
-from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache
+from clear_mlflow.data.decode import Resize
+from clear_mlflow.data.decoded_cache import DECODED_FOLDER, DecodedCache
 from clear_mlflow.data.features.extracted import (
     ExtractedFeatures,
     Extraction,
@@ -23,7 +23,7 @@ from clear_mlflow.data.features.extracted import (
 )
 from clear_mlflow.data.features.shipped import list_shipped_names, load_shipped_features
 from clear_mlflow.data.sources import VECTORS
-from clear_mlflow.data.stream import BucketStream, ImageSet, Vectors, count_images, image_sets
+from clear_mlflow.data.stream import BucketStream, ImageSet, Vectors, count_images, iter_image_sets
 
 PIXELS = "pixels"  # the name of features that every dataset of images has
 _SIDE = 16  # of the small image; a larger one makes covariances large without better results
@@ -78,7 +78,7 @@ def load_features(
     elif name == PIXELS:
         progress = {
             id(images): on_ready
-            for images, on_ready in count_images([*image_sets(stream)], on_image)
+            for images, on_ready in count_images([*iter_image_sets(stream)], on_image)
         }
 
         def load(images: ImageSet) -> NDArray[np.float32]:

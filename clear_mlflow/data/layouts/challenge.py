@@ -16,11 +16,11 @@ from clear_mlflow.data.files import (
     METADATA,
     TRAINING_FOLDER,
     Report,
+    describe_system_files,
     is_class_name,
     is_folder,
     list_images,
     list_names,
-    note_system_files,
     path_text,
     raise_error,
     report_errors,
@@ -83,7 +83,7 @@ def read_index(root: Path, report: Report = raise_error) -> ImageIndex:
         )
         for key, names in classes.items()
     }
-    notes = note_system_files(
+    notes = describe_system_files(
         path for bucket_images in images.values() for path in bucket_images.paths
     )
     return ImageIndex("challenge", real_root, class_names, images, warnings=notes)

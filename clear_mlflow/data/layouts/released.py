@@ -21,7 +21,7 @@ from clear_mlflow.data.files import (
     METADATA,
     METADATA_FOLDER,
     Report,
-    expect_object,
+    check_object,
     is_folder,
     join_stored_path,
     path_text,
@@ -115,7 +115,7 @@ def _read_images(
         sets[key] = build_image_set(())
         with report_errors(report, "metadata", base / METADATA):
             source = f"{path_text(base / METADATA)}, bucket {key},"
-            class_files = expect_object(metadata[key], source=source)
+            class_files = check_object(metadata[key], source=source)
             if unknown := sorted(set(class_files) - set(class_names)):
                 error = DataError(
                     f"{path_text(base / METADATA)} has class {safe_repr(unknown[0])} in bucket "

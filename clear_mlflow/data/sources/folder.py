@@ -15,10 +15,10 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import (
     IMAGE_ENDINGS,
     Report,
+    describe_system_files,
     is_folder,
     list_images,
     list_names,
-    note_system_files,
     path_text,
     raise_error,
     resolve_folder,
@@ -60,7 +60,7 @@ def read_index(
     index = build_index(
         entries, root=real_root, layout="folder", order=arguments.bucket_order, report=report
     )
-    notes = note_system_files(e.path for e in entries if isinstance(e.path, Path))
+    notes = describe_system_files(e.path for e in entries if isinstance(e.path, Path))
     return replace(index, warnings=(*index.warnings, *notes))
 
 

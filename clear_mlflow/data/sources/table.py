@@ -14,7 +14,7 @@ from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.untrusted import MAX_TABLE_BYTES, MAX_TABLE_COLUMNS, MAX_TABLE_ROWS
 from clear_mlflow.data.files import (
     Report,
-    expect_file,
+    check_file,
     format_names,
     is_folder,
     join_stored_path,
@@ -107,7 +107,7 @@ def find_file(root: Path, table: str, endings: tuple[str, ...], *, limit: int) -
         raise DataError(
             f"{path_text(file)} is not a table; expected a file that ends in {' or '.join(endings)}"
         )
-    expect_file(file, root=root, limit=limit)
+    check_file(file, root=root, limit=limit)
     return file
 
 

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH, MAX_VECTORS_BYTES
-from clear_mlflow.data.files import Report, expect_unpacked, format_names, path_text, raise_error
+from clear_mlflow.data.files import (
+    Report,
+    check_unpacked_size,
+    format_names,
+    path_text,
+    raise_error,
+)
 from clear_mlflow.data.image_index import NONE, ImageIndex
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
@@ -216,7 +222,7 @@ def _read_arrays(file: Path, arguments: Arguments) -> _Content:
     if file.suffix.lower() == ".npz":
         if not zipfile.is_zipfile(file):
             raise ValueError("it is not an archive; expected one that numpy.savez wrote")
-        expect_unpacked(file, MAX_VECTORS_BYTES)
+        check_unpacked_size(file, MAX_VECTORS_BYTES)
         arrays = np.load(file, allow_pickle=False)
     else:
         arrays = load_file(file)

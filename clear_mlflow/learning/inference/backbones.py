@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.untrusted import hash_file
-from clear_mlflow.data.decoding.decode import OwnTransform
+from clear_mlflow.data.decode import LibraryTransform
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.learning.device import RngPurpose, seed_everything
 from clear_mlflow.learning.inference.weights import download_error, load_weights, read_weights
@@ -40,7 +40,7 @@ class Backbone:
     model: nn.Module  # from (N, 3, H, W) to (N, width)
     name: str
     weights: str  # sha256: and the hash of the weights file, or random:SEED
-    geometry: OwnTransform  # from an image to the network's input
+    geometry: LibraryTransform  # from an image to the network's input
     weights_tag: str = ""  # the library's name for published weights
 
 
@@ -102,10 +102,10 @@ def _standard_preset() -> Any:
     return ResNet18_Weights.IMAGENET1K_V1.transforms()
 
 
-def build_torchvision_transform(preset: Any) -> OwnTransform:
+def build_torchvision_transform(preset: Any) -> LibraryTransform:
     """Wrap a torchvision preset for evaluation, including its resampling."""
     text = " ".join(repr(preset).split())
-    return OwnTransform(_return_array(preset), side=preset.resize_size[0], text=text)
+    return LibraryTransform(_return_array(preset), side=preset.resize_size[0], text=text)
 
 
 def _return_array(transform: Callable[[Image.Image], Tensor]) -> Callable[[Image.Image], Any]:
@@ -188,7 +188,7 @@ def _download_timm_weights(config: Any, full_name: str) -> Path:
         raise download_error(f"of {full_name}", url, error, advice) from None
 
 
-def _build_timm_transform(config: Any) -> OwnTransform:
+def _build_timm_transform(config: Any) -> LibraryTransform:
     """Wrap timm's transform for evaluation with the weights of one tag."""
     from timm.data import create_transform, resolve_data_config
 
@@ -196,7 +196,7 @@ def _build_timm_transform(config: Any) -> OwnTransform:
     transform: Any = create_transform(**data_config, is_training=False)
     height, width = data_config["input_size"][1:]
     mean, std = (" ".join(f"{x:g}" for x in data_config[name]) for name in ("mean", "std"))
-    return OwnTransform(
+    return LibraryTransform(
         _return_array(transform),
         side=math.ceil(max(height, width) / data_config["crop_pct"]),
         text=(

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
-from clear_mlflow.data.decoding.decode import OwnTransform, build_damage_error, decode_blocks
+from clear_mlflow.data.decode import LibraryTransform, build_damage_error, decode_blocks
 from clear_mlflow.data.features.extracted import Extraction, array_file
 from clear_mlflow.data.features.stored import check_extraction_name
-from clear_mlflow.data.stream import BucketStream, ImageSet, count_images, image_sets
-from clear_mlflow.learning.device import tf32, translate_oom
+from clear_mlflow.data.stream import BucketStream, ImageSet, count_images, iter_image_sets
+from clear_mlflow.learning.device import allow_tf32, translate_oom
 from clear_mlflow.learning.inference.backbones import Backbone
 
 _BATCH_SIZES = {"cpu": 16, "cuda": 128}
@@ -45,7 +45,7 @@ def extract(
     )
     check_extraction_name(stream, extraction, cache_dir=cache_dir)
     folder = extraction.folder(stream, cache_dir=cache_dir)
-    sets = list(image_sets(stream))
+    sets = list(iter_image_sets(stream))
     total = sum(map(len, sets))
     arrays = [
         extraction.read(array_file(folder, number), images) for number, images in enumerate(sets)
@@ -75,7 +75,7 @@ def compute_features(
     model: nn.Module,
     images: ImageSet,
     *,
-    geometry: OwnTransform,
+    geometry: LibraryTransform,
     device: torch.device,
     on_image: Callable[[int], None] = lambda done: None,
 ) -> NDArray[np.float32]:
@@ -86,7 +86,7 @@ def compute_features(
     batches: list[NDArray[np.float32]] = []
     done = 0
     for batch in _transform_batches(images, geometry, device):
-        with torch.inference_mode(), tf32(False):
+        with torch.inference_mode(), allow_tf32(False):
             features: Tensor = model(batch)
             batches.append(features.float().cpu().numpy())
         done += len(batch)
@@ -106,7 +106,7 @@ def compute_features(
 
 
 def _transform_batches(
-    images: ImageSet, geometry: OwnTransform, device: torch.device
+    images: ImageSet, geometry: LibraryTransform, device: torch.device
 ) -> Iterator[Tensor]:
     """Yield batches of (N, 3, H, W) images, transformed for the backbone."""
     batch_size = _BATCH_SIZES[device.type]

@@ -14,16 +14,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.data.decoding.decode import decode_bytes
-from clear_mlflow.learning.device import autocast, resolve_device, tf32
+from clear_mlflow.data.decode import decode_bytes
+from clear_mlflow.learning.device import allow_tf32, autocast, resolve_device
 from clear_mlflow.learning.inference.description import (
     STANDARDISED,
     ModelDescription,
     read_description,
 )
 from clear_mlflow.learning.models import build_feature_model, build_model, logits_in_float32
-from clear_mlflow.learning.samples.decoded import normalise
-from clear_mlflow.learning.samples.photos import augmentation, wrap_photos
+from clear_mlflow.learning.photos import build_augmentation, wrap_photos
+from clear_mlflow.learning.samples import normalise
 
 IMAGE_COLUMN = "image"
 _BATCH = 64
@@ -48,7 +48,7 @@ class ServedModel:
         is_excluded = self._mask_classes((params or {}).get("bucket"))
         inputs = self._check_features(model_input) if model.width else _list_images(model_input)
         classes, likelihoods = [], []
-        arithmetic = tf32(model.precision == "tf32")
+        arithmetic = allow_tf32(model.precision == "tf32")
         with torch.inference_mode(), arithmetic, logits_in_float32(self._model):
             for start in range(0, len(inputs), _BATCH):
                 with autocast(self._device, model.precision):
@@ -81,7 +81,7 @@ class ServedModel:
     def _load_batch(self, inputs: Any) -> Tensor:
         if self._description.width:
             return torch.from_numpy(inputs).to(self._device)
-        view = augmentation(self._description.augment, self._description.image_size)
+        view = build_augmentation(self._description.augment, self._description.image_size)
         photos = wrap_photos(decode_bytes(inputs, view.resize), view)
         return normalise(photos.centre_crops().cut(0, len(inputs)).to(self._device))
 

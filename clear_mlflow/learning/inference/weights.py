@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES, size_text
-from clear_mlflow.data.features.shipped import holds_all, is_plain, load_torch_file
+from clear_mlflow.data.features.shipped import has_all_values, is_dense_on_cpu, load_torch_file
 from clear_mlflow.data.files import path_text, reason
 
 _AUXILIARY_HEADS = ("aux1.", "aux2.", "AuxLogits.")  # of GoogLeNet and Inception
@@ -58,7 +58,7 @@ def read_weights(path: Path, name: str) -> dict[str, Tensor]:
                 f"{path_text(path)} is not a state dict of {name}: {safe_repr(key)} has type "
                 f"{type(value).__name__}; expected names and tensors"
             )
-        if not is_plain(value) or not holds_all(value):
+        if not is_dense_on_cpu(value) or not has_all_values(value):
             raise DataError(
                 f"{path_text(path)} cannot be loaded: {safe_repr(key)} is not a plain tensor with "
                 "all its numbers in the file"

@@ -16,7 +16,7 @@ from typing import Any, Literal, ParamSpec
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
-from clear_mlflow.core.text import nearest, safe_repr
+from clear_mlflow.core.text import safe_repr, suggest_nearest
 from clear_mlflow.data.scenarios import SCENARIOS
 from clear_mlflow.data.sources import SOURCES, VECTOR_DATASETS, VECTORS, stream_name
 from clear_mlflow.data.stream import DOMAIN
@@ -32,7 +32,9 @@ from clear_mlflow.learning.parameters.recipes import (
     STREAM_RECIPE,
 )
 from clear_mlflow.learning.parameters.values import (
+    OFF,
     Argument,
+    EvalInterval,
     format_argument,
     is_mlp,
     parse_batch_size,
@@ -42,6 +44,7 @@ from clear_mlflow.learning.parameters.values import (
     parse_feature_name,
     parse_float,
     parse_int,
+    parse_interval,
     parse_memory,
     parse_path,
     parse_seeds,
@@ -52,8 +55,7 @@ from clear_mlflow.learning.parameters.values import (
     parse_weights,
     split_arguments,
 )
-from clear_mlflow.learning.registry import WITHOUT_BUFFER, WITHOUT_STEPS, known_strategies
-from clear_mlflow.learning.training.interval import OFF, EvalInterval, parse_interval
+from clear_mlflow.learning.strategies import WITHOUT_BUFFER, WITHOUT_STEPS, list_strategies
 from clear_mlflow.metrics import DEFAULT_FAMILIES
 
 DATA, METHOD, MODEL = "Data", "Method", "Model"
@@ -188,7 +190,7 @@ class TrainConfig:
         METHOD,
         parse_strategy,
         default="naive",
-        help=f"Method of learning from the stream: {', '.join(known_strategies())}, or your own "
+        help=f"Method of learning from the stream: {', '.join(list_strategies())}, or your own "
         "class: package.module:Class.",
     )
     # As texts. Once the strategy has checked them, all arguments as typed values.
@@ -420,7 +422,7 @@ class TrainConfig:
             raise ConfigError(
                 f"unknown parameter {safe_repr(unknown[0])}; {suggest_parameters(unknown[0])}"
             )
-        texts = {**parameter_defaults(), **requested}
+        texts = {**list_parameter_defaults(), **requested}
         dataset = parse_parameter("dataset", texts["dataset"])
         recipe = RECIPES.get(dataset, STREAM_RECIPE)
         if dataset in VECTOR_DATASETS and texts["features"] == NONE:
@@ -485,17 +487,17 @@ class TrainConfig:
 PARAMETERS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(TrainConfig)}
 
 
-def parameter_defaults() -> dict[str, str]:
+def list_parameter_defaults() -> dict[str, str]:
     """Return the text of every parameter's default, by name."""
     return {name: option.default for name, option in PARAMETERS.items()}
 
 
 def suggest_parameters(name: str) -> str:
     """Return the valid names, after the one that is most similar to an unknown name."""
-    return f"{nearest(name, PARAMETERS)}known are {', '.join(PARAMETERS)}"
+    return f"{suggest_nearest(name, PARAMETERS)}known are {', '.join(PARAMETERS)}"
 
 
-def result_parameters() -> tuple[str, ...]:
+def list_result_parameters() -> tuple[str, ...]:
     """Return the parameters that affect results, without strategy, test set and arguments."""
     skipped = {"dataset", "data_root", "protocol", "split", "strategy", "seed", "seeds"}
     skipped |= {"dataset_args", "scenario_args", "strategy_args"}
@@ -513,12 +515,12 @@ def is_tuned(name: str) -> bool:
     return PARAMETERS[name].is_tuned or PARAMETERS[name].group == OPTIMISATION
 
 
-def auto_values(name: str) -> dict[str, str]:
+def list_auto_values(name: str) -> dict[str, str]:
     """Return what ``auto`` means for a parameter, by dataset, and for ``features``.
 
     Leaves out datasets whose recipe does not contain it, or leaves it to the device.
 
-    >>> auto_values("lr")["digits"]
+    >>> list_auto_values("lr")["digits"]
     '0.02'
     """
     recipes = {**RECIPES, "features": FEATURES_RECIPE}

@@ -20,9 +20,8 @@ from clear_mlflow.learning.parameters.recipes import (
     NONE,
     SMALL_CNN,
 )
-from clear_mlflow.learning.parameters.values import is_mlp
-from clear_mlflow.learning.registry import WITHOUT_BUFFER, WITHOUT_STEPS
-from clear_mlflow.learning.training.interval import OFF
+from clear_mlflow.learning.parameters.values import OFF, is_mlp
+from clear_mlflow.learning.strategies import WITHOUT_BUFFER, WITHOUT_STEPS
 
 
 class Conflict(NamedTuple):
@@ -121,9 +120,9 @@ CONFLICTS = (
 # c.num_epochs: epochs that the strategy takes in a bucket. c.num_processes: of the training.
 STRATEGY_CONFLICTS = (
     Conflict(
-        lambda c: c.num_processes > 1 and not c.strategy_class.several_processes,
+        lambda c: c.num_processes > 1 and not c.strategy_class.supports_distributed,
         "strategy {strategy} trains in one process and this is one of {num_processes}; pass a "
-        "built-in strategy, or a class that sets several_processes = True",
+        "built-in strategy, or a class that sets supports_distributed = True",
     ),
     Conflict(
         lambda c: c.strategy_class.needs_memory and c.memory == 0,

@@ -13,13 +13,12 @@ from clear_mlflow.data.sources import is_own_function
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
     TrainConfig,
-    parameter_defaults,
+    list_parameter_defaults,
+    list_result_parameters,
     parse_parameter,
-    result_parameters,
 )
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.learning.parameters.values import format_argument
-from clear_mlflow.learning.training.interval import OFF
+from clear_mlflow.learning.parameters.values import OFF, format_argument
 
 # Options whose arguments are all in force with their defaults, also if no argument was passed.
 ARGUMENTS = ("strategy_args", "dataset_args", "scenario_args")
@@ -29,17 +28,17 @@ _RUN_WORDS |= {"device", "devices", "gpu", "gpus", "asked"}
 _TEST_SET = ("dataset", "protocol", "split", "score", "strategy", "local_rank")
 
 # Parameters that are logged only if they differ from this value.
-_UNLOGGED = {name: text for name, text in parameter_defaults().items() if text in (NONE, OFF)}
+_UNLOGGED = {name: text for name, text in list_parameter_defaults().items() if text in (NONE, OFF)}
 
 
-def parameters_to_log(
+def select_parameters_to_log(
     config: TrainConfig, requested: Mapping[str, str], stored: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the parameters to log to a run in addition to *stored*, which it has already.
 
     ``lr`` is the value in force, ``asked/lr`` the text that was passed if it does not name that
     value or has no effect, and ``used/lr`` the value in force if the run has another ``lr``.
-    Skips parameters that are left at none or off; :func:`unlogged_parameters` returns them.
+    Skips parameters that are left at none or off; :func:`list_unlogged_parameters` returns them.
     """
     parameters, ignored = {}, config.ignored_parameters
     for name, text in config.as_text().items():
@@ -85,7 +84,7 @@ def _is_in_force(config: TrainConfig, name: str, text: str) -> bool:
     return bool(requested == value)
 
 
-def logged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
+def select_training_parameters(logged: Mapping[str, str]) -> dict[str, str]:
     """Return the parameters that a run was trained with, from all that it logged."""
     parameters = {}
     for name, option in PARAMETERS.items():
@@ -99,7 +98,7 @@ def logged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
     return parameters
 
 
-def unlogged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
+def list_unlogged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
     """Return the parameters of a training that are not logged because they are none or off."""
     return dict(_UNLOGGED) if is_training(logged) else {}
 
@@ -113,12 +112,12 @@ def find_method_parameters(logged: Mapping[str, str], unused: str) -> dict[str, 
             for name in sorted(logged, key=lambda name: name.startswith("used/"))
             if name not in _TEST_SET and not words[name] & _RUN_WORDS
         }
-    texts = logged_parameters(logged)
+    texts = select_training_parameters(logged)
     with suppress(ConfigError):  # a parameter of another version of this program
         config = TrainConfig.resolve(texts)
         texts = {**config.as_text(), **dict.fromkeys(config.ignored_parameters, unused)}
     prefixes = tuple(map(_argument_prefix, ARGUMENTS))
-    return {name: texts.get(name, unused) for name in result_parameters()} | {
+    return {name: texts.get(name, unused) for name in list_result_parameters()} | {
         name: text for name, text in logged.items() if name.startswith(prefixes)
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -11,9 +12,11 @@ from typing import Literal, TypeAlias
 from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.data.sources import DATASETS, is_own_function
 from clear_mlflow.learning.parameters.recipes import AUTO, DEFAULT_WEIGHTS, FULL, NONE
-from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.learning.training.interval import OFF, parse_interval
+from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.metrics import split_families
+
+OFF = "off"
+MOST_TESTS = 10_000  # within the buckets of a run: each is a file and a request to the store
 
 _MAX_INT = 2**63 - 1  # the largest that torch's seeds, MLflow's store and JSON readers all accept
 
@@ -119,7 +122,7 @@ def parse_dataset(text: str) -> str:
 
 def parse_strategy(text: str) -> str:
     """Parse the name of a strategy, or of a custom class."""
-    names = known_strategies()
+    names = list_strategies()
     if text in names or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
         return text
     raise ValueError(f"expected one of {', '.join(names)}, or your own class: package.module:Class")
@@ -215,3 +218,34 @@ def split_arguments(text: str) -> dict[str, Argument]:
             raise ValueError(f"{name} is given twice; pass it once")
         values[name] = value
     return values
+
+
+@dataclass(frozen=True)
+class EvalInterval:
+    """How much is trained between two tests within a bucket."""
+
+    number: int
+    unit: Literal["epochs", "steps"]
+
+    def __str__(self) -> str:
+        return str(self.number) if self.unit == "epochs" else f"{self.number}steps"
+
+    def count_steps(self, epoch_steps: int) -> int:
+        """Return the interval in optimiser steps."""
+        return self.number * (epoch_steps if self.unit == "epochs" else 1)
+
+
+def parse_interval(text: str) -> EvalInterval | None:
+    """Parse ``test_every``, or return None if it is off. Raises ValueError if it is invalid.
+
+    >>> str(parse_interval("3")), str(parse_interval("200 steps")), parse_interval("off")
+    ('3', '200steps', None)
+    """
+    if text == OFF:
+        return None
+    match = re.fullmatch(r"([1-9][0-9]{0,8}) *(steps?|epochs?)?", text)
+    if match is None:
+        raise ValueError(
+            "expected off, a whole number of epochs, such as 1, or of steps, such as 200steps"
+        )
+    return EvalInterval(int(match[1]), "steps" if (match[2] or "").startswith("step") else "epochs")

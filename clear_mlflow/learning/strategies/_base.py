@@ -19,16 +19,16 @@ from clear_mlflow.core.importing import import_attribute
 from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.arguments import parse_arguments
 from clear_mlflow.learning.buffers import Buffer, BufferArguments, load_buffer
-from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.conflicts import STRATEGY_CONFLICTS, check_conflicts
-from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.learning.samples.decoded import Batch, Samples, TrainingStream
+from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
+from clear_mlflow.learning.samples import Batch, Samples, TrainingStream
+from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.learning.training.trainer import Trainer
 
 _INDEX_BYTES = 4 * 8  # of each image in a buffer: its bucket, index, label and priority
-# What a strategy is given anew when it is built again.
-_GIVEN = frozenset({"config", "stream", "model", "arguments", "group"})
+# Attributes that every strategy gets when it is built.
+_COMMON_ATTRIBUTES = frozenset({"config", "stream", "model", "arguments", "group"})
 
 
 class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
@@ -39,9 +39,10 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
 
     - :meth:`build_model` and :meth:`setup`, once;
     - for each bucket :meth:`learn`, which by default takes optimiser steps on
-      :meth:`training_set`, and then :meth:`after_bucket`;
-    - in each epoch :meth:`begin_epoch` and :meth:`rehearsal`, and for each step :meth:`loss`
-      (by :meth:`share_of_loss`), :meth:`before_step` and :meth:`after_step`.
+      :meth:`load_training_set`, and then :meth:`after_bucket`;
+    - in each epoch :meth:`begin_epoch` and :meth:`load_rehearsal_batches`;
+    - in each step :meth:`compute_loss` (called by :meth:`compute_loss_share`),
+      :meth:`before_step` and :meth:`after_step`.
 
     Nothing in a step may make the host wait for the device (``.item()``, ``if tensor:``).
 
@@ -57,22 +58,22 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     class Arguments:
         """Arguments that ``strategy_args`` may set: fields with defaults."""
 
-    needs_memory: ClassVar[bool] = False  # a buffer, so that memory 0 makes no sense
-    needs_features: ClassVar[bool] = False  # stored features in the place of images
-    # Right when several processes each have a share of every batch: the loss is a mean over the
-    # batch's images (and of what depends on weights alone), or share_of_loss is overridden, and
-    # what the other hooks make of batches is put together by self.group.
-    several_processes: ClassVar[bool] = False
-    # Whether every bucket is learned in steps of the trainer, between which test_every can test.
+    needs_memory: ClassVar[bool] = False  # True if it has a buffer: memory=0 is then an error
+    needs_features: ClassVar[bool] = False  # True if it trains on stored features, not on images
+    # True if several processes may each compute a share of every batch. The loss must then be a
+    # mean over the batch's images plus terms that depend only on weights, or the strategy overrides
+    # compute_loss_share. Other hooks that read batches combine their results by self.group.
+    supports_distributed: ClassVar[bool] = False
+    # True if the trainer takes steps in every bucket: test_every tests between these steps.
     steps_in_every_bucket: ClassVar[bool] = True
-    # Whether its steps are the first to look at a bucket's images, so that stream_rate can have
-    # some pass by: in after_bucket the stream has those alone that were trained on.
+    # True if nothing reads a bucket's images before its steps do. With stream_rate, steps skip some
+    # images; in after_bucket, the stream contains only those that were trained on.
     supports_realtime: ClassVar[bool] = True
-    group: ProcessGroup = ALONE  # that train together; the loop says so, once it is built
-    # A strategy's own attributes: those that a resumed run continues with, and those that it has
-    # as they are when it begins, since they mean nothing between two buckets. Each is in one.
-    keeps: ClassVar[tuple[str, ...]] = ()
-    scratch: ClassVar[tuple[str, ...]] = ()
+    group: ProcessGroup = SINGLE_PROCESS  # processes that train together; set by the loop
+    # Names of all further attributes: those that a resumed run restores, and those that it does
+    # not need because they are set again in every bucket or follow from the model.
+    state_attributes: ClassVar[tuple[str, ...]] = ()
+    temporary_attributes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
@@ -88,37 +89,41 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the attributes in :attr:`keeps` by name, from which a resumed run continues.
+        """Return the attributes that a resumed run restores, by name.
 
         An attribute with a ``state_dict`` is replaced by it, and a dataclass from :meth:`setup` by
         its fields. Override this and :meth:`load_state_dict` for values other than tensors,
         arrays, numbers, texts, and lists, tuples or dictionaries of these.
 
         Raises:
-            StateError: an attribute is in neither ``keeps`` nor ``scratch``, or is the model's own.
+            StateError: an attribute is neither in ``state_attributes`` nor in
+                ``temporary_attributes``, or is a weight of the model.
         """
-        who, own = type(self).__name__, {weight.data_ptr() for weight in self.model.parameters()}
-        unnamed = vars(self).keys() - _GIVEN - {*self.keeps, *self.scratch}
+        class_name = type(self).__name__
+        model_pointers = {weight.data_ptr() for weight in self.model.parameters()}
+        declared = {*self.state_attributes, *self.temporary_attributes}
+        unnamed = vars(self).keys() - _COMMON_ATTRIBUTES - declared
         if unnamed:
             raise StateError(
-                f"strategy {who} has an attribute {min(unnamed)}; name it in the class's keeps if "
-                "a resumed run has to continue with it, else in its scratch"
+                f"strategy {class_name} has an attribute {min(unnamed)}; name it in the class's "
+                "state_attributes if a resumed run needs it, else in its temporary_attributes"
             )
-        found = {}
-        for name in self.keeps:
+        state = {}
+        for name in self.state_attributes:
             value = getattr(self, name)
-            for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(tensor, Tensor) and tensor.numel() and tensor.data_ptr() in own:
+            for part in value if isinstance(value, (list, tuple)) else (value,):
+                is_tensor = isinstance(part, Tensor) and part.numel() > 0
+                if is_tensor and part.data_ptr() in model_pointers:
                     raise StateError(
-                        f"{name} in keeps of strategy {who} holds a weight of the model, which is "
-                        "kept anyway; name it in scratch"
+                        f"{name} in state_attributes of strategy {class_name} is a weight of the "
+                        "model, which is stored anyway; name it in temporary_attributes"
                     )
             if hasattr(value, "state_dict"):
                 value = {"state_dict": value.state_dict()}
             elif is_dataclass(value):
                 value = {"fields": {f.name: getattr(value, f.name) for f in fields(value)}}
-            found[name] = value
-        return found
+            state[name] = value
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned, in a strategy that was just built.
@@ -126,33 +131,33 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         Args:
             state: tensors are on the CPU, and are moved to the stream's device.
         """
-        if state.keys() != set(self.keeps):
+        if state.keys() != set(self.state_attributes):
             raise StateError(
                 f"the training state has {one_line(', '.join(state), 200)} of the strategy; "
-                f"expected {', '.join(self.keeps)}"
+                f"expected {', '.join(self.state_attributes)}"
             )
         for name, value in state.items():
-            own = getattr(self, name)
+            current = getattr(self, name)
             is_wrapped = isinstance(value, dict) and value.keys() == {"state_dict"}
-            if hasattr(own, "state_dict") != is_wrapped:
-                raise StateError(f"the training state has no {name} of this strategy")
+            if hasattr(current, "state_dict") != is_wrapped:
+                raise StateError(f"the training state does not contain {name} of this strategy")
             if is_wrapped:
-                own.load_state_dict(value["state_dict"])
-            elif isinstance(value, dict) and value.keys() == {"fields"} and is_dataclass(own):
-                kind: Any = type(own)
-                setattr(self, name, kind(**_move_to_device(value["fields"], self.stream.device)))
-            elif isinstance(own, nn.Parameter):  # which an optimiser of the strategy's may hold
-                own.data.copy_(value)
+                current.load_state_dict(value["state_dict"])
+            elif isinstance(value, dict) and value.keys() == {"fields"} and is_dataclass(current):
+                values = _move_to_device(value["fields"], self.stream.device)
+                setattr(self, name, type(current)(**values))
+            elif isinstance(current, nn.Parameter):  # an optimiser of the strategy may refer to it
+                current.data.copy_(value)
             else:
                 setattr(self, name, _move_to_device(value, self.stream.device))
 
-    def num_kept_images(self, position: int) -> int:
-        """Return the number of images that are kept after the bucket at *position*."""
+    def count_stored_images(self, bucket_index: int) -> int:
+        """Return how many images the strategy still needs after a bucket."""
         return 0
 
     @classmethod
-    def epochs(cls, config: TrainConfig, arguments: Any) -> int:
-        """Return how many epochs :meth:`learn` trains on :meth:`training_set` per bucket."""
+    def count_epochs(cls, config: TrainConfig, arguments: Any) -> int:
+        """Return the number of epochs on :meth:`load_training_set` per bucket."""
         return config.epochs
 
     @classmethod
@@ -161,36 +166,40 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return None
 
     @classmethod
-    def makes_its_model(cls) -> bool:
+    def has_custom_model(cls) -> bool:
         """Return True if the strategy overrides :meth:`build_model`."""
         return cls.build_model.__func__ is not Strategy.build_model.__func__  # type: ignore[attr-defined]
 
-    def learn(self, position: int, trainer: Trainer) -> None:
+    def learn(self, bucket_index: int, trainer: Trainer) -> None:
         """Train the model while the stream is at a bucket."""
-        trainer.train_bucket(self.training_set(position), position=position, strategy=self)
+        trainer.train_bucket(
+            self.load_training_set(bucket_index), bucket_index=bucket_index, strategy=self
+        )
 
-    def training_set(self, position: int) -> Samples:
-        """Return the training images of an epoch, by default those of the bucket."""
-        return self.stream.train(position)
+    def load_training_set(self, bucket_index: int) -> Samples:
+        """Return the images that each epoch trains on, by default the bucket's."""
+        return self.stream.train(bucket_index)
 
-    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
+    def begin_epoch(self, bucket_index: int, epoch: int, num_steps: int) -> None:
         """Prepare for an epoch of *num_steps* steps."""
         return
 
-    def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
+    def load_rehearsal_batches(
+        self, bucket_index: int, epoch: int, num_steps: int
+    ) -> Iterable[tuple[Batch, ...]]:
         """Return the additional batches of each step of an epoch, for ``batch.rehearsed``.
 
         Every step must have the same number of batches, with the same sizes, since the model may
         be compiled for them.
 
         Args:
-            position: index of the bucket.
+            bucket_index: index of the bucket.
             epoch: index of the epoch within the bucket.
             num_steps: number of steps, and of results.
         """
         return itertools.repeat((), num_steps)
 
-    def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+    def compute_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         """Return the loss of a step: a scalar, the mean over the batch.
 
         Args:
@@ -200,20 +209,20 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         """
         return self.criterion(forward(batch.inputs), batch.labels)
 
-    def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+    def compute_loss_share(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         """Return this process's share of the loss. The mean over processes is the batch's loss.
 
-        By default, this is :meth:`loss` weighted by the share of the batch. Override it if the loss
-        contains means over other images, each computed by :func:`share_of_mean`.
+        By default, this is :meth:`compute_loss` weighted by the share of the batch. Override it if
+        the loss contains means over other images, each computed by :func:`compute_mean_share`.
 
         Args:
-            forward: see :meth:`loss`. Call it exactly once, even for an empty share: processes wait
-                for each other's gradients.
+            forward: the model, as in :meth:`compute_loss`. Call it exactly once, even for an empty
+                share: processes wait for each other's gradients.
             batch: this process's share of the batch, which may be empty.
         """
         if len(batch.labels) == 0:
-            return forward(batch.inputs).float().sum() * 0  # what the mean of nothing adds
-        loss = self.loss(forward, batch)
+            return forward(batch.inputs).float().sum() * 0  # an empty share adds nothing
+        loss = self.compute_loss(forward, batch)
         return loss if self.group.size == 1 else loss * batch.weight
 
     def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -228,7 +237,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         """Run after the optimiser has changed the weights."""
         return
 
-    def after_bucket(self, position: int) -> None:
+    def after_bucket(self, bucket_index: int) -> None:
         """Run after training on a bucket, before its row is measured."""
         return
 
@@ -244,12 +253,12 @@ def _move_to_device(value: Any, device: torch.device) -> Any:
     return value
 
 
-def share_of_mean(
+def compute_mean_share(
     batch: Batch, logits: Tensor, mean: Callable[[Tensor, Tensor], Tensor], target: Tensor
 ) -> Tensor:
-    """Return a share's term of the mean of (logits, target) over the batch.
+    """Return this process's term of a batch's mean loss.
 
-    The share may be empty.
+    logits, target: arguments of *mean* for this process's share, which may be empty.
     """
     if len(batch.labels) == 0:
         return logits.float().sum() * 0  # the other processes wait for this one's gradients
@@ -264,11 +273,11 @@ def build_buffer(
     *,
     extra_bytes: int = 0,
 ) -> Buffer:
-    """Build an empty buffer that holds as many images as ``memory`` or ``memory_budget`` allows.
+    """Build an empty buffer for as many images as ``memory`` or ``memory_budget`` allows.
 
-    extra_bytes: what the strategy itself keeps with each image, such as logits.
+    extra_bytes: bytes that the strategy stores with each image, for example its logits.
 
-    Raises ConfigError if not even one image has room.
+    Raises ConfigError if the buffer is too small for one image.
     """
     total = sum(stream.train_counts)
     if config.memory_budget:
@@ -286,7 +295,7 @@ def build_buffer(
         capacity = memory if isinstance(memory, int) else int(Decimal(str(memory)) * total)
         if capacity == 0:
             raise ConfigError(
-                f"memory is {memory}, which of {total} training images is not one; pass more"
+                f"memory is {memory}, which is less than one of {total} training images; pass more"
             )
     return (buffer_class or load_buffer(arguments.buffer))(
         capacity=capacity, num_classes=stream.num_classes, seed=config.seed, alpha=arguments.alpha
@@ -298,16 +307,17 @@ def load_strategy(name: str) -> type[Strategy]:
 
     Raises ConfigError if it cannot be imported, or is not a subclass of Strategy.
     """
-    if name in known_strategies():
+    if name in list_strategies():
         module = importlib.import_module(f"{__package__}.{name}")
-        found = getattr(module, "".join(word.capitalize() for word in name.split("_")))
+        strategy = getattr(module, "".join(word.capitalize() for word in name.split("_")))
     else:
-        found = _load_custom_strategy(name)
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        strategy = _import_custom_strategy(name)
+    if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         raise ConfigError(
-            f"strategy {name} is {found!r}; expected a subclass of {Strategy.__module__}.Strategy"
+            f"strategy {name} is {strategy!r}; expected a subclass of "
+            f"{Strategy.__module__}.Strategy"
         )
-    return found
+    return strategy
 
 
 def check_strategy(config: TrainConfig, num_processes: int = 1) -> Any:
@@ -323,18 +333,18 @@ def check_strategy(config: TrainConfig, num_processes: int = 1) -> Any:
         STRATEGY_CONFLICTS,
         **vars(config),
         strategy_class=strategy,
-        num_epochs=strategy.epochs(config, arguments),
+        num_epochs=strategy.count_epochs(config, arguments),
         num_processes=num_processes,
     )
     return arguments
 
 
-def _load_custom_strategy(name: str) -> Any:
+def _import_custom_strategy(name: str) -> Any:
     try:
         return import_attribute(name)
-    except Exception as error:  # whatever another package's import may raise
+    except Exception as error:  # an import of other code may raise anything
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(
             f"strategy {name} cannot be loaded ({problem}); pass package.module:Class, "
-            f"importable from here, or one of {', '.join(known_strategies())}"
+            f"importable from here, or one of {', '.join(list_strategies())}"
         ) from error

@@ -1,4 +1,4 @@
-"""Rehearsal: batches from a buffer, in addition to those of the current bucket."""
+"""Rehearsal: batches from a buffer, in addition to the batches of the current bucket."""
 
 from __future__ import annotations
 
@@ -9,81 +9,93 @@ import torch
 from torch import Tensor
 
 from clear_mlflow.learning.buffers import BufferArguments
-from clear_mlflow.learning.device import RngPurpose, generator
-from clear_mlflow.learning.models import input_dtype
-from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
+from clear_mlflow.learning.device import RngPurpose, build_generator
+from clear_mlflow.learning.models import get_input_dtype
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.samples.decoded import Batch, Samples, batches
+from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
+from clear_mlflow.learning.samples import Batch, Samples, iter_batches
 from clear_mlflow.learning.strategies._base import Strategy, build_buffer
 
 RESERVOIR = BufferArguments(buffer="reservoir")
 
 
 class RehearsalStrategy(Strategy):
-    """Trains on a bucket's images, with batches of a buffer (or a reservoir) as ``rehearsed``."""
+    """Trains on a bucket, and has batches from a buffer in ``batch.rehearsed``."""
 
     needs_memory = True
-    several_processes = True
-    keeps: ClassVar[tuple[str, ...]] = ("_buffer",)
-    scratch: ClassVar[tuple[str, ...]] = ("_held",)
+    supports_distributed = True
+    state_attributes: ClassVar[tuple[str, ...]] = ("_buffer",)
+    temporary_attributes: ClassVar[tuple[str, ...]] = ("_buffer_samples",)
 
     def setup(self) -> None:
         """Build an empty buffer."""
-        chosen = self.arguments if isinstance(self.arguments, BufferArguments) else RESERVOIR
+        arguments = self.arguments if isinstance(self.arguments, BufferArguments) else RESERVOIR
         self._buffer = build_buffer(
-            self.config, self.stream, chosen, extra_bytes=self._count_extra_bytes()
+            self.config, self.stream, arguments, extra_bytes=self._count_extra_bytes()
         )
-        self._held: Samples | None = None  # the buffer's images
+        self._buffer_samples: Samples | None = None  # the buffer's images
 
     def _count_extra_bytes(self) -> int:
-        """Return how many bytes the strategy keeps with each image in the buffer."""
+        """Return the bytes that the strategy stores with each image in the buffer."""
         return 0
 
     @property
     def input_dtype(self) -> torch.dtype:
-        """The type of images in a step."""
-        return input_dtype(self.model, self.config.precision)
+        """The dtype of images in a step."""
+        return get_input_dtype(self.model, self.config.precision)
 
-    def num_kept_images(self, position: int) -> int:
+    def count_stored_images(self, bucket_index: int) -> int:
         """Return the number of images in the buffer."""
         return len(self._buffer)
 
-    def training_set(self, position: int) -> Samples:
-        """Return the bucket's own images, and load those of the buffer."""
+    def load_training_set(self, bucket_index: int) -> Samples:
+        """Return the bucket's images, and load the images in the buffer."""
         if len(self._buffer):
-            self._held = self.stream.select(self._buffer.sample_indices)
-        return self.stream.train(position)
+            self._buffer_samples = self.stream.select(self._buffer.sample_indices)
+        return self.stream.train(bucket_index)
 
-    def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
+    def load_rehearsal_batches(
+        self, bucket_index: int, epoch: int, num_steps: int
+    ) -> Iterable[tuple[Batch, ...]]:
         """Return the epoch's batches from the buffer, one per step."""
-        if self._held is None:
-            return super().rehearsal(position, epoch, num_steps)
-        where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
-        return zip(rehearsal_batches(*where, group=self.group, dtype=self.input_dtype))
+        if self._buffer_samples is None:
+            return super().load_rehearsal_batches(bucket_index, epoch, num_steps)
+        where = (
+            self._buffer_samples,
+            num_steps,
+            self.config,
+            self.stream.device,
+            bucket_index,
+            epoch,
+        )
+        return zip(draw_buffer_batches(*where, group=self.group, dtype=self.input_dtype))
 
-    def after_bucket(self, position: int) -> None:
-        """Let the bucket's images compete for the buffer."""
-        self._held = None
-        self._buffer.offer(position, self.stream.labels(position))
+    def after_bucket(self, bucket_index: int) -> None:
+        """Update the buffer with the bucket's images."""
+        self._buffer_samples = None
+        self._buffer.update(bucket_index, self.stream.labels(bucket_index))
 
 
-def rehearsal_batches(
-    held: Samples,
+def draw_buffer_batches(
+    samples: Samples,
     num_steps: int,
     config: TrainConfig,
     device: torch.device,
     *where: int,
-    group: ProcessGroup = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[Batch]:
-    """Return a batch of the buffer per step. The buffer is used up before it is shuffled again."""
-    draws = generator(config.seed, RngPurpose.MEMORY, *where)
-    count = len(held)
+    """Return a batch from the buffer for each step.
+
+    samples: images in the buffer. All of them are used before they are shuffled again.
+    """
+    draws = build_generator(config.seed, RngPurpose.MEMORY, *where)
+    count = len(samples)
     size = count if config.batch_size == "full" else min(config.batch_size, count)
     total = num_steps * size
     rounds = [torch.randperm(count, generator=draws) for _ in range(0, total, count)]
-    return batches(
-        held,
+    return iter_batches(
+        samples,
         torch.cat(rounds)[:total],
         [(start, start + size) for start in range(0, total, size)],
         device=device,
@@ -93,7 +105,7 @@ def rehearsal_batches(
     )
 
 
-def joint_logits(forward: Callable[[Tensor], Tensor], *parts: Batch) -> Sequence[Tensor]:
-    """Return the logits of batches that pass together, so that normalisation sees the mixture."""
+def compute_joint_logits(forward: Callable[[Tensor], Tensor], *parts: Batch) -> Sequence[Tensor]:
+    """Compute the logits of several batches in one pass, so that batch norm uses all of them."""
     joined = torch.cat([part.inputs for part in parts])
     return torch.split(forward(joined), [len(part.labels) for part in parts])

@@ -1,4 +1,4 @@
-"""Strategies in closed form: class means in 64-bit floats, and a head that is set from them."""
+"""Strategies without optimiser steps: a linear head that is computed from class means."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from clear_mlflow.learning.samples.decoded import Samples
+from clear_mlflow.learning.samples import Samples
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.training.trainer import Trainer
 
-# Rows that are made 64-bit floats at once: 16 MiB of CLEAR's features.
+# Rows that are converted to float64 at a time: 16 MiB of CLEAR's features.
 _ROWS = 1024
 
 
 class ClosedFormStrategy(Strategy):
-    """Reads each bucket's features once and sets a linear head, without optimiser steps."""
+    """Computes a linear head in closed form, from one pass over each bucket's features."""
 
     needs_features = True
-    several_processes = True
+    supports_distributed = True
     steps_in_every_bucket = False
-    keeps: ClassVar[tuple[str, ...]] = ("_means", "_counts")
-    scratch = ("_head",)
+    state_attributes: ClassVar[tuple[str, ...]] = ("_means", "_counts")
+    temporary_attributes = ("_head",)
 
     def setup(self) -> None:
-        """Create the running mean of each class, from which the head is set."""
+        """Set the mean and the number of images of each class to zero."""
         self._head = cast("nn.Linear", self.model)
         shape, device = self._head.weight.shape, self.stream.device
         self._means = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -37,18 +37,20 @@ class ClosedFormStrategy(Strategy):
         """Return the FLOPs of a bucket: differences to the means, their sums, and new means."""
         return 2 * images * width + 2 * classes * width
 
-    def pass_over(self, position: int, trainer: Trainer) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the bucket's features and labels in blocks, and count the costs of the pass."""
-        count, (classes, width) = self.stream.train_counts[position], self._means.shape
+    def iter_bucket_blocks(
+        self, bucket_index: int, trainer: Trainer
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the bucket's features and labels in blocks. Adds the costs of the pass."""
+        count, (classes, width) = self.stream.train_counts[bucket_index], self._means.shape
         trainer.costs.flops += self.bucket_flops(images=count, width=width, classes=classes)
         trainer.costs.images_in_steps += count
         trainer.costs.images += count
-        yield from iter_blocks(self.training_set(position), self.stream.device)
+        yield from iter_blocks(self.load_training_set(bucket_index), self.stream.device)
 
-    def count(self, features: Tensor, labels: Tensor) -> None:
-        """Count (N, width), float64, and (N,): as mu += (x - mu) / (n + 1), one after another."""
+    def add_to_means(self, features: Tensor, labels: Tensor) -> None:
+        """Update the running means with features, (N, width), float64, and their labels, (N,)."""
         new = torch.bincount(labels, minlength=len(self._counts))
-        # Of the differences, not of the features: what is summed is small.
+        # Sums differences instead of features: small numbers lose fewer digits.
         differences = torch.zeros_like(self._means)
         differences.index_add_(0, labels, features - self._means[labels])
         self._counts += new
@@ -56,21 +58,21 @@ class ClosedFormStrategy(Strategy):
 
 
 def iter_blocks(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield features, (n, width) as 64-bit floats, and their labels, block by block."""
+    """Yield blocks of features, (n, width), float64, and of their labels, (n,)."""
     features = cast("Tensor", samples.images)
     for start in range(0, len(samples), _ROWS):
         rows = slice(start, start + _ROWS)
         yield features[rows].to(device).double(), samples.labels[rows].to(device)
 
 
-def set_head(head: nn.Linear, weight: Tensor, bias: Tensor, seen: Tensor) -> None:
-    """Set a head's weight, (classes, width), and bias, (classes,), relative to their means.
+def set_head(head: nn.Linear, weight: Tensor, bias: Tensor, has_images: Tensor) -> None:
+    """Set a head's weight, (classes, width), and bias, (classes,), minus their means over classes.
 
-    Classes that are not *seen* are never predicted.
+    has_images: (classes,), bool. Other classes are never predicted.
     """
-    weight = torch.where(seen[:, None], weight - weight[seen].mean(dim=0), 0)
-    never = torch.finfo(torch.float32).min  # a finite number: an infinite one would be a divergence
-    bias = torch.where(seen, bias - bias[seen].mean(), never)
+    weight = torch.where(has_images[:, None], weight - weight[has_images].mean(dim=0), 0)
+    never = torch.finfo(torch.float32).min  # finite: an infinite logit counts as divergence
+    bias = torch.where(has_images, bias - bias[has_images].mean(), never)
     with torch.no_grad():
         head.weight.copy_(weight)
         head.bias.copy_(bias)

@@ -1,4 +1,4 @@
-"""A model's trained weights as lists, for strategies that change each of them at every step."""
+"""Lists of a model's trained weights, for strategies with a quadratic penalty."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 
-def trained_weights(model: nn.Module) -> list[Tensor]:
+def list_trained_weights(model: nn.Module) -> list[Tensor]:
     """Return all weights that are not frozen, in the model's order."""
     return [weight for weight in model.parameters() if weight.requires_grad]
 
 
-def gradients(weights: list[Tensor]) -> list[Tensor]:
-    """Return the gradients of *weights* as the optimiser reads them, zeros if there are none."""
+def collect_gradients(weights: list[Tensor]) -> list[Tensor]:
+    """Return the gradients of weights, after setting missing ones to zero."""
     weight_gradients = []
     for weight in weights:
         if weight.grad is None:
@@ -27,15 +27,19 @@ def copy_weights(weights: list[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def pull(weights: list[Tensor], anchor: list[Tensor], stiffness: list[Tensor]) -> list[Tensor]:
-    """Return the gradient of ``sum(stiffness * (weight - anchor) ** 2) / 2`` for each weight."""
-    displaced = torch._foreach_sub(weights, anchor)
-    torch._foreach_mul_(displaced, stiffness)
-    return list(displaced)
+def compute_penalty_gradients(
+    weights: list[Tensor], anchor: list[Tensor], coefficients: list[Tensor]
+) -> list[Tensor]:
+    """Return the gradients of ``sum(coefficient * (weight - anchor) ** 2) / 2``."""
+    result = torch._foreach_sub(weights, anchor)
+    torch._foreach_mul_(result, coefficients)
+    return list(result)
 
 
-def stiffness(importance: list[Tensor], strength: float, *, lr: float) -> list[Tensor]:
-    """Return strength times importance, at most ``1 / lr``: a step then ends at the anchor."""
+def compute_penalty_coefficients(
+    importance: list[Tensor], strength: float, *, lr: float
+) -> list[Tensor]:
+    """Return strength times importance, limited to ``1 / lr``, where a step ends at the anchor."""
     result = torch._foreach_mul(importance, strength)
     torch._foreach_clamp_max_(result, 1 / lr)
     return list(result)

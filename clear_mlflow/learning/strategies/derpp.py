@@ -1,4 +1,4 @@
-"""DER++: remember of each image also what the model answered."""
+"""DER++: replay images with the logits that the model had for them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from clear_mlflow.learning.arguments import check_not_negative
-from clear_mlflow.learning.samples.decoded import Batch, Samples
-from clear_mlflow.learning.strategies._base import share_of_mean
+from clear_mlflow.learning.samples import Batch, Samples
+from clear_mlflow.learning.strategies._base import compute_mean_share
 from clear_mlflow.learning.strategies._rehearsal import (
     RehearsalStrategy,
-    joint_logits,
-    rehearsal_batches,
+    compute_joint_logits,
+    draw_buffer_batches,
 )
 
 
 class Derpp(RehearsalStrategy):
-    r"""Dark experience replay, with labels: a buffer of images, labels, and logits z.
+    r"""Dark experience replay with labels: a buffer of images, labels and logits z.
 
-    Each step takes a batch of the bucket and two independent ones, of as many images, from the
+    Each step trains on a batch of the bucket and two independent batches of the same size from the
     buffer (equation 6):
 
     .. math:: L(x_t, y_t) + \alpha \, \lVert z' - h(x') \rVert_2^2 + \beta \, L(x'', y'')
 
-    L is the cross-entropy and h the model's logits; the square is a mean over images and classes,
-    as in the authors' code. ``beta=0`` is DER.
+    L is the cross-entropy and h the model's logits. The squared distance is a mean over images and
+    classes, as in the authors' code. ``beta=0`` is DER.
 
-    Images compete for a reservoir once, when their bucket is done. The logits stored are those that
-    the model gave in the step of the bucket's **last epoch** that trained on the image: in training
-    mode, of the image as it was then cropped and mirrored, before that step changed the weights. In
-    the authors' code images compete in every step of every epoch, so logits are of random epochs.
-    Three batches pass through the model together; in the authors' code, one after the other.
+    The buffer is a reservoir that is updated after each bucket. It stores the logits that the model
+    computed in the step of the bucket's **last epoch** that trained on the image: in training mode,
+    for the image as it was cropped and mirrored then, before that step changed the weights. The
+    authors' code updates the reservoir in every step of every epoch, so its logits are from random
+    epochs. The three batches pass through the model together, in the authors' code one by one.
 
     Source:
         Buzzega et al., Dark Experience for General Continual Learning: a Strong, Simple Baseline,
@@ -45,71 +45,85 @@ class Derpp(RehearsalStrategy):
 
     @dataclass(frozen=True)
     class Arguments:
-        """The weights of the two terms."""
+        """Weights of the two terms on the buffer."""
 
-        alpha: float = 0.5  # of the distance to the stored logits
-        beta: float = 0.5  # of the cross-entropy of images from the buffer
+        alpha: float = 0.5  # weight of the distance to the stored logits
+        beta: float = 0.5  # weight of the cross-entropy on the buffer
 
         def __post_init__(self) -> None:
             check_not_negative(self, "alpha", "beta")
 
-    keeps = (*RehearsalStrategy.keeps, "_logits")
-    scratch = (*RehearsalStrategy.scratch, "_recorded", "_is_recorded", "_recording")
+    state_attributes = (*RehearsalStrategy.state_attributes, "_logits")
+    temporary_attributes = (
+        *RehearsalStrategy.temporary_attributes,
+        "_recorded",
+        "_is_recorded",
+        "_recording",
+    )
 
     def setup(self) -> None:
-        """Create the buffer, and the logits of its images."""
+        """Create the buffer, and an array for its images' logits."""
         super().setup()
         # (len(buffer), classes), float32: logits of each image in the buffer.
         self._logits = torch.empty(0, self.stream.num_classes, device=self.stream.device)
-        self._recorded = self._logits  # (images of the bucket, classes), as above
-        self._is_recorded = torch.empty(0)  # (images of the bucket,), int32: 1 if a step did so
+        self._recorded = self._logits  # (images of the bucket, classes), float32
+        self._is_recorded = torch.empty(0)  # (images of the bucket,), int32: 0 or 1
         self._recording = False
 
     def _count_extra_bytes(self) -> int:
-        """Return the bytes of an image's logits."""
+        """Return the number of bytes of an image's logits."""
         return 4 * self.stream.num_classes
 
-    def training_set(self, position: int) -> Samples:
-        """Return the bucket's own images, whose logits will be recorded."""
-        count = self.stream.train_counts[position]
+    def load_training_set(self, bucket_index: int) -> Samples:
+        """Return the bucket's images, and allocate memory for their logits."""
+        count = self.stream.train_counts[bucket_index]
         self._recorded = self._logits.new_zeros(count, self.stream.num_classes)
         self._is_recorded = torch.zeros_like(self._recorded[:, 0], dtype=torch.int32)
-        return super().training_set(position)
+        return super().load_training_set(bucket_index)
 
-    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """Record logits in the last epoch, and with a budget, which may end any, in all epochs."""
+    def begin_epoch(self, bucket_index: int, epoch: int, num_steps: int) -> None:
+        """Record logits in the last epoch, or in all epochs if a budget may end any of them."""
         self._recording = self.config.budget != "off" or epoch == self.config.epochs - 1
 
-    def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
+    def load_rehearsal_batches(
+        self, bucket_index: int, epoch: int, num_steps: int
+    ) -> Iterable[tuple[Batch, ...]]:
         """Return the epoch's batches from the buffer, two per step."""
-        if self._held is None:
-            return super().rehearsal(position, epoch, num_steps)
-        where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
+        if self._buffer_samples is None:
+            return super().load_rehearsal_batches(bucket_index, epoch, num_steps)
+        where = (
+            self._buffer_samples,
+            num_steps,
+            self.config,
+            self.stream.device,
+            bucket_index,
+            epoch,
+        )
         return zip(
             *(
-                rehearsal_batches(*where, which, group=self.group, dtype=self.input_dtype)
-                for which in range(2)
+                draw_buffer_batches(*where, number, group=self.group, dtype=self.input_dtype)
+                for number in range(2)
             ),
             strict=True,
         )
 
-    def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Return this process's share of equation 6, which has three batches."""
+    def compute_loss_share(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        """Return this process's share of the loss on the three batches (equation 6)."""
         if not batch.rehearsed:
             logits = forward(batch.inputs)
-            loss = share_of_mean(batch, logits, self.criterion, batch.labels)
+            loss = compute_mean_share(batch, logits, self.criterion, batch.labels)
         else:
             imitated, repeated = batch.rehearsed
-            logits, imitation, repetition = joint_logits(forward, batch, imitated, repeated)
+            logits, imitation, repetition = compute_joint_logits(forward, batch, imitated, repeated)
             stored = self._logits.index_select(
                 0, imitated.chosen.to(self._logits.device, non_blocking=True)
             )
             loss = (
-                share_of_mean(batch, logits, self.criterion, batch.labels)
+                compute_mean_share(batch, logits, self.criterion, batch.labels)
                 + self.arguments.alpha
-                * share_of_mean(imitated, imitation.float(), mse_loss, stored)
+                * compute_mean_share(imitated, imitation.float(), mse_loss, stored)
                 + self.arguments.beta
-                * share_of_mean(repeated, repetition, self.criterion, repeated.labels)
+                * compute_mean_share(repeated, repetition, self.criterion, repeated.labels)
             )
         if self._recording:
             indices = batch.chosen.to(self._recorded.device, non_blocking=True)
@@ -117,22 +131,22 @@ class Derpp(RehearsalStrategy):
             self._is_recorded.index_fill_(0, indices, 1)
         return loss
 
-    def after_bucket(self, position: int) -> None:
-        """Let the images with logits compete for the buffer, and store the logits of those held.
+    def after_bucket(self, bucket_index: int) -> None:
+        """Update the buffer with the images that have logits, and store the logits of kept images.
 
-        An image has none if a budget ended the bucket before a step trained on it.
+        An image lacks logits if a budget ended the bucket before a step trained on it.
         """
-        self._held = None
-        # Each image is in the batches of one process, and zero in all others: the sum is exact.
+        self._buffer_samples = None
+        # Only one process recorded an image's logits; they are zero in all others.
         self.group.all_reduce(self._recorded)
-        labels = self.stream.labels(position)
-        seen = self.stream.seen_indices.get(position, np.arange(len(labels)))
+        labels = self.stream.labels(bucket_index)
+        stream_indices = self.stream.seen_indices.get(bucket_index, np.arange(len(labels)))
         indices = np.arange(len(labels))
         if self.config.budget != "off":
             self.group.all_reduce(self._is_recorded)
-            indices = np.flatnonzero(self._is_recorded.cpu().numpy()[seen])
-        kept = self._buffer.offer(position, labels, indices)
+            indices = np.flatnonzero(self._is_recorded.cpu().numpy()[stream_indices])
+        kept_indices = self._buffer.update(bucket_index, labels, indices)
         device = self._logits.device
-        new_logits = self._recorded[torch.from_numpy(seen[indices]).to(device)]
+        new_logits = self._recorded[torch.from_numpy(stream_indices[indices]).to(device)]
         candidates = torch.cat([self._logits, new_logits])
-        self._logits = candidates[torch.from_numpy(kept).to(device)]
+        self._logits = candidates[torch.from_numpy(kept_indices).to(device)]

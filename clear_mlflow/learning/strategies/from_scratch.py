@@ -1,28 +1,28 @@
-"""From scratch: a new model for each bucket, which has seen no other."""
+"""From scratch: train a new model on each bucket."""
 
 from __future__ import annotations
 
-from clear_mlflow.learning.loop import fresh_model
+from clear_mlflow.learning.loop import build_untrained_model
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.training.trainer import Trainer
 
 
 class FromScratch(Strategy):
-    """Start anew at each bucket, and train on that bucket alone.
+    """Start from an untrained model in each bucket, and train it only on that bucket.
 
-    Nothing is carried over, so nothing can be forgotten and nothing is gained from the past: what a
-    stream is worth to a learner is its distance from this one. "Anew" is the untrained model of the
-    parameters, ``weights`` included, with initial weights of each bucket's own; the first bucket's
-    are those of the run.
+    The model keeps nothing from past buckets: it cannot forget, and cannot benefit from the past.
+    The difference to another strategy is what that strategy gains from the stream. The untrained
+    model is built from the parameters, including ``weights``. Random initial weights differ from
+    bucket to bucket; the first bucket uses the run's initial model.
 
     Source:
         Lin et al., The CLEAR Benchmark, arXiv:2201.06289: training on a single bucket.
     """
 
-    several_processes = True
+    supports_distributed = True
 
-    def learn(self, position: int, trainer: Trainer) -> None:
-        """Train a fresh model on the bucket."""
-        if position > 0:
-            trainer.restart(fresh_model(self.stream, self.config, position))
-        super().learn(position, trainer)
+    def learn(self, bucket_index: int, trainer: Trainer) -> None:
+        """Train an untrained model on the bucket."""
+        if bucket_index > 0:
+            trainer.restart(build_untrained_model(self.stream, self.config, bucket_index))
+        super().learn(bucket_index, trainer)

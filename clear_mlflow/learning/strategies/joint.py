@@ -1,4 +1,4 @@
-"""Joint: train on the whole stream at once."""
+"""Joint: train on the complete stream at once."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import Any
 
 from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.samples.decoded import Samples
-from clear_mlflow.learning.samples.photos import join_indices, whole_bucket
+from clear_mlflow.learning.photos import join_indices, list_bucket_indices
+from clear_mlflow.learning.samples import Samples
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.training.trainer import Trainer
 
 
 class Joint(Strategy):
-    """Train on all buckets, future ones included, at the first; at the others do nothing.
+    """Train on all buckets, including future ones, in the first bucket, and skip all others.
 
-    No learner in a stream can do this: it is the upper bound of what model and recipe give. All
-    rows but the untrained model's are of one model, so they are equal, and metrics that compare
-    rows are zero by definition. Under the protocol ``streaming`` every test image was trained on.
+    This is impossible for a method that learns from a stream: it is an upper bound for the model
+    and recipe. All rows except the untrained model's belong to one model, so they are equal, and
+    metrics that compare rows are zero by definition. With ``protocol=streaming``, every test image
+    was trained on.
 
-    With the run's ``epochs`` it takes as many steps as naive learning does through the stream. The
-    cumulative strategy takes half as many times as there are buckets: where few epochs leave a
-    model half trained, as on digits, pass ``epochs=N`` to compare with that.
+    With the run's ``epochs``, it takes as many steps as naive learning on the complete stream. With
+    T buckets, the cumulative strategy takes about T / 2 times as many. If few epochs do not train
+    the model to the end, as on digits, pass ``epochs=N`` for a fair comparison.
 
     Source:
         "Joint training" or "offline", the upper bound throughout the literature, as in Van de Ven
@@ -33,29 +34,31 @@ class Joint(Strategy):
     class Arguments:
         """How long to train."""
 
-        epochs: int = 0  # passes over the stream; 0 for the run's
+        epochs: int = 0  # passes over the stream; 0: the run's epochs
 
         def __post_init__(self) -> None:
             check_not_negative(self, "epochs")
 
-    several_processes = True
+    supports_distributed = True
     steps_in_every_bucket = False
 
     @classmethod
-    def epochs(cls, config: TrainConfig, arguments: Any) -> int:
-        """Its own, or the run's."""
+    def count_epochs(cls, config: TrainConfig, arguments: Any) -> int:
+        """Return the epochs in ``strategy_args``, or the run's."""
         return int(arguments.epochs or config.epochs)
 
-    def num_kept_images(self, position: int) -> int:
-        """All that there are, from the start."""
+    def count_stored_images(self, bucket_index: int) -> int:
+        """Return the number of images in the stream."""
         return sum(self.stream.train_counts)
 
-    def learn(self, position: int, trainer: Trainer) -> None:
-        """Train once, on everything."""
-        if position == 0:
-            super().learn(position, trainer)
+    def learn(self, bucket_index: int, trainer: Trainer) -> None:
+        """Train in the first bucket only."""
+        if bucket_index == 0:
+            super().learn(bucket_index, trainer)
 
-    def training_set(self, position: int) -> Samples:
-        """The images of all buckets, in stream order."""
+    def load_training_set(self, bucket_index: int) -> Samples:
+        """Return the images of all buckets, in stream order."""
         counts = self.stream.train_counts
-        return self.stream.select(join_indices(*(whole_bucket(k, n) for k, n in enumerate(counts))))
+        return self.stream.select(
+            join_indices(*(list_bucket_indices(k, n) for k, n in enumerate(counts)))
+        )

@@ -6,11 +6,11 @@ from clear_mlflow.learning.strategies._base import Strategy
 
 
 class Linear(Strategy):
-    """Fine-tune one linear layer on the new bucket's stored features, and on nothing else.
+    """Fine-tune one linear layer on the stored features of each new bucket.
 
-    What ``naive`` does where there are features, under the name that results are compared by. With
-    features, the parameters that are left at ``auto`` are those of the paper's protocol. The layer
-    starts at zero, so with ``batch_size=full`` nothing is random.
+    This is ``naive`` on features, under the name that published results use. With features,
+    parameters at ``auto`` follow the paper's protocol. The layer starts at zero, so training with
+    ``batch_size=full`` is deterministic.
 
     Source:
         Lin et al., The CLEAR Benchmark, arXiv:2201.06289, section 4: linear classification on
@@ -18,4 +18,4 @@ class Linear(Strategy):
     """
 
     needs_features = True
-    several_processes = True
+    supports_distributed = True

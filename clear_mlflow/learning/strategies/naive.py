@@ -1,4 +1,4 @@
-"""Naive: train on each new bucket and on nothing else."""
+"""Naive: train only on each new bucket."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class Naive(Strategy):
         Lin et al., The CLEAR Benchmark, arXiv:2201.06289: "finetuning".
     """
 
-    several_processes = True
+    supports_distributed = True

@@ -1,4 +1,4 @@
-"""NCM: the class whose mean is nearest, on frozen features."""
+"""NCM: nearest class mean, on frozen features."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from clear_mlflow.learning.training.trainer import Trainer
 class Ncm(ClosedFormStrategy):
     """Nearest class mean: the running mean of each class over all buckets so far.
 
-    Each image is seen once and no gradient is descended, so epochs, batch_size and all else of the
-    optimiser mean nothing, and neither does the seed. The logit of class c is -||x - mu_c||^2 but
-    for what all classes have in common; with ||x||^2 taken away that is linear in x, and the model
-    stays the linear head.
+    Each image is read once, without gradients, so the seed and all parameters of the optimiser have
+    no effect. The logit of class c is -||x - mu_c||^2 plus a term that all classes share. Without
+    ||x||^2, it is linear in x, so the model is a linear head.
 
     Source:
         Mensink, Verbeek, Perronnin and Csurka, Distance-Based Image Classification, TPAMI 2013;
-        as continual learners compare it: Rebuffi et al., iCaRL, arXiv:1611.07725, section 2.1,
-        there of exemplars, here of all images.
+        in continual learning: Rebuffi et al., iCaRL, arXiv:1611.07725, section 2.1, with means of
+        exemplars; here with means of all images.
     """
 
-    def learn(self, position: int, trainer: Trainer) -> None:
-        """Count the bucket's images into the means."""
-        for features, labels in self.pass_over(position, trainer):
-            self.count(features, labels)
-        means, seen = self._means, self._counts > 0
-        # Around a point in their middle, where the square of a mean is as small as can be.
-        middle = means[seen].mean(dim=0)
-        away = means - middle
-        set_head(self._head, 2 * away, -(away * (means + middle)).sum(dim=1), seen)
+    def learn(self, bucket_index: int, trainer: Trainer) -> None:
+        """Add the bucket to the means, and set the head."""
+        for features, labels in self.iter_bucket_blocks(bucket_index, trainer):
+            self.add_to_means(features, labels)
+        means, has_images = self._means, self._counts > 0
+        # Centred means, whose squares are small numbers that lose fewer digits.
+        centre = means[has_images].mean(dim=0)
+        centred = means - centre
+        set_head(self._head, 2 * centred, -(centred * (means + centre)).sum(dim=1), has_images)

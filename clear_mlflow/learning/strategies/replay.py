@@ -9,10 +9,10 @@ from torch import Tensor
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import BufferArguments
-from clear_mlflow.learning.samples.decoded import Batch, Samples
-from clear_mlflow.learning.samples.photos import join_indices, whole_bucket
-from clear_mlflow.learning.strategies._base import share_of_mean
-from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, joint_logits
+from clear_mlflow.learning.photos import join_indices, list_bucket_indices
+from clear_mlflow.learning.samples import Batch, Samples
+from clear_mlflow.learning.strategies._base import compute_mean_share
+from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, compute_joint_logits
 
 SHUFFLED, BALANCED = "shuffled", "balanced"
 
@@ -20,13 +20,13 @@ SHUFFLED, BALANCED = "shuffled", "balanced"
 class Replay(RehearsalStrategy):
     """Experience replay from a buffer of ``memory`` images.
 
-    With ``batches=shuffled`` a bucket's images and the buffer's are shuffled into one epoch, so
-    each counts once, and an epoch has (bucket + memory) / ``batch_size`` steps. With
-    ``batches=balanced``, as in the paper and in Avalanche, an epoch goes through the bucket alone,
-    and each step has ``batch_size`` images from the buffer, or all of them, beside those of the
-    bucket; the loss is the mean over both. An image of a small buffer then counts many times.
+    With ``batches=shuffled``, an epoch contains the images of the bucket and of the buffer once, in
+    random order: (bucket + memory) / ``batch_size`` steps. With ``batches=balanced``, as in the
+    paper and in Avalanche, an epoch contains the bucket once, and each step has another
+    ``batch_size`` images from the buffer, or all of them; the loss is the mean over all images of
+    the step. Images of a small buffer are then repeated many times.
 
-    When the bucket is done, its images compete for the buffer.
+    The buffer is updated after each bucket.
 
     Source:
         Chaudhry et al., On Tiny Episodic Memories in Continual Learning, arXiv:1902.10486.
@@ -34,7 +34,7 @@ class Replay(RehearsalStrategy):
 
     @dataclass(frozen=True)
     class Arguments(BufferArguments):
-        """Which images are kept, and how they are mixed with new ones."""
+        """The buffer, and how its images are mixed with new ones."""
 
         batches: str = SHUFFLED
 
@@ -45,19 +45,19 @@ class Replay(RehearsalStrategy):
                     f"batches is {self.batches!r} in strategy_args; pass {SHUFFLED} or {BALANCED}"
                 )
 
-    def training_set(self, position: int) -> Samples:
-        """The new bucket's images, followed by the buffer's where they are shuffled together."""
+    def load_training_set(self, bucket_index: int) -> Samples:
+        """Return the bucket's images, and the buffer's if they are shuffled together."""
         if len(self._buffer) == 0 or self.arguments.batches == BALANCED:
-            return super().training_set(position)
-        new = whole_bucket(position, self.stream.train_counts[position])
+            return super().load_training_set(bucket_index)
+        new = list_bucket_indices(bucket_index, self.stream.train_counts[bucket_index])
         return self.stream.select(join_indices(new, self._buffer.sample_indices))
 
-    def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Return this process's share of the mean over the batches of bucket and buffer."""
+    def compute_loss_share(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        """Return this process's share of the mean loss on both batches."""
         if not batch.rehearsed:
-            return super().share_of_loss(forward, batch)
+            return super().compute_loss_share(forward, batch)
         (old,) = batch.rehearsed
-        new_logits, old_logits = joint_logits(forward, batch, old)
-        new = share_of_mean(batch, new_logits, self.criterion, batch.labels)
-        past = share_of_mean(old, old_logits, self.criterion, old.labels)
+        new_logits, old_logits = compute_joint_logits(forward, batch, old)
+        new = compute_mean_share(batch, new_logits, self.criterion, batch.labels)
+        past = compute_mean_share(old, old_logits, self.criterion, old.labels)
         return (batch.total * new + old.total * past) / (batch.total + old.total)

@@ -10,7 +10,7 @@ from torch import nn
 
 from clear_mlflow.core.anytime import AnytimeRow
 from clear_mlflow.core.errors import ConfigError, DivergedError
-from clear_mlflow.learning.training.interval import MOST_TESTS, EvalInterval
+from clear_mlflow.learning.parameters.values import MOST_TESTS, EvalInterval
 
 
 class WithinBucketTests:
@@ -32,25 +32,25 @@ class WithinBucketTests:
         self._num_instances = num_instances
         self._test = test
         self._on_test = on_test
-        self._position = -1
+        self._bucket_index = -1
         self._step = self._num_steps = self._interval_steps = 0
 
     @property
     def _num_tests(self) -> int:
         return (self._num_steps - 1) // self._interval_steps
 
-    def begin(self, position: int, *, epochs: int, epoch_steps: int) -> None:
+    def begin_bucket(self, bucket_index: int, *, epochs: int, epoch_steps: int) -> None:
         """Start a bucket. Raises ConfigError if the interval does not fit it."""
-        if position == self._position:
+        if bucket_index == self._bucket_index:
             raise ConfigError(
                 "the strategy trains more than once in one bucket, so test_every does not determine"
                 " when to test; pass test_every=off"
             )
-        self._position = position
+        self._bucket_index = bucket_index
         self._step = 0
         self._num_steps = epochs * epoch_steps
         self._interval_steps = self._interval.count_steps(epoch_steps)
-        if position == 0 and self._num_tests == 0:
+        if bucket_index == 0 and self._num_tests == 0:
             raise ConfigError(
                 f"test_every is {self._interval}, and bucket {self._keys[0]} takes "
                 f"{self._num_steps} steps, after which it is tested in any case: test more often"
@@ -58,7 +58,7 @@ class WithinBucketTests:
         if self._num_tests * len(self._keys) > MOST_TESTS:
             raise ConfigError(
                 f"test_every is {self._interval}, which is {self._num_tests:,} tests inside bucket "
-                f"{self._keys[position]}; a run of {len(self._keys)} buckets stores at most "
+                f"{self._keys[bucket_index]}; a run of {len(self._keys)} buckets stores at most "
                 f"{MOST_TESTS:,} in all: test less often"
             )
 
@@ -72,12 +72,12 @@ class WithinBucketTests:
         if correct is None:
             raise DivergedError(
                 f"after {self._step} of {self._num_steps} steps on bucket "
-                f"{self._keys[self._position]} the model's output is not a finite number; pass a "
-                "lower lr"
+                f"{self._keys[self._bucket_index]} the model's output is not a finite number; pass "
+                "a lower lr"
             )
         self._on_test(
             AnytimeRow(
-                bucket=self._position + 1,
+                bucket=self._bucket_index + 1,
                 test=self._step // self._interval_steps,
                 num_tests=self._num_tests,
                 step=self._step,

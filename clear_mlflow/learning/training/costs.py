@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from clear_mlflow.core.distributed import processor_name
+from clear_mlflow.core.distributed import get_processor_name
 from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import RowCost
-from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
+from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
 
 # What the FLOPs of a step depend on, within one training.
 StepShape = tuple[int, ...]
@@ -66,14 +66,14 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class CostMeter:
     """Counts what training and tests cost from row to row, the same in each process of a group."""
 
-    def __init__(self, device: torch.device, group: ProcessGroup = ALONE) -> None:
+    def __init__(self, device: torch.device, group: ProcessGroup = SINGLE_PROCESS) -> None:
         self.flops = 0  # of the bucket so far, without tests
         self.images_in_steps = self.images = 0  # all images in steps; those of the bucket
         self._step_flops: dict[StepShape, int] = {}  # of all processes together
         self._device, self._group = device, group
-        self.begin()
+        self.begin_bucket()
 
-    def begin(self) -> None:
+    def begin_bucket(self) -> None:
         """Start the training of a bucket."""
         self.flops = self.images_in_steps = self.images = 0
         self._test_flops, self._test_seconds = 0, 0.0
@@ -135,7 +135,7 @@ class CostMeter:
             test_flops=self._test_flops,
             images=self.images,
             replayed_images=self.images_in_steps - self.images,
-            stored_bytes=stored_bytes(strategy, trained - 1),
+            stored_bytes=count_stored_bytes(strategy, trained - 1),
             trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
             seconds=round(self._seconds, 3),
             device_seconds=round(self._device_seconds, 3),
@@ -143,7 +143,7 @@ class CostMeter:
             peak_bytes=torch.cuda.max_memory_allocated(self._device)
             if on_gpu
             else _read_peak_memory(),
-            device=torch.cuda.get_device_name(self._device) if on_gpu else processor_name(),
+            device=torch.cuda.get_device_name(self._device) if on_gpu else get_processor_name(),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,13 +160,13 @@ class CostMeter:
         return time.perf_counter()
 
 
-def stored_bytes(strategy: Any, position: int) -> int | None:
+def count_stored_bytes(strategy: Any, bucket_index: int) -> int | None:
     """Return the bytes of a strategy's state and images after a bucket, or None if unknown."""
     try:
         state = strategy.state_dict()
     except StateError:  # a custom strategy, which cannot be resumed either
         return None
-    images: int = strategy.num_kept_images(position)
+    images: int = strategy.count_stored_images(bucket_index)
     return _count_bytes(state) + images * int(strategy.stream.image_bytes)
 
 

@@ -16,16 +16,16 @@ from torch.nn.functional import cross_entropy
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.models import set_training_mode
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.samples.decoded import (
+from clear_mlflow.learning.parameters.values import OFF
+from clear_mlflow.learning.photos import SampleIndices, list_bucket_indices
+from clear_mlflow.learning.samples import (
     FeatureStream,
     Samples,
     TrainingStream,
-    batch_bounds,
+    compute_batch_bounds,
     draw_order,
 )
-from clear_mlflow.learning.samples.photos import SampleIndices, whole_bucket
 from clear_mlflow.learning.training.costs import CostMeter, FlopCounter
-from clear_mlflow.learning.training.interval import OFF
 
 _IMAGES = "images"
 
@@ -39,7 +39,7 @@ class Limiter:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._bucket_index = 0
-        self._indices = whole_bucket(0, 0)
+        self._indices = list_bucket_indices(0, 0)
         self._epochs = self._num_steps = self._steps_done = 0
 
     def begin_bucket(self, bucket_index: int) -> None:
@@ -50,7 +50,7 @@ class Limiter:
     ) -> int | None:
         """Start the steps of a bucket. Returns their number, or None if it is not known."""
         self._bucket_index = bucket_index
-        self._indices = samples.indices or whole_bucket(bucket_index, len(samples))
+        self._indices = samples.indices or list_bucket_indices(bucket_index, len(samples))
         self._epochs, self._num_steps, self._steps_done = epochs, epochs * len(bounds), 0
         return self._num_steps
 
@@ -215,9 +215,9 @@ class StreamClock(Limiter):
 
     def end_epoch(self, epoch: int, num_images: int) -> int:
         """Remove the images that passed from the bucket. Returns how many remain."""
-        seen = np.sort(np.concatenate(self._taken))
-        self._stream.keep_seen(self._bucket_index, seen)
-        return len(seen)
+        indices = np.sort(np.concatenate(self._taken))
+        self._stream.keep_only(self._bucket_index, indices)
+        return len(indices)
 
     def end_bucket(self, bucket_index: int, key: str) -> None:
         """Let the model finish what follows the steps, and carry its delay to the next bucket."""
@@ -235,8 +235,8 @@ class StreamClock(Limiter):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned."""
         self._delay = state["passing"]["late"]
-        for bucket_index, seen in state["passing"]["seen"].items():
-            self._stream.keep_seen(bucket_index, seen)
+        for bucket_index, indices in state["passing"]["seen"].items():
+            self._stream.keep_only(bucket_index, indices)
 
 
 def build_limiter(
@@ -265,7 +265,7 @@ def compute_bucket_budgets(
     if unit != "naive":
         return [int(Decimal(number))] * len(stream.keys)
     sizes = [
-        [stop - start for start, stop in batch_bounds(count, config.batch_size)]
+        [stop - start for start, stop in compute_batch_bounds(count, config.batch_size)]
         for count in stream.train_counts
     ]
     step_flops = count_naive_flops(

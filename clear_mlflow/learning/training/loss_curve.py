@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clear_mlflow.learning.device import record_event
 from clear_mlflow.learning.measured import CurvePoint
-from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
+from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
 from clear_mlflow.learning.progress import TrainingProgress
 
 # In one bucket. A chart has some hundred pixels for all buckets, and a store takes as long for one
@@ -21,10 +21,10 @@ _FEWEST_POINTS = 10
 _STEPS_PER_POINT = 10
 
 
-def num_points(num_steps: int) -> int:
+def count_points(num_steps: int) -> int:
     """Return how many points the curve of a bucket has: one for ten steps, from 10 points to 100.
 
-    >>> [num_points(steps) for steps in (3, 70, 500, 1_000_000)]
+    >>> [count_points(steps) for steps in (3, 70, 500, 1_000_000)]
     [3, 10, 50, 100]
     """
     return min(num_steps, max(_FEWEST_POINTS, min(num_steps // _STEPS_PER_POINT, MOST_POINTS)))
@@ -47,7 +47,11 @@ class LossCurve:
     """Means of the loss over windows of steps, each read once, when its window has ended."""
 
     def __init__(
-        self, progress: TrainingProgress, device: torch.device, *, group: ProcessGroup = ALONE
+        self,
+        progress: TrainingProgress,
+        device: torch.device,
+        *,
+        group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         self._progress = progress
         self._group = group
@@ -62,9 +66,9 @@ class LossCurve:
         self._last_event = record_event(device)
         self.lr = math.nan  # of the steps that follow
 
-    def begin(self, num_steps: int, total: int) -> None:
+    def begin_bucket(self, num_steps: int, total: int) -> None:
         """Start a bucket of about *num_steps* steps. total: of :meth:`step_done`, at its end."""
-        points = num_points(num_steps)
+        points = count_points(num_steps)
         self._window_ends = deque(total * (i + 1) // points for i in range(points))
         self._last_event = record_event(self._window_sum.device)
         self._open_window()

@@ -14,17 +14,22 @@ from torch import Tensor, nn
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.text import warn
 from clear_mlflow.learning.device import RngPurpose, autocast, is_other_device, seed_everything
-from clear_mlflow.learning.models import input_dtype, set_training_mode
-from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
+from clear_mlflow.learning.models import get_input_dtype, set_training_mode
 from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, training_batches
+from clear_mlflow.learning.samples import (
+    Batch,
+    Samples,
+    compute_batch_bounds,
+    iter_training_batches,
+)
 from clear_mlflow.learning.training.bucket_tests import WithinBucketTests
 from clear_mlflow.learning.training.costs import CostMeter
 from clear_mlflow.learning.training.limits import Limiter
 from clear_mlflow.learning.training.loss_curve import FetchedTensor, LossCurve
 
-# Of the loss in float16: with a smaller scale, only gradients above 2e9 would not fit.
+# Smallest scale of the loss in float16: only gradients above 2e9 would overflow at it.
 _LEAST_SCALE = 2.0**-15
 
 
@@ -41,7 +46,7 @@ class Trainer:
         *,
         keys: tuple[str, ...],
         progress: TrainingProgress,
-        group: ProcessGroup = ALONE,
+        group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         self._model = model
         self._group = group
@@ -49,7 +54,7 @@ class Trainer:
         self._keys = keys
         self._progress = progress
         self._device = next(model.parameters()).device
-        self._dtype = input_dtype(model, config.precision)
+        self._dtype = get_input_dtype(model, config.precision)
         # Gradients below 6e-8 are zero in float16: the loss is scaled, and they are scaled back.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=config.precision == "fp16")
         self.curve = LossCurve(progress, self._device, group=group)
@@ -57,7 +62,7 @@ class Trainer:
         self.limiter = Limiter(config.seed)
         self.tests: WithinBucketTests | None = None
         self._optimizer: torch.optim.Optimizer | None = None
-        self._has_warned = group.rank > 0  # that images do not fit: once, by one process
+        self._has_warned = group.rank > 0  # that images do not fit; one process warns
         self._wrap_model()
 
     def restart(self, new_model: nn.Module) -> None:
@@ -65,29 +70,31 @@ class Trainer:
         self._model.load_state_dict(new_model.state_dict())
         self._optimizer = None
 
-    def train_bucket(self, samples: Samples, *, position: int, strategy: Any) -> None:
+    def train_bucket(self, samples: Samples, *, bucket_index: int, strategy: Any) -> None:
         """Train on *samples* until the limiter ends the bucket, with a new schedule."""
-        epochs = strategy.epochs(self._config, strategy.arguments)
+        epochs = strategy.count_epochs(self._config, strategy.arguments)
         config = replace(self._config, epochs=epochs)
-        bounds = batch_bounds(len(samples), config.batch_size)
-        optimizer = self._begin_bucket(samples, position, config, bounds)
+        bounds = compute_batch_bounds(len(samples), config.batch_size)
+        optimizer = self._begin_bucket(samples, bucket_index, config, bounds)
         costs, curve, limiter, tests = self.costs, self.curve, self.limiter, self.tests
         epoch_losses: deque[tuple[int, FetchedTensor]] = deque()
         for epoch in limiter.iter_epochs():
-            # Processes have different images, which dropout is to treat differently.
+            # Processes have different images, so each has its own dropout mask.
             ranks = (self._group.rank,) if self._group.size > 1 else ()
-            seed_everything(config.seed, RngPurpose.MODEL, position, epoch, *ranks)
-            strategy.begin_epoch(position, epoch, len(bounds))
+            seed_everything(config.seed, RngPurpose.MODEL, bucket_index, epoch, *ranks)
+            strategy.begin_epoch(bucket_index, epoch, len(bounds))
             num_images = 0
-            for batch in self._load_batches(samples, position, epoch, strategy, len(bounds)):
+            for batch in self._load_batches(samples, bucket_index, epoch, strategy, len(bounds)):
                 if limiter.is_over:
                     break
                 if not limiter.accepts_batch():
                     continue
-                self._set_learning_rate(optimizer, learning_rate(config, limiter.schedule_epoch))
+                self._set_learning_rate(
+                    optimizer, compute_learning_rate(config, limiter.schedule_epoch)
+                )
                 replayed = [part.total for part in batch.rehearsed]
-                # All that the FLOPs of a step depend on.
-                shape = (position > 0, len(self._trained), batch.total, *replayed)
+                # The FLOPs of a step depend on these values only.
+                shape = (bucket_index > 0, len(self._trained), batch.total, *replayed)
                 with costs.count_step(shape) as is_new_shape:
                     is_compiled = batch.total == bounds[0][1] and not is_new_shape
                     forward = self._compiled_model if is_compiled else self._wrapped_model
@@ -100,34 +107,34 @@ class Trainer:
                     tests.step_done()
             costs.images += limiter.end_epoch(epoch, num_images)
             epoch_losses.append((epoch, curve.end_epoch()))
-            # On a GPU, an epoch is checked after the next one, so that the host does not wait.
+            # On a GPU, an epoch is checked after the next one: the host need not wait for it.
             if self._device.type == "cpu" or len(epoch_losses) > 1:
-                self._check_finite(position, config, *epoch_losses.popleft())
+                self._check_finite(bucket_index, config, *epoch_losses.popleft())
         for epoch_loss in epoch_losses:
-            self._check_finite(position, config, *epoch_loss)
+            self._check_finite(bucket_index, config, *epoch_loss)
         if self._scaler.is_enabled() and self._scaler.get_scale() < _LEAST_SCALE:
             raise DivergedError(
-                f"gradients on bucket {self._keys[position]} are not finite numbers in float16, "
-                f"however the loss is scaled; pass a lr below {config.lr}, or precision=bf16"
+                f"gradients on bucket {self._keys[bucket_index]} are not finite in float16, at any "
+                f"scale of the loss; pass a lr below {config.lr}, or precision=bf16"
             )
         curve.end()
 
     def _begin_bucket(
         self,
         samples: Samples,
-        position: int,
+        bucket_index: int,
         config: TrainConfig,
         bounds: list[tuple[int, int]],
     ) -> torch.optim.Optimizer:
         """Start the limiter, the observers and the model. Returns the bucket's optimiser."""
-        num_steps = self.limiter.begin_steps(samples, position, bounds, config.epochs)
+        num_steps = self.limiter.begin_steps(samples, bucket_index, bounds, config.epochs)
         if num_steps is not None:
             self._progress.steps_planned(num_steps)
-        self.curve.begin(config.epochs * len(bounds), self.limiter.total)
+        self.curve.begin_bucket(config.epochs * len(bounds), self.limiter.total)
         if is_other_device(samples.images.device, self._device):
-            self._warn_about_main_memory(samples, position)
+            self._warn_about_main_memory(samples, bucket_index)
         if self.tests is not None:
-            self.tests.begin(position, epochs=config.epochs, epoch_steps=len(bounds))
+            self.tests.begin_bucket(bucket_index, epochs=config.epochs, epoch_steps=len(bounds))
         if self._optimizer is None or config.optimizer_state == "reset":
             self._optimizer = build_optimizer(self._model, config)
         set_training_mode(self._model, config.freeze)
@@ -136,21 +143,21 @@ class Trainer:
         return self._optimizer
 
     def _load_batches(
-        self, samples: Samples, position: int, epoch: int, strategy: Any, num_steps: int
+        self, samples: Samples, bucket_index: int, epoch: int, strategy: Any, num_steps: int
     ) -> Iterator[Batch]:
-        """Yield this process's share of each batch of an epoch, with what is rehearsed."""
+        """Yield this process's share of each batch of an epoch, and the rehearsed batches."""
         config = self._config
-        shares = training_batches(
+        shares = iter_training_batches(
             samples,
             batch_size=config.batch_size,
             device=self._device,
             seed=config.seed,
-            position=position,
+            bucket_index=bucket_index,
             epoch=epoch,
             group=self._group,
             dtype=self._dtype,
         )
-        rehearsal = strategy.rehearsal(position, epoch, num_steps)
+        rehearsal = strategy.load_rehearsal_batches(bucket_index, epoch, num_steps)
         for share, rehearsed in zip(shares, rehearsal, strict=True):
             yield replace(share, rehearsed=rehearsed) if rehearsed else share
 
@@ -163,7 +170,7 @@ class Trainer:
     ) -> Tensor:
         """Take one step and return its loss."""
         with autocast(self._device, self._config.precision):
-            loss: Tensor = strategy.share_of_loss(forward, batch)
+            loss: Tensor = strategy.compute_loss_share(forward, batch)
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(self._scaler.scale(loss))
         if self._scaler.is_enabled():
@@ -185,7 +192,7 @@ class Trainer:
         for group in optimizer.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    # Of a step that is not taken: what a strategy sums up must stay finite.
+                    # The step is skipped, but strategies sum up gradients: these must be finite.
                     weight.grad.nan_to_num_(0.0, 0.0, 0.0)
 
     def _set_learning_rate(self, optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -194,28 +201,28 @@ class Trainer:
             group["lr"] = lr
 
     def _check_finite(
-        self, position: int, config: TrainConfig, epoch: int, epoch_loss: FetchedTensor
+        self, bucket_index: int, config: TrainConfig, epoch: int, epoch_loss: FetchedTensor
     ) -> None:
         """Raise DivergedError unless the sum of an epoch's losses is finite."""
         if not math.isfinite(epoch_loss.read().item()):
             raise DivergedError(
                 f"the loss is no longer a finite number in epoch {epoch + 1} of {config.epochs} on "
-                f"bucket {self._keys[position]}; pass a lr below {config.lr}"
+                f"bucket {self._keys[bucket_index]}; pass a lr below {config.lr}"
             )
 
-    def _warn_about_main_memory(self, samples: Samples, position: int) -> None:
+    def _warn_about_main_memory(self, samples: Samples, bucket_index: int) -> None:
         """Warn once that a bucket does not fit on the device."""
         if not self._has_warned:
             warn(
-                f"the training images of bucket {self._keys[position]} take "
-                f"{samples.images.nbytes / 2**30:.2f} GiB, and the device has not twice as much "
-                "free: they stay in main memory, from where each batch is sent"
+                f"the training images of bucket {self._keys[bucket_index]} take "
+                f"{samples.images.nbytes / 2**30:.2f} GiB, but the device has less than twice as "
+                "much free memory; they stay in main memory, and each batch is copied from there"
             )
         self._has_warned = True
 
     def _wrap_model(self) -> None:
         """Wrap the model for all processes, and compile it for full batches if that is on."""
-        self._trained = _list_trained(self._model)  # DDP awaits the gradients of these
+        self._trained = _list_trained(self._model)  # DDP waits for their gradients
         self._wrapped_model = self._group.wrap_ddp(self._model)
         self._compiled_model: Callable[[Tensor], Tensor] = self._wrapped_model
         if self._config.compile != "off":
@@ -249,7 +256,7 @@ class Trainer:
             self._optimizer = _build_optimizer(
                 [weights[name] for name in optimizer_state], self._config
             )
-            # The optimiser places counts of steps where it reads them, so that no step waits.
+            # load_state_dict moves step counts to the device on which the optimiser reads them.
             new_state = self._optimizer.state_dict()
             new_state["state"] = {
                 n: weight_state
@@ -280,7 +287,7 @@ def _build_optimizer(weights: list[nn.Parameter], config: TrainConfig) -> torch.
     return torch.optim.SGD(weights, lr=lr, momentum=momentum, weight_decay=decay, fused=fused)
 
 
-def learning_rate(config: TrainConfig, epoch: int) -> float:
+def compute_learning_rate(config: TrainConfig, epoch: int) -> float:
     """Return the rate of an epoch: warm-up rises to ``lr``, cosine falls from it towards 0."""
     warmup_epochs = config.warmup_epochs
     if epoch < warmup_epochs:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.predictions import EvaluationSet
-from clear_mlflow.core.text import NOT_MEASURED, ending, percent, printable
+from clear_mlflow.core.text import NOT_MEASURED, format_percent, printable, truncate_start
 from clear_mlflow.report.colours import SCALE, CellScale
 
 _MAX_KEY = 8  # characters
@@ -79,12 +79,12 @@ def class_map(images: EvaluationSet) -> dict[str, Any] | None:
             {
                 "style": f"v{round(100 * shares[j, c])}" if counts[j, c] else "x",
                 "text": f"{counts[j, c]:,}",
-                "title": f"{percent(shares[j, c])} % of the bucket's images",
+                "title": f"{format_percent(shares[j, c])} % of the bucket's images",
                 "css": "",
             }
             for j in columns
         ]
-        label = ending(printable(images.class_names[c]), 24)
+        label = truncate_start(printable(images.class_names[c]), 24)
         rows.append({"is_initial": False, "label": label, "cells": cells})
     return {"columns": _build_heads(images.buckets, columns), "rows": rows, "css": ""}
 
@@ -95,7 +95,7 @@ def _build_heads(buckets: Sequence[str], columns: Sequence[int]) -> list[dict[st
 
 def shorten_key(key: str) -> str:
     """Return the end of a bucket's key, in which keys of one stream differ."""
-    return ending(key, _MAX_KEY)
+    return truncate_start(key, _MAX_KEY)
 
 
 _CELL_CSS = "text-align:center;padding:3px 5px;font-variant-numeric:tabular-nums;"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.anytime import AnytimeMatrix
-from clear_mlflow.core.matrix import TEST, AccuracyMatrix, whole_grid
+from clear_mlflow.core.matrix import TEST, AccuracyMatrix, stack_all_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import one_line
@@ -91,7 +91,7 @@ def run_page(report: RunReport, *, extension: str | None = None, **content: Any)
     """
     record, score = report.record, report.record.matrix.score
     keys, counts = record.matrix.buckets, record.matrix.num_instances
-    grid = whole_grid(record.masked_matrix)
+    grid = stack_all_rows(record.masked_matrix)
     rows, columns = list_rows(grid), sample_evenly(len(keys))
     scale = build_cell_scale(score, [grid])
     predictions, predictions_note = _pack_predictions(report.predictions)
@@ -350,7 +350,7 @@ def progress_html(text: str, done: float, total: float, matrix: AccuracyMatrix |
 
 
 def _build_inline_map(matrix: AccuracyMatrix) -> dict[str, Any]:
-    grid = whole_grid(matrix)
+    grid = stack_all_rows(matrix)
     scale = build_cell_scale(matrix.score, [grid])
     about = f"Rows: bucket trained last. Columns: bucket tested. Cells: {matrix.score.label}."
     grid = grid[: matrix.num_rows + 1]

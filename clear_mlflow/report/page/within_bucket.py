@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.anytime import AnytimeMatrix
-from clear_mlflow.core.text import percent
+from clear_mlflow.core.text import format_percent
 from clear_mlflow.report.page.line_charts import Axis, Line, LinePoint, build_axis, line_chart
 from clear_mlflow.report.page.matrix_map import sample_evenly, shorten_key
 
@@ -140,7 +140,7 @@ class _History:
             return ""
         bucket = self.moments[t][0]
         time = "before training" if bucket < 0 else f"after {shorten_key(self._keys[bucket])}"
-        return f"{name}, {time}: {percent(value)} %"
+        return f"{name}, {time}: {format_percent(value)} %"
 
     def _thin_out(self, points: list[LinePoint]) -> list[LinePoint]:
         """Drop points that nobody could see, but no minimum, no maximum and no row."""

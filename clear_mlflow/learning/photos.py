@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clear_mlflow.data.decoding.decode import DecodedImages, Resize
+from clear_mlflow.data.decode import DecodedImages, Resize
 from clear_mlflow.learning.device import copy_to_device
 from clear_mlflow.learning.parameters.recipes import NONE, RANDOM_CROP, RANDOM_CROP_FLIP
 
@@ -41,7 +41,7 @@ class SampleIndices:
         return SampleIndices(self.bucket[order], self.index[order])
 
 
-def whole_bucket(bucket_index: int, count: int) -> SampleIndices:
+def list_bucket_indices(bucket_index: int, count: int) -> SampleIndices:
     """Return the indices of all *count* images of a bucket, in their order."""
     return SampleIndices(np.full(count, bucket_index, dtype=np.int64), np.arange(count))
 
@@ -64,7 +64,7 @@ class Augmentation:
     flip: bool  # mirror half of the training crops, left to right
 
 
-def augmentation(name: str, image_size: int) -> Augmentation:
+def build_augmentation(name: str, image_size: int) -> Augmentation:
     """Return the augmentation *name* for a model's input of *image_size* pixels a side."""
     # torchvision's Resize and RandomCrop to train on, Resize and CenterCrop to test on: so do the
     # CLEAR authors' example in Avalanche, the starter kit of their challenge, and Renate.

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.predictions.tensor_file import read_tensors, tensors_to_bytes
 from clear_mlflow.core.text import safe_repr
 
 PREDICTIONS_FOLDER = "predictions"
@@ -31,6 +32,9 @@ EVALUATION_SET_FILE = "evaluation_set.safetensors"
 
 KEEP_PREDICTIONS = ("labels", "none", "probs")
 
+_FORMAT = "clear_mlflow/predictions"
+_VERSION = "1.0"
+_METADATA = "__metadata__"
 _CONTENT_BYTES = 16  # of each image's SHA-256: enough to distinguish any two images
 
 
@@ -255,3 +259,39 @@ def _parse_texts(metadata: dict[str, str], name: str) -> tuple[str, ...]:
     texts = untrusted.json_value(metadata.get(name, ""), untrusted.MAX_METADATA_BYTES)
     checked: tuple[str, ...] = untrusted.convert(texts, tuple[str, ...], name)
     return checked
+
+
+def tensors_to_bytes(arrays: Mapping[str, NDArray[Any]], **metadata: str) -> bytes:
+    """Return the bytes of a safetensors file. Equal contents have equal bytes."""
+    # The package itself writes metadata in arbitrary order.
+    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header[_METADATA] = {"format": _FORMAT, "version": _VERSION, **metadata}
+    text = json.dumps(header, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # aligns the numbers, as the format requires
+    return len(text).to_bytes(8, "little") + text + content[start:]
+
+
+def read_tensors(
+    path: Path, expected: Set[str], optional: Set[str] = frozenset()
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Read the arrays of a file and its metadata. Raises RecordError."""
+    content = untrusted.read_bytes(path, untrusted.MAX_PREDICTIONS_BYTES)
+    try:
+        arrays = load(content)
+    # The last three for types and shapes that NumPy does not have.
+    except (SafetensorError, LookupError, ValueError, TypeError) as error:
+        raise RecordError(
+            f"is not a safetensors file of numbers: {safe_repr(str(error), 100)}"
+        ) from error
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+    metadata = untrusted.json_object(header, untrusted.MAX_METADATA_BYTES).get(_METADATA) or {}
+    if metadata.get("format") != _FORMAT or not expected <= arrays.keys() <= expected | optional:
+        raise RecordError(f"is not a file of {_FORMAT}")
+    if metadata.get("version", "").partition(".")[0] != _VERSION.partition(".")[0]:
+        raise RecordError(
+            f"has version {safe_repr(metadata.get('version'))} of the format; this clear_mlflow "
+            f"reads {_VERSION.partition('.')[0]}.x: upgrade it"
+        )
+    return arrays, metadata

@@ -16,31 +16,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.data.decoding.decode import decode
-from clear_mlflow.data.decoding.decoded_cache import DecodedCache
+from clear_mlflow.data.decode import decode
+from clear_mlflow.data.decoded_cache import DecodedCache
 from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.learning.device import (
     RngPurpose,
+    build_generator,
     copy_to_device,
-    generator,
     is_other_device,
     select_storage_device,
 )
 from clear_mlflow.learning.inference.description import STANDARDISED
-from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.learning.samples.photos import (
+from clear_mlflow.learning.photos import (
     Crops,
     Photos,
     SampleIndices,
-    augmentation,
+    build_augmentation,
     join_indices,
+    list_bucket_indices,
     select_photos,
-    whole_bucket,
     wrap_photos,
 )
+from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
 
 # ImageNet's mean and standard deviation, as usual in the field. They are not measured on the data:
 # statistics of the complete stream depend on buckets that the model has not seen yet.
@@ -128,7 +128,7 @@ class TrainingStream(ABC):
         indices = self.seen_indices.get(bucket_index, slice(None))
         return self._train_sets[bucket_index].labels[indices]
 
-    def keep_seen(self, bucket_index: int, indices: NDArray[np.int64]) -> None:
+    def keep_only(self, bucket_index: int, indices: NDArray[np.int64]) -> None:
         """Drop all training images of a bucket except these. Raises ConfigError if called twice."""
         if bucket_index in self.seen_indices:
             raise ConfigError(
@@ -142,7 +142,7 @@ class TrainingStream(ABC):
 
     def train(self, bucket_index: int) -> Samples:
         """Return the training images of one bucket."""
-        return self.select(whole_bucket(bucket_index, self.train_counts[bucket_index]))
+        return self.select(list_bucket_indices(bucket_index, self.train_counts[bucket_index]))
 
     def select(self, indices: SampleIndices) -> Samples:
         """Return training images of any buckets. The last selection is cached."""
@@ -205,7 +205,7 @@ class DecodedStream(TrainingStream):
         cache: DecodedCache | None = None,
     ) -> None:
         super().__init__(stream, device)
-        self.augmentation = augmentation(augment, image_size)
+        self.augmentation = build_augmentation(augment, image_size)
         self.image_bytes = 3 * image_size**2
         self._decode = decode if cache is None else cache.load
 
@@ -214,7 +214,7 @@ class DecodedStream(TrainingStream):
         return self._gather({n: self._train_sets[n] for n in buckets}, indices)
 
     def _fetch_tests(self, counts: tuple[int, ...]) -> Crops:
-        indices = join_indices(*(whole_bucket(n, count) for n, count in enumerate(counts)))
+        indices = join_indices(*(list_bucket_indices(n, count) for n, count in enumerate(counts)))
         return self._gather(dict(enumerate(self._test_sets)), indices).centre_crops()
 
     def _gather(self, buckets: Mapping[int, ImageSet], indices: SampleIndices) -> Photos:
@@ -312,42 +312,44 @@ def multiply_and_add(numbers: Tensor, scale: Tensor, shift: Tensor, dtype: torch
     return torch.addcmul(shift, numbers, scale, out=inputs)
 
 
-def training_batches(
+def iter_training_batches(
     samples: Samples,
     *,
     batch_size: int | Literal["full"],
     device: torch.device,
     seed: int,
-    position: int,
+    bucket_index: int,
     epoch: int,
-    group: ProcessGroup = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[Batch]:
     """Yield one epoch: every sample once, in an order drawn from seed, bucket and epoch."""
-    return batches(
+    return iter_batches(
         samples,
-        draw_order(len(samples), seed, position, epoch),
-        batch_bounds(len(samples), batch_size),
+        draw_order(len(samples), seed, bucket_index, epoch),
+        compute_batch_bounds(len(samples), batch_size),
         device=device,
-        draws=generator(seed, RngPurpose.AUGMENTATION, position, epoch),
+        draws=build_generator(seed, RngPurpose.AUGMENTATION, bucket_index, epoch),
         group=group,
         dtype=dtype,
     )
 
 
-def draw_order(count: int, seed: int, position: int, epoch: int) -> Tensor:
+def draw_order(count: int, seed: int, bucket_index: int, epoch: int) -> Tensor:
     """Draw the order in which an epoch, from 0, goes through *count* samples."""
-    return torch.randperm(count, generator=generator(seed, RngPurpose.ORDER, position, epoch))
+    return torch.randperm(
+        count, generator=build_generator(seed, RngPurpose.ORDER, bucket_index, epoch)
+    )
 
 
-def batches(
+def iter_batches(
     samples: Samples,
     order: Tensor,
     bounds: Sequence[tuple[int, int]],
     *,
     device: torch.device,
     draws: torch.Generator,
-    group: ProcessGroup = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
     dtype: torch.dtype = torch.float32,  # of images; features are float32
 ) -> Iterator[Batch]:
     """Yield batches of samples in an order, which may repeat. All crops are drawn at once."""
@@ -392,15 +394,15 @@ def _gather_ahead(
             yield waiting.popleft().result()
 
 
-def batch_bounds(count: int, batch_size: int | Literal["full"]) -> list[tuple[int, int]]:
+def compute_batch_bounds(count: int, batch_size: int | Literal["full"]) -> list[tuple[int, int]]:
     """Return where batches of *batch_size* images start and stop. The last may be smaller.
 
     ``full`` is one batch of all. A single remaining image joins the batch before it: batch
     normalisation cannot train on one image that the network has shrunk to one pixel.
 
-    >>> batch_bounds(7, 3)
+    >>> compute_batch_bounds(7, 3)
     [(0, 3), (3, 7)]
-    >>> batch_bounds(8, 3)
+    >>> compute_batch_bounds(8, 3)
     [(0, 3), (3, 6), (6, 8)]
     """
     if batch_size == "full":

@@ -29,7 +29,7 @@ from clear_mlflow.data.cache import (
     write_array,
 )
 from clear_mlflow.data.content import compute_stream_digest
-from clear_mlflow.data.decoding.decode import (
+from clear_mlflow.data.decode import (
     DamagedImage,
     DecodedImages,
     Resize,
@@ -39,7 +39,7 @@ from clear_mlflow.data.decoding.decode import (
     decoder_version,
 )
 from clear_mlflow.data.files import path_text, reason
-from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet, count_images, image_sets
+from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet, count_images, iter_image_sets
 
 LEAVE_OUT = "leave_out"
 DECODED_FOLDER = "decoded-v1"  # in the folder of all caches
@@ -193,7 +193,7 @@ def drop_undecodable(
     """
     remaining: dict[int, ImageSet] = {}
     all_damaged: list[DamagedImage] = []
-    for images, on_ready in count_images([*image_sets(stream)], on_image):
+    for images, on_ready in count_images([*iter_image_sets(stream)], on_image):
         damaged_images = cache.find_damaged(images, resize, on_image=on_ready)
         all_damaged += damaged_images
         if damaged_images:
@@ -236,7 +236,7 @@ def drop_undecodable(
     )
     # A set without its damaged images is another one to the cache. It is decoded now, as the others
     # were, and not in the middle of the training.
-    for images, on_ready in count_images([*image_sets(decodable)], on_image):
+    for images, on_ready in count_images([*iter_image_sets(decodable)], on_image):
         cache.find_damaged(images, resize, on_image=on_ready)
     return decodable, len(all_damaged)
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError, features
 
-from clear_mlflow.core.distributed import usable_cores
+from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.stream import ImageSet
@@ -59,7 +59,7 @@ class Resize:
 
 
 @dataclass(frozen=True, eq=False)
-class OwnTransform:
+class LibraryTransform:
     """Another library's transform of an image that is upright, and on white if transparent."""
 
     make: Callable[[Image.Image], NDArray[np.float32]]  # of the image in RGB; in several threads
@@ -76,10 +76,6 @@ class DecodedImages:
 
     pixels: NDArray[np.uint8]  # (sum of height * width * 3,)
     sizes: NDArray[np.int64]  # (N, 2), height and width of each
-
-    def squares(self, side: int) -> NDArray[np.uint8]:
-        """Return a view, (N, side, side, 3). All images must be squares of that side."""
-        return self.pixels.reshape(len(self.sizes), side, side, 3)
 
 
 class _UndecodableError(Exception):
@@ -145,14 +141,14 @@ class DecodedBlock:
     """Consecutive images of a set."""
 
     start: int  # index of the first
-    # Each (height, width, 3) of bytes, or an OwnTransform's result; empty if damaged.
+    # Each (height, width, 3) of bytes, or an LibraryTransform's result; empty if damaged.
     images: Sequence[NDArray[Any]]
     damaged: Sequence[DamagedImage]
 
 
 def decode_blocks(
     images: ImageSet,
-    resize: Resize | OwnTransform,
+    resize: Resize | LibraryTransform,
     *,
     on_image: Callable[[int], None] | None = None,
 ) -> Iterator[DecodedBlock]:
@@ -166,7 +162,7 @@ def decode_blocks(
             f"{_MAX_PIXELS}; pass a smaller image_size"
         )
 
-    workers = usable_cores()
+    workers = count_usable_cores()
     # Smaller tasks where images are large, so that all cores decode within the limit.
     image_bytes = 3 * resize.side**2 * (1 if isinstance(resize, Resize) else 4)
     images_in_task = max(1, min(_IMAGES_IN_A_TASK, _MAX_BYTES_AHEAD // (3 * workers * image_bytes)))
@@ -236,7 +232,7 @@ def _read(path: Path, content: str | None) -> bytes:
     return data
 
 
-def _decode_image(data: bytes, resize: Resize | OwnTransform) -> NDArray[Any]:
+def _decode_image(data: bytes, resize: Resize | LibraryTransform) -> NDArray[Any]:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:

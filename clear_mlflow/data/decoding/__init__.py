@@ -1,1 +1,0 @@
-"""Image files in, decoded squares of bytes out, kept in a cache."""

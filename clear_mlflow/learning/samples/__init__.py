@@ -1,1 +1,0 @@
-"""What a model is trained on: decoded images or stored features, by index."""
