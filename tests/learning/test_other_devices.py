@@ -365,7 +365,7 @@ def test_a_gpus_loss_that_diverged_is_seen_after_the_next_epoch(monkeypatch, tmp
 
 def with_images_apart(monkeypatch):
     """Have images in main memory be sent to the device, as to a GPU that has no room for them."""
-    for user in ("training.trainer", "samples.decoded"):
+    for user in ("training.trainer", "samples"):
         monkeypatch.setattr(
             f"clear_mlflow.learning.{user}.is_other_device", lambda home, device: True
         )
