@@ -181,15 +181,15 @@ def test_a_full_disk_ends_a_training_with_one_error_that_names_the_row(
     """Neither the cache nor the working folder takes row 1. With room, a resume measures it."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    flush_into = disk.flush_into
+    flush_file = disk.flush_file
 
     def fail_for_row_1(file, content):
         if "row_001" in file.name:
             raise OSError(errno.ENOSPC, "No space left on device")
-        flush_into(file, content)
+        flush_file(file, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "flush_into", fail_for_row_1)
+        patch.setattr(disk, "flush_file", fail_for_row_1)
         with pytest.raises(TrackingError) as failure:
             train_in_process(store, training(SETTINGS, STREAM), {})
     message = str(failure.value)
