@@ -1,10 +1,14 @@
-"""Version of this package, and versions of the packages that a run computes with."""
+"""Versions of this package and its libraries, and imports of custom code."""
 
 from __future__ import annotations
 
 import platform
 import sys
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -25,3 +29,18 @@ def _package_version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:  # mlflow-skinny and tensorflow-cpu install mlflow and tensorflow
         return str(getattr(sys.modules.get(name), "__version__", "unknown"))
+
+
+def import_attribute(reference: str) -> Any:
+    """Import an attribute of a module in the working folder or of an installed package.
+
+    The folder comes first, as with ``python -m``: other packages have an ``examples``, too. Errors
+    of the import are raised.
+    """
+    module, _, attribute = reference.partition(":")
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        return attrgetter(attribute)(import_module(module))
+    finally:
+        sys.path.remove(folder)

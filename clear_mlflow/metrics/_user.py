@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMetricError
-from clear_mlflow.core.importing import import_attribute
 from clear_mlflow.core.text import printable, safe_repr
+from clear_mlflow.core.version import import_attribute
 from clear_mlflow.metrics._metric import Metric
 from clear_mlflow.metrics._registry import (
     BUILT_IN_FAMILIES,

@@ -19,8 +19,8 @@ from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
-from clear_mlflow.core.importing import import_attribute
 from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.version import import_attribute
 from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.files import Report, path_text, reason, resolve_root
 from clear_mlflow.data.image_index import ImageIndex, StreamArguments

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError, StateError
-from clear_mlflow.core.importing import import_attribute
 from clear_mlflow.core.text import one_line
+from clear_mlflow.core.version import import_attribute
 from clear_mlflow.learning.arguments import parse_arguments
 from clear_mlflow.learning.buffers import Buffer, BufferArguments, load_buffer
 from clear_mlflow.learning.parameters.config import TrainConfig
