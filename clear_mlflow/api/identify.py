@@ -1,18 +1,86 @@
-"""Find the formula behind published numbers: the declaration of function and command."""
+"""Find which definition, orientation, scale, rounding and step produces a published number."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from clear_mlflow.api._arguments import check_arguments
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.importers import ReadOptions, load_file, read_runs
 from clear_mlflow.importers._proofs import OrientationError
-from clear_mlflow.metrics._identify import Identification, identify_numbers
+from clear_mlflow.metrics import ALL_METRICS, MATRIX, Metric, adapt_metrics, compute_values
+
+_SUM_ERROR = 1e-9  # of sums in another order, in the unit of the number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """A definition that produces a number, and how the matrix and the number must be read.
+
+    Attributes:
+        names: metrics with this definition, for example ``renate/forgetting``.
+        formula: formula of the definition.
+        step: number of buckets trained when the definition produces the number.
+        orientation: ``rows`` if the matrix was used as it is, ``columns`` if it was transposed.
+        scale: unit of the number: ``fraction``, ``percent``, or ``score`` for another score.
+        rounding: ``rounded`` to the decimals of the number, or ``cut off`` after them.
+        value: value before rounding, in the unit of the number.
+        matrix: name of the matrix, if a file contains several.
+    """
+
+    names: tuple[str, ...]
+    formula: str
+    step: int
+    orientation: str
+    scale: str
+    rounding: str
+    value: float
+    matrix: str
+
+    @property
+    def reading(self) -> str:
+        """How matrix and number are read, in a few words."""
+        orientation = "transposed" if self.orientation == "columns" else ""
+        return ", ".join(filter(None, (self.matrix, orientation, self.scale, self.rounding)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identification:
+    """The definitions that produce a number, the likeliest first.
+
+    Attributes:
+        number: number as it was passed.
+        matches: definitions that produce it, or an empty tuple.
+        num_definitions: number of definitions that were tried.
+        num_values: number of different values that they produce, over all orientations and steps.
+        expected_by_chance: number of matches to expect if the number has nothing to do with the
+            matrix, but is equally likely anywhere near it: within 5 % of the range of all values.
+    """
+
+    number: str
+    matches: tuple[Match, ...]
+    num_definitions: int
+    num_values: int
+    expected_by_chance: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON types."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        count = f"none of {self.num_definitions} definitions within rounding"
+        if self.matches:
+            count = f"matches: {len(self.matches)}"
+        return f"{self.number}: {count}; by chance: about {self.expected_by_chance:.2g}"
 
 
 def identify(
@@ -81,3 +149,97 @@ def _set_counts(matrix: AccuracyMatrix, num_instances: str) -> AccuracyMatrix:
         raise ConfigError(f"num_instances is {num_instances!r}; expected numbers such as 550,545")
     weights = [int(count) for count in counts] * (matrix.num_buckets if len(counts) == 1 else 1)
     return AccuracyMatrix(matrix.values, matrix.initial, weights, matrix.buckets, matrix.score)
+
+
+def identify_numbers(
+    matrices: Mapping[str, AccuracyMatrix], numbers: Sequence[str | float]
+) -> list[Identification]:
+    """Return the definitions that produce each number, from matrices by name.
+
+    A match ranks first if its matrix, orientation and scale explain the most numbers; then if the
+    matrix is not transposed, the value is rounded instead of cut off, and the step is the last.
+    Raises ConfigError if a number is not finite.
+    """
+    values = [value for name, matrix in matrices.items() for value in _iter_values(name, matrix)]
+    results = [_identify_number(number, values) for number in numbers]
+    contexts = [{_get_context(match) for match in result.matches} for result in results]
+    num_explained = Counter(context for per_number in contexts for context in per_number)
+
+    def sort_key(match: Match) -> tuple[int, bool, bool, int]:
+        is_transposed, is_cut_off = match.orientation == "columns", match.rounding == "cut off"
+        return -num_explained[_get_context(match)], is_transposed, is_cut_off, -match.step
+
+    return [replace(r, matches=tuple(sorted(r.matches, key=sort_key))) for r in results]
+
+
+def _get_context(match: Match) -> tuple[str, str, str]:
+    return match.matrix, match.orientation, match.scale
+
+
+def _iter_values(name: str, matrix: AccuracyMatrix) -> Iterator[Match]:
+    """Yield the value of each definition at each step, as a match with the matrix's own scale.
+
+    Transposes the matrix as well, if it is square and lacks a row of the untrained model.
+    """
+    orientations = {"rows": matrix}
+    if matrix.initial is None and matrix.num_rows == matrix.num_buckets:
+        counts, buckets, score = matrix.num_instances, matrix.buckets, matrix.score
+        transposed = AccuracyMatrix(matrix.values.T, None, counts, buckets, score)
+        orientations["columns"] = transposed
+    same_definition: dict[Any, list[Metric]] = {}
+    for metric in adapt_metrics([m for m in ALL_METRICS if m.needs == MATRIX], matrix.score):
+        same_definition.setdefault(metric.function, []).append(metric)
+    definitions = {metrics[0].name: metrics for metrics in same_definition.values()}
+    for orientation, oriented in orientations.items():
+        for step in range(1, oriented.num_rows + 1):
+            first_metrics = [metrics[0] for metrics in definitions.values()]
+            for first, value in compute_values(oriented.after(step), first_metrics)[0].items():
+                yield Match(
+                    names=tuple(metric.name for metric in definitions[first]),
+                    formula=definitions[first][0].formula,
+                    step=step,
+                    orientation=orientation,
+                    scale="fraction" if matrix.score.is_accuracy else "score",
+                    rounding="",
+                    value=value,
+                    matrix=name,
+                )
+
+
+def _identify_number(number: str | float, values: Sequence[Match]) -> Identification:
+    """Return the values that round to a number, unsorted, as fractions and in percent."""
+    target, unit = _parse_number(number)
+    in_percent = [replace(v, scale="percent", value=v.value * 100) for v in values]
+    candidates = [*values, *(v for v in in_percent if values[0].scale == "fraction")]
+    matches: list[Match] = []
+    for candidate in candidates:
+        excess = (candidate.value - target) * (-1 if target < 0 else 1)
+        if abs(excess) <= unit / 2 + _SUM_ERROR:
+            matches.append(replace(candidate, rounding="rounded"))
+        elif 0 < excess < unit - _SUM_ERROR:
+            matches.append(replace(candidate, rounding="cut off"))
+    expected = 0.0
+    for scale in {candidate.scale for candidate in candidates}:
+        distinct = np.unique([round(c.value, 10) for c in candidates if c.scale == scale])
+        window = max(float(np.ptp(distinct)) / 20, unit)
+        num_near = int((np.abs(distinct - target) <= window).sum())
+        expected += num_near * 1.5 * unit / (2 * window)  # rounded or cut off: 1.5 units wide
+    return Identification(
+        number=str(number),
+        matches=tuple(matches),
+        num_definitions=len({value.names for value in values}),
+        num_values=len({round(value.value, 12) for value in values}),
+        expected_by_chance=expected,
+    )
+
+
+def _parse_number(number: str | float) -> tuple[float, float]:
+    """Return a number and the unit of its last digit. Raises ConfigError if it is not finite."""
+    try:
+        decimal = Decimal(str(number))
+    except InvalidOperation:
+        decimal = Decimal("nan")
+    exponent = decimal.as_tuple().exponent
+    if not isinstance(exponent, int) or abs(exponent) > 100:
+        raise ConfigError(f"values contains {safe_repr(number)}; expected numbers such as 6.145")
+    return float(decimal), 10.0**exponent
