@@ -23,8 +23,20 @@ from typing import IO, Any, Literal
 
 import msgspec
 from mlflow import MlflowClient
-from mlflow.entities import Param, Run, RunData, RunInfo, RunTag
+from mlflow.entities import (
+    Dataset,
+    DatasetInput,
+    InputTag,
+    Metric,
+    Param,
+    Run,
+    RunData,
+    RunInfo,
+    RunInputs,
+    RunTag,
+)
 
+from clear_mlflow.api.offline_runs import NO_EXPERIMENT, is_offline_folder, read_offline_runs
 from clear_mlflow.core.anytime import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
@@ -43,6 +55,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import (
     FORMAT,
     HEADER_JSON,
+    METRICS_JSON,
     OUTCOME_JSON,
     PARAMS_JSON,
     TAGS_JSON,
@@ -55,9 +68,9 @@ from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.rows import is_same_row, list_row_sizes, read_row_files
 from clear_mlflow.store.search import MissingRun
+from clear_mlflow.tracking.copy_runs import RunSource
 
 ARCHIVE = ".tar.xz"
-_NO_EXPERIMENT = "bundle"  # in place of an experiment's id
 # Limits of an archive when it is unpacked: a few bytes of xz can expand to fill a disk.
 _MAX_BYTES = 8 * 2**30
 _MAX_FILES = 100_000
@@ -74,6 +87,18 @@ _ARTIFACTS = {
 }
 
 
+class _Input(msgspec.Struct, kw_only=True):
+    """A dataset that a run logged as its input."""
+
+    name: str
+    digest: str
+    source_type: str
+    source: str
+    schema: str | None = None
+    profile: str | None = None
+    tags: dict[str, str] = {}
+
+
 class _Header(msgspec.Struct, kw_only=True):
     """Metadata of an exported run, stored in its folder as JSON with a hash of itself."""
 
@@ -86,32 +111,46 @@ class _Header(msgspec.Struct, kw_only=True):
     licence: str
     written_by: str
     files: dict[str, str]  # file name of each entry to its SHA-256
+    inputs: list[_Input] = []
 
 
 def is_bundle(run: Run) -> bool:
-    """Return True if a run was read from a bundle (an exported folder or archive)."""
-    return bool(run.info.experiment_id == _NO_EXPERIMENT)
+    """Return True if a run was read from a bundle or an offline folder, not from the store."""
+    return bool(run.info.experiment_id == NO_EXPERIMENT)
 
 
 def get_bundle_path(run: Run) -> Path | None:
-    """Return the bundle's path that a run was read from, or None if it is stored in MLflow."""
+    """Return the path of the run that it was read from, or None if it is stored in MLflow."""
     path: Path | None = getattr(run, "bundle_path", None)
     return path
 
 
 def list_bundles(path: Path) -> list[Path]:
-    """Return the paths of the bundles (exported runs) at a path.
+    """Return the paths of the bundles (exported runs) and offline folders at a path.
 
-    That is the path itself if it is a bundle or names one in an archive; otherwise the bundles
-    directly in the folder, in order of their names. Empty if there are none.
+    That is the path itself if it is one of them, or names a run in one; otherwise those directly in
+    the folder, in order of their names. Empty if there are none.
     """
-    with suppress(OSError):  # a string that cannot be the name of a file
-        if _is_bundle(path) or _is_archive(path.parent):
-            return [path]
+    if is_bundle_path(path):
+        return [path]
+    with suppress(OSError):
         with os.scandir(path) as entries:
             names = sorted(e.name for e in entries if e.is_dir() or e.name.endswith(ARCHIVE))
-        return [path / name for name in names if _is_bundle(path / name)]
+        return [path / name for name in names if is_bundle_path(path / name)]
     return []
+
+
+def is_bundle_path(path: Path) -> bool:
+    """Return True if a path is a bundle, an archive, an offline folder, or a run in one of them."""
+    with suppress(OSError):  # a string that cannot be the name of a file
+        is_member = _is_archive(path.parent) or _is_in_offline_folder(path)
+        return (
+            is_member
+            or _is_archive(path)
+            or is_offline_folder(path)
+            or (path / HEADER_JSON).is_file()
+        )
+    return False
 
 
 def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licence: str) -> None:
@@ -144,10 +183,13 @@ def read_bundles(path: Path) -> list[Run]:
     """Read the runs of a bundle: a folder, an archive, or one run of it as ARCHIVE/NAME.
 
     The artifacts are unpacked to a temporary folder, which is deleted with the last of the runs.
+    The path may also be an offline folder, or one run of it as FOLDER/RUN.
 
     Raises:
-        RecordError: a bundle was changed since the export, or the archive lacks the run.
+        RecordError: a bundle was changed since the export, or the path does not name a run.
     """
+    if is_offline_folder(path) or _is_in_offline_folder(path):
+        return read_offline_runs(path)
     archive = path.parent if _is_archive(path.parent) else path
     scratch = tempfile.TemporaryDirectory(prefix="clear_mlflow_")
     try:
@@ -167,21 +209,34 @@ def read_bundles(path: Path) -> list[Run]:
     except (RecordError, OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
         problem = error if isinstance(error, RecordError) else f"cannot be read: {error}"
         raise RecordError(f"the bundle {safe_repr(str(path), 200)} {problem}") from None
-    for run in runs:
-        run.scratch, run.bundle_path = scratch, path  # type: ignore[attr-defined]
+    for run, folder in zip(runs, selected, strict=True):
+        run.scratch = scratch  # type: ignore[attr-defined]
+        run.bundle_path = path if len(runs) == 1 else path / folder.name  # type: ignore[attr-defined]
     return runs
+
+
+class BundleSource(RunSource):
+    """A run of a bundle, to be copied to a store."""
+
+    @property
+    def experiment(self) -> None:
+        """The experiment is not in a bundle."""
+
+    def read_histories(self) -> Iterator[Metric]:
+        """Yield all values of all metrics."""
+        return iter(read_metric_points(self.client, self.run))
 
 
 def drop_copies(
     client: MlflowClient, runs: Iterable[Run | MissingRun]
 ) -> Iterator[Run | MissingRun]:
-    """Yield each run once: of copies with the same run id, the most complete one.
+    """Yield each run once: of copies with the same run id or source, the most complete one.
 
     A run may be in the store and in bundles. Raises ConfigError if two copies differ in a row.
     """
     copies: dict[str, list[Run | MissingRun]] = {}
     for run in runs:
-        run_id = run.run_id if isinstance(run, MissingRun) else run.info.run_id
+        run_id = run.run_id if isinstance(run, MissingRun) else RunSource(client, run).run_id
         copies.setdefault(run_id, []).append(run)
     for run_id, copies_of_run in copies.items():
         existing = [run for run in copies_of_run if isinstance(run, Run)]
@@ -197,6 +252,18 @@ def drop_copies(
                     f"different rows of run {run_id}; pass one of them"
                 )
         yield ranked[0]
+
+
+def read_metric_points(client: MlflowClient, run: Run) -> list[Metric]:
+    """Return all values of a run's metrics, ordered by metric, step and time.
+
+    client: client of the store, for a run that was not read from a bundle.
+    """
+    entries: list[Entry] | None = getattr(run, "metric_entries", None)
+    if entries is not None:
+        return [point for entry in entries for point in entry.read_metrics()]
+    source = RunSource(getattr(run, "client", client), run)
+    return sorted(source.read_histories(), key=lambda p: (p.key, p.step, p.timestamp))
 
 
 def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
@@ -222,9 +289,9 @@ def _build_name(run: Run) -> str:
     return f"{name[:40]}-{re.sub('[^0-9a-f]', '', run.info.run_id)[:8]}"
 
 
-def _is_bundle(path: Path) -> bool:
-    """Return True if a path is a bundle's folder or an archive of bundles."""
-    return (path / HEADER_JSON).is_file() or _is_archive(path)
+def _is_in_offline_folder(path: Path) -> bool:
+    """Return True for FOLDER/RUN. A name without a folder is an id in every working folder."""
+    return len(path.parts) > 1 and is_offline_folder(path.parent)
 
 
 def _is_archive(path: Path) -> bool:
@@ -249,6 +316,7 @@ def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> N
         # MLflow's own tags belong to the store that the run comes from.
         tags = {k: v for k, v in sorted(data.tags.items()) if not k.startswith("mlflow.")}
         folder.append_json(TAGS_JSON, tags)
+        folder.append_metrics(read_metric_points(client, run))
         for artifact_folder, pattern in _ARTIFACTS.items():
             stored = ArtifactFolder(client, run, artifact_folder)
             with mlflow_errors(f"read the artifacts of run {info.run_id}"):
@@ -279,10 +347,22 @@ def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> N
         licence=licence,
         written_by=f"clear_mlflow {__version__}",
         files={name: hash_file(path / name) for name in sorted(_list_files(path))},
+        inputs=[_pack_input(i) for i in run.inputs.dataset_inputs] if run.inputs else [],
     )
     content = msgspec.to_builtins(header)
     content["digest"] = _hash_header(content)
     (path / HEADER_JSON).write_text(_format_json(content), encoding="utf-8")
+
+
+def _pack_input(dataset_input: DatasetInput) -> _Input:
+    dataset, tags = dataset_input.dataset, dataset_input.tags
+    return _Input(**dict(dataset), tags={tag.key: tag.value for tag in tags})
+
+
+def _unpack_input(stored: _Input) -> DatasetInput:
+    fields = msgspec.structs.asdict(stored)
+    tags = fields.pop("tags")
+    return DatasetInput(Dataset(**fields), [InputTag(*tag) for tag in tags.items()])
 
 
 def _hash_header(content: Mapping[str, Any]) -> str:
@@ -302,6 +382,7 @@ def _read_bundle(folder: Path, target: Path) -> Run:
     header = _read_header(folder)
     params: dict[str, str] = {}
     tags: dict[str, str] = {}
+    metric_entries: list[Entry] = []
     target.mkdir(parents=True)
     for name in sorted(header.files):
         entry = Entry(folder / name)
@@ -314,12 +395,14 @@ def _read_bundle(folder: Path, target: Path) -> Run:
             params |= json_texts(content, MAX_METADATA_BYTES)
         elif entry.name == TAGS_JSON:
             tags |= json_texts(content, MAX_METADATA_BYTES)
+        elif entry.name == METRICS_JSON:
+            metric_entries.append(entry)
         elif entry.name != OUTCOME_JSON:
             (target / entry.name).parent.mkdir(parents=True, exist_ok=True)
             (target / entry.name).write_bytes(content)
     info = RunInfo(
         run_id=header.run_id,
-        experiment_id=_NO_EXPERIMENT,
+        experiment_id=NO_EXPERIMENT,
         user_id="",
         status=header.status,
         start_time=header.start_time,
@@ -329,7 +412,10 @@ def _read_bundle(folder: Path, target: Path) -> Run:
         run_name=header.name,
     )
     run_params = [Param(*param) for param in params.items()]
-    return Run(info, RunData(params=run_params, tags=[RunTag(*tag) for tag in tags.items()]))
+    data = RunData(params=run_params, tags=[RunTag(*tag) for tag in tags.items()])
+    run = Run(info, data, RunInputs([_unpack_input(stored) for stored in header.inputs]))
+    run.metric_entries = metric_entries  # type: ignore[attr-defined]
+    return run
 
 
 def _read_header(folder: Path) -> _Header:
@@ -368,7 +454,7 @@ def _is_bundle_file(name: str) -> bool:
     folder, _, artifact = match[1].replace("+", "/").rpartition("/")
     if folder in _ARTIFACTS and re.fullmatch(_ARTIFACTS[folder], artifact):
         return True
-    return match[1] in (PARAMS_JSON, TAGS_JSON, OUTCOME_JSON)
+    return match[1] in (PARAMS_JSON, TAGS_JSON, METRICS_JSON, OUTCOME_JSON)
 
 
 def _pack_archive(root: Path, to: Path) -> Path:

@@ -32,9 +32,9 @@ def compare(
     never tested against each other.
 
     Args:
-        runs: ids of runs, or at least their first six digits, paths of bundles, or the name of an
-            experiment; in Python, run objects as well. None means the runs of all experiments that
-            match filter.
+        runs: ids of runs, or at least their first six digits, paths of bundles and of offline
+            folders, or the name of an experiment; in Python, run objects as well. None means the
+            runs of all experiments that match filter.
         filter: condition in MLflow's search syntax, for example ``"params.strategy = 'replay'"``.
         group_by: parameters or tags that the seeds of one method share. none: each run is its own
             group. auto: strategy, dataset and all parameters that affect results and differ.

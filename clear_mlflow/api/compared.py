@@ -30,7 +30,7 @@ from clear_mlflow.api._compared_runs import (
 )
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.load import Run as ApiRun
-from clear_mlflow.api.load import Runs, choose_runs, list_existing, open_store
+from clear_mlflow.api.load import Runs, choose_runs, list_existing
 from clear_mlflow.comparison.build import Comparison, compare_groups
 from clear_mlflow.comparison.compared_run import ComparedRun, RunWithoutRows
 from clear_mlflow.comparison.figures import figures, plot_history
@@ -55,7 +55,7 @@ from clear_mlflow.comparison.tables import (
     format_markdown,
 )
 from clear_mlflow.comparison.terminal import render_comparison
-from clear_mlflow.core.errors import ClearError, ConfigError
+from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import build_next_grids
 from clear_mlflow.journal.run_folder import Outcome
@@ -77,6 +77,7 @@ from clear_mlflow.store.client import (
     is_missing_store,
     map_in_threads,
     mlflow_errors,
+    open_store,
     preflight,
 )
 from clear_mlflow.store.rows import NO_ROWS, read_matrices
@@ -251,8 +252,6 @@ def compare_chosen_runs(
     )
     if not log:
         return compared
-    if is_missing_store(client.tracking_uri):
-        client = preflight()  # only bundles were compared, and the store does not exist yet
     compared_ids = {run.run_id for run in compared.comparison.runs}
     experiment_ids = (
         run.info.experiment_id
@@ -269,18 +268,26 @@ def compare_chosen_runs(
         "at_equal": at_equal,
         "lower_is_better": None if lower_is_better == AUTO else str(lower_is_better),
     }
-    run = write_comparison(
-        client,
-        compared,
-        experiment_id=next(experiment_ids, None) or get_or_create_experiment(client),
-        run_id=project_run_id,
-        params={
-            "group_by": ",".join(compared.comparison.group_by) or NONE,
-            "rank_by": rank_by,
-            **{name: value for name, value in options.items() if value},
-        },
-    )
-    links = tuple(format_comparison_links(client, run))
+    experiment_id = next(experiment_ids, None)
+    try:
+        if is_missing_store(client.tracking_uri):
+            client = preflight()  # only bundles were compared, and the store does not exist yet
+        run = write_comparison(
+            client,
+            compared,
+            experiment_id=experiment_id or get_or_create_experiment(client),
+            run_id=project_run_id,
+            params={
+                "group_by": ",".join(compared.comparison.group_by) or NONE,
+                "rank_by": rank_by,
+                **{name: value for name, value in options.items() if value},
+            },
+        )
+        links = tuple(format_comparison_links(client, run))
+    except TrackingError as error:
+        if experiment_id is not None:
+            raise
+        return replace(compared, links=(f"the comparison is not stored: {error}",))
     return replace(compared, run_id=str(run.info.run_id), links=links)
 
 

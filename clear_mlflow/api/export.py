@@ -20,9 +20,10 @@ def export(
     filter: str | None = None,  # noqa: A002
     licence: str = "not stated",
 ) -> Path:
-    """Write rows, predictions, tests, configuration and tags of runs as bundles.
+    """Write rows, predictions, tests, parameters, tags and metric histories of runs as bundles.
 
-    load, show and compare read bundles like a store, and reject a bundle that was changed.
+    load, show and compare read bundles like a store, and reject a bundle that was changed. The
+    command ``clear-mlflow import`` makes runs of them.
 
     Args:
         runs: ids of runs, or at least their first six digits, or the name of an experiment: all
@@ -41,7 +42,8 @@ def export(
     """
     check_arguments(export, dict(locals()))
     from clear_mlflow.api.bundle import ARCHIVE, write_bundles
-    from clear_mlflow.api.load import choose_runs, list_existing, open_store
+    from clear_mlflow.api.load import choose_runs, list_existing
+    from clear_mlflow.store.client import open_store
     from clear_mlflow.store.rows import NO_ROWS, read_matrices
 
     if Path(to).suffix in {".gz", ".tar", ".tgz", ".zip"}:

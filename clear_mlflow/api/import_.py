@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,9 @@ from mlflow.entities import Param
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 from numpy.typing import NDArray
 
+from clear_mlflow.api.bundle import BundleSource, is_bundle_path, read_bundles
 from clear_mlflow.api.load import load
+from clear_mlflow.api.offline_runs import is_offline_folder
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
@@ -42,10 +45,12 @@ from clear_mlflow.store.client import mlflow_errors, preflight, set_up_mlflow
 from clear_mlflow.store.lease import build_lease_tags
 from clear_mlflow.store.rows import store_row
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
+from clear_mlflow.tracking.copy_runs import COPIED, IN_USE, RunCopier
 from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.run_recorder import utc_now
 
 FAILED, IMPORTED, SKIPPED, STORED = "failed", "imported", "passed over", "there already"
+_OUTCOMES = {COPIED: IMPORTED, IN_USE: SKIPPED}
 _MAX_NAME_LENGTH = 150
 # In a folder, a file with one of these endings is read as results; others only if they match.
 _ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd")
@@ -90,12 +95,16 @@ def import_runs(
     """Store each matrix in files and folders as an MLflow run, and log its metrics.
 
     Yields what was done with each run and each file without a run. A file that cannot be read does
-    not stop the others. Content that the experiment has is not imported again unless *again*.
+    not stop the others. Content that the experiment has is not imported again unless *again*. The
+    runs of bundles are copied as they are.
 
     Raises:
-        ConfigError: ``same_data_as`` or ``score`` is not valid.
+        ConfigError: ``same_data_as`` or ``score`` is not valid, or an option is passed for bundles.
         TrackingError: the store cannot be reached.
     """
+    arguments = locals()
+    parameters = list(inspect.signature(import_runs).parameters.values())
+    passed = [p.name for p in parameters[2:] if arguments[p.name] != p.default]
     set_up_mlflow()
     client = preflight(experiment=experiment)
     experiment_id = get_or_create_experiment(client, experiment)
@@ -127,6 +136,9 @@ def import_runs(
             yield ImportedFile(label, outcome=SKIPPED, detail=reason)
             continue
         try:
+            if is_bundle_path(path):
+                yield from _copy_bundle(client, experiment, path, label, passed)
+                continue
             for run in read_runs(load_file(path, options), format):
                 if copy := _find_file_with_same_matrix(
                     path, run.matrix, matrices.setdefault(path.parent, {})
@@ -152,6 +164,25 @@ def import_runs(
                 yield ImportedFile(label, run_id, run_name, IMPORTED, detail)
         except (ClearError, OSError) as error:
             yield ImportedFile(label, detail=str(error))
+
+
+def _copy_bundle(
+    client: MlflowClient, experiment: str | None, path: Path, label: str, passed: Sequence[str]
+) -> Iterator[ImportedFile]:
+    """Copy the runs of a bundle or archive to the store, and yield what was done with each.
+
+    passed: names of options that were passed; none applies to bundles.
+    """
+    if is_offline_folder(path):
+        raise ConfigError(f"{label} is an offline folder; send its runs: clear-mlflow sync {path}")
+    if passed:
+        raise ConfigError(
+            f"{passed[0]} is passed for {label}, whose runs are imported as they are; leave it out"
+        )
+    sources = [BundleSource(client, run) for run in read_bundles(path)]
+    for copy in RunCopier(client, experiment).copy_runs(sources):
+        outcome = _OUTCOMES.get(copy.outcome, copy.outcome)
+        yield ImportedFile(label, copy.run_id, copy.run_name, outcome, copy.message)
 
 
 def _store_run(
@@ -314,19 +345,25 @@ def _iter_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]
     Hidden files and links in folders are left out. Raises DataError if a folder has too many files.
     """
     for root in paths:
-        if not os.path.isdir(root):  # noqa: PTH112  (False if its folder cannot be read)
+        # isdir returns False if the folder of *root* cannot be read
+        if is_bundle_path(root) or not os.path.isdir(root):  # noqa: PTH112
             yield root, root.name, None
             continue
         num_files = 0
         for folder, folders, files in os.walk(root):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             visible = sorted(name for name in files if not name.startswith("."))
+            bundles = [n for n in (*folders, *visible) if is_bundle_path(Path(folder, n))]
             num_files += len(folders) + len(visible)
             if num_files > MAX_IMPORTED_FILES:
                 raise DataError(
                     f"{safe_repr(root.name)} contains more than {MAX_IMPORTED_FILES} files; import "
                     "its folders one by one"
                 )
+            for path in (Path(folder, name) for name in bundles):
+                yield path, str(path.relative_to(root)), None
+            folders[:] = [name for name in folders if name not in bundles]
+            visible = [name for name in visible if name not in bundles]
             reasons = find_skipped_files(visible)
             for path in (Path(folder, name) for name in visible):
                 if path.is_file() and not path.is_symlink():

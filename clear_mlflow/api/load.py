@@ -22,6 +22,7 @@ from clear_mlflow.api.bundle import (
     list_bundles,
     read_bundles,
 )
+from clear_mlflow.api.offline_runs import is_offline_folder
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
@@ -33,7 +34,7 @@ from clear_mlflow.report.terminal_tables import as_text, run_text
 from clear_mlflow.scoring import Scores, load_scores
 from clear_mlflow.scoring.run_record import read_configuration
 from clear_mlflow.statistics import ImageBootstrap
-from clear_mlflow.store.client import MlflowClient, is_missing_store, preflight, set_up_mlflow
+from clear_mlflow.store.client import MlflowClient, is_missing_store, open_store
 from clear_mlflow.store.rows import NO_ROWS, read_matrices
 from clear_mlflow.store.search import MissingRun, expand_run_id, has_experiment, select_runs
 from clear_mlflow.store.ui_urls import format_run_links
@@ -102,7 +103,7 @@ class Run:
 
     @property
     def is_bundle(self) -> bool:
-        """True if the run was read from a bundle instead of a store."""
+        """True if the run was read from a bundle or an offline folder instead of a store."""
         return is_bundle(self._run)
 
     @property
@@ -225,6 +226,8 @@ class Run:
 def load(run: str | Path) -> Run:
     """Return a stored run by its id, or a bundle by its path: ``paper.tar.xz/NAME`` in an archive.
 
+    The path may also name an offline folder with one run, or a run of it: ``offline_runs/RUN``.
+
     Raises:
         RecordError: the bundle was changed.
         TrackingError: the run does not exist, or the store cannot be reached.
@@ -235,10 +238,9 @@ def load(run: str | Path) -> Run:
         raise ConfigError(f"{safe_repr(str(run))} is an experiment; pass the id of one of its runs")
     first_run, *others = list_existing(runs, "load")
     if others:
-        first = Path(first_run.info.artifact_uri).name
         raise ConfigError(
-            f"{run} contains {len(others) + 1} bundles; name one, for example {run}/{first}, or "
-            f"load all: clear_mlflow.runs({str(run)!r})"
+            f"{run} contains {len(others) + 1} runs; name one, for example "
+            f"{get_bundle_path(first_run)}, or load all: clear_mlflow.runs({str(run)!r})"
         )
     return Run(client, first_run)
 
@@ -276,15 +278,6 @@ def list_existing(runs: Iterable[MlflowRun | MissingRun], verb: str) -> list[Mlf
         others = f" (and {len(missing) - 1} more)" if missing[1:] else ""
         raise TrackingError(f"cannot {verb} run {missing[0].run_id}{others}: {missing[0].problem}")
     return [run for run in all_runs if isinstance(run, MlflowRun)]
-
-
-def open_store() -> MlflowClient:
-    """Return a client of the tracking store that MLflow's environment variables name.
-
-    Raises TrackingError if the store does not exist or cannot be reached.
-    """
-    set_up_mlflow()
-    return preflight(opens_run=False)
 
 
 def choose_runs(
@@ -331,12 +324,14 @@ def choose_runs(
             )
         elif isinstance(name, str) and _RUN_ID.fullmatch(name):
             ids.append(name)
-        # A folder may have the name of an experiment; a Path always names the folder.
+        # A folder of bundles may have the name of an experiment; a Path always names the folder.
+        elif (paths := list_bundles(Path(name))) and _is_path(name):
+            bundled += chain.from_iterable(map(read_bundles, paths))
         elif isinstance(name, str) and _is_experiment(client, name):
             experiments.append(name)
-        elif paths := list_bundles(Path(name)):
+        elif paths:
             bundled += chain.from_iterable(map(read_bundles, paths))
-        elif isinstance(name, Path) or "/" in name or name.endswith(ARCHIVE):
+        elif _is_path(name):
             raise ConfigError(
                 f"{safe_repr(str(name), 200)} is neither a bundle nor a folder that contains any"
             )
@@ -357,6 +352,12 @@ def choose_runs(
     ]
     runs = chain(*runs_of_experiments, runs_by_name, bundled)
     return (drop_copies(client, runs) if bundled else runs), bool(ids or bundled)
+
+
+def _is_path(name: str | Path) -> bool:
+    """Return True if a name is certainly a path, so that no store is asked for an experiment."""
+    is_spelled_as_path = isinstance(name, Path) or "/" in name or name.endswith(ARCHIVE)
+    return is_spelled_as_path or is_offline_folder(Path(name))
 
 
 def _is_experiment(client: MlflowClient, name: str) -> bool:

@@ -14,7 +14,7 @@ from mlflow.entities import Run
 
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.import_ import build_records
-from clear_mlflow.api.load import Runs, choose_runs, open_store
+from clear_mlflow.api.load import Runs, choose_runs
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, get_measured_split
@@ -35,7 +35,7 @@ from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult, load_m
 from clear_mlflow.scoring import Scores, log_results, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, is_local
-from clear_mlflow.store.client import is_server, map_in_threads, mlflow_errors
+from clear_mlflow.store.client import is_server, map_in_threads, mlflow_errors, open_store
 from clear_mlflow.store.lease import is_being_trained, is_expired
 from clear_mlflow.store.rows import NO_ROWS, parse_rows, read_row_files, store_row
 from clear_mlflow.store.search import MissingRun, tag_project_run
@@ -177,7 +177,7 @@ def _score_run(
     failed = partial(ScoringResult, run_id, name, "failed", is_problem=True)
     skipped = partial(ScoringResult, run_id, name, "skipped")
     if is_bundle(run):
-        return failed("is a bundle, which cannot be written to; load it instead")
+        return failed("is a bundle, which cannot be written to; import or load it instead")
     if run.info.status == "RUNNING":
         # The search result may be hours old. A process sets the status before it ends, so a run
         # that is still RUNNING after its process was seen dead stays RUNNING.

@@ -71,7 +71,7 @@ def evaluate(**options: Any) -> None:
     if output.wants_json():
         output.print_json({"runs": outcomes, "dry_run": options["dry_run"]})
     elif not received:  # after a stop, the store may not answer
-        from clear_mlflow.api.load import open_store
+        from clear_mlflow.store.client import open_store
 
         scored = [run.run_id for run in summary.results if run.action in ("scored", "unchanged")]
         output.print_run_links(open_store(), scored[-2:])

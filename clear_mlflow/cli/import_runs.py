@@ -41,6 +41,7 @@ else:
     examples=(
         "clear-mlflow import results.csv --dataset clear10 --strategy replay --seed 0",
         "clear-mlflow import results/ --experiment published --future not-tested",
+        "clear-mlflow import supplement.tar.xz --experiment theirs",
     ),
 )
 def import_runs(
@@ -68,15 +69,16 @@ def import_runs(
     split: Literal["test", "validation"] = "test",
     metrics: Sequence[str] | Literal["auto"] = "auto",
 ) -> None:
-    """Make MLflow runs out of the result files of other programs, and score them.
+    """Make MLflow runs out of result files of other programs and out of bundles, and score them.
 
     Reads plain matrices (CSV, TSV, NumPy, JSON) and the files of Avalanche, Renate, mammoth, PyCIL,
     PILOT, C3Box, LibContinual, CLArena, ZSCL and MoE-Adapters4CL, as docs/import.md describes.
     Nothing in a file is executed. All files of a folder are read. A file that cannot be read is
-    reported, the others are imported, and the exit code is 2.
+    reported, the others are imported, and the exit code is 2. Runs of bundles, which export writes,
+    are copied as they are; a run that the store contains already is skipped.
 
     Args:
-        paths: files and folders.
+        paths: files, folders and bundles.
         experiment: experiment that gets the runs; created if it does not exist. None means the
             experiment of MLFLOW_EXPERIMENT_NAME, else Default.
         name: name of the runs. auto: the file's name.
@@ -109,7 +111,7 @@ def import_runs(
     """
     options = {name: value for name, value in locals().items() if name != "paths"}
     from clear_mlflow.api import import_ as api
-    from clear_mlflow.api.load import open_store
+    from clear_mlflow.store.client import open_store
 
     files: list[ImportedFile] = []
     with interrupt_on_signal() as received, suppress(KeyboardInterrupt):

@@ -43,8 +43,7 @@ def open_ui(
         port: port of a server that is started. auto: a free port.
         browser: open a browser. The address is printed in any case.
     """
-    from clear_mlflow.api.load import open_store
-    from clear_mlflow.store.client import is_server
+    from clear_mlflow.store.client import is_server, open_store
     from clear_mlflow.store.ui_urls import find_page_url, format_server_url
 
     client = open_store()

@@ -60,7 +60,8 @@ def show(run: str) -> None:
     Everything is computed from the run's artifacts; nothing is written.
 
     Args:
-        run: id of a run or its first six digits or more, or path of a bundle.
+        run: id of a run or its first six digits or more, or path of a bundle or of an
+            offline folder.
     """
     from clear_mlflow.api.load import load
 

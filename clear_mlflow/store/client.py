@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import mlflow
@@ -161,6 +162,29 @@ class _MissingStore:
             f"the tracking store {mask_credentials(self.tracking_uri)} does not exist; set "
             "MLFLOW_TRACKING_URI to the store of your runs, or change to the folder of its file"
         )
+
+
+class _LazyClient:
+    """Client that connects to the store at its first use: bundles are read without a store."""
+
+    def __init__(self) -> None:
+        self.tracking_uri = name_sqlite_driver(mlflow.get_tracking_uri())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        return preflight(opens_run=False)
+
+
+def open_store() -> MlflowClient:
+    """Return a client of the tracking store that MLflow's environment variables name.
+
+    Its first call raises TrackingError if the store does not exist or cannot be reached.
+    """
+    set_up_mlflow()
+    return cast(MlflowClient, _LazyClient())
 
 
 def preflight(*, opens_run: bool = True, experiment: str | None = None) -> MlflowClient:

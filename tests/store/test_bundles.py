@@ -148,9 +148,9 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
         [member_run.run_id for member_run in c.comparison.runs] for c in (stored, read)
     )
     assert sorted(stored_ids) == sorted(read_ids) == sorted(run.info.run_id for run in runs)
-    with pytest.raises(ConfigError, match="contains 8 bundles; name one, for example") as several:
+    with pytest.raises(ConfigError, match="contains 8 runs; name one, for example") as several:
         clear_mlflow.load("paper.tar.xz")
-    member = re.findall(r"as (paper\.tar\.xz/\S+), or", str(several.value))[0]
+    member = re.findall(r"example (paper\.tar\.xz/\S+), or", str(several.value))[0]
     member_run = clear_mlflow.load(member)
     assert member_run.matrix.to_dict() == clear_mlflow.load(member_run.run_id).matrix.to_dict()
     assert member_run.name in CliRunner().invoke(main, ["show", member]).output

@@ -1,0 +1,71 @@
+"""Read runs from an offline folder: from its own files, wherever the folder is now."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+from mlflow import MlflowClient
+from mlflow.entities import Run, RunInfo
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.text import safe_repr
+from clear_mlflow.store.client import set_up_mlflow
+from clear_mlflow.store.search import expand_run_id, select_runs
+from clear_mlflow.store.sqlite import name_sqlite_driver
+
+OFFLINE_JSON = "offline.json"
+NO_EXPERIMENT = "bundle"  # in place of an experiment's id, for runs that are read from files
+
+
+def is_offline_folder(path: Path) -> bool:
+    """Return True if a path is a folder that contains runs which were trained offline."""
+    return (path / OFFLINE_JSON).is_file()
+
+
+def read_offline_runs(path: Path) -> list[Run]:
+    """Read the runs of an offline folder that can have rows, newest first, or one as FOLDER/RUN.
+
+    Raises RecordError if there are none, or the folder cannot be read.
+    """
+    folder, prefix = (path, None) if is_offline_folder(path) else (path.parent, path.name)
+    set_up_mlflow()
+    uri = name_sqlite_driver(f"sqlite:///{quote(str(folder.absolute()))}/mlflow.db")
+    try:
+        client = MlflowClient(uri)
+        client.search_experiments(max_results=1)
+    except Exception as error:  # SQLAlchemy's and MLflow's errors share no base class
+        reason = " ".join(str(error).split())[:300]
+        raise RecordError(f"{safe_repr(str(folder), 200)} cannot be read: {reason}") from error
+    run_ids = () if prefix is None else (expand_run_id(client, prefix),)
+    selected = select_runs(client, run_ids=run_ids)
+    runs = [_read_from_files(run, client, folder) for run in selected if isinstance(run, Run)]
+    if not runs:
+        raise RecordError(f"{safe_repr(str(folder), 200)} contains no run {prefix or ''}".rstrip())
+    return runs
+
+
+def _read_from_files(run: Run, client: MlflowClient, folder: Path) -> Run:
+    """Return a run whose artifacts are those in the folder, not at the stored path.
+
+    The stored path names the machine on which the run was trained.
+    """
+    info = run.info
+    artifacts = folder / "artifacts" / info.experiment_id / info.run_id / "artifacts"
+    if not re.fullmatch("[0-9]+/[0-9a-f]{32}", f"{info.experiment_id}/{info.run_id}"):
+        raise RecordError(f"{safe_repr(str(artifacts), 200)} is not the path of a run's artifacts")
+    own_info = RunInfo(
+        run_id=info.run_id,
+        experiment_id=NO_EXPERIMENT,
+        user_id=info.user_id,
+        status=info.status,
+        start_time=info.start_time,
+        end_time=info.end_time,
+        lifecycle_stage=info.lifecycle_stage,
+        artifact_uri=artifacts.resolve().as_uri(),
+        run_name=info.run_name,
+    )
+    own_run = Run(own_info, run.data, run.inputs)
+    own_run.client, own_run.bundle_path = client, folder / info.run_id[:8]  # type: ignore[attr-defined]
+    return own_run

@@ -1,0 +1,161 @@
+"""``clear-mlflow import`` of bundles is the inverse of ``export``: the same runs, once."""
+
+import json
+import math
+from pathlib import Path
+
+import mlflow
+import pytest
+from click.testing import CliRunner
+from copying import describe_run, track_loop
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from offline_folders import create_offline_folder
+from stored_runs import change, rows_folder, stored_run
+
+import clear_mlflow
+from clear_mlflow.api.bundle import read_bundles
+from clear_mlflow.cli import main
+from clear_mlflow.scoring import read_scores
+from clear_mlflow.store import names
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+@pytest.fixture
+def my_store(empty_store, tmp_path, monkeypatch):
+    """Return a function that switches MLflow to another store, and returns its client."""
+    (tmp_path / "mine").mkdir()
+    uri = f"sqlite:///{tmp_path}/mine/mlflow.db"
+    Path(tmp_path / "mine" / "mlflow.db").write_bytes(empty_store.read_bytes())
+    client = MlflowClient(uri)
+    client.create_experiment("theirs", artifact_location=(tmp_path / "mine" / "files").as_uri())
+
+    def switch():
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        mlflow.set_tracking_uri(uri)
+        return client
+
+    return switch
+
+
+def import_bundles(*words):
+    """Run the command with --json, and return its files and its exit code."""
+    done = CliRunner().invoke(
+        main, ["import", *map(str, words), "--experiment", "theirs", "--json"]
+    )
+    return json.loads(done.stdout)["files"], done.exit_code
+
+
+def log_unusual_data(store, run_id):
+    """Log texts, numbers and amounts at MLflow's limits."""
+    params = {"text": "ä\n'\" \\ ☃", "long": "x" * 6000, **{f"p/{i}": str(i) for i in range(130)}}
+    tags = {"empty": "", "text": "ä\n'\" ☃", **{f"t{i}": "x" * 100 for i in range(130)}}
+    for start in (0, 100):
+        store.log_batch(run_id, params=[Param(*p) for p in list(params.items())[start:][:100]])
+        store.log_batch(run_id, tags=[RunTag(*t) for t in list(tags.items())[start:][:100]])
+    values = [0.1 + 0.2, -0.0, 1.7e308, 5e-324, math.nan, 3.0]
+    points = [Metric("own/odd", v, 1000 + i, 2 - i) for i, v in enumerate(values)]
+    points += [Metric("own/twice", v, time, 4) for time, v in ((9, 1.0), (7, 2.0), (9, 3.0))]
+    store.log_batch(run_id, metrics=points)
+    for start in (0, 900):
+        batch = [Metric("train/loss", 1 / (i + 1), i, i) for i in range(start, start + 900)]
+        store.log_batch(run_id, metrics=batch)
+    store.log_batch(run_id, metrics=[Metric(f"many/{i}", i / 7, 5, 0) for i in range(120)])
+
+
+@pytest.mark.parametrize("ending", ["", ".tar.xz"])
+def test_import_is_the_inverse_of_export(store, my_store, tmp_path, ending):
+    """Rows, predictions, tests, costs, tags, params, histories, inputs, times and scores."""
+    run_ids = [track_loop(), track_loop(2, seed=1, tags={"note": "mine"}, run_name="ä b/c")]
+    log_unusual_data(store, run_ids[0])
+    exported = clear_mlflow.export("test", tmp_path / f"results{ending}")
+    client = my_store()
+    files, code = import_bundles(exported)
+    assert ([file["outcome"] for file in files], code) == (["imported"] * 2, 0)
+    copies = {client.get_run(f["run_id"]).data.tags[names.COPIED_FROM_TAG]: f for f in files}
+    assert sorted(copies) == sorted(run_ids)
+    for run_id in run_ids:
+        source, copy_id = store.get_run(run_id), copies[run_id]["run_id"]
+        described, expected = describe_run(client, copy_id), describe_run(store, run_id)
+        for description in (described, expected):
+            description["histories"] = repr(description["histories"])  # NaN equals NaN
+        assert described == expected
+        scores = read_scores(client, client.get_run(copy_id))
+        assert scores.changes.is_empty
+        values = read_scores(store, source).results.values_by_name
+        assert scores.results.values_by_name == values
+    again, code = import_bundles(exported)
+    assert ([file["outcome"] for file in again], code) == (["there already"] * 2, 0)
+    assert {file["run_id"] for file in again} == {file["run_id"] for file in files}
+    compared = clear_mlflow.compare(["theirs", exported], group_by=(), log=False)
+    assert len(compared.comparison.runs) == 2  # the copy and its bundle are one run
+    exported_again = clear_mlflow.export("theirs", tmp_path / f"again{ending}")
+    sent = {run.info.run_name: read_bundles(exported_again) for run in read_bundles(exported_again)}
+    assert set(sent) == {store.get_run(run_id).info.run_name for run_id in run_ids}
+
+
+def test_other_rows_are_refused(store, my_store, experiment_id, tmp_path):
+    """Of a copy, and in the store that the run comes from. The other runs are imported."""
+    run = stored_run(store, experiment_id)
+    other = stored_run(store, experiment_id, seed=8)
+    exported = clear_mlflow.export([run.info.run_id, other.info.run_id], tmp_path / "results")
+    row = rows_folder(run) / "row_002.json"
+    change(row, correct=[1, *json.loads(row.read_text())["correct"][1:]])
+    files, code = import_bundles(exported)
+    outcomes = {file["run_id"]: file["outcome"] for file in files}
+    assert (outcomes[other.info.run_id], code) == ("there already", 2)
+    (refused,) = (file for file in files if file["outcome"] == "failed")
+    assert (
+        f"row_002.json is stored with other numbers in run {run.info.run_id}" in refused["detail"]
+    )
+    clear_mlflow.export(run.info.run_id, tmp_path / "changed")
+    my_store()
+    assert import_bundles(exported)[1] == 0
+    files, code = import_bundles(tmp_path / "changed")
+    assert (files[0]["outcome"], code) == ("failed", 2)
+    assert "with other numbers" in files[0]["detail"]
+
+
+def test_a_folder_contains_bundles_and_other_results(
+    store, my_store, experiment_id, empty_store, tmp_path
+):
+    """Each is imported as what it is. No option applies to bundles, and sync is for the rest."""
+    folder = tmp_path / "results"
+    run_id = stored_run(store, experiment_id).info.run_id
+    clear_mlflow.export(run_id, folder / "deep" / "bundle")
+    clear_mlflow.export(run_id, folder / "packed.tar.xz")
+    (folder / "acc.csv").write_text("0.5,0.25\n0.5,0.75\n")
+    client, offline_id = create_offline_folder(folder / "offline_runs", empty_store)
+    stored_run(client, offline_id)
+    (folder / "packed.tar.xz").write_bytes((folder / "packed.tar.xz").read_bytes() + b"x")
+    my_store()
+    files, code = import_bundles(folder)
+    outcomes = {file["file"]: file["outcome"] for file in files}
+    assert code == 2
+    assert outcomes == {
+        "acc.csv": "imported",
+        "deep/bundle": "imported",
+        "packed.tar.xz": "failed",
+        "offline_runs": "failed",
+    }
+    details = {file["file"]: file["detail"] for file in files}
+    assert "clear-mlflow sync" in details["offline_runs"]
+    assert "other bytes follow" in details["packed.tar.xz"]
+    (refused,), _ = import_bundles(folder / "deep" / "bundle", "--strategy", "replay")
+    assert refused["detail"].startswith("strategy is passed for bundle, whose runs are imported as")
+
+
+def test_a_published_archive_without_histories_is_imported(my_store):
+    """The archives of docs/results.md have none: all metrics are computed from the rows."""
+    client = my_store()
+    archive = RESULTS / "weather.tar.xz"
+    member = clear_mlflow.runs(archive)[0]
+    files, code = import_bundles(f"{archive}/{Path(member.links[0].split()[-1]).name}")
+    assert (files[0]["outcome"], code) == ("imported", 0)
+    run = client.get_run(files[0]["run_id"])
+    assert clear_mlflow.load(run.info.run_id).matrix.to_dict() == member.matrix.to_dict()
+    assert (
+        run.data.metrics["clear/challenge_score"] == member.metrics["clear/challenge_score"].value
+    )
+    assert run.data.params == member.entity.data.params

@@ -1,0 +1,143 @@
+"""Runs of an offline folder are read from its own files, without any store."""
+
+import json
+import shutil
+import socket
+import sqlite3
+from pathlib import Path
+
+import mlflow
+import pytest
+from click.testing import CliRunner
+from kept_predictions import kept_run
+from offline_folders import create_offline_folder
+from stored_runs import change, rows_folder, stored_run
+
+import clear_mlflow
+from clear_mlflow.api.bundle import read_bundles
+from clear_mlflow.cli import main
+from clear_mlflow.core.errors import ConfigError, RecordError
+
+
+@pytest.fixture
+def copied_folder(empty_store, tmp_path):
+    """An offline folder with two runs from another machine, whose stored paths are wrong."""
+    client, experiment_id = create_offline_folder(tmp_path / "node" / "offline_runs", empty_store)
+    runs = [kept_run(client, experiment_id), stored_run(client, experiment_id, seed=1)]
+    for seed, run in enumerate(runs):
+        client.log_param(run.info.run_id, "strategy", "replay")
+        client.log_param(run.info.run_id, "seed", str(seed))
+        client.log_metric(run.info.run_id, "train/loss", 0.25, timestamp=7, step=3)
+    folder = tmp_path / "mine" / "offline_runs"
+    shutil.copytree(tmp_path / "node" / "offline_runs", folder)
+    for run in runs:  # whoever follows a stored path reads other numbers
+        row = rows_folder(run) / "row_001.json"
+        counts = json.loads(row.read_text())["correct"]
+        change(row, correct=[counts[0] - 1, *counts[1:]])
+    return folder, [run.info.run_id for run in runs]
+
+
+@pytest.fixture
+def silent_store(monkeypatch):
+    """The address of a store as MLFLOW_TRACKING_URI that must not be contacted."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", None)
+        yield uri
+        with pytest.raises(BlockingIOError):  # no connection waits
+            server.accept()
+
+
+def test_a_copied_folder_is_read_without_a_store(
+    copied_folder, silent_store, tmp_path, monkeypatch
+):
+    """By every command that reads bundles: from its files, not from the stored paths."""
+    folder, run_ids = copied_folder
+    monkeypatch.chdir(folder.parent)
+    runs = clear_mlflow.runs("offline_runs")
+    assert sorted(run.run_id for run in runs) == sorted(run_ids)
+    loaded = clear_mlflow.load(f"offline_runs/{run_ids[0][:6]}")
+    assert (loaded.run_id, loaded.links) == (run_ids[0], (f"bundle   offline_runs/{run_ids[0][:8]}",))
+    assert loaded.predictions is not None
+    (row,) = folder.rglob(f"{run_ids[0]}/**/row_001.json")
+    assert loaded.matrix.values[0].tolist() == [
+        n / 100 for n in json.loads(row.read_text())["correct"]
+    ]
+    with pytest.raises(ConfigError, match="contains 2 runs; name one, for example offline_runs/"):
+        clear_mlflow.load("offline_runs")
+    printed = CliRunner().invoke(main, ["show", f"offline_runs/{run_ids[0]}", "--json"])
+    assert json.loads(printed.stdout)["matrix"] == loaded.matrix.to_dict()
+    clear_mlflow.export("offline_runs", tmp_path / "results.tar.xz")
+    compared = clear_mlflow.compare(["offline_runs", tmp_path / "results.tar.xz"], log=False)
+    assert sorted(run.run_id for run in compared.comparison.runs) == sorted(run_ids)
+    assert "replay" in compared.page()
+    (member,) = (
+        run for run in read_bundles(tmp_path / "results.tar.xz") if run.info.run_id == run_ids[0]
+    )
+    assert [entry.read() for entry in member.metric_entries] == [[("train/loss", 0.25, 7, 3)]]
+
+
+def test_a_folder_is_compared_with_stored_runs(store, experiment_id, copied_folder):
+    """Mine in MLflow against his folder."""
+    folder, run_ids = copied_folder
+    stored = kept_run(store, experiment_id)
+    compared = clear_mlflow.compare([stored.info.run_id, folder], group_by=())
+    assert {run.run_id for run in compared.comparison.runs} == {stored.info.run_id, *run_ids}
+    assert store.get_run(compared.run_id).info.experiment_id == experiment_id
+    assert compared.comparison.image_intervals
+
+
+def test_a_comparison_is_printed_though_no_store_can_take_it(copied_folder, monkeypatch):
+    """On a node without network: the last line names the reason."""
+    folder, _ = copied_folder
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", None)
+    done = CliRunner().invoke(main, ["compare", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert "replay" in done.output
+    assert f"the comparison is not stored: cannot read experiments in the tracking store {uri}" in (
+        done.output
+    )
+
+
+def test_one_run_needs_no_name(store, empty_store, tmp_path):
+    """A folder with one training is that run. Comparisons in the folder do not count."""
+    folder = tmp_path / "offline_runs"
+    client, experiment_id = create_offline_folder(folder, empty_store)
+    with pytest.raises(RecordError, match=r"contains no run$"):
+        clear_mlflow.load(folder)
+    run_id = stored_run(client, experiment_id).info.run_id
+    client.create_run(experiment_id, tags={"clear_mlflow.kind": "compare"})
+    assert clear_mlflow.load(folder).run_id == run_id
+    with pytest.raises(RecordError, match="contains no run ffffff"):
+        clear_mlflow.load(folder / "ffffff")
+    (refused,) = clear_mlflow.evaluate(folder)
+    assert refused.action == "failed"
+
+
+@pytest.mark.parametrize(
+    ("sql", "problem"),
+    [
+        (
+            "UPDATE runs SET run_uuid = '../../../' || run_uuid",
+            "is not the path of a run's artifacts",
+        ),
+        ("UPDATE alembic_version SET version_num = 'x'", "cannot be read"),
+    ],
+)
+def test_a_hostile_database_is_one_line(store, empty_store, tmp_path, sql, problem):
+    """Whoever made the folder: no path in it leads out of it."""
+    folder = tmp_path / "offline_runs"
+    client, experiment_id = create_offline_folder(folder, empty_store)
+    stored_run(client, experiment_id)
+    hostile = Path(shutil.copytree(folder, tmp_path / "hostile"))
+    with sqlite3.connect(hostile / "mlflow.db") as database:
+        database.execute(sql)
+    with pytest.raises(RecordError, match=problem) as refusal:
+        clear_mlflow.load(hostile)
+    assert "\n" not in str(refusal.value)
