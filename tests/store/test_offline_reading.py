@@ -59,7 +59,10 @@ def test_a_copied_folder_is_read_without_a_store(
     runs = clear_mlflow.runs("offline_runs")
     assert sorted(run.run_id for run in runs) == sorted(run_ids)
     loaded = clear_mlflow.load(f"offline_runs/{run_ids[0][:6]}")
-    assert (loaded.run_id, loaded.links) == (run_ids[0], (f"bundle   offline_runs/{run_ids[0][:8]}",))
+    assert (loaded.run_id, loaded.links) == (
+        run_ids[0],
+        (f"bundle   offline_runs/{run_ids[0][:8]}",),
+    )
     assert loaded.predictions is not None
     (row,) = folder.rglob(f"{run_ids[0]}/**/row_001.json")
     assert loaded.matrix.values[0].tolist() == [
