@@ -12,10 +12,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from offline_folders import create_offline_folder
 from stored_runs import change, rows_folder, stored_run
+from trainings import FOUR_BUCKETS
 
 import clear_mlflow
 from clear_mlflow.api.bundle import read_bundles
 from clear_mlflow.cli import main
+from clear_mlflow.report.exports import matrix_json
 from clear_mlflow.scoring import read_scores
 from clear_mlflow.store import names
 
@@ -65,9 +67,13 @@ def log_unusual_data(store, run_id):
 
 
 @pytest.mark.parametrize("ending", ["", ".tar.xz"])
-def test_import_is_the_inverse_of_export(store, my_store, tmp_path, ending):
+def test_import_is_the_inverse_of_export(store, my_store, experiment_id, tmp_path, ending):
     """Rows, predictions, tests, costs, tags, params, histories, inputs, times and scores."""
-    run_ids = [track_loop(), track_loop(2, seed=1, tags={"note": "mine"}, run_name="ä b/c")]
+    incomplete = stored_run(store, experiment_id, FOUR_BUCKETS[:3]).info.run_id
+    store.set_tag(incomplete, names.ERROR_TAG, "its disk was full")
+    store.set_terminated(incomplete, "FAILED")
+    clear_mlflow.evaluate(incomplete)
+    run_ids = [track_loop(tags={"note": "mine"}, run_name="ä b/c"), incomplete]
     log_unusual_data(store, run_ids[0])
     exported = clear_mlflow.export("test", tmp_path / f"results{ending}")
     client = my_store()
@@ -125,7 +131,8 @@ def test_a_folder_contains_bundles_and_other_results(
     run_id = stored_run(store, experiment_id).info.run_id
     clear_mlflow.export(run_id, folder / "deep" / "bundle")
     clear_mlflow.export(run_id, folder / "packed.tar.xz")
-    (folder / "acc.csv").write_text("0.5,0.25\n0.5,0.75\n")
+    matrix = clear_mlflow.load(run_id).matrix
+    (folder / "matrix.json").write_text(matrix_json(matrix))
     client, offline_id = create_offline_folder(folder / "offline_runs", empty_store)
     stored_run(client, offline_id)
     (folder / "packed.tar.xz").write_bytes((folder / "packed.tar.xz").read_bytes() + b"x")
@@ -134,7 +141,7 @@ def test_a_folder_contains_bundles_and_other_results(
     outcomes = {file["file"]: file["outcome"] for file in files}
     assert code == 2
     assert outcomes == {
-        "acc.csv": "imported",
+        "matrix.json": "imported",
         "deep/bundle": "imported",
         "packed.tar.xz": "failed",
         "offline_runs": "failed",
