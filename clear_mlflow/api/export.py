@@ -41,7 +41,7 @@ def export(
         TrackingError: a run does not exist, or the store cannot be reached.
     """
     check_arguments(export, dict(locals()))
-    from clear_mlflow.api.bundle import ARCHIVE, write_bundles
+    from clear_mlflow.api.bundle import ARCHIVE, is_bundle, write_bundles
     from clear_mlflow.api.load import choose_runs, list_existing
     from clear_mlflow.store.client import open_store
     from clear_mlflow.store.rows import NO_ROWS, read_matrices
@@ -51,9 +51,11 @@ def export(
     client = open_store()
     selected, are_named = choose_runs(client, runs, filter=filter)
     stored_runs = list_existing(selected, "export")
-    if not are_named:  # sweeps and comparisons of an experiment lack rows
-        matrices = read_matrices(client, stored_runs, metrics=())
-        stored_runs = [stored.run for stored in matrices if str(stored.problem) != NO_ROWS]
+    # Sweeps and comparisons of an experiment, and some trainings in an offline folder, lack rows.
+    searched = [run for run in stored_runs if not are_named or is_bundle(run)]
+    matrices = read_matrices(client, searched, metrics=())
+    without_rows = [stored.run for stored in matrices if stored.problem == NO_ROWS]
+    stored_runs = [run for run in stored_runs if run not in without_rows]
     if not stored_runs:
         raise ConfigError("none of the chosen runs has rows of an accuracy matrix")
     write_bundles(client, stored_runs, Path(to), licence=licence)

@@ -11,7 +11,7 @@ from copying import describe_run, track_loop
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from offline_folders import create_offline_folder
-from stored_runs import change, rows_folder, stored_run
+from stored_runs import change, histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS
 
 import clear_mlflow
@@ -20,6 +20,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.report.exports import matrix_json
 from clear_mlflow.scoring import read_scores
 from clear_mlflow.store import names
+from clear_mlflow.store.lease import build_lease_tags
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -166,3 +167,48 @@ def test_a_published_archive_without_histories_is_imported(my_store):
         run.data.metrics["clear/challenge_score"] == member.metrics["clear/challenge_score"].value
     )
     assert run.data.params == member.entity.data.params
+
+
+def copy_verbatim(source, target, run_id):
+    """Copy a run as mlflow-export-import does: all tags as they are, a new id and start time."""
+    run = source.get_run(run_id)
+    experiment_id = target.get_experiment_by_name("theirs").experiment_id
+    copy_id = target.create_run(experiment_id).info.run_id
+    params = [Param(*item) for item in run.data.params.items()]
+    metrics = [
+        point for key in run.data.metrics for point in source.get_metric_history(run_id, key)
+    ]
+    tags = [RunTag(*item) for item in run.data.tags.items()]
+    target.log_batch(copy_id, params=params)
+    target.log_batch(copy_id, metrics=metrics)
+    target.log_batch(copy_id, tags=tags)
+    target.log_inputs(copy_id, datasets=run.inputs.dataset_inputs)
+    target.log_artifacts(copy_id, run.info.artifact_uri.removeprefix("file://"))
+    target.set_terminated(copy_id, run.info.status)
+    return copy_id
+
+
+def test_a_verbatim_copy_by_another_program_is_scored_and_compared(store, my_store, experiment_id):
+    """Its tags name another run, its parent does not exist, and its process is gone."""
+    run_ids = [track_loop(seed=seed) for seed in (0, 1)]
+    lease = {**json.loads(build_lease_tags()[names.HOLDER_TAG]), "pid": 2**22 + 1}
+    for tag, text in {
+        names.HOLDER_TAG: json.dumps(lease),
+        names.PROCESS_TAG: json.dumps(lease),
+        "mlflow.parentRunId": "0" * 32,
+    }.items():
+        store.set_tag(run_ids[1], tag, text)
+    store.update_run(run_ids[1], status="RUNNING")
+    expected = [clear_mlflow.load(run_id) for run_id in run_ids]
+    client = my_store()
+    copy_ids = [copy_verbatim(store, client, run_id) for run_id in run_ids]
+    results = list(clear_mlflow.evaluate(copy_ids))
+    assert [result.is_problem for result in results] == [False, False]
+    assert [client.get_run(copy_id).info.status for copy_id in copy_ids] == ["FINISHED", "KILLED"]
+    for copy_id, original in zip(copy_ids, expected, strict=True):
+        loaded = clear_mlflow.load(copy_id)
+        assert loaded.scores.changes.is_empty
+        assert loaded.matrix.to_dict() == original.matrix.to_dict()
+        assert histories(client, copy_id) == histories(store, original.run_id)
+    compared = clear_mlflow.compare("theirs", log=False)
+    assert {run.run_id for run in compared.comparison.runs} == {*copy_ids}

@@ -117,6 +117,9 @@ def test_one_run_needs_no_name(store, empty_store, tmp_path):
     run_id = stored_run(client, experiment_id).info.run_id
     client.create_run(experiment_id, tags={"clear_mlflow.kind": "compare"})
     assert clear_mlflow.load(folder).run_id == run_id
+    client.create_run(experiment_id)  # its training ended before the first row
+    exported = clear_mlflow.export(folder, tmp_path / "exported")
+    assert clear_mlflow.load(exported).run_id == run_id
     with pytest.raises(RecordError, match="contains no run ffffff"):
         clear_mlflow.load(folder / "ffffff")
     (refused,) = clear_mlflow.evaluate(folder)
