@@ -1,96 +1,147 @@
 """A training survives output that cannot be written, and a lost result is an error."""
 
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
+from forked import ForkedPython, run_python
+from mlflow import MlflowClient
 
-PROGRAM = f"{sys.executable} -m clear_mlflow"
-TRAIN = f"{PROGRAM} train --epochs 1 --features pixels --predictions none"
+TRAIN = ("train", "--epochs", "1", "--features", "pixels", "--predictions", "none")
+# Change the streams of a forked process as a shell changes those of one that it starts.
+REDIRECT = """
+import os, runpy, sys
+for word in sys.argv[1].split():
+    number, target = int(word[0]), word[1:]
+    os.close(number)
+    if target == "full":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+    else:  # Python has no stream for a descriptor that is closed when it starts
+        setattr(sys, ("stdin", "stdout", "stderr")[number], None)
+sys.argv = sys.argv[1:]
+runpy.run_module("clear_mlflow", run_name="__main__", alter_sys=True)
+"""
 
 
-def run_shell(command, **environment):
-    """Run a shell command in the environment of the test's store."""
+def run_redirected(redirection, *arguments):
+    """Run a command with its streams closed or on a full disk, in a forked process."""
+    return run_python("-c", REDIRECT, redirection, *arguments)
+
+
+def run_in_new_interpreter(line, **environment):
+    """Run a line of bash in which $CLEAR_MLFLOW is the program."""
+    program = f"{sys.executable} -m clear_mlflow"
     return subprocess.run(
-        ["bash", "-c", command],
+        ["bash", "-c", line],
         check=False,
         capture_output=True,
         text=True,
         errors="replace",
-        env={**os.environ, **environment},
+        env={**os.environ, "CLEAR_MLFLOW": program, **environment},
     )
 
 
-@pytest.fixture
-def finished_run(store, experiment_id):
-    """The id of a run that was trained with intact output."""
-    assert run_shell(TRAIN).returncode == 0
-    return store.search_runs([experiment_id])[0].info.run_id
-
-
-@pytest.mark.parametrize(
-    "redirection", ["2>/dev/full", "2>&-", ">&-", ">&- 2>&-", ">/dev/full 2>/dev/full", "<&- >&-"]
-)
-def test_unwritable_output_does_not_end_a_training(store, experiment_id, redirection):
-    """Exit code 0 and a complete run, as with intact output."""
-    done = run_shell(f"{TRAIN} {redirection}")
+@pytest.fixture(scope="module")
+def finished_run(empty_store, tmp_path_factory):
+    """Return the id of a run that was trained with intact output, and the URI of its store."""
+    folder = tmp_path_factory.mktemp("finished")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": uri}
+    name = "Pr\u00fcfung \u65e5\u672c"
+    done = run_python(
+        *("-m", "clear_mlflow", *TRAIN, "--run-name", name), cwd=folder, env=environment
+    )
     assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    (run,) = MlflowClient(uri).search_runs(["0"])
+    return run.info.run_id, uri
+
+
+def check_run_is_complete(store, experiment_id):
     (run,) = store.search_runs([experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.tags["clear_mlflow.rows"] == "complete"
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"PYTHONIOENCODING": "ascii"},
-        {"PYTHONIOENCODING": "latin-1:strict"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    ],
-)
-def test_characters_that_cannot_be_encoded_are_replaced(store, experiment_id, environment):
-    """Neither a training nor a table ends in a traceback."""
-    done = run_shell(f"{TRAIN} --run-name 'Pr\u00fcfung \u65e5\u672c'", PYTHONUTF8="1")
+@pytest.mark.parametrize("redirection", ["2full", "2closed", "1closed", "1closed 2closed", "1full 2full"])
+def test_unwritable_output_does_not_end_a_training(store, experiment_id, redirection):
+    """Exit code 0 and a complete run, as with intact output."""
+    done = run_redirected(redirection, *TRAIN)
     assert done.returncode == 0, done.stderr
-    (run,) = store.search_runs([experiment_id])
-    table = run_shell(f"{PROGRAM} show {run.info.run_id}", **environment)
+    assert "Traceback" not in done.stderr
+    check_run_is_complete(store, experiment_id)
+
+
+def test_closed_input_and_output_do_not_end_a_training(store, experiment_id):
+    """In a new interpreter, whose first files could get the numbers of the closed streams."""
+    done = run_in_new_interpreter(f"$CLEAR_MLFLOW {' '.join(TRAIN)} <&- >&-")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    check_run_is_complete(store, experiment_id)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1:strict"])
+def test_characters_that_cannot_be_encoded_are_replaced(finished_run, encoding):
+    """A table does not end in a traceback."""
+    run_id, uri = finished_run
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": uri, "PYTHONIOENCODING": encoding}
+    table = run_python("-m", "clear_mlflow", "show", run_id, env=environment)
     assert (table.returncode, table.stderr) == (0, "")
     assert " FINISHED" in table.stdout
-    again = run_shell(TRAIN, **environment)
-    assert again.returncode == 0, again.stderr
-    assert "Traceback" not in again.stderr
+    assert "Pr?fung" in table.stdout or encoding != "ascii"
+
+
+def test_a_training_and_a_table_need_no_utf8(finished_run, store, experiment_id):
+    """In the locale C, whose encoding is ASCII, also for names of files."""
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    run_id, uri = finished_run
+    table = run_in_new_interpreter(
+        f"$CLEAR_MLFLOW show {run_id}", MLFLOW_TRACKING_URI=uri, **ascii_only
+    )
+    assert (table.returncode, table.stderr) == (0, "")
+    assert " FINISHED" in table.stdout
+    training = run_in_new_interpreter(f"$CLEAR_MLFLOW {' '.join(TRAIN)}", **ascii_only)
+    assert training.returncode == 0, training.stderr
+    assert "Traceback" not in training.stderr
+    check_run_is_complete(store, experiment_id)
 
 
 def test_a_reader_that_leaves_does_not_end_a_training(store, experiment_id):
     """``| head -1`` reads one line of the result."""
-    done = run_shell(f"{TRAIN} 2>&1 | head -1; exit ${{PIPESTATUS[0]}}")
-    assert done.returncode == 0, done.stdout
-    (run,) = store.search_runs([experiment_id])
-    assert run.info.status == "FINISHED"
+    process = ForkedPython(
+        *("-m", "clear_mlflow", *TRAIN), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait() == 0
+    check_run_is_complete(store, experiment_id)
 
 
-def test_a_result_that_cannot_be_written_is_an_error(finished_run):
+@pytest.mark.parametrize("redirection", ["1full", "1closed"])
+def test_a_result_that_cannot_be_written_is_an_error(finished_run, monkeypatch, redirection):
     """Exit code 2 and one line on standard error, for tables, JSON and help."""
-    for command in (f"show {finished_run}", f"show {finished_run} --json", "--help"):
-        for redirection in (">/dev/full", ">&-", "2>&1 >/dev/full"):
-            done = run_shell(f"{PROGRAM} {command} {redirection}")
-            assert done.returncode == 2, (command, redirection, done.stderr)
-            (line,) = (done.stderr + done.stdout).splitlines()
-            assert line.startswith("error: standard output cannot be written: ")
+    run_id, uri = finished_run
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for arguments in (("show", run_id), ("show", run_id, "--json"), ("--help",)):
+        done = run_redirected(redirection, *arguments)
+        assert done.returncode == 2, (arguments, done.stderr)
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: standard output cannot be written: ")
+        assert done.stdout == ""
 
 
-def test_a_full_disk_for_both_streams_is_an_exit_code(finished_run):
+def test_a_full_disk_for_both_streams_is_an_exit_code(finished_run, monkeypatch):
     """There is nowhere to print a message."""
-    done = run_shell(f"{PROGRAM} show {finished_run} --json >/dev/full 2>/dev/full")
-    assert done.returncode == 2
+    run_id, uri = finished_run
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert run_redirected("1full 2full", "show", run_id, "--json").returncode == 2
 
 
 def test_a_library_call_trains_with_standard_error_on_a_full_disk(store, experiment_id):
     """``clear_mlflow.train`` in a script, which keeps its own streams."""
-    code = "import clear_mlflow; clear_mlflow.train(epochs=1)"
-    done = run_shell(f"{sys.executable} -c '{code}' 2>/dev/full")
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = run_python("-c", "import clear_mlflow; clear_mlflow.train(epochs=1)", stderr=full)
     assert done.returncode == 0
-    (run,) = store.search_runs([experiment_id])
-    assert run.info.status == "FINISHED"
+    check_run_is_complete(store, experiment_id)

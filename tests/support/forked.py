@@ -251,7 +251,8 @@ def _run(
     setproctitle(" ".join([sys.executable, *words]))
     _fork_what_it_starts()
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    encoding, _, errors = environment.get("PYTHONIOENCODING", "utf-8").partition(":")
+    sys.stdout = open(1, "w", closefd=False, encoding=encoding, errors=errors or None)  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
     os.chdir(cwd)
     os.environ.clear()
