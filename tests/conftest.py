@@ -82,17 +82,22 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def digits_cache(tmp_path_factory) -> Path:
+def shared_folder(tmp_path_factory) -> Path:
+    """A folder that all workers of this pytest have in common."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def digits_cache(shared_folder) -> Path:
     """A cache folder that contains the embedded dataset alone, written once for all of pytest."""
     from clear_mlflow.data.embedded import write_embedded
 
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # of all workers
-    with (folder / "digits.lock").open("w") as lock:
+    folder = shared_folder / "digits"
+    with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second waits, and has it
-        write_embedded("digits", folder / "digits")
-    return folder / "digits"
+        write_embedded("digits", folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

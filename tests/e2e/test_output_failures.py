@@ -65,7 +65,9 @@ def check_run_is_complete(store, experiment_id):
     assert run.data.tags["clear_mlflow.rows"] == "complete"
 
 
-@pytest.mark.parametrize("redirection", ["2full", "2closed", "1closed", "1closed 2closed", "1full 2full"])
+@pytest.mark.parametrize(
+    "redirection", ["2full", "2closed", "1closed", "1closed 2closed", "1full 2full"]
+)
 def test_unwritable_output_does_not_end_a_training(store, experiment_id, redirection):
     """Exit code 0 and a complete run, as with intact output."""
     done = run_redirected(redirection, *TRAIN)

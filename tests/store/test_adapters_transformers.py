@@ -131,7 +131,6 @@ def script(tmp_path):
         "one-trainer row-0",
         "add-callback",
         "by-hand",
-        "late",
         "active",
         "twice late",
     ],

@@ -27,10 +27,9 @@ def count_failures(folder, situation, *numbers):
 
 def test_many_processes_can_open_a_new_store_at_the_same_time(tmp_path):
     """Without our lock, all but one fail, since each creates the same tables."""
-    assert count_failures(tmp_path, "together", 2, 8, 16) == [0, 0, 0]
-    for store in tmp_path.iterdir():
-        client = MlflowClient(f"sqlite:///{store}/mlflow.db")
-        assert [experiment.name for experiment in client.search_experiments()] == ["Default"]
+    assert count_failures(tmp_path, "together", 16) == [0]
+    client = MlflowClient(f"sqlite:///{tmp_path}/16/mlflow.db")
+    assert [experiment.name for experiment in client.search_experiments()] == ["Default"]
 
 
 def test_a_process_killed_while_it_sets_up_a_store_stops_no_other(tmp_path):

@@ -1,28 +1,15 @@
 """Scripts of users that train with a framework's own MLflow logger next to our adapter."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
+from forked import run_python
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
 
 def run_script(path, *options, **environment):
     """Run a script in its own process and return its exit code and standard error."""
-    done = subprocess.run(
-        [sys.executable, str(path), *options],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=path.parent,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path[1:]]),
-            **environment,
-        },
-    )
+    done = run_python(str(path), *options, cwd=path.parent, env={**os.environ, **environment})
     return done.returncode, done.stderr
 
 

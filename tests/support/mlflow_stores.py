@@ -6,14 +6,18 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 
+from clear_mlflow.store.sqlite import lock_store_opening
+
 EXPERIMENT = "test"
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory):
+def empty_store(shared_folder):
     """A database with MLflow's tables and nothing in them. Setting one up takes seconds."""
-    database = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(f"sqlite:///{database}").search_experiments()
+    database = shared_folder / "empty.db"
+    uri = f"sqlite:///{database}"
+    with lock_store_opening(uri):
+        MlflowClient(uri).search_experiments()
     return database
 
 
