@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from forked import run_forked
 from mlflow import MlflowClient
 from mlflow.projects.utils import load_project
 from stored_runs import history, read_stored_rows, wait_for_row, without_machine_fields
@@ -120,9 +121,8 @@ def test_a_container_that_was_killed_is_resumed_when_its_lease_has_expired(slurm
         printed, _ = second.communicate(timeout=LONG)
     assert second.returncode == 0, printed
     assert printed.count("waiting up to 10 s for the expiry of its lease") == 1
-    undisturbed = start()
-    printed, _ = undisturbed.communicate(timeout=LONG)
-    assert undisturbed.returncode == 0, printed
+    undisturbed = run_forked("train", *TRAINED, cwd=folder, env={**os.environ, **variables})
+    assert undisturbed.returncode == 0, undisturbed.stderr
     end_as_if_undisturbed(client, run_id, resumes="1")
 
 

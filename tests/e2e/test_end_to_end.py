@@ -14,12 +14,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from forked import Forked, ForkedPython, environment, find_training, run_forked
 from layout_trees import LAYOUTS, Photos
 from short_stream import SLOWLY, options
 from stored_runs import rows_folder, wait_for_row
 
-from clear_mlflow import AccuracyMatrix
+from clear_mlflow import AccuracyMatrix, ClearError, train
+from clear_mlflow.cli import main
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
 
@@ -172,10 +174,11 @@ def test_stopped_run_is_scored_and_closed(project, store, experiment_id, short_s
     assert select_scores(closed) == summarize(matrix)
 
 
-@pytest.mark.parametrize("after", [0.0, 1.5])
-def test_stopped_before_it_began(project, store, experiment_id, short_stream, after):
+@pytest.mark.parametrize(("after", "forked"), [(0.0, False), (1.0, True)])
+def test_stopped_before_it_began(project, store, experiment_id, short_stream, after, forked):
     """From when the command listens to signals on, the run that mlflow run opened is closed."""
-    process = mlflow_run(project, *slowly(short_stream), start_new_session=True)
+    options = {"forked": forked, "start_new_session": True}
+    process = mlflow_run(project, *slowly(short_stream), **options)
     until = time.monotonic() + LONG
     while not store.search_runs([experiment_id]) and time.monotonic() < until:
         time.sleep(0.05)
@@ -260,42 +263,56 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
     assert select_scores(closed) == summarize(matrix)
 
 
+BAD_INPUT = [
+    (["--strategy", "rehearse"], "expected one of"),
+    (["--dataset", "folder"], "needs its folder"),
+    (["--config", "nowhere.json"], "nowhere.json"),
+    (["--features", "pixels", "--model", "resnet18"], "pass --model linear with --features NAME"),
+]
+# Only the training process notices these.
+BAD_STREAMS = [
+    (["--dataset", "clear10", "--data-root", "nowhere"], "nowhere"),
+    (["--weights", "nowhere.pth"], "nowhere.pth cannot be read: No such file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [*BAD_INPUT, *BAD_STREAMS])
+def test_bad_input_is_one_line_and_exit_code_2(store, experiment_id, arguments, message):
+    """It states what arrived and what was expected, and nothing has begun."""
+    if (arguments, message) in BAD_INPUT:  # before a process is started
+        done = CliRunner().invoke(main, ["train", *arguments])
+        code, output = done.exit_code, done.output
+    else:
+        finished = clear_mlflow("train", *arguments)
+        code, output = finished.returncode, finished.stdout + finished.stderr
+    assert code == 2
+    (line,) = [li for li in output.splitlines() if li.startswith("error: ")]
+    assert message in line
+    assert "Traceback" not in output
+    assert not store.search_runs([experiment_id])
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("options", "message"),
     [
-        (["--strategy", "rehearse"], "expected one of"),
-        (["--dataset", "folder"], "needs its folder"),
-        (["--dataset", "clear10", "--data-root", "nowhere"], "nowhere"),
-        (["--config", "nowhere.json"], "nowhere.json"),
+        ({"strategy_args": {"lambda": 1}}, "not an argument of strategy naive"),
+        ({"strategy": "nowhere:Missing"}, "cannot be loaded"),
+        ({"strategy": "slda"}, "learns from stored features"),
         (
-            ["--strategy", "naive", "--strategy-args", "lambda=1"],
-            "not an argument of strategy naive",
+            {"weights": "DEFAULT", "model": "vit_b_16", "image_size": 96},
+            "pass image_size=224",
         ),
-        (["--strategy", "nowhere:Missing"], "cannot be loaded"),
-        (
-            ["--features", "pixels", "--model", "resnet18"],
-            "pass --model linear with --features NAME",
-        ),
-        (["--strategy", "slda"], "learns from stored features"),
-        (["--weights", "nowhere.pth"], "nowhere.pth cannot be read: No such file"),
-        (
-            ["--weights", "DEFAULT", "--model", "vit_b_16", "--image-size", "96"],
-            "pass --image-size 224",
-        ),
-        (["--features", "nowhere"], "features nowhere do not exist"),
-        (
-            ["--dataset", "table", "--data-root", "tests", "--dataset-args", "table=no.csv"],
-            "no.csv",
-        ),
+        ({"features": "nowhere"}, "features nowhere do not exist"),
+        ({"dataset": "table", "data_root": "tests", "dataset_args": "table=no.csv"}, "no.csv"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(project, store, experiment_id, arguments, message):
-    """It states what arrived and what was expected, and nothing has begun."""
-    done = clear_mlflow("train", *arguments, cwd=project)
-    assert done.returncode == 2
-    (line,) = [li for li in done.stderr.splitlines() if li.startswith("error: ")]
-    assert message in line
-    assert "Traceback" not in done.stderr
+def test_parameters_that_do_not_fit_are_an_error_before_a_run(
+    project, store, experiment_id, monkeypatch, options, message
+):
+    """In Python as on the command line."""
+    monkeypatch.chdir(project)
+    with pytest.raises(ClearError, match=re.escape(message)):
+        train(**options)
     assert not store.search_runs([experiment_id])
 
 

@@ -76,11 +76,19 @@ class Commands:
 
     def __init__(self):
         self.succeeded = set()
+        self.environment = dict(os.environ)  # MLflow changes it in this process
+
+    def start(self, *words):
+        """Return the standard output of a command that trains, in its own processes."""
+        done = run_forked(*map(str, words), env=self.environment, timeout=LONG)
+        assert done.returncode == 0, done.stderr
+        self.record(words)
+        return done.stdout
 
     def run(self, *words):
-        """Return the standard output of a command."""
-        done = run_forked(*map(str, words), timeout=LONG)
-        assert done.returncode == 0, done.stderr
+        """Return the standard output of a command that starts no other process."""
+        done = CliRunner().invoke(main, list(map(str, words)))
+        assert done.exit_code == 0, done.output
         self.record(words)
         return done.stdout
 
@@ -102,17 +110,17 @@ def test_every_command_works(folder, monkeypatch):
         commands.run("data", "features", data, "--backbone", "resnet18", "--weights", "none")
         download_release(commands, data, monkeypatch)
 
-    output = commands.run("train", *train_options)
+    output = commands.start("train", *train_options)
     trained = re.search(r"run ([0-9a-f]{32}) FINISHED", output)[1]
-    assert "clear/in_domain_accuracy" in commands.run("show", trained)
-    commands.run("evaluate", trained)
-    assert "50.0: " in commands.run("identify", trained, "50.0")
-    commands.run("train-distributed", "--processes", "1", "--seed", "1", *train_options)
+    commands.start("train-distributed", "--processes", "1", "--seed", "1", *train_options)
     options = zip(train_options[::2], train_options[1::2], strict=True)
     fixed = {name.removeprefix("--").replace("-", "_"): str(value) for name, value in options}
     Path("my grid.json").write_text(json.dumps({"fixed": fixed, "grid": {"seed": [2]}}))
-    commands.run("sweep", "--grid", "my grid.json")
+    commands.start("sweep", "--grid", "my grid.json")
 
+    assert "clear/in_domain_accuracy" in commands.run("show", trained)
+    commands.run("evaluate", trained)
+    assert "50.0: " in commands.run("identify", trained, "50.0")
     Path("my matrix.csv").write_text(MATRIX)
     report = json.loads(commands.run("import", "my matrix.csv", "--num-instances", "10", "--json"))
     (imported,) = (file["run_id"] for file in report["files"])
@@ -143,9 +151,7 @@ def download_release(commands, data, monkeypatch):
         patch.setitem(RELEASES, "clear10", Release("clear10", REPOSITORY, tuple(archives)))
         template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        done = CliRunner().invoke(main, words := ["data", "download", "clear10"])
-    assert done.exit_code == 0, done.output
-    commands.record(tuple(words))
+        commands.run("data", "download", "clear10")
     commands.run("data", "check", "clear10")
 
 
@@ -169,7 +175,9 @@ def resend_run(commands, trained):
 def open_report(commands, run_id):
     """Open a run's page in a server of the command's own, or in the one that there is."""
     words = ("open", run_id, "--browser", "no")
-    process = Forked(*words, stdout=subprocess.PIPE, start_new_session=True)
+    process = Forked(
+        *words, env=commands.environment, stdout=subprocess.PIPE, start_new_session=True
+    )
     address = process.stdout.readline().strip()
     try:
         base = address.partition("/#/")[0]

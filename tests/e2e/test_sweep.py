@@ -235,7 +235,7 @@ def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monke
 
     undisturbed = store.create_experiment("undisturbed")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "undisturbed")
-    assert again(path).exit_code == 0
+    assert again(grid({"fixed": SLOWER, "grid": {"strategy": ["replay"]}})).exit_code == 0
     _, below, _ = find_runs(store, undisturbed)
     (undisturbed_run,) = below[run.data.tags[names.SWEEP_RUN_TAG]]
     assert without_machine_fields(read_stored_rows(undisturbed_run)) == without_machine_fields(

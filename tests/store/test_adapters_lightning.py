@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from logger_scripts import LIGHTNING, list_runs, run_script
+from logger_scripts import LIGHTNING, list_runs, script_runner
 from torch.utils.data import DataLoader, TensorDataset
 
 from clear_mlflow.adapters.lightning import MLflowAccuracyMatrix
@@ -135,6 +135,13 @@ def test_a_checkpoint_stores_the_number_of_trained_buckets():
     assert loaded.trained == 1
 
 
+@pytest.fixture(scope="module")
+def run_script():
+    """Run a script in its own process."""
+    with script_runner("lightning.pytorch") as run:
+        yield run
+
+
 @pytest.fixture
 def script(tmp_path):
     """A script with a loop over three buckets, with an ``MLFlowLogger``."""
@@ -155,7 +162,7 @@ def script(tmp_path):
         "twice",
     ],
 )
-def test_one_loop_with_an_mlflow_logger_is_one_run(store, script, options):
+def test_one_loop_with_an_mlflow_logger_is_one_run(store, run_script, script, options):
     """The run has the numbers of both and ends FINISHED."""
     assert run_script(script, *options.split()) == (0, ANY)
     runs = list_runs(store)
@@ -166,7 +173,7 @@ def test_one_loop_with_an_mlflow_logger_is_one_run(store, script, options):
         assert {"train_loss", "clear/accuracy"} <= run.data.metrics.keys()
 
 
-def test_a_killed_loop_with_an_mlflow_logger_continues_in_its_run(store, script):
+def test_a_killed_loop_with_an_mlflow_logger_continues_in_its_run(store, run_script, script):
     """A second process finds the run by ``MLFLOW_RUN_ID`` and stores its first row once."""
     assert run_script(script, "kill")[0] == -9
     (run,) = list_runs(store)
@@ -176,7 +183,9 @@ def test_a_killed_loop_with_an_mlflow_logger_continues_in_its_run(store, script)
     assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
 
 
-def test_a_loop_with_an_mlflow_logger_that_fails_before_its_first_row_is_failed(store, script):
+def test_a_loop_with_an_mlflow_logger_that_fails_before_its_first_row_is_failed(
+    store, run_script, script
+):
     """The logger opened the run, and the adapter ends it."""
     assert run_script(script, "crash")[0] == 1
     (run,) = list_runs(store)
@@ -184,7 +193,7 @@ def test_a_loop_with_an_mlflow_logger_that_fails_before_its_first_row_is_failed(
     assert run.data.tags[names.ERROR_TAG] == "ValueError: broke"
 
 
-def test_the_run_that_a_logger_names_is_joined(store, script, experiment_id):
+def test_the_run_that_a_logger_names_is_joined(store, run_script, script, experiment_id):
     """A run that was closed is open during the loop of ``MLFlowLogger(run_id=...)``."""
     run_id = store.create_run(experiment_id).info.run_id
     store.set_terminated(run_id, "KILLED")
@@ -193,7 +202,7 @@ def test_the_run_that_a_logger_names_is_joined(store, script, experiment_id):
     assert (run.info.run_id, run.info.status) == (run_id, "FINISHED")
 
 
-def test_an_interrupted_loop_is_killed(store, script):
+def test_an_interrupted_loop_is_killed(store, run_script, script):
     """The logger would end the run as failed."""
     assert run_script(script, "interrupt")[0] == 1
     (run,) = list_runs(store)

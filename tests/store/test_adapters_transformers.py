@@ -5,7 +5,7 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 import torch
-from logger_scripts import HUGGING_FACE, list_runs, run_script
+from logger_scripts import HUGGING_FACE, list_runs, script_runner
 from transformers import Trainer, TrainingArguments
 
 from clear_mlflow.adapters.transformers import MLflowAccuracyMatrix
@@ -114,6 +114,13 @@ def test_a_missing_metric_is_an_error(store, experiment_id, tmp_path):
     assert not store.search_runs([experiment_id])
 
 
+@pytest.fixture(scope="module")
+def run_script():
+    """Run a script in its own process."""
+    with script_runner("transformers.trainer") as run:
+        yield run
+
+
 @pytest.fixture
 def script(tmp_path):
     """A script with a loop over three buckets, with ``report_to="mlflow"``."""
@@ -135,7 +142,7 @@ def script(tmp_path):
         "twice late",
     ],
 )
-def test_one_loop_with_report_to_is_one_run(store, script, options):
+def test_one_loop_with_report_to_is_one_run(store, run_script, script, options):
     """The run has the numbers of both and ends FINISHED."""
     assert run_script(script, *options.split()) == (0, ANY)
     runs = list_runs(store)
@@ -146,7 +153,7 @@ def test_one_loop_with_report_to_is_one_run(store, script, options):
         assert {"train_loss", "clear/accuracy"} <= run.data.metrics.keys()
 
 
-def test_a_killed_loop_with_report_to_continues_in_its_run(store, script):
+def test_a_killed_loop_with_report_to_continues_in_its_run(store, run_script, script):
     """A second process finds the run by ``MLFLOW_RUN_ID`` and stores its first row once."""
     assert run_script(script, "kill")[0] == -9
     (run,) = list_runs(store)
@@ -156,7 +163,7 @@ def test_a_killed_loop_with_report_to_continues_in_its_run(store, script):
     assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
 
 
-def test_a_loop_with_report_to_that_fails_before_its_first_row_is_failed(store, script):
+def test_a_loop_with_report_to_that_fails_before_its_first_row_is_failed(store, run_script, script):
     """The logger opened the run, and the adapter ends it."""
     assert run_script(script, "crash")[0] == 1
     (run,) = list_runs(store)
@@ -164,7 +171,7 @@ def test_a_loop_with_report_to_that_fails_before_its_first_row_is_failed(store, 
     assert run.data.tags[names.ERROR_TAG] == "ValueError: broke"
 
 
-def test_a_nested_run_is_one_child_run(store, script):
+def test_a_nested_run_is_one_child_run(store, run_script, script):
     """``MLFLOW_NESTED_RUN`` asks for it, and a new Trainer does not open another one."""
     assert run_script(script, "active", "row-0", MLFLOW_NESTED_RUN="1") == (0, ANY)
     child, parent = list_runs(store)

@@ -1,16 +1,53 @@
 """Scripts of users that train with a framework's own MLflow logger next to our adapter."""
 
+import json
 import os
+import subprocess
+from contextlib import contextmanager
 
-from forked import run_python
+from forked import ForkedPython
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
+# Imports a framework, and then runs each script that is requested in a fork of itself.
+FORKING = """
+import importlib, json, os, runpy, sys
+importlib.import_module(sys.argv[1])
+for line in sys.stdin:
+    path, options, environment, errors = json.loads(line)
+    if not (child := os.fork()):
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(os.path.dirname(path))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        sys.argv = [path, *options]
+        runpy.run_path(path, run_name="__main__")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 
-def run_script(path, *options, **environment):
-    """Run a script in its own process and return its exit code and standard error."""
-    done = run_python(str(path), *options, cwd=path.parent, env={**os.environ, **environment})
-    return done.returncode, done.stderr
+
+@contextmanager
+def script_runner(framework):
+    """Yield a function that runs a script of a framework, which is imported only once."""
+    process = ForkedPython(
+        *("-c", FORKING, framework), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+    def run_script(path, *options, **environment):
+        """Run a script in its own process and return its exit code and standard error."""
+        errors = path.with_name("errors.txt")
+        request = [str(path), options, {**os.environ, **environment}, str(errors)]
+        process.stdin.write(json.dumps(request) + "\n")
+        return int(process.stdout.readline()), errors.read_text()
+
+    try:
+        yield run_script
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
 
 
 def list_runs(store: MlflowClient):
