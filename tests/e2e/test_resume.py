@@ -166,26 +166,30 @@ def test_killed_again_and_again(project, store, experiment_id, short_stream):
 
 
 @pytest.fixture
-def interrupted(store, experiment_id, short_stream, monkeypatch):
+def interrupted(store, experiment_id, short_stream, monkeypatch, fill_once):
     """A run that was stopped after row 2 of 4 and its state: the client, and the run's id."""
     parameters = {**short_stream, "features": "pixels", "strategy": "linear", "epochs": "15"}
-    training = prepare(
-        check(TrainConfig.resolve({**parameters, "device": "cpu"})), TrainingProgress()
-    )
-    rows = type(training).rows
 
-    def until_stopped(self, on_curve, on_test, on_state):
-        for measured in rows(self, on_curve, on_test, on_state):
-            if measured.row.row == 3:  # by now the state after row 2 is handed over
-                raise KeyboardInterrupt
-            yield measured
+    def train():
+        training = prepare(
+            check(TrainConfig.resolve({**parameters, "device": "cpu"})), TrainingProgress()
+        )
+        rows = type(training).rows
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(training), "rows", until_stopped)
-        with pytest.raises(KeyboardInterrupt):
-            train_in_process(store, training, parameters)
-    (run,) = store.search_runs([experiment_id])
-    return store, run.info.run_id
+        def until_stopped(self, on_curve, on_test, on_state):
+            for measured in rows(self, on_curve, on_test, on_state):
+                if measured.row.row == 3:  # by now the state after row 2 is handed over
+                    raise KeyboardInterrupt
+                yield measured
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(training), "rows", until_stopped)
+            with pytest.raises(KeyboardInterrupt):
+                train_in_process(store, training, parameters)
+        (run,) = store.search_runs([experiment_id])
+        return run.info.run_id
+
+    return store, fill_once(store, train)
 
 
 def snapshot(client, run_id):

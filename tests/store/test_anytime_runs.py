@@ -89,9 +89,10 @@ def plain_run(store, finished, untrained):
 
 
 @pytest.fixture
-def finished(store, experiment_id):
+def finished(store, experiment_id, fill_once):
     """A run that tested inside its buckets."""
-    train_in_process(store, KnownTraining(FOUR_BUCKETS, tests=TESTS), {})
+    training = KnownTraining(FOUR_BUCKETS, tests=TESTS)
+    fill_once(store, lambda: train_in_process(store, training, {}))
     return only_run(store, experiment_id)
 
 

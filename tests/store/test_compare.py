@@ -27,20 +27,24 @@ SCORE = "clear/challenge_score"
 
 
 @pytest.fixture
-def runs(store, experiment_id):
+def runs(store, experiment_id, fill_once):
     """Two strategies, two seeds each."""
-    return [
-        log_run(
-            store,
-            experiment_id,
-            f"{strategy} clear10 seed {seed}",
-            counts(level, seed),
-            strategy=strategy,
-            seed=seed,
-        )
-        for strategy, level in (("naive", 120), ("replay", 180))
-        for seed in (0, 1)
-    ]
+
+    def log_runs():
+        return [
+            log_run(
+                store,
+                experiment_id,
+                f"{strategy} clear10 seed {seed}",
+                counts(level, seed),
+                strategy=strategy,
+                seed=seed,
+            )
+            for strategy, level in (("naive", 120), ("replay", 180))
+            for seed in (0, 1)
+        ]
+
+    return fill_once(store, log_runs)
 
 
 def invoke(*arguments):

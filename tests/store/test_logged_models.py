@@ -79,8 +79,8 @@ def photos(tmp_path_factory):
 
 
 @pytest.fixture
-def run(store, experiment_id, photos):
-    return train_run(store, experiment_id, **SMALL, data_root=str(photos))
+def run(store, experiment_id, photos, fill_once):
+    return fill_once(store, lambda: train_run(store, experiment_id, **SMALL, data_root=str(photos)))
 
 
 class Tied(Strategy):

@@ -39,9 +39,9 @@ def text_artifact(store, run, path):
 
 
 @pytest.fixture
-def finished(store, experiment_id):
+def finished(store, experiment_id, fill_once):
     """A run of four buckets that went well."""
-    train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)
+    fill_once(store, lambda: train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED))
     return the_run(store, experiment_id)
 
 

@@ -86,7 +86,7 @@ class ForkedPython(_Popen):
                 if number == 0:
                     self.stdin = io.TextIOWrapper(os.fdopen(writing, "wb"), write_through=True)
                 elif number == 1:
-                    self.stdout = os.fdopen(reading)
+                    self.stdout = os.fdopen(reading, errors="replace")
                 else:
                     self.stderr = os.fdopen(reading)
             elif option == subprocess.DEVNULL:

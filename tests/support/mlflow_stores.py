@@ -1,11 +1,15 @@
 """Real MLflow stores for tests: a fresh sqlite store each, copied from one that was set up once."""
 
 import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 import mlflow
 import pytest
 from mlflow import MlflowClient
 
+from clear_mlflow.store import lease
 from clear_mlflow.store.sqlite import lock_store_opening
 
 EXPERIMENT = "test"
@@ -48,3 +52,34 @@ def store(empty_store, tmp_path, monkeypatch):
 def experiment_id(store):
     """The id of the experiment that the test's store has."""
     return store.get_experiment_by_name(EXPERIMENT).experiment_id
+
+
+@pytest.fixture(scope="module")
+def fill_once(tmp_path_factory):
+    """Return a function that fills the store of the first test of a module, and copies it later.
+
+    It takes the test's client and a function, and returns the function's result.
+    """
+    copy = tmp_path_factory.mktemp("filled")
+    results = []
+
+    def fill_store(client, fill):
+        database = Path(client.tracking_uri.removeprefix("sqlite:///"))
+        if not results:
+            artifacts = database.with_name("artifacts")  # where the copied database has them, too
+            results.extend([artifacts, fill()])
+            shutil.copytree(artifacts, copy / "artifacts")
+            _copy_database(database, copy / "mlflow.db")
+        else:
+            _copy_database(copy / "mlflow.db", database)
+            shutil.rmtree(results[0])
+            shutil.copytree(copy / "artifacts", results[0])
+            lease._first_seen.clear()  # runs have the ids that they had in other tests
+        return results[1]
+
+    return fill_store
+
+
+def _copy_database(source, target):
+    with closing(sqlite3.connect(source)) as reader, closing(sqlite3.connect(target)) as writer:
+        reader.backup(writer)
