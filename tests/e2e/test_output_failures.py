@@ -143,7 +143,8 @@ def test_a_full_disk_for_both_streams_is_an_exit_code(finished_run, monkeypatch)
 
 def test_a_library_call_trains_with_standard_error_on_a_full_disk(store, experiment_id):
     """``clear_mlflow.train`` in a script, which keeps its own streams."""
+    code = "import clear_mlflow, os; clear_mlflow.train(epochs=1); os._exit(0)"
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        done = run_python("-c", "import clear_mlflow; clear_mlflow.train(epochs=1)", stderr=full)
+        done = run_python("-c", code, stderr=full)
     assert done.returncode == 0
     check_run_is_complete(store, experiment_id)
