@@ -2,13 +2,11 @@
 
 import logging
 import warnings
-from unittest.mock import ANY
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from logger_scripts import LIGHTNING, list_runs, script_runner
 from torch.utils.data import DataLoader, TensorDataset
 
 from clear_mlflow.adapters.lightning import MLflowAccuracyMatrix
@@ -133,77 +131,3 @@ def test_a_checkpoint_stores_the_number_of_trained_buckets():
     callback.on_fit_end(None, None)
     loaded.load_state_dict(callback.state_dict())
     assert loaded.trained == 1
-
-
-@pytest.fixture(scope="module")
-def run_script():
-    """Run a script in its own process."""
-    with script_runner("lightning.pytorch") as run:
-        yield run
-
-
-@pytest.fixture
-def script(tmp_path):
-    """A script with a loop over three buckets, with an ``MLFlowLogger``."""
-    path = tmp_path / "loop.py"
-    path.write_text(LIGHTNING)
-    return path
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        "",
-        "row-0 one-logger",
-        "one-trainer",
-        "late model",
-        "active",
-        "experiment",
-        "twice",
-    ],
-)
-def test_one_loop_with_an_mlflow_logger_is_one_run(store, run_script, script, options):
-    """The run has the numbers of both and ends FINISHED."""
-    assert run_script(script, *options.split()) == (0, ANY)
-    runs = list_runs(store)
-    assert len(runs) == (2 if "twice" in options else 1)
-    for run in runs:
-        assert run.info.status == "FINISHED"
-        assert run.data.tags[names.ROWS_TAG] == "complete"
-        assert {"train_loss", "clear/accuracy"} <= run.data.metrics.keys()
-
-
-def test_a_killed_loop_with_an_mlflow_logger_continues_in_its_run(store, run_script, script):
-    """A second process finds the run by ``MLFLOW_RUN_ID`` and stores its first row once."""
-    assert run_script(script, "kill")[0] == -9
-    (run,) = list_runs(store)
-    assert run.info.status == "RUNNING"
-    assert run_script(script, MLFLOW_RUN_ID=run.info.run_id) == (0, ANY)
-    (run,) = list_runs(store)
-    assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
-
-
-def test_a_loop_with_an_mlflow_logger_that_fails_before_its_first_row_is_failed(
-    store, run_script, script
-):
-    """The logger opened the run, and the adapter ends it."""
-    assert run_script(script, "crash")[0] == 1
-    (run,) = list_runs(store)
-    assert run.info.status == "FAILED"
-    assert run.data.tags[names.ERROR_TAG] == "ValueError: broke"
-
-
-def test_the_run_that_a_logger_names_is_joined(store, run_script, script, experiment_id):
-    """A run that was closed is open during the loop of ``MLFlowLogger(run_id=...)``."""
-    run_id = store.create_run(experiment_id).info.run_id
-    store.set_terminated(run_id, "KILLED")
-    assert run_script(script, LOGGER_RUN_ID=run_id) == (0, ANY)
-    (run,) = list_runs(store)
-    assert (run.info.run_id, run.info.status) == (run_id, "FINISHED")
-
-
-def test_an_interrupted_loop_is_killed(store, run_script, script):
-    """The logger would end the run as failed."""
-    assert run_script(script, "interrupt")[0] == 1
-    (run,) = list_runs(store)
-    assert run.info.status == "KILLED"

@@ -1,11 +1,8 @@
 """Hugging Face's Trainer, run by itself: the matrix in MLflow is what trainer.evaluate returned."""
 
-from unittest.mock import ANY
-
 import numpy as np
 import pytest
 import torch
-from logger_scripts import HUGGING_FACE, list_runs, script_runner
 from transformers import Trainer, TrainingArguments
 
 from clear_mlflow.adapters.transformers import MLflowAccuracyMatrix
@@ -112,72 +109,3 @@ def test_a_missing_metric_is_an_error(store, experiment_id, tmp_path):
     with pytest.raises(ConfigError, match=r"returned no 'top1' \(there is accuracy, loss, "):
         trainer(callback, tmp_path, Model()).evaluate(test)
     assert not store.search_runs([experiment_id])
-
-
-@pytest.fixture(scope="module")
-def run_script():
-    """Run a script in its own process."""
-    with script_runner("transformers.trainer") as run:
-        yield run
-
-
-@pytest.fixture
-def script(tmp_path):
-    """A script with a loop over three buckets, with ``report_to="mlflow"``."""
-    path = tmp_path / "loop.py"
-    path.write_text(HUGGING_FACE)
-    return path
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        "",
-        "row-0",
-        "one-trainer",
-        "one-trainer row-0",
-        "add-callback",
-        "by-hand",
-        "active",
-        "twice late",
-    ],
-)
-def test_one_loop_with_report_to_is_one_run(store, run_script, script, options):
-    """The run has the numbers of both and ends FINISHED."""
-    assert run_script(script, *options.split()) == (0, ANY)
-    runs = list_runs(store)
-    assert len(runs) == (2 if "twice" in options else 1)
-    for run in runs:
-        assert run.info.status == "FINISHED"
-        assert run.data.tags[names.ROWS_TAG] == "complete"
-        assert {"train_loss", "clear/accuracy"} <= run.data.metrics.keys()
-
-
-def test_a_killed_loop_with_report_to_continues_in_its_run(store, run_script, script):
-    """A second process finds the run by ``MLFLOW_RUN_ID`` and stores its first row once."""
-    assert run_script(script, "kill")[0] == -9
-    (run,) = list_runs(store)
-    assert run.info.status == "RUNNING"
-    assert run_script(script, MLFLOW_RUN_ID=run.info.run_id) == (0, ANY)
-    (run,) = list_runs(store)
-    assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
-
-
-def test_a_loop_with_report_to_that_fails_before_its_first_row_is_failed(store, run_script, script):
-    """The logger opened the run, and the adapter ends it."""
-    assert run_script(script, "crash")[0] == 1
-    (run,) = list_runs(store)
-    assert run.info.status == "FAILED"
-    assert run.data.tags[names.ERROR_TAG] == "ValueError: broke"
-
-
-def test_a_nested_run_is_one_child_run(store, run_script, script):
-    """``MLFLOW_NESTED_RUN`` asks for it, and a new Trainer does not open another one."""
-    assert run_script(script, "active", "row-0", MLFLOW_NESTED_RUN="1") == (0, ANY)
-    child, parent = list_runs(store)
-    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert child.data.tags[names.ROWS_TAG] == "complete"
-    assert names.ROWS_TAG not in parent.data.tags
-    assert {child.info.status, parent.info.status} == {"FINISHED"}
-    assert run_script(script, MLFLOW_NESTED_RUN="1") == (0, ANY)
-    assert len(list_runs(store)) == 3

@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 from contextlib import contextmanager
+from unittest.mock import ANY
 
+import pytest
 from forked import ForkedPython
-from mlflow import MlflowClient
 from mlflow.entities import ViewType
+
+from clear_mlflow.store import names
 
 # Imports a framework, and then runs each script that is requested in a fork of itself.
 FORKING = """
@@ -48,12 +51,6 @@ def script_runner(framework):
         process.stdin.close()
         process.wait()
         process.stdout.close()
-
-
-def list_runs(store: MlflowClient):
-    """Return all runs of a store, deleted ones included."""
-    experiments = [e.experiment_id for e in store.search_experiments()]
-    return list(store.search_runs(experiments, run_view_type=ViewType.ALL))
 
 
 HUGGING_FACE = """
@@ -210,3 +207,112 @@ else:
 if "twice" in options:
     loop()
 """
+
+SCRIPTS = {"lightning.pytorch": LIGHTNING, "transformers.trainer": HUGGING_FACE}
+
+
+@pytest.fixture(scope="module", params=SCRIPTS)
+def runner(request):
+    """The name of a framework, and a function that runs a script of it."""
+    with script_runner(request.param) as run_script:
+        yield request.param, run_script
+
+
+@pytest.fixture
+def run_script(runner, tmp_path, store):
+    """Run a loop over three buckets in its own process."""
+    framework, run_script = runner
+    path = tmp_path / "loop.py"
+    path.write_text(SCRIPTS[framework])
+    return lambda *options, **environment: run_script(path, *options, **environment)
+
+
+def list_runs(store):
+    """Return all runs of a store, deleted ones included."""
+    experiments = [e.experiment_id for e in store.search_experiments()]
+    return list(store.search_runs(experiments, run_view_type=ViewType.ALL))
+
+
+OF_LIGHTNING = pytest.mark.parametrize("runner", ["lightning.pytorch"], indirect=True)
+OF_TRANSFORMERS = pytest.mark.parametrize("runner", ["transformers.trainer"], indirect=True)
+
+
+@pytest.mark.parametrize(
+    ("runner", "options"),
+    [
+        ("lightning.pytorch", ""),
+        ("lightning.pytorch", "row-0 one-logger"),
+        ("lightning.pytorch", "one-trainer"),
+        ("lightning.pytorch", "late model"),
+        ("lightning.pytorch", "active"),
+        ("lightning.pytorch", "experiment"),
+        ("lightning.pytorch", "twice"),
+        ("transformers.trainer", ""),
+        ("transformers.trainer", "row-0"),
+        ("transformers.trainer", "one-trainer"),
+        ("transformers.trainer", "one-trainer row-0"),
+        ("transformers.trainer", "add-callback"),
+        ("transformers.trainer", "by-hand"),
+        ("transformers.trainer", "active"),
+        ("transformers.trainer", "twice late"),
+    ],
+    indirect=["runner"],
+)
+def test_one_loop_with_a_logger_is_one_run(store, run_script, options):
+    """The run has the numbers of both and ends FINISHED."""
+    assert run_script(*options.split()) == (0, ANY)
+    runs = list_runs(store)
+    assert len(runs) == (2 if "twice" in options else 1)
+    for run in runs:
+        assert run.info.status == "FINISHED"
+        assert run.data.tags[names.ROWS_TAG] == "complete"
+        assert {"train_loss", "clear/accuracy"} <= run.data.metrics.keys()
+
+
+def test_a_killed_loop_with_a_logger_continues_in_its_run(store, run_script):
+    """A second process finds the run by ``MLFLOW_RUN_ID`` and stores its first row once."""
+    assert run_script("kill")[0] == -9
+    (run,) = list_runs(store)
+    assert run.info.status == "RUNNING"
+    assert run_script(MLFLOW_RUN_ID=run.info.run_id) == (0, ANY)
+    (run,) = list_runs(store)
+    assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
+
+
+def test_a_loop_with_a_logger_that_fails_before_its_first_row_is_failed(store, run_script):
+    """The logger opened the run, and the adapter ends it."""
+    assert run_script("crash")[0] == 1
+    (run,) = list_runs(store)
+    assert run.info.status == "FAILED"
+    assert run.data.tags[names.ERROR_TAG] == "ValueError: broke"
+
+
+@OF_LIGHTNING
+def test_the_run_that_a_logger_names_is_joined(store, run_script, experiment_id):
+    """A run that was closed is open during the loop of ``MLFlowLogger(run_id=...)``."""
+    run_id = store.create_run(experiment_id).info.run_id
+    store.set_terminated(run_id, "KILLED")
+    assert run_script(LOGGER_RUN_ID=run_id) == (0, ANY)
+    (run,) = list_runs(store)
+    assert (run.info.run_id, run.info.status) == (run_id, "FINISHED")
+
+
+@OF_LIGHTNING
+def test_an_interrupted_loop_is_killed(store, run_script):
+    """The logger would end the run as failed."""
+    assert run_script("interrupt")[0] == 1
+    (run,) = list_runs(store)
+    assert run.info.status == "KILLED"
+
+
+@OF_TRANSFORMERS
+def test_a_nested_run_is_one_child_run(store, run_script):
+    """``MLFLOW_NESTED_RUN`` asks for it, and a new Trainer does not open another one."""
+    assert run_script("active", "row-0", MLFLOW_NESTED_RUN="1") == (0, ANY)
+    child, parent = list_runs(store)
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert child.data.tags[names.ROWS_TAG] == "complete"
+    assert names.ROWS_TAG not in parent.data.tags
+    assert {child.info.status, parent.info.status} == {"FINISHED"}
+    assert run_script(MLFLOW_NESTED_RUN="1") == (0, ANY)
+    assert len(list_runs(store)) == 3
