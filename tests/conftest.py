@@ -21,6 +21,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 # Threads that spin while they wait would take the cores from the processes that they wait for; read
 # when torch is loaded, here and in what tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Tests report nothing to MLflow's developers.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 # A shell that runs pytest in the background (``pytest &``) has it ignore Ctrl-C, and ``nohup`` a
 # hang-up, and all that it starts, too: nothing of what is tested of these signals would happen.
@@ -41,10 +43,13 @@ _LONGEST = (
     "test_distributed.py",
     "test_real_servers.py",
     "test_resume.py",
+    "test_folder_names.py",
     "test_outages.py",
     "test_readme.py",
     "test_docs.py",
     "test_clusters.py",
+    "test_output_failures.py",
+    "test_framework_loggers.py",
     "test_preloaded.py",
     "test_faults.py",
     "test_notebook.py",

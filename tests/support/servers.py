@@ -197,7 +197,7 @@ def tracking_server(
         *("--artifacts-destination", artifacts, *options),
         *(("--static-prefix", prefix) if prefix else ()),
     ]
-    quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     start = _fresh_python if fresh else ForkedPython
     inherited = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
     with _log(log) as output:
