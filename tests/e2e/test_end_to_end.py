@@ -107,10 +107,7 @@ def test_every_layout_is_the_same_dataset(project, store, experiment_id, tmp_pat
     options = {"split": "0", "model": "small_cnn", "image_size": "32", "epochs": "1"}
     roots = [write(tmp_path / name, photos) for name, write in LAYOUTS.items()]
     for root in roots[:-1]:
-        parameters = {"dataset": "clear10", "data-root": root, **options}
-        pairs = [f"--{name.replace('_', '-')}={value}" for name, value in parameters.items()]
-        done = clear_mlflow("train", *pairs, cwd=project)
-        assert done.returncode == 0, done.stderr
+        train(dataset="clear10", data_root=root, **options)
     parameters = {"dataset": "clear10", "data_root": roots[-1], **options}
     pairs = [word for name, value in parameters.items() for word in ("-P", f"{name}={value}")]
     process = mlflow_run(project, *pairs, forked=True)
