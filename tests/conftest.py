@@ -88,19 +88,19 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory) -> Path:
-    """A folder that all workers of this pytest have in common."""
+    """A folder that all workers of this pytest share."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture(scope="session")
 def digits_cache(shared_folder) -> Path:
-    """A cache folder that contains the embedded dataset alone, written once for all of pytest."""
+    """A cache folder that contains only the embedded dataset, written once for all workers."""
     from clear_mlflow.data.embedded import write_embedded
 
     folder = shared_folder / "digits"
     with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second waits, and has it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the other workers wait
         write_embedded("digits", folder)
     return folder
 

@@ -5,7 +5,7 @@ import sys
 
 
 def test_a_caller_is_checked(project, tmp_path):
-    """Mypy accepts what works, and names what does not."""
+    """Mypy accepts valid calls and reports invalid ones."""
     program = tmp_path / "program.py"
     program.write_text(
         "import clear_mlflow\n"
@@ -14,7 +14,7 @@ def test_a_caller_is_checked(project, tmp_path):
         "clear_mlflow.train(epoch=5)\n"
         "clear_mlflow.train(optimizer='sdg')\n"
     )
-    # Of the package alone: no other package decides what these calls accept.
+    # Check only this package: no other package affects what these calls accept.
     options = ["--no-site-packages", "--ignore-missing-imports", "--follow-imports=silent"]
     done = subprocess.run(
         [*(sys.executable, "-m", "mypy", "--config-file=", *options), str(program)],

@@ -135,7 +135,7 @@ def test_a_result_that_cannot_be_written_is_an_error(finished_run, monkeypatch, 
 
 
 def test_a_full_disk_for_both_streams_is_an_exit_code(finished_run, monkeypatch):
-    """There is nowhere to print a message."""
+    """No message can be printed."""
     run_id, uri = finished_run
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert run_redirected("1full 2full", "show", run_id, "--json").returncode == 2
