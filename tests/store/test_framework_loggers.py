@@ -43,6 +43,7 @@ def script_runner(framework):
         errors = path.with_name("errors.txt")
         request = [str(path), options, {**os.environ, **environment}, str(errors)]
         process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
         return int(process.stdout.readline()), errors.read_text()
 
     try:
