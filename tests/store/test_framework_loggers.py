@@ -3,7 +3,8 @@
 import json
 import os
 import subprocess
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from unittest.mock import ANY
 
 import pytest
@@ -212,20 +213,25 @@ if "twice" in options:
 SCRIPTS = {"lightning.pytorch": LIGHTNING, "transformers.trainer": HUGGING_FACE}
 
 
-@pytest.fixture(scope="module", params=SCRIPTS)
-def runner(request):
-    """The name of a framework, and a function that runs a script of it."""
-    with script_runner(request.param) as run_script:
-        yield request.param, run_script
+@pytest.fixture(scope="module")
+def start_runner():
+    """Start the process of a framework at its first test, and return how to run a script."""
+    with ExitStack() as stack:
+        yield cache(lambda framework: stack.enter_context(script_runner(framework)))
+
+
+@pytest.fixture(params=SCRIPTS)
+def framework(request):
+    """The module of a framework to import."""
+    return request.param
 
 
 @pytest.fixture
-def run_script(runner, tmp_path, store):
+def run_script(start_runner, framework, tmp_path, store):
     """Run a loop over three buckets in its own process."""
-    framework, run_script = runner
     path = tmp_path / "loop.py"
     path.write_text(SCRIPTS[framework])
-    return lambda *options, **environment: run_script(path, *options, **environment)
+    return partial(start_runner(framework), path)
 
 
 def list_runs(store):
@@ -234,12 +240,12 @@ def list_runs(store):
     return list(store.search_runs(experiments, run_view_type=ViewType.ALL))
 
 
-OF_LIGHTNING = pytest.mark.parametrize("runner", ["lightning.pytorch"], indirect=True)
-OF_TRANSFORMERS = pytest.mark.parametrize("runner", ["transformers.trainer"], indirect=True)
+OF_LIGHTNING = pytest.mark.parametrize("framework", ["lightning.pytorch"])
+OF_TRANSFORMERS = pytest.mark.parametrize("framework", ["transformers.trainer"])
 
 
 @pytest.mark.parametrize(
-    ("runner", "options"),
+    ("framework", "options"),
     [
         ("lightning.pytorch", ""),
         ("lightning.pytorch", "row-0 one-logger"),
@@ -257,7 +263,6 @@ OF_TRANSFORMERS = pytest.mark.parametrize("runner", ["transformers.trainer"], in
         ("transformers.trainer", "active"),
         ("transformers.trainer", "twice late"),
     ],
-    indirect=["runner"],
 )
 def test_one_loop_with_a_logger_is_one_run(store, run_script, options):
     """The run has the numbers of both and ends FINISHED."""
