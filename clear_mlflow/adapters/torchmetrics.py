@@ -11,7 +11,7 @@ from torchmetrics import Metric as TorchMetric
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.metrics import METRICS, Metric, explain_undefined, summarize
+from clear_mlflow.metrics import METRICS, Metric, evaluate_metrics, summarize
 
 
 class MatrixMetrics(TorchMetric):
@@ -111,8 +111,8 @@ class MatrixMetrics(TorchMetric):
 
     def reasons(self) -> dict[str, str]:
         """Return metric name to reason, for each undefined metric."""
-        errors = explain_undefined(self.matrix, self.protocol, self.metrics)
-        return {name: str(error) for name, error in errors.items()}
+        results = evaluate_metrics(self.metrics, self.matrix, self.protocol)
+        return {name: result.reason for name, result in results.items() if result.reason}
 
 
 def _check_range(name: str, value: int, largest: int) -> None:

@@ -146,17 +146,6 @@ def summarize(
     return compute_values(matrix.mask(protocol), adapt_metrics(metrics, matrix.score))[0]
 
 
-def explain_undefined(
-    matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
-) -> dict[str, UndefinedMetricError]:
-    """Return name to error for the metrics that are undefined for a matrix.
-
-    Each error's message is the reason. :func:`summarize` returns the other metrics.
-    """
-    errors = compute_values(matrix.mask(protocol), adapt_metrics(metrics, matrix.score))[1]
-    return {name: _explain_masked_value(error, protocol) for name, error in errors.items()}
-
-
 def evaluate_metrics(
     metrics: Sequence[Metric],
     matrix: AccuracyMatrix,

@@ -8,7 +8,6 @@ from clear_mlflow.metrics import (
     METRICS,
     build_logged_result,
     evaluate_metrics,
-    explain_undefined,
     sort_results,
 )
 
@@ -21,8 +20,8 @@ def series(matrix, protocol="iid", metrics=METRICS):
 
 def explain(matrix, protocol="iid", metrics=METRICS):
     """Metric name to why it has no value."""
-    errors = explain_undefined(matrix, protocol, metrics)
-    return {name: str(error) for name, error in errors.items()}
+    results = evaluate_metrics(metrics, matrix, protocol)
+    return {name: result.reason for name, result in results.items() if result.reason}
 
 
 def make_results(values, reasons=(), score=ACCURACY, lower_is_better=()):

@@ -22,7 +22,7 @@ from clear_mlflow.core.distributed import get_processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import RowCost, parse_row_cost
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name
-from clear_mlflow.metrics import FAMILIES, METRICS, add_cost_metrics, explain_undefined, summarize
+from clear_mlflow.metrics import FAMILIES, METRICS, add_cost_metrics, evaluate_metrics, summarize
 
 ALL = (*METRICS, *FAMILIES["cost"])
 
@@ -142,9 +142,9 @@ def test_costs_add_up_and_what_is_kept_is_the_most():
     assert metrics["cost/challenge_score_per_pflop"] == pytest.approx(per_pflop)
     row = records["row_002.json"]
     records["row_002.json"] = msgspec.structs.replace(row, row=bare(row.row))
-    reasons = explain_undefined(assemble(records).matrix, metrics=ALL)
-    assert str(reasons[COST]) == "row 2 lacks training_flops"
-    assert str(reasons["cost/seconds"]) == "row 1 lacks seconds"
+    results = evaluate_metrics(ALL, assemble(records).matrix)
+    assert results[COST].reason == "row 2 lacks training_flops"
+    assert results["cost/seconds"].reason == "row 1 lacks seconds"
     assert add_cost_metrics((), assemble(add_costs(records.values(), None)).matrix) == ()
 
 
