@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import clear_mlflow
-from clear_mlflow.comparison.figures import figures
+from clear_mlflow.comparison.figures import render_figures
 from clear_mlflow.core.score import format_significant
 from clear_mlflow.statistics import SeedSummary
 
@@ -126,7 +126,7 @@ def write_files() -> dict[Path, bytes]:
             BUNDLES / f"{study}.tar.xz", group_by=["strategy"], baseline=baseline, log=False
         )
         picture = FIGURES / f"results-{study}.svg"
-        figures_by_path[picture] = dict(figures(compared.comparison))["curves.svg"]
+        figures_by_path[picture] = dict(render_figures(compared.comparison))["curves.svg"]
         text += (
             f"\n## {study}\n\n{setup}\n\n{write_table(compared, baseline)}\n{outcome}\n\n"
             f"![Accuracy on past and on future buckets](images/{picture.name})\n"

@@ -33,7 +33,7 @@ from clear_mlflow.api.load import Run as ApiRun
 from clear_mlflow.api.load import Runs, choose_runs, list_existing
 from clear_mlflow.comparison.build import Comparison, compare_groups
 from clear_mlflow.comparison.compared_run import ComparedRun, RunWithoutRows
-from clear_mlflow.comparison.figures import figures, plot_history
+from clear_mlflow.comparison.figures import plot_history, render_figures
 from clear_mlflow.comparison.groups import truncate_name
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.ranking import (
@@ -69,7 +69,7 @@ from clear_mlflow.metrics import (
     Metric,
     load_metrics,
 )
-from clear_mlflow.report.terminal_tables import as_text
+from clear_mlflow.report.terminal_tables import render_text
 from clear_mlflow.scoring.run_record import read_test_values
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
@@ -195,7 +195,7 @@ class ComparedRuns:
         )
 
     def __str__(self) -> str:
-        return as_text(*render_comparison(self.comparison), *self.links)
+        return render_text(*render_comparison(self.comparison), *self.links)
 
     def __repr__(self) -> str:
         return f"ComparedRuns({len(self.comparison.runs)} runs)"
@@ -485,7 +485,7 @@ def _write_files(
     for name, content in content_by_name.items():
         (folder / name).write_text(content, encoding="utf-8")
     (folder / names.FIGURES_FOLDER).mkdir()
-    for name, image in figures(comparison):
+    for name, image in render_figures(comparison):
         (folder / names.FIGURES_FOLDER / name).write_bytes(image)
 
 

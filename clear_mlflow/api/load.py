@@ -29,8 +29,8 @@ from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.learning.parameters.logged import list_unlogged_parameters
 from clear_mlflow.metrics import MATRIX, MetricResult, MetricResults, Predictions
-from clear_mlflow.report.page.run_page import run_html
-from clear_mlflow.report.terminal_tables import as_text, run_text
+from clear_mlflow.report.page.run_page import render_run_html
+from clear_mlflow.report.terminal_tables import render_run, render_text
 from clear_mlflow.scoring import Scores, load_scores
 from clear_mlflow.scoring.run_record import read_configuration
 from clear_mlflow.statistics import ImageBootstrap
@@ -199,12 +199,12 @@ class Run:
         if (problem := self._describe_problem()) is not None:
             return f"<p>{escape(problem)}</p>"
         metrics = self.scores.results.values()
-        return run_html(self.name, self.record.masked_matrix, metrics, self.links)
+        return render_run_html(self.name, self.record.masked_matrix, metrics, self.links)
 
     def __str__(self) -> str:
         if (problem := self._describe_problem()) is not None:
             return problem
-        return as_text(*run_text(self.record, self.scores.results.values()), "", *self.links)
+        return render_text(*render_run(self.record, self.scores.results.values()), "", *self.links)
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.run_id}, {self.status})"

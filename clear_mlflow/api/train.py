@@ -21,7 +21,7 @@ from clear_mlflow.learning.parameters.config import (
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.parameters.values import format_argument
 from clear_mlflow.learning.progress import TrainingProgress, build_progress, format_accuracies
-from clear_mlflow.report.page.run_page import progress_html
+from clear_mlflow.report.page.run_page import render_progress_html
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -241,7 +241,7 @@ class NotebookProgress(TrainingProgress):
         done = self._bucket_index + min(self._num_done / max(self._num_steps, 1), 1.0)
         matrix = AccuracyMatrix.from_rows(self._rows) if self._rows else None
         masked_matrix = None if matrix is None else matrix.mask(self._protocol)
-        return progress_html(self._text, done, self._num_buckets, masked_matrix)
+        return render_progress_html(self._text, done, self._num_buckets, masked_matrix)
 
 
 def is_notebook() -> bool:

@@ -144,9 +144,9 @@ def print_scores(scores: Scores) -> None:
     """Print a run's accuracy matrix and metrics. Prints nothing if it lacks rows."""
     if scores.record is None:
         return
-    from clear_mlflow.report.terminal_tables import run_text
+    from clear_mlflow.report.terminal_tables import render_run
 
-    for part in (*run_text(scores.record, scores.results.values()), ""):
+    for part in (*render_run(scores.record, scores.results.values()), ""):
         console().print(part)
 
 

@@ -84,7 +84,7 @@ class Comparison(RankedGroups):
                     ends = summary.interval or ends
                 row[metric, "mean"], row[metric, "std"], row[metric, "n"] = mean, std, n
                 row[metric, "low"], row[metric, "high"] = ends
-                row[metric, "partial"] = group.partial_seeds(metric)
+                row[metric, "partial"] = group.format_partial_seeds(metric)
                 row[metric, "best"] = n > 0 and mean == best.get((group.conditions, metric))
             rows.append(row)
         return build_frame(rows).set_axis(MultiIndex.from_tuples(rows[0]), axis="columns")

@@ -15,13 +15,13 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.metrics import evaluate_metrics
 from clear_mlflow.report.colours import GROUPS
-from clear_mlflow.report.page.line_charts import svg_picture
+from clear_mlflow.report.page.line_charts import render_svg
 from clear_mlflow.report.pictures import (
     FONT,
-    blank_figure,
     check_width,
+    create_figure,
+    draw_heatmap,
     fit_labels,
-    heatmap_figure,
     measure_width,
     pdf,
 )
@@ -34,16 +34,16 @@ _MOST_MAPS = 8  # the leaders: what a person looks at, one picture at a time; th
 _PAPER = 6.5  # inches, of a page's text
 
 
-def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
+def render_figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each file: the page's charts as SVG, and a PDF for papers."""
     if comparison.metrics:
-        yield "metrics.svg", svg_picture("dots", list(metric_plots(comparison)), columns=3)
+        yield "metrics.svg", render_svg("dots", list(metric_plots(comparison)), columns=3)
     if plots := list(cost_plots(comparison)):
-        yield "cost.svg", svg_picture("costs", plots, columns=1)
-    for setting, part in enumerate(curve_parts(comparison), start=1):
-        end = f"_{setting}" if len(comparison.conditions) > 1 else ""
+        yield "cost.svg", render_svg("costs", plots, columns=1)
+    for number, part in enumerate(curve_parts(comparison), start=1):
+        end = f"_{number}" if len(comparison.conditions) > 1 else ""
         if part["means"]:
-            content = svg_picture("curves", part["means"], columns=2, legend=part["legend"])
+            content = render_svg("curves", part["means"], columns=2, legend=part["legend"])
             yield f"curves{end}.svg", content
     yield "paper.pdf", pdf(_pages(comparison))
 
@@ -57,7 +57,7 @@ def _pages(comparison: Comparison) -> Iterator[Figure]:
         runs = f", mean of {len(group.members)}" if len(group.members) > 1 else ""
         title = f"{truncate(group.name, 60)}{runs}"
         width = _PAPER if group.matrix.num_buckets > 9 else None
-        yield heatmap_figure(group.matrix, title, scales[group.conditions], width=width)
+        yield draw_heatmap(group.matrix, title, scales[group.conditions], width=width)
 
 
 def plot_history(
@@ -85,19 +85,21 @@ def plot_history(
     columns = max((n for n in taken if taken[n] <= wide), default=1)
     (label_y,) = fit_labels([name], 8, math.inf, 40)
     height = max(0.5 * wide, measure_width(label_y, 8) + 0.55)
-    figure = blank_figure(wide, height + 0.185 * math.ceil(len(labels) / columns) + 0.1)
+    figure = create_figure(wide, height + 0.185 * math.ceil(len(labels) / columns) + 0.1)
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
     drawn_means: list[float] = []
     drawn_ends: list[tuple[float, float]] = []
     for position, group in enumerate(comparison.groups):
-        courses = [
+        histories = [
             evaluate_metrics(chosen, m.record.matrix, m.record.protocol)[name].series
             for m in group.counted
         ]
-        steps = sorted({step for found in courses for step in found})
+        steps = sorted({step for history in histories for step in history})
         means = [
-            seed_summary([c[step] for c in courses if step in c], level=comparison.level)
+            seed_summary(
+                [history[step] for history in histories if step in history], level=comparison.level
+            )
             for step in steps
         ]
         colour = GROUPS[position % len(GROUPS)]
@@ -110,9 +112,9 @@ def plot_history(
         low, high = ([end[i] for end in ends] for i in (0, 1))
         axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set_ylim(*find_limits(drawn_means, drawn_ends))
-    how: dict[str, Any] = {"fontsize": 8, "fontfamily": FONT}
-    axes.set_xlabel("buckets trained", **how)
-    axes.set_ylabel(label_y.replace("$", r"\$"), **how)
+    font: dict[str, Any] = {"fontsize": 8, "fontfamily": FONT}
+    axes.set_xlabel("buckets trained", **font)
+    axes.set_ylabel(label_y.replace("$", r"\$"), **font)
     axes.tick_params(labelsize=8, labelfontfamily=FONT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)

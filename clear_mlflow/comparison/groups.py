@@ -80,7 +80,7 @@ class Group:
         """Return the runs that define a metric, ordered by seed, with their values."""
         return [(run, run.summary[metric]) for run in self.counted if metric in run.summary]
 
-    def partial_seeds(self, metric: str) -> str:
+    def format_partial_seeds(self, metric: str) -> str:
         """Return such as ``1 of 3`` if some seeds do not define a metric, or an empty string."""
         n = self.metrics[metric].n if metric in self.metrics else 0
         return f"{n} of {len(self.counted)}" if 0 < n < len(self.counted) else ""
@@ -167,7 +167,7 @@ def group_runs(
 def _belongs(
     run: RunWithoutRows, group_by: Sequence[str], labels: Sequence[str], conditions: TestConditions
 ) -> bool:
-    """Return True if the labels of a run without rows agree with those of a group."""
+    """Return True if the labels of a run without rows agree with the labels of a group."""
     tested = {"dataset": conditions.dataset, "protocol": conditions.protocol}
     return bool(group_by) and all(
         [

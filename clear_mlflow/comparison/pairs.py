@@ -210,7 +210,7 @@ def _describe_test(
 def _compare_over_seeds(a: Group, b: Group, metric: str) -> _Sample | None:
     """Compare two groups over seeds, or return None if one has fewer than two values.
 
-    Paired if the seeds of one group, including diverged ones, are among those of the other.
+    Paired if the seeds of one group, including diverged ones, are among the seeds of the other.
     """
     values_a, values_b = a.list_values(metric), b.list_values(metric)
     if min(len(values_a), len(values_b)) < 2:

@@ -95,7 +95,7 @@ class RankedGroups:
         return _is_higher_better((*self.definitions, *WITHIN_BUCKET_METRICS), metric)
 
     def list_runs_to_bootstrap(self) -> list[ComparedRun]:
-        """Return the runs to test over test images: single results, those of tested pairs first."""
+        """Return the runs to test over test images: single results, first of tested pairs."""
         if not self.score.is_accuracy:  # predictions are classes
             return []
         single = [i for i, group in enumerate(self.groups) if group.is_single_result]
@@ -331,5 +331,7 @@ def get_common_score(runs: Sequence[ComparedRun]) -> Score:
             f"{score.name} ({score.better} is better; {count} run{'' if count == 1 else 's'})"
             for score, count in counts.items()
         )
-        raise ConfigError(f"runs of different scores arrived: {scores}; compare those of one score")
+        raise ConfigError(
+            f"runs of different scores arrived: {scores}; compare only runs with one score"
+        )
     return next(iter(counts))

@@ -18,7 +18,7 @@ from clear_mlflow.comparison.wording import DIFFERENT
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import NOT_MEASURED, safe_repr, truncate
 from clear_mlflow.metrics import ALL_METRICS, adapt_metrics, format_value
-from clear_mlflow.report.exports import csv_text, disarm_formula
+from clear_mlflow.report.exports import disarm_formula, format_csv
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, append_lines, escape
 
 _LATEX = str.maketrans(
@@ -156,7 +156,7 @@ def format_leaderboard_csv(comparison: Comparison) -> str:
         ["" if c is None else disarm_formula(c) if isinstance(c, str) else repr(c) for c in row]
         for row in _convert_rows(frame)
     )
-    return csv_text([[*map(disarm_formula, frame.columns)], *cells])
+    return format_csv([[*map(disarm_formula, frame.columns)], *cells])
 
 
 def _convert_rows(frame: DataFrame) -> Iterator[list[Any]]:
@@ -205,8 +205,16 @@ def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = N
             number = _format_percent
         columns.append([_format_latex_cell(c, number) for c in frame[name].itertuples()])
     rows = [" & ".join(row) + r" \\" for row in (header, *zip(*columns, strict=True))]
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"
-    lines = [begin, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
+    opening = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"
+    lines = [
+        opening,
+        r"\toprule",
+        rows[0],
+        r"\midrule",
+        *rows[1:],
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -258,8 +266,8 @@ def _format_markdown_rows(
         for cell in frame[name].itertuples():
             mean = number(cell.mean) if cell.n else "–"
             std = f" ± {number(cell.std)}" if cell.std == cell.std else ""
-            partial_seeds = f" ({cell.partial})" if cell.partial else ""
-            cells.append((f"**{mean}**" if cell.best else mean) + std + partial_seeds)
+            format_partial_seeds = f" ({cell.partial})" if cell.partial else ""
+            cells.append((f"**{mean}**" if cell.best else mean) + std + format_partial_seeds)
         columns.append(cells)
     header = ["group", *(column.name for column in GROUP_COLUMNS), *names]
     rows = [" | ".join(row) for row in (header, *zip(*columns, strict=True))]

@@ -451,7 +451,7 @@ class AccuracyMatrix:
         return f"AccuracyMatrix({', '.join(parts)})"
 
     def __str__(self) -> str:
-        text: str = load_renderer("terminal_tables", "matrix_text")(self)
+        text: str = load_renderer("terminal_tables", "format_matrix")(self)
         return text
 
     def to_frame(self, *, wide: bool = False) -> DataFrame:
@@ -499,12 +499,12 @@ class AccuracyMatrix:
         Raises:
             ConfigError: the width is below 2.7 inches.
         """
-        render = load_renderer("pictures", "heatmap_figure")
+        render = load_renderer("pictures", "draw_heatmap")
         figure: Figure = render(self, title or None, width=width)
         return figure
 
     def _repr_html_(self) -> str:
-        html: str = load_renderer("page.run_page", "run_html")("", self)
+        html: str = load_renderer("page.run_page", "render_run_html")("", self)
         return html
 
     def _replace(self, **changed: object) -> AccuracyMatrix:

@@ -108,12 +108,12 @@ class MetricResults(dict[str, MetricResult]):
         return {name: result.value for name, result in self.items() if result.value is not None}
 
     def __repr__(self) -> str:
-        table = load_renderer("terminal_tables", "metrics_table")(self.values())
-        text: str = load_renderer("terminal_tables", "as_text")(table)
+        table = load_renderer("terminal_tables", "build_metrics_table")(self.values())
+        text: str = load_renderer("terminal_tables", "render_text")(table)
         return text
 
     def _repr_html_(self) -> str:
-        html: str = load_renderer("page.run_page", "run_html")("", None, self.values())
+        html: str = load_renderer("page.run_page", "render_run_html")("", None, self.values())
         return html
 
 

@@ -40,7 +40,7 @@ class Ramp:
         channels = [np.interp(positions, indices, channel) for channel in points.T]
         return np.stack([*channels, np.ones_like(positions)], axis=-1)
 
-    def css_colours(self, value: float) -> tuple[str, str]:
+    def get_css_colours(self, value: float) -> tuple[str, str]:
         """Return the background colour of a value from 0 to 1, and a readable text colour."""
         colour = self.at(value)
         code = "".join(f"{round(255 * channel):02x}" for channel in colour[:3])
@@ -51,7 +51,7 @@ class Ramp:
         stops = ",".join(f"#{point}" for point in self.points.split())
         rules = [f".ramp .scale{{background:linear-gradient(to right,{stops})}}"]
         for i in range(101):
-            background, text = self.css_colours(i / 100)
+            background, text = self.get_css_colours(i / 100)
             rules.append(f".v{i}{{background:{background};color:{text}}}")
         return "".join(rules)
 
@@ -74,14 +74,17 @@ class CellScale:
             return np.where(np.isnan(values), np.nan, 0.5)
         return np.clip((values - self.worst) / (self.best - self.worst), 0.0, 1.0)
 
-    def text_at(self, shade: float) -> str:
+    def format_shade(self, shade: float) -> str:
         """Return the value that has a shade, as text."""
         return self.score.cell(self.worst + shade * (self.best - self.worst))
 
     @property
     def ends(self) -> tuple[str, str]:
         """The worst and the best value with their unit, as text."""
-        return f"{self.text_at(0)}{self.score.unit}", f"{self.text_at(1)}{self.score.unit}"
+        return (
+            f"{self.format_shade(0)}{self.score.unit}",
+            f"{self.format_shade(1)}{self.score.unit}",
+        )
 
     @property
     def note(self) -> str:

@@ -13,7 +13,7 @@ from clear_mlflow.core.matrix import AccuracyMatrix, iter_measured_rows
 SCHEMA = {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
 
 
-def matrix_json(matrix: AccuracyMatrix) -> str:
+def format_matrix_json(matrix: AccuracyMatrix) -> str:
     """Return the matrix as JSON in full precision, with null for cells not measured."""
     content = {"schema": SCHEMA, **matrix.to_dict()}
     # One line per field, so that two files can be compared by eye.
@@ -21,16 +21,16 @@ def matrix_json(matrix: AccuracyMatrix) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def matrix_csv(matrix: AccuracyMatrix) -> str:
+def format_matrix_csv(matrix: AccuracyMatrix) -> str:
     """Return the matrix as CSV in full precision, with empty cells where not measured."""
     lines = [["trained_through", *map(disarm_formula, matrix.buckets)]]
     for _, name, values in iter_measured_rows(matrix):
         cells = ["" if math.isnan(value) else repr(value) for value in values.tolist()]
         lines.append([disarm_formula(name), *cells])
-    return csv_text(lines)
+    return format_csv(lines)
 
 
-def csv_text(lines: Iterable[Sequence[str]]) -> str:
+def format_csv(lines: Iterable[Sequence[str]]) -> str:
     """Return lines of cells as CSV. Pass untrusted cells through :func:`disarm_formula` first."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)

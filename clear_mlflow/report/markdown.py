@@ -24,7 +24,7 @@ _SPECIAL = re.compile(
 )
 
 
-def description(
+def format_run_description(
     record: Record,
     results: MetricResults,
     *,

@@ -43,7 +43,7 @@ _MAX_KEY = 20  # characters
 _ACCURACY_TICKS = {0.0: "0", 0.25: "25", 0.5: "50", 0.75: "75", 1.0: "100 %"}
 
 
-def heatmap_figure(
+def draw_heatmap(
     matrix: AccuracyMatrix,
     title: str | None,
     scale: CellScale | None = None,
@@ -60,7 +60,7 @@ def heatmap_figure(
     if not matrix.score.is_accuracy:
         # If all values are equal, they have the colour in the middle.
         shades = (0.0, 0.5, 1.0) if scale.best != scale.worst else (0.5,)
-        ticks = {shade: scale.text_at(shade) for shade in shades}
+        ticks = {shade: scale.format_shade(shade) for shade in shades}
     if width is not None:
         check_width(width, _MIN_WIDTH)
     keys = fit_labels(matrix.buckets, 9, math.inf if width is None else width / 4, _MAX_KEY)
@@ -111,9 +111,9 @@ def heatmap_figure(
     return figure
 
 
-def heatmap_png(matrix: AccuracyMatrix, title: str, scale: CellScale | None = None) -> bytes:
+def draw_heatmap_png(matrix: AccuracyMatrix, title: str, scale: CellScale | None = None) -> bytes:
     """Return the picture of a matrix as a PNG file."""
-    return encode_png(heatmap_figure(matrix, title, scale))
+    return encode_png(draw_heatmap(matrix, title, scale))
 
 
 def encode_png(figure: Figure) -> bytes:
@@ -138,7 +138,7 @@ def load_drawing() -> None:
     """Load all modules that drawing needs now, before installed packages may change."""
     from PIL import Image
 
-    decode_png(heatmap_png(AccuracyMatrix([[0.5]]), "0"))
+    decode_png(draw_heatmap_png(AccuracyMatrix([[0.5]]), "0"))
     Image.init()  # MLflow stores pictures as WebP
 
 
@@ -168,7 +168,7 @@ def check_width(width: float, minimum: float) -> None:
         )
 
 
-def blank_figure(width: float, height: float) -> Figure:
+def create_figure(width: float, height: float) -> Figure:
     """Return a white figure, in inches, that notebooks show and whose saved text stays text."""
     # Imported late: matplotlib takes longer to load than a run takes to score.
     from matplotlib import rc_context
@@ -190,7 +190,7 @@ def blank_figure(width: float, height: float) -> Figure:
 
 def _create_sheet(width: float, height: float) -> tuple[Figure, Axes]:
     """Return a figure, in inches, and axes without ticks that fill it."""
-    figure = blank_figure(width, height)
+    figure = create_figure(width, height)
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
@@ -217,7 +217,7 @@ def _draw_cells(
     colours[np.isnan(shades), 3] = 0
     edges = x0 + width * np.arange(columns + 1), top + height * np.arange(rows + 1)
     # Without lines, cells get edges in their colour, because some viewers show gaps otherwise.
-    line = _line_width(width)
+    line = _get_line_width(width)
     axes.pcolormesh(*edges, colours, edgecolors="white" if line else "face", linewidth=line or 0.1)
     if width >= _MIN_CELL_WITH_TEXT:
         for i, j in np.argwhere(~np.isnan(shades)):
@@ -226,7 +226,7 @@ def _draw_cells(
             _write(axes, x, y, text, min(8.5, 17.5 * width), color=ink)
 
 
-def _line_width(cell: float) -> float:
+def _get_line_width(cell: float) -> float:
     """Return the width of the white lines between cells, in points."""
     return 0.0 if cell < _MIN_CELL_WITH_LINES else min(0.8, 3.6 * cell)
 
@@ -240,7 +240,7 @@ def _outline_diagonal(
         return
     width = min(1.5, 6 * cell)
     # Within the cell, so that a white outline does not look like a gap between cells.
-    inset = (_line_width(cell) / 2 + 1.5 * width) / 72
+    inset = (_get_line_width(cell) / 2 + 1.5 * width) / 72
     side = cell - 2 * inset
     for i, shade in enumerate(shades):
         position = corner[0] + i * cell + inset, corner[1] + i * cell + inset

@@ -21,9 +21,9 @@ _LABEL = 14  # columns of the row labels
 _CELL = 5  # columns of "100.0"
 
 
-def run_text(record: Record, metrics: Iterable[MetricResult]) -> Iterator[RenderableType]:
+def render_run(record: Record, metrics: Iterable[MetricResult]) -> Iterator[RenderableType]:
     """Yield a run's matrix and metrics, with a note if it is partial or not on test images."""
-    yield matrix_table(record.masked_matrix)
+    yield build_matrix_table(record.masked_matrix)
     if record.split != TEST:
         yield Text(f"measured on {record.split} images: use these numbers to choose, not to report")
     if not record.is_complete:
@@ -32,10 +32,10 @@ def run_text(record: Record, metrics: Iterable[MetricResult]) -> Iterator[Render
             "compare these metrics with metrics of complete runs"
         )
     yield ""
-    yield metrics_table(metrics)
+    yield build_metrics_table(metrics)
 
 
-def matrix_table(matrix: AccuracyMatrix) -> Table:
+def build_matrix_table(matrix: AccuracyMatrix) -> Table:
     """Return the matrix in 80 columns, without middle buckets if it is too wide."""
     score = matrix.score
     widest = max(
@@ -71,12 +71,12 @@ def matrix_table(matrix: AccuracyMatrix) -> Table:
     return table
 
 
-def matrix_text(matrix: AccuracyMatrix) -> str:
+def format_matrix(matrix: AccuracyMatrix) -> str:
     """Return the matrix as ``print`` shows it."""
-    return as_text(matrix_table(matrix))
+    return render_text(build_matrix_table(matrix))
 
 
-def metrics_table(metrics: Iterable[MetricResult]) -> Table:
+def build_metrics_table(metrics: Iterable[MetricResult]) -> Table:
     """Return each metric with its value, or with the reason why it is undefined."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("metric", no_wrap=True)
@@ -88,7 +88,7 @@ def metrics_table(metrics: Iterable[MetricResult]) -> Table:
     return table
 
 
-def as_text(*parts: RenderableType) -> str:
+def render_text(*parts: RenderableType) -> str:
     """Return tables and texts as a terminal of 80 columns prints them."""
     out = io.StringIO()
     console = Console(file=out, width=_WIDTH, force_terminal=False, color_system=None)

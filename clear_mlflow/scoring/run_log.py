@@ -20,11 +20,11 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
 from clear_mlflow.metrics import METRICS, Metric, MetricResults, summarize
-from clear_mlflow.report.exports import matrix_csv, matrix_json
-from clear_mlflow.report.markdown import description
+from clear_mlflow.report.exports import format_matrix_csv, format_matrix_json
+from clear_mlflow.report.markdown import format_run_description
 from clear_mlflow.report.page.matrix_map import sample_evenly
-from clear_mlflow.report.page.run_page import RunReport, run_page
-from clear_mlflow.report.pictures import decode_png, heatmap_png
+from clear_mlflow.report.page.run_page import RunReport, render_run_page
+from clear_mlflow.report.pictures import decode_png, draw_heatmap_png
 from clear_mlflow.scoring.run_record import (
     StoredRun,
     build_families_tag,
@@ -141,13 +141,13 @@ def log_results(client: MlflowClient, scores: Scores) -> None:
     with mlflow_errors(f"log the scores of run {run_id}"), lock_store_writes(client.tracking_uri):
         if changes.reports and stored.record is not None:
             matrix = stored.record.masked_matrix
-            client.log_text(run_id, matrix_json(matrix), names.MATRIX_JSON)
-            client.log_text(run_id, matrix_csv(matrix), names.MATRIX_CSV)
-            content = heatmap_png(matrix, stored.run_name)
+            client.log_text(run_id, format_matrix_json(matrix), names.MATRIX_JSON)
+            client.log_text(run_id, format_matrix_csv(matrix), names.MATRIX_CSV)
+            content = draw_heatmap_png(matrix, stored.run_name)
             log_bytes(client, run_id, content, names.HEATMAP_PNG)
             _log_final_image(client, run_id, content)
         if changes.page:
-            page = run_page(build_report(stored, scores.results))
+            page = render_run_page(build_report(stored, scores.results))
             client.log_text(run_id, page, names.REPORT_HTML)
         for start in range(0, len(changes.metric_values), _BATCH):
             batch = changes.metric_values[start : start + _BATCH]
@@ -321,7 +321,7 @@ def _build_description_tags(
     current = tags.get(names.MLFLOW_NOTE)
     if current and _hash_description(current) != tags.get(names.NOTE_TAG):
         return {}
-    note = description(
+    note = format_run_description(
         record,
         results,
         metadata={name: tags[name] for name in ("strategy", "model") if name in tags},

@@ -21,7 +21,7 @@ from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.text import printable
 from clear_mlflow.core.version import __version__
 from clear_mlflow.report.page import render_page
-from clear_mlflow.report.page.run_page import run_page
+from clear_mlflow.report.page.run_page import render_run_page
 from clear_mlflow.scoring import evaluate
 from clear_mlflow.scoring.run_log import build_report
 from clear_mlflow.scoring.run_record import list_test_sizes, read_record
@@ -210,7 +210,7 @@ def draw_run(client: MlflowClient, run: Run, state: list[object], workspace: str
         )
     problems = {name: hide_addresses(reason) for name, reason in stored.problems.items()}
     stored = replace(stored, problems=problems)
-    return run_page(
+    return render_run_page(
         build_report(stored, evaluate(stored)), extension=_RUN_TEMPLATE, links=page_links
     )
 

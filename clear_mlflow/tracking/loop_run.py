@@ -49,8 +49,8 @@ from clear_mlflow.metrics import (
     split_families,
 )
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.report.page.run_page import run_html
-from clear_mlflow.report.terminal_tables import as_text, run_text
+from clear_mlflow.report.page.run_page import render_run_html
+from clear_mlflow.report.terminal_tables import render_run, render_text
 from clear_mlflow.scoring import Scores
 from clear_mlflow.scoring.run_record import read_tests
 from clear_mlflow.store import names
@@ -432,14 +432,14 @@ class LoopRun:
     def _repr_html_(self) -> str:
         """Return the matrix and metrics so far as HTML, for notebooks."""
         if (record := self._record) is None:
-            return run_html(repr(self), None)
-        return run_html(self._name, record.masked_matrix, self.metrics.values(), self._links)
+            return render_run_html(repr(self), None)
+        return render_run_html(self._name, record.masked_matrix, self.metrics.values(), self._links)
 
     def __str__(self) -> str:
         """Return the matrix and metrics so far as text tables."""
         if (record := self._record) is None:
             return repr(self)
-        return as_text(*run_text(record, self.metrics.values()), "", *self._links)
+        return render_text(*render_run(record, self.metrics.values()), "", *self._links)
 
     def __repr__(self) -> str:
         run = "not entered" if self._recorder is None else self.run_id

@@ -24,7 +24,7 @@ from clear_mlflow.journal.uploader import Uploader, read_exit_wait
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
 from clear_mlflow.report.page.run_page import load_run_page
-from clear_mlflow.report.pictures import decode_png, heatmap_png, load_drawing
+from clear_mlflow.report.pictures import decode_png, draw_heatmap_png, load_drawing
 from clear_mlflow.scoring.run_log import evaluate_step
 from clear_mlflow.scoring.run_record import build_families_tag, to_milliseconds
 from clear_mlflow.store import names
@@ -332,7 +332,7 @@ class RunRecorder:
         try:
             self.client.log_image(
                 self.run_id,
-                decode_png(heatmap_png(matrix, title)),
+                decode_png(draw_heatmap_png(matrix, title)),
                 key=names.IMAGE_PER_ROW,
                 step=matrix.num_rows,
             )

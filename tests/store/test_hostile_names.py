@@ -19,7 +19,7 @@ from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.tables import format_description
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.report.pictures import heatmap_png
+from clear_mlflow.report.pictures import draw_heatmap_png
 from clear_mlflow.store.ui_urls import format_artifact_link
 
 HOSTILE = {
@@ -111,7 +111,7 @@ def test_a_comparison_shows_a_hostile_name_as_text(name):
 def test_a_hostile_title_is_drawn(name):
     """A picture's title is text: no mathematics is typeset, and its size does not change."""
     matrix = AccuracyMatrix([[0.9, 0.5], [0.8, 0.9]])
-    plain_png, hostile_png = heatmap_png(matrix, "title"), heatmap_png(matrix, name)
+    plain_png, hostile_png = draw_heatmap_png(matrix, "title"), draw_heatmap_png(matrix, name)
     assert hostile_png[:24] == plain_png[:24]  # the signature, and the header with width and height
 
 

@@ -22,7 +22,7 @@ from clear_mlflow.comparison.tables import _format_powers
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.metrics import summarize
-from clear_mlflow.report.page.run_page import run_html
+from clear_mlflow.report.page.run_page import render_run_html
 from clear_mlflow.store import names
 
 
@@ -121,7 +121,7 @@ def test_a_matrix_and_a_list_of_verdicts_are_read_as_they_are_shown(store, exper
 
 def test_an_address_is_a_link():
     """Of a store that is a server, one that a person can follow."""
-    text = run_html("a", AccuracyMatrix([[0.5]]), (), ("run      http://server/#/runs/1",))
+    text = render_run_html("a", AccuracyMatrix([[0.5]]), (), ("run      http://server/#/runs/1",))
     assert [a["href"] for tag, a in Page(text).tags if tag == "a"] == ["http://server/#/runs/1"]
 
 

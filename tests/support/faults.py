@@ -144,7 +144,7 @@ def become(machine: Path, uri: str) -> None:
     patch.setattr(lease, "_POLL_SECONDS", 0.3)
     patch.setattr(run_recorder, "RENEW_SECONDS", 0.4)
     patch.setattr(MlflowClient, "log_image", lambda *arguments, **options: None)
-    patch.setattr(run_log, "heatmap_png", lambda matrix, title: PICTURE)
+    patch.setattr(run_log, "draw_heatmap_png", lambda matrix, title: PICTURE)
     no_route = MlflowException("no route to host", TEMPORARILY_UNAVAILABLE)
     for name in ("get_run", "log_batch", "set_tag", "log_param", "delete_tag", "update_run_info"):
         call = getattr(SqlAlchemyStore, name)

@@ -27,7 +27,7 @@ from clear_mlflow.metrics.continual_evaluation import (
     windowed_forgetting,
     windowed_plasticity,
 )
-from clear_mlflow.report.page.within_bucket import within_bucket_charts
+from clear_mlflow.report.page.within_bucket import build_within_bucket_charts
 
 N = 40
 WHEN = "2026-01-31T12:00:00.123+00:00"
@@ -271,7 +271,7 @@ def test_a_chart_of_many_tests_loses_no_drop():
     """Of 4,000 tests, some hundred points are drawn, the one test that falls to 0 among them."""
     counts = [[30]] * 1233 + [[0]] + [[30]] * 2766
     matrix = build_matrix([(0, height_list) for height_list in [*counts, [30]]], width=1)
-    (chart,) = within_bucket_charts(matrix)["buckets"]
+    (chart,) = build_within_bucket_charts(matrix)["buckets"]
     height_list = heights(chart)
     assert len(height_list) < 1300
     assert max(height_list) == chart["y_ticks"][0]["at"]
@@ -280,8 +280,8 @@ def test_a_chart_of_many_tests_loses_no_drop():
 
 def test_the_charts_show_rows_as_dots_and_ends_of_buckets_as_lines():
     """Of a run that was stopped inside its third bucket, too."""
-    charts = within_bucket_charts(build_matrix(COURSE, trained=2))
-    assert "tested 11 times" in charts["about"]
+    charts = build_within_bucket_charts(build_matrix(COURSE, trained=2))
+    assert "tested 11 times" in charts["note"]
     assert [chart["title"] for chart in charts["buckets"]] == [
         f"Accuracy on bucket {key}" for key in "123"
     ]
@@ -296,7 +296,7 @@ def test_the_charts_show_rows_as_dots_and_ends_of_buckets_as_lines():
 
 def test_the_curve_of_a_bucket_begins_at_the_end_of_the_bucket_before():
     """Else the drop at its first step would not be seen."""
-    chart = within_bucket_charts(build_matrix(COURSE, trained=2))["mean"]
+    chart = build_within_bucket_charts(build_matrix(COURSE, trained=2))["mean"]
     begins = [float(curve["line"].removeprefix("M").split()[0]) for curve in chart["curves"]]
     first_end, second_end = chart["lines_at"]
     # Two curves of the buckets before; then those of the bucket in training, the first from row 0.
@@ -307,5 +307,5 @@ def test_the_curve_of_a_bucket_begins_at_the_end_of_the_bucket_before():
 
 def test_nothing_is_drawn_where_no_test_is_evidence():
     """Or where there is none."""
-    assert within_bucket_charts(build_matrix(COURSE, protocol="streaming")) is None
-    assert within_bucket_charts(AnytimeMatrix.from_tests([], AccuracyMatrix([[0.5]]))) is None
+    assert build_within_bucket_charts(build_matrix(COURSE, protocol="streaming")) is None
+    assert build_within_bucket_charts(AnytimeMatrix.from_tests([], AccuracyMatrix([[0.5]]))) is None

@@ -19,7 +19,7 @@ from stored_values import build_images, build_row_predictions
 
 from clear_mlflow.comparison import build
 from clear_mlflow.comparison.build import compare_groups
-from clear_mlflow.comparison.figures import figures, plot_history
+from clear_mlflow.comparison.figures import plot_history, render_figures
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.tables import (
@@ -268,13 +268,15 @@ def test_each_output_counts_the_seeds_that_define_a_metric():
 def test_figures_are_pictures():
     """Of the metrics and of the curves the page's own drawing; for papers, pages of a PDF."""
     found = compared([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
-    files = dict(figures(found))
+    files = dict(render_figures(found))
     assert set(files) == {"metrics.svg", "curves.svg", "paper.pdf"}
     page = comparison_page(found, title="t", footer="f")
     for name, content in files.items():
         if name == "paper.pdf":
             with mpl.rc_context({"text.usetex": True, "savefig.dpi": 30}):
-                assert dict(figures(found))[name] == content  # undated, and no user's settings
+                assert (
+                    dict(render_figures(found))[name] == content
+                )  # undated, and no user's settings
             assert content.count(b"/Type /Page ") == 3  # the curves and two matrices
             assert b"/CIDFontType2" in content
             assert b"/Type3" not in content

@@ -14,7 +14,7 @@ from comparisons import counts, row_records
 from clear_mlflow import AccuracyMatrix, scores
 from clear_mlflow.comparison.build import compare_groups
 from clear_mlflow.comparison.compared_run import ComparedRun
-from clear_mlflow.comparison.figures import figures
+from clear_mlflow.comparison.figures import render_figures
 from clear_mlflow.comparison.groups import COST
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.ranking import rank_groups, select_equal_cost
@@ -170,18 +170,18 @@ def test_the_page_and_its_picture_show_the_front():
     )
     page = comparison_page(both, title="t", footer="f")
     assert 'id="cost"' in page
-    pictures = dict(figures(both))
+    pictures = dict(render_figures(both))
     front = re.search('<path class="front" d="(.+?)"', str(pictures["cost.svg"]))
     assert front[1].count("L") == 1
     equal = compare_all(build_runs("naive", 120, 1000), build_runs("replay", 180, 1005))
-    assert "cost.svg" not in dict(figures(equal))
+    assert "cost.svg" not in dict(render_figures(equal))
     without = compare_all(build_runs("naive", 120, None), build_runs("replay", 180, None))
     assert 'id="cost"' not in comparison_page(without, title="t", footer="f")
     free = compare_all(
         build_runs("naive", 120, 1), build_runs("lwf", 110, 3), build_runs("ncm", 100, 0)
     )
-    assert ", without ncm (0 FLOPs)" in str(dict(figures(free))["cost.svg"])
-    assert "cost.svg" not in dict(figures(without))
+    assert ", without ncm (0 FLOPs)" in str(dict(render_figures(free))["cost.svg"])
+    assert "cost.svg" not in dict(render_figures(without))
     assert not [w for w in without.warnings if "cost" in w]
 
 
@@ -190,7 +190,7 @@ def test_names_of_methods_that_lie_close_together_do_not_overlap():
     levels = {"naive": (120, 100), "naive, momentum": (121, 104), "other": (120, 103)}
     near = [build_runs(name, *level_and_price) for name, level_and_price in levels.items()]
     picture = ElementTree.fromstring(
-        dict(figures(compare_all(*near, build_runs("far", 180, 900))))["cost.svg"]
+        dict(render_figures(compare_all(*near, build_runs("far", 180, 900))))["cost.svg"]
     )
     labels = [
         (float(text.get("x")), float(text.get("y")), len(text.text))

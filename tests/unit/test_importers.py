@@ -20,7 +20,7 @@ from clear_mlflow.importers import (
     read_runs,
 )
 from clear_mlflow.metrics import capymoa
-from clear_mlflow.report.exports import matrix_csv, matrix_json
+from clear_mlflow.report.exports import format_matrix_csv, format_matrix_json
 
 NAN = math.nan
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
@@ -84,14 +84,14 @@ SAMPLES = [
         None,
         ROWS_ARE_TESTS,
     ),
-    ("text", "matrix.csv", matrix_csv(PAST), PAST_ONLY, INITIAL, {}),
+    ("text", "matrix.csv", format_matrix_csv(PAST), PAST_ONLY, INITIAL, {}),
     ("text", "a", files.savetxt([INITIAL, *SQUARE]), SQUARE, INITIAL, {"initial": "first-row"}),
     ("text", "a.csv", files.savetxt(ZEROS), PAST_ONLY, None, {"future": "not-tested"}),
     ("numpy", "acc.npy", files.npy(np.array(SQUARE)), SQUARE, None, ROWS_ARE_TESTS),
     ("numpy", "acc.npz", files.npz(R=SQUARE, initial=INITIAL, loss=SQUARE), SQUARE, INITIAL, {}),
     ("json", "acc.json", json.dumps(SQUARE), SQUARE, None, ROWS_ARE_TESTS),
     ("json", "a.json", json.dumps(PARTS), SQUARE, INITIAL, {}),
-    ("json", "matrix.json", matrix_json(PAST), PAST_ONLY, INITIAL, {}),
+    ("json", "matrix.json", format_matrix_json(PAST), PAST_ONLY, INITIAL, {}),
     ("avalanche-csv", "e.csv", files.avalanche_csv(TWELVE, TWELVE[0]), TWELVE, TWELVE[0], {}),
     ("avalanche-results", "eval.json", files.avalanche_results(TWELVE), TWELVE, None, {}),
     (

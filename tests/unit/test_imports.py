@@ -64,7 +64,7 @@ def test_drawing_uses_no_pyplot():
     """A picture from a thread must not touch what a user's own session draws with."""
     code = (
         "import sys; from clear_mlflow import AccuracyMatrix\n"
-        "from clear_mlflow.report.pictures import heatmap_png\n"
+        "from clear_mlflow.report.pictures import draw_heatmap_png\n"
         "heatmap_png(AccuracyMatrix([[0.5]]), 'x')\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.metrics import summarize
-from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
+from clear_mlflow.report.terminal_tables import build_matrix_table, build_metrics_table
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def test_the_form_is_the_programs(shown):
     block, matrix, metrics = shown
     out = io.StringIO()
     console = Console(file=out, width=80)
-    console.print(matrix_table(matrix))
+    console.print(build_matrix_table(matrix))
     console.print()
-    console.print(metrics_table(make_results(metrics).values()))
+    console.print(build_metrics_table(make_results(metrics).values()))
     assert [line.rstrip() for line in out.getvalue().splitlines()] == [
         line.rstrip() for line in block.splitlines()
     ]

@@ -18,8 +18,8 @@ from stored_values import row_record
 from clear_mlflow import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, Record, assemble, row_file_name
 from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
-from clear_mlflow.report.exports import matrix_csv, matrix_json
-from clear_mlflow.report.markdown import description, escape
+from clear_mlflow.report.exports import format_matrix_csv, format_matrix_json
+from clear_mlflow.report.markdown import escape, format_run_description
 
 NAN = math.nan
 printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=100)
@@ -42,7 +42,7 @@ def matrices(draw):
 @given(matrices())
 def test_json_gives_the_matrix_back(matrix):
     """Full precision, null for what was not measured."""
-    content = json.loads(matrix_json(matrix), parse_constant=pytest.fail)
+    content = json.loads(format_matrix_json(matrix), parse_constant=pytest.fail)
     assert content["schema"] == {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
     values = np.array(content["values"], dtype=float).reshape(-1, matrix.num_buckets)
     again = AccuracyMatrix(values, content["initial"], content["num_instances"], content["buckets"])
@@ -56,7 +56,7 @@ def counts_and_keys(matrix):
 @given(matrices())
 def test_csv_gives_the_cells_back(matrix):
     """Full precision, an empty cell for what was not measured, one line per row."""
-    header, *lines = csv.reader(io.StringIO(matrix_csv(matrix)))
+    header, *lines = csv.reader(io.StringIO(format_matrix_csv(matrix)))
     assert header[0] == "trained_through"
     assert [key.removeprefix("'") for key in header[1:]] == [
         key.removeprefix("'") for key in matrix.buckets
@@ -69,7 +69,7 @@ def test_csv_gives_the_cells_back(matrix):
 @pytest.mark.parametrize("key", ["=1+1", "+1", "-1", "@SUM(A1)", "＝1", '=HYPERLINK("x","y")'])
 def test_csv_holds_no_formulas(key):
     """A bucket key must not run in somebody's spreadsheet."""
-    text = matrix_csv(AccuracyMatrix([[0.5]], buckets=[key]))
+    text = format_matrix_csv(AccuracyMatrix([[0.5]], buckets=[key]))
     header, line = csv.reader(io.StringIO(text))
     assert header[1] == f"'{key}"
     assert line[0] == f"'{key}"
@@ -95,7 +95,7 @@ def build_stored_record(matrix: AccuracyMatrix, **metadata) -> Record:
 
 def describe(record: Record, metrics=METRICS, **options) -> str:
     summary = summarize(record.matrix, record.protocol, metrics)
-    return description(
+    return format_run_description(
         record, make_results(summary, explain(record.matrix, record.protocol, metrics)), **options
     )
 

@@ -16,18 +16,18 @@ from clear_mlflow import AccuracyMatrix
 from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
 from clear_mlflow.report.pictures import (
     decode_png,
+    draw_heatmap,
+    draw_heatmap_png,
     encode_png,
     fit_labels,
-    heatmap_figure,
-    heatmap_png,
 )
-from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
+from clear_mlflow.report.terminal_tables import build_matrix_table, build_metrics_table
 
 TEN = AccuracyMatrix(np.full((10, 10), 1.0), initial=[0.0912] * 10)
 
 
 def table(*arguments, **options):
-    return metrics_table(make_results(*arguments, **options).values())
+    return build_metrics_table(make_results(*arguments, **options).values())
 
 
 def print_lines(table, width: int = 80) -> list[str]:
@@ -38,16 +38,16 @@ def print_lines(table, width: int = 80) -> list[str]:
 
 
 def heatmap_array(matrix: AccuracyMatrix, title: str) -> np.ndarray:
-    return decode_png(heatmap_png(matrix, title))
+    return decode_png(draw_heatmap_png(matrix, title))
 
 
 def texts(matrix: AccuracyMatrix, title: str) -> list[str]:
-    return [text.get_text() for text in heatmap_figure(matrix, title).axes[0].texts]
+    return [text.get_text() for text in draw_heatmap(matrix, title).axes[0].texts]
 
 
 def test_ten_buckets_fit_into_eighty_columns():
     """Also where every cell is 100.0, and where output is not a terminal."""
-    lines = print_lines(matrix_table(TEN))
+    lines = print_lines(build_matrix_table(TEN))
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["%", "tested", "on", "→", *(str(j) for j in range(1, 11))]
     assert lines[2].split() == ["initial", *["9.1"] * 10]
@@ -58,7 +58,7 @@ def test_ten_buckets_fit_into_eighty_columns():
 def test_unmeasured_cells_are_dashes():
     """Not 0.0, and not nan."""
     matrix = AccuracyMatrix([[0.5, np.nan], [0.0, 1.0]], buckets=["2004", "2005"])
-    lines = print_lines(matrix_table(matrix))
+    lines = print_lines(build_matrix_table(matrix))
     assert lines[2].split() == ["after", "2004", "50.0", "–"]
     assert lines[3].split() == ["after", "2005", "0.0", "100.0"]
     assert not any("initial" in line for line in lines)
@@ -77,7 +77,7 @@ def test_any_keys_fit_into_eighty_columns(keys):
     """Long, wide and markup-like keys are cut short, never wrapped or interpreted."""
     width = len(keys)
     matrix = AccuracyMatrix(np.full((width, width), 1.0), buckets=keys)
-    lines = print_lines(matrix_table(matrix))
+    lines = print_lines(build_matrix_table(matrix))
     assert max(map(cell_len, lines)) <= 80
     assert len(lines) == width + 2
     assert all(line.count(" 100.0") == (width if width <= 11 else 10) for line in lines[2:])
@@ -110,7 +110,7 @@ def test_any_text_can_be_drawn(text):
     key = text if text.isprintable() and text else "$"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        heatmap_png(AccuracyMatrix([[0.5]], buckets=[key]), text)
+        draw_heatmap_png(AccuracyMatrix([[0.5]], buckets=[key]), text)
         drawn_texts = texts(AccuracyMatrix([[0.5]], buckets=[key]), text)
     assert {"$x^{": "$x^{", "名前": "□□", "a\x00b\nc": "a�b�c"}.get(text, "initial") in drawn_texts
 
@@ -157,7 +157,7 @@ def test_unmeasured_looks_unlike_zero():
 def test_matrices_of_any_size_stay_on_a_screen(size):
     """Large ones show colours only, and some of their keys."""
     matrix = AccuracyMatrix(np.full((size, size), 0.5))
-    figure = heatmap_figure(matrix, "title")
+    figure = draw_heatmap(matrix, "title")
     assert max(figure.get_size_inches()) < 10
     assert len(figure.axes[0].texts) < 12 * 12 + 2 * 12 + 20
 
@@ -170,7 +170,7 @@ LONG = [f"camera {j} of the north, first half of the year" for j in range(3)]
 @pytest.mark.parametrize("width", [2.7, 3.3, 6.5, None])
 def test_nothing_is_outside_of_the_figure_or_on_another_text(keys, width):
     """At the width asked for: keys that do not fit are upright, and the longest are cut."""
-    figure = heatmap_figure(AccuracyMatrix(np.eye(len(keys)), buckets=keys), None, width=width)
+    figure = draw_heatmap(AccuracyMatrix(np.eye(len(keys)), buckets=keys), None, width=width)
     assert width is None or figure.get_size_inches()[0] == pytest.approx(width)
     cell_texts = figure.axes[0].texts
     boxes = [text.get_window_extent() for text in cell_texts]
@@ -197,7 +197,7 @@ def test_what_is_cut_tells_least_apart():
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
 def test_the_diagonal_is_seen_on_every_colour(value):
     """A line within the cell, whose colour is on both of its sides."""
-    figure = heatmap_figure(AccuracyMatrix(np.full((6, 6), value)), None)
+    figure = draw_heatmap(AccuracyMatrix(np.full((6, 6), value)), None)
     outlines = [part for part in figure.axes[0].patches if not part.get_fill()]
     assert len(outlines) == 6
     picture = decode_png(encode_png(figure)).astype(int)
@@ -212,7 +212,7 @@ def test_the_diagonal_is_seen_on_every_colour(value):
 @pytest.mark.parametrize("size", [10, 40])
 def test_small_cells_have_their_colour(size):
     """In a paper's column, too, white lines leave most of a cell."""
-    figure = heatmap_figure(AccuracyMatrix(np.full((size, size), 0.0)), None, width=3.3)
+    figure = draw_heatmap(AccuracyMatrix(np.full((size, size), 0.0)), None, width=3.3)
     dark = (decode_png(encode_png(figure)).max(axis=2) < 120).sum()
     cells = 120**2 * (3.3 - 0.9 - 0.85) ** 2
     assert dark > 0.75 * cells
@@ -220,7 +220,7 @@ def test_small_cells_have_their_colour(size):
 
 def test_a_users_matplotlib_settings_change_nothing():
     """Pictures made on two machines are compared pixel by pixel."""
-    before = heatmap_png(TEN, "$run$")
+    before = draw_heatmap_png(TEN, "$run$")
     user_settings = {
         "savefig.bbox": "tight",
         "image.origin": "lower",
@@ -231,4 +231,4 @@ def test_a_users_matplotlib_settings_change_nothing():
         "savefig.transparent": True,
     }
     with mpl.rc_context(user_settings):
-        assert heatmap_png(TEN, "$run$") == before
+        assert draw_heatmap_png(TEN, "$run$") == before

@@ -27,8 +27,8 @@ from clear_mlflow.metrics import (
     evaluate_metrics,
 )
 from clear_mlflow.report.page import run_page as run_page_module
-from clear_mlflow.report.page.matrix_map import class_map
-from clear_mlflow.report.page.run_page import RunReport, run_page
+from clear_mlflow.report.page.matrix_map import build_class_map
+from clear_mlflow.report.page.run_page import RunReport, render_run_page
 
 
 def build_predictions(
@@ -102,9 +102,9 @@ def unpack_array(text, dtype):
 
 def test_it_needs_nothing_but_itself_and_is_the_same_again():
     report = build_report(build_predictions(3, 4, 5))
-    text = run_page(report)
+    text = render_run_page(report)
     assert_needs_nothing_but_itself(text)
-    assert run_page(report) == text
+    assert render_run_page(report) == text
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
@@ -122,7 +122,7 @@ def test_hostile_names_are_only_text(name):
             for row, row_predictions in predictions.rows.items()
         }
         predictions = Predictions(images, row_answers, "iid", 3)
-        return run_page(
+        return render_run_page(
             build_report(
                 predictions=predictions,
                 counts={r: a.correct(images) for r, a in row_answers.items()},
@@ -149,7 +149,7 @@ def test_hostile_names_are_only_text(name):
 def test_every_cell_is_on_the_page():
     """In the table as percent, in the script's data as a fraction. Of rows to come, none."""
     report = build_report(counts={row: THREE[row] for row in (0, 1, 3)})
-    text = run_page(report)
+    text = render_run_page(report)
     cells = re.findall(
         r"<td class=[^>]*>(.*?)</td>", text.split('id="map"')[1].split("</table>")[0]
     )
@@ -170,7 +170,7 @@ def test_metrics_have_their_meaning_or_why_there_is_none():
     report = build_report(counts={1: THREE[1]})
     own = make_results({"lab/own": 0.25}, lower_is_better=["lab/own"])
     report = dataclasses.replace(report, results=MetricResults(report.results | own))
-    text = run_page(report)
+    text = render_run_page(report)
     tiles = re.findall(
         r'<li[^>]*><span class="name" title="(.*?)".*?<strong>(.*?)</strong>', text, re.S
     )
@@ -196,7 +196,7 @@ def test_tests_inside_buckets_have_their_metrics_beside_their_charts():
     report = dataclasses.replace(
         report, results=MetricResults(report.results | results), tests=matrix
     )
-    before, _, section = run_page(report).partition('<section id="within-buckets">')
+    before, _, section = render_run_page(report).partition('<section id="within-buckets">')
     assert "more metrics" not in before
     for name, result in results.items():
         assert name not in before
@@ -208,7 +208,7 @@ def test_tests_inside_buckets_have_their_metrics_beside_their_charts():
 def test_the_page_holds_every_confusion(classes, protocol):
     """Read as its script reads it, against the count over images one by one."""
     predictions = build_predictions(3, classes, 4, protocol=protocol)
-    page_answers = read_page_data(run_page(build_report(predictions)))["predictions"]
+    page_answers = read_page_data(render_run_page(build_report(predictions)))["predictions"]
     assert page_answers["classes"] == list(predictions.images.class_names)
     totals = unpack_array(page_answers["totals"], "<u4").reshape(3, classes)
     assert set(page_answers["rows"]) == {"0", "1", "2", "3"}
@@ -236,15 +236,15 @@ def test_the_page_holds_every_confusion(classes, protocol):
 def test_its_size_is_bounded(monkeypatch):
     """Of what does not fit, the last rows' predictions stay. Of more classes, none are shown."""
     predictions = build_predictions(4, 200, 5, skill=0.2)
-    page = run_page(build_report(predictions))
+    page = render_run_page(build_report(predictions))
     assert list(read_page_data(page)["predictions"]["rows"]) == list("01234")
     room = len(read_page_data(page)["predictions"]["rows"]["4"]) + 2000
     monkeypatch.setattr(run_page_module, "MAX_PREDICTION_CHARACTERS", room)
-    text = run_page(build_report(predictions))
+    text = render_run_page(build_report(predictions))
     assert list(read_page_data(text)["predictions"]["rows"]) == ["4"]
     assert len(text) < len(page) - 2 * room
     assert "predictions of the last 1 of 5 rows" in text
-    text = run_page(build_report(build_predictions(2, run_page_module.MAX_CLASSES + 1, 1)))
+    text = render_run_page(build_report(build_predictions(2, run_page_module.MAX_CLASSES + 1, 1)))
     assert read_page_data(text)["predictions"] is None
     assert "not shown for more than 1000 classes" in text
 
@@ -252,7 +252,7 @@ def test_its_size_is_bounded(monkeypatch):
 def test_of_very_many_buckets_some_are_shown():
     """Spread evenly, the first and the last among them. Means are over all."""
     counts = {row: tuple(range(250)) for row in (0, 250)}
-    text = run_page(RunReport(
+    text = render_run_page(RunReport(
         name="long", run_id="abc", results=MetricResults(),
         record=build_record(counts, (250,) * 250),
     ))  # fmt: skip
@@ -268,14 +268,14 @@ def test_of_very_many_buckets_some_are_shown():
 @pytest.mark.parametrize("row", [0, 1])
 def test_a_run_with_its_first_row_has_a_page(row):
     """As a run in training: nothing that needs more rows is in the way."""
-    assert "of 3 buckets trained" in run_page(build_report(counts={row: THREE[row]}))
+    assert "of 3 buckets trained" in render_run_page(build_report(counts={row: THREE[row]}))
 
 
 def test_imported_fractions_have_no_counts():
     row = AccuracyRow.from_values(1, ("a", "b"), (0.5, math.nan))
     record = assemble({row_file_name(1): row_record(row, seed=None)})
     report = RunReport(name="x", run_id="y", record=record, results=MetricResults())
-    text = run_page(dataclasses.replace(report, without_predictions="The run kept none."))
+    text = render_run_page(dataclasses.replace(report, without_predictions="The run kept none."))
     assert read_page_data(text)["images"] is read_page_data(text)["predictions"] is None
     assert "no seed" in text
     assert "The run kept none." in text
@@ -285,15 +285,18 @@ def test_classes_that_come_and_go_are_shown_over_time():
     """Test images of each class in each bucket, hatched where none. Nothing where all are alike."""
     images = build_predictions(3, 2, 10).images
     label = np.where(images.bucket == 0, 0, np.arange(60) % 2).astype(np.uint16)
-    class_rows = class_map(dataclasses.replace(images, label=label))
+    class_rows = build_class_map(dataclasses.replace(images, label=label))
     assert class_rows is not None
     assert [cell["text"] for cell in class_rows["rows"][0]["cells"]] == ["20", "10", "10"]
     assert [cell["style"] for cell in class_rows["rows"][1]["cells"]] == ["x", "v50", "v50"]
-    assert class_map(dataclasses.replace(images, label=np.arange(60, dtype=np.uint16) % 2)) is None
+    assert (
+        build_class_map(dataclasses.replace(images, label=np.arange(60, dtype=np.uint16) % 2))
+        is None
+    )
 
 
 def test_classes_with_the_same_shares_in_buckets_of_different_sizes_are_not_shown():
     """Half of 20 images and half of 40: nothing changes over time."""
     names, label = ("bus", "camera"), np.arange(60) % 2
-    assert class_map(build_images((20, 40), label, names)) is None
-    assert class_map(build_images((20, 40), [*[0] * 20, *label[20:]], names)) is not None
+    assert build_class_map(build_images((20, 40), label, names)) is None
+    assert build_class_map(build_images((20, 40), [*[0] * 20, *label[20:]], names)) is not None

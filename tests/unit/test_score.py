@@ -33,8 +33,8 @@ from clear_mlflow.core.score import ACCURACY, Score, format_significant
 from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
 from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, Metric, adapt_metrics
 from clear_mlflow.report.colours import build_cell_scale
-from clear_mlflow.report.exports import matrix_json
-from clear_mlflow.report.markdown import description
+from clear_mlflow.report.exports import format_matrix_json
+from clear_mlflow.report.markdown import format_run_description
 from clear_mlflow.report.page.line_charts import (
     Line,
     LinePoint,
@@ -42,8 +42,8 @@ from clear_mlflow.report.page.line_charts import (
     list_round_ticks,
     pad_range,
 )
-from clear_mlflow.report.page.run_page import RunReport, run_html, run_page
-from clear_mlflow.report.terminal_tables import matrix_table
+from clear_mlflow.report.page.run_page import RunReport, render_run_html, render_run_page
+from clear_mlflow.report.terminal_tables import build_matrix_table
 
 RMSE = Score("rmse", higher_is_better=False)
 MACRO_F1 = Score("macro_f1")
@@ -288,9 +288,9 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
     """Cells in three digits, metrics in four, the direction said, and nothing is an accuracy."""
     run = build_tracked_run()
     results = metrics.evaluate_metrics(metrics.METRICS, run.matrix)
-    page = run_page(build_report(run))
-    note = description(run, results)
-    part = run_html("a run", run.matrix, results.values())
+    page = render_run_page(build_report(run))
+    note = format_run_description(run, results)
+    part = render_run_html("a run", run.matrix, results.values())
     for text in (shown_text(page), note, part):
         assert "rmse" in text
         assert "2.50" in text
@@ -301,11 +301,16 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
     assert ">clear/in_domain_rmse<" in part
     assert "backward_transfer" in page
     assert "for rmse with its sign turned instead of accuracy" in page
-    assert json.loads(matrix_json(run.matrix))["score"] == {
+    assert json.loads(format_matrix_json(run.matrix))["score"] == {
         "name": "rmse",
         "lower_is_better": True,
     }
-    assert [str(c.header) for c in matrix_table(run.matrix).columns] == ["rmse on →", "1", "2", "3"]
+    assert [str(c.header) for c in build_matrix_table(run.matrix).columns] == [
+        "rmse on →",
+        "1",
+        "2",
+        "3",
+    ]
     # The direction of a metric is that of its own, not of the score alone.
     rows = {line.split("|")[1].strip(" `"): line for line in note.splitlines() if "|" in line}
     assert rows["renate/average_rmse"].endswith("| lower is better |")
@@ -315,14 +320,14 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
 
 def test_an_untrained_model_far_off_does_not_flatten_the_charts():
     """Its values are in the matrix. In a chart they would be all that is seen."""
-    page = run_page(build_report(build_tracked_run(initial=[5e4, 6e4, 7e4])))
+    page = render_run_page(build_report(build_tracked_run(initial=[5e4, 6e4, 7e4])))
     charts = shown_text(page).split("rmse over time")[1]
     assert "values of the untrained model outside of it are omitted" in charts
     assert "rmse on each bucket over the whole run" in charts
     titles = [part.split("<")[0] for part in charts.split("<title>")[1:]]
     assert "buckets still to come (mean), after 1: 5.00" in titles
     assert not any("after 0" in title for title in titles)
-    near = shown_text(run_page(build_report(build_tracked_run(initial=[4.0, 5.0, 6.0]))))
+    near = shown_text(render_run_page(build_report(build_tracked_run(initial=[4.0, 5.0, 6.0]))))
     assert "buckets still to come (mean), after 0: 5.00" in near
 
 
@@ -388,7 +393,7 @@ def test_a_plain_matrix_is_imported_as_the_score_that_the_user_states():
     np.testing.assert_array_equal(matrix.values, ERRORS)
     assert matrix.score == RMSE
     # Our own file contains its score, and no option may contradict it.
-    own = matrix_json(matrix).encode()
+    own = format_matrix_json(matrix).encode()
     assert read("matrix.json", own).equals(matrix)
     assert read("matrix.json", own, score=RMSE).equals(matrix)
     with pytest.raises(ConfigError, match=r"score is 'macro_f1', but .* contains rmse, lower"):

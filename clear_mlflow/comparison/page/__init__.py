@@ -16,7 +16,7 @@ from clear_mlflow.comparison.page.charts import (
 from clear_mlflow.comparison.page.matrices_section import build_matrices
 from clear_mlflow.comparison.page.tables import build_leaderboard, build_verdicts
 from clear_mlflow.comparison.page.wording import (
-    describe_setting,
+    describe_conditions,
     format_count,
     format_interval,
     name_group,
@@ -65,7 +65,7 @@ def comparison_page(
         cost_plots=list(cost_plots(comparison)),
         curves=list(curve_parts(comparison)),
         **build_matrices(comparison),
-        settings=[describe_setting(comparison, i) for i in range(len(comparison.conditions))],
+        conditions=[describe_conditions(comparison, i) for i in range(len(comparison.conditions))],
         **content,
     )
 
@@ -76,5 +76,5 @@ def _build_subtitle(comparison: Comparison) -> str:
     groups = format_count(len(comparison.groups), "group")
     subtitle = f"{num_runs} in {groups} by {labels}" if labels else f"{num_runs}, not grouped"
     if len(comparison.conditions) == 1:
-        subtitle += f". {describe_setting(comparison, 0)}"
+        subtitle += f". {describe_conditions(comparison, 0)}"
     return subtitle

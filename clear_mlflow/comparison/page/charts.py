@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import COST, Group, is_equal_cost
 from clear_mlflow.comparison.page.wording import (
-    describe_setting,
+    describe_conditions,
     format_count,
     format_interval,
     shorten,
@@ -25,11 +25,11 @@ from clear_mlflow.report.page.line_charts import (
     Line,
     LinePoint,
     build_axis,
-    future_mean,
-    line_chart,
+    build_line_chart,
+    compute_future_mean,
+    compute_past_mean,
     list_round_ticks,
     pad_range,
-    past_mean,
 )
 from clear_mlflow.statistics import seed_summary
 
@@ -74,7 +74,7 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         low, high = _add_margin(min(values), max(values), score)
         to_pixels, dots = partial(_scale, (low, high), (left, right)), []
         for row, (position, group, summary, interval, is_over_images) in enumerate(rows):
-            seeds = group.partial_seeds(metric) or str(summary.n)
+            seeds = group.format_partial_seeds(metric) or str(summary.n)
             source = "test images" if is_over_images else f"{seeds} seed{'s' * (seeds != '1')}"
             value = f"{score.number(summary.mean)} {format_interval(interval, score=score)}"
             dots.append(
@@ -104,7 +104,7 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield what the template ``costs`` draws for each setting with different costs.
+    """Yield what the template ``costs`` draws for each test conditions with different costs.
 
     The x-axis is logarithmic if the largest cost is more than ten times the smallest.
     """
@@ -112,11 +112,11 @@ def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     width, height, left, top = 720, 400, 46, 26
     bottom = height - 40
     is_higher_better = comparison.is_higher_better(metric)
-    for setting in range(len(comparison.conditions)):
+    for conditions in range(len(comparison.conditions)):
         rows = [
             (position, group, group.metrics[metric], group.metrics[COST].mean)
             for position, group in enumerate(comparison.groups)
-            if group.conditions == setting and metric in group.metrics and COST in group.metrics
+            if group.conditions == conditions and metric in group.metrics and COST in group.metrics
         ]
         # A logarithmic axis cannot show 0.
         free = [shorten(group.name, 20) for _, group, _, cost in rows if cost <= 0]
@@ -230,10 +230,10 @@ def _add_margin(low: float, high: float, score: Score) -> tuple[float, float]:
 
 
 def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield the learning curves of each setting: means, and each bucket."""
+    """Yield the learning curves under each test conditions: means, and each bucket."""
     score, level = comparison.score, comparison.level
-    for setting, description in enumerate(comparison.conditions):
-        groups = [(p, g) for p, g in enumerate(comparison.groups) if g.conditions == setting]
+    for index, conditions in enumerate(comparison.conditions):
+        groups = [(p, g) for p, g in enumerate(comparison.groups) if g.conditions == index]
         drawn_groups = groups[:_MAX_CURVES]
 
         def build_lines(
@@ -243,12 +243,12 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
             return [line for line in lines if line.points]
 
         means = {
-            f"Mean {score.name} on past buckets": build_lines(past_mean),
-            f"Mean {score.name} on future buckets": build_lines(future_mean),
+            f"Mean {score.name} on past buckets": build_lines(compute_past_mean),
+            f"Mean {score.name} on future buckets": build_lines(compute_future_mean),
         }
         buckets = [
             (f"Bucket {key}", build_lines(partial(_get_cell, j)))
-            for j, key in enumerate(description.buckets)
+            for j, key in enumerate(conditions.buckets)
         ]
         if not any(lines for _, lines in buckets):  # the protocol excludes all cells
             continue
@@ -264,13 +264,13 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 f"The first {len(drawn_groups)} of {len(groups)} groups of the leaderboard."
             )
         times = drawn_groups[0][1].members[0].record.times
-        chart = partial(line_chart, last=len(description.buckets), times=times)
+        chart = partial(build_line_chart, last=len(conditions.buckets), times=times)
         styles = [(*_get_style(position), group) for position, group in drawn_groups]
         yield {
-            "setting": describe_setting(comparison, setting)
+            "conditions": describe_conditions(comparison, index)
             if len(comparison.conditions) > 1
             else "",
-            "about": " ".join(filter(None, notes)),
+            "note": " ".join(filter(None, notes)),
             "legend": [
                 {"colour": colour, "dash": dash, "name": shorten(group.name)}
                 for colour, dash, group in styles

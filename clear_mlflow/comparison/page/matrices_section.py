@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page.wording import format_count, name_group
 from clear_mlflow.report.colours import CellScale, build_cell_scale
-from clear_mlflow.report.page.matrix_map import matrix_map
+from clear_mlflow.report.page.matrix_map import build_matrix_map
 
 _MAX_CELLS = 12_000  # about 40 bytes each; a page stays below two megabytes
 
@@ -34,7 +34,7 @@ def build_matrices(comparison: Comparison) -> dict[str, Any]:
             "detail": f"mean of {format_count(len(group.members), 'run')}"
             if len(group.members) > 1
             else "one run",
-            **matrix_map(
+            **build_matrix_map(
                 group.grid,
                 keys[group.conditions],
                 seeds=group.seeds_per_cell,
@@ -59,8 +59,8 @@ def build_matrices(comparison: Comparison) -> dict[str, Any]:
 
 
 def matrix_scales(comparison: Comparison) -> list[CellScale]:
-    """Return the colour scale of each setting, the same for runs and for groups."""
+    """Return the colour scale of each set of test conditions, the same for runs and for groups."""
     grids: list[list[NDArray[np.float64]]] = [[] for _ in comparison.conditions]
     for group in comparison.groups:
         grids[group.conditions] += [run.grid for run in group.members]
-    return [build_cell_scale(comparison.score, setting_grids) for setting_grids in grids]
+    return [build_cell_scale(comparison.score, comparable_grids) for comparable_grids in grids]

@@ -53,7 +53,7 @@ def build_leaderboard(comparison: Comparison) -> dict[str, Any]:
     ]
     has_one_order = len(comparison.conditions) == 1
     return {
-        "about": f"Mean over seeds, ± standard deviation, [{100 * comparison.level:g} % interval "
+        "note": f"Mean over seeds, ± standard deviation, [{100 * comparison.level:g} % interval "
         "of the mean, Student's t]. ★ marks the best mean of a column; an empty cell is "
         "undefined. Click a column's name to sort.",
         "columns": [
@@ -79,14 +79,14 @@ def build_leaderboard(comparison: Comparison) -> dict[str, Any]:
 
 
 def _find_best(comparison: Comparison) -> set[tuple[int, str]]:
-    """Return (position, metric) of the best groups in each setting with more than one group."""
+    """Return (position, metric) of the best of several groups, by test conditions."""
     best = set()
-    for setting in range(len(comparison.conditions)):
+    for conditions in range(len(comparison.conditions)):
         for metric in comparison.metrics:
             means = {
                 position: group.metrics[metric].mean
                 for position, group in enumerate(comparison.groups)
-                if group.conditions == setting and metric in group.metrics
+                if group.conditions == conditions and metric in group.metrics
             }
             higher = comparison.is_higher_better(metric)
             if len(means) > 1 and higher is not None:

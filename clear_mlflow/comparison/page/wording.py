@@ -21,24 +21,24 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def describe_setting(comparison: Comparison, position: int) -> str:
-    """Return a setting's dataset, test set and protocol."""
-    setting = comparison.conditions[position]
-    text = f"{shorten(setting.dataset)}, {format_count(len(setting.buckets), 'bucket')}"
-    noun = "images" if setting.score.is_accuracy else "instances"
-    if setting.num_instances is not None:
-        text += f", {sum(setting.num_instances):,} {setting.split} {noun}"
-    if not setting.score.is_accuracy:
-        text += f", {setting.score.label}"
-    return f"{text}, protocol {setting.protocol}, digest {shorten(setting.digest, 24)}"
+def describe_conditions(comparison: Comparison, position: int) -> str:
+    """Return dataset, test set and protocol of test conditions."""
+    conditions = comparison.conditions[position]
+    text = f"{shorten(conditions.dataset)}, {format_count(len(conditions.buckets), 'bucket')}"
+    noun = "images" if conditions.score.is_accuracy else "instances"
+    if conditions.num_instances is not None:
+        text += f", {sum(conditions.num_instances):,} {conditions.split} {noun}"
+    if not conditions.score.is_accuracy:
+        text += f", {conditions.score.label}"
+    return f"{text}, protocol {conditions.protocol}, digest {shorten(conditions.digest, 24)}"
 
 
 def name_group(comparison: Comparison, group: Group) -> str:
     """Return a group's name, with its test set if there are several."""
     name = shorten(group.name)
     if len(comparison.conditions) > 1:
-        setting = comparison.conditions[group.conditions]
-        name += f" [{setting.protocol}, {setting.split} set {group.conditions + 1}]"
+        conditions = comparison.conditions[group.conditions]
+        name += f" [{conditions.protocol}, {conditions.split} set {group.conditions + 1}]"
     return name
 
 

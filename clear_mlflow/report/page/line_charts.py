@@ -100,19 +100,19 @@ def pad_range(low: float, high: float) -> tuple[float, float]:
     return low - room, high + room
 
 
-def past_mean(grid: NDArray[np.float64], num_trained: int) -> float:
+def compute_past_mean(grid: NDArray[np.float64], num_trained: int) -> float:
     """Return the mean on the buckets trained on, or NaN if one was not measured."""
     return float(grid[num_trained, :num_trained].mean()) if num_trained else math.nan
 
 
-def future_mean(grid: NDArray[np.float64], num_trained: int) -> float:
+def compute_future_mean(grid: NDArray[np.float64], num_trained: int) -> float:
     """Return the mean on the buckets still to come, or NaN if one was not measured."""
     return (
         float(grid[num_trained, num_trained:].mean()) if num_trained < len(grid) - 1 else math.nan
     )
 
 
-def line_chart(
+def build_line_chart(
     title: str,
     lines: Sequence[Line],
     last: int,
@@ -214,7 +214,7 @@ def _drop_overlaps(labels: Sequence[tuple[float, str]]) -> list[dict[str, Any]]:
     return ticks
 
 
-def svg_picture(
+def render_svg(
     macro: str,
     charts: Sequence[Mapping[str, Any]],
     *,

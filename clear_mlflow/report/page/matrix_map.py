@@ -33,7 +33,7 @@ def list_rows(grid: NDArray[np.float64]) -> list[int]:
     return [i for i in sample_evenly(len(grid)) if i > 0 or not np.isnan(grid[i]).all()]
 
 
-def matrix_map(
+def build_matrix_map(
     grid: NDArray[np.float64],
     buckets: Sequence[str],
     *,
@@ -62,7 +62,7 @@ def matrix_map(
     return {"columns": _build_heads(buckets, columns), "rows": rows, "css": css}
 
 
-def class_map(images: EvaluationSet) -> dict[str, Any] | None:
+def build_class_map(images: EvaluationSet) -> dict[str, Any] | None:
     """Return a map of the test images of each class in each bucket, as shares.
 
     Returns None if the shares hardly change; of many classes, those that change most are shown.
@@ -110,7 +110,7 @@ def _build_cell(
     shade = float(scale.shade(value))
     css = ""
     if inline_style:
-        background, text_colour = SCALE.css_colours(shade)
+        background, text_colour = SCALE.get_css_colours(shade)
         edge = f";box-shadow:inset 0 0 0 1.5px {text_colour}" if is_diagonal else ""
         css = f"{_CELL_CSS}background:{background};color:{text_colour}{edge}"
     style = [f"v{round(100 * shade)}", "d" if is_diagonal else "", "partial" if note else ""]

@@ -36,19 +36,19 @@ from clear_mlflow.report.page.line_charts import (
     Line,
     LinePoint,
     build_axis,
-    future_mean,
-    line_chart,
-    past_mean,
+    build_line_chart,
+    compute_future_mean,
+    compute_past_mean,
 )
 from clear_mlflow.report.page.matrix_map import (
     MAX_SHOWN,
-    class_map,
+    build_class_map,
+    build_matrix_map,
     list_rows,
-    matrix_map,
     sample_evenly,
     shorten_key,
 )
-from clear_mlflow.report.page.within_bucket import within_bucket_charts
+from clear_mlflow.report.page.within_bucket import build_within_bucket_charts
 
 _PAGE = "clear_mlflow.report.page/run"
 # Raised when the page changes, so that stored pages are written again.
@@ -84,7 +84,7 @@ def load_run_page() -> None:
     load_page(_PAGE)
 
 
-def run_page(report: RunReport, *, extension: str | None = None, **content: Any) -> str:
+def render_run_page(report: RunReport, *, extension: str | None = None, **content: Any) -> str:
     """Return the HTML page of a run.
 
     extension: template that extends the page, or None. content: variables of that template.
@@ -96,7 +96,7 @@ def run_page(report: RunReport, *, extension: str | None = None, **content: Any)
     scale = build_cell_scale(score, [grid])
     predictions, predictions_note = _pack_predictions(report.predictions)
     tiles = _select_results(adapt_metrics(METRICS, score), report.results)
-    within_bucket = None if report.tests is None else within_bucket_charts(report.tests)
+    within_bucket = None if report.tests is None else build_within_bucket_charts(report.tests)
     within_bucket_results = [
         result
         for result in _select_results(WITHIN_BUCKET_METRICS, report.results)
@@ -112,7 +112,7 @@ def run_page(report: RunReport, *, extension: str | None = None, **content: Any)
         warnings=_list_warnings(report),
         footer=f"Run {one_line(report.run_id, 80)}, computed from its stored rows by clear_mlflow "
         f"{__version__}.",
-        map=matrix_map(grid, keys, scale=scale),
+        map=build_matrix_map(grid, keys, scale=scale),
         score=score,
         ends=scale.ends,
         matrix_note=_describe_matrix(record, scale.note),
@@ -127,7 +127,7 @@ def run_page(report: RunReport, *, extension: str | None = None, **content: Any)
         curves=_build_curves(grid, keys, columns, record.times, score),
         within_bucket=within_bucket,
         dataset=_describe_dataset(report),
-        classes=None if report.predictions is None else class_map(report.predictions.images),
+        classes=None if report.predictions is None else build_class_map(report.predictions.images),
         instances="Images" if score.is_accuracy else "Instances",
         buckets=[
             (keys[j], report.num_train.get(keys[j]), None if counts is None else int(counts[j]))
@@ -278,9 +278,9 @@ def _build_curves(
         return Line(colour, points)
 
     means_by_name: dict[str, list[float]] = {
-        "buckets trained so far (mean)": [past_mean(grid, k) for k in range(last + 1)],
+        "buckets trained so far (mean)": [compute_past_mean(grid, k) for k in range(last + 1)],
         "bucket trained last": [math.nan, *np.diag(grid[1:])],
-        "buckets still to come (mean)": [future_mean(grid, k) for k in range(last + 1)],
+        "buckets still to come (mean)": [compute_future_mean(grid, k) for k in range(last + 1)],
     }
     names = list(means_by_name)
     means = [build_line(i, name, means_by_name[name]) for i, name in enumerate(names)]
@@ -290,10 +290,10 @@ def _build_curves(
     titles = [f"Bucket {shorten_key(keys[j])}" for j in columns]
     lines = [build_line(0, title, grid[:, j]) for title, j in zip(titles, columns, strict=True)]
     axis, mean_axis = build_axis(lines, score), build_axis(means, score)
-    chart = partial(line_chart, last=last, times=times)
+    chart = partial(build_line_chart, last=last, times=times)
     title = f"{score.heading} on past, current and future buckets"
     return {
-        "about": mean_axis.note,
+        "note": mean_axis.note,
         "legend": [
             {"colour": line.colour, "dash": 0, "name": names[line.colour]} for line in means
         ],
@@ -321,7 +321,7 @@ def _describe_dataset(report: RunReport) -> dict[str, str]:
     }
 
 
-def run_html(
+def render_run_html(
     title: str,
     matrix: AccuracyMatrix | None,
     metrics: Iterable[MetricResult] = (),
@@ -343,18 +343,23 @@ def run_html(
     )
 
 
-def progress_html(text: str, done: float, total: float, matrix: AccuracyMatrix | None) -> str:
+def render_progress_html(
+    text: str, done: float, total: float, matrix: AccuracyMatrix | None
+) -> str:
     """Return a run in training for a notebook: a progress bar and the rows so far."""
     progress = {"text": one_line(text, 160), "done": f"{done:g}", "total": f"{total:g}"}
-    return run_html("", matrix, progress=progress)
+    return render_run_html("", matrix, progress=progress)
 
 
 def _build_inline_map(matrix: AccuracyMatrix) -> dict[str, Any]:
     grid = stack_all_rows(matrix)
     scale = build_cell_scale(matrix.score, [grid])
-    about = f"Rows: bucket trained last. Columns: bucket tested. Cells: {matrix.score.label}."
+    note = f"Rows: bucket trained last. Columns: bucket tested. Cells: {matrix.score.label}."
     grid = grid[: matrix.num_rows + 1]
-    return {**matrix_map(grid, matrix.buckets, scale=scale, inline_style=True), "about": about}
+    return {
+        **build_matrix_map(grid, matrix.buckets, scale=scale, inline_style=True),
+        "note": note,
+    }
 
 
 def _split_link(line: str) -> dict[str, str]:

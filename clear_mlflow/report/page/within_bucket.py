@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.anytime import AnytimeMatrix
 from clear_mlflow.core.text import format_percent
-from clear_mlflow.report.page.line_charts import Axis, Line, LinePoint, build_axis, line_chart
+from clear_mlflow.report.page.line_charts import Axis, Line, LinePoint, build_axis, build_line_chart
 from clear_mlflow.report.page.matrix_map import sample_evenly, shorten_key
 
 _LARGE, _SMALL = (1240, 340), (390, 190)
@@ -19,7 +19,7 @@ _BINS = 300  # of a curve's x-axis; the lowest and the highest point of each are
 _PAST, _CURRENT = 0, 1  # colours
 
 
-def within_bucket_charts(tests: AnytimeMatrix) -> dict[str, Any] | None:
+def build_within_bucket_charts(tests: AnytimeMatrix) -> dict[str, Any] | None:
     """Return the page's charts of a run's tests within its buckets.
 
     Returns None without tests, or under protocol streaming, whose tests use training images.
@@ -48,14 +48,14 @@ def within_bucket_charts(tests: AnytimeMatrix) -> dict[str, Any] | None:
     axis, mean_axis = build_axis([line for _, line in panels]), build_axis(means)
     names = {_PAST: "mean of the past buckets", _CURRENT: "the bucket in training"}
     num_tests = sum(len(bucket_tests) for bucket_tests in tests.tests.values())
-    about = (
+    note = (
         f"The model was tested {num_tests:,} times within its buckets, in {history.num_steps:,.0f} "
         "optimiser steps. A vertical line is the end of a bucket; a dot is its row of the matrix. "
         "A curve that drops after a line and recovers before the next one shows the stability gap, "
         f"which is not visible in the rows. {mean_axis.note}"
     )
     return {
-        "about": about.strip(),
+        "note": note.strip(),
         "legend": [
             {"colour": colour, "dash": 0, "name": name}
             for colour, name in names.items()
@@ -120,7 +120,7 @@ class _History:
     ) -> dict[str, Any]:
         """Return what the template ``chart`` draws of curves."""
         rows = [t for t, (bucket, _) in enumerate(self.moments) if bucket >= 0 and self._is_row(t)]
-        return line_chart(
+        return build_line_chart(
             title,
             lines,
             len(self.moments) - 1,
