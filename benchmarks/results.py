@@ -95,12 +95,12 @@ These are single runs of the 1st CLEAR challenge at CVPR 2022, from
 The columns are computed as above; images, models and budgets differ from the tables above. None of
 these runs was trained with clear_mlflow.
 
-| stream | place | score | in-domain | next-domain | backward | forward |
+|stream|place|score|in-domain|next-domain|backward|forward|
 |:--|:--|--:|--:|--:|--:|--:|
-| CLEAR-10 | 1st | 92.7 | 93.4 | 92.5 | 94.2 | 90.9 |
-| CLEAR-10 | 2nd | 91.6 | 92.3 | 91.7 | 93.9 | 88.7 |
-| CLEAR-100 | 1st | 91.5 | 92.0 | 91.3 | 93.4 | 89.2 |
-| CLEAR-100 | 2nd | 90.8 | 91.3 | 90.2 | 93.3 | 88.2 |
+|CLEAR-10|1st|92.7|93.4|92.5|94.2|90.9|
+|CLEAR-10|2nd|91.6|92.3|91.7|93.9|88.7|
+|CLEAR-100|1st|91.5|92.0|91.3|93.4|89.2|
+|CLEAR-100|2nd|90.8|91.3|90.2|93.3|88.2|
 """
 
 
