@@ -65,7 +65,7 @@ def test_drawing_uses_no_pyplot():
     code = (
         "import sys; from clear_mlflow import AccuracyMatrix\n"
         "from clear_mlflow.report.pictures import draw_heatmap_png\n"
-        "heatmap_png(AccuracyMatrix([[0.5]]), 'x')\n"
+        "draw_heatmap_png(AccuracyMatrix([[0.5]]), 'x')\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     assert loaded_after(code).isdisjoint(["torch", "mlflow"])
