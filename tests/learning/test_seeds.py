@@ -40,9 +40,7 @@ def test_each_member_is_the_training_with_its_seed(changes):
     weights = []
     for member in members:
         member_run = measure(ensemble.for_member(member))
-        assert member_run == measure(
-            training(config(**{**settings.as_text(), **member.as_text()}))
-        )
+        assert member_run == measure(training(config(**{**settings.as_text(), **member.as_text()})))
         weights.append(member_run[-1][2])
     if changes.get("batch_size") != "full" and changes.get("strategy") != "slda":
         assert len(set(weights)) == len(SEEDS)

@@ -17,7 +17,7 @@ from trainings import FOUR_BUCKETS
 import clear_mlflow
 from clear_mlflow.api.bundle import read_bundles
 from clear_mlflow.cli import main
-from clear_mlflow.report.exports import matrix_json
+from clear_mlflow.report.exports import format_matrix_json
 from clear_mlflow.scoring import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import build_lease_tags
@@ -137,7 +137,7 @@ def test_a_folder_contains_bundles_and_other_results(
     clear_mlflow.export(run_id, folder / "deep" / "bundle")
     clear_mlflow.export(run_id, folder / "packed.tar.xz")
     matrix = clear_mlflow.load(run_id).matrix
-    (folder / "matrix.json").write_text(matrix_json(matrix))
+    (folder / "matrix.json").write_text(format_matrix_json(matrix))
     client, offline_id = create_offline_folder(folder / "offline_runs", empty_store)
     stored_run(client, offline_id)
     (folder / "packed.tar.xz").write_bytes((folder / "packed.tar.xz").read_bytes() + b"x")
