@@ -45,7 +45,7 @@ from clear_mlflow.store.client import mlflow_errors, preflight, set_up_mlflow
 from clear_mlflow.store.lease import build_lease_tags
 from clear_mlflow.store.rows import store_row
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
-from clear_mlflow.tracking.copy_runs import COPIED, IN_USE, RunCopier
+from clear_mlflow.tracking.copy_runs import COPIED, IN_USE, RunCopier, open_sources
 from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.run_recorder import utc_now
 
@@ -183,6 +183,21 @@ def _copy_bundle(
     for copy in RunCopier(client, experiment).copy_runs(sources):
         outcome = _OUTCOMES.get(copy.outcome, copy.outcome)
         yield ImportedFile(label, copy.run_id, copy.run_name, outcome, copy.message)
+
+
+def copy_runs(
+    store: str, runs: Sequence[str], experiment: str | None = None
+) -> Iterator[ImportedFile]:
+    """Copy runs of another store, and yield what was done with each.
+
+    store, runs: see :func:`clear_mlflow.tracking.copy_runs.open_sources`. experiment: see
+    :class:`clear_mlflow.tracking.copy_runs.RunCopier`.
+    """
+    set_up_mlflow()
+    copier = RunCopier(preflight(experiment=experiment), experiment)
+    for copy in copier.copy_runs(open_sources(store, runs)):
+        outcome = _OUTCOMES.get(copy.outcome, copy.outcome)
+        yield ImportedFile(copy.source_id, copy.run_id, copy.run_name, outcome, copy.message)
 
 
 def _store_run(

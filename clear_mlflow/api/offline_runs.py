@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import quote
 
 from mlflow import MlflowClient
 from mlflow.entities import Run, RunInfo
@@ -12,16 +11,10 @@ from mlflow.entities import Run, RunInfo
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.store.client import set_up_mlflow
+from clear_mlflow.store.offline import format_offline_uri, is_offline_folder
 from clear_mlflow.store.search import expand_run_id, select_runs
-from clear_mlflow.store.sqlite import name_sqlite_driver
 
-OFFLINE_JSON = "offline.json"
 NO_EXPERIMENT = "bundle"  # in place of an experiment's id, for runs that are read from files
-
-
-def is_offline_folder(path: Path) -> bool:
-    """Return True if a path is a folder that contains runs which were trained offline."""
-    return (path / OFFLINE_JSON).is_file()
 
 
 def read_offline_runs(path: Path) -> list[Run]:
@@ -31,9 +24,8 @@ def read_offline_runs(path: Path) -> list[Run]:
     """
     folder, prefix = (path, None) if is_offline_folder(path) else (path.parent, path.name)
     set_up_mlflow()
-    uri = name_sqlite_driver(f"sqlite:///{quote(str(folder.absolute()))}/mlflow.db")
     try:
-        client = MlflowClient(uri)
+        client = MlflowClient(format_offline_uri(folder))
         client.search_experiments(max_results=1)
     except Exception as error:  # SQLAlchemy's and MLflow's errors share no base class
         reason = " ".join(str(error).split())[:300]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clear_mlflow.api._arguments import check_arguments
+from clear_mlflow.core.disk import set_offline
 
 if TYPE_CHECKING:
     from clear_mlflow.api.sweep_runs import SweepResult
@@ -25,6 +26,7 @@ def sweep(
     retries: int = 2,
     group_by: str | Sequence[str] = "auto",
     rank_by: str = "auto",
+    offline: bool | str | Path = False,
 ) -> SweepResult:
     """Train each combination of a grid as a child run of one parent run, and compare the runs.
 
@@ -48,6 +50,7 @@ def sweep(
             and the parameters that the grid varies, except seeds.
         rank_by: metric that methods are ranked by and tested for differences. auto:
             ``clear/challenge_score`` where it is defined.
+        offline: record offline; see :func:`clear_mlflow.track`.
 
     Returns:
         The runs with their states as ``runs``, and their comparison as ``compared``.
@@ -62,6 +65,7 @@ def sweep(
     check_arguments(sweep, arguments)
     from clear_mlflow.api.sweep_runs import run_sweep
 
+    set_offline(arguments.pop("offline"))
     result, signals = run_sweep(**arguments)
     signals.raise_received()
     return result

@@ -68,6 +68,7 @@ from clear_mlflow.store.client import (
     preflight,
     resolve_store_uri,
     set_up_mlflow,
+    use_offline_store,
 )
 from clear_mlflow.store.lease import (
     RENEW_SECONDS,
@@ -262,6 +263,7 @@ def plan_sweep(grid: GridSource, **engine_options: Any) -> tuple[list[SweepRun],
     planned = read_checked_grid(grid, engine_options["engine"])
     engine = build_engine(planned, **engine_options)
     set_up_mlflow()
+    use_offline_store(creates=False)
     runs = [SweepRun(run) for run in planned.runs]
     database, name = get_sqlite_path(mlflow.get_tracking_uri()), MLFLOW_EXPERIMENT_NAME.get()
     if database is None or database.exists():

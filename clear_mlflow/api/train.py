@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
@@ -39,14 +41,14 @@ def _declare_options(function: _Function) -> _Function:
     """Set a function's signature to all training options, for help() and completion."""
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=text)
-        for name, text in list_parameter_defaults().items()
+        for name, text in {**list_parameter_defaults(), "offline": False}.items()
     ]
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return function
 
 
 @_declare_options
-def train(**options: Unpack[TrainOptions]) -> Run:
+def train(*, offline: bool | str | Path = False, **options: Unpack[TrainOptions]) -> Run:
     """Train on a stream of buckets, track it in MLflow, and return the stored run.
 
     An active MLflow run is used and left open; without one, a run is opened and closed. The
@@ -55,6 +57,7 @@ def train(**options: Unpack[TrainOptions]) -> Run:
     arguments.
 
     Args:
+        offline: record offline; see :func:`clear_mlflow.track`.
         **options: the parameters; docs/parameters.md lists them.
 
     Returns:
@@ -73,7 +76,7 @@ def train(**options: Unpack[TrainOptions]) -> Run:
             f"seeds is {config.seeds}, which trains an ensemble with one matrix per seed; "
             "call train_ensemble, or pass seed=N"
         )
-    client, training = _prepare_training(config)
+    client, training = _prepare_training(config, offline)
     # Imported here, as in _prepare_training: the pure core loads neither torch nor mlflow.
     from clear_mlflow.tracking.tracked_training import train_in_process
 
@@ -81,13 +84,16 @@ def train(**options: Unpack[TrainOptions]) -> Run:
 
 
 @_declare_options
-def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, Run]:
+def train_ensemble(
+    *, offline: bool | str | Path = False, **options: Unpack[TrainOptions]
+) -> dict[int, Run]:
     """Train one seed after another on data loaded once, each tracked as its own MLflow run.
 
     They are child runs of one run, which contains the means of their metrics: the active run,
     which is left open, or a new run, which is closed.
 
     Args:
+        offline: record offline; see :func:`clear_mlflow.track`.
         **options: see :func:`train`, and ``seeds=[0, 1, 2]``.
 
     Returns:
@@ -102,7 +108,7 @@ def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, Run]:
     requested, config = _resolve_options(train_ensemble, options)
     if config.seeds == NONE:
         raise ConfigError("seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train")
-    client, training = _prepare_training(config)
+    client, training = _prepare_training(config, offline)
     from clear_mlflow.tracking.tracked_training import train_ensemble_in_process
 
     scores = train_ensemble_in_process(client, training, requested)
@@ -154,7 +160,9 @@ def _format_option(name: str, value: object) -> str:
     return str(value)
 
 
-def _prepare_training(config: TrainConfig) -> tuple[MlflowClient, StreamTraining]:
+def _prepare_training(
+    config: TrainConfig, offline: bool | str | Path
+) -> tuple[MlflowClient, StreamTraining]:
     """Connect to the store, load the data, and return a client and a training ready to start."""
     if (size := read_dist_env().size) > 1:
         raise ConfigError(
@@ -165,6 +173,7 @@ def _prepare_training(config: TrainConfig) -> tuple[MlflowClient, StreamTraining
     from clear_mlflow.store.client import limit_retries, preflight
 
     config = check(config)
+    set_offline(offline)
     limit_retries()
     client = preflight()  # before the data, which may take minutes to read
     progress = NotebookProgress(config.protocol) if is_notebook() else build_progress(sys.stderr)

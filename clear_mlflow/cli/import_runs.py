@@ -29,24 +29,36 @@ else:
 
 @command(
     name="import",
-    arguments={"paths": "FILE|DIR..."},
+    arguments={"paths": "[FILE|DIR|RUN|EXPERIMENT]..."},
     headings={
-        "Where the runs go": "experiment name again",
+        "Where the runs go": "experiment name again store",
         "How the files are read": "format scale score lower_is_better initial future orientation "
         "columns row_labels num_instances buckets",
         "What the files may not contain": "dataset same_data_as strategy seed protocol split",
         METRICS: "metrics",
     },
-    options=[output.JSON_OPTION],
+    options=[
+        output.JSON_OPTION,
+        click.Option(
+            ["--from", "store"],
+            metavar="STORE",
+            help="Copy runs with everything that is stored of them from another store: a tracking "
+            "URI, an offline folder or an mlruns folder. The arguments are then ids of runs and "
+            "names of experiments, and without any, all runs are copied, each into the experiment "
+            "of the same name unless --experiment is passed.",
+        ),
+    ],
     examples=(
         "clear-mlflow import results.csv --dataset clear10 --strategy replay --seed 0",
+        "clear-mlflow import --from sqlite:///his/mlflow.db --experiment his",
         "clear-mlflow import results/ --experiment published --future not-tested",
         "clear-mlflow import supplement.tar.xz --experiment theirs",
     ),
 )
 def import_runs(
-    paths: Sequence[str],
+    paths: Sequence[str] | None,
     *,
+    store: str | None,
     experiment: str | None = None,
     name: str | Literal["auto"] = "auto",
     again: bool = False,
@@ -78,7 +90,8 @@ def import_runs(
     are copied as they are; a run that the store contains already is skipped.
 
     Args:
-        paths: files, folders and bundles.
+        paths: files, folders and bundles; with --from, runs and experiments.
+        store: another store whose runs are copied.
         experiment: experiment that gets the runs; created if it does not exist. None means the
             experiment of MLFLOW_EXPERIMENT_NAME, else Default.
         name: name of the runs. auto: the file's name.
@@ -109,13 +122,17 @@ def import_runs(
         split: images that were tested on. Runs on validation images are compared separately.
         metrics: families of metrics to log (docs/metrics.md). auto: the default families.
     """
-    options = {name: value for name, value in locals().items() if name != "paths"}
+    options = {name: value for name, value in locals().items() if name not in ("paths", "store")}
     from clear_mlflow.api import import_ as api
     from clear_mlflow.store.client import open_store
 
     files: list[ImportedFile] = []
     with interrupt_on_signal() as received, suppress(KeyboardInterrupt):
-        for file in api.import_runs(map(Path, paths), **options):
+        for file in (
+            api.import_runs(map(Path, paths or ()), **options)
+            if store is None
+            else api.copy_runs(store, paths or (), experiment)
+        ):
             files.append(file)
     failed = [file for file in files if file.outcome == api.FAILED]
     _print_files(files, is_stopped=bool(received))

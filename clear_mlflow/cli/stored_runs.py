@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from clear_mlflow.api.export import export as export_runs
 from clear_mlflow.api.identify import identify as identify_values
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import COMPARISON, METRICS, SELECTION, command
+from clear_mlflow.core.disk import OFFLINE_VARIABLE
 from clear_mlflow.core.text import one_line
 from clear_mlflow.process.signals import interrupt_on_signal
 
@@ -129,34 +133,54 @@ def export(**options: Any) -> None:
     click.echo(f"written to {export_runs(**options)}")
 
 
-@command(arguments={"folder": "[FOLDER]"})
-def sync(folder: Path | None = None) -> None:
-    """Send what trainings kept on local disk while their tracking store could not be reached.
+@command(
+    arguments={"folders": "[FOLDER]..."},
+    examples=("clear-mlflow sync", "clear-mlflow sync offline_runs --experiment first"),
+)
+def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None) -> None:
+    """Send runs that were recorded offline, or while their tracking store could not be reached.
 
-    Runs whose training has ended are closed. FOLDER is the folder of one run, or contains several.
-    Without it, all runs are sent that are in the cache folder (CLEAR_MLFLOW_CACHE) or in
-    unsent_rows of the working folder. Each is sent to the store that its training wrote to; with
-    FOLDER, MLFLOW_TRACKING_URI takes precedence. Sending twice duplicates nothing.
+    FOLDER is an offline folder or the folder of one run, or contains several. Without it, all
+    runs are sent that are in the cache folder (CLEAR_MLFLOW_CACHE), in unsent_rows and
+    offline_runs of the working folder, or in the folder of CLEAR_MLFLOW_OFFLINE.
+
+    Runs of an offline folder are copied to the store of MLFLOW_TRACKING_URI, with a new id and
+    everything else as it was recorded, and scored. What else waits is sent to the store that its
+    training wrote to; with FOLDER, MLFLOW_TRACKING_URI takes precedence. Runs whose training has
+    ended are closed. Sending twice duplicates nothing, and a run that was resumed is updated.
 
     Args:
-        folder: folder of one run, or of several.
+        folders: folders of one run or of several.
+        experiment: experiment that gets the runs of offline folders; created if it does not exist.
+            None: the experiment that each was recorded in, or for Default that of
+            MLFLOW_EXPERIMENT_NAME.
     """
-    from clear_mlflow.store.client import set_up_mlflow
-    from clear_mlflow.tracking.sync import select_folders, sync_folders
+    from clear_mlflow.store.client import open_store, set_up_mlflow
+    from clear_mlflow.tracking.sync import (
+        copy_offline_folders,
+        find_sync_folders,
+        sync_folders,
+    )
 
+    offline, waiting = find_sync_folders([Path(folder) for folder in folders or ()])
+    os.environ.pop(OFFLINE_VARIABLE, None)  # it names where the runs are, not where they go
     set_up_mlflow()
-    folders = select_folders(folder)
-    if not folders:
+    if not waiting and not offline:
         click.echo("nothing waits for a store")
         return
     has_failed = False
     links: tuple[str, ...] = ()
+    copy_ids: list[str] = []
     with interrupt_on_signal() as received, suppress(KeyboardInterrupt):
-        for synced in sync_folders(folders, use_recorded_store=folder is None):
+        copied = copy_offline_folders(offline, experiment)
+        sent = sync_folders(waiting, use_recorded_store=not folders)
+        for synced in chain(copied, sent):
             has_failed |= not (synced.is_stored or synced.is_live)
             links = synced.links or links
+            copy_ids += [synced.copy_id] if synced.copy_id else []
             name = f"run {synced.run_id}" if synced.run_id else str(synced.folder)
-            line = one_line(f"{name}: {synced.num_sent} sent; {synced.message}")
+            count = "" if synced.num_sent is None else f"{synced.num_sent} sent; "
+            line = one_line(f"{name}: {count}{synced.message}")
             with suppress(OSError):
                 click.echo(line, err=not synced.is_stored)
     if received:
@@ -164,4 +188,6 @@ def sync(folder: Path | None = None) -> None:
         sys.exit(128 + received[0])
     with suppress(OSError):
         output.print_links(links)  # of the last one
+        if copy_ids:
+            output.print_run_links(open_store(), copy_ids)
     sys.exit(2 if has_failed else 0)

@@ -29,7 +29,7 @@ _MIN_FORKED_RUNS = 3  # loading torch once saves about three seconds per run
     arguments={"grid": "[GRID]"},
     headings={
         "What to train": "grid",
-        "Run": "experiment run_name tag",
+        "Run": "experiment run_name tag offline",
         WORK: "engine jobs address cpus gpus retries dry_run",
         COMPARISON: "group_by rank_by",
     },
@@ -39,6 +39,7 @@ _MIN_FORKED_RUNS = 3  # loading torch once saves about three seconds per run
         "clear-mlflow sweep examples/sweep.yaml --engine ray --gpus 0.5",
     ),
     options=[output.JSON_OPTION],
+    omit=("offline",),
     is_entry_point=True,
 )
 def sweep(
@@ -47,6 +48,7 @@ def sweep(
     experiment: str | None,
     run_name: str | None,
     tag: tuple[str, ...] = (),
+    offline: bool = False,
     dry_run: bool = False,
     **options: Any,
 ) -> None:
@@ -57,10 +59,12 @@ def sweep(
         experiment: experiment of the runs.
         run_name: name of the parent run.
         tag: tag of each run that is opened, KEY=TEXT; may be given several times.
+        offline: record the runs in the folder offline_runs, or the folder that CLEAR_MLFLOW_OFFLINE
+            names, without any tracking store; "clear-mlflow sync" copies them to one later.
         dry_run: print what would be done, and write nothing.
         **options: other options of :func:`clear_mlflow.sweep`.
     """
-    apply_run_options(experiment, run_name, tag)
+    apply_run_options(experiment, run_name, tag, offline=offline)
     if grid:
         read_grid(grid)  # an invalid file is reported before MLflow and torch are loaded
     from clear_mlflow.api.sweep_runs import FAILED, NOT_DONE, plan_sweep, run_sweep

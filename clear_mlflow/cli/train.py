@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import build_option, command
+from clear_mlflow.core.disk import OFFLINE_VARIABLE
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
@@ -28,7 +29,7 @@ from clear_mlflow.process.ranks import run_rank
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.process.training_process import TrainingProcess
 
-_HEADINGS = {"Run": "config experiment run_name tag resume assume_dead if_held processes"}
+_HEADINGS = {"Run": "config experiment run_name tag offline resume assume_dead if_held processes"}
 for _name, _option in PARAMETERS.items():
     _HEADINGS[_option.group] = f"{_HEADINGS.get(_option.group, '')} {_name}"
 
@@ -77,6 +78,7 @@ def train(
     experiment: str | None = None,
     run_name: str | None = None,
     tag: tuple[str, ...] = (),
+    offline: bool = False,
     resume: str | None = None,
     assume_dead: bool = False,
     if_held: Literal["wait", "leave"] = "wait",
@@ -94,7 +96,10 @@ def train(
             MLFLOW_EXPERIMENT_NAME, else Default.
         run_name: name of the run. Without it, a name with strategy, dataset and seed.
         tag: tag of the run, KEY=TEXT; may be given several times.
-        resume: id of an interrupted run, to resume it with its parameters.
+        offline: record the run in the folder offline_runs, or the folder that CLEAR_MLFLOW_OFFLINE
+            names, without any tracking store; "clear-mlflow sync" copies it to one later.
+        resume: id of an interrupted run, to resume it with its parameters; or an offline folder
+            with one interrupted run.
         assume_dead: with --resume, do not wait until the lease of the process that trained the run
             has expired; you know that the process is dead. If it lives after all, it loses the run.
         if_held: what to do if a process on another machine may still train into the run: wait until
@@ -107,7 +112,7 @@ def train(
             "assume_dead is 'yes' and resume is 'none'; assume_dead applies to a run to resume: "
             "name that run, or leave assume_dead out"
         )
-    apply_run_options(experiment, run_name, tag, resume=resume)
+    apply_run_options(experiment, run_name, tag, resume=resume, offline=offline)
     dist_env = read_dist_env()
     # With several processes, the other ranks would stop waiting before the lease expires.
     can_wait = if_held == "wait" and dist_env.size == 1
@@ -168,6 +173,7 @@ def train_distributed(
     experiment: str | None,
     run_name: str | None,
     tag: tuple[str, ...],
+    offline: bool,
     **parameters: str,
 ) -> None:
     """Train as `train` does, in several processes on this machine: one per GPU.
@@ -182,6 +188,7 @@ def train_distributed(
         experiment: name of the experiment.
         run_name: name of the run.
         tag: tags of the run.
+        offline: record without a tracking store; see :func:`train`.
         **parameters: parameters of the training as text.
     """
     from clear_mlflow.process.ranks import launch, resolve_num_processes
@@ -191,7 +198,7 @@ def train_distributed(
     passed = _select_passed(parameters)
     train_config = TrainConfig.resolve(_read_parameters(config, parameters), passed=passed)
     # The started processes read experiment and tags from the environment, and the name here.
-    apply_run_options(experiment, run_name, tag)
+    apply_run_options(experiment, run_name, tag, offline=offline)
     arguments = [f"--run-name={run_name}"] if run_name else []
     if config:
         arguments += ["--config", str(config)]
@@ -221,13 +228,20 @@ def _select_passed(parameters: dict[str, str]) -> dict[str, str]:
 
 
 def apply_run_options(
-    experiment: str | None, run_name: str | None, tag: Sequence[str], *, resume: str | None = None
+    experiment: str | None,
+    run_name: str | None,
+    tag: Sequence[str],
+    *,
+    resume: str | None = None,
+    offline: bool = False,
 ) -> None:
-    """Set MLflow's environment variables for the experiment and tags of runs opened from now on.
+    """Set the environment variables for store, experiment and tags of runs opened from now on.
 
     run_name is only checked. resume: id of the run that is resumed, or None. Raises ConfigError
     if options are passed although an existing run is continued, or if a tag is not KEY=TEXT.
     """
+    if offline:
+        os.environ.setdefault(OFFLINE_VARIABLE, "1")
     existing_run_id = resume or os.environ.get("MLFLOW_RUN_ID")
     passed = {"experiment": experiment, "run_name": run_name, "tag": " ".join(tag)}
     for name, text in passed.items():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from clear_mlflow.core.errors import DataError
 
+OFFLINE_VARIABLE = "CLEAR_MLFLOW_OFFLINE"
 # Errors of file systems that cannot flush a folder: some network and user-space ones.
 _CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP)
 # Errors of file systems without hard links.
@@ -103,3 +104,20 @@ def _make_folder(folder: Path) -> None:
     _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     flush_folder(folder.parent)
+
+
+def find_offline_folder() -> Path | None:
+    """Return the folder that CLEAR_MLFLOW_OFFLINE names, or None if runs are not recorded offline.
+
+    The value 1 means "offline_runs" in the working folder.
+    """
+    value = os.environ.get(OFFLINE_VARIABLE, "").strip()
+    if value.lower() in ("", "0", "no", "false"):
+        return None
+    return Path("offline_runs" if value.lower() in ("1", "yes", "true") else value).absolute()
+
+
+def set_offline(folder: bool | str | Path) -> None:
+    """Record runs in an offline folder from now on. False changes nothing, True is the default."""
+    if folder:
+        os.environ[OFFLINE_VARIABLE] = "1" if folder is True else str(Path(folder).absolute())

@@ -41,9 +41,15 @@ from mlflow.tracking.fluent import _active_run_stack, run_id_to_system_metrics_m
 from mlflow.utils.name_utils import _GENERATOR_NOUNS, _GENERATOR_PREDICATES
 
 from clear_mlflow.core.credentials import mask_credentials
+from clear_mlflow.core.disk import OFFLINE_VARIABLE, find_offline_folder
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
+from clear_mlflow.store.offline import (
+    format_artifact_root,
+    format_offline_uri,
+    prepare_offline_folder,
+)
 from clear_mlflow.store.sqlite import get_sqlite_path, lock_store_opening, name_sqlite_driver
 
 if TYPE_CHECKING:  # it loads psutil, which a server may lack
@@ -145,6 +151,37 @@ def switch_store(tracking_uri: str) -> None:
         MLFLOW_TRACKING_URI.set(environment_uri)
 
 
+def use_offline_store(*, creates: bool) -> None:
+    """Make MLflow use the offline folder that CLEAR_MLFLOW_OFFLINE names, if it names one.
+
+    creates: create the folder if it does not exist. Raises TrackingError if MLflow's active run is
+    in another store.
+    """
+    folder, environment_uri = find_offline_folder(), MLFLOW_TRACKING_URI.get()
+    if folder is None:
+        return
+    uri = format_offline_uri(folder)
+    if uri != mlflow.get_tracking_uri() and mlflow.active_run() is not None:
+        raise TrackingError(
+            "an MLflow run of another store is active, and this is recorded offline; end that run "
+            "first (mlflow.end_run()), or leave offline out"
+        )
+    if creates or folder.exists():
+        prepare_offline_folder(folder)
+    # Processes that this one starts may have another working folder.
+    os.environ[OFFLINE_VARIABLE] = str(folder)
+    os.environ[_ARTIFACT_ROOT_VARIABLE] = format_artifact_root(folder)
+    switch_store(uri)
+    is_project = all(v.get() for v in (MLFLOW_RUN_ID, MLFLOW_EXPERIMENT_ID, MLFLOW_TRACKING_URI))
+    if is_project and environment_uri != uri:
+        warn(
+            f"run {MLFLOW_RUN_ID.get()}, which mlflow run opened, remains empty: what is measured "
+            f"is recorded in {folder}"
+        )
+        MLFLOW_RUN_ID.unset()
+        MLFLOW_EXPERIMENT_ID.unset()
+
+
 def is_missing_store(tracking_uri: str) -> bool:
     """Return True if a tracking URI names an sqlite database that does not exist."""
     database = get_sqlite_path(tracking_uri)
@@ -195,6 +232,7 @@ def preflight(*, opens_run: bool = True, experiment: str | None = None) -> Mlflo
     to the client raises TrackingError. experiment: its name; None for MLflow's from the
     environment.
     """
+    use_offline_store(creates=opens_run)
     uri = name_sqlite_driver(mlflow.get_tracking_uri())
     switch_store(uri)
     if not opens_run and is_missing_store(uri):
@@ -203,9 +241,17 @@ def preflight(*, opens_run: bool = True, experiment: str | None = None) -> Mlflo
         from mlflow.store.db import utils  # not at the top: a server does not need SQLAlchemy
 
         utils.MAX_RETRY_COUNT = 6  # seconds for a database that cannot be opened (MLflow: 100)
-    with mlflow_errors("read experiments"), lock_store_opening(uri):
-        client = MlflowClient()
-        client.search_experiments(max_results=1)
+    try:
+        with mlflow_errors("read experiments"), lock_store_opening(uri):
+            client = MlflowClient()
+            client.search_experiments(max_results=1)
+    except TrackingError as error:
+        if not (opens_run and is_server(uri)):
+            raise
+        raise TrackingError(
+            f"{error}; to record the run in a folder until the server is reached, pass "
+            f"offline=True to train, sweep or track, or set {OFFLINE_VARIABLE}=1"
+        ) from error.__cause__
     if not opens_run:
         return client
     context = MLFLOW_RUN_CONTEXT.get()
@@ -323,6 +369,9 @@ def map_in_threads(
 
 
 # Private parts of MLflow 3.17; no other module uses any.
+
+# The root for the artifacts of experiments that are created in a database.
+_ARTIFACT_ROOT_VARIABLE = "_MLFLOW_SERVER_ARTIFACT_ROOT"
 
 
 def is_generated_name(name: str | None) -> bool:

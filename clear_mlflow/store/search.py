@@ -164,6 +164,12 @@ def get_or_create_experiment(client: MlflowClient, name: str | None = None) -> s
         return retry_on_conflict(find_or_create)
 
 
+def get_run_or_none(client: MlflowClient, run_id: str) -> Run | None:
+    """Return a run, or None if it does not exist or is deleted."""
+    run = _get_run(client, run_id)
+    return run if isinstance(run, Run) else None
+
+
 def _get_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
     """Return a run, or a MissingRun if it does not exist or is deleted."""
     try:

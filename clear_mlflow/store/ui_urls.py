@@ -26,6 +26,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import is_server, mlflow_errors
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS
+from clear_mlflow.store.offline import is_offline_folder
 from clear_mlflow.store.rows import load_stored_rows
 from clear_mlflow.store.search import (
     expand_run_id,
@@ -54,7 +55,11 @@ def format_run_links(client: MlflowClient, run: Run, *, is_only_run: bool = True
         # A URI with credentials is not printed.
         prints_uri = not _is_default_store(uri) and mask_credentials(uri) == uri
         environment = f"MLFLOW_TRACKING_URI={shlex.quote(uri)} " if prints_uri else ""
-        return [f"open     {environment}clear-mlflow open {run_id or experiment_id}"]
+        lines = [f"open     {environment}clear-mlflow open {run_id or experiment_id}"]
+        database = get_sqlite_path(uri)
+        if database is not None and is_offline_folder(database.parent):
+            lines.append(f"sync     clear-mlflow sync {shlex.quote(str(database.parent))}")
+        return lines
     experiment = f"{format_server_url(uri)}/#/experiments/{experiment_id}"
     lines = [f"compare  {experiment}/runs?{_format_view_query()}&compareRunsMode=CHART"]
     if run_id is not None:

@@ -22,9 +22,11 @@ from typing import TypeVar
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.environment_variables import MLFLOW_ALLOW_FILE_STORE
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME
 
-from clear_mlflow.core.errors import ClearError, RecordError
+from clear_mlflow.core.credentials import mask_credentials
+from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.run_folder import MAX_POINTS
 from clear_mlflow.scoring import score
@@ -32,6 +34,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
 from clear_mlflow.store.client import (
     DEFAULT_EXPERIMENT_ID,
+    is_missing_store,
     map_in_threads,
     mlflow_errors,
     retry_on_conflict,
@@ -44,6 +47,12 @@ from clear_mlflow.store.lease import (
     is_in_use,
     read_trainer_token,
 )
+from clear_mlflow.store.offline import (
+    check_format,
+    format_offline_uri,
+    is_offline_folder,
+    locate_artifacts,
+)
 from clear_mlflow.store.rows import (
     RowConflictError,
     is_same_row,
@@ -51,15 +60,20 @@ from clear_mlflow.store.rows import (
     read_row_files,
 )
 from clear_mlflow.store.search import (
+    expand_run_id,
+    find_experiment_ids,
     get_or_create_experiment,
+    get_run_or_none,
     search_runs,
-    select_runs,
 )
+from clear_mlflow.store.sqlite import name_sqlite_driver
 from clear_mlflow.store.states import remove_states
 from clear_mlflow.tracking.logged_models import log_models
 
 COPIED, UPDATED, STORED, IN_USE, FAILED = "copied", "updated", "there already", "in use", "failed"
 
+# Runs of other kinds refer to other runs by their ids, which are different in the target.
+_COPIED_KINDS = (names.KIND_TRAIN, names.KIND_ENSEMBLE, names.KIND_SWEEP)
 # They belong to the source: its processes, its run id, its other runs.
 _SOURCE_TAGS = {
     names.COPIED_FROM_TAG,
@@ -210,7 +224,7 @@ class RunCopier:
         state = _format_state(run, rows, files)
         experiment_id = self._get_experiment_id(source)
         copies = self._find_copies(experiment_id, source.run_id)
-        target = copies[0] if copies else self._find_original(source.run_id)
+        target = copies[0] if copies else get_run_or_none(client, source.run_id)
         stored_rows: dict[str, bytes] = {}
         if target is not None:
             stored_rows = read_row_files(client, target, may_be_missing=None)
@@ -239,6 +253,7 @@ class RunCopier:
             stored_files: dict[str, int | None] = {}
         else:
             self._take_over(target.info.run_id)
+            _delete_drafts(client, target)
             stored_files = RunSource(client, target).list_files()
         missing_rows = {
             file: content
@@ -326,11 +341,6 @@ class RunCopier:
             key=lambda run: (names.COPIED_STATE_TAG not in run.data.tags, run.info.run_id),
         )
 
-    def _find_original(self, run_id: str) -> Run | None:
-        """Return the run with this id if the target itself has it, or None."""
-        (run,) = select_runs(self._client, run_ids=(run_id,))
-        return run if isinstance(run, Run) else None
-
     def _translate_parent(self, experiment_id: str, run: Run) -> dict[str, str]:
         """Return the tag that makes a copy a child of its parent's copy, or {} if there is none."""
         parent_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
@@ -338,7 +348,7 @@ class RunCopier:
             return {}
         if parent_id not in self._copy_ids:
             copies = self._find_copies(experiment_id, parent_id)
-            parent = copies[0] if copies else self._find_original(parent_id)
+            parent = copies[0] if copies else get_run_or_none(self._client, parent_id)
             if parent is None:
                 return {}
             self._copy_ids[parent_id] = parent.info.run_id
@@ -368,9 +378,62 @@ class RunCopier:
         return str(first_copy.info.run_id)
 
 
+def list_sources(client: MlflowClient, runs: Sequence[str] = ()) -> list[RunSource]:
+    """Return the runs of a store that can be copied: trainings, their parents and sweeps.
+
+    runs: ids of runs or names of experiments. Empty for all runs of the store.
+    """
+    selected: list[Run] = []
+    for name in runs or (None,):
+        run_id = None if name is None else expand_run_id(client, name)
+        run = None if run_id is None else get_run_or_none(client, run_id)
+        if run is not None:
+            selected.append(run)
+        else:
+            selected += search_runs(client, find_experiment_ids(client, name), "")
+    kinds = {run.info.run_id: run.data.tags.get(names.KIND_TAG) for run in selected}
+    copied = [
+        run
+        for run in selected
+        if kinds[run.info.run_id] in _COPIED_KINDS or names.ROWS_TAG in run.data.tags
+    ]
+    parent_ids = {run.data.tags.get(MLFLOW_PARENT_RUN_ID) for run in copied}
+    parents = [run for run in selected if run.info.run_id in parent_ids and run not in copied]
+    return [RunSource(client, run) for run in (*copied, *parents)]
+
+
+def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
+    """Return the runs of a store that can be copied. runs: see :func:`list_sources`.
+
+    store: a tracking URI, an offline folder or an mlruns folder. Of folders, only the artifacts in
+    them are read, wherever their runs were recorded.
+    """
+    folder, uri, artifacts = Path(store), store, None
+    if is_offline_folder(folder):
+        check_format(folder)
+        uri, artifacts = format_offline_uri(folder), folder / "artifacts"
+    elif folder.is_dir():
+        MLFLOW_ALLOW_FILE_STORE.set(True)
+        uri, artifacts = folder.absolute().as_uri(), folder
+    elif is_missing_store(uri):
+        raise TrackingError(f"the store {mask_credentials(uri)} does not exist")
+    with mlflow_errors(f"read the store {mask_credentials(uri)}, which is copied"):
+        sources = list_sources(MlflowClient(name_sqlite_driver(uri)), runs)
+    for source in sources if artifacts else ():
+        source.run = locate_artifacts(artifacts, source.run)
+    return sources
+
+
 def is_safe_path(path: str) -> bool:
     """Return True if an artifact path from a store can be a path on disk and in an address."""
     return bool(_FILE_PATH.fullmatch(path)) and not {".", ".."} & {*path.split("/")}
+
+
+def _delete_drafts(client: MlflowClient, target: Run) -> None:
+    """Delete the incomplete files that MLflow left on this machine when a copying was killed."""
+    if (folder := ArtifactFolder(client, target).local) is not None:
+        for draft in folder.rglob(".artifact.uploading.*"):
+            draft.unlink()
 
 
 def _walk_local(root: Path) -> Iterator[tuple[str, int | None]]:
@@ -378,7 +441,7 @@ def _walk_local(root: Path) -> Iterator[tuple[str, int | None]]:
     for folder, _, file_names in os.walk(root):
         for name in file_names:
             file = Path(folder, name)
-            if not file.is_symlink() and file.is_file() and file.suffix != ".part":
+            if not file.is_symlink() and file.is_file() and not name.startswith("."):
                 yield file.relative_to(root).as_posix(), file.stat().st_size
 
 

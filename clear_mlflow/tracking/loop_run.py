@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import mlflow
@@ -16,6 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.anytime import AnytimeRow
+from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import (
@@ -94,6 +96,7 @@ def track(
     lower_is_better: bool = False,
     run_name: str | None = None,
     metrics: str | Sequence[str] = ",".join(DEFAULT_FAMILIES),
+    offline: bool | str | Path = False,
 ) -> LoopRun:
     """Track a custom training loop, which calls ``run.log_counts(i, correct)`` after bucket i.
 
@@ -130,6 +133,9 @@ def track(
         lower_is_better: whether a lower score is better.
         run_name: name of a run that is opened.
         metrics: metric families to log, for example ["clear", "gem"]; docs/metrics.md lists them.
+        offline: True to record in the folder ``offline_runs`` without any tracking store, or the
+            path of such a folder. ``clear-mlflow sync`` copies its runs to a store later. This
+            process uses the folder as its store from then on.
 
     Raises:
         ConfigError: a value is out of range, or two values contradict each other.
@@ -138,7 +144,8 @@ def track(
             another dataset, seed or other values than these.
     """
     options = locals()
-    del options["run_name"], options["metrics"]
+    del options["run_name"], options["metrics"], options["offline"]
+    set_offline(offline)
     return LoopRun(describe_loop(**options), run_name, metrics)
 
 

@@ -1,4 +1,4 @@
-"""Upload what training processes left on local disk, and close their runs."""
+"""Send runs that were recorded offline, and what trainings left on local disk, to a store."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mlflow.environment_variables import MLFLOW_TRACKING_URI
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from clear_mlflow.core.credentials import mask_credentials
+from clear_mlflow.core.disk import find_offline_folder
 from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.journal.run_folder import (
     HEADER_JSON,
@@ -30,7 +31,16 @@ from clear_mlflow.scoring import read_scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
 from clear_mlflow.store.lease import check_not_being_trained, is_expired, read_trainer_token
+from clear_mlflow.store.offline import list_offline_folders
 from clear_mlflow.store.ui_urls import format_run_links
+from clear_mlflow.tracking.copy_runs import (
+    COPIED,
+    IN_USE,
+    STORED,
+    UPDATED,
+    RunCopier,
+    open_sources,
+)
 from clear_mlflow.tracking.lifecycle import log_member_summary
 
 _KILLED = Outcome("KILLED", "its process was killed while the tracking store was away")
@@ -38,15 +48,59 @@ _KILLED = Outcome("KILLED", "its process was killed while the tracking store was
 
 @dataclass(frozen=True)
 class SyncResult:
-    """The result of uploading the local folder of one run."""
+    """The result of sending one run."""
 
     folder: Path
     run_id: str | None  # None if the folder's header cannot be read
-    num_sent: int  # entries that the store took
+    num_sent: int | None  # entries that the store took; None if an offline run was copied
     message: str  # what was done, or why not, in one line
     is_stored: bool  # True if the store has everything; the folder is removed then
     links: tuple[str, ...] = ()  # lines with addresses of the run
     is_live: bool = False  # True if its process is alive, and uploads by itself
+    copy_id: str | None = None  # of the copy of an offline run
+
+
+def find_sync_folders(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the offline folders and the run folders at some paths, or without paths, all.
+
+    All offline folders are the one of CLEAR_MLFLOW_OFFLINE, or offline_runs in the working folder.
+    Raises TrackingError if a path contains neither.
+    """
+    if not paths:
+        folder = find_offline_folder() or Path("offline_runs")
+        return list_offline_folders(folder), select_folders(None)
+    offline: list[Path] = []
+    waiting: list[Path] = []
+    for path in paths:
+        if folders := list_offline_folders(path):
+            offline += folders
+        else:
+            waiting += select_folders(path)
+    return offline, waiting
+
+
+def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Iterator[SyncResult]:
+    """Copy the runs of offline folders to the store of MLFLOW_TRACKING_URI, and yield each result.
+
+    experiment: name of the experiment of all copies; see :class:`RunCopier`.
+    """
+    if not folders:
+        return
+    copier = RunCopier(preflight(experiment=experiment), experiment)
+    for folder in folders:
+        try:
+            sources = open_sources(str(folder))
+        except ClearError as error:
+            yield SyncResult(folder, None, None, str(error), is_stored=False)
+            continue
+        for copy in copier.copy_runs(sources):
+            is_stored = copy.outcome in (COPIED, UPDATED, STORED)
+            outcome = f"{copy.outcome}, as run {copy.run_id}" if is_stored else copy.outcome
+            message = f"{outcome}; {copy.message}".removesuffix("; ")
+            is_live = copy.outcome == IN_USE
+            yield SyncResult(
+                folder, copy.source_id, None, message, is_stored, (), is_live, copy.run_id
+            )
 
 
 def select_folders(folder: Path | None) -> list[Path]:
@@ -65,8 +119,8 @@ def select_folders(folder: Path | None) -> list[Path]:
         raise TrackingError(f"{folder} cannot be read: {error.strerror}") from error
     if not folders:
         raise TrackingError(
-            f"{folder} contains nothing that waits for a store; expected {HEADER_JSON} in it, or "
-            "in folders in it"
+            f"{folder} contains nothing that waits for a store; expected {HEADER_JSON} or "
+            "offline.json in it, or in folders in it"
         )
     return folders
 

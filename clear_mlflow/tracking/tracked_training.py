@@ -19,9 +19,10 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_RUN_NOTE,
 )
 
+from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError
-from clear_mlflow.core.text import warn
+from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.learning.measured import Training
 from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
@@ -32,7 +33,8 @@ from clear_mlflow.scoring import Scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
 from clear_mlflow.store.lease import Lease, LeaseLostError, build_lease_tags, wait_for_expiry
-from clear_mlflow.store.search import expand_run_id
+from clear_mlflow.store.offline import is_offline_folder
+from clear_mlflow.store.search import expand_run_id, find_experiment_ids, search_runs
 from clear_mlflow.tracking.lifecycle import (
     RunResult,
     build_result,
@@ -119,13 +121,16 @@ def resume_supervised(
 
     Errors are in the result. See :func:`train_supervised` for the other arguments.
 
-    run_id: id of the run, or its beginning. requested: parameters that the user passed, as text;
-    they may not differ from the run's. assume_dead: do not check whether a process on another
-    machine is training into the run.
+    run_id: id of the run, its beginning, or an offline folder with one unfinished run. requested:
+    parameters that the user passed, as text; they may not differ from the run's. assume_dead: do
+    not check whether a process on another machine is training into the run.
     """
     try:
+        is_folder = is_offline_folder(Path(run_id))
+        if is_folder:
+            set_offline(run_id)
         client = preflight(opens_run=False)
-        run_id = expand_run_id(client, run_id)
+        run_id = _find_unfinished_run(client) if is_folder else expand_run_id(client, run_id)
         _tag_project_run(client, run_id)
         if not assume_dead:
             wait_for_expiry(
@@ -345,6 +350,19 @@ def _find_interrupted_run(
     wait_for_expiry(client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received))
     with mlflow_errors(f"read run {run_id}"):
         return run_id if has_rows(client, run_id) else None
+
+
+def _find_unfinished_run(client: MlflowClient) -> str:
+    """Return the id of a store's only unfinished training, or raise TrackingError."""
+    is_unfinished = f"tags.`{names.KIND_TAG}` = 'train' AND attributes.status != 'FINISHED'"
+    runs = [*search_runs(client, find_experiment_ids(client), is_unfinished)]
+    if len(runs) != 1:
+        listed = "".join(f", {run.info.run_id} {run.info.run_name}" for run in runs[:10])
+        raise TrackingError(
+            f"the offline folder contains {len(runs)} unfinished runs; pass resume=RUN_ID and "
+            f"offline=True{safe_repr(listed)[1:-1]}"
+        )
+    return str(runs[0].info.run_id)
 
 
 def _tag_project_run(client: MlflowClient, run_id: str) -> None:

@@ -1,22 +1,35 @@
 """Runs copied from one store to another: the same run there, once, whatever happens meanwhile."""
 
+import json
 import shutil
 from pathlib import Path
 
 import mlflow
 import pytest
-from copying import copy_all, describe_run, track_loop
+from click.testing import CliRunner
+from copying import check_equal, copy_all, describe_run, track_loop
 from forked import run_python
 from mlflow import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from servers import tracking_server
-from stored_runs import change, rows_folder
+from stored_runs import change, rows_folder, stored_run
 
 import clear_mlflow
-from clear_mlflow.scoring import read_scores
+from clear_mlflow.cli import main
 from clear_mlflow.store import names
+from clear_mlflow.store.client import preflight, switch_store
 from clear_mlflow.store.lease import build_lease_tags
-from clear_mlflow.tracking.copy_runs import COPIED, FAILED, IN_USE, STORED, UPDATED, is_safe_path
+from clear_mlflow.store.rows import read_rows
+from clear_mlflow.tracking.copy_runs import (
+    COPIED,
+    FAILED,
+    IN_USE,
+    STORED,
+    UPDATED,
+    RunCopier,
+    is_safe_path,
+    open_sources,
+)
 from clear_mlflow.tracking.lifecycle import create_run
 
 SCRIPT = Path(__file__).parents[1] / "support" / "copying.py"
@@ -38,18 +51,6 @@ def read_copies(target):
     client = MlflowClient(target)
     experiment = client.get_experiment_by_name("copies")
     return client.search_runs([experiment.experiment_id]) if experiment else []
-
-
-def check_equal(store, run_id, target, copy_id):
-    """Check that a copy has everything of its source, and that scoring it changes nothing."""
-    client = MlflowClient(target)
-    assert describe_run(client, copy_id) == describe_run(store, run_id)
-    copy = client.get_run(copy_id)
-    scores, source_scores = read_scores(client, copy), read_scores(store, store.get_run(run_id))
-    assert scores.changes.is_empty
-    assert scores.results.values_by_name == source_scores.results.values_by_name
-    assert copy.data.tags[names.COPIED_FROM_TAG] == run_id
-    assert names.PROCESS_TAG not in copy.data.tags
 
 
 def test_a_copy_equals_its_source_and_is_made_once(store, target):
@@ -179,3 +180,37 @@ def test_a_copy_is_resumed_compared_and_scored_like_any_run(store, target):
 def test_paths_that_leave_the_run_are_not_copied(path):
     assert not is_safe_path(path)
     assert is_safe_path("images/my run+step+1.png")
+
+
+def test_import_copies_runs_of_another_store(store, target, monkeypatch):
+    """One run by its id, then all of an experiment; a store that does not exist is an error."""
+    run_id, other_id = track_loop(), track_loop(seed=1)
+    switch_store(target)
+    words = ["import", "--from", store.tracking_uri, "--experiment", "copies", "--json"]
+
+    def read_outcomes(*names):
+        result = CliRunner().invoke(main, [*words, *names])
+        assert result.exit_code == 0, result.output
+        return {f["file"]: f["outcome"] for f in json.loads(result.stdout)["files"]}
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", target)
+    assert read_outcomes(run_id[:8]) == {run_id: "imported"}
+    assert read_outcomes("test") == {run_id: "there already", other_id: "imported"}
+    for copy in read_copies(target):
+        check_equal(store, copy.data.tags[names.COPIED_FROM_TAG], target, copy.info.run_id)
+    missing = CliRunner().invoke(main, ["import", "--from", "sqlite:////nowhere/mlflow.db"])
+    assert "does not exist" in missing.stderr
+
+
+def test_an_mlruns_folder_is_copied_from_wherever_it_is(target, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = MlflowClient((tmp_path / "mlruns").as_uri())
+    run = stored_run(client, client.create_experiment("his"), name="his run")
+    client.set_tag(run.info.run_id, names.KIND_TAG, names.KIND_TRAIN)
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    moved = (tmp_path / "mlruns").rename(tmp_path / "moved")
+    switch_store(target)
+    copier = RunCopier(preflight(opens_run=False), "copies")
+    (copied,) = copier.copy_runs(open_sources(str(moved)))
+    assert copied.outcome == COPIED, copied.message
+    assert len(read_rows(MlflowClient(target), read_copies(target)[0])) == 5

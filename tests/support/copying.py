@@ -18,6 +18,7 @@ from stored_runs import histories
 
 import clear_mlflow
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
+from clear_mlflow.scoring import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import preflight, set_up_mlflow, switch_store
@@ -71,6 +72,18 @@ def describe_run(client, run_id):
         "rows": read_row_files(client, run),
         "files": files,
     }
+
+
+def check_equal(store, run_id, target, copy_id):
+    """Check that a copy has everything of its source, and that scoring it changes nothing."""
+    client = MlflowClient(target)
+    assert describe_run(client, copy_id) == describe_run(store, run_id)
+    copy = client.get_run(copy_id)
+    scores, source_scores = read_scores(client, copy), read_scores(store, store.get_run(run_id))
+    assert scores.changes.is_empty
+    assert scores.results.values_by_name == source_scores.results.values_by_name
+    assert copy.data.tags[names.COPIED_FROM_TAG] == run_id
+    assert names.PROCESS_TAG not in copy.data.tags
 
 
 def list_sources(uri):
