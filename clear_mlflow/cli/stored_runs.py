@@ -152,7 +152,7 @@ def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None
     Args:
         folders: folders of one run or of several.
         experiment: experiment that gets the runs of offline folders; created if it does not exist.
-            None: the experiment that each was recorded in, or for Default that of
+            None: the experiment that each was recorded in, or, for Default, the one of
             MLFLOW_EXPERIMENT_NAME.
     """
     from clear_mlflow.store.client import open_store, set_up_mlflow
