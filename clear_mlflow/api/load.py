@@ -335,7 +335,7 @@ def choose_runs(
             raise ConfigError(
                 f"{safe_repr(str(name), 200)} is neither a bundle nor a folder that contains any"
             )
-        elif (run_id := expand_run_id(client, name)) == name == requested:
+        elif (run_id := expand_run_id(client, str(name))) == name == requested:
             experiments.append(name)  # reported with the names of all experiments
         else:
             ids.append(run_id)

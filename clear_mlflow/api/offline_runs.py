@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from mlflow import MlflowClient
-from mlflow.entities import Run, RunInfo
+from mlflow.entities import Run
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.store.client import set_up_mlflow
-from clear_mlflow.store.offline import format_offline_uri, is_offline_folder
+from clear_mlflow.store.offline import (
+    check_format,
+    format_offline_uri,
+    is_offline_folder,
+    locate_artifacts,
+)
 from clear_mlflow.store.search import expand_run_id, select_runs
 
 NO_EXPERIMENT = "bundle"  # in place of an experiment's id, for runs that are read from files
@@ -24,6 +28,7 @@ def read_offline_runs(path: Path) -> list[Run]:
     """
     folder, prefix = (path, None) if is_offline_folder(path) else (path.parent, path.name)
     set_up_mlflow()
+    check_format(folder)
     try:
         client = MlflowClient(format_offline_uri(folder))
         client.search_experiments(max_results=1)
@@ -43,21 +48,7 @@ def _read_from_files(run: Run, client: MlflowClient, folder: Path) -> Run:
 
     The stored path names the machine on which the run was trained.
     """
-    info = run.info
-    artifacts = folder / "artifacts" / info.experiment_id / info.run_id / "artifacts"
-    if not re.fullmatch("[0-9]+/[0-9a-f]{32}", f"{info.experiment_id}/{info.run_id}"):
-        raise RecordError(f"{safe_repr(str(artifacts), 200)} is not the path of a run's artifacts")
-    own_info = RunInfo(
-        run_id=info.run_id,
-        experiment_id=NO_EXPERIMENT,
-        user_id=info.user_id,
-        status=info.status,
-        start_time=info.start_time,
-        end_time=info.end_time,
-        lifecycle_stage=info.lifecycle_stage,
-        artifact_uri=artifacts.resolve().as_uri(),
-        run_name=info.run_name,
-    )
-    own_run = Run(own_info, run.data, run.inputs)
-    own_run.client, own_run.bundle_path = client, folder / info.run_id[:8]  # type: ignore[attr-defined]
-    return own_run
+    located = locate_artifacts(folder / "artifacts", run)
+    located.info._experiment_id = NO_EXPERIMENT
+    located.client, located.bundle_path = client, folder / run.info.run_id[:8]  # type: ignore[attr-defined]
+    return located

@@ -210,10 +210,10 @@ class NotebookProgress(TrainingProgress):
         self._num_done, self._num_steps = done, total
         self._update(at_once=done == total)
 
-    def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
-        """Show that training on bucket *key* begins. position: its index, from 0."""
-        text = f"bucket {key}: {position + 1} of {num_buckets}"
-        self._start_bar_segment(position, num_buckets, text)
+    def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
+        """Show that training on bucket *key* begins. bucket_index: from 0."""
+        text = f"bucket {key}: {bucket_index + 1} of {num_buckets}"
+        self._start_bar_segment(bucket_index, num_buckets, text)
 
     def steps_planned(self, num_steps: int) -> None:
         """Set the number of training steps of the current bucket."""

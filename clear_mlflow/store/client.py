@@ -221,6 +221,7 @@ def open_store() -> MlflowClient:
     Its first call raises TrackingError if the store does not exist or cannot be reached.
     """
     set_up_mlflow()
+    use_offline_store(creates=False)
     return cast(MlflowClient, _LazyClient())
 
 

@@ -285,8 +285,8 @@ class RunCopier:
         params = [Param(*item) for item in run.data.params.items()]
         tags = [RunTag(*item) for item in _select_tags(run, final=True).items()]
         with mlflow_errors(f"copy run {source.run_id}"):
-            for batch in _split(params, _MAX_BATCH):
-                client.log_batch(run_id, params=batch)
+            for param_batch in _split(params, _MAX_BATCH):
+                client.log_batch(run_id, params=param_batch)
             if run.inputs and run.inputs.dataset_inputs:
                 inputs = run.inputs.dataset_inputs
                 retry_on_conflict(lambda: client.log_inputs(run_id, datasets=inputs))
@@ -307,8 +307,8 @@ class RunCopier:
                 lease.check()
                 client.log_batch(run_id, metrics=points)
                 last_time = max(last_time, *(point.timestamp for point in points))
-            for batch in _split(tags, _MAX_BATCH):
-                client.log_batch(run_id, tags=batch)
+            for tag_batch in _split(tags, _MAX_BATCH):
+                client.log_batch(run_id, tags=tag_batch)
             for tag in _FINAL_TAGS & target.data.tags.keys() - {tag.key for tag in tags}:
                 client.delete_tag(run_id, tag)
         problem = ""

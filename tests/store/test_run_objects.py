@@ -264,7 +264,7 @@ def test_the_matrix_grows_row_by_row():
     for protocol, cells in (("iid", 4), ("streaming", 3)):
         progress, display = NotebookProgress(protocol), Shown()
         progress._display = display
-        progress.bucket_started("<i>", position=0, num_buckets=4)
+        progress.bucket_started("<i>", bucket_index=0, num_buckets=4)
         assert "bucket &lt;i&gt;: 1 of 4" in display.texts[-1]
         keys = ("1", "2", "3", "4")
         progress.row_measured(AccuracyRow(1, keys, tuple(FOUR_BUCKETS[1]), (NUM_TEST,) * 4))

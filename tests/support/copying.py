@@ -59,7 +59,7 @@ def describe_run(client, run_id):
     """Return all that a copy has in common with its source."""
     run = client.get_run(run_id)
     data, info = run.data, run.info
-    files = {}
+    files: dict[str, object] = {}
     for folder in (ArtifactFolder(client, run, name) for name in FOLDERS):
         sizes = [name for name in folder.list_sizes() if name != names.REPORT_HTML]
         files |= folder.read_files(sizes, 10**7)
@@ -125,7 +125,7 @@ def copy_until_killed(source, target, last_write):
 class PatientCopier(RunCopier):
     """Copier that, once it has looked for copies, waits until another one has."""
 
-    barrier = None  # a pipe to write to, and one to read from
+    barrier: tuple[int, int] | None = None  # a pipe to write to, and one to read from
 
     def _find_copies(self, *arguments):
         copies = super()._find_copies(*arguments)

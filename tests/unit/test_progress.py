@@ -25,7 +25,7 @@ def told(progress):
         progress.images_decoded(3, 3)
         for i in range(4):
             if i:
-                progress.bucket_started(KEYS[i - 1], position=i - 1, num_buckets=3)
+                progress.bucket_started(KEYS[i - 1], bucket_index=i - 1, num_buckets=3)
                 progress.steps_planned(2)
                 progress.step_done()
                 progress.curve_measured(CurvePoint(2 * i - 1, 2 / i, 0.1, 10.0, 0))
@@ -49,10 +49,10 @@ def test_a_bucket_without_steps_has_no_loss():
     """As of a strategy that only counts. That of the bucket before is not shown again."""
     stream = io.StringIO()
     with LineProgress(stream) as progress:
-        progress.bucket_started("a", position=0, num_buckets=2)
+        progress.bucket_started("a", bucket_index=0, num_buckets=2)
         progress.curve_measured(CurvePoint(1, 0.5, 0.1, 10.0, 0))
         progress.row_measured(AccuracyRow(1, ("a", "b"), (1, 2), (10, 10)))
-        progress.bucket_started("b", position=1, num_buckets=2)
+        progress.bucket_started("b", bucket_index=1, num_buckets=2)
         progress.row_measured(AccuracyRow(2, ("a", "b"), (1, 2), (10, 10)))
     first, second = stream.getvalue().splitlines()
     assert "loss 0.5" in first

@@ -6,7 +6,7 @@ import importlib
 import itertools
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from decimal import Decimal
 from typing import Any, ClassVar
 
@@ -145,7 +145,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                 current.load_state_dict(value["state_dict"])
             elif isinstance(value, dict) and value.keys() == {"fields"} and is_dataclass(current):
                 values = _move_to_device(value["fields"], self.stream.device)
-                setattr(self, name, type(current)(**values))
+                setattr(self, name, replace(current, **values))
             elif isinstance(current, nn.Parameter):  # an optimiser of the strategy may refer to it
                 current.data.copy_(value)
             else:
