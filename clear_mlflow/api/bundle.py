@@ -36,7 +36,7 @@ from mlflow.entities import (
     RunTag,
 )
 
-from clear_mlflow.api.offline_runs import NO_EXPERIMENT, is_offline_folder, read_offline_runs
+from clear_mlflow.api.offline_runs import NO_EXPERIMENT, read_offline_runs
 from clear_mlflow.core.anytime import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
@@ -66,6 +66,7 @@ from clear_mlflow.journal.run_folder import (
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.offline import is_offline_folder
 from clear_mlflow.store.rows import is_same_row, list_row_sizes, read_row_files
 from clear_mlflow.store.search import MissingRun
 from clear_mlflow.tracking.copy_runs import RunSource

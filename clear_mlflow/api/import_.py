@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from clear_mlflow.api.bundle import BundleSource, is_bundle_path, read_bundles
 from clear_mlflow.api.load import load
-from clear_mlflow.api.offline_runs import is_offline_folder
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
@@ -43,6 +42,7 @@ from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, set_up_mlflow
 from clear_mlflow.store.lease import build_lease_tags
+from clear_mlflow.store.offline import is_offline_folder
 from clear_mlflow.store.rows import store_row
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
 from clear_mlflow.tracking.copy_runs import COPIED, IN_USE, RunCopier, open_sources

@@ -22,7 +22,6 @@ from clear_mlflow.api.bundle import (
     list_bundles,
     read_bundles,
 )
-from clear_mlflow.api.offline_runs import is_offline_folder
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
@@ -35,6 +34,7 @@ from clear_mlflow.scoring import Scores, load_scores
 from clear_mlflow.scoring.run_record import read_configuration
 from clear_mlflow.statistics import ImageBootstrap
 from clear_mlflow.store.client import MlflowClient, is_missing_store, open_store
+from clear_mlflow.store.offline import is_offline_folder
 from clear_mlflow.store.rows import NO_ROWS, read_matrices
 from clear_mlflow.store.search import MissingRun, expand_run_id, has_experiment, select_runs
 from clear_mlflow.store.ui_urls import format_run_links

@@ -419,8 +419,9 @@ def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
         raise TrackingError(f"the store {mask_credentials(uri)} does not exist")
     with mlflow_errors(f"read the store {mask_credentials(uri)}, which is copied"):
         sources = list_sources(MlflowClient(name_sqlite_driver(uri)), runs)
-    for source in sources if artifacts else ():
-        source.run = locate_artifacts(artifacts, source.run)
+    if artifacts is not None:
+        for source in sources:
+            source.run = locate_artifacts(artifacts, source.run)
     return sources
 
 

@@ -79,7 +79,8 @@ def test_a_copied_folder_is_read_without_a_store(
     (member,) = (
         run for run in read_bundles(tmp_path / "results.tar.xz") if run.info.run_id == run_ids[0]
     )
-    assert [entry.read() for entry in member.metric_entries]  # type: ignore[attr-defined] == [[("train/loss", 0.25, 7, 3)]]
+    entries = member.metric_entries  # type: ignore[attr-defined]
+    assert [entry.read() for entry in entries] == [[("train/loss", 0.25, 7, 3)]]
 
 
 def test_a_folder_is_compared_with_stored_runs(store, experiment_id, copied_folder):

@@ -6,7 +6,7 @@ import importlib
 import itertools
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
 from typing import Any, ClassVar
 
@@ -143,9 +143,13 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                 raise StateError(f"the training state does not contain {name} of this strategy")
             if is_wrapped:
                 current.load_state_dict(value["state_dict"])
-            elif isinstance(value, dict) and value.keys() == {"fields"} and is_dataclass(current):
+            elif (
+                isinstance(value, dict)
+                and value.keys() == {"fields"}
+                and is_dataclass(type(current))
+            ):
                 values = _move_to_device(value["fields"], self.stream.device)
-                setattr(self, name, replace(current, **values))
+                setattr(self, name, type(current)(**values))
             elif isinstance(current, nn.Parameter):  # an optimiser of the strategy may refer to it
                 current.data.copy_(value)
             else:
