@@ -7,7 +7,7 @@ from released_layout import write_released
 
 BUCKETS = 4
 # So long on it that a bucket is still trained when the row of the one before has been seen.
-SLOWLY = {"features": "pixels", "epochs": "50", "batch_size": "1"}
+SLOWLY = {"features": "pixels", "epochs": "75", "batch_size": "1"}
 
 
 @pytest.fixture(scope="session")
