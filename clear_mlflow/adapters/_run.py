@@ -125,11 +125,13 @@ class Adapter:
     ) -> None:
         """Log a row of the accuracy matrix. The first row starts the run, the last ends it.
 
-        Stores numbers of correct images if the first row has all *num_instances*, else accuracies.
-        A NaN keeps the value of an earlier call for this row. After the end of the run, an equal
-        row is ignored, and another one raises RecordError.
+        The last row is the one after which no row is missing. A NaN keeps the value of an earlier
+        call for this row. After the end of the run, a row that equals the stored one is ignored,
+        and any other row raises RecordError.
 
-        row: number of buckets trained so far, 0 for the untrained model.
+        row: number of buckets trained so far, 0 for the untrained model. num_instances: number of
+        test images of each bucket, or None if unknown. Unless the first row has all of them,
+        accuracies are stored, not numbers of correct images.
         """
         stored_row = self._rows.get(row, (math.nan,) * len(accuracy))
         cells = tuple(

@@ -154,14 +154,19 @@ def rescore_runs(
     remaining = iter(runs)
     for first in remaining:
         score = partial(
-            _score_run, client, metrics=metrics, dry_run=dry_run, explicit=explicit, prepare=prepare
+            _rescore_run,
+            client,
+            metrics=metrics,
+            dry_run=dry_run,
+            explicit=explicit,
+            prepare=prepare,
         )
         yield from map_in_threads(
             score, chain([first], remaining), jobs or _choose_jobs(client, first)
         )
 
 
-def _score_run(
+def _rescore_run(
     client: MlflowClient,
     run: Run | MissingRun,
     *,
@@ -170,7 +175,11 @@ def _score_run(
     dry_run: bool,
     prepare: Callable[[MlflowClient, Run], object] | None,
 ) -> ScoringResult:
-    """Score one run as :func:`rescore_runs` does. An error becomes the result "failed"."""
+    """Score one run, and return the result. See :func:`rescore_runs` for the arguments.
+
+    A run in training is skipped. An error makes the result "failed"; without *explicit*, a run that
+    is not clear_mlflow's is skipped instead.
+    """
     if isinstance(run, MissingRun):
         return ScoringResult(run.run_id, run.run_name, "failed", run.problem, is_problem=True)
     run_id, name = run.info.run_id, run.info.run_name or run.info.run_id

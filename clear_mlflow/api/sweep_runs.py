@@ -500,10 +500,11 @@ class SweepStore:
         return Task(run.planned.parameters, str(run.run_id), self._experiment_id, uri)
 
     def claim(self, run: SweepRun) -> None:
-        """Open or resume an MLflow run for a run, unless it is done or trained elsewhere.
+        """Open or resume an MLflow run for a run, unless it is done or another process trains it.
 
-        Sets the state to "done before", "trains elsewhere" or "training". Earlier MLflow runs of
-        the same parameters that cannot be resumed are deleted.
+        Sets the state to "done before", "trains elsewhere" or "training". Deletes earlier MLflow
+        runs with the same parameters that cannot be resumed. Waits and tries again while another
+        sweep claims the same run.
         """
         while not self._try_to_claim(run):
             time.sleep(random.uniform(0.5, 2.0))  # noqa: S311  (so that one of two is first)
@@ -736,10 +737,12 @@ class SweepStore:
         ]
 
     def _set_state_from_attempts(self, run: SweepRun, attempts: Sequence[Run]) -> bool:
-        """Set state and run id if a run is done or trained elsewhere. Return False if it is not.
+        """Set state and run id of a run that is done, or that another process trains.
 
-        attempts: MLflow runs with the parameters of the run, newest first. The oldest one that is
-        done is used.
+        Returns True if it did, or False if no attempt is done or being trained.
+
+        attempts: stored MLflow runs with the parameters of the run, newest first. The oldest done
+        one is used, or else the oldest one in training.
         """
         for state, is_settled in ((DONE_BEFORE, _is_done), (ELSEWHERE, self._is_trained_elsewhere)):
             for attempt in reversed(attempts):

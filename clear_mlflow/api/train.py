@@ -129,8 +129,9 @@ def _resolve_options(
 ) -> tuple[dict[str, str], TrainConfig]:
     """Return the options that differ from their defaults, as text, and the resolved configuration.
 
-    function: called by the user. Raises TypeError for an unknown option, and ConfigError if a value
-    is invalid.
+    Raises TypeError for an unknown option, and ConfigError if a value is invalid.
+
+    function: the one that the user called, for the error message.
     """
     for name in options.keys() - PARAMETERS.keys():  # as Python itself does
         raise TypeError(f"{function.__name__}() has no option {name!r}; {suggest_parameters(name)}")

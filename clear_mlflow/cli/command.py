@@ -299,7 +299,9 @@ _NAME = re.compile(
 
 
 def spell_options(text: str, params: Sequence[click.Parameter]) -> str:
-    """Replace parameters in a message by the options among *params*, as they are typed.
+    """Replace parameter names in a message by command-line options, as a user types them.
+
+    params: parameters of the command; other names in the message stay as they are.
 
     >>> params = [build_option("scale"), build_option("lr_step")]
     >>> spell_options('lr_step is 7; pass scale="percent"', params)

@@ -105,7 +105,7 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
 
 
 def _print_findings(findings: Findings) -> None:
-    """Print a summary of a dataset, a table of its buckets, and its problems by type."""
+    """Print a summary of a checked dataset, a table of its buckets, and its problems by type."""
     from clear_mlflow.data.check import PROBLEM_TYPES
 
     def format_path(path: Path) -> str:

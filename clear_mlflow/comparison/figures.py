@@ -45,11 +45,14 @@ def render_figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
         if part["means"]:
             content = render_svg("curves", part["means"], columns=2, legend=part["legend"])
             yield f"curves{end}.svg", content
-    yield "paper.pdf", pdf(_pages(comparison))
+    yield "paper.pdf", pdf(_draw_pages(comparison))
 
 
-def _pages(comparison: Comparison) -> Iterator[Figure]:
-    """Yield the plot of the ranking metric, if it is one of the matrix, and the best matrices."""
+def _draw_pages(comparison: Comparison) -> Iterator[Figure]:
+    """Yield the pages of the PDF: the ranking metric after each row, and the best groups' matrices.
+
+    The first page is left out unless the ranking metric is computed from the matrix.
+    """
     if any(metric.name == comparison.ranked_by for metric in comparison.definitions):
         yield plot_history(comparison, width=_PAPER)
     scales = matrix_scales(comparison)

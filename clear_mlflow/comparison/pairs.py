@@ -293,7 +293,11 @@ def _list_remarks(a: Group, b: Group, sample: _Sample) -> Iterator[str]:
 
 
 def _find_outlier(values: ArrayLike) -> int | None:
-    """Return the index of the value that is far from all others, or None."""
+    """Return the index of a value that is far from all others, or None.
+
+    Its gap to the next value is more than _MAX_DISTANCE times the range of the others. With fewer
+    than _MIN_SEEDS_FOR_REMARKS values, there is none.
+    """
     array = np.asarray(values, dtype=np.float64)
     order = np.argsort(array)
     ordered = array[order]

@@ -72,7 +72,11 @@ def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def _build_pair_dict(comparison: Comparison, pair: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a verdict. Interval and p are adjusted for all comparisons."""
+    """Return the result of a compared pair as a JSON object.
+
+    Leaves out the numbers of a test if the pair was not tested. Interval and p are adjusted for all
+    comparisons, except in the field "unadjusted".
+    """
     fields = {"higher_is_better": comparison.is_higher_better(pair["metric"]), **pair}
     del fields["a_index"], fields["b_index"]
     fields["beside"] = fields.pop("details")
@@ -95,7 +99,7 @@ def _build_pair_dict(comparison: Comparison, pair: dict[str, Any]) -> dict[str, 
 
 
 def build_metrics_frame(comparison: Comparison) -> DataFrame:
-    """Return a row for each group and metric, with the number of seeds that define it."""
+    """Return a row for each group and metric, n being the seeds in which it is defined."""
     frame = comparison.groups_frame
     parts = []
     for metric in comparison.metrics:
@@ -203,7 +207,7 @@ def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = N
         number: Callable[[float], str] = partial(format_value, name, score=comparison.score)
         if name in percent:
             number = _format_percent
-        columns.append([_format_latex_cell(c, number) for c in frame[name].itertuples()])
+        columns.append([_format_latex_mean(c, number) for c in frame[name].itertuples()])
     rows = [" & ".join(row) + r" \\" for row in (header, *zip(*columns, strict=True))]
     opening = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"
     lines = [
@@ -222,7 +226,13 @@ def _format_percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def _format_latex_cell(cell: Any, number: Callable[[float], str]) -> str:
+def _format_latex_mean(cell: Any, number: Callable[[float], str]) -> str:
+    """Format mean and standard deviation of a group in LaTeX, the best mean in bold.
+
+    Adds the number of partial seeds. Returns ``--`` if no seed defines the metric.
+
+    cell: a metric of a group in :attr:`Comparison.groups_frame`. number: formats a number.
+    """
     if not cell.n:
         return "--"
     mean = rf"\mathbf{{{number(cell.mean)}}}" if cell.best else number(cell.mean)

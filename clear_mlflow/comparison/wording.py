@@ -41,7 +41,7 @@ class VerdictWriter:
         if pair["unit"] == "images":
             names, both = [f"the model of {name}" for name in names], f"the models of {both}"
         better, worse = names if self.is_a_better(pair["difference"]) else names[::-1]
-        lead = self._format_lead(pair)
+        lead = self._describe_difference(pair)
         interval = pair["low"], pair["high"]
         p_value = f"p {format_p(pair['p'])}"
         numbers = f"{lead}, {self._format_result(pair, interval, level, p_value)}"
@@ -69,7 +69,7 @@ class VerdictWriter:
         """Write the sentence on a pair without a test. min_seeds: the lower number of seeds."""
         both = f"{truncate_name(pair['a'])} and {truncate_name(pair['b'])}"
         seeds, remarks = pair["seeds"], "".join(f"; {remark}" for remark in pair["remarks"])
-        lead = self._format_lead(pair)
+        lead = self._describe_difference(pair)
         if min_seeds < MIN_SEEDS:
             return (
                 f"{both}: too few seeds to test {self.metric} ({lead}, {seeds}; a test needs "
@@ -99,8 +99,11 @@ class VerdictWriter:
         """Return True if A is better than B. difference: A - B."""
         return (difference > 0) == self.higher_is_better
 
-    def _format_lead(self, pair: Mapping[str, Any]) -> str:
-        """Return the better group and its signed difference, for example ``naive +0.8 points``."""
+    def _describe_difference(self, pair: Mapping[str, Any]) -> str:
+        """Return the better group and its signed difference, for example ``naive +0.8 points``.
+
+        Returns "equal means" if there is no difference.
+        """
         direction = "" if self.higher_is_better else "lower is better: "
         if not pair["difference"]:
             return f"{direction}equal means"
@@ -146,7 +149,10 @@ def format_p(value: float) -> str:
 
 
 def write_exploratory(pairs: Sequence[Mapping[str, Any]], ranked_by: str | None) -> str:
-    """Write one line on the clearest exploratory difference, or an empty one."""
+    """Write one line on the exploratory difference with the smallest p, or "" without any.
+
+    pairs: significant differences in other metrics than *ranked_by*.
+    """
     if not pairs:
         return ""
     first, *others = sorted(pairs, key=lambda pair: float(pair["p"]))
@@ -309,7 +315,10 @@ def _warn_about_group(group: Group) -> Iterator[str]:
 def _warn_about_tests(
     ranked: RankedGroups, pairs: Sequence[Mapping[str, Any]], unequal_images: Set[tuple[int, int]]
 ) -> Iterator[str]:
-    """Yield what could not be tested, and which pairs were chosen."""
+    """Yield warnings on groups of one run, pairs without a test, and the choice of pairs.
+
+    pairs: tested pairs. unequal_images: indices of two groups with different test images.
+    """
     groups, plan = ranked.groups, ranked.plan
     single = [group for group in groups if len(group.counted) == 1]
     if single:

@@ -216,7 +216,10 @@ class AnytimeMatrix:
         return None
 
     def _check_test(self, name: str, test: AnytimeRow, first: AnytimeRow) -> None:
-        """Raise RecordError if a test contradicts the rows or the *first* test of its bucket."""
+        """Raise RecordError if a test contradicts the matrix, or the *first* test in its bucket.
+
+        name: name of the test in the message.
+        """
         counts = self.matrix.num_instances
         if test.buckets != self.matrix.buckets:
             raise RecordError(

@@ -189,25 +189,30 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
                 f"values of {self.score.name} are missing; only accuracies have counts"
             )
         if self.values is None or self.num_instances is not None:
-            self._check_counts("num_instances", [MAX_COUNT] * width, least=1)
+            self._check_counts("num_instances", [MAX_COUNT] * width, minimum=1)
         if self.values is None:
-            self._check_counts("correct", self.num_instances or (), least=0)
+            self._check_counts("correct", self.num_instances or (), minimum=0)
         else:
             force_setattr(self, "values", self._check_values(self.values))
 
-    def _check_counts(self, name: str, most: Sequence[int], least: int) -> None:
-        """Store a field of counts as a tuple. Raises RecordError unless each fits its bucket."""
+    def _check_counts(self, name: str, maxima: Sequence[int], minimum: int) -> None:
+        """Convert a field of counts, one per bucket, to a tuple.
+
+        Raises RecordError unless each count is from *minimum* to the bucket's entry in *maxima*.
+
+        name: name of the field.
+        """
         counts: tuple[int, ...] = convert(getattr(self, name), tuple[int, ...], name)
         if len(counts) != len(self.buckets):
             raise RecordError(
                 f"{name} has {len(counts)} entries for {len(self.buckets)} buckets; expected one "
                 "per bucket"
             )
-        for key, count, largest in zip(self.buckets, counts, most, strict=True):
-            if not least <= count <= largest:
-                limit = "2**53" if name == "num_instances" else f"its num_instances, {largest}"
+        for key, count, maximum in zip(self.buckets, counts, maxima, strict=True):
+            if not minimum <= count <= maximum:
+                limit = "2**53" if name == "num_instances" else f"its num_instances, {maximum}"
                 raise RecordError(
-                    f"{name} of bucket {key!r} is {safe_repr(count)}; expected {least} to {limit}"
+                    f"{name} of bucket {key!r} is {safe_repr(count)}; expected {minimum} to {limit}"
                 )
         force_setattr(self, name, counts)
 
@@ -559,7 +564,7 @@ def find_row_indices(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
 
 
 def parse_label_numbers(labels: Sequence[str]) -> list[int]:
-    """Return the numbers in which labels differ, or an empty list if they differ otherwise."""
+    """Return the numbers at the end of labels, or [] unless the text before them is the same."""
     matches = [re.fullmatch(r"([^0-9]*)([0-9]{1,9})", label) for label in labels]
     prefixes = {match and match[1] for match in matches}
     return [int(match[2]) for match in matches if match] if len(prefixes) == 1 else []

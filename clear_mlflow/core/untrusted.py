@@ -170,7 +170,7 @@ def json_texts(content: bytes | str, largest: int) -> dict[str, str]:
 def convert(document: object, target: Any, name: str = "") -> Any:
     """Convert a document to a type that msgspec supports, and ignore unknown fields.
 
-    Raises RecordError that calls the document *name*.
+    Raises RecordError, whose message calls the document *name*.
     """
     try:
         with _CONVERTING:

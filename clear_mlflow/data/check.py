@@ -177,7 +177,10 @@ class _Checker:
     def check_images(
         self, name: str, on_progress: OnImages, *, reports_empty_classes: bool = False
     ) -> Findings:
-        """Decode and compare all images, and try to load the dataset."""
+        """Decode all images, search for duplicates, and try to load the dataset.
+
+        The findings include the problems of earlier checks.
+        """
         files = (image.path for image in self.images if not image.content)
         missing = {path for path in files if not os.path.lexists(path)}
         can_load = self.index is not None and not self.problems and not missing

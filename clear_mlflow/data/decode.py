@@ -276,6 +276,7 @@ def _resize(image: Image.Image, side: int) -> NDArray[np.uint8]:
 
 
 def _resize_square(image: Image.Image, side: int) -> NDArray[np.uint8]:
+    """Scale the central square of an image to (side, side, 3), and turn it upright by EXIF."""
     # Only JPEG has a draft mode. It keeps both sides at least as large as requested; half of the
     # reduction is left to the better filter below.
     image.draft("RGB", (2 * side, 2 * side))

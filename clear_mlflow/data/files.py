@@ -151,7 +151,7 @@ def list_images(
     """Yield the image files in the folder of a class. Reports other files and an empty folder."""
     names: list[str] = []
     with report_errors(report, "structure", folder):
-        resolve_folder(folder, root=root)
+        check_folder(folder, root=root)
         names = list_names(folder)
         if not names:
             error = DataError(f"{path_text(folder)} is empty; expected images, or no such folder")
@@ -302,8 +302,8 @@ def _join_folder(stored: str, base: Path, below: str | None) -> Path | None:
     return base.joinpath(*parts)
 
 
-def resolve_folder(folder: Path, *, root: Path) -> None:
-    """Raise DataError unless a folder is below *root* after its links are followed."""
+def check_folder(folder: Path, *, root: Path) -> None:
+    """Raise DataError unless a folder exists, and is below *root* after its links are followed."""
     try:
         real = folder.resolve(strict=True)
     except FileNotFoundError:
@@ -328,7 +328,7 @@ def _read_json(path: Path, form: Any = Any, *, root: Path) -> Any:
 
 def check_file(path: Path, *, root: Path, limit: int) -> None:
     """Raise DataError unless a plain file is below *root* and has at most *limit* bytes."""
-    resolve_folder(path.parent, root=root)
+    check_folder(path.parent, root=root)
     size = stat_file(path, root=root).st_size
     if size > limit:
         raise DataError(f"{path_text(path)} has {size} bytes; expected {limit} at most")

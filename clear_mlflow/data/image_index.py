@@ -29,12 +29,12 @@ from clear_mlflow.core.untrusted import (
 )
 from clear_mlflow.data.files import (
     Report,
+    check_folder,
     check_image_folder,
     is_class_name,
     path_text,
     raise_error,
     report_errors,
-    resolve_folder,
     resolve_root,
     sort_bucket_keys,
 )
@@ -161,7 +161,7 @@ def build_index(
                     f"{source_name} names images in the folder {path_text(path)}, but it is "
                     f"missing: expected paths of images below {path_text(real_root)}"
                 )
-            resolve_folder(path, root=real_root)
+            check_folder(path, root=real_root)
     labels = {name: label for label, name in enumerate(class_names)}
 
     def build_sets(rows: Mapping[str, list[tuple[str, Any]]]) -> dict[str, ImageSet]:
@@ -364,7 +364,7 @@ def build_listed_set(
                     class_names=valid_names,
                     list_file=list_file,
                 )
-                resolve_folder(folder, root=root)
+                check_folder(folder, root=root)
                 valid_folders[folder_label] = True
         if valid_folders[folder_label]:
             labels[path] = label

@@ -92,7 +92,7 @@ def _matches_printed(cells: _Cells, printed: Sequence[PrintedNumber]) -> bool:
         all(
             any(
                 abs(value * unit - number.value) <= 2.02 * number.precision + 2e-7
-                for value in _compute_printed(cells, number, printed)
+                for value in _compute_candidates(cells, number, printed)
             )
             for number in printed
         )
@@ -100,12 +100,13 @@ def _matches_printed(cells: _Cells, printed: Sequence[PrintedNumber]) -> bool:
     )
 
 
-def _compute_printed(
+def _compute_candidates(
     cells: _Cells, number: PrintedNumber, printed: Sequence[PrintedNumber]
 ) -> Sequence[np.floating]:
-    """Return the values of a printed number by its usual definitions, from a row per test.
+    """Return the values that a printed number may have, one for each of its usual definitions.
 
-    printed: all numbers of the file.
+    cells: accuracies, a row per test. number: its name and step choose the definitions. printed:
+    all numbers that the file prints, of which some definitions need others.
     """
     step, last = number.step, number.step - 1
     if not 0 < step <= min(cells.shape):
@@ -135,7 +136,7 @@ def _compute_printed(
 
 
 def _describe_averages(cells: _Cells) -> str:
-    """Return the final average accuracy and forgetting of a matrix with a row per test."""
+    """Return final average accuracy and forgetting as a text. cells: a row per test."""
     filled, last = np.nan_to_num(cells), len(cells) - 1
     forgetting = filled[:, :last].max(axis=0) - filled[last, :last]
     average = filled[last, : last + 1].mean()

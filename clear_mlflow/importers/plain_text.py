@@ -228,9 +228,11 @@ def _is_range(cells: Sequence[str]) -> bool:
 def _detect_orientation(
     corner: str, names: Sequence[str] | None, labels: Sequence[str] | None
 ) -> str:
-    """Return "rows" if names prove that a row is one test, "columns" if a column, else "auto".
+    """Return "rows" if a row is one test after training, "columns" if a column is, else "auto".
 
-    corner: name of the column of row labels. names: names of the other columns.
+    Words such as "train", "after", "test" and "eval" in the names and labels decide.
+
+    corner: name of the column of row labels. names: names of the other columns. labels: row labels.
     """
     names_trained, names_tested, labels_trained, labels_tested = (
         bool(texts) and all(map(pattern.search, texts))

@@ -23,7 +23,16 @@ from clear_mlflow.learning.photos import SampleIndices, join_indices, list_bucke
 
 
 class Buffer(ABC):
-    """A bounded memory of image indices. Its random numbers depend only on seed and bucket."""
+    """A memory of the indices and labels of images, not of pixels. Starts empty.
+
+    Its random numbers depend only on seed and bucket.
+
+    Args:
+        capacity: largest number of images.
+        num_classes: number of classes in the stream.
+        seed: seed of the random numbers.
+        alpha: text for :func:`parse_alpha`, or none; only for buffers that use it.
+    """
 
     state_attributes: ClassVar[tuple[str, ...]] = ()  # further attributes to resume from
 
@@ -62,7 +71,7 @@ class Buffer(ABC):
         return kept_indices
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which a resumed run continues."""
+        """Return indices, labels and ``state_attributes``, from which a resumed run continues."""
         sample_indices = {
             "bucket": self.sample_indices.bucket,
             "index": self.sample_indices.index,
@@ -71,7 +80,7 @@ class Buffer(ABC):
         return sample_indices | {name: getattr(self, name) for name in self.state_attributes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned."""
+        """Replace indices, labels and ``state_attributes`` by what :meth:`state_dict` returned."""
         self.sample_indices = SampleIndices(state["bucket"], state["index"])
         self.labels = state["labels"]
         for name in self.state_attributes:
@@ -282,7 +291,10 @@ class AuthorsReservoir(BiasedReservoir):
 
 
 def parse_alpha(text: str) -> tuple[float, bool]:
-    """Parse an alpha. Returns its number, and True if it is multiplied by n / k.
+    """Parse alpha, the factor of the probability with which an image replaces an older one.
+
+    Returns its number, and True if it is multiplied by n / k: n images so far, k of capacity.
+    Raises ConfigError if the text is not such a number.
 
     >>> parse_alpha("2")
     (2.0, False)

@@ -88,7 +88,7 @@ def train(
     strategy = strategy_class(config, stream, model, check_strategy(config))
     strategy.group = group
     check_memory(config, count_stored_bytes(strategy, len(stream.keys) - 1))
-    trainer = Trainer(model, config, keys=stream.keys, progress=progress, group=group)
+    trainer = Trainer(model, config, bucket_keys=stream.keys, progress=progress, group=group)
     costs = trainer.costs
     trainer.limiter = limiter = build_limiter(config, meta_model, stream, costs)
 

@@ -96,7 +96,7 @@ class Photos:
         return int((self.sizes.prod(axis=1) * 3).sum())
 
     def to(self, device: torch.device) -> Photos:
-        """Copy the images to an accelerator, end to end in this order."""
+        """Return a copy on an accelerator, with all pixels in one flat tensor."""
         num_bytes = self.sizes.prod(axis=1) * 3
         first = _compute_offsets(num_bytes)
         pixels = torch.empty(self.nbytes, dtype=torch.uint8, device=device)

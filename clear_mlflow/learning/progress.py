@@ -117,7 +117,7 @@ class CollectingProgress(TrainingProgress):
         self._display.row_measured(row)
 
     def take(self) -> tuple[CurvePoint, ...]:
-        """Return the collected points, and forget them."""
+        """Return the points collected since the last call, and restart the interval of reports."""
         points, self._points = tuple(self._points), []
         self._handed_at = time.monotonic()
         return points

@@ -379,7 +379,10 @@ def iter_batches(
 def _gather_ahead(
     gather: Callable[[tuple[int, int]], tuple[Tensor, ...]], shares: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Gather and pin batches on a thread while others are computed with."""
+    """Gather and pin batches on a thread, ahead of the batches that are yielded.
+
+    shares: (start, stop) of this process's part of each batch.
+    """
 
     def gather_pinned(share: tuple[int, int]) -> tuple[Tensor, ...]:
         return tuple(part.pin_memory() for part in gather(share))

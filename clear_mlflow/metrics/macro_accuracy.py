@@ -58,7 +58,7 @@ def average_over_rows(predictions: Predictions) -> float:
 
 
 def _has_balanced_classes(predictions: Predictions) -> bool:
-    """Return True if each bucket has the same number of test images of each of its classes.
+    """Return True if all classes in a bucket have equally many test images, for each bucket.
 
     Macro accuracy then equals accuracy.
     """

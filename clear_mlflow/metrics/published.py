@@ -158,12 +158,13 @@ def continuum_forgetting(matrix: AccuracyMatrix) -> float:
 
 
 def continuum_backward_transfer(matrix: AccuracyMatrix) -> float:
-    """Sum of the changes since trained, except in the row after it, over all pairs.
+    """Sum of the changes since a bucket was trained, over the number of all pairs.
 
     Formula: (sum over j < i - 1 and i < k of R[i, j] - R[j, j]) / (k (k - 1) / 2). Defined when
-    k >= 2. It is 0 after two buckets.
+    k >= 2. It is 0 after two buckets, since the row after a bucket's own row is left out.
 
-    Source: the same releases. Their forward transfer is `clear/backward_transfer`.
+    Source: releases 1.2.4 to 1.2.7 of Continvvm/continuum, as for `published/continuum_forgetting`.
+    Their forward transfer is `clear/backward_transfer`.
     """
     require_trained(matrix, 2, "a past bucket")
     values, k = _select_triangle(matrix), matrix.num_rows
@@ -213,7 +214,10 @@ def _select_triangle(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 
 
 def _compute_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the best accuracy of each bucket since it was trained, minus its last."""
+    """Return the best accuracy of each bucket since it was trained, minus its last: never negative.
+
+    The last bucket is included, with 0.
+    """
     values = _select_triangle(matrix)
     drops: NDArray[np.float64] = values.max(axis=0) - values[-1]
     return drops

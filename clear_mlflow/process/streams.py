@@ -23,6 +23,11 @@ class _Output(io.FileIO):
         self._drops_failures = drops_failures
 
     def write(self, data: Any) -> int:
+        """Write bytes, and return their number.
+
+        The first failure raises OutputError. Later failures, or all with *drops_failures*, are
+        ignored as if everything was written.
+        """
         try:
             written = super().write(data)
         except OSError as error:

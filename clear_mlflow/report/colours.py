@@ -68,7 +68,11 @@ class CellScale:
     best: float = 1.0
 
     def shade(self, cells: ArrayLike) -> NDArray[np.float64]:
-        """Return 0 for the worst value to 1 for the best, with NaN for NaN."""
+        """Return the brightness of cells, from 0 for the worst value to 1 for the best.
+
+        Values outside the scale are clipped, NaN stays NaN, and a scale of one value results in
+        0.5.
+        """
         values = np.asarray(cells, dtype=np.float64)
         if self.best == self.worst:
             return np.where(np.isnan(values), np.nan, 0.5)
@@ -80,7 +84,7 @@ class CellScale:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The worst and the best value with their unit, as text."""
+        """The worst and the best value of the scale with their unit, for the legend."""
         return (
             f"{self.format_shade(0)}{self.score.unit}",
             f"{self.format_shade(1)}{self.score.unit}",

@@ -98,7 +98,10 @@ def render_text(*parts: RenderableType) -> str:
 
 
 def _shorten_key(key: str, width: int) -> Text:
-    """Shorten a bucket key to *width* terminal columns, of which wide characters take two."""
+    """Cut the start of a bucket key so that it fits *width* terminal columns.
+
+    Wide characters take two columns.
+    """
     text = truncate_start(key, width)
     while cell_len(text) > width:
         text = truncate_start(key, len(text) - 1)

@@ -228,7 +228,7 @@ def read_families(tags: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def build_families_tag(families: Sequence[str], tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tag to set so that a run with *tags* logs *families*, or {} if it does already."""
+    """Return the tag that replaces a run's metric families, or {} if they are the same already."""
     if tuple(families) == read_families(tags):
         return {}
     return {names.METRICS_TAG: ",".join(families)}

@@ -72,8 +72,13 @@ def list_runs(client: MlflowClient, query: ComparisonQuery) -> tuple[list[Run], 
     return newest, list(map_in_threads(partial(describe_state, client), newest, _THREADS))
 
 
-def draw_comparison(client: MlflowClient, query: ComparisonQuery, listed_runs: list[Run]) -> str:
-    """Return the HTML page that compares the selected runs, of the first MAX_RUNS listed ones."""
+def render_live_comparison(
+    client: MlflowClient, query: ComparisonQuery, listed_runs: list[Run]
+) -> str:
+    """Return the HTML page that compares the runs that a query selects.
+
+    listed_runs: runs of the experiment, of which the first MAX_RUNS can be selected.
+    """
     runs = [
         run
         for run in listed_runs[:MAX_RUNS]
@@ -177,7 +182,7 @@ def format_start(run: Run) -> str:
     return f"{datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc):%Y-%m-%d %H:%M}"
 
 
-def draw_run(client: MlflowClient, run: Run, state: list[object], workspace: str) -> str:
+def render_live_run(client: MlflowClient, run: Run, state: list[object], workspace: str) -> str:
     """Return the HTML report of a run, which reloads itself when *state* has changed.
 
     state: result of :func:`describe_state`. workspace: name of MLflow's workspace, for links; empty

@@ -183,9 +183,10 @@ def _resolve_artifacts(run: Run) -> Run:
 
 
 def _resolve_artifact_uri(artifact_uri: str) -> str:
-    """Return the storage URI of artifacts, for a URI that may point to the server's own proxy.
+    """Return the URI of the storage behind a URI that may point to the server's artifact proxy.
 
-    Changes the workspace of the current context. Raises RecordError if the path leads upwards.
+    Makes the workspace of the request MLflow's current one, in which the path is resolved. Raises
+    RecordError if the path contains "..".
     """
     if workspace := get_workspace():
         set_server_request_workspace(workspace)

@@ -23,11 +23,11 @@ from clear_mlflow.report.page import render_page
 from clear_mlflow.server.live_pages import (
     ComparisonQuery,
     describe_state,
-    draw_comparison,
-    draw_run,
     format_start,
     hash_state,
     list_runs,
+    render_live_comparison,
+    render_live_run,
 )
 from clear_mlflow.server.request_store import (
     RequestError,
@@ -95,13 +95,17 @@ def add_pages(app: Flask, *, has_accounts: bool) -> None:
         """Return the comparison page, from the cache if no run has changed."""
         query = _read_query(store)
         runs, states = list_runs(client, query)
-        return cache.get([asdict(query), *states], lambda: draw_comparison(client, query, runs))
+        return cache.get(
+            [asdict(query), *states], lambda: render_live_comparison(client, query, runs)
+        )
 
     def show_run() -> str:
         """Return a run's report, from the cache if the run has not changed."""
         run, workspace = _get_run(store), get_workspace()
         state = describe_state(client, run)
-        return cache.get([workspace, *state], lambda: draw_run(client, run, state, workspace))
+        return cache.get(
+            [workspace, *state], lambda: render_live_run(client, run, state, workspace)
+        )
 
     def show_state() -> dict[str, object]:
         """Return the hash of a run's state and its status, which the page polls."""
@@ -109,7 +113,7 @@ def add_pages(app: Flask, *, has_accounts: bool) -> None:
         return {"state": hash_state(describe_state(client, run)), "status": run.info.status}
 
     routes: dict[str, _View] = {
-        "/clear/": lambda: _draw_experiments(store),
+        "/clear/": lambda: _render_experiments_page(store),
         "/clear/compare": show_comparison,
         "/clear/run": show_run,
         "/clear/run/state": show_state,
@@ -165,10 +169,10 @@ def _split_list(values: list[str]) -> list[str]:
     return list(dict.fromkeys(item for item in items if item))
 
 
-def _draw_experiments(store: RequestStore) -> str:
-    """Return the HTML page that lists experiments with accuracy matrices, 50 searched per page.
+def _render_experiments_page(store: RequestStore) -> str:
+    """Return the HTML page that lists experiments with accuracy matrices.
 
-    Continues at the page_token in the address, if any.
+    Searches 50 experiments of the store, starting at the page_token in the address, if any.
     """
     page = store.search_experiments(
         max_results=_EXPERIMENTS_PER_PAGE,
@@ -227,7 +231,11 @@ def _find_newest_runs(store: RequestStore, experiment_ids: list[str]) -> dict[st
 
 
 def _check_request() -> None:
-    """Raise RequestError or ConfigError if a page cannot be requested in this way."""
+    """Check method, length and workspace of a request before its page is rendered.
+
+    Raises RequestError unless it is a GET with a short query, and ConfigError if it names a
+    workspace on a server without workspaces.
+    """
     if request.method != "GET":  # Flask adds HEAD, which MLflow's accounts do not check
         raise RequestError(405, "only GET is answered")
     if len(request.query_string) > _MAX_QUERY_BYTES:

@@ -136,7 +136,7 @@ def resolve_store_uri(tracking_uri: str) -> str:
 
 
 def use_store(tracking_uri: str) -> None:
-    """Set up MLflow with the store at a tracking URI, for this process and its children."""
+    """Make *tracking_uri* MLflow's tracking store in this process and its child processes."""
     set_up_mlflow()
     os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
     mlflow.set_tracking_uri(tracking_uri)
@@ -218,7 +218,8 @@ class _LazyClient:
 def open_store() -> MlflowClient:
     """Return a client of the tracking store that MLflow's environment variables name.
 
-    Its first call raises TrackingError if the store does not exist or cannot be reached.
+    The client connects when one of its methods is first called, which raises TrackingError if the
+    store does not exist or cannot be reached.
     """
     set_up_mlflow()
     use_offline_store(creates=False)
@@ -290,9 +291,11 @@ def _check_run(client: MlflowClient, run_id: str) -> None:
 
 
 def _check_experiment(client: MlflowClient, name: str | None) -> None:
-    """Raise TrackingError if an experiment is deleted or cannot store artifacts.
+    """Raise TrackingError if an experiment is deleted or its artifact location cannot be used.
 
-    name: None for MLflow's experiment from the environment. It need not exist.
+    An experiment that does not exist yet is accepted.
+
+    name: name of the experiment, or None for the one that MLflow's environment variables name.
     """
     name, experiment_id = name or MLFLOW_EXPERIMENT_NAME.get(), MLFLOW_EXPERIMENT_ID.get()
     with mlflow_errors(f"read the experiment {name or experiment_id or 'Default'}"):

@@ -180,7 +180,7 @@ def build_lease_tags() -> dict[str, str]:
 
 
 def check_has_lease(run: Run) -> None:
-    """Raise LeaseLostError if this process did not have the lease of a run when that was read."""
+    """Raise LeaseLostError unless a run's tags, as they were read, name this process as holder."""
     if _is_held_by_this_process(run):
         return
     name, holder = "nobody with a readable lease", _parse_lease(run.data.tags.get(names.HOLDER_TAG))
@@ -351,8 +351,8 @@ _first_seen: dict[str, tuple[str | None, float]] = {}
 def _measure_seconds_unchanged(client: MlflowClient, run: Run) -> float:
     """Return for how many seconds this process has seen the lease of a run unchanged.
 
-    The first call for a lease also starts the time of all RUNNING runs of the experiment, so that
-    watching many takes no longer than watching one.
+    The time begins when a lease is first seen. A call with a new lease notes the leases of all
+    RUNNING runs of the experiment, so that watching many takes no longer than watching one.
     """
     run_id = run.info.run_id
     if run_id not in _first_seen or _first_seen[run_id][0] != _select_lease_text(run):

@@ -75,7 +75,7 @@ def pack_matrix_tag(run_id: str, files: Mapping[str, bytes]) -> str | None:
 
 
 def read_matrix_tag(run_id: str, value: str | None) -> dict[str, bytes]:
-    """Return the row files that pack_matrix_tag packed, by file name.
+    """Unpack the row files in a run's matrix tag, and return their contents by file name.
 
     Returns {} if *value* is None, damaged, or was copied from another run.
     """

@@ -26,7 +26,7 @@ _ABANDONED_SECONDS = 10.0
 def lock_store_opening(tracking_uri: str) -> Iterator[None]:
     """Lock an sqlite store while the caller opens it. Create the database if it is missing.
 
-    Does nothing for any other store, or if the folder cannot be written.
+    Does nothing for any other store, or if the folder of the database cannot be written.
     """
     # MLflow sets up a new database in the first call of each process. If several do it at once, all
     # but one fail; one that is killed leaves a database that cannot be opened (mlflow 3.17).

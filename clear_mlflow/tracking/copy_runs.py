@@ -236,7 +236,7 @@ class RunCopier:
                 message = "another process copies it, or trains into the copy"
                 return CopyResult(source.run_id, name, IN_USE, target.info.run_id, message)
         is_update = target is not None and names.COPIED_STATE_TAG in target.data.tags
-        parent_tags = self._translate_parent(experiment_id, run)
+        parent_tags = self._build_parent_tag(experiment_id, run)
         if target is None:
             with mlflow_errors(f"create a copy of run {source.run_id}"):
                 target = client.create_run(
@@ -341,8 +341,12 @@ class RunCopier:
             key=lambda run: (names.COPIED_STATE_TAG not in run.data.tags, run.info.run_id),
         )
 
-    def _translate_parent(self, experiment_id: str, run: Run) -> dict[str, str]:
-        """Return the tag that makes a copy a child of its parent's copy, or {} if there is none."""
+    def _build_parent_tag(self, experiment_id: str, run: Run) -> dict[str, str]:
+        """Return the tag that names a copied run's parent in the destination, or {} without parent.
+
+        This is the copy of the parent, or the parent itself if it was not copied. Returns {} as
+        well if neither is stored.
+        """
         parent_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
         if parent_id is None:
             return {}

@@ -335,9 +335,11 @@ def log_member_summary(
 def _score_run(
     client: MlflowClient, run: Run, result: RunResult, expected_rows: Collection[int]
 ) -> RunResult:
-    """Score the stored rows of a run and log its models. Return the result with scores or errors.
+    """Score the stored rows of a run and log its models in MLflow.
 
-    expected_rows: numbers of rows that the run must have.
+    Returns the result with the scores. An error is added to it as a problem and not raised.
+
+    expected_rows: numbers of the rows that the store must have; it is an error if one is missing.
     """
     run_id = run.info.run_id
     try:
@@ -383,7 +385,10 @@ def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_s
 
 
 def _detach_run(run_id: str) -> None:
-    """Make MLflow forget its active run, so that MLflow does not set the run's status at exit."""
+    """Make MLflow forget an active run, and stop its system metrics, without ending the run.
+
+    MLflow would otherwise set the run's status when the process exits.
+    """
     forget_active_run(run_id)
     if monitor := forget_system_metrics(run_id):
         # In a thread: it may hang in a call to the store.

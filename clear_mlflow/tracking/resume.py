@@ -172,7 +172,7 @@ def resolve_resume_parameters(
     """Return the parameters that a run is resumed with, as text and as a TrainConfig.
 
     Raises ConfigError if *requested* differs from the run's parameters, or does not name a strategy
-    or dataset class of the user that the run needs. ``auto`` means the run's value.
+    or dataset class of the user that the run needs. A requested ``auto`` is the run's value.
     """
     overrides = {name: value for name, value in requested.items() if value != AUTO}
     config, run_id = point.config, point.run.info.run_id

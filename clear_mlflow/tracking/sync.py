@@ -128,12 +128,13 @@ def select_folders(folder: Path | None) -> list[Path]:
 def sync_folders(
     folders: Sequence[Path], *, use_recorded_store: bool = False
 ) -> Iterator[SyncResult]:
-    """Upload the files in run folders and end each run as its training ended.
+    """Upload the files in run folders, and set each run to the status in which its training ended.
 
-    Yields a result for each folder, also if its upload failed.
+    Scores the runs and deletes the folders that were uploaded. Yields a result for each folder; an
+    error is in the result and does not stop the others.
 
-    use_recorded_store: upload a folder in a default location to the store that its run.json names,
-    even if MLFLOW_TRACKING_URI is set to another store.
+    use_recorded_store: upload to the store that a folder's run.json names, even if
+    MLFLOW_TRACKING_URI names another one; only for folders in a default location.
     """
     for folder in folders:
         yield _sync_folder(folder, use_recorded_store)
@@ -172,9 +173,12 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
 
 
 def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
-    """Score a run, set its final status and error, and return what was done in one line.
+    """Score a run and set its final status and error. Return a line that reports the result.
 
-    outcome: final status and error; None keeps the status.
+    An ensemble is not scored. Also logs the summary of the ensemble that the run is or belongs to.
+
+    outcome: final status and error, or None to keep the status. The status changes only if it is
+    RUNNING or KILLED.
     """
     run_id = run.info.run_id
     is_ensemble = run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE

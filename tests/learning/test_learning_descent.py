@@ -33,7 +33,7 @@ def features(count=12, seed=0):
 def train_model(settings, *, buckets=1, model=None, hooks=Strategy):
     """Return a model trained on so many buckets of features."""
     model = model or linear_model()
-    trainer = Trainer(model, settings, keys=("1", "2", "3"), progress=TrainingProgress())
+    trainer = Trainer(model, settings, bucket_keys=("1", "2", "3"), progress=TrainingProgress())
     strategy = hooks(settings, None, model, None)
     for bucket_index in range(buckets):
         trainer.train_bucket(
@@ -182,7 +182,7 @@ def test_a_frozen_backbone_changes_in_nothing_but_its_head(name):
     before = {k: v.clone() for k, v in model.state_dict().items()}
     images = torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8)
     settings = config(model=name, image_size=32, freeze="backbone", epochs=1)
-    trainer = Trainer(model, settings, keys=("1",), progress=TrainingProgress())
+    trainer = Trainer(model, settings, bucket_keys=("1",), progress=TrainingProgress())
     samples = Samples(squares(images), torch.arange(8) % 3)
     trainer.train_bucket(samples, bucket_index=0, strategy=Strategy(settings, None, model, None))
     head = {id(p) for p in get_head(model).parameters()}
@@ -199,13 +199,13 @@ def test_restarting_forgets_weights_and_optimiser(tmp_path):
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     settings = config(optimizer_state="keep")
     model = build_untrained_model(decoded, settings)
-    trainer = Trainer(model, settings, keys=("1", "2"), progress=TrainingProgress())
+    trainer = Trainer(model, settings, bucket_keys=("1", "2"), progress=TrainingProgress())
     hooks = Strategy(settings, decoded, model, None)
     trainer.train_bucket(decoded.train(0), bucket_index=0, strategy=hooks)
     trainer.restart(build_untrained_model(decoded, settings, 1))
     trainer.train_bucket(decoded.train(0), bucket_index=1, strategy=hooks)
     alone = build_untrained_model(decoded, settings, 1)
-    Trainer(alone, settings, keys=("1", "2"), progress=TrainingProgress()).train_bucket(
+    Trainer(alone, settings, bucket_keys=("1", "2"), progress=TrainingProgress()).train_bucket(
         decoded.train(0), bucket_index=1, strategy=Strategy(settings, decoded, alone, None)
     )
     assert torch.equal(read_weights(model), read_weights(alone))

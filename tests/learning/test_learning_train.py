@@ -71,7 +71,7 @@ def linear_model():
 
 def descent_on(model, settings):
     """Gradient descent on a model, and the hooks of a strategy without any of its own."""
-    trainer = Trainer(model, settings, keys=("1", "2"), progress=Recorded())
+    trainer = Trainer(model, settings, bucket_keys=("1", "2"), progress=Recorded())
     return trainer, Naive(settings, None, model, Naive.Arguments())
 
 

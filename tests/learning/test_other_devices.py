@@ -56,7 +56,7 @@ def built(parameters, device, stream=None):
     strategy = load_strategy(parameters.strategy)(
         parameters, stream, model, check_strategy(parameters)
     )
-    trainer = Trainer(model, parameters, keys=stream.keys, progress=TrainingProgress())
+    trainer = Trainer(model, parameters, bucket_keys=stream.keys, progress=TrainingProgress())
     return model, strategy, trainer
 
 

@@ -274,7 +274,7 @@ def parts(strategy, **changes):
     parameters, stream = on_features(strategy=strategy, **changes), feature_stream()
     model = build_untrained_model(stream, parameters)
     made = load_strategy(strategy)(parameters, stream, model, check_strategy(parameters))
-    trainer = Trainer(model, parameters, keys=stream.keys, progress=TrainingProgress())
+    trainer = Trainer(model, parameters, bucket_keys=stream.keys, progress=TrainingProgress())
     return model, made, trainer
 
 

@@ -85,7 +85,7 @@ def trained_alone(stream, settings, samples, bucket_index, epochs=None):
     if epochs is not None:
         settings = dataclasses.replace(settings, epochs=epochs)
     hooks = Naive(settings, stream, model, Naive.Arguments())
-    trainer = Trainer(model, settings, keys=stream.keys, progress=TrainingProgress())
+    trainer = Trainer(model, settings, bucket_keys=stream.keys, progress=TrainingProgress())
     trainer.train_bucket(samples, bucket_index=bucket_index, strategy=hooks)
     return model.state_dict()
 
@@ -157,7 +157,7 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
     reference, _ = strategy_on(stream, settings, random_head()[0])
     assert isinstance(reference._buffer, AuthorsReservoir)
     model = build_untrained_model(stream, settings)
-    trainer = Trainer(model, settings, keys=stream.keys, progress=TrainingProgress())
+    trainer = Trainer(model, settings, bucket_keys=stream.keys, progress=TrainingProgress())
     hooks = Naive(settings, stream, model, Naive.Arguments())
     *_, last = train(stream, settings, progress=TrainingProgress())
     for bucket_index in range(3):

@@ -17,7 +17,7 @@ from clear_mlflow.journal.run_folder import RunFolder, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import WITHIN_BUCKET_METRICS, compute_values, evaluate_metrics
 from clear_mlflow.scoring import read_scores, score
-from clear_mlflow.server.live_pages import describe_state, draw_run
+from clear_mlflow.server.live_pages import describe_state, render_live_run
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import Lease
 from clear_mlflow.store.rows import parse_rows, read_row_files, read_rows
@@ -278,7 +278,7 @@ def test_the_live_page_of_a_run_draws_its_tests(store, finished, monkeypatch):
     # A server removes the address of its store from messages.
     monkeypatch.setenv(BACKEND_STORE_URI_ENV_VAR, store.tracking_uri)
     run_id = finished.info.run_id
-    page = draw_run(store, finished, [], "")
+    page = render_live_run(store, finished, [], "")
     assert "The model was tested 8 times within its buckets," in page
     state = describe_state(store, finished)
     (get_tests_folder(finished) / FILES[-1]).unlink()
@@ -286,10 +286,10 @@ def test_the_live_page_of_a_run_draws_its_tests(store, finished, monkeypatch):
     store.update_run(run_id, status="RUNNING")
     running = store.get_run(run_id)
     before = describe_state(store, running)
-    assert "was tested 7 times" in draw_run(store, running, [], "")
+    assert "was tested 7 times" in render_live_run(store, running, [], "")
     (get_tests_folder(finished) / FILES[-2]).unlink()
     assert describe_state(store, running) != before
     (get_tests_folder(finished) / FILES[0]).write_text("{}")
-    page = draw_run(store, running, [], "")
+    page = render_live_run(store, running, [], "")
     assert "Its tests inside buckets were left out: " in page
     assert 'id="inside"' not in page

@@ -15,7 +15,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import assemble
 from clear_mlflow.core.score import Score
-from clear_mlflow.server.live_pages import draw_run
+from clear_mlflow.server.live_pages import render_live_run
 from clear_mlflow.store.rows import read_rows
 
 RMSE = Score("rmse", higher_is_better=False)
@@ -73,7 +73,7 @@ def test_a_loops_errors_are_a_run(store, experiment_id):
     assert "2.90" in note
     assert "2.90" in page
     assert " %" not in note + page
-    assert "rmse matrix" in draw_run(store, run, [], "")
+    assert "rmse matrix" in render_live_run(store, run, [], "")
 
 
 def test_it_is_scored_again_without_a_change(store, experiment_id):

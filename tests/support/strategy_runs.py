@@ -53,7 +53,7 @@ def train_rows(stream, settings):
 def strategy_on(stream, settings, model):
     """Return a strategy as the loop makes it, and what it descends with."""
     strategy = load_strategy(settings.strategy)(settings, stream, model, check_strategy(settings))
-    return strategy, Trainer(model, settings, keys=stream.keys, progress=TrainingProgress())
+    return strategy, Trainer(model, settings, bucket_keys=stream.keys, progress=TrainingProgress())
 
 
 def random_head(seed=0):

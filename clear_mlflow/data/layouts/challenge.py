@@ -16,6 +16,7 @@ from clear_mlflow.data.files import (
     METADATA,
     TRAINING_FOLDER,
     Report,
+    check_folder,
     describe_system_files,
     is_class_name,
     is_folder,
@@ -24,7 +25,6 @@ from clear_mlflow.data.files import (
     path_text,
     raise_error,
     report_errors,
-    resolve_folder,
     resolve_root,
     sort_bucket_keys,
 )
@@ -46,7 +46,7 @@ def read_index(root: Path, report: Report = raise_error) -> ImageIndex:
     """Read a dataset in the challenge layout. Hidden files are skipped."""
     real_root = resolve_root(root)
     folder = real_root / IMAGE_FOLDER
-    resolve_folder(folder, root=real_root)
+    check_folder(folder, root=real_root)
     bucket_names = list_names(folder)
     if not bucket_names:
         raise DataError(f"{path_text(folder)} is empty; unpack the dataset again")
@@ -54,7 +54,7 @@ def read_index(root: Path, report: Report = raise_error) -> ImageIndex:
     classes: dict[str, list[str]] = {}
     for key in keys:
         with report_errors(report, "structure", folder / key):
-            resolve_folder(folder / key, root=real_root)
+            check_folder(folder / key, root=real_root)
             classes[key] = list_names(folder / key)
     class_names = tuple(sorted({name for names in classes.values() for name in names}))
     first = classes.get(keys[0], [])

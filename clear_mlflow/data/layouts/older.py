@@ -84,7 +84,10 @@ def read_index(root: Path, report: Report = raise_error) -> ImageIndex:
 def _read_list(
     file: Path, key: str, class_names: tuple[str, ...], *, root: Path, report: Report
 ) -> ImageSet:
-    """Read the images in one list of one bucket."""
+    """Read the images and labels of a list file of the bucket *key*.
+
+    A line that is invalid is skipped, and its error passed to *report*, which may raise it.
+    """
 
     def parse_lines() -> Iterator[tuple[Path, int, Path]]:
         lines: list[str] = []

@@ -15,13 +15,13 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import (
     IMAGE_ENDINGS,
     Report,
+    check_folder,
     describe_system_files,
     is_folder,
     list_images,
     list_names,
     path_text,
     raise_error,
-    resolve_folder,
     resolve_root,
 )
 from clear_mlflow.data.image_index import (
@@ -73,7 +73,7 @@ def _list_entries(base: Path, split: str, root: Path, report: Report) -> Iterato
 
 def _list_folders(base: Path, *, root: Path) -> list[Path]:
     """Return the folders in *base*. Raises DataError for images next to them, but no other file."""
-    resolve_folder(base, root=root)
+    check_folder(base, root=root)
     paths = [base / name for name in list_names(base)]
     folders = [path for path in paths if is_folder(path)]
     layout = f"{path_text(root)}/BUCKET/CLASS"

@@ -37,6 +37,14 @@ class Trainer:
     """Trains one model through the stream, each process of a group on its share of a batch.
 
     ``limiter`` may end a bucket or skip batches. ``curve``, ``costs`` and ``tests`` observe steps.
+    Wraps the model for the group at once, but builds the optimiser when the first bucket begins.
+
+    Args:
+        model: model to train, on its device.
+        config: configuration of the run.
+        bucket_keys: keys of all buckets, in stream order.
+        progress: receives the events of the training.
+        group: processes that train together.
     """
 
     def __init__(
@@ -44,14 +52,14 @@ class Trainer:
         model: nn.Module,
         config: TrainConfig,
         *,
-        keys: tuple[str, ...],
+        bucket_keys: tuple[str, ...],
         progress: TrainingProgress,
         group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         self._model = model
         self._group = group
         self._config = config
-        self._keys = keys
+        self._bucket_keys = bucket_keys
         self._progress = progress
         self._device = next(model.parameters()).device
         self._dtype = get_input_dtype(model, config.precision)
@@ -114,8 +122,8 @@ class Trainer:
             self._check_finite(bucket_index, config, *epoch_loss)
         if self._scaler.is_enabled() and self._scaler.get_scale() < _LEAST_SCALE:
             raise DivergedError(
-                f"gradients on bucket {self._keys[bucket_index]} are not finite in float16, at any "
-                f"scale of the loss; pass a lr below {config.lr}, or precision=bf16"
+                f"gradients on bucket {self._bucket_keys[bucket_index]} are not finite in float16, "
+                f"at any scale of the loss; pass a lr below {config.lr}, or precision=bf16"
             )
         curve.end()
 
@@ -207,14 +215,14 @@ class Trainer:
         if not math.isfinite(epoch_loss.read().item()):
             raise DivergedError(
                 f"the loss is no longer a finite number in epoch {epoch + 1} of {config.epochs} on "
-                f"bucket {self._keys[bucket_index]}; pass a lr below {config.lr}"
+                f"bucket {self._bucket_keys[bucket_index]}; pass a lr below {config.lr}"
             )
 
     def _warn_about_main_memory(self, samples: Samples, bucket_index: int) -> None:
         """Warn once that a bucket does not fit on the device."""
         if not self._has_warned:
             warn(
-                f"the training images of bucket {self._keys[bucket_index]} take "
+                f"the training images of bucket {self._bucket_keys[bucket_index]} take "
                 f"{samples.images.nbytes / 2**30:.2f} GiB, but the device has less than twice as "
                 "much free memory; they stay in main memory, and each batch is copied from there"
             )

@@ -198,7 +198,7 @@ def _place_dates(times: Sequence[date]) -> list[float]:
 
 
 def _format_dates(times: Sequence[date]) -> list[str]:
-    """Return years, or months, if all dates are the first day of one."""
+    """Return years if all dates are 1 January, months if all are first days, else ISO dates."""
     length = 4 if all((t.month, t.day) == (1, 1) for t in times) else 10
     if length == 10 and all(t.day == 1 for t in times):
         length = 7

@@ -22,7 +22,7 @@ _MIN_CHANGE = 0.05  # of a class's share of a bucket, for such a map to be shown
 
 
 def sample_evenly(count: int) -> list[int]:
-    """Return the indices that are shown of *count* items, the first and the last among them."""
+    """Return at most MAX_SHOWN indices of *count* items, evenly spaced, with the first and last."""
     if count <= MAX_SHOWN:
         return list(range(count))
     return [round(i * (count - 1) / (MAX_SHOWN - 1)) for i in range(MAX_SHOWN)]

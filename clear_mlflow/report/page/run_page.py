@@ -221,12 +221,15 @@ def _describe_matrix(record: Record, colour_note: str) -> str:
 
 
 def _pack_predictions(predictions: Predictions | None) -> tuple[dict[str, Any] | None, str]:
-    """Return class names, image counts and predicted classes, and a sentence on what is missing.
+    """Return class names, image counts and predicted classes for the page, in compressed form.
+
+    The second value is a sentence on what is missing, or "". The first is None without predictions,
+    or with too many classes.
 
     The page shows how many images of each bucket and true class got each predicted class, not which
     images. So the predicted classes of a row are sorted by bucket, true class and predicted class,
-    which compresses well; the counts of images, the same in all rows, tell which is which. Rows
-    that do not fit are left out, the first ones first.
+    which compresses well; the counts of images, the same in all rows, show where a class begins.
+    If the page would become too large, the first rows are left out.
     """
     if predictions is None:
         return None, ""
