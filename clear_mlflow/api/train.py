@@ -131,7 +131,7 @@ def _resolve_options(
 
     Raises TypeError for an unknown option, and ConfigError if a value is invalid.
 
-    function: the one that the user called, for the error message.
+    function: function that the user called; its name is in the TypeError.
     """
     for name in options.keys() - PARAMETERS.keys():  # as Python itself does
         raise TypeError(f"{function.__name__}() has no option {name!r}; {suggest_parameters(name)}")

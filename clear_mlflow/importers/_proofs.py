@@ -103,7 +103,7 @@ def _matches_printed(cells: _Cells, printed: Sequence[PrintedNumber]) -> bool:
 def _compute_candidates(
     cells: _Cells, number: PrintedNumber, printed: Sequence[PrintedNumber]
 ) -> Sequence[np.floating]:
-    """Return the values that a printed number may have, one for each of its usual definitions.
+    """Compute the values that a printed number should have by each of its usual definitions.
 
     cells: accuracies, a row per test. number: its name and step choose the definitions. printed:
     all numbers that the file prints, of which some definitions need others.

@@ -58,7 +58,7 @@ def average_over_rows(predictions: Predictions) -> float:
 
 
 def _has_balanced_classes(predictions: Predictions) -> bool:
-    """Return True if all classes in a bucket have equally many test images, for each bucket.
+    """Return True if, in each bucket, all classes that occur have equally many test images.
 
     Macro accuracy then equals accuracy.
     """

@@ -214,9 +214,9 @@ def _select_triangle(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 
 
 def _compute_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the best accuracy of each bucket since it was trained, minus its last: never negative.
+    """Return the best accuracy of each bucket since it was trained, minus its last.
 
-    The last bucket is included, with 0.
+    The last row counts as well, so no drop is negative. The last bucket is included, with 0.
     """
     values = _select_triangle(matrix)
     drops: NDArray[np.float64] = values.max(axis=0) - values[-1]

@@ -342,10 +342,10 @@ class RunCopier:
         )
 
     def _build_parent_tag(self, experiment_id: str, run: Run) -> dict[str, str]:
-        """Return the tag that names a copied run's parent in the destination, or {} without parent.
+        """Return the tag that names the parent of a copied run, or {} if it has none.
 
-        This is the copy of the parent, or the parent itself if it was not copied. Returns {} as
-        well if neither is stored.
+        The parent is the copy of the run's parent, or the original if that was not copied. Returns
+        {} as well if the destination has neither.
         """
         parent_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
         if parent_id is None:
