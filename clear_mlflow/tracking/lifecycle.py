@@ -1,6 +1,7 @@
 """Open MLflow runs, decide how they ended, and end them.
 
-Together with the upload of an outcome, this is the only module that creates, starts or ends a run.
+Together with the upload of an outcome and copies of runs, this is the only module that creates,
+starts or ends a run.
 """
 
 from __future__ import annotations
