@@ -51,7 +51,12 @@ class MLflowAccuracyMatrix(Adapter, Callback):
             self._share_run(log.__self__.trainer.loggers)
 
     def _share_run(self, loggers: Sequence[Any]) -> None:
-        """Make the MLflow loggers of a trainer log to the run of this callback and not end it."""
+        """Make this callback and a trainer's MLflow loggers log to one run, which no logger ends.
+
+        That is the callback's run or MLflow's active run. Without one, it is the first logger's
+        run, or the run that MLFLOW_RUN_ID names; it is set to RUNNING, and the variable is removed
+        if it was used. A logger that already has another run keeps it.
+        """
         for logger in loggers:
             if not isinstance(logger, MLFlowLogger):
                 continue

@@ -43,7 +43,8 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
     def _share_run(self) -> None:
         """Log to the run that the Trainer's own MLflow callback started, if any.
 
-        Keeps that callback from ending the run after each training.
+        Keeps that callback from ending the run after each training, and removes
+        MLFLOW_NESTED_RUN from the environment.
         """
         run_id = get_active_run_id()
         if self._loop_run is not None or run_id in (None, self._checked_run_id):

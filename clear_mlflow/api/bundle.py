@@ -270,7 +270,8 @@ def read_metric_points(client: MlflowClient, run: Run) -> list[Metric]:
 def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
     """Return a sort key that is larger for a more complete copy of a run.
 
-    Compares the number of rows, then prefers a store to bundles, then more files and metadata.
+    Compares the number of rows, then prefers the store to bundles, then compares the number of
+    files in bundles. Otherwise the parameters and tags decide, in alphabetical order.
     """
     folder = ArtifactFolder(client, run).local if is_bundle(run) else None
     num_files = 0 if folder is None else len(_list_files(folder))

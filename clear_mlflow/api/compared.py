@@ -490,7 +490,11 @@ def _write_files(
 
 
 def build_comparison_name(comparison: Comparison) -> str:
-    """Return a run name for a comparison, for example "replay vs naive (6 runs)"."""
+    """Return a run name for a comparison, for example "compare replay vs naive (6 runs)".
+
+    One group results in "replay: 3 runs". With more than three groups, or if their names are too
+    long, it is "compare replay vs 3 others (12 runs)".
+    """
     groups = [truncate_name(group.name) for group in comparison.groups]
     num_runs = len(comparison.runs)
     split = ", validation" if comparison.is_validation else ""

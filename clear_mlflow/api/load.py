@@ -287,14 +287,16 @@ def choose_runs(
     filter: str | None = None,  # noqa: A002
     unscored_only: bool = False,
 ) -> tuple[Iterator[MlflowRun | MissingRun], bool]:
-    """Return the chosen runs of store and bundles, and True if each one was named.
+    """Return the chosen runs, and True if any was passed as a run, an id or a bundle.
+
+    If bundles were passed, copies of a run are dropped by :func:`drop_copies`.
 
     Args:
         client: client of the store.
         requested: runs, ids, names of experiments or paths of bundles, or None for all
             experiments.
         filter: condition in MLflow's search syntax, for experiments.
-        unscored_only: leave out runs that already have metrics.
+        unscored_only: leave out runs that already have metrics. Not applied to bundles.
 
     Raises:
         ConfigError: no run is chosen, or filter is passed with named runs.

@@ -73,7 +73,7 @@ class ScoringResult:
     undefined: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Return ids, action, metric values and the reasons of undefined metrics, for JSON."""
+        """Return run, action, detail, metric values and reasons of undefined metrics, for JSON."""
         results = self.scores.results if self.scores else {}
         return {
             "run_id": self.run_id,
@@ -283,8 +283,8 @@ def copy_foreign_rows(
 ) -> None:
     """Convert a matrix that another program logged as artifacts of a run, and store it as rows.
 
-    Does nothing if no artifact matches, or if this package trained the run. Rows that were already
-    stored are kept. Raises RecordError if an artifact cannot be read.
+    Does nothing if no artifact matches, or if the run has rows that were not imported. Rows that
+    were already stored are kept. Raises RecordError if an artifact cannot be read.
     """
     stored_rows = parse_rows(read_row_files(client, run, may_be_missing=None))
     if any("imported" not in record.extra for record in stored_rows.values()):

@@ -820,7 +820,7 @@ class SweepStore:
         self._client.delete_run(run_id)
 
     def _list_members(self, run_id: str) -> list[str]:
-        """Return the ids of the child runs of an ensemble."""
+        """Return the ids of a run's child runs, which an ensemble has for its seeds."""
         condition = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
         members = self._client.search_runs([self._experiment_id], condition, max_results=1000)
         return [str(member.info.run_id) for member in members]

@@ -212,7 +212,11 @@ def _merge_argument(values: dict[str, Any], parameter: inspect.Parameter) -> Non
 
 
 def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) -> dict[str, Any]:
-    """Return arguments of click.Option for a parameter, from its annotation and default."""
+    """Return type, default and metavar of a parameter's click.Option, without name and help.
+
+    They follow from its annotation and default. A bool is a choice of yes and no, and an option for
+    a tuple can be repeated.
+    """
     # The terminal passes ids and names of runs.
     members = resolve_annotation(function, parameter.annotation, Runs=Sequence[str])
     values: dict[str, Any] = {NONE: None} if NoneType in members else {}

@@ -141,7 +141,7 @@ def print_run_links(client: MlflowClient, run_ids: Sequence[str]) -> None:
 
 
 def print_scores(scores: Scores) -> None:
-    """Print a run's accuracy matrix and metrics. Prints nothing if it lacks rows."""
+    """Print a run's accuracy matrix and metrics. Prints nothing if no row is stored."""
     if scores.record is None:
         return
     from clear_mlflow.report.terminal_tables import render_run

@@ -519,6 +519,7 @@ class AccuracyMatrix:
         return derived
 
     def _set_attributes(self, **parts: object) -> None:
+        """Set attributes of this frozen object, and make the arrays among them read-only."""
         for name, part in parts.items():
             if isinstance(part, np.ndarray):
                 part.setflags(write=False)

@@ -256,7 +256,10 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
 
 
 def _read_times(record: RowRecord) -> tuple[date, ...]:
-    """Return the dates of a row's buckets, or an empty tuple if any is missing or invalid."""
+    """Return the dates of a row's buckets.
+
+    Returns an empty tuple unless all are present, valid and in ascending order.
+    """
     dates = record.extra.get(TIMES)
     if not isinstance(dates, list) or len(dates) != len(record.row.buckets):
         return ()

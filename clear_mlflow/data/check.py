@@ -129,7 +129,7 @@ def check_stream(
     cache_dir: Path,
     on_progress: OnImages,
 ) -> Findings:
-    """Check a user's own stream, in which classes may be missing in a bucket."""
+    """Check a user's own stream. Classes without images in a bucket are reported as a problem."""
     checker = _Checker()
     index = read_stream_index(
         dataset, data_root, cache_dir=cache_dir, arguments=arguments, report=checker.report

@@ -145,7 +145,10 @@ def _hash(path: Path, root: Path, hashes: HashCache) -> str:
 
 
 def _compute_digest(images: Sequence[Image]) -> str:
-    """Return ``sha256:`` and the hash of all (split, bucket, class, content), sorted."""
+    """Return ``sha256:`` and a hash of each image's split, bucket, class and content hash.
+
+    Neither paths nor the order of the images change it.
+    """
     lines = sorted(
         "\0".join((image.split, image.bucket, image.class_name, image.content)) for image in images
     )

@@ -257,7 +257,10 @@ def _decode_image(data: bytes, resize: Resize | LibraryTransform) -> NDArray[Any
 
 
 def _compute_long_side(image: Image.Image, side: int) -> int:
-    """Return the longer side of an image whose shorter one is scaled to *side* pixels."""
+    """Return the longer side of an image whose shorter one is scaled to *side* pixels.
+
+    Raises _UndecodableError if the scaled image would have too many pixels.
+    """
     short, long = sorted(image.size)
     long = int(side * long / short)  # rounded down, as torchvision does
     if side * long > _MAX_PIXELS:

@@ -80,7 +80,10 @@ class DecodedCache:
         *,
         on_image: Callable[[int], None] | None = None,
     ) -> tuple[DamagedImage, ...]:
-        """Return the images that cannot be decoded. If there are none, the set is now cached."""
+        """Return the images that cannot be decoded.
+
+        If there are none, the set is cached afterwards, where the cache can keep it.
+        """
         entry = self._load_or_build(images, resize, on_image)
         if entry is None:  # nothing can be kept: decode each image and drop it
             blocks = decode_blocks(images, resize, on_image=on_image)

@@ -133,7 +133,11 @@ def _list_missing(release: Release, root: Path) -> list[Archive]:
 
 
 def _is_finished(root: Path, archive: Archive) -> bool:
-    """Return True if an archive is unpacked. Raises DataError if its folder is another one."""
+    """Return True if an archive is unpacked.
+
+    Raises DataError if its folder contains another dataset, or files that were not unpacked by this
+    command.
+    """
     folder = root / archive.folder
     if not os.path.lexists(folder):
         return False
@@ -209,6 +213,7 @@ class _Hub:
         )
 
     def _build_error(self, problem: str) -> DataError:
+        """Return an error with *problem* and how to continue, here or on another machine."""
         return DataError(
             f"{problem}; run the command again to continue; without a network, run 'clear-mlflow "
             f"data download {self.release.name} DIR' on another machine and copy DIR to "
@@ -216,7 +221,10 @@ class _Hub:
         )
 
     def fetch_size(self, archive: Archive) -> int | None:
-        """Return the archive's size in bytes, or None if the hub does not return it."""
+        """Return the archive's size in bytes.
+
+        Returns None if the hub does not state it or cannot be reached.
+        """
         from huggingface_hub import get_hf_file_metadata
 
         try:

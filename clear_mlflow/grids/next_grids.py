@@ -70,7 +70,10 @@ def _build_chosen(comparison: Comparison) -> str | None:
 
 
 def _format_grid(comment: str, entries: Sequence[Mapping[str, object]]) -> str | None:
-    """Return the text of a sweep's file, or None if it would have no runs."""
+    """Return the text of a sweep's file, or None if it would have no runs.
+
+    comment: text in front of the runs. entries: the parameters of each entry under ``runs``.
+    """
     if not entries:
         return None
     return f"{comment}{yaml.safe_dump({'runs': entries}, sort_keys=False, allow_unicode=True)}"

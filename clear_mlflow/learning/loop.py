@@ -93,6 +93,10 @@ def train(
     trainer.limiter = limiter = build_limiter(config, meta_model, stream, costs)
 
     def test_within_bucket() -> tuple[int, ...] | None:
+        """Test the model on all buckets while one is trained. Its time counts as test cost.
+
+        Returns the number of correct images per bucket, or None if an output is not finite.
+        """
         with costs.test():
             evaluation = measure(
                 model,

@@ -167,7 +167,10 @@ def check_model(name: str, *, image_size: int, batch_size: int) -> None:
 
 
 def _try_forward(name: str, image_size: int, batch_size: int, *, training: bool) -> str:
-    """Return torch's reason why a model fails on a batch without data, or "" if it does not."""
+    """Return the reason why a model fails on a batch on the meta device, or "" if it does not.
+
+    It also fails if it does not return one row of logits per image.
+    """
     num_classes = 3
     try:
         model = _build_on_meta(name, num_classes=num_classes, image_size=image_size)

@@ -54,9 +54,12 @@ def open_output(
 
 
 def guard_streams(*, has_result: bool = True) -> None:
-    """Replace the standard streams by streams that ignore failures to write.
+    """Replace standard output and standard error by streams that ignore failures to write.
 
-    If the process *has_result*, standard output raises OutputError instead.
+    Standard descriptors that are closed are opened on the null device first.
+
+    has_result: True if what the process prints is its result: standard output then raises
+    OutputError if it cannot be written.
     """
     for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:

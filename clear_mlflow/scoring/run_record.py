@@ -421,7 +421,10 @@ def _hash(content: object) -> str:
 
 
 def _hash_tests(record: Record) -> str:
-    """Return a hash of the rows and of the definitions of the metrics of tests within buckets."""
+    """Return a hash of a run's rows and of the versions of the metrics on tests within buckets.
+
+    The tests are not part of it.
+    """
     matrix = record.matrix
     initial = None if matrix.initial is None else matrix.initial.tolist()
     versions = [(metric.name, metric.version) for metric in WITHIN_BUCKET_METRICS]

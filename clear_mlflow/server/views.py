@@ -137,7 +137,8 @@ def build_blueprint(routes: Mapping[str, _View]) -> Blueprint:
 def _read_query(store: RequestStore) -> ComparisonQuery:
     """Read the comparison query from the address of the current request.
 
-    Raises ConfigError without an experiment_id, RequestError if the user may not read it.
+    Raises ConfigError without an experiment_id, and RequestError if the user may not read the
+    experiment.
     """
     args = request.args
     experiment_id = args.get("experiment_id", "").strip()

@@ -326,7 +326,8 @@ def _read_lease(run: Run) -> _LeaseTag | None:
 def _select_lease_text(run: Run) -> str | None:
     """Return the JSON text of a run's newest lease, or None if there is none.
 
-    That is the last renewal, unless it is by a process that lost the lease before.
+    That is the last renewal. If the process that renewed it has lost the lease to another one, it
+    is the lease that the other one acquired.
     """
     renewal, acquisition = (run.data.tags.get(t) for t in (names.PROCESS_TAG, names.HOLDER_TAG))
     renewed, acquired = _parse_lease(renewal), _parse_lease(acquisition)
@@ -439,7 +440,11 @@ def _read_start_time(pid: int) -> float:
 
 
 def _read_machine_id() -> str:
-    """Return a name of this machine and container since its start, with unique process numbers."""
+    """Return a name of this machine since its start, and of this container.
+
+    Process ids are unique among processes with the same name. On systems other than Linux, it is
+    the host's name.
+    """
     parts = [socket.gethostname()]
     with suppress(OSError):  # not Linux: only the host's name
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

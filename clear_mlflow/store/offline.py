@@ -70,7 +70,10 @@ def prepare_offline_folder(folder: Path) -> None:
 
 
 def check_format(folder: Path) -> None:
-    """Raise TrackingError if an offline folder has a format that this version cannot read."""
+    """Raise TrackingError unless this version can read an offline folder.
+
+    Its file ``offline.json`` states the format of the folder.
+    """
     try:
         content = json_object(read_bytes(folder / _HEADER, MAX_MANIFEST_BYTES), MAX_MANIFEST_BYTES)
     except RecordError as error:

@@ -114,7 +114,7 @@ def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None
 
 
 def is_truncated_row(content: bytes) -> bool:
-    """Return True if a row file is not JSON, because a power cut left only a part of it."""
+    """Return True if a row file is not a JSON object, as if a power cut left only a part of it."""
     try:
         json_object(content, MAX_ROW_BYTES)
     except RecordError:
@@ -197,7 +197,11 @@ def build_missing_rows_error(run: Run, missing: str) -> RecordError:
 
 
 def _check_for_missing_rows(run: Run, row_files: Collection[str]) -> None:
-    """Raise RecordError if the tags or metrics of a run name a row that is not in *row_files*."""
+    """Raise RecordError if row files of a run are missing from *row_files*.
+
+    Each row in the run's matrix tag must have a file. A run that was scored, or whose training
+    logged accuracies, must have at least one.
+    """
     tags = run.data.tags
     tagged = read_matrix_tag(run.info.run_id, tags.get(names.MATRIX_TAG))
     if missing := sorted(set(tagged) - set(row_files)):

@@ -151,6 +151,7 @@ def open_run(
     """Start the run that MLFLOW_RUN_ID names or a new one, and return its id.
 
     Makes it MLflow's active run and acquires its lease, the right of this process to write to it.
+    Waits up to three minutes if a process on another machine may have the lease of an existing run.
     Raises TrackingError if another process is training into it.
 
     name: name of a new run, or of one whose name MLflow generated. check: called with a run that

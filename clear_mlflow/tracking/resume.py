@@ -248,6 +248,8 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
 
     Raises TrackingError if another process is training into it, is about to resume it, or has
     stored rows since *point* was read.
+
+    assume_dead: take the run over although a process on another machine may still train into it.
     """
     run_id = point.run.info.run_id
     with mlflow_errors(f"take over run {run_id}"):
@@ -367,7 +369,10 @@ def _read_rows(
 
 
 def _list_reservations(run: Run) -> list[str]:
-    """Return the leases of processes that reserved a resume, in order and as JSON."""
+    """Return the JSON text of each reservation to resume a run, in order.
+
+    It is the lease of the process that made the reservation.
+    """
     reservations = (
         run.data.params.get(f"{_RESERVATION_PREFIX}{number}", "") for number in itertools.count(1)
     )

@@ -69,7 +69,10 @@ class RunRecorder:
         )
 
     def open(self, run: Run) -> None:
-        """Create the run's folder on local disk, and start the threads that upload and draw."""
+        """Create the run's folder on local disk, and start two threads.
+
+        One uploads what is recorded. The other renews the lease and draws the accuracy matrix.
+        """
         self._exit_wait = read_exit_wait()
         self._run_name = run.info.run_name or self.run_id
         self._open_folder()

@@ -253,8 +253,11 @@ def _train_and_end_run(
 ) -> tuple[RunResult, BaseException | None]:
     """Train into a RUNNING run and end it. Return the result and what training raised, or None.
 
-    If the training has several seeds, the run is the parent of a run for each seed. member:
-    parameters of one of these seeds, to train into its run; otherwise None.
+    If the training has several seeds, the run is the parent of a run for each seed.
+
+    requested: the parameters that the caller passed, as text. received_signals: signals that this
+    process received. sets_status: False to leave the status of the run unchanged. member:
+    parameters of one of the seeds, to train into its run; otherwise None.
     """
     run = TrainingRun(
         client,

@@ -91,7 +91,10 @@ class Arguments(ColumnArguments):
 def read_index(
     root: Path, arguments: Arguments, *, cache_dir: Path, report: Report = raise_error
 ) -> ImageIndex:
-    """Read the vectors of a file."""
+    """Read a file with one vector per row as the index of a stream.
+
+    Missing numbers become the argument *fill*, if it is set.
+    """
     file = find_file(root, arguments.table, tuple(_READERS), limit=MAX_VECTORS_BYTES)
     with convert_errors(file):
         columns, vectors, warnings = _READERS[file.suffix.lower()](file, arguments)

@@ -79,6 +79,10 @@ class ServedModel:
         return torch.tensor([name not in allowed for name in names], device=self._device)
 
     def _load_batch(self, inputs: Any) -> Tensor:
+        """Return the inputs on the model's device.
+
+        Vectors are unchanged. Encoded images are decoded, centre-cropped and normalised.
+        """
         if self._description.width:
             return torch.from_numpy(inputs).to(self._device)
         view = build_augmentation(self._description.augment, self._description.image_size)

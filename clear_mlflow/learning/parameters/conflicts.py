@@ -40,6 +40,10 @@ def _conflict_with_features(name: str, default: str) -> Conflict:
 
 
 def _conflict_about_steps(first: str, second: str) -> Conflict:
+    """Return the conflict of two parameters that are both on.
+
+    With *first*, the number of steps in a bucket, which *second* needs, is not known in advance.
+    """
     return Conflict(
         lambda c: OFF not in (getattr(c, first), getattr(c, second)),
         f"{first} is {{{first}}} and {second} is {{{second}}}; the number of steps in a bucket is "

@@ -87,7 +87,8 @@ def draw_buffer_batches(
 ) -> Iterator[Batch]:
     """Return a batch from the buffer for each step.
 
-    samples: images in the buffer. All of them are used before they are shuffled again.
+    samples: images in the buffer. All of them are used before they are shuffled again. where:
+    numbers that seed the draws together with the run's seed.
     """
     draws = build_generator(config.seed, RngPurpose.MEMORY, *where)
     count = len(samples)

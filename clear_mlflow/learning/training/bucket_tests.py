@@ -40,7 +40,11 @@ class WithinBucketTests:
         return (self._num_steps - 1) // self._interval_steps
 
     def begin_bucket(self, bucket_index: int, *, epochs: int, epoch_steps: int) -> None:
-        """Start a bucket. Raises ConfigError if the interval does not fit it."""
+        """Start a bucket.
+
+        Raises ConfigError if the strategy already trained in the bucket, if test_every results in
+        no test inside the first bucket, or in more tests than a run may store.
+        """
         if bucket_index == self._bucket_index:
             raise ConfigError(
                 "the strategy trains more than once in one bucket, so test_every does not determine"

@@ -214,7 +214,7 @@ class StreamClock(Limiter):
         return True
 
     def end_epoch(self, epoch: int, num_images: int) -> int:
-        """Remove the images that passed from the bucket. Returns how many remain."""
+        """Remove the images of skipped batches from the bucket. Returns how many remain."""
         indices = np.sort(np.concatenate(self._taken))
         self._stream.keep_only(self._bucket_index, indices)
         return len(indices)
