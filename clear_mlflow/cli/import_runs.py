@@ -144,7 +144,12 @@ def import_runs(
             file.file + (file.detail[len(name) :] if is_named else f": {file.detail}")
         )
     if not files and not received:
-        output.print_error("no files; pass files, or a folder that contains files")
+        output.print_error(
+            "no files; pass files, or a folder that contains files"
+            if store is None
+            else "the store contains no such runs with rows; pass ids of runs, names of "
+            "experiments, or neither for all"
+        )
     if not output.wants_json() and (run_ids := [file.run_id for file in files if file.run_id]):
         output.print_run_links(open_store(), run_ids)
     if received:

@@ -27,7 +27,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME
 
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
-from clear_mlflow.core.record import ROWS_FOLDER
+from clear_mlflow.core.record import ROWS_FOLDER, parse_row_index
 from clear_mlflow.journal.run_folder import MAX_POINTS
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
@@ -382,10 +382,13 @@ class RunCopier:
         return str(first_copy.info.run_id)
 
 
-def list_sources(client: MlflowClient, runs: Sequence[str] = ()) -> list[RunSource]:
-    """Return the runs of a store that can be copied: trainings, their parents and sweeps.
+def list_sources(
+    client: MlflowClient, runs: Sequence[str] = (), artifacts: Path | None = None
+) -> list[RunSource]:
+    """Return the runs of a store that can be copied: those with rows, their parents and sweeps.
 
-    runs: ids of runs or names of experiments. Empty for all runs of the store.
+    runs: ids of runs or names of experiments. Empty for all runs of the store. artifacts: folder to
+    read the artifacts from, or None for the locations in the store.
     """
     selected: list[Run] = []
     for name in runs or (None,):
@@ -395,12 +398,9 @@ def list_sources(client: MlflowClient, runs: Sequence[str] = ()) -> list[RunSour
             selected.append(run)
         else:
             selected += search_runs(client, find_experiment_ids(client, name), "")
-    kinds = {run.info.run_id: run.data.tags.get(names.KIND_TAG) for run in selected}
-    copied = [
-        run
-        for run in selected
-        if kinds[run.info.run_id] in _COPIED_KINDS or names.ROWS_TAG in run.data.tags
-    ]
+    if artifacts is not None:
+        selected = [locate_artifacts(artifacts, run) for run in selected]
+    copied = [run for run in selected if _can_copy(client, run)]
     parent_ids = {run.data.tags.get(MLFLOW_PARENT_RUN_ID) for run in copied}
     parents = [run for run in selected if run.info.run_id in parent_ids and run not in copied]
     return [RunSource(client, run) for run in (*copied, *parents)]
@@ -422,11 +422,17 @@ def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
     elif is_missing_store(uri):
         raise TrackingError(f"the store {mask_credentials(uri)} does not exist")
     with mlflow_errors(f"read the store {mask_credentials(uri)}, which is copied"):
-        sources = list_sources(MlflowClient(name_sqlite_driver(uri)), runs)
-    if artifacts is not None:
-        for source in sources:
-            source.run = locate_artifacts(artifacts, source.run)
-    return sources
+        return list_sources(MlflowClient(name_sqlite_driver(uri)), runs, artifacts)
+
+
+def _can_copy(client: MlflowClient, run: Run) -> bool:
+    """Return True if a run is a training, an ensemble or a sweep, or if it contains rows."""
+    tags = run.data.tags
+    if tags.get(names.KIND_TAG) in _COPIED_KINDS or names.ROWS_TAG in tags:
+        return True
+    # Another program wrote the rows, and they were not scored yet.
+    files = ArtifactFolder(client, run, ROWS_FOLDER).list_sizes()
+    return names.KIND_TAG not in tags and any(parse_row_index(name) is not None for name in files)
 
 
 def is_safe_path(path: str) -> bool:

@@ -39,8 +39,9 @@ class Person:
     def __init__(self, folder, **variables):
         folder.mkdir(exist_ok=True)
         self.folder = folder
-        self.environment = environment(MLFLOW_EXPERIMENT_NAME="")
-        self.environment.pop("MLFLOW_TRACKING_URI", None)
+        self.environment = environment()
+        for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
+            self.environment.pop(name, None)
         self.environment |= variables
 
     def type(self, line, **replacements):
@@ -74,6 +75,7 @@ def test_a_node_without_network(server, tmp_path):
     assert sorted(run.config["seed"] for run in recorded) == ["0", "1"]
     assert "replay" in node.type(compare)
     assert "FINISHED" in node.type(show, RUN=recorded[0].run_id[:8])
+    values = {run.run_id: run.metrics["clear/challenge_score"].value for run in recorded}
     desk = Person(tmp_path / "desk")
     desk.type(copy, **{"/node": node.folder})
     shutil.rmtree(node.folder)
@@ -85,7 +87,6 @@ def test_a_node_without_network(server, tmp_path):
         assert {run.data.tags[names.COPIED_FROM_TAG] for run in runs} == {
             run.run_id for run in recorded
         }
-    values = {run.run_id: run.metrics["clear/challenge_score"].value for run in recorded}
     for run in runs:
         source = run.data.tags[names.COPIED_FROM_TAG]
         assert run.data.metrics["clear/challenge_score"] == values[source]
