@@ -122,7 +122,7 @@ def test_cumulative(stream):
 def of_true_labels(monkeypatch):
     """Theirs differentiates the likelihood of an image's true label alone."""
     only = lambda _, batch: (batch.labels[:, None], torch.ones(len(batch.labels), 1))  # noqa: E731
-    monkeypatch.setattr(Ewc, "_labels", only)
+    monkeypatch.setattr(Ewc, "_select_labels", only)
 
 
 @pytest.mark.usefixtures("of_true_labels")
