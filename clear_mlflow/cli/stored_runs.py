@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +156,7 @@ def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None
     """
     from clear_mlflow.store.client import open_store, set_up_mlflow
     from clear_mlflow.tracking.sync import (
+        SyncResult,
         copy_offline_folders,
         find_sync_folders,
         sync_folders,
@@ -170,24 +170,30 @@ def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None
         return
     has_failed = False
     links: tuple[str, ...] = ()
-    copy_ids: list[str] = []
+
+    def print_result(result: SyncResult) -> None:
+        nonlocal has_failed, links
+        has_failed |= not (result.is_stored or result.is_live)
+        links = result.links or links
+        name = f"run {result.run_id}" if result.run_id else str(result.folder)
+        count = "" if result.num_sent is None else f"{result.num_sent} sent; "
+        line = one_line(f"{name}: {count}{result.message}")
+        with suppress(OSError):
+            click.echo(line, err=not result.is_stored)
+
     with interrupt_on_signal() as received, suppress(KeyboardInterrupt):
-        copied = copy_offline_folders(offline, experiment)
-        sent = sync_folders(waiting, use_recorded_store=not folders)
-        for synced in chain(copied, sent):
-            has_failed |= not (synced.is_stored or synced.is_live)
-            links = synced.links or links
-            copy_ids += [synced.copy_id] if synced.copy_id else []
-            name = f"run {synced.run_id}" if synced.run_id else str(synced.folder)
-            count = "" if synced.num_sent is None else f"{synced.num_sent} sent; "
-            line = one_line(f"{name}: {count}{synced.message}")
+        copy_ids: list[str] = []
+        for copied in copy_offline_folders(offline, experiment):
+            print_result(copied)
+            copy_ids += [copied.copy_id] if copied.copy_id else []
+        if copy_ids:  # before the other runs, which may belong to other stores
             with suppress(OSError):
-                click.echo(line, err=not synced.is_stored)
+                output.print_run_links(open_store(), copy_ids)
+        for sent in sync_folders(waiting, use_recorded_store=not folders):
+            print_result(sent)
     if received:
         output.print_error("stopped; what is left waits for the next sync")
         sys.exit(128 + received[0])
     with suppress(OSError):
         output.print_links(links)  # of the last one
-        if copy_ids:
-            output.print_run_links(open_store(), copy_ids)
     sys.exit(2 if has_failed else 0)

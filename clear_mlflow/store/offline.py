@@ -26,8 +26,11 @@ _FORMAT = "1.0"
 
 
 def is_offline_folder(path: Path) -> bool:
-    """Return True if a path is an offline folder."""
-    return (path / _HEADER).is_file()
+    """Return True if a path is an offline folder. A text may be too long to be a path."""
+    try:
+        return (path / _HEADER).is_file()
+    except OSError:
+        return False
 
 
 def list_offline_folders(path: Path) -> list[Path]:

@@ -196,14 +196,16 @@ def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, t
     """A run that another sweep trains now, or has finished meanwhile, is left as it is."""
     fixed = {**SLOWER, "strategy": "naive"}
     quick, long = {"strategy": "slda", "seed": 0}, {"seed": 1}
-    second_path = grid({"fixed": fixed, "runs": [{"seed": 2}, quick, long]})
+    # Twice as long, so that the first sweep has begun its long run by then.
+    longer = {"seed": 2, "epochs": str(2 * int(SLOWER["epochs"]))}
+    second_path = grid({"fixed": fixed, "runs": [longer, quick, long]})
     second_path = second_path.rename(tmp_path / "second.yaml")
     first_path = grid({"fixed": fixed, "runs": [quick, long]})
     second = start_sweep(second_path)
     wait_for_a_row(store, experiment_id, second)  # by now, it has read that the others are missing
     first = start_sweep(first_path)
     outputs = [wait_for_output(process) for process in (first, second)]
-    assert first.returncode == 0, outputs
+    assert first.returncode == 0, "\n\n".join(outputs)
     assert second.returncode in (0, 2), outputs  # 2 if it ended before the first sweep did
 
     runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''", ViewType.ALL)

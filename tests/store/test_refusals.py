@@ -13,11 +13,12 @@ from forked import run_forked
 from stored_runs import stored_run
 
 import clear_mlflow
-from clear_mlflow.api import import_, load
+from clear_mlflow.api import import_
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.grids.grid import read_grid
 from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
+from clear_mlflow.store import client as store_client
 from clear_mlflow.store.client import preflight
 
 
@@ -74,7 +75,7 @@ def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
         calls.append(options)
         os.kill(os.getpid(), signal.SIGINT)
 
-    for module in (import_, load):
+    for module in (import_, store_client):
         monkeypatch.setattr(module, "preflight", hang)
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 130
