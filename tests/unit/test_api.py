@@ -40,10 +40,11 @@ def test_the_public_names_are_these():
 
 @pytest.mark.parametrize("function", [clear_mlflow.train, clear_mlflow.train_ensemble])
 def test_the_signature_is_the_configuration(function):
-    """Every parameter by keyword, in the configuration's order, with its very default."""
+    """Every parameter by keyword, in the configuration's order, with its default, and offline."""
     parameters = inspect.signature(function).parameters
-    assert {name: p.default for name, p in parameters.items()} == list_parameter_defaults()
-    assert list(TrainOptions.__annotations__) == list(parameters)
+    defaults = {**list_parameter_defaults(), "offline": False}
+    assert {name: p.default for name, p in parameters.items()} == defaults
+    assert [*TrainOptions.__annotations__, "offline"] == list(parameters)
     assert {p.kind for p in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
     assert _format_options(list_parameter_defaults()) == {}
 

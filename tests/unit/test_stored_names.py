@@ -45,6 +45,8 @@ def test_the_tags_of_stored_runs_stay():
         "IMPORTED_FROM_TAG": "imported_from",
         "IMPORT_FORMAT_TAG": "import_format",
         "IMPORTED_DIGEST_TAG": "imported_sha256",
+        "COPIED_FROM_TAG": "copied_from",
+        "COPIED_STATE_TAG": "copied_state",
     }
     assert {key for key, text in tag_names.items() if not text.startswith(PREFIX)} == {
         "DIVERGED_TAG",
@@ -52,7 +54,7 @@ def test_the_tags_of_stored_runs_stay():
     }
     assert hidden == {
         *("SCORED_TAG", "MATRIX_TAG", "VERSIONS_TAG", "NOTE_TAG"),
-        *("SWEEP_COMPARISON_TAG", "PROCESS_TAG", "HOLDER_TAG"),
+        *("SWEEP_COMPARISON_TAG", "PROCESS_TAG", "HOLDER_TAG", "COPIED_STATE_TAG"),
     }
 
 
