@@ -106,7 +106,7 @@ def import_runs(
     parameters = list(inspect.signature(import_runs).parameters.values())
     passed = [p.name for p in parameters[2:] if arguments[p.name] != p.default]
     set_up_mlflow()
-    client = preflight(experiment=experiment)
+    client = preflight(experiment=experiment, can_be_offline=False)
     experiment_id = get_or_create_experiment(client, experiment)
     reference = None if same_data_as is None else _read_reference(same_data_as, dataset)
     options = ReadOptions(
@@ -194,7 +194,7 @@ def copy_runs(
     :class:`clear_mlflow.tracking.copy_runs.RunCopier`.
     """
     set_up_mlflow()
-    copier = RunCopier(preflight(experiment=experiment), experiment)
+    copier = RunCopier(preflight(experiment=experiment, can_be_offline=False), experiment)
     for copy in copier.copy_runs(open_sources(store, runs)):
         outcome = _OUTCOMES.get(copy.outcome, copy.outcome)
         yield ImportedFile(copy.source_id, copy.run_id, copy.run_name, outcome, copy.message)

@@ -226,13 +226,16 @@ def open_store() -> MlflowClient:
     return cast(MlflowClient, _LazyClient())
 
 
-def preflight(*, opens_run: bool = True, experiment: str | None = None) -> MlflowClient:
+def preflight(
+    *, opens_run: bool = True, experiment: str | None = None, can_be_offline: bool = True
+) -> MlflowClient:
     """Connect to the tracking store, check that a run can be stored there, and return the client.
 
     opens_run: if True, raises TrackingError if the active run, or else the experiment, is deleted
     or its artifacts cannot be stored. If False, a missing sqlite store is not created: every call
     to the client raises TrackingError. experiment: its name; None for MLflow's from the
-    environment.
+    environment. can_be_offline: False if the error for an unreachable server should not suggest
+    recording offline.
     """
     use_offline_store(creates=opens_run)
     uri = name_sqlite_driver(mlflow.get_tracking_uri())
@@ -248,7 +251,7 @@ def preflight(*, opens_run: bool = True, experiment: str | None = None) -> Mlflo
             client = MlflowClient()
             client.search_experiments(max_results=1)
     except TrackingError as error:
-        if not (opens_run and is_server(uri)):
+        if not (opens_run and can_be_offline and is_server(uri)):
             raise
         raise TrackingError(
             f"{error}; to record the run in a folder until the server is reached, pass "

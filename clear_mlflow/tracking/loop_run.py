@@ -479,9 +479,8 @@ class LoopRun:
         Raises TrackingError if the block has ended, or in a forked process. item: what was logged,
         for the message, such as "a test inside bucket 2". items: its plural, "tests".
         """
-        if (
-            os.getpid() != self._process_id
-        ):  # before the lock, which a fork may have copied as locked
+        # Before the lock, which a fork may have copied while it was locked.
+        if os.getpid() != self._process_id:
             raise TrackingError(
                 f"{item} arrived in process {os.getpid()}, forked from process "
                 f"{self._process_id}; log {items} in the process that opened the run"

@@ -86,7 +86,7 @@ def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Ite
     """
     if not folders:
         return
-    copier = RunCopier(preflight(experiment=experiment), experiment)
+    copier = RunCopier(preflight(experiment=experiment, can_be_offline=False), experiment)
     for folder in folders:
         try:
             sources = open_sources(str(folder))

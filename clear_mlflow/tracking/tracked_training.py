@@ -359,11 +359,13 @@ def _find_unfinished_run(client: MlflowClient) -> str:
     """Return the id of a store's only unfinished training, or raise TrackingError."""
     is_unfinished = f"tags.`{names.KIND_TAG}` = 'train' AND attributes.status != 'FINISHED'"
     runs = [*search_runs(client, find_experiment_ids(client), is_unfinished)]
-    if len(runs) != 1:
-        listed = "".join(f", {run.info.run_id} {run.info.run_name}" for run in runs[:10])
+    if not runs:
+        raise TrackingError("the offline folder contains no unfinished run to resume")
+    if len(runs) > 1:
+        listed = ", ".join(safe_repr(f"{r.info.run_id} {r.info.run_name}") for r in runs[:10])
         raise TrackingError(
-            f"the offline folder contains {len(runs)} unfinished runs; pass resume=RUN_ID and "
-            f"offline=True{safe_repr(listed)[1:-1]}"
+            f"the offline folder contains {len(runs)} unfinished runs; resume one of them by its "
+            f"id, with offline: {listed}"
         )
     return str(runs[0].info.run_id)
 
