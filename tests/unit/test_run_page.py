@@ -162,7 +162,7 @@ def test_every_cell_is_on_the_page():
     assert data["cells"][2] == [None] * 3
     assert data["means"][2] == ["", 0]
     assert data["start"] == 3
-    assert "Rows that are not stored: 2." in text
+    assert "Not stored: row 2." in text
 
 
 def test_metrics_have_their_meaning_or_why_there_is_none():

@@ -192,7 +192,8 @@ def _list_warnings(report: RunReport) -> list[str]:
     warnings = [one_line(note, 400) for note in report.notes]
     if missing := record.missing:
         rest = f" and {len(missing) - 20} more" if missing[20:] else ""
-        warnings.append(f"Rows that are not stored: {', '.join(map(str, missing[:20]))}{rest}.")
+        rows = f"row{'s' if missing[1:] else ''} {', '.join(map(str, missing[:20]))}{rest}"
+        warnings.append(f"Not stored: {rows}.")
     if record.split != TEST:
         warnings.append(
             f"Measured on {record.split} images: use these numbers to choose parameters, "
