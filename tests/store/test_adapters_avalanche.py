@@ -7,6 +7,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+from adapter_loops import CLASSES, check_complete_loop, draw_bucket
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.scenarios.online import split_online_stream
 from avalanche.benchmarks.utils import as_classification_dataset
@@ -17,9 +18,6 @@ from torch.utils.data import TensorDataset
 
 from clear_mlflow.adapters.avalanche import MLflowAccuracyMatrix
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.store import names
-
-CLASSES = 3
 
 
 class Images(TensorDataset):
@@ -31,19 +29,15 @@ class Images(TensorDataset):
 
 
 def images(count, bucket, generator):
-    y = torch.randint(CLASSES, (count,), generator=generator)
-    x = torch.nn.functional.one_hot((y + bucket) % CLASSES, CLASSES).float()
-    return as_classification_dataset(
-        Images(x + 0.4 * torch.randn(count, CLASSES, generator=generator), y)
-    )
+    return as_classification_dataset(Images(*draw_bucket(count, bucket, generator)))
 
 
 def benchmark(num_buckets, num_test_streams=None):
     generator = torch.Generator().manual_seed(0)
     streams = {
-        "train": [images(20, j // 3, generator) for j in range(num_buckets)],
+        "train": [images(20, j, generator) for j in range(num_buckets)],
         # All of different sizes: counts must not come from a neighbour's.
-        "test": [images(7 + j, j // 3, generator) for j in range(num_test_streams or num_buckets)],
+        "test": [images(7 + j, j, generator) for j in range(num_test_streams or num_buckets)],
     }
     return benchmark_from_datasets(**streams)
 
@@ -87,18 +81,7 @@ def test_the_matrix_is_avalanches_own_cell_by_cell(store, experiment_id):
         trained.train(experience)
         trained.eval(stream.train_stream)  # another stream: no row
         expected.append(own_numbers(trained.eval(stream.test_stream), 12))
-    (run,) = store.search_runs([experiment_id])
-    assert run.info.status == "FINISHED"  # closed with the last row
-    assert run.info.run_id == logger.run_id
-    assert run.data.tags[names.ROWS_TAG] == "complete"
-    np.testing.assert_allclose(logger.matrix.initial, expected[0], atol=1e-7)
-    np.testing.assert_allclose(logger.matrix.values, expected[1:], atol=1e-7)
-    assert logger.matrix.num_instances.tolist() == [7 + j for j in range(12)]
-    assert len(np.unique(logger.matrix.values)) > 10
-    costs = logger.matrix.costs
-    assert all(cost.seconds > 0 and cost.device for cost in costs)
-    learnt = sum(p.numel() for p in trained.model.parameters())
-    assert {cost.trainable_parameters for cost in costs} == {learnt}
+    check_complete_loop(store, experiment_id, logger, trained.model, expected, atol=1e-7)
     assert "renate/micro_average_accuracy" in logger.metrics
     trained.eval(stream.test_stream)  # once more, with the same numbers: no news
 

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from adapter_loops import CLASSES, check_complete_loop, draw_bucket
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -13,7 +14,7 @@ from clear_mlflow.adapters.lightning import MLflowAccuracyMatrix
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.store import names
 
-CLASSES, BUCKETS = 3, 11
+BUCKETS = 11
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +49,7 @@ class Model(LightningModule):
 
 
 def loader(count, bucket, generator):
-    y = torch.randint(CLASSES, (count,), generator=generator)
-    x = torch.nn.functional.one_hot((y + bucket // 3) % CLASSES, CLASSES).float()
-    x = x + 0.4 * torch.randn(count, CLASSES, generator=generator)
-    return DataLoader(TensorDataset(x, y), batch_size=4)
+    return DataLoader(TensorDataset(*draw_bucket(count, bucket, generator)), batch_size=4)
 
 
 def loaders():
@@ -85,17 +83,7 @@ def test_the_matrix_is_lightnings_own_cell_by_cell(store, experiment_id):
         first_trainer = trainer(callback)
         first_trainer.fit(model, bucket)
         expected.append(own_numbers(first_trainer.test(model, test, verbose=False)))
-    (run,) = store.search_runs([experiment_id])
-    assert run.info.status == "FINISHED"
-    assert run.data.tags[names.ROWS_TAG] == "complete"
-    np.testing.assert_allclose(callback.matrix.initial, expected[0], atol=1e-6)
-    np.testing.assert_allclose(callback.matrix.values, expected[1:], atol=1e-6)
-    assert callback.matrix.num_instances.tolist() == [7 + j for j in range(BUCKETS)]
-    assert len(np.unique(callback.matrix.values)) > 10
-    costs = callback.matrix.costs
-    assert all(cost.seconds > 0 and cost.device for cost in costs)
-    learnt = sum(p.numel() for p in model.parameters())
-    assert {cost.trainable_parameters for cost in costs} == {learnt}
+    check_complete_loop(store, experiment_id, callback, model, expected, atol=1e-6)
     counts = callback.matrix.values * callback.matrix.num_instances
     np.testing.assert_allclose(counts, counts.round(), atol=1e-12)
 

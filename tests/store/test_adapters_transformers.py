@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from adapter_loops import CLASSES, check_complete_loop, draw_bucket
 from transformers import Trainer, TrainingArguments
 
 from clear_mlflow.adapters.transformers import MLflowAccuracyMatrix
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.store import names
 
-CLASSES, BUCKETS = 3, 11
+BUCKETS = 11
 KEYS = [str(j + 1) for j in range(BUCKETS)]
 
 
@@ -25,9 +25,7 @@ class Model(torch.nn.Module):
 
 
 def bucket(count, number, generator):
-    y = torch.randint(CLASSES, (count,), generator=generator)
-    x = torch.nn.functional.one_hot((y + number // 3) % CLASSES, CLASSES).float()
-    x = x + 0.4 * torch.randn(count, CLASSES, generator=generator)
+    x, y = draw_bucket(count, number, generator)
     return [{"x": x[i], "labels": y[i]} for i in range(count)]
 
 
@@ -73,17 +71,7 @@ def test_the_matrix_is_the_trainers_own_cell_by_cell(store, experiment_id, tmp_p
         first_trainer = trainer(callback, tmp_path, model, images, eval_dataset=test)
         first_trainer.train()
         expected.append(own_numbers(first_trainer.evaluate(test)))
-    (run,) = store.search_runs([experiment_id])
-    assert run.info.status == "FINISHED"
-    assert run.data.tags[names.ROWS_TAG] == "complete"
-    np.testing.assert_allclose(callback.matrix.initial, expected[0], atol=1e-12)
-    np.testing.assert_allclose(callback.matrix.values, expected[1:], atol=1e-12)
-    assert callback.matrix.num_instances.tolist() == [7 + j for j in range(BUCKETS)]
-    assert len(np.unique(callback.matrix.values)) > 10
-    costs = callback.matrix.costs
-    assert all(cost.seconds > 0 and cost.device for cost in costs)
-    learnt = sum(p.numel() for p in model.parameters())
-    assert {cost.trainable_parameters for cost in costs} == {learnt}
+    check_complete_loop(store, experiment_id, callback, model, expected, atol=1e-12)
 
 
 def test_a_row_with_missing_cells_is_stored(store, experiment_id, tmp_path):

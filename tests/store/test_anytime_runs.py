@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from anytime_courses import inside_bucket
+from kept_predictions import rescore
 from mlflow.server.constants import BACKEND_STORE_URI_ENV_VAR
-from stored_runs import histories, rows_folder, stored_run
+from stored_runs import artifact_folder, histories, only_run, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow.api.compared import read_comparison
@@ -26,6 +27,8 @@ from clear_mlflow.tracking.sync import select_folders, sync_folders
 from clear_mlflow.tracking.tracked_training import train_in_process
 from clear_mlflow.tracking.training_run import TrainingRun
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 INSIDE = {
     1: [[40, 30, 20, 10], [70, 50, 40, 30]],
     2: [[50, 60, 40, 30], [65, 80, 60, 50]],
@@ -43,21 +46,9 @@ EXPECTED = compute_values(MATRIX, WITHIN_BUCKET_METRICS)[0]
 FILES = [anytime_file_name(bucket, test) for bucket in TESTS for test in (1, 2)]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """Where journals are stored."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def get_tests_folder(run):
     """Return where a run of a store without a server keeps its tests."""
-    return Path(run.info.artifact_uri.removeprefix("file://")) / ANYTIME_FOLDER
-
-
-def only_run(store, experiment_id):
-    (run,) = store.search_runs([experiment_id])
-    return run
+    return artifact_folder(run) / ANYTIME_FOLDER
 
 
 def stored_tests(run):
@@ -70,11 +61,6 @@ def stored_tests(run):
 def select_values(run):
     """Return the metrics that need tests inside buckets."""
     return {n: v for n, v in run.data.metrics.items() if n.startswith("continual_evaluation/")}
-
-
-def rescore(store, run, **options):
-    (verdict,) = rescore_runs(store, [store.get_run(run.info.run_id)], explicit=True, **options)
-    return verdict
 
 
 def plain_run(store, finished, untrained):

@@ -6,11 +6,10 @@ import pytest
 from click.testing import CliRunner
 from comparisons import counts, log_predictions, log_run, row_records
 from courses import reasons, series, values
-from stored_runs import histories
-from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
+from stored_runs import histories, only_run
+from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 import clear_mlflow
-from clear_mlflow import AccuracyMatrix
 from clear_mlflow.adapters._run import Adapter
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
@@ -18,12 +17,6 @@ from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.metrics import FAMILIES, get_family_metrics, summarize
 from clear_mlflow.store import names
 from clear_mlflow.tracking.tracked_training import train_in_process
-
-MATRIX = AccuracyMatrix(
-    [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],
-    initial=[c / NUM_TEST for c in FOUR_BUCKETS[0]],
-    num_instances=[NUM_TEST] * 4,
-)
 
 
 def invoke(*arguments):
@@ -41,11 +34,6 @@ def steps(store, run_id):
     in_steps = {name: {step: value for step, _, value in h} for name, h in matrix_points.items()}
     assert {n: len(h) for n, h in matrix_points.items()} == {n: len(h) for n, h in in_steps.items()}
     return in_steps
-
-
-def only_run(store, experiment_id):
-    (run,) = store.search_runs([experiment_id])
-    return run
 
 
 def select_matrix_points(correct):
@@ -67,8 +55,8 @@ def test_a_training_logs_the_families_it_was_told(store, experiment_id):
     train_in_process(store, training, {"metrics": "gem,worst_bucket"})
     run = only_run(store, experiment_id)
     chosen = get_family_metrics(("gem", "worst_bucket"))
-    assert select_matrix_names(run.data.metrics) == summarize(MATRIX, metrics=chosen)
-    assert steps(store, run.info.run_id) == series(MATRIX, metrics=chosen)
+    assert select_matrix_names(run.data.metrics) == summarize(EXPECTED, metrics=chosen)
+    assert steps(store, run.info.run_id) == series(EXPECTED, metrics=chosen)
     assert run.data.tags[names.METRICS_TAG] == "gem,worst_bucket"
     assert run.data.params["metrics"] == "gem,worst_bucket"
     note = run.data.tags["mlflow.note.content"]
@@ -86,7 +74,7 @@ def test_a_loop_of_ones_own_logs_the_families_it_was_told(store, experiment_id):
         assert {name.split("/")[0] for name in values(run.metrics)} == {"renate", "tic"}
         assert {name.split("/")[0] for name in reasons(run.metrics)} <= {"renate", "tic"}
     stored = only_run(store, experiment_id)
-    expected = series(MATRIX, metrics=get_family_metrics(("renate", "tic")))
+    expected = series(EXPECTED, metrics=get_family_metrics(("renate", "tic")))
     assert steps(store, stored.info.run_id) == expected
     assert stored.data.tags[names.METRICS_TAG] == "renate,tic"
     with pytest.raises(

@@ -5,7 +5,6 @@ import io
 import json
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import mlflow
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from comparisons import NUM_TEST, counts, log_predictions, log_run, log_training
 from forked import run_python
+from stored_runs import artifact_folder, only_run, rows_folder
 
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix
@@ -52,8 +52,8 @@ def invoke(*arguments):
 
 
 def load_comparison(store, experiment_id):
-    (comparison,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
-    return comparison, Path(comparison.info.artifact_uri.removeprefix("file://"))
+    comparison = only_run(store, experiment_id, f"tags.`{names.KIND_TAG}` = 'compare'")
+    return comparison, artifact_folder(comparison)
 
 
 def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
@@ -168,8 +168,7 @@ def test_runs_without_rows(store, experiment_id, runs):
 
 def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
     """It is named with what is wrong. The others are compared."""
-    folder = Path(runs[0].info.artifact_uri.removeprefix("file://"), "accuracy_matrix", "rows")
-    (folder / "row_002.json").write_text("{")
+    (rows_folder(runs[0]) / "row_002.json").write_text("{")
     result = invoke("--runs", "test")
     assert result.exit_code == 0
     assert "Left out: naive clear10 seed 0" in result.output

@@ -17,16 +17,11 @@ from clear_mlflow.tracking.run_recorder import RunRecorder
 from clear_mlflow.tracking.sync import select_folders, sync_folders
 from clear_mlflow.tracking.tracked_training import train_in_process
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 FIRST = CurvePoint(1, 2.5, 0.1, 100.0, 1_000)
 SECOND = CurvePoint(3, 1.5, 0.05, 200.0, 2_000)
 THIRD = CurvePoint(5, 0.5, 0.025, 300.0, 3_000)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """Where journals are stored."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture

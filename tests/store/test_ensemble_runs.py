@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 
 import mlflow
 import pytest
 from feature_streams import config, train_rows
 from feature_streams import training as build_training
 from forked import run_forked
+from stored_runs import artifact_folder
 
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, DivergedError, TrainingError
@@ -40,14 +40,17 @@ def find_runs(store, experiment_id):
     return parent, members
 
 
-def folder(run) -> Path:
-    return Path(run.info.artifact_uri.removeprefix("file://"))
-
-
 def rows_in(run) -> list[tuple[int, ...]]:
     """Images right per bucket, row by row, by nothing but json."""
-    files = sorted(folder(run).glob("accuracy_matrix/rows/*.json"))
+    files = sorted(artifact_folder(run).glob("accuracy_matrix/rows/*.json"))
     return [tuple(json.loads(file.read_text())["correct"]) for file in files]
+
+
+def list_files(run) -> set[str]:
+    """Return the artifacts of a run, without pictures."""
+    folder = artifact_folder(run)
+    paths = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    return {path for path in paths if not path.startswith("images/")}
 
 
 @pytest.fixture
@@ -87,15 +90,21 @@ def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experimen
     assert rows_in(member) == rows_in(alone) == train_rows(config(**alone_asked))
     assert rows_in(members[4]) == train_rows(config(**{**ASKED, "seeds": "none", "seed": 4}))
     listed, of_other = (
-        {str(file.relative_to(folder(run))) for file in folder(run).rglob("*") if file.is_file()}
+        {
+            str(file.relative_to(artifact_folder(run)))
+            for file in artifact_folder(run).rglob("*")
+            if file.is_file()
+        }
         for run in (member, alone)
     )
     assert {name for name in listed if not name.startswith("images/")} == {
         name for name in of_other if not name.startswith("images/")
     }
-    images = EvaluationSet.load(folder(member) / "predictions/evaluation_set.safetensors")
+    images = EvaluationSet.load(artifact_folder(member) / "predictions/evaluation_set.safetensors")
     for row, correct in enumerate(rows_in(member)):
-        predictions = RowPredictions.load(folder(member) / f"predictions/row_{row:03d}.safetensors")
+        predictions = RowPredictions.load(
+            artifact_folder(member) / f"predictions/row_{row:03d}.safetensors"
+        )
         assert predictions.correct(images) == correct
 
 
@@ -114,8 +123,8 @@ def test_the_run_above_holds_the_summary_and_no_rows(finished):
     assert parent.data.params["seeds"] == "4,2"
     assert parent.data.tags["seeds"] == "4,2"
     assert parent.data.tags[names.MEMBERS_TAG] == "2"
-    assert not (folder(parent) / "accuracy_matrix").exists()
-    assert (folder(parent) / "config.json").is_file()
+    assert not (artifact_folder(parent) / "accuracy_matrix").exists()
+    assert (artifact_folder(parent) / "config.json").is_file()
     assert not {names.PROCESS_TAG, names.ERROR_TAG, names.ROWS_TAG} & parent.data.tags.keys()
 
 

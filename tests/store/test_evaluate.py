@@ -1,10 +1,9 @@
 """Re-scoring: which runs, what is written, and what is said of those that cannot be scored."""
 
 import json
-from pathlib import Path
 
 import pytest
-from stored_runs import histories, stored_run
+from stored_runs import artifact_folder, histories, stored_run
 from trainings import FOUR_BUCKETS
 
 import clear_mlflow
@@ -12,11 +11,6 @@ from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import format_lease
 from clear_mlflow.store.search import select_runs
-
-
-def local(run):
-    """Return a run's artifact folder."""
-    return Path(run.info.artifact_uri.removeprefix("file://"))
 
 
 def run_evaluate(store, *run_ids, dry_run=False):
@@ -29,7 +23,7 @@ def everything(store, run_id):
     run = store.get_run(run_id)
     files = {
         str(path): (path.stat().st_mtime_ns, path.read_bytes())
-        for path in local(run).rglob("*")
+        for path in artifact_folder(run).rglob("*")
         if path.is_file()
     }
     return run.data.tags, run.data.params, histories(store, run_id), files, run.info.status
@@ -47,13 +41,13 @@ def test_what_was_removed_comes_back(store, experiment_id, tmp_path):
             database.execute(f"DELETE FROM {table} WHERE key = 'renate/forgetting'")
             database.execute(f"UPDATE {table} SET value = 0.5 WHERE key = 'clear/accuracy'")
         database.execute("DELETE FROM metrics WHERE step < 4 AND key LIKE 'renate/%'")
-    (local(run) / names.MATRIX_JSON).unlink()
+    (artifact_folder(run) / names.MATRIX_JSON).unlink()
     (verdict,) = run_evaluate(store, run.info.run_id)
     assert verdict.action == "scored"
     after = everything(store, run.info.run_id)[2]
     renate = {name for name in before if name.startswith("renate/")}
     assert {name: after[name] for name in renate} == {name: before[name] for name in renate}
-    assert (local(run) / names.MATRIX_JSON).exists()
+    assert (artifact_folder(run) / names.MATRIX_JSON).exists()
     assert "values changed: clear/accuracy" in verdict.detail
     latest = store.get_run(run.info.run_id).data.metrics
     assert latest["clear/accuracy"] == before["clear/accuracy"][-1][2]

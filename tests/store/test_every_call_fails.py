@@ -51,9 +51,8 @@ def points_in(client, run_id):
 
 
 @pytest.fixture
-def train_failing(store, tmp_path, monkeypatch, capfd):
+def train_failing(store, tmp_path, own_cache, monkeypatch, capfd):
     """Train while a call fails, and look at what is left, as a user would."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv(uploader.EXIT_WAIT_VARIABLE, "0.2")
     monkeypatch.setattr(uploader, "_MAX_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(uploader, "_MAX_LAST_PAUSE_SECONDS", 0.01)
@@ -176,10 +175,9 @@ def test_no_row_is_lost_by_a_call_that_the_store_refuses(train_failing, monkeypa
 
 
 def test_a_full_disk_ends_a_training_with_one_error_that_names_the_row(
-    store, monkeypatch, tmp_path
+    store, own_cache, monkeypatch, tmp_path
 ):
     """Neither the cache nor the working folder takes row 1. With room, a resume measures it."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     flush_file = disk.flush_file
 
@@ -207,10 +205,8 @@ def test_a_full_disk_ends_a_training_with_one_error_that_names_the_row(
     assert list(rows_in(store, run_id)) == [f"row_00{row}.json" for row in range(3)]
 
 
-def test_what_is_kept_is_handed_over_whatever_happens_in_between(store, monkeypatch, tmp_path):
+def test_what_is_kept_is_handed_over_whatever_happens_in_between(store, own_cache, monkeypatch):
     """A bug, or Ctrl-C, between the disk and the store: the row is stored before the run ends."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
-
     append_points = RunRecorder._write_points
 
     def interrupt(self, points=()):

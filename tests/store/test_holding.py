@@ -296,11 +296,10 @@ train_in_process(MlflowClient(), Training(FOUR_BUCKETS), {"seed": "7"})
 
 @pytest.mark.parametrize("is_taken_over", [False, True])
 def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
-    store, experiment_id, tmp_path, monkeypatch, is_taken_over
+    store, experiment_id, tmp_path, own_cache, monkeypatch, is_taken_over
 ):
     """Evaluate closed its run as KILLED meanwhile. After a takeover it stores nothing more."""
     monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.5)
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     support = str(Path(__file__).parents[1] / "support")
     monkeypatch.setenv("PYTHONPATH", support, prepend=os.pathsep)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -393,9 +392,8 @@ def test_a_clock_that_is_set_makes_nobody_dead(store, experiment_id, monkeypatch
 
 
 @pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-    """A cache folder of one test, in which no other test leaves journals."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+def journals(own_cache, tmp_path, monkeypatch):
+    """The folder of the journals of one test."""
     monkeypatch.chdir(tmp_path)
     return default_root()
 
@@ -415,11 +413,11 @@ def sync(*words):
 
 
 def test_sync_takes_no_run_from_a_live_training_with_another_journal(
-    store, experiment_id, own_cache
+    store, experiment_id, journals
 ):
     """The journal is of an earlier process. That of the live one is in another cache folder."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:2])
-    journal = leave_journal(store, run, own_cache, Outcome("KILLED"))
+    journal = leave_journal(store, run, journals, Outcome("KILLED"))
     journal.close()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as live:
         started = {"pid": live.pid, "started": lease._read_start_time(live.pid)}
@@ -439,11 +437,11 @@ def test_sync_takes_no_run_from_a_live_training_with_another_journal(
     assert (rows_folder(run) / "row_002.json").exists()
 
 
-def test_sync_ends_well_next_to_a_live_training(store, experiment_id, own_cache):
+def test_sync_ends_well_next_to_a_live_training(store, experiment_id, journals):
     """It sends what others left. What waits for the live one is sent by that."""
     live, killed = (stored_run(store, experiment_id, FOUR_BUCKETS[:2]) for _ in range(2))
-    journal = leave_journal(store, live, own_cache)
-    leave_journal(store, killed, own_cache, Outcome("KILLED")).close()
+    journal = leave_journal(store, live, journals)
+    leave_journal(store, killed, journals, Outcome("KILLED")).close()
     done = sync()
     journal.close()
     assert done.exit_code == 0, done.output
@@ -453,7 +451,7 @@ def test_sync_ends_well_next_to_a_live_training(store, experiment_id, own_cache)
 
 
 def test_sync_sends_each_journal_to_its_own_store(
-    store, experiment_id, own_cache, empty_store, tmp_path
+    store, experiment_id, journals, empty_store, tmp_path
 ):
     """MLFLOW_TRACKING_URI names one of them. With FOLDER, it takes precedence."""
     other_file = shutil.copy(empty_store, tmp_path / "other.db")
@@ -462,9 +460,9 @@ def test_sync_sends_each_journal_to_its_own_store(
     for client in (other, store):
         experiment = client.create_experiment("own", artifact_location=(tmp_path / "own").as_uri())
         run = stored_run(client, experiment, FOUR_BUCKETS[:2])
-        leave_journal(client, run, own_cache, Outcome("FINISHED")).close()
+        leave_journal(client, run, journals, Outcome("FINISHED")).close()
         runs.append(run)
-    refused = sync(own_cache / runs[0].info.run_id)
+    refused = sync(journals / runs[0].info.run_id)
     assert (refused.exit_code, "cannot read run" in refused.output) == (2, True)
     done = sync()
     assert done.exit_code == 0, done.output
@@ -472,7 +470,7 @@ def test_sync_sends_each_journal_to_its_own_store(
     assert os.environ["MLFLOW_TRACKING_URI"] == store.tracking_uri
 
 
-def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, own_cache):
+def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, journals):
     """By no writer, and by no journal that is sent. A torn one is."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     name, content = "row_002.json", row_texts()["row_002.json"].encode()
@@ -482,7 +480,7 @@ def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, own_
     file.write_text(newer)
     with pytest.raises(RowConflictError, match=r"version 2\.0 .* upgrade it"):
         store_row(store, run, name, content)
-    leave_journal(store, run, own_cache).close()
+    leave_journal(store, run, journals).close()
     assert "upgrade it" in sync().output
     assert file.read_text() == newer
     file.write_bytes(content[:100])

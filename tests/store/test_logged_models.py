@@ -13,12 +13,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from fastapi.testclient import TestClient
+from kept_predictions import rescore
 from mlflow.pyfunc.scoring_server import init
 from released_layout import write_released
 from safetensors.numpy import load_file, save_file
+from stored_runs import artifact_folder
 from torch import nn
 
-from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.api.train import train_ensemble
 from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.errors import RecordError
@@ -59,10 +60,6 @@ def stored_models(store, run):
     return {
         int(model.tags["clear_mlflow.row"]): model for model in models if model.status == "READY"
     }
-
-
-def artifacts(run):
-    return Path(run.info.artifact_uri.removeprefix("file://"))
 
 
 def train_run(store, experiment_id, **options):
@@ -107,14 +104,14 @@ def test_models_with_tied_weights_are_stored(store, experiment_id, photos):
     run = train_run(store, experiment_id, **parameters)
     assert (run.info.status, stored_models(store, run)) == ("FINISHED", {})
     for row in range(BUCKETS + 1):
-        weights = load_file(artifacts(run) / "models" / f"after_{row:03d}.safetensors")
+        weights = load_file(artifact_folder(run) / "models" / f"after_{row:03d}.safetensors")
         assert np.array_equal(weights["3.weight"], weights["4.weight"])
         assert not np.array_equal(weights["3.bias"], weights["4.bias"])
 
 
 def test_row_three_is_answered_by_mlflow_alone(store, run, photos):
     """In a process that trains nothing: the stored predictions of row 3, cell for cell."""
-    folder = artifacts(run) / "predictions"
+    folder = artifact_folder(run) / "predictions"
     images = EvaluationSet.load(folder / "evaluation_set.safetensors")
     by_content = {
         hashlib.sha256(path.read_bytes()).digest()[:16]: path
@@ -176,19 +173,14 @@ def test_nothing_in_a_model_is_a_pickle(store, run):
     assert files == {"", ".yaml", ".txt", ".json", ".safetensors"}
 
 
-def score_again(store, run, **options):
-    (verdict,) = rescore_runs(store, [store.get_run(run.info.run_id)], explicit=True, **options)
-    return verdict
-
-
 def test_scoring_again_makes_what_lacks(store, run):
     """None twice. One that was deleted, anew. One that a process began and did not end is ended."""
     before = {row: model.model_id for row, model in stored_models(store, run).items()}
-    score_again(store, run)
+    rescore(store, run)
     assert {row: model.model_id for row, model in stored_models(store, run).items()} == before
     store.delete_logged_model(before[2])
     store.finalize_logged_model(before[1], "FAILED")
-    verdict = score_again(store, run)
+    verdict = rescore(store, run)
     assert not verdict.is_problem, verdict.detail
     after = {row: model.model_id for row, model in stored_models(store, run).items()}
     assert after.keys() == before.keys()
@@ -198,7 +190,7 @@ def test_scoring_again_makes_what_lacks(store, run):
 
 def test_a_dry_run_makes_none(store, run):
     store.delete_logged_model(stored_models(store, run)[2].model_id)
-    score_again(store, run, dry_run=True)
+    rescore(store, run, dry_run=True)
     assert sorted(stored_models(store, run)) == [0, 1, 3]
 
 
@@ -254,7 +246,7 @@ def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_
                 predictions.append(model.predict(inputs, params=params))
             predictions = pd.concat(predictions)
             stored = RowPredictions.load(
-                artifacts(run) / "predictions" / predictions_file_name(row)
+                artifact_folder(run) / "predictions" / predictions_file_name(row)
             )
             assert predictions["class"].tolist() == stored.labels.tolist()
             if stored.probabilities is not None:
@@ -311,11 +303,11 @@ def test_what_a_file_says_of_itself_may_be_anything(tmp_path, wrong):
 
 def test_weights_that_do_not_say_what_they_are_of(store, run):
     """Each is reported in one line."""
-    file = artifacts(run) / "models" / "after_001.safetensors"
+    file = artifact_folder(run) / "models" / "after_001.safetensors"
     store.delete_logged_model(stored_models(store, run)[1].model_id)
     save_file(load_file(file), file)
     for content in (file.read_bytes(), b"torn"):
         file.write_bytes(content)
-        verdict = score_again(store, run)
+        verdict = rescore(store, run)
         assert verdict.is_problem
         assert "after_001.safetensors is not a file of weights" in verdict.detail

@@ -33,10 +33,9 @@ REFUSED = {
 
 
 @pytest.fixture
-def location(tmp_path, monkeypatch):
+def location(tmp_path, own_cache, monkeypatch):
     """An empty folder to run commands in, with its own cache."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
     (tmp_path / "matrix.csv").write_text("0.9\n0.8,0.7\n")

@@ -18,7 +18,7 @@ import torch
 from click.testing import CliRunner
 from courses import reasons, values
 from forked import run_python
-from stored_runs import histories
+from stored_runs import histories, only_run
 from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
@@ -40,11 +40,6 @@ from clear_mlflow.store import names
 from clear_mlflow.tracking import lifecycle
 
 LOOP = {"buckets": 4, "num_instances": NUM_TEST}
-
-
-def the_run(store, experiment_id):
-    (run,) = store.search_runs([experiment_id])
-    return run
 
 
 def artifacts(store, run, folder):
@@ -77,7 +72,7 @@ def test_a_script_of_somebody_else(store, experiment_id, tmp_path):
     assert float(value.split()[0]) == expected["renate/backward_transfer"]
     assert "4 of 4 buckets trained, initial, num_instances" in value
     assert loaded_torch == "False"
-    run = the_run(store, experiment_id)
+    run = only_run(store, experiment_id)
     assert run.info.status == "FINISHED"
     assert {n: v for n, v in run.data.metrics.items() if "bucket" not in n} == expected
     assert run.data.metrics["test_accuracy/bucket_d"] == 0.95
@@ -128,7 +123,7 @@ def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status
 
     with pytest.raises(type(error)):
         loop()
-    stored_run = the_run(store, experiment_id)
+    stored_run = only_run(store, experiment_id)
     assert stored_run.info.status == (status or "FINISHED")
     assert (names.ERROR_TAG in stored_run.data.tags) == (status is not None)
     assert stored_run.data.tags[names.ROWS_TAG] == "partial"
@@ -168,7 +163,7 @@ def test_a_row_with_other_numbers_is_refused(store, experiment_id):
         loop()
     assert "\n" not in str(caught.value)
     assert run.matrix.values[0].tolist() == [0.9, 0.8, 0.7, 0.6]
-    assert the_run(store, experiment_id).info.status == "FAILED"
+    assert only_run(store, experiment_id).info.status == "FAILED"
 
 
 def test_a_run_is_continued_by_the_same_loop_alone(store, monkeypatch):
@@ -498,7 +493,7 @@ def test_a_program_that_ends_leaves_an_adapters_run_scored_and_closed(
     """Nobody wrote a block around it. A row that waited is logged first."""
     done = run_python("-c", ENDING.format(ending=ending), timeout=120)
     assert done.returncode == (1 if status == "FAILED" else 0)
-    run = the_run(store, experiment_id)
+    run = only_run(store, experiment_id)
     assert run.info.status == status
     assert run.data.tags[names.ROWS_TAG] == "partial"
     assert names.PROCESS_TAG not in run.data.tags
@@ -611,7 +606,7 @@ def test_a_loop_says_what_its_rows_cost(store, experiment_id):
     with clear_mlflow.track(**LOOP) as run:
         for i, correct in enumerate(FOUR_BUCKETS):
             run.log_counts(i, correct, cost={"training_flops": 10 * i, "seconds": 1.5})
-    stored_run = the_run(store, experiment_id)
+    stored_run = only_run(store, experiment_id)
     spent = store.get_metric_history(stored_run.info.run_id, "cost/training_flops")
     assert {point.step: point.value for point in spent} == {1: 10, 2: 30, 3: 60, 4: 100}
     assert stored_run.data.metrics["cost/seconds"] == 6
@@ -701,7 +696,7 @@ def test_rows_that_are_gone_at_the_end_are_an_error(store, experiment_id, tmp_pa
     done = run_script(tmp_path, MOVED_AWAY)
     assert done.returncode == 1
     assert "stored rows that are missing now" in done.stderr.splitlines()[-1]
-    run = the_run(store, experiment_id)
+    run = only_run(store, experiment_id)
     assert run.info.status == "FAILED"
     assert "artifacts': 0, 1; put their files back" in run.data.tags[names.ERROR_TAG]
     assert run.data.tags[names.ROWS_TAG] == "partial"
@@ -825,7 +820,7 @@ def test_a_forked_child_is_refused(store, experiment_id, tmp_path):
     assert "the row after 1 arrived in process" in first
     assert "log tests in the process that opened the run" in second
     assert float(seconds) < 5
-    run = the_run(store, experiment_id)
+    run = only_run(store, experiment_id)
     assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
     assert clear_mlflow.load(run.info.run_id).matrix.values.tolist() == [[0.7]]
 

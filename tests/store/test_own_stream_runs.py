@@ -3,15 +3,15 @@
 import json
 import re
 from datetime import date
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from own_streams import YEARS, write_csv, write_parquet, write_years
+from stored_runs import artifact_folder, load_rows, only_training
 
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.record import RowRecord, assemble, row_file_name
+from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.store import names
 from clear_mlflow.tracking.resume import ResumePoint, resolve_resume_parameters
@@ -28,27 +28,16 @@ SMALL |= {"device": "cpu", "precision": "off", "log_models": "last"}
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+def root(tmp_path, own_cache):
     write_years(tmp_path / "yearbook", train=4, test=2)
     return tmp_path / "yearbook"
-
-
-def the_run(store, experiment_id):
-    (run,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'train'")
-    return run
-
-
-def load_rows(run):
-    folder = Path(run.info.artifact_uri.removeprefix("file://")) / "accuracy_matrix" / "rows"
-    return {p.name: RowRecord.from_json(p.read_text(), source=p.name) for p in folder.iterdir()}
 
 
 def test_a_run_says_what_it_was_trained_on(store, experiment_id, root):
     """Name, digest, source and licence. Its arguments, each as a parameter. It repeats."""
     parameters = {"dataset": "folder", "data_root": root, "dataset_args": {"licence": "CC BY 4.0"}}
     clear_mlflow.train(**parameters, **SMALL)
-    run = the_run(store, experiment_id)
+    run = only_training(store, experiment_id)
     record = assemble(load_rows(run))
     assert record.dataset.name == "yearbook"
     assert record.matrix.buckets == YEARS
@@ -88,8 +77,7 @@ def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
     for matrix in matrices[1:]:
         assert matrix.values.tobytes() == matrices[0].values.tobytes()
     files = {
-        (Path(run.info.artifact_uri[7:]) / "models" / "after_003.safetensors").read_bytes()
-        for run in runs
+        (artifact_folder(run) / "models" / "after_003.safetensors").read_bytes() for run in runs
     }
     assert len(files) == 1
     # MLflow keeps one dataset of a name and digest in an experiment: the first run's.
@@ -98,17 +86,16 @@ def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
     assert {run.data.params["dataset"] for run in runs} == {"folder", "table"}
 
 
-def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, monkeypatch):
+def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, own_cache):
     """A gap of four years is four times as wide as one of a year."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     write_years(tmp_path / "gaps", buckets=("2001", "2002", "2006"), train=4, test=2)
     clear_mlflow.train(dataset="folder", data_root=tmp_path / "gaps", **SMALL)
-    run = the_run(store, experiment_id)
+    run = only_training(store, experiment_id)
     rows = load_rows(run)
     for row in rows.values():
         assert row.extra["bucket_times"] == ["2001-01-01", "2002-01-01", "2006-01-01"]
     assert assemble(rows).times == (date(2001, 1, 1), date(2002, 1, 1), date(2006, 1, 1))
-    page = (Path(run.info.artifact_uri[7:]) / names.REPORT_HTML).read_text()
+    page = (artifact_folder(run) / names.REPORT_HTML).read_text()
     assert ">bucket date</text>" in page
     ticks = re.findall(r'<text x="([0-9.]+)"[^>]*>(20\d\d)</text>', page)[:3]
     assert [year for _, year in ticks] == ["2001", "2002", "2006"]
@@ -126,7 +113,7 @@ def test_what_a_store_names_is_not_imported(store, experiment_id, root, monkeypa
     monkeypatch.syspath_prepend(root.parent)
     parameters = {"dataset": "of_mine:photos", "data_root": root, "dataset_args": "times=2"}
     clear_mlflow.train(**parameters, **SMALL)
-    run = the_run(store, experiment_id)
+    run = only_training(store, experiment_id)
     assert run.info.run_name == "naive photos seed 0"
     assert run.data.params["dataset/times"] == "2"
     point = ResumePoint(
@@ -144,10 +131,9 @@ def test_what_a_store_names_is_not_imported(store, experiment_id, root, monkeypa
     assert again.dataset == "of_mine:photos"
 
 
-def test_embedded_datasets_say_their_licence(store, experiment_id, tmp_path, monkeypatch):
+def test_embedded_datasets_say_their_licence(store, experiment_id, own_cache):
     """As the page of the scans says. Their source is the package."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path))
     clear_mlflow.train(dataset="digits-writers", features="pixels", epochs=1)
-    (entry,) = the_run(store, experiment_id).inputs.dataset_inputs
+    (entry,) = only_training(store, experiment_id).inputs.dataset_inputs
     assert json.loads(entry.dataset.profile)["licence"] == "CC BY 4.0"
     assert json.loads(entry.dataset.source) == {"uri": "embedded"}

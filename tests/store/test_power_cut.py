@@ -59,19 +59,13 @@ def rows_in(client, run_id):
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def cuts(request, store, tmp_path, cache, monkeypatch):
+def cuts(request, store, tmp_path, own_cache, monkeypatch):
     """(run's id, its rows, the different disks that cuts during it leave).
 
     A state is stored before its bucket's training has ended or, as a "late" one, not before the
     next row is on local disk.
     """
-    folders = [tmp_path / "artifacts", cache]
+    folders = [tmp_path / "artifacts", own_cache]
     late = getattr(request, "param", "early") == "late"
 
     def wait_for_state(row):
@@ -81,7 +75,7 @@ def cuts(request, store, tmp_path, cache, monkeypatch):
 
     def wait_for_row(client, run_id, manifest, content):
         if late:
-            until(lambda: list(cache.rglob(f"*-*row_{manifest.row + 1:03}.json")))
+            until(lambda: list(own_cache.rglob(f"*-*row_{manifest.row + 1:03}.json")))
         store_state(client, run_id, manifest, content)
 
     counting = Counting(training(SETTINGS, STREAM), wait_for_state)
@@ -96,7 +90,7 @@ def cuts(request, store, tmp_path, cache, monkeypatch):
     assert len(rows) == 3
     run_id = run.info.run_id
     different = {
-        (select_precious_files(disk, cache), disk.note): disk
+        (select_precious_files(disk, own_cache), disk.note): disk
         for disk in disks
         if run_id.encode() in disk.database  # the run itself was there
     }

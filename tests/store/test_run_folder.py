@@ -188,12 +188,11 @@ def test_an_end_is_read_back_and_a_new_training_starts_without_one(journal):
     assert not journal.folder.exists()
 
 
-def test_journals_that_were_left_are_found(tmp_path, monkeypatch):
+def test_journals_that_were_left_are_found(tmp_path, own_cache, monkeypatch):
     """Of all runs, or of one. Where the cache is, and in the working folder."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     runs = ["a" * 32, "b" * 32]
-    folders = [tmp_path / "cache" / "unsent" / runs[0], tmp_path / "unsent_rows" / runs[1]]
+    folders = [own_cache / "unsent" / runs[0], tmp_path / "unsent_rows" / runs[1]]
     for folder, run_id in zip(folders, runs, strict=True):
         RunFolder.create(folder, run_id, "http://host:1").close()
     (tmp_path / "unsent_rows" / "other").mkdir()

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from released_layout import write_released
+from stored_runs import artifact_folder, load_rows
 
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
-from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import build_progress
 from clear_mlflow.learning.session import check, prepare
@@ -25,10 +25,6 @@ def released(tmp_path):
     return write_released(tmp_path / "data", train=4)
 
 
-def artifacts(run):
-    return Path(run.info.artifact_uri.removeprefix("file://"))
-
-
 def trained_run(store, experiment_id, root, *, process=False, **options):
     """Return a run, trained here, or in its own process as the command line does."""
     parameters = {**SMALL, "data_root": str(root), **options}
@@ -40,13 +36,6 @@ def trained_run(store, experiment_id, root, *, process=False, **options):
         train_in_process(store, prepare(config, build_progress(open_null())), parameters)
     (run,) = store.search_runs([experiment_id], order_by=["attributes.start_time DESC"])[:1]
     return run
-
-
-def load_rows(run):
-    folder = artifacts(run) / "accuracy_matrix" / "rows"
-    return [
-        RowRecord.from_json(path.read_text(), source=path.name) for path in sorted(folder.iterdir())
-    ]
 
 
 @pytest.mark.parametrize("prediction_mode", ["labels", "probs", "none"])
@@ -62,12 +51,12 @@ def test_predictions_are_stored_and_count_what_the_rows_say(
         process=prediction_mode == "probs",
         log_models="last",
     )
-    folder = artifacts(run) / "predictions"
+    folder = artifact_folder(run) / "predictions"
     if prediction_mode == "none":
         assert not folder.exists()
         return
     images = EvaluationSet.load(folder / "evaluation_set.safetensors")
-    rows = load_rows(run)
+    rows = list(load_rows(run).values())
     assert len(list(folder.glob("*.safetensors"))) == 1 + len(rows)
     assert run.data.tags[names.SCORED_TAG].count(".") == 2  # predictions were scored, too
     for record in rows:
@@ -77,7 +66,7 @@ def test_predictions_are_stored_and_count_what_the_rows_say(
     assert images.num_instances == rows[0].row.num_instances
     assert images.buckets == rows[0].row.buckets
     assert images.names[0] == "235821044"
-    assert len(list((artifacts(run) / "models").iterdir())) == 1
+    assert len(list((artifact_folder(run) / "models").iterdir())) == 1
 
 
 def open_null():

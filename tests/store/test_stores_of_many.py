@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from stored_runs import row_texts, rows_folder, stored_run
+from stored_runs import artifact_folder, row_texts, rows_folder, stored_run
 
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES
@@ -179,7 +179,7 @@ def test_the_newest_whole_state_is_the_one_to_go_on_from(store, experiment_id, t
         (5, {"size": 0}),
     ):
         store_state(store, run_id, manifest(row, b"state %d" % row, **changes), b"state %d" % row)
-    folder = Path(run.info.artifact_uri.removeprefix("file://"), names.STATE_FOLDER)
+    folder = artifact_folder(run) / names.STATE_FOLDER
     (folder / "after_006.safetensors").write_bytes(b"no manifest yet")
     (folder / "after_007.safetensors").write_bytes(b"state 2")
     (folder / "after_007.json").write_text((folder / "after_002.json").read_text())
@@ -205,7 +205,7 @@ def test_files_of_others_next_to_states_are_left_alone(store, experiment_id, tmp
     """However many they are, they neither count as states nor are they removed with them."""
     run = store.get_run(store.create_run(experiment_id).info.run_id)
     store_state(store, run.info.run_id, manifest(1, b"state"), b"state")
-    folder = Path(run.info.artifact_uri.removeprefix("file://"), names.STATE_FOLDER)
+    folder = artifact_folder(run) / names.STATE_FOLDER
     for number in range(1001):
         (folder / f"note_{number}.txt").write_text("")
     state, problems = read_newest_state(store, run, tmp_path)

@@ -4,11 +4,11 @@ import csv
 import io
 import json
 import re
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from comparisons import NUM_TEST, counts, log_run
+from stored_runs import artifact_folder
 
 from clear_mlflow.cli import main
 from clear_mlflow.store import names
@@ -71,7 +71,7 @@ def test_scores_reports_and_pages_take_it(store, experiment_id):
     assert done.exit_code == 0, done.output
     (comparison,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
     assert comparison.data.params["metrics"] == "evenness:METRICS"
-    folder = Path(comparison.info.artifact_uri.removeprefix("file://"))
+    folder = artifact_folder(comparison)
     lines = list(csv.DictReader(io.StringIO((folder / names.LEADERBOARD_CSV).read_text())))
     assert list(dict.fromkeys(line["group"] for line in lines)) == ["naive", "replay"]
     compared_runs = json.loads((folder / names.COMPARED_JSON).read_text())

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import mlflow
 import pytest
-from stored_runs import stored_run
+from stored_runs import only_run, stored_run
 from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow.core.errors import TrackingError
@@ -29,11 +29,6 @@ def history(store, run_id, name):
     return {m.step: m.value for m in store.get_metric_history(run_id, name)}
 
 
-def the_run(store, experiment_id):
-    (run,) = store.search_runs([experiment_id])
-    return run
-
-
 def text_artifact(store, run, path):
     return mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{path}")
 
@@ -42,7 +37,7 @@ def text_artifact(store, run, path):
 def finished(store, experiment_id, fill_once):
     """A run of four buckets that went well."""
     fill_once(store, lambda: train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED))
-    return the_run(store, experiment_id)
+    return only_run(store, experiment_id)
 
 
 def test_rows_are_artifacts(store, finished):
@@ -86,7 +81,7 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
 
     monkeypatch.setattr(RunRecorder, "open", note)
     train_in_process(store, BeatenAfter(FOUR_BUCKETS), ASKED)
-    run_id = the_run(store, experiment_id).info.run_id
+    run_id = only_run(store, experiment_id).info.run_id
     files = [re.split("[+%]", file.path) for file in store.list_artifacts(run_id, "images")]
     pictures = sorted((key, step) for key, _, step, *_, last in files if last.endswith(".png"))
     by_row = f"images/{names.IMAGE_PER_ROW}"
@@ -195,7 +190,7 @@ def test_training_that_failed_before_its_first_row_says_so(store, experiment_id)
     """Nothing is stored, and that is reported."""
     with pytest.raises(RuntimeError):
         train_in_process(store, KnownTraining([[1, 2]], ends_with=RuntimeError("no")), ASKED)
-    run = the_run(store, experiment_id)
+    run = only_run(store, experiment_id)
     assert run.data.tags[names.ERROR_TAG] == "RuntimeError: no"
     assert run.info.status == "FAILED"
 

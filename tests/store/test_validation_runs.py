@@ -1,19 +1,19 @@
 """Runs measured on validation images: what is stored of them, and what they are kept apart from."""
 
 import json
-from pathlib import Path
 
 import mlflow
 import pytest
 from click.testing import CliRunner
 from comparisons import counts, log_training
 from released_layout import write_released
+from stored_runs import artifact_folder, load_rows, only_run, only_training
 from trainings import FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
-from clear_mlflow.core.record import RowRecord, assemble
+from clear_mlflow.core.record import assemble
 from clear_mlflow.grids.grid import read_grid
 from clear_mlflow.scoring import read_scores
 from clear_mlflow.store import names
@@ -25,19 +25,6 @@ SMALL |= {"batch_size": 8, "device": "cpu", "precision": "off", "log_models": "l
 
 def invoke(*arguments):
     return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
-
-
-def find_runs(store, experiment_id, run_kind):
-    return store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = '{run_kind}'")
-
-
-def artifact_folder(run):
-    return Path(run.info.artifact_uri.removeprefix("file://"))
-
-
-def load_rows(run):
-    folder = artifact_folder(run) / "accuracy_matrix" / "rows"
-    return {p.name: RowRecord.from_json(p.read_text(), source=p.name) for p in folder.iterdir()}
 
 
 def log_candidate(store, experiment_id, strategy, level, seed, *, split, digest, **asked):
@@ -61,16 +48,15 @@ def log_grid(store, experiment_id, split, digest):
 
 
 def find_comparison(store, experiment_id):
-    (run,) = find_runs(store, experiment_id, "compare")
+    run = only_run(store, experiment_id, f"tags.`{names.KIND_TAG}` = 'compare'")
     return run, artifact_folder(run)
 
 
-def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp_path, monkeypatch):
+def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp_path, own_cache):
     """Parameter, tag, dataset input, rows, the tag that holds them, description, screen."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     root = write_released(tmp_path / "data", train=12)
     clear_mlflow.train(data_root=root, split="validation", **SMALL)
-    (run,) = find_runs(store, experiment_id, "train")
+    run = only_training(store, experiment_id)
     assert run.data.params["split"] == "validation"
     assert run.data.tags["split"] == "validation"
     (entry,) = run.inputs.dataset_inputs

@@ -1,25 +1,14 @@
 """Runs on vectors and on new classes: what is stored of them, and that it is found again."""
 
 import json
-from pathlib import Path
 
 import pytest
+from stored_runs import artifact_folder, load_rows, only_training
 
 import clear_mlflow
-from clear_mlflow.core.record import RowRecord, assemble
-from clear_mlflow.store import names
+from clear_mlflow.core.record import assemble
 
 QUICK = {"epochs": 3, "device": "cpu", "precision": "off"}
-
-
-def the_run(store, experiment_id):
-    (run,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'train'")
-    return run
-
-
-def load_rows(run):
-    folder = Path(run.info.artifact_uri.removeprefix("file://")) / "accuracy_matrix" / "rows"
-    return {p.name: RowRecord.from_json(p.read_text(), source=p.name) for p in folder.iterdir()}
 
 
 def read_profile(run):
@@ -27,7 +16,7 @@ def read_profile(run):
 
 
 def read_report(run):
-    return (Path(run.info.artifact_uri.removeprefix("file://")) / "report.html").read_text()
+    return (artifact_folder(run) / "report.html").read_text()
 
 
 @pytest.mark.parametrize("standardise", ["first", "past"])
@@ -36,7 +25,7 @@ def test_a_run_on_the_weather(store, experiment_id, standardise):
     clear_mlflow.train(
         dataset="weather", dataset_args={"standardise": standardise}, log_models="all", **QUICK
     )
-    run = the_run(store, experiment_id)
+    run = only_training(store, experiment_id)
     rows = load_rows(run)
     record = assemble(rows)
     assert (record.dataset.name, record.times[1].isoformat()) == ("weather", "2012-07-01")
@@ -63,7 +52,7 @@ def test_runs_on_new_classes(store, experiment_id):
         log_models="all",
         **QUICK,
     )
-    run = the_run(store, experiment_id)
+    run = only_training(store, experiment_id)
     rows = load_rows(run)
     for row in rows.values():
         assert row.extra["scenario"] == {

@@ -75,8 +75,13 @@ def predictions_folder(run) -> Path:
     return rows_folder(run).parents[1] / "predictions"
 
 
+def rescore(client, run, **options):
+    """Score a run that a user names, and return the result."""
+    return score(client, run, explicit=True, **options)
+
+
 def score(client, run, **options):
-    """Return one verdict, as a search for runs would reach it."""
+    """Score a run as a search for runs does, and return the result."""
     options = {"explicit": False, "dry_run": False, **options}
     (verdict,) = rescore_runs(client, [client.get_run(run.info.run_id)], **options)
     return verdict

@@ -49,6 +49,13 @@ def store(empty_store, tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A cache folder of one test, in which no other test leaves run folders."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 def experiment_id(store):
     """The id of the experiment that the test's store has."""
     return store.get_experiment_by_name(EXPERIMENT).experiment_id

@@ -13,10 +13,31 @@ from clear_mlflow.store import names
 DIGEST = "sha256:" + "ab" * 32
 
 
+def only_run(client, experiment_id, condition=""):
+    """Return the one run of an experiment, or the one that meets a condition."""
+    (run,) = client.search_runs([experiment_id], condition)
+    return run
+
+
+def only_training(client, experiment_id):
+    """Return the one training of an experiment, next to comparisons and other runs."""
+    return only_run(client, experiment_id, f"tags.`{names.KIND_TAG}` = 'train'")
+
+
+def artifact_folder(run):
+    """Return the artifact folder of a run of a store without a server."""
+    return Path(run.info.artifact_uri.removeprefix("file://"))
+
+
 def rows_folder(run):
-    """Return where a run of a store without a server keeps its rows."""
-    root = Path(run.info.artifact_uri.removeprefix("file://"))
-    return root / "accuracy_matrix" / "rows"
+    """Return the folder with the rows of a run of a store without a server."""
+    return artifact_folder(run) / "accuracy_matrix" / "rows"
+
+
+def load_rows(run):
+    """Return the row records of a run by file name, in order."""
+    files = sorted(rows_folder(run).iterdir())
+    return {file.name: RowRecord.from_json(file.read_text(), source=file.name) for file in files}
 
 
 def read_stored_rows(run):
