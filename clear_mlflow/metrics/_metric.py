@@ -131,32 +131,33 @@ class Metric:
         return match[1] if match else ""
 
 
-def declare(function: Callable[[Any], float], **fields: Any) -> Metric:
-    """Create a metric named after its function: ``module/function``.
+def declare(function: Callable[[Any], float], family: str = "", **fields: Any) -> Metric:
+    """Create a metric named after its family and function.
 
-    fields: other fields of :class:`Metric`.
+    family: part of the name before the slash; the name of the function's module if empty. fields:
+    other fields of :class:`Metric`.
     """
-    name = f"{_get_family(function)}/{function.__name__}"
-    return Metric(name=name, function=function, **fields)
+    family = family or function.__module__.rpartition(".")[2]
+    if "score_name" in fields:
+        fields["score_name"] = f"{family}/{fields['score_name']}"
+    return Metric(name=f"{family}/{function.__name__}", function=function, **fields)
 
 
 def level(function: Callable[[AccuracyMatrix], float], score_name: str, **fields: Any) -> Metric:
     """Create a metric whose value is in the unit of the score, for example a mean of R[i, j].
 
     score_name: name for other scores, without the family, for example ``in_domain_{score}``.
+    fields: other arguments of :func:`declare`.
     """
-    name = f"{_get_family(function)}/{score_name}"
-    return declare(function, score_role=LEVEL, score_name=name, **fields)
+    return declare(function, score_role=LEVEL, score_name=score_name, **fields)
 
 
 def change(function: Callable[[AccuracyMatrix], float], **fields: Any) -> Metric:
-    """Create a metric whose value is a difference of scores."""
+    """Create a metric whose value is a difference of scores.
+
+    fields: other arguments of :func:`declare`.
+    """
     return declare(function, score_role=CHANGE, **fields)
-
-
-def _get_family(function: Callable[[Any], float]) -> str:
-    """Return the last part of the name of a function's module."""
-    return function.__module__.rpartition(".")[2]
 
 
 def require_trained(matrix: AccuracyMatrix, minimum: int, requirement: str) -> None:
@@ -232,15 +233,3 @@ def select_past_diagonal(matrix: AccuracyMatrix) -> NDArray[np.float64]:
     """
     k = matrix.num_rows
     return select_values(matrix, np.eye(k, k - 1, dtype=np.bool_))
-
-
-def compute_change_on_past(matrix: AccuracyMatrix) -> float:
-    """Return the mean of R[i, j] - R[j, j] over j < i.
-
-    Raises UndefinedMetricError if one was not measured, or if fewer than 2 buckets were trained.
-    """
-    require_trained(matrix, 2, "a past bucket")
-    past = select_values(matrix, count_steps_ahead(matrix) < 0)
-    # Bucket j is in the past of k - 1 - j rows.
-    num_later_rows = np.arange(matrix.num_rows - 1, 0, -1)
-    return float((past.sum() - (select_past_diagonal(matrix) * num_later_rows).sum()) / len(past))

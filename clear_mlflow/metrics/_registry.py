@@ -56,10 +56,7 @@ DEFAULT_TITLES: Mapping[str, str] = MappingProxyType(
     {name: module.TITLE for name, module in _MODULES.items() if hasattr(module, "TITLE")}
 )
 DEFAULT_FAMILIES = tuple(DEFAULT_TITLES)
-_ALIASES = _MODULES.pop("aliases").METRICS
-_DECLARED = check_metric_names(
-    [*(metric for module in _MODULES.values() for metric in module.METRICS), *_ALIASES]
-)
+_DECLARED = check_metric_names(metric for module in _MODULES.values() for metric in module.METRICS)
 PREDICTION_METRICS = tuple(m for m in _DECLARED if m.needs == PREDICTIONS)
 WITHIN_BUCKET_METRICS = tuple(m for m in _DECLARED if m.needs == WITHIN_BUCKET)
 COST_METRICS = tuple(m for m in _DECLARED if m.needs == COSTS)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics import chaudhry, renate
+from clear_mlflow.metrics import renate
 from clear_mlflow.metrics._metric import (
     change,
     declare,
@@ -21,6 +21,7 @@ from clear_mlflow.metrics._metric import (
     select_trained_values,
     select_values,
 )
+from clear_mlflow.metrics.papers import forgetting_since_trained
 
 
 def forgetting_with_last(matrix: AccuracyMatrix) -> float:
@@ -85,7 +86,7 @@ def forgetting_over_steps(matrix: AccuracyMatrix) -> float:
     """
     require_trained(matrix, 2, "a past bucket")
     steps = range(2, matrix.num_rows + 1)
-    return float(np.mean([chaudhry.forgetting_since_trained(matrix.after(k)) for k in steps]))
+    return float(np.mean([forgetting_since_trained(matrix.after(k)) for k in steps]))
 
 
 def weighted_forgetting(matrix: AccuracyMatrix) -> float:

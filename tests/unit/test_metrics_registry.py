@@ -108,7 +108,7 @@ def test_the_index_of_a_frame_orders_its_rows():
 def test_every_function_of_a_family_is_declared_under_its_own_name():
     """A metric that was written but not listed would silently not be logged."""
     for module in pkgutil.iter_modules(metrics.__path__):
-        if module.name.startswith("_") or module.name == "aliases":
+        if module.name.startswith("_"):
             continue
         family = getattr(metrics, module.name)
         written = {
@@ -119,6 +119,9 @@ def test_every_function_of_a_family_is_declared_under_its_own_name():
             and not name.startswith("_")
         }
         declared = {getattr(metric.function, "func", metric.function) for metric in family.METRICS}
+        if module.name == "papers":  # has several families, and other names of metrics
+            assert written <= declared
+            continue
         assert written == declared
         for metric in family.METRICS:
             function = getattr(metric.function, "func", metric.function)
