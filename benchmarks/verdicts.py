@@ -19,7 +19,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.comparison.ranking import LEVEL, MAX_ALL_PAIRS
+from clear_mlflow.comparison.groups import LEVEL
+from clear_mlflow.comparison.ranking import MAX_ALL_PAIRS
 from clear_mlflow.statistics import holm, paired_t, welch_t
 
 SEEDS, GROUPS = (3, 5, 10), (2, 6, 16)

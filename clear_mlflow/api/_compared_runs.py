@@ -12,8 +12,7 @@ from numbers import Real
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.comparison.compared_run import ComparedRun, RunWithoutRows
-from clear_mlflow.comparison.groups import NOT_LOGGED
+from clear_mlflow.comparison.groups import NOT_LOGGED, ComparedRun, RunWithoutRows
 from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score

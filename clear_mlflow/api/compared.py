@@ -31,17 +31,17 @@ from clear_mlflow.api._compared_runs import (
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.load import Run as ApiRun
 from clear_mlflow.api.load import Runs, choose_runs, list_existing
-from clear_mlflow.comparison.build import Comparison, compare_groups
-from clear_mlflow.comparison.compared_run import ComparedRun, RunWithoutRows
 from clear_mlflow.comparison.figures import plot_history, render_figures
-from clear_mlflow.comparison.groups import truncate_name
-from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.groups import ComparedRun, RunWithoutRows, truncate_name
+from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import (
     get_common_score,
     get_default_group_by,
     rank_groups,
     select_equal_cost,
 )
+from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.tables import (
     build_comparison_dict,
     build_leader_metrics,
@@ -185,7 +185,7 @@ class ComparedRuns:
     def page(self) -> str:
         """Return the comparison as a self-contained HTML page."""
         footer = f"clear_mlflow {__version__}"
-        return comparison_page(self.comparison, title="Comparison", footer=footer)
+        return render_comparison_page(self.comparison, title="Comparison", footer=footer)
 
     def _repr_html_(self) -> str:
         # In its own frame, so that its style and script do not affect the notebook.
@@ -466,7 +466,7 @@ def _write_files(
     comparison = compared.comparison
     grids = build_next_grids(comparison)
     now = datetime.now(timezone.utc).strftime("%F %H:%M UTC")
-    page = comparison_page(
+    page = render_comparison_page(
         comparison,
         title=title,
         footer=f"clear_mlflow {__version__}, {now}",

@@ -21,7 +21,7 @@ from clear_mlflow.process.streams import open_output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from clear_mlflow.comparison.build import Comparison
+    from clear_mlflow.comparison.result import Comparison
     from clear_mlflow.scoring import Scores
     from clear_mlflow.store.client import MlflowClient
     from clear_mlflow.tracking.lifecycle import RunResult

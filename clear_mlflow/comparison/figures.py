@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.page.charts import cost_plots, curve_parts, metric_plots
-from clear_mlflow.comparison.page.matrices_section import matrix_scales
+from clear_mlflow.comparison.groups import LEVEL
+from clear_mlflow.comparison.page.charts import (
+    build_cost_plots,
+    build_curve_parts,
+    build_matrix_scales,
+    build_metric_plots,
+)
+from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.metrics import evaluate_metrics
@@ -23,7 +28,7 @@ from clear_mlflow.report.pictures import (
     draw_heatmap,
     fit_labels,
     measure_width,
-    pdf,
+    render_pdf,
 )
 from clear_mlflow.statistics import seed_summary
 
@@ -37,15 +42,15 @@ _PAPER = 6.5  # inches, of a page's text
 def render_figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each file: the page's charts as SVG, and a PDF for papers."""
     if comparison.metrics:
-        yield "metrics.svg", render_svg("dots", list(metric_plots(comparison)), columns=3)
-    if plots := list(cost_plots(comparison)):
+        yield "metrics.svg", render_svg("dots", list(build_metric_plots(comparison)), columns=3)
+    if plots := list(build_cost_plots(comparison)):
         yield "cost.svg", render_svg("costs", plots, columns=1)
-    for number, part in enumerate(curve_parts(comparison), start=1):
+    for number, part in enumerate(build_curve_parts(comparison), start=1):
         end = f"_{number}" if len(comparison.conditions) > 1 else ""
         if part["means"]:
             content = render_svg("curves", part["means"], columns=2, legend=part["legend"])
             yield f"curves{end}.svg", content
-    yield "paper.pdf", pdf(_draw_pages(comparison))
+    yield "paper.pdf", render_pdf(_draw_pages(comparison))
 
 
 def _draw_pages(comparison: Comparison) -> Iterator[Figure]:
@@ -55,12 +60,12 @@ def _draw_pages(comparison: Comparison) -> Iterator[Figure]:
     """
     if any(metric.name == comparison.ranked_by for metric in comparison.definitions):
         yield plot_history(comparison, width=_PAPER)
-    scales = matrix_scales(comparison)
+    scales = build_matrix_scales(comparison)
     for group in comparison.groups[:_MOST_MAPS]:
         runs = f", mean of {len(group.members)}" if len(group.members) > 1 else ""
         title = f"{truncate(group.name, 60)}{runs}"
         width = _PAPER if group.matrix.num_buckets > 9 else None
-        yield draw_heatmap(group.matrix, title, scales[group.conditions], width=width)
+        yield draw_heatmap(group.matrix, title, scales[group.conditions_index], width=width)
 
 
 def plot_history(
@@ -100,9 +105,7 @@ def plot_history(
         ]
         steps = sorted({step for history in histories for step in history})
         means = [
-            seed_summary(
-                [history[step] for history in histories if step in history], level=comparison.level
-            )
+            seed_summary([history[step] for history in histories if step in history], level=LEVEL)
             for step in steps
         ]
         colour = GROUPS[position % len(GROUPS)]
@@ -114,7 +117,7 @@ def plot_history(
         drawn_ends += ends
         low, high = ([end[i] for end in ends] for i in (0, 1))
         axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_ylim(*find_limits(drawn_means, drawn_ends))
+    axes.set_ylim(*find_y_limits(drawn_means, drawn_ends))
     font: dict[str, Any] = {"fontsize": 8, "fontfamily": FONT}
     axes.set_xlabel("buckets trained", **font)
     axes.set_ylabel(label_y.replace("$", r"\$"), **font)
@@ -126,12 +129,12 @@ def plot_history(
     return figure
 
 
-def find_limits(
+def find_y_limits(
     means: Sequence[float], intervals: Sequence[tuple[float, float]]
 ) -> tuple[float, float]:
     """Return a y-range in which very wide intervals are cut off, so that all means are readable.
 
-    >>> find_limits([0.5, 0.6], [(0.49, 0.51), (-3.0, 4.2)])
+    >>> find_y_limits([0.5, 0.6], [(0.49, 0.51), (-3.0, 4.2)])
     (0.44, 0.66)
     """
     if not means:

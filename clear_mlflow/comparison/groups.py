@@ -4,22 +4,110 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.comparison.compared_run import ComparedRun, RunWithoutRows, TestConditions
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import AccuracyMatrix, get_measured_split
+from clear_mlflow.core.matrix import AccuracyMatrix, get_measured_split, stack_all_rows
+from clear_mlflow.core.record import Record
+from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
+LEVEL = 0.95  # confidence level of all intervals and tests
 COST = "cost/training_flops"  # shown next to every ranking
 NOT_LOGGED = "not logged"  # label of a run without the parameter, which is not the value "none"
 # Labels that need no name in front of them.
 _CLEAR_LABELS = frozenset({"strategy", "dataset", "model"})
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ComparedRun:
+    """One run of a comparison, with its matrix."""
+
+    run_id: str
+    name: str  # any text
+    record: Record
+    summary: Mapping[str, float]  # metric name to value, without undefined metrics
+    labels: Mapping[str, str]  # parameters and tags to group by
+    params: Mapping[str, str] = field(default_factory=dict)  # as logged
+    # Parameters that affect results. All seeds of one method agree in them.
+    method_params: Mapping[str, str] = field(default_factory=dict)
+    diverged: bool = False  # True if its loss or output was not finite
+    # Interval of the tests within buckets, or "own"; None if there were none.
+    test_every: str | None = None
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the run, or None if it is not known."""
+        return self.record.seed
+
+    @cached_property
+    def grid(self) -> NDArray[np.float64]:
+        """(T + 1, T) cells of the masked matrix, the untrained model first, or NaN."""
+        cells = stack_all_rows(self.record.masked_matrix)
+        cells.setflags(write=False)
+        return cells
+
+    @cached_property
+    def conditions(self) -> TestConditions:
+        """What must be the same in two runs whose numbers are compared."""
+        record, matrix = self.record, self.record.matrix
+        return TestConditions(
+            record.dataset.name,
+            record.dataset.digest,
+            record.protocol,
+            record.split,
+            matrix.buckets,
+            None if matrix.num_instances is None else tuple(matrix.num_instances.tolist()),
+            matrix.score,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunWithoutRows:
+    """A run that diverged before its first row: a result of its method without a matrix."""
+
+    run_id: str
+    name: str
+    seed: int | None  # None if not known
+    labels: Mapping[str, str]
+    method_params: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TestConditions:
+    """Test set, protocol and score. Numbers under different conditions are not comparable."""
+
+    dataset: str
+    digest: str
+    protocol: str
+    split: str  # "test" or "validation"
+    buckets: tuple[str, ...]
+    num_instances: tuple[int, ...] | None
+    score: Score
+
+    def list_differences(self, other: TestConditions) -> Iterator[str]:
+        """Yield a few words for each difference to other conditions."""
+        for name, value, other_value in (
+            ("dataset", self.dataset, other.dataset),
+            ("protocol", self.protocol, other.protocol),
+            ("split", self.split, other.split),
+            (
+                "dataset digest",
+                *(d.removeprefix("sha256:")[:8] for d in (self.digest, other.digest)),
+            ),
+        ):
+            if value != other_value:
+                yield f"{name} ({value} and {other_value})"
+        if self.buckets != other.buckets:
+            counts = len(self.buckets), len(other.buckets)
+            yield "buckets" + (f" ({counts[0]} and {counts[1]})" if counts[0] != counts[1] else "")
+        elif self.num_instances != other.num_instances:
+            yield "number of test images"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,10 +116,9 @@ class Group:
 
     name: str  # unique among the groups
     labels: Mapping[str, str]  # labels that the runs were grouped by
-    conditions: int  # index of the test conditions that all members share
+    conditions_index: int  # of the test conditions that all members share
     members: tuple[ComparedRun, ...]  # runs with rows, ordered by seed
-    length: int  # largest number of trained buckets under these conditions
-    level: float  # confidence level of the intervals
+    max_trained: int  # largest number of trained buckets under these conditions
     without_rows: tuple[RunWithoutRows, ...] = ()  # runs that diverged before their first row
 
     @cached_property
@@ -40,7 +127,7 @@ class Group:
         return tuple(
             run
             for run in self.members
-            if run.record.matrix.num_rows == self.length and not run.diverged
+            if run.record.matrix.num_rows == self.max_trained and not run.diverged
         )
 
     @cached_property
@@ -74,7 +161,7 @@ class Group:
         for run in self.counted:
             for name, value in run.summary.items():
                 values[name].append(value)
-        return {name: seed_summary(seeds, level=self.level) for name, seeds in values.items()}
+        return {name: seed_summary(seeds, level=LEVEL) for name, seeds in values.items()}
 
     def list_values(self, metric: str) -> list[tuple[ComparedRun, float]]:
         """Return the runs that define a metric, ordered by seed, with their values."""
@@ -84,6 +171,11 @@ class Group:
         """Return such as ``1 of 3`` if some seeds do not define a metric, or an empty string."""
         n = self.metrics[metric].n if metric in self.metrics else 0
         return f"{n} of {len(self.counted)}" if 0 < n < len(self.counted) else ""
+
+    def format_seeds(self) -> str:
+        """Return the number of seeds with values, and of diverged ones, as ``4, 1 diverged``."""
+        diverged = f", {len(self.diverged)} diverged" if self.diverged else ""
+        return f"{len(self.counted)}{diverged}"
 
     @cached_property
     def seeds_per_cell(self) -> NDArray[np.int64]:
@@ -108,7 +200,6 @@ class Group:
 def group_runs(
     runs: Sequence[ComparedRun],
     group_by: Sequence[str],
-    level: float,
     without_rows: Sequence[RunWithoutRows] = (),
 ) -> tuple[list[Group], list[TestConditions], list[str]]:
     """Group runs with equal labels and test conditions.
@@ -149,10 +240,9 @@ def group_runs(
         Group(
             name=name,
             labels=dict(zip(group_by, labels, strict=False)),
-            conditions=index,
+            conditions_index=index,
             members=tuple(sorted(members, key=_get_seed_order)),
-            length=lengths[conditions[index]] or len(conditions[index].buckets),
-            level=level,
+            max_trained=lengths[conditions[index]] or len(conditions[index].buckets),
             without_rows=tuple(
                 run for run in without_rows if _belongs(run, group_by, labels, conditions[index])
             ),

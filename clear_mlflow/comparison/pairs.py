@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from pandas import DataFrame
 
-from clear_mlflow.comparison.groups import COST, Group, is_equal_cost, truncate_name
-from clear_mlflow.comparison.ranking import RankedGroups
+from clear_mlflow.comparison.groups import COST, LEVEL, Group, is_equal_cost, truncate_name
+from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.wording import (
     BOOTSTRAP,
     DIFFERENT,
@@ -20,12 +21,18 @@ from clear_mlflow.comparison.wording import (
     PAIRED,
     TOO_FEW,
     WELCH,
-    VerdictWriter,
     format_mixed_params,
+    is_a_better,
+    list_test_intervals,
+    write_exploratory,
+    write_seeds_needed,
+    write_verdict,
+    write_warnings,
 )
 from clear_mlflow.core.score import format_significant
-from clear_mlflow.metrics import Metric, Predictions, is_cost
+from clear_mlflow.metrics import WITHIN_BUCKET_METRICS, Metric, Predictions, is_cost
 from clear_mlflow.statistics import (
+    MIN_SEEDS,
     ImageBootstrap,
     TTest,
     hedges_g,
@@ -34,162 +41,175 @@ from clear_mlflow.statistics import (
     seeds_needed,
     welch_t,
 )
-from clear_mlflow.statistics.sample_size import MIN_SEEDS
 
 # A remark names a seed whose distance to the others is three times their range, and a standard
 # deviation six times the other one: of five normal values in 3 and 0.4 % of paired comparisons.
 _MAX_DISTANCE, _MAX_RATIO, _MIN_SEEDS_FOR_REMARKS = 3, 6, 5
-# Columns of the frame of pairs, in order. A column that is added here, and to _describe_sample or
-# _describe_test, is in all outputs that list numbers of pairs.
+# Columns of the frame of pairs, in order. A column that is added here and to a row of
+# compare_pairs is in all outputs that list numbers of pairs.
 PAIR_COLUMNS = (
-    *("a", "b", "metric", "outcome", "difference", "low", "high", "p", "test", "sentence"),
-    *("details", "unit", "n_a", "n_b", "unadjusted_low", "unadjusted_high", "unadjusted_p"),
+    *("a", "b", "metric", "higher_is_better", "outcome", "difference", "low", "high", "p", "test"),
+    *(
+        "sentence",
+        "details",
+        "unit",
+        "n_a",
+        "n_b",
+        "unadjusted_low",
+        "unadjusted_high",
+        "unadjusted_p",
+    ),
     *("margin", "equivalence_p", "equivalence_low", "equivalence_high", "hedges_g", "more_seeds"),
     *("a_index", "b_index"),
 )
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """The values of two groups, which may suffice for a test."""
+def compare_groups(
+    ranked: Comparison, predictions: Mapping[str, Predictions] | None = None
+) -> Comparison:
+    """Test groups against each other over seeds, and single runs over test images.
 
-    method: str
-    seeds: str  # number of seeds or images, for a sentence
-    difference: float  # a - b
-    test: TTest | None  # None without variation
-    values: tuple[list[float], list[float]] | None  # by seed, or None for a test over images
-    seeds_a: Sequence[int | None] = ()  # seeds of the values
-    seeds_b: Sequence[int | None] = ()
-
-    @property
-    def min_seeds(self) -> int:
-        return min(map(len, self.values)) if self.values else MIN_SEEDS
+    predictions: predictions of single runs by run id.
+    """
+    by_group = {
+        index: predictions[group.counted[0].run_id]
+        for index, group in enumerate(ranked.groups)
+        if predictions and group.is_single_result and group.counted[0].run_id in predictions
+    }
+    by_pair = {
+        (a, b): (by_group[a], by_group[b])
+        for a, b in ranked.planned_pairs
+        if a in by_group and b in by_group
+    }
+    unequal_images = frozenset(
+        pair for pair, (a, b) in by_pair.items() if a.images.digest != b.images.digest
+    )
+    by_pair = {pair: sides for pair, sides in by_pair.items() if pair not in unequal_images}
+    bootstrap = ImageBootstrap(metrics=ranked.definitions, level=LEVEL)
+    metrics: list[Metric] = [*ranked.definitions]
+    if len(list_test_intervals(ranked)) < 2:  # minima over different intervals are not comparable
+        metrics += WITHIN_BUCKET_METRICS
+    ranking_metric = [metric for metric in metrics if metric.name == ranked.ranked_by]
+    pairs = compare_pairs(ranked, ranking_metric, bootstrap, by_pair, margin=ranked.margin)
+    names = {*ranked.headline_metrics} - {ranked.ranked_by, COST}
+    others = [m for m in metrics if m.name in names and m.higher_is_better is not None]
+    undecided = {(p["a_index"], p["b_index"]) for p in pairs if p["outcome"] != DIFFERENT}
+    num_comparisons = len(others) * (len(ranked.planned_pairs) + ranked.num_untested)
+    exploratory = [
+        pair
+        for pair in compare_pairs(
+            ranked, others if undecided else (), bootstrap, by_pair, num_comparisons=num_comparisons
+        )
+        if pair["outcome"] == DIFFERENT and (pair["a_index"], pair["b_index"]) in undecided
+    ]
+    return replace(
+        ranked,
+        # Objects keep integers, and None for what is not defined.
+        pairs=DataFrame(pairs, columns=PAIR_COLUMNS, dtype=object),
+        exploratory=DataFrame(exploratory, columns=PAIR_COLUMNS, dtype=object),
+        exploratory_text=write_exploratory(exploratory, ranked.ranked_by),
+        image_intervals={i: bootstrap.intervals(run) for i, run in by_group.items()},
+        warnings=tuple(write_warnings(ranked, pairs, unequal_images)),
+    )
 
 
 def compare_pairs(
-    ranked: RankedGroups,
-    metric: Metric,
-    *,
+    ranked: Comparison,
+    metrics: Sequence[Metric],
     bootstrap: ImageBootstrap,
     predictions: Mapping[tuple[int, int], tuple[Predictions, Predictions]],
-    margin: float | None,
+    *,
+    margin: float | None = None,
     num_comparisons: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a row with PAIR_COLUMNS for each planned pair with values of a metric.
+    """Return a row for each metric and each planned pair with two values per group.
+
+    A row has PAIR_COLUMNS, and the values that only its sentence contains. Numbers of a test are
+    None if the pair was not tested.
 
     predictions: of pairs of single runs. num_comparisons: number of comparisons to adjust p for, or
-    None for the pairs that are tested or were not chosen.
+    None for the tested pairs of the metric and those that were not planned.
     """
-    samples = {}
-    for pair in ranked.plan.pairs:
-        a, b = (ranked.groups[i] for i in pair)
-        sample = None
-        if pair in predictions:
-            sample = _compare_over_images(*predictions[pair], bootstrap, metric.name)
-        sample = sample or _compare_over_seeds(a, b, metric.name)
-        if sample is not None:
-            samples[pair] = sample
-    tests = {
-        pair: sample.test
-        for pair, sample in samples.items()
-        if sample.test is not None and sample.min_seeds >= MIN_SEEDS
-    }
-    alpha = 1 - ranked.level
-    comparisons = num_comparisons or len(tests) + ranked.plan.num_untested
-    writer = VerdictWriter(
-        metric=metric.name,
-        higher_is_better=metric.higher_is_better is not False,
-        in_percent=ranked.score.is_accuracy and not is_cost(metric.name),
-        comparisons=comparisons,
-        adjustment="Holm" if margin is None else "Bonferroni",
-    )
-
-    def adjust(p_values: Sequence[float]) -> Iterator[tuple[float, float]]:
-        """Yield each adjusted p-value and its factor."""
-        factors = holm_factors(p_values, family=comparisons)
-        # A pair is tested for a difference and for equivalence, and one of these is true. Tests at
-        # alpha / comparisons have an error rate of alpha together (Bonferroni).
-        if margin is not None:
-            factors = [float(comparisons)] * len(p_values)
-        return ((min(1.0, f * p), f) for p, f in zip(p_values, factors, strict=True))
-
-    results = dict(zip(tests, adjust([test.p_value for test in tests.values()]), strict=True))
-    equivalences = {}
-    if margin is not None:
-        p_values = [test.equivalence_p(margin) for test in tests.values()]
-        equivalences = dict(zip(tests, adjust(p_values), strict=True))
     rows = []
-    for pair, sample in samples.items():
-        row = _describe_sample(ranked, pair, sample, writer)
-        if pair not in tests:
-            row["outcome"] = TOO_FEW
-            row["sentence"] = writer.write_untested(row, sample.min_seeds)
-            if sample.min_seeds < MIN_SEEDS:
-                alpha_adjusted = alpha / (len(samples) + ranked.plan.num_untested)
-                count, sentence = _count_new_seeds(sample.test, alpha_adjusted, margin, writer)
-                row["more_seeds"], row["details"] = count, [sentence]
-            # Only tested pairs have these, as in the JSON of a comparison.
-            row |= dict.fromkeys(("difference", "unit", "test"))
-        else:
-            row |= _describe_test(
-                tests[pair], results[pair], equivalences.get(pair), ranked.level, margin
-            )
-            row["sentence"] = writer.write_tested(row, ranked.level)
-            row["details"] = []
-            if sample.values is not None:
-                row["hedges_g"] = effect = hedges_g(*sample.values)
+    for metric in metrics:
+        samples = _sample_pairs(ranked, metric.name, bootstrap, predictions)
+        tests: dict[tuple[int, int], TTest] = {
+            pair: sample["t_test"]
+            for pair, sample in samples.items()
+            if sample["t_test"] is not None and sample["min_seeds"] >= MIN_SEEDS
+        }
+        family = num_comparisons or len(tests) + ranked.num_untested
+        factors = holm_factors([test.p_value for test in tests.values()], family=family)
+        # A pair is tested for a difference and for equivalence, and one of these is true. Tests at
+        # alpha / family have an error rate of alpha together (Bonferroni).
+        if margin is not None:
+            factors = [float(family)] * len(tests)
+        factor_by_pair = dict(zip(tests, factors, strict=True))
+        for pair, sample in samples.items():
+            a, b = (ranked.groups[i] for i in pair)
+            row = {**dict.fromkeys(PAIR_COLUMNS), **sample, "outcome": TOO_FEW, "details": []}
+            row |= {"a": a.name, "b": b.name, "a_index": pair[0], "b_index": pair[1]}
+            row |= {"metric": metric.name, "comparisons": family}
+            row["higher_is_better"] = metric.higher_is_better is not False
+            row["in_percent"] = ranked.score.is_accuracy and not is_cost(metric.name)
+            row["cost_ratio"] = _format_cost_ratio(a, b, row)
+            row["remarks"] = [*_list_remarks(a, b, row)]
+            if pair in tests:
+                row |= _describe_test(tests[pair], factor_by_pair[pair])
+                if margin is not None:
+                    row |= _describe_equivalence(row, tests[pair], margin)
+            row["sentence"] = write_verdict(row)
+            if pair in tests and row["values"] is not None:
+                row["hedges_g"] = effect = hedges_g(*row["values"])
                 if effect is not None:
                     row["details"].append(f"Effect size: Hedges' g {abs(effect):.1f}.")
-                if row["outcome"] == NOT_SHOWN:
-                    count, sentence = _count_new_seeds(
-                        tests[pair], alpha / comparisons, margin, writer
-                    )
-                    row["more_seeds"] = count
-                    row["details"].append(sentence)
-        rows.append(row)
+            has_few_seeds = row["min_seeds"] < MIN_SEEDS
+            if has_few_seeds or (row["outcome"] == NOT_SHOWN and row["values"] is not None):
+                count = len(samples) + ranked.num_untested if has_few_seeds else family
+                row["more_seeds"], sentence = _count_new_seeds(
+                    row["t_test"], (1 - LEVEL) / count, margin
+                )
+                row["details"].append(sentence)
+            if pair not in tests:
+                row |= dict.fromkeys(("difference", "unit", "test"))
+            rows.append(row)
     return rows
 
 
-def _describe_sample(
-    ranked: RankedGroups, pair: tuple[int, int], sample: _Sample, writer: VerdictWriter
-) -> dict[str, Any]:
-    """Return the columns of a pair that do not need a test, and parts of its sentence."""
-    a, b = (ranked.groups[i] for i in pair)
-    return {
-        **dict.fromkeys(PAIR_COLUMNS),
-        "details": [],
-        "a": a.name,
-        "b": b.name,
-        "a_index": pair[0],
-        "b_index": pair[1],
-        "metric": writer.metric,
-        "test": sample.method,
-        "difference": sample.difference,
-        "unit": "images" if sample.values is None else "seeds",
-        "seeds": sample.seeds,
-        "cost": _format_cost_ratio(a, b, sample.difference, writer),
-        "remarks": [*_list_remarks(a, b, sample)],
-    }
+def _sample_pairs(
+    ranked: Comparison,
+    metric: str,
+    bootstrap: ImageBootstrap,
+    predictions: Mapping[tuple[int, int], tuple[Predictions, Predictions]],
+) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return the difference of each planned pair, with its t-test or bootstrap if it has one.
+
+    Pairs without predictions need two seeds per group; others are left out.
+    """
+    samples = {}
+    for pair in ranked.planned_pairs:
+        sample = None
+        if pair in predictions:
+            sample = _compare_over_images(*predictions[pair], bootstrap, metric)
+        if sample is None:
+            a, b = (ranked.groups[i] for i in pair)
+            sample = _compare_over_seeds(a, b, metric)
+        if sample is not None:
+            samples[pair] = sample
+    return samples
 
 
-def _describe_test(
-    test: TTest,
-    adjusted: tuple[float, float],
-    equivalence: tuple[float, float] | None,
-    level: float,
-    margin: float | None,
-) -> dict[str, Any]:
-    """Return the columns of a tested pair. Adjusted values are p and the factor of adjustment."""
-    alpha, (p_value, factor) = 1 - level, adjusted
-    low, high = test.interval(1 - alpha / factor)
-    unadjusted = test.interval(level)
+def _describe_test(test: TTest, factor: float) -> dict[str, Any]:
+    """Return the columns of a test of a difference. factor: by which p is multiplied."""
+    p_value, alpha = min(1.0, factor * test.p_value), 1 - LEVEL
+    interval, unadjusted = test.interval(1 - alpha / factor), test.interval(LEVEL)
     # A p of exactly 0.05 is significant despite rounding in 1 - 0.95.
     is_different = p_value <= alpha + 1e-12 and test.difference != 0
-    row = {
+    return {
         "outcome": DIFFERENT if is_different else NOT_SHOWN,
         "difference": test.difference,
-        "low": low,
-        "high": high,
+        "low": interval.low,
+        "high": interval.high,
         "p": p_value,
         "n_a": test.n_a,
         "n_b": test.n_b,
@@ -197,17 +217,26 @@ def _describe_test(
         "unadjusted_high": unadjusted.high,
         "unadjusted_p": test.p_value,
     }
-    if equivalence is not None:
-        # The level 1 - 2 alpha: the interval is within the margin if p is at most alpha.
-        ends = test.interval(1 - 2 * alpha / equivalence[1])
-        row |= {"margin": margin, "equivalence_p": equivalence[0]}
-        row |= {"equivalence_low": ends.low, "equivalence_high": ends.high}
-        if not is_different and equivalence[0] <= alpha + 1e-12:
-            row["outcome"] = EQUIVALENT
-    return row
 
 
-def _compare_over_seeds(a: Group, b: Group, metric: str) -> _Sample | None:
+def _describe_equivalence(row: Mapping[str, Any], test: TTest, margin: float) -> dict[str, Any]:
+    """Return the columns of a test of equivalence, and the outcome. row: columns of the pair."""
+    alpha, comparisons = 1 - LEVEL, row["comparisons"]
+    p_value = min(1.0, comparisons * test.equivalence_p(margin))
+    # The level 1 - 2 alpha: the interval is within the margin if p is at most alpha.
+    low, high = test.interval(1 - 2 * alpha / comparisons)
+    is_within, outcome = p_value <= alpha + 1e-12, row["outcome"]
+    return {
+        "outcome": EQUIVALENT if is_within and outcome == NOT_SHOWN else outcome,
+        "is_within_margin": is_within,
+        "margin": margin,
+        "equivalence_p": p_value,
+        "equivalence_low": low,
+        "equivalence_high": high,
+    }
+
+
+def _compare_over_seeds(a: Group, b: Group, metric: str) -> dict[str, Any] | None:
     """Compare two groups over seeds, or return None if one has fewer than two values.
 
     Paired if the seeds of one group, including diverged ones, are among the seeds of the other.
@@ -223,72 +252,82 @@ def _compare_over_seeds(a: Group, b: Group, metric: str) -> _Sample | None:
         [by_seed_a.keys() | diverged_a, by_seed_b.keys() | diverged_b], key=len
     )
     is_unique = len(by_seed_a) == len(values_a) and len(by_seed_b) == len(values_b)
-    seeds: list[Sequence[int | None]]
     if is_unique and None not in smaller and smaller <= larger and len(common) > 1:
-        seeds = [common, common]
+        seeds = common, common
         values = [by_seed_a[seed] for seed in common], [by_seed_b[seed] for seed in common]
         method, count, test = PAIRED, f"{len(common)} shared seeds", paired_t(*values)
     else:
-        seeds = [[run.seed for run, _ in side] for side in (values_a, values_b)]
+        seeds = [run.seed for run, _ in values_a], [run.seed for run, _ in values_b]
         values = [value for _, value in values_a], [value for _, value in values_b]
         method, count, test = WELCH, f"{len(values_a)} and {len(values_b)} seeds", welch_t(*values)
-    difference = math.fsum(values[0]) / len(values[0]) - math.fsum(values[1]) / len(values[1])
-    return _Sample(method, count, difference, test, values, *seeds)
+    return {
+        "test": method,
+        "unit": "seeds",
+        "sample": count,
+        "difference": math.fsum(values[0]) / len(values[0]) - math.fsum(values[1]) / len(values[1]),
+        "t_test": test,
+        "values": values,
+        "seeds": seeds,
+        "min_seeds": min(map(len, values)),
+    }
 
 
 def _compare_over_images(
     a: Predictions, b: Predictions, bootstrap: ImageBootstrap, metric: str
-) -> _Sample | None:
+) -> dict[str, Any] | None:
     """Compare two runs of equal length over test images, or return None without a test."""
     test = bootstrap.test(a, b).get(metric) if a.k == b.k else None
     if test is None:
         return None
-    count = f"{test.n_a:,} test images, one training run per method, other seeds may differ"
-    return _Sample(BOOTSTRAP, count, test.difference, test, None)
+    return {
+        "test": BOOTSTRAP,
+        "unit": "images",
+        "sample": f"{test.n_a:,} test images, one training run per method, other seeds may differ",
+        "difference": test.difference,
+        "t_test": test,
+        "values": None,
+        "min_seeds": MIN_SEEDS,
+    }
 
 
-def _format_cost_ratio(a: Group, b: Group, difference: float, writer: VerdictWriter) -> str:
+def _format_cost_ratio(a: Group, b: Group, row: Mapping[str, Any]) -> str:
     """Return the training FLOPs of the better group relative to the other, or "" within 1 %."""
     better, worse = (group.metrics.get(COST) for group in (a, b))
-    if not writer.is_a_better(difference):
+    if not is_a_better(row):
         better, worse = worse, better
-    if is_cost(writer.metric) or better is None or worse is None or not better.mean * worse.mean:
+    if is_cost(row["metric"]) or better is None or worse is None or not better.mean * worse.mean:
         return ""
     if is_equal_cost(better.mean, worse.mean):
         return ""
     return f" at {format_significant(better.mean / worse.mean, 2)} times the training FLOPs"
 
 
-def _list_remarks(a: Group, b: Group, sample: _Sample) -> Iterator[str]:
+def _list_remarks(a: Group, b: Group, row: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a reader has to know about the seeds, in a few words each."""
-    for group in (a, b):
-        name = truncate_name(group.name)
+    names = [truncate_name(group.name) for group in (a, b)]
+    for name, group in zip(names, (a, b), strict=True):
         if group.mixed_params:
             yield f"{name} mixes {format_mixed_params(group)}"
-        if sample.values is None:
+        if row["values"] is None:
             continue
         if diverged := len(group.diverged):
             verb, total = "has" if diverged == 1 else "have", len(group.counted) + diverged
             yield f"{diverged} of {total} seeds of {name} diverged and {verb} no value"
         if group.is_deterministic:
             yield f"all seeds of {name} have the same matrix"
-    if sample.values is None:
+    if row["values"] is None:
         return
-    values_a, values_b = sample.values
-    if sample.method == PAIRED:
-        outlier = _find_outlier(np.subtract(values_a, values_b))
+    if row["test"] == PAIRED:
+        outlier = _find_outlier(np.subtract(*row["values"]))
         if outlier is not None:
-            yield f"seed {sample.seeds_a[outlier]} is an outlier"
+            yield f"seed {row['seeds'][0][outlier]} is an outlier"
         return
-    names = [truncate_name(group.name) for group in (a, b)]
-    for name, values, seeds in zip(
-        names, sample.values, (sample.seeds_a, sample.seeds_b), strict=True
-    ):
+    for name, values, seeds in zip(names, row["values"], row["seeds"], strict=True):
         if (outlier := _find_outlier(values)) is not None:
             seed = "one seed" if seeds[outlier] is None else f"seed {seeds[outlier]}"
             yield f"{seed} of {name} is an outlier"
-    low, high = sorted([(float(np.std(values_a)), names[0]), (float(np.std(values_b)), names[1])])
-    if sample.min_seeds >= _MIN_SEEDS_FOR_REMARKS and high[0] > _MAX_RATIO * low[0]:
+    low, high = sorted(zip(map(np.std, row["values"]), names, strict=True))
+    if row["min_seeds"] >= _MIN_SEEDS_FOR_REMARKS and high[0] > _MAX_RATIO * low[0]:
         yield f"the standard deviation of {high[1]} is over {_MAX_RATIO} times that of {low[1]}"
 
 
@@ -312,14 +351,17 @@ def _find_outlier(values: ArrayLike) -> int | None:
 
 
 def _count_new_seeds(
-    test: TTest | None, alpha: float, margin: float | None, writer: VerdictWriter
+    test: TTest | None, alpha: float, margin: float | None
 ) -> tuple[int | None, str]:
-    """Return how many new seeds per method a decision needs, or None, and a sentence on it."""
+    """Return how many new seeds per method a decision needs, and a sentence on it.
+
+    The number is None if 100 seeds are not enough.
+    """
     if test is None:
         return MIN_SEEDS, f"A test needs at least {MIN_SEEDS} new seeds per method."
     needed = seeds_needed(test, alpha=alpha)
     if margin is not None and abs(test.difference) < margin:
         for_equivalence = seeds_needed(test, alpha=alpha, margin=margin)
         if for_equivalence is not None and (needed is None or for_equivalence < needed):
-            return for_equivalence, writer.write_seeds_needed(for_equivalence, is_equivalence=True)
-    return needed, writer.write_seeds_needed(needed)
+            return for_equivalence, write_seeds_needed(for_equivalence, "show equivalence")
+    return needed, write_seeds_needed(needed, "detect a difference of this size")

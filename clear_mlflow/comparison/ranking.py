@@ -4,113 +4,28 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 
-from clear_mlflow.comparison.compared_run import ComparedRun, RunWithoutRows, TestConditions
 from clear_mlflow.comparison.groups import (
-    COST,
     NOT_LOGGED,
+    ComparedRun,
     Group,
+    RunWithoutRows,
+    TestConditions,
     group_runs,
     is_equal_cost,
     truncate_name,
 )
+from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.metrics import (
-    COST_METRICS,
-    METRICS,
-    WITHIN_BUCKET_METRICS,
-    Metric,
-    adapt_metrics,
-    get_headlines,
-)
+from clear_mlflow.metrics import METRICS, WITHIN_BUCKET_METRICS, Metric, adapt_metrics
 
-LEVEL = 0.95
-# Single runs whose predictions are read, megabytes each.
-MAX_PREDICTIONS = 24
 # Up to so many groups, all pairs are tested: 15 sentences. With more groups, each is tested against
 # the leader.
 MAX_ALL_PAIRS = 6
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairPlan:
-    """The pairs of groups that are tested, as indices of groups in the order of the ranking."""
-
-    pairs: tuple[tuple[int, int], ...]
-    # Number of further pairs to adjust for, because the leader was chosen by its results.
-    num_untested: int = 0
-    baselines: tuple[int, ...] = ()  # groups that the others are tested against
-    leaders: tuple[int, ...] = ()  # leaders that all others are tested against
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankedGroups:
-    """Groups of runs, the best first, before any test."""
-
-    groups: tuple[Group, ...]
-    conditions: tuple[TestConditions, ...]
-    group_by: tuple[str, ...]
-    metrics: tuple[str, ...]  # names of metrics that at least one group defines
-    definitions: tuple[Metric, ...]  # metrics of the matrix
-    ranked_by: str | None  # metric of the ranking and the tests, or None if no group defines any
-    plan: PairPlan
-    ungrouped: tuple[RunWithoutRows, ...]  # runs without rows that belong to no group
-    notes: tuple[str, ...]  # sentences about the grouping
-    level: float
-    margin: float | None  # largest difference that does not matter
-    tuned: frozenset[str]  # names in group_by of parameters that are chosen by their results
-
-    @property
-    def runs(self) -> tuple[ComparedRun, ...]:
-        """All runs with rows, group by group."""
-        return tuple(run for group in self.groups for run in group.members)
-
-    @property
-    def is_validation(self) -> bool:
-        """True if all runs were measured on validation images."""
-        return all(conditions.split == VALIDATION for conditions in self.conditions)
-
-    @property
-    def score(self) -> Score:
-        """The score in the matrices of all runs."""
-        return self.conditions[0].score
-
-    @property
-    def headline_metrics(self) -> list[str]:
-        """The metric of the ranking, the most important ones, and requested further ones."""
-        headlines = (metric.name for metric in get_headlines(self.score))
-        default = {metric.name for metric in (*adapt_metrics(METRICS, self.score), *COST_METRICS)}
-        requested = (metric.name for metric in self.definitions if metric.name not in default)
-        names = dict.fromkeys([self.ranked_by, *headlines, *requested, COST])
-        return [name for name in names if name in self.metrics]
-
-    def is_higher_better(self, metric: str | None) -> bool | None:
-        """Return True if higher values of a metric are better, or None if that is not declared."""
-        return _is_higher_better((*self.definitions, *WITHIN_BUCKET_METRICS), metric)
-
-    def list_runs_to_bootstrap(self) -> list[ComparedRun]:
-        """Return the runs to test over test images: single results, first of tested pairs."""
-        if not self.score.is_accuracy:  # predictions are classes
-            return []
-        single = [i for i, group in enumerate(self.groups) if group.is_single_result]
-        paired = [i for pair in self.plan.pairs if set(pair) <= set(single) for i in pair]
-        indices = list(dict.fromkeys([*paired, *single]))[:MAX_PREDICTIONS]
-        return [self.groups[i].counted[0] for i in indices]
-
-    def list_methods(self) -> list[list[Group]]:
-        """Return groups by method, best first: groups of a method differ in tuned parameters."""
-        methods: dict[tuple[object, ...], list[Group]] = {}
-        for group in self.groups:
-            labels = tuple((n, label) for n, label in group.labels.items() if n not in self.tuned)
-            # Runs that are not grouped have no labels that would show their method.
-            methods.setdefault((group.conditions, labels or group.name), []).append(group)
-        return list(methods.values())
 
 
 def rank_groups(
@@ -121,10 +36,9 @@ def rank_groups(
     baseline: str | None = None,
     margin: float | None = None,
     without_rows: Sequence[RunWithoutRows] = (),
-    level: float = LEVEL,
     metrics: Sequence[Metric] = METRICS,
     tuned: Iterable[str] = (),
-) -> RankedGroups:
+) -> Comparison:
     """Group runs by labels, rank the groups, and choose the pairs to test.
 
     group_by: labels; () to make each run its own group. Raises ConfigError if an option does not
@@ -132,7 +46,7 @@ def rank_groups(
     """
     metrics = adapt_metrics(metrics, get_common_score(runs))
     definitions = (*metrics, *WITHIN_BUCKET_METRICS)
-    groups, conditions, notes = group_runs(runs, group_by, level, without_rows)
+    groups, conditions, notes = group_runs(runs, group_by, without_rows)
     defined = {name for group in groups for name in group.metrics}
     names = tuple(metric.name for metric in definitions if metric.name in defined)
     if rank_by is not None and rank_by not in defined:
@@ -140,7 +54,8 @@ def rank_groups(
             f"rank_by is {safe_repr(rank_by)}, which no run defines; "
             f"there are {', '.join(names) or 'none'}"
         )
-    if _is_higher_better(definitions, rank_by) is None:
+    directions = {metric.name: metric.higher_is_better for metric in definitions}
+    if rank_by is not None and directions.get(rank_by, True) is None:
         raise ConfigError(
             f"rank_by is {rank_by}, a function that does not declare which values are better; pass "
             "lower_is_better, or set the attribute lower_is_better of the function"
@@ -158,45 +73,49 @@ def rank_groups(
         key=lambda name: (sum(name in group.metrics for group in groups), priorities[name]),
         default=None,
     )
-    sign = -1 if _is_higher_better(definitions, ranked_by) else 1
+    sign = -1 if directions.get(ranked_by or "", True) else 1
 
     def get_rank(group: Group) -> tuple[int, bool, float]:
         summary = group.metrics.get(ranked_by or "")
-        return group.conditions, summary is None, sign * summary.mean if summary else 0.0
+        return group.conditions_index, summary is None, sign * summary.mean if summary else 0.0
 
     ranked = tuple(sorted(groups, key=get_rank))
     grouped = {run.run_id for group in groups for run in group.without_rows}
-    return RankedGroups(
+    planned_pairs, num_untested, baselines, leaders = _plan_pairs(ranked, conditions, baseline)
+    return Comparison(
         groups=ranked,
         conditions=tuple(conditions),
         group_by=tuple(group_by),
         metrics=names,
         definitions=tuple(metrics),
         ranked_by=ranked_by,
-        plan=_plan_pairs(ranked, conditions, baseline),
+        planned_pairs=tuple(planned_pairs),
+        num_untested=num_untested,
+        baselines=tuple(baselines),
+        leaders=tuple(leaders),
         ungrouped=tuple(run for run in without_rows if run.run_id not in grouped),
-        notes=tuple(notes),
-        level=level,
         margin=margin,
         tuned=frozenset(tuned),
+        warnings=tuple(notes),
     )
-
-
-def _is_higher_better(metrics: Iterable[Metric], name: str | None) -> bool | None:
-    return next((metric.higher_is_better for metric in metrics if metric.name == name), True)
 
 
 def _plan_pairs(
     groups: Sequence[Group], conditions: Sequence[TestConditions], baseline: str | None
-) -> PairPlan:
-    """Plan all pairs of few groups, each of many against the leader, or each against a baseline."""
+) -> tuple[list[tuple[int, int]], int, list[int], list[int]]:
+    """Plan all pairs of few groups, each of many against the leader, or each against a baseline.
+
+    Returns the pairs, the number of further pairs to adjust for, baselines and leaders, as indices.
+    Raises ConfigError if no group is the baseline.
+    """
     indices_by_conditions: dict[int, list[int]] = defaultdict(list)
     for index, group in enumerate(groups):
         if group.counted:
-            indices_by_conditions[group.conditions].append(index)
+            indices_by_conditions[group.conditions_index].append(index)
     pairs: list[tuple[int, int]] = []
     num_untested = 0
-    baselines, leaders = [], []
+    baselines: list[int] = []
+    leaders: list[int] = []
     for condition, indices in indices_by_conditions.items():
         if baseline is not None:
             chosen = _find_baseline(groups, indices, baseline, conditions[condition])
@@ -214,12 +133,7 @@ def _plan_pairs(
         raise ConfigError(
             f"baseline is {safe_repr(baseline)}, which no group is; there are {names}"
         )
-    return PairPlan(
-        pairs=tuple(pairs),
-        num_untested=num_untested,
-        baselines=tuple(baselines),
-        leaders=tuple(leaders),
-    )
+    return pairs, num_untested, baselines, leaders
 
 
 def _find_baseline(
@@ -247,7 +161,7 @@ def get_default_group_by(
     labels = {name for run in runs for name in run.labels}
     group_by: tuple[str, ...] = tuple(n for n in ("strategy", "dataset") if n in labels)
     while True:
-        groups, _, _ = group_runs(runs, group_by, LEVEL, without_rows)
+        groups, _, _ = group_runs(runs, group_by, without_rows)
         mixed = [item for g in groups for item in g.mixed_params.items() if item[0] not in group_by]
         varying = [name for name, values in mixed if len({*values} - {NOT_LOGGED}) > 1]
         if not mixed:
@@ -317,7 +231,7 @@ def select_equal_cost(
 
 def _format_devices(run: ComparedRun) -> str:
     """Return the names of the devices that a run's seconds were measured on."""
-    devices = {cost.device for cost in run.masked_matrix.costs if cost and cost.device}
+    devices = {cost.device for cost in run.record.masked_matrix.costs if cost and cost.device}
     return truncate_name(" and ".join(sorted(devices))) or "an unknown device"
 
 

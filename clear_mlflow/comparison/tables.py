@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from pandas import DataFrame, Series, concat
 
-from clear_mlflow.comparison.build import GROUP_COLUMNS, Comparison, build_frame
-from clear_mlflow.comparison.groups import Group
+from clear_mlflow.comparison.groups import LEVEL, Group
+from clear_mlflow.comparison.result import Comparison, build_frame
 from clear_mlflow.comparison.wording import DIFFERENT
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import NOT_MEASURED, safe_repr, truncate
 from clear_mlflow.metrics import ALL_METRICS, adapt_metrics, format_value
-from clear_mlflow.report.exports import disarm_formula, format_csv
+from clear_mlflow.report.exports import disarm_formula
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, append_lines, escape
 
 _LATEX = str.maketrans(
@@ -38,20 +37,19 @@ def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
     groups = []
     for index, group in enumerate(comparison.groups):
         metrics = {}
-        for name in group.metrics:
-            cell = _convert_missing(frame[name].iloc[index].to_dict())
+        for name, summary in group.metrics.items():
             metrics[name] = {
-                "mean": cell["mean"],
-                "std": cell["std"],
-                "interval": None if cell["low"] is None else [cell["low"], cell["high"]],
-                "n": int(cell["n"]),
+                "mean": summary.mean,
+                "std": summary.std,
+                "interval": summary.interval,
+                "n": summary.n,
                 "higher_is_better": comparison.is_higher_better(name),
             }
         groups.append(
             {
                 "name": group.name,
                 "labels": dict(group.labels),
-                **{column.name: column.compute(group) for column in GROUP_COLUMNS},
+                **frame["value"].astype(object).iloc[index].to_dict(),
                 "runs": [{"run_id": run.run_id, "run_name": run.name} for run in group.members],
                 "diverged": [run.run_id for run in group.diverged],
                 "mixed": {name: list(values) for name, values in group.mixed_params.items()},
@@ -63,39 +61,15 @@ def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
         "rank_by": comparison.ranked_by,
         "score": comparison.score.name,
         "lower_is_better": not comparison.score.higher_is_better,
-        "level": comparison.level,
+        "level": LEVEL,
         "groups": groups,
-        "verdicts": [_build_pair_dict(comparison, pair) for pair in comparison.list_pairs()],
+        "verdicts": [
+            {name: pair[name] for name in pair if not name.endswith("_index")}
+            for pair in comparison.list_pairs()
+        ],
         "exploratory": comparison.exploratory_text or None,
         "warnings": list(comparison.warnings),
     }
-
-
-def _build_pair_dict(comparison: Comparison, pair: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of a compared pair as a JSON object.
-
-    Leaves out the numbers of a test if the pair was not tested. Interval and p are adjusted for all
-    comparisons, except in the field "unadjusted".
-    """
-    fields = {"higher_is_better": comparison.is_higher_better(pair["metric"]), **pair}
-    del fields["a_index"], fields["b_index"]
-    fields["beside"] = fields.pop("details")
-    margin, *equivalence = (
-        fields.pop(name)
-        for name in ("margin", "equivalence_p", "equivalence_low", "equivalence_high")
-    )
-    fields["equivalence"] = None
-    if margin is not None:
-        p_value, *ends = equivalence
-        fields["equivalence"] = {"margin": margin, "p_value": p_value, "interval": ends}
-    fields["interval"] = [fields.pop("low"), fields.pop("high")]
-    fields["n"] = [fields.pop("n_a"), fields.pop("n_b")]
-    unadjusted = [fields.pop("unadjusted_low"), fields.pop("unadjusted_high")]
-    fields["unadjusted"] = {"interval": unadjusted, "p": fields.pop("unadjusted_p")}
-    if pair["p"] is None:
-        for name in ("difference", "interval", "p", "test", "unit", "n", "unadjusted"):
-            del fields[name]
-    return fields
 
 
 def build_metrics_frame(comparison: Comparison) -> DataFrame:
@@ -108,7 +82,7 @@ def build_metrics_frame(comparison: Comparison) -> DataFrame:
             *(frame["label", name].rename(name) for name in comparison.group_by),
             Series(metric, frame.index, name="metric"),
             *(frame[metric, value].rename(value) for value in ("mean", "std", "low", "high", "n")),
-            *(frame[column.name, "value"].rename(column.name) for column in GROUP_COLUMNS),
+            *(column for _, column in frame["value"].items()),
         ]
         # Labels may have the same name as another column.
         parts.append(concat(columns, axis="columns")[frame[metric, "n"] > 0])
@@ -124,8 +98,7 @@ def build_leaderboard_frame(
     A metric that some seeds do not define has a second column, with the number of other seeds.
     """
     frame = comparison.groups_frame
-    columns: dict[str, Any] = {"group": frame["group", "name"]}
-    columns |= {column.name: frame[column.name, "value"] for column in GROUP_COLUMNS}
+    columns: dict[str, Any] = {"group": frame["group", "name"], **dict(frame["value"].items())}
     for name in _choose_metrics(comparison, metrics):
         columns[name] = frame[name, "mean"]
         if frame[name, "partial"].any():
@@ -141,45 +114,49 @@ def build_pairs_frame(comparison: Comparison) -> DataFrame:
 
 def build_leader_metrics(comparison: Comparison) -> dict[str, float]:
     """Return the headline metrics of the best group, or {} for several test conditions."""
-    first = build_leaderboard_frame(comparison, comparison.headline_metrics).iloc[0]
-    if len(comparison.conditions) > 1 or comparison.ranked_by not in comparison.groups[0].metrics:
+    metrics = comparison.groups[0].metrics
+    if len(comparison.conditions) > 1 or comparison.ranked_by not in metrics:
         return {}
-    return {n: _round(first[n]) for n in comparison.headline_metrics if first[n] == first[n]}
+    # Without the last digits: 0.918 instead of 0.9179999999999999.
+    return {
+        name: float(f"{metrics[name].mean:.12g}")
+        for name in comparison.headline_metrics
+        if name in metrics
+    }
 
 
 def format_leaderboard_json(comparison: Comparison) -> str:
-    """Return the leaderboard as a table artifact of MLflow."""
-    frame = build_leaderboard_frame(comparison)
-    return json.dumps({"columns": [*frame.columns], "data": [*_convert_rows(frame)]})
+    """Return the leaderboard as a table artifact of MLflow, with null for what is not defined."""
+    frame = _truncate_cells(build_leaderboard_frame(comparison))
+    return str(frame.to_json(orient="split", index=False, double_precision=15))
 
 
 def format_leaderboard_csv(comparison: Comparison) -> str:
     """Return all groups and metrics for spreadsheets, where no cell is read as a formula."""
-    frame = build_metrics_frame(comparison)
-    cells = (
-        ["" if c is None else disarm_formula(c) if isinstance(c, str) else repr(c) for c in row]
-        for row in _convert_rows(frame)
-    )
-    return format_csv([[*map(disarm_formula, frame.columns)], *cells])
+    frame = _truncate_cells(build_metrics_frame(comparison))
+    frame = frame.map(lambda cell: disarm_formula(cell) if isinstance(cell, str) else cell)
+    frame.columns = [disarm_formula(name) for name in frame.columns]
+    return str(frame.to_csv(index=False, lineterminator="\n", float_format="%.12g"))
 
 
-def _convert_rows(frame: DataFrame) -> Iterator[list[Any]]:
-    """Yield rows for files: truncated strings, numbers of 12 digits, and None for NaN."""
-    for row in frame.astype(object).itertuples(index=False):
-        cells = (truncate(cell, 200) if isinstance(cell, str) else cell for cell in row)
-        yield [
-            None if cell != cell else _round(cell) if isinstance(cell, float) else cell
-            for cell in cells
-        ]
+def _truncate_cells(frame: DataFrame) -> DataFrame:
+    return frame.map(lambda cell: truncate(cell, 200) if isinstance(cell, str) else cell)
 
 
-def _convert_missing(cell: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if value != value else value for name, value in cell.items()}
+def build_text_columns(
+    comparison: Comparison, metrics: Sequence[str], format_cell: Callable[[str, Any], str]
+) -> dict[str, list[str]]:
+    """Return the cells of a leaderboard by column: group, further columns, and metrics.
 
-
-def _round(value: float) -> float:
-    """Return a number without the last digits: 0.918 instead of 0.9179999999999999."""
-    return float(f"{value:.12g}")
+    format_cell: returns the text for the name of a metric, and a group's mean, std, low, high, n,
+    partial and best.
+    """
+    frame = comparison.groups_frame
+    columns = {"group": [*frame["group", "name"]]}
+    columns |= {name: [*texts] for name, texts in frame["text"].items()}
+    for metric in metrics:
+        columns[metric] = [format_cell(metric, cell) for cell in frame[metric].itertuples()]
+    return columns
 
 
 def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> str:
@@ -188,56 +165,38 @@ def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = N
     Mean ± standard deviation, fractions in percent, the best mean in bold. Arrows show whether
     higher or lower values are better.
     """
-    frame, names = comparison.groups_frame, _choose_metrics(comparison, metrics)
+    names = _choose_metrics(comparison, metrics)
     percent = set[str]()
     if comparison.score.is_accuracy:
         percent = {m.name for m in adapt_metrics(ALL_METRICS, comparison.score) if not m.unit}
-    titles = _build_titles(names)
-    header = ["Method", *(column.name.capitalize() for column in GROUP_COLUMNS)]
-    columns = [[name.translate(_LATEX) for name in frame["group", "name"]]]
-    columns += [
-        [text.translate(_LATEX) for text in frame[column.name, "text"]] for column in GROUP_COLUMNS
-    ]
-    for name in names:
-        arrow = {True: r" $\uparrow$", False: r" $\downarrow$", None: ""}
-        unit = r" (\%)" if name in percent else ""
-        header.append(
-            titles[name].translate(_LATEX) + unit + arrow[comparison.is_higher_better(name)]
-        )
-        number: Callable[[float], str] = partial(format_value, name, score=comparison.score)
+
+    def format_number(name: str, value: float) -> str:
         if name in percent:
-            number = _format_percent
-        columns.append([_format_latex_mean(c, number) for c in frame[name].itertuples()])
-    rows = [" & ".join(row) + r" \\" for row in (header, *zip(*columns, strict=True))]
-    opening = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"
-    lines = [
-        opening,
-        r"\toprule",
-        rows[0],
-        r"\midrule",
-        *rows[1:],
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
+            return f"{100 * value:.1f}"
+        return format_value(name, value, comparison.score)
 
+    def format_cell(name: str, cell: Any) -> str:
+        if not cell.n:
+            return "--"
+        mean = format_number(name, cell.mean)
+        std = "" if cell.std != cell.std else rf" \pm {format_number(name, cell.std)}"
+        formula = rf"$\mathbf{{{mean}}}{std}$" if cell.best else f"${mean}{std}$"
+        return _format_powers(formula) + (f" ({cell.partial})" if cell.partial else "")
 
-def _format_percent(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def _format_latex_mean(cell: Any, number: Callable[[float], str]) -> str:
-    """Format mean and standard deviation of a group in LaTeX, the best mean in bold.
-
-    Adds the number of partial seeds. Returns ``--`` if no seed defines the metric.
-
-    cell: a metric of a group in :attr:`Comparison.groups_frame`. number: formats a number.
-    """
-    if not cell.n:
-        return "--"
-    mean = rf"\mathbf{{{number(cell.mean)}}}" if cell.best else number(cell.mean)
-    formula = f"${mean}$" if cell.std != cell.std else rf"${mean} \pm {number(cell.std)}$"
-    return _format_powers(formula) + (f" ({cell.partial})" if cell.partial else "")
+    columns = build_text_columns(comparison, names, format_cell)
+    titles = {name: name.capitalize() for name in columns} | {"group": "Method"}
+    arrows = {True: r" $\uparrow$", False: r" $\downarrow$", None: ""}
+    for name, title in _build_titles(names).items():
+        unit = r" (\%)" if name in percent else ""
+        titles[name] = title.translate(_LATEX) + unit + arrows[comparison.is_higher_better(name)]
+    table = DataFrame(
+        {
+            titles[name]: cells if name in names else [cell.translate(_LATEX) for cell in cells]
+            for name, cells in columns.items()
+        },
+        dtype=object,
+    )
+    return str(table.to_latex(index=False, column_format=f"l{'r' * (len(columns) - 1)}"))
 
 
 def _format_powers(formula: str) -> str:
@@ -267,28 +226,29 @@ def format_markdown(comparison: Comparison, metrics: str | Sequence[str] | None 
 def _format_markdown_rows(
     comparison: Comparison, metrics: str | Sequence[str] | None = None
 ) -> list[str]:
-    frame, names = comparison.groups_frame, _choose_metrics(comparison, metrics)
-    columns = [[escape(name, 60) for name in frame["group", "name"]]]
-    columns += [[*frame[column.name, "text"]] for column in GROUP_COLUMNS]
-    for name in names:
-        number = partial(format_value, name, score=comparison.score)
-        cells = []
-        for cell in frame[name].itertuples():
-            mean = number(cell.mean) if cell.n else "–"
-            std = f" ± {number(cell.std)}" if cell.std == cell.std else ""
-            format_partial_seeds = f" ({cell.partial})" if cell.partial else ""
-            cells.append((f"**{mean}**" if cell.best else mean) + std + format_partial_seeds)
-        columns.append(cells)
-    header = ["group", *(column.name for column in GROUP_COLUMNS), *names]
-    rows = [" | ".join(row) for row in (header, *zip(*columns, strict=True))]
-    return [f"| {rows[0]} |", f"|:--|{'--:|' * (len(header) - 1)}", *(f"| {r} |" for r in rows[1:])]
+    """Return the lines of the table: header, alignment, and a line for each group."""
+
+    def format_cell(name: str, cell: Any) -> str:
+        text = format_mean(cell, partial(format_value, name, score=comparison.score))
+        text = f"**{text}**" if cell.best else text
+        return text + (f" ({cell.partial})" if cell.partial else "")
+
+    columns = build_text_columns(comparison, _choose_metrics(comparison, metrics), format_cell)
+    columns["group"] = [escape(name, 60) for name in columns["group"]]
+    header, *rows = (
+        f"| {' | '.join(row)} |" for row in (columns, *zip(*columns.values(), strict=True))
+    )
+    return [header, f"|:--|{'--:|' * (len(columns) - 1)}", *rows]
 
 
-def format_mean(mean: float, std: float, number: Callable[[float], str], sign: str = "± ") -> str:
-    """Return a mean with its standard deviation, or a dash if the mean is NaN."""
-    if mean != mean:
+def format_mean(cell: Any, number: Callable[[float], str], sign: str = "± ") -> str:
+    """Return mean and standard deviation of a group, or a dash if the mean is not defined.
+
+    cell: row of a metric in :attr:`Comparison.groups_frame`. number: formats a number.
+    """
+    if not cell.n:
         return NOT_MEASURED
-    return number(mean) + ("" if std != std else f" {sign}{number(std)}")
+    return number(cell.mean) + ("" if cell.std != cell.std else f" {sign}{number(cell.std)}")
 
 
 def _choose_metrics(comparison: Comparison, metrics: str | Sequence[str] | None) -> list[str]:
@@ -343,7 +303,7 @@ def _format_leaders(comparison: Comparison) -> list[str]:
     number = partial(format_value, metric, score=comparison.score)
     cells = zip(comparison.groups[:4], comparison.groups_frame[metric].itertuples(), strict=False)
     leaders = [
-        f"{escape(group.name, 40)} **{format_mean(cell.mean, cell.std, number)}**"
+        f"{escape(group.name, 40)} **{format_mean(cell, number)}**"
         + (f" ({cell.partial})" if cell.partial else "")
         for group, cell in cells
         if cell.n

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import RenderableType
@@ -10,12 +11,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from clear_mlflow.comparison.build import GROUP_COLUMNS, Comparison
 from clear_mlflow.comparison.groups import COST
-from clear_mlflow.comparison.tables import format_mean
+from clear_mlflow.comparison.result import Comparison
+from clear_mlflow.comparison.tables import build_text_columns, format_mean
 from clear_mlflow.comparison.wording import DIFFERENT, EQUIVALENT, write_assumptions
 from clear_mlflow.core.score import format_significant
-from clear_mlflow.core.text import NOT_MEASURED, truncate
+from clear_mlflow.core.text import truncate
 
 _MAX_GROUPS = 50
 _MAX_METRICS = 4  # columns of a table with costs
@@ -42,7 +43,7 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
     if comparison.exploratory_text:
         yield Text()
         yield Text.assemble(("? ", "dim"), comparison.exploratory_text)
-    if assumptions := write_assumptions(pairs, comparison.level):
+    if assumptions := write_assumptions(pairs):
         yield Text()
         yield Text(assumptions, style="dim")
     if comparison.warnings:
@@ -66,33 +67,31 @@ def _build_leaderboards(comparison: Comparison) -> Iterator[Table]:
 def _build_leaderboard(
     comparison: Comparison, metrics: Sequence[str], *, has_costs: bool = False
 ) -> Table:
-    score, frame = comparison.score, comparison.groups_frame
-    # The only space between columns is the divider of the box.
-    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    table.add_column(
-        "group\n(validation)" if comparison.is_validation else "group", overflow="fold"
-    )
-    columns: list[list[Text | str]] = [
-        [Text(truncate(name, 60)) for name in frame["group", "name"]]
-    ]
-    for column in GROUP_COLUMNS:
-        table.add_column(column.name, justify="right", no_wrap=True)
-        columns.append([*frame[column.name, "text"]])
+    score = comparison.score
     # One digit less than elsewhere, so that five columns fit.
     number = "{:.3f}".format if score.is_accuracy else score.cell
-    for metric in metrics:
-        family, _, name = metric.partition("/")
-        header = f"{family}/\n{name}".replace("_", "_\n")
-        table.add_column(header, justify="right", no_wrap=True)  # group names are folded first
-        cells = frame[metric].itertuples()
-        means = ((format_mean(c.mean, c.std, number, "±"), c.partial) for c in cells)
-        columns.append(["\n".join(filter(None, lines)) for lines in means])
-    if has_costs:
-        table.add_column("training\nFLOPs", justify="right")
-        costs = frame[COST, "mean"]
-        columns.append([NOT_MEASURED if c != c else format_significant(c, 3) for c in costs])
+
+    def format_cell(name: str, cell: Any) -> str:
+        if name == COST:
+            return format_significant(cell.mean, 3)
+        return "\n".join(filter(None, (format_mean(cell, number, "±"), cell.partial)))
+
+    names = [*metrics, COST] if has_costs else metrics
+    columns = build_text_columns(comparison, names, format_cell)
+    columns["group"] = [truncate(name, 60) for name in columns["group"]]
+    # The only space between columns is the divider of the box.
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    for name in columns:
+        if name == "group":
+            head = "group\n(validation)" if comparison.is_validation else name
+            table.add_column(head, overflow="fold")
+            continue
+        family, _, title = name.partition("/")
+        head = f"{family}/\n{title}".replace("_", "_\n") if title else name
+        # Group names are folded first.
+        table.add_column("training\nFLOPs" if name == COST else head, justify="right", no_wrap=True)
     unit = ", accuracies as fractions" if score.is_accuracy else ""
     table.caption = f"mean over seeds ± standard deviation{unit}"
-    for row in list(zip(*columns, strict=True))[:_MAX_GROUPS]:
-        table.add_row(*row)
+    for row in list(zip(*columns.values(), strict=True))[:_MAX_GROUPS]:
+        table.add_row(*map(Text, row))
     return table

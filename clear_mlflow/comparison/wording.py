@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Any
 
-from clear_mlflow.comparison.groups import COST, Group, format_run, truncate_name
-from clear_mlflow.comparison.ranking import MAX_ALL_PAIRS, MAX_PREDICTIONS, RankedGroups
+from clear_mlflow.comparison.groups import COST, LEVEL, Group, format_run, truncate_name
+from clear_mlflow.comparison.ranking import MAX_ALL_PAIRS
+from clear_mlflow.comparison.result import MAX_PREDICTIONS, Comparison
 from clear_mlflow.core.matrix import TEST, VALIDATION
 from clear_mlflow.core.text import safe_repr, truncate
-from clear_mlflow.statistics import Interval
-from clear_mlflow.statistics.sample_size import MAX_SEEDS, MIN_SEEDS
+from clear_mlflow.statistics import MAX_SEEDS, MIN_SEEDS, Interval
 
 DIFFERENT, EQUIVALENT, NOT_SHOWN, TOO_FEW = "different", "equivalent", "not shown", "too few"
 PAIRED, WELCH, BOOTSTRAP = "paired t-test", "Welch's t-test", "paired bootstrap"
@@ -24,123 +23,108 @@ _ASSUMPTIONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerdictWriter:
-    """Writes one sentence on each pair of groups: result, size, interval, p, test and seeds."""
+def write_verdict(pair: Mapping[str, Any]) -> str:
+    """Write one sentence on a pair: result, size, interval, p, test and seeds.
 
-    metric: str
-    higher_is_better: bool = True
-    in_percent: bool = True  # True for fractions: differences are written in percentage points
-    comparisons: int = 1  # number of comparisons that p-values and intervals are adjusted for
-    adjustment: str = "Holm"
+    pair: row of :func:`~clear_mlflow.comparison.pairs.compare_pairs`.
+    """
+    metric, names = pair["metric"], [truncate_name(pair[side]) for side in "ab"]
+    lead = _describe_difference(pair)
+    if pair["p"] is None:
+        return _write_untested(pair, " and ".join(names), lead)
+    one, both = "", " and ".join(names)
+    if pair["unit"] == "images":
+        one, both = "The model of ", f"The models of {both}"
+    result = _format_result(pair, "low", "high", LEVEL, f"p {format_p(pair['p'])}")
+    if pair["outcome"] == DIFFERENT:
+        better, worse = names if is_a_better(pair) else names[::-1]
+        sentence = (
+            f"{one}{better} is significantly better than {one.lower()}{worse} in {metric} "
+            f"({lead}, {result})."
+        )
+        if pair["margin"] is not None and pair["is_within_margin"]:
+            sentence += f" The difference is within the margin of {_format_margin(pair)}."
+        return sentence
+    if pair["margin"] is None:
+        return f"{both}: no significant difference in {metric} ({lead}, {result})."
+    level, p_value = 2 * LEVEL - 1, f"TOST p {format_p(pair['equivalence_p'])}"
+    result = _format_result(pair, "equivalence_low", "equivalence_high", level, p_value)
+    within = f"within {_format_margin(pair)}"
+    if pair["outcome"] == EQUIVALENT:
+        return f"{both}: equivalent in {metric} {within} ({lead}, {result})."
+    return (
+        f"{both}: neither a significant difference nor equivalence {within} in {metric} "
+        f"({lead}, {result}; test of a difference: p {format_p(pair['p'])})."
+    )
 
-    def write_tested(self, pair: Mapping[str, Any], level: float) -> str:
-        """Write the sentence on a tested pair. level: confidence level, for example 0.95."""
-        names = [truncate_name(pair[side]) for side in "ab"]
-        both = " and ".join(names)
-        if pair["unit"] == "images":
-            names, both = [f"the model of {name}" for name in names], f"the models of {both}"
-        better, worse = names if self.is_a_better(pair["difference"]) else names[::-1]
-        lead = self._describe_difference(pair)
-        interval = pair["low"], pair["high"]
-        p_value = f"p {format_p(pair['p'])}"
-        numbers = f"{lead}, {self._format_result(pair, interval, level, p_value)}"
-        if pair["outcome"] == DIFFERENT:
-            sentence = f"{_capitalize(better)} is significantly better than {worse} in "
-            sentence += f"{self.metric} ({numbers})."
-            if pair["margin"] is not None and pair["equivalence_p"] <= 1 - level + 1e-12:
-                sentence += f" The difference is within the margin of {self._format_margin(pair)}."
-            return sentence
-        both = _capitalize(both)
-        if pair["margin"] is None:
-            return f"{both}: no significant difference in {self.metric} ({numbers})."
-        interval = pair["equivalence_low"], pair["equivalence_high"]
-        p_value = f"TOST p {format_p(pair['equivalence_p'])}"
-        numbers = f"{lead}, {self._format_result(pair, interval, 2 * level - 1, p_value)}"
-        within = f"within {self._format_margin(pair)}"
-        if pair["outcome"] == EQUIVALENT:
-            return f"{both}: equivalent in {self.metric} {within} ({numbers})."
+
+def _write_untested(pair: Mapping[str, Any], both: str, lead: str) -> str:
+    metric, sample = pair["metric"], pair["sample"]
+    remarks = "".join(f"; {remark}" for remark in pair["remarks"])
+    if pair["min_seeds"] < MIN_SEEDS:
         return (
-            f"{both}: neither a significant difference nor equivalence {within} in {self.metric} "
-            f"({numbers}; test of a difference: p {format_p(pair['p'])})."
+            f"{both}: too few seeds to test {metric} ({lead}, {sample}; a test needs "
+            f"{MIN_SEEDS}{remarks})."
         )
-
-    def write_untested(self, pair: Mapping[str, Any], min_seeds: int) -> str:
-        """Write the sentence on a pair without a test. min_seeds: the lower number of seeds."""
-        both = f"{truncate_name(pair['a'])} and {truncate_name(pair['b'])}"
-        seeds, remarks = pair["seeds"], "".join(f"; {remark}" for remark in pair["remarks"])
-        lead = self._describe_difference(pair)
-        if min_seeds < MIN_SEEDS:
-            return (
-                f"{both}: too few seeds to test {self.metric} ({lead}, {seeds}; a test needs "
-                f"{MIN_SEEDS}{remarks})."
-            )
-        if abs(pair["difference"]) <= 1e-12:
-            return f"{both}: identical {self.metric} ({seeds}{remarks})."
-        return (
-            f"{both}: the same difference in {self.metric} for every seed ({lead}, {seeds}"
-            f"{remarks}). Without variation between seeds, only a test over test images is "
-            "possible, which needs stored predictions."
-        )
-
-    def write_seeds_needed(self, seeds: int | None, *, is_equivalence: bool = False) -> str:
-        """Write how many new seeds a comparison needs. seeds: None if 100 are not enough."""
-        if seeds is None:
-            return (
-                f"Not even {MAX_SEEDS} seeds per method would detect a difference of this size "
-                "with 80 % power."
-            )
-        result = "show equivalence" if is_equivalence else "detect a difference of this size"
-        return (
-            f"A new comparison with {seeds} fresh seeds per method would {result} with 80 % power."
-        )
-
-    def is_a_better(self, difference: float) -> bool:
-        """Return True if A is better than B. difference: A - B."""
-        return (difference > 0) == self.higher_is_better
-
-    def _describe_difference(self, pair: Mapping[str, Any]) -> str:
-        """Return the better group and its signed difference, for example ``naive +0.8 points``.
-
-        Returns "equal means" if there is no difference.
-        """
-        direction = "" if self.higher_is_better else "lower is better: "
-        if not pair["difference"]:
-            return f"{direction}equal means"
-        leader = truncate_name(pair["a" if self.is_a_better(pair["difference"]) else "b"])
-        size = abs(pair["difference"])
-        text = (
-            f"{100 * size:.{1 if size >= 0.001 else 2}f} points"
-            if self.in_percent
-            else (f"{size:.4g}")
-        )
-        return f"{direction}{leader} {'+' if self.higher_is_better else '-'}{text}{pair['cost']}"
-
-    def _format_margin(self, pair: Mapping[str, Any]) -> str:
-        margin = 100 * pair["margin"] if self.in_percent else pair["margin"]
-        unit = f" point{'' if margin == 1 else 's'}" if self.in_percent else ""
-        return f"{margin:g}{unit}"
-
-    def _format_result(
-        self, pair: Mapping[str, Any], interval: tuple[float, float], level: float, p_value: str
-    ) -> str:
-        """Return interval, p-value, adjustment, test and remarks. The interval is of A - B."""
-        ends = Interval(*interval)
-        low, high = ends if self.is_a_better(pair["difference"]) else ends.flipped
-        decimals = 2 if high - low < 0.004 else 1
-        low_text, high_text = (
-            f"{100 * end:.{decimals}f}" if self.in_percent else f"{end:.4g}" for end in (low, high)
-        )
-        parts = [f"{100 * level:g} % CI {low_text} to {high_text}", p_value]
-        if self.comparisons > 1:
-            parts.append(f"{self.adjustment}-adjusted for {self.comparisons} comparisons")
-        parts += [pair["test"], pair["seeds"]]
-        return "; ".join([", ".join(parts), *pair["remarks"]])
+    if abs(pair["difference"]) <= 1e-12:
+        return f"{both}: identical {metric} ({sample}{remarks})."
+    return (
+        f"{both}: the same difference in {metric} for every seed ({lead}, {sample}{remarks}). "
+        "Without variation between seeds, only a test over test images is possible, which needs "
+        "stored predictions."
+    )
 
 
-def _capitalize(names: str) -> str:
-    """Return the beginning of a sentence. Names of groups are not changed."""
-    return f"T{names[1:]}" if names.startswith(("the model of ", "the models of ")) else names
+def write_seeds_needed(seeds: int | None, result: str) -> str:
+    """Write how many new seeds a comparison needs. seeds: None if 100 are not enough."""
+    if seeds is None:
+        return f"Not even {MAX_SEEDS} seeds per method would {result} with 80 % power."
+    return f"A new comparison with {seeds} fresh seeds per method would {result} with 80 % power."
+
+
+def is_a_better(pair: Mapping[str, Any]) -> bool:
+    """Return True if group A of a pair is better than B."""
+    return bool((pair["difference"] > 0) == pair["higher_is_better"])
+
+
+def _describe_difference(pair: Mapping[str, Any]) -> str:
+    """Return the better group and its signed difference, for example ``naive +0.8 points``."""
+    sign, direction = ("+", "") if pair["higher_is_better"] else ("-", "lower is better: ")
+    size = abs(pair["difference"])
+    if not size:
+        return f"{direction}equal means"
+    leader = truncate_name(pair["a" if is_a_better(pair) else "b"])
+    text = f"{size:.4g}"
+    if pair["in_percent"]:
+        text = f"{100 * size:.{1 if size >= 0.001 else 2}f} points"
+    return f"{direction}{leader} {sign}{text}{pair['cost_ratio']}"
+
+
+def _format_margin(pair: Mapping[str, Any]) -> str:
+    if not pair["in_percent"]:
+        return f"{pair['margin']:g}"
+    points = 100 * pair["margin"]
+    return f"{points:g} point{'' if points == 1 else 's'}"
+
+
+def _format_result(pair: Mapping[str, Any], low: str, high: str, level: float, p_value: str) -> str:
+    """Return interval, p-value, adjustment, test and remarks of a pair.
+
+    low, high: columns with the ends of the interval of A - B, which is turned to better - worse.
+    """
+    ends = Interval(pair[low], pair[high])
+    if not is_a_better(pair):
+        ends = Interval(-ends.high, -ends.low)
+    decimals = 2 if ends.high - ends.low < 0.004 else 1
+    low_text, high_text = (
+        f"{100 * end:.{decimals}f}" if pair["in_percent"] else f"{end:.4g}" for end in ends
+    )
+    parts = [f"{100 * level:g} % CI {low_text} to {high_text}", p_value]
+    if pair["comparisons"] > 1:
+        adjustment = "Holm" if pair["margin"] is None else "Bonferroni"
+        parts.append(f"{adjustment}-adjusted for {pair['comparisons']} comparisons")
+    parts += [pair["test"], pair["sample"]]
+    return "; ".join([", ".join(parts), *pair["remarks"]])
 
 
 def format_p(value: float) -> str:
@@ -164,7 +148,7 @@ def write_exploratory(pairs: Sequence[Mapping[str, Any]], ranked_by: str | None)
     )
 
 
-def write_assumptions(pairs: Sequence[Mapping[str, Any]], level: float) -> str:
+def write_assumptions(pairs: Sequence[Mapping[str, Any]]) -> str:
     """Write what the tests assume and how they are adjusted, or an empty line without tests."""
     tests = {pair["test"] for pair in pairs}
     sentences = [text for test, text in _ASSUMPTIONS.items() if test in tests]
@@ -174,23 +158,13 @@ def write_assumptions(pairs: Sequence[Mapping[str, Any]], level: float) -> str:
     sentences.append(
         f"Cite interval and p-value together. Both are adjusted by {method} method: if all methods "
         f"are equal, the probability of any significant difference is at most "
-        f"{100 * (1 - level):.2g} %."
+        f"{100 * (1 - LEVEL):.2g} %."
     )
     return " ".join(sentences)
 
 
-def write_nothing_tested(num_groups: int) -> str:
-    """Write why no pair was tested."""
-    if num_groups == 1:
-        return "There is only one group, so nothing is tested."
-    return (
-        "No two groups could be tested against each other. A test needs two seeds or more of each "
-        "group, or stored predictions of one run each, and the same test set."
-    )
-
-
 def write_warnings(
-    ranked: RankedGroups, pairs: Sequence[Mapping[str, Any]], unequal_images: Set[tuple[int, int]]
+    ranked: Comparison, pairs: Sequence[Mapping[str, Any]], unequal_images: Set[tuple[int, int]]
 ) -> Iterator[str]:
     """Yield what a reader has to know about the runs and tests, the most general first.
 
@@ -206,7 +180,7 @@ def write_warnings(
             f"differ in {', '.join(differences)}. Groups with different conditions are listed one "
             "below the other and are not tested against each other."
         )
-    yield from ranked.notes
+    yield from ranked.warnings
     yield from _warn_about_selection(ranked)
     yield from _warn_about_missing_values(ranked)
     for group in ranked.groups:
@@ -219,7 +193,7 @@ def write_warnings(
     yield from _warn_about_tests(ranked, pairs, unequal_images)
 
 
-def _warn_about_selection(ranked: RankedGroups) -> Iterator[str]:
+def _warn_about_selection(ranked: Comparison) -> Iterator[str]:
     """Yield what a selection by this leaderboard would be based on."""
     if any(conditions.split == VALIDATION for conditions in ranked.conditions):
         runs = "All runs" if ranked.is_validation else "The groups called validation"
@@ -230,7 +204,7 @@ def _warn_about_selection(ranked: RankedGroups) -> Iterator[str]:
     candidates = [
         method
         for method in ranked.list_methods()
-        if len(method) > 1 and ranked.conditions[method[0].conditions].split == TEST
+        if len(method) > 1 and ranked.conditions[method[0].conditions_index].split == TEST
     ]
     if candidates:
         names = [
@@ -247,12 +221,12 @@ def _warn_about_selection(ranked: RankedGroups) -> Iterator[str]:
         )
 
 
-def list_test_intervals(ranked: RankedGroups) -> list[str]:
+def list_test_intervals(ranked: Comparison) -> list[str]:
     """Return the different values of test_every of all runs that were tested within buckets."""
     return sorted({run.test_every for run in ranked.runs if run.test_every})
 
 
-def _warn_about_missing_values(ranked: RankedGroups) -> Iterator[str]:
+def _warn_about_missing_values(ranked: Comparison) -> Iterator[str]:
     """Yield which runs lack tests within buckets or costs that others have."""
     intervals, runs = list_test_intervals(ranked), ranked.runs
     if num_without := sum(not run.test_every for run in runs) if intervals else 0:
@@ -286,7 +260,7 @@ def _warn_about_group(group: Group) -> Iterator[str]:
         elif run not in group.counted:
             yield (
                 f"{format_run(run)} was trained on {run.record.matrix.num_rows} of {num_buckets} "
-                f"buckets, others on {group.length}. Its cells and curves are shown, but its "
+                f"buckets, others on {group.max_trained}. Its cells and curves are shown, but its "
                 "metrics are left out of means and tests."
             )
         elif not run.record.is_complete:
@@ -313,13 +287,13 @@ def _warn_about_group(group: Group) -> Iterator[str]:
 
 
 def _warn_about_tests(
-    ranked: RankedGroups, pairs: Sequence[Mapping[str, Any]], unequal_images: Set[tuple[int, int]]
+    ranked: Comparison, pairs: Sequence[Mapping[str, Any]], unequal_images: Set[tuple[int, int]]
 ) -> Iterator[str]:
     """Yield warnings on groups of one run, pairs without a test, and the choice of pairs.
 
     pairs: tested pairs. unequal_images: indices of two groups with different test images.
     """
-    groups, plan = ranked.groups, ranked.plan
+    groups = ranked.groups
     single = [group for group in groups if len(group.counted) == 1]
     if single:
         names = ", ".join(truncate_name(group.name) for group in single[:5])
@@ -335,21 +309,21 @@ def _warn_about_tests(
             "same digest: they are not tested against each other."
         )
     tested = {(pair["a_index"], pair["b_index"]) for pair in pairs}
-    if untested := set(plan.pairs) - tested - unequal_images:
+    if untested := set(ranked.planned_pairs) - tested - unequal_images:
         yield (
-            f"{len(untested)} of {len(plan.pairs)} pairs could not be tested. A test needs three "
-            "seeds or more of each group, or stored predictions of one run each, for at most "
-            f"{MAX_PREDICTIONS} runs."
+            f"{len(untested)} of {len(ranked.planned_pairs)} pairs could not be tested. A test "
+            "needs three seeds or more of each group, or stored predictions of one run each, for "
+            f"at most {MAX_PREDICTIONS} runs."
         )
-    for leader in plan.leaders:
+    for leader in ranked.leaders:
         yield (
             f"With more than {MAX_ALL_PAIRS} groups, each is tested against the leader, "
             f"{truncate_name(groups[leader].name)}. The leader was chosen by its results, so p is "
             "adjusted for all pairs. If you name a baseline beforehand (--baseline), p is adjusted "
             "only for the pairs with the baseline."
         )
-    if plan.baselines:
-        tested_conditions = {groups[i].conditions for i in plan.baselines}
+    if ranked.baselines:
+        tested_conditions = {groups[i].conditions_index for i in ranked.baselines}
         for index in sorted(set(range(len(ranked.conditions))) - tested_conditions):
             yield (
                 f"No group on {truncate_name(ranked.conditions[index].dataset)} is the baseline, "
@@ -361,9 +335,3 @@ def format_mixed_params(group: Group) -> str:
     """Return the parameters that differ within a group, with their values."""
     params = (f"{name} {' and '.join(values)}" for name, values in group.mixed_params.items())
     return truncate(", ".join(params), 200)
-
-
-def format_seeds(group: Group) -> str:
-    """Return the number of seeds with values, and of diverged ones, such as ``4, 1 diverged``."""
-    diverged = f", {len(group.diverged)} diverged" if group.diverged else ""
-    return f"{len(group.counted)}{diverged}"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
-from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group
+from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import get_divided_split
 from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults

@@ -19,44 +19,41 @@ GROUPS = (
 )  # fmt: skip
 
 
+# Evenly spaced colours of cells, from the worst to the best.
+_SCALE = (
+    "440154", "482475", "414487", "355f8d", "2a788e", "21918c", "22a884", "44bf70", "7ad151",
+    "bddf26", "fde725",
+)  # fmt: skip
+
+
 def is_dark(colour: NDArray[np.float64]) -> bool:
     """Return True if white text is easier to read on a colour than black text."""
     return float(colour[:3] @ (0.299, 0.587, 0.114)) < 0.5
 
 
-@dataclass(frozen=True)
-class Ramp:
-    """A colour scale: hexadecimal colours that are evenly spaced from 0 to 1."""
-
-    points: str
-
-    def at(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Return red, green, blue and opacity, (..., 4), of values from 0 to 1."""
-        points = np.array(
-            [[int(point[i : i + 2], 16) / 255 for i in (0, 2, 4)] for point in self.points.split()]
-        )
-        positions = np.asarray(values, dtype=np.float64) * (len(points) - 1)
-        indices = np.arange(len(points))
-        channels = [np.interp(positions, indices, channel) for channel in points.T]
-        return np.stack([*channels, np.ones_like(positions)], axis=-1)
-
-    def get_css_colours(self, value: float) -> tuple[str, str]:
-        """Return the background colour of a value from 0 to 1, and a readable text colour."""
-        colour = self.at(value)
-        code = "".join(f"{round(255 * channel):02x}" for channel in colour[:3])
-        return f"#{code}", "#fff" if is_dark(colour) else "#111"
-
-    def css(self) -> str:
-        """Return style rules: .v0 to .v100 for cells, and .scale for the complete scale."""
-        stops = ",".join(f"#{point}" for point in self.points.split())
-        rules = [f".ramp .scale{{background:linear-gradient(to right,{stops})}}"]
-        for i in range(101):
-            background, text = self.get_css_colours(i / 100)
-            rules.append(f".v{i}{{background:{background};color:{text}}}")
-        return "".join(rules)
+def get_colours(shades: ArrayLike) -> NDArray[np.float64]:
+    """Return red, green, blue and opacity, (..., 4), of shades from 0 (dark) to 1 (bright)."""
+    positions = np.asarray(shades, dtype=np.float64) * (len(_SCALE) - 1)
+    colours = np.array([[int(code[i : i + 2], 16) / 255 for i in (0, 2, 4)] for code in _SCALE])
+    channels = [np.interp(positions, np.arange(len(_SCALE)), channel) for channel in colours.T]
+    return np.stack([*channels, np.ones_like(positions)], axis=-1)
 
 
-SCALE = Ramp("440154 482475 414487 355f8d 2a788e 21918c 22a884 44bf70 7ad151 bddf26 fde725")
+def get_css_colours(shade: float) -> tuple[str, str]:
+    """Return the background colour of a shade from 0 to 1, and a readable text colour."""
+    colour = get_colours(shade)
+    code = "".join(f"{round(255 * channel):02x}" for channel in colour[:3])
+    return f"#{code}", "#fff" if is_dark(colour) else "#111"
+
+
+def build_css() -> str:
+    """Return style rules: .v0 to .v100 for cells, and .scale for the complete scale."""
+    stops = ",".join(f"#{code}" for code in _SCALE)
+    rules = [f".ramp .scale{{background:linear-gradient(to right,{stops})}}"]
+    for i in range(101):
+        background, text = get_css_colours(i / 100)
+        rules.append(f".v{i}{{background:{background};color:{text}}}")
+    return "".join(rules)
 
 
 @dataclass(frozen=True)

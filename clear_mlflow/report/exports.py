@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
 
 from clear_mlflow.core.matrix import AccuracyMatrix, iter_measured_rows
 
@@ -23,17 +22,12 @@ def format_matrix_json(matrix: AccuracyMatrix) -> str:
 
 def format_matrix_csv(matrix: AccuracyMatrix) -> str:
     """Return the matrix as CSV in full precision, with empty cells where not measured."""
-    lines = [["trained_through", *map(disarm_formula, matrix.buckets)]]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["trained_through", *map(disarm_formula, matrix.buckets)])
     for _, name, values in iter_measured_rows(matrix):
         cells = ["" if math.isnan(value) else repr(value) for value in values.tolist()]
-        lines.append([disarm_formula(name), *cells])
-    return format_csv(lines)
-
-
-def format_csv(lines: Iterable[Sequence[str]]) -> str:
-    """Return lines of cells as CSV. Pass untrusted cells through :func:`disarm_formula` first."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
+        writer.writerow([disarm_formula(name), *cells])
     return text.getvalue()
 
 

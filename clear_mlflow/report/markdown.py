@@ -56,11 +56,11 @@ def format_run_description(
     head = [f"### {heading}", "", *link, *_format_headline(results, matrix.score), details, ""]
     tail = ["", *_format_metrics(results.values())]
     text = "\n".join([*head, *_format_matrix(matrix), *tail]) + "\n"
-    if num_bytes(text) <= MAX_NOTE_BYTES:
+    if count_bytes(text) <= MAX_NOTE_BYTES:
         return text
     note = f"The matrix of {matrix.num_buckets} buckets is too large for this page; see the "
     text = "\n".join([*head, note + "artifacts in accuracy&#95;matrix.", *tail])
-    while num_bytes(text) > MAX_NOTE_BYTES:  # with many custom metrics
+    while count_bytes(text) > MAX_NOTE_BYTES:  # with many custom metrics
         text = text.rpartition("\n")[0]
     return text + "\n"
 
@@ -123,12 +123,12 @@ def append_lines(lines: Sequence[str], extra: Sequence[str], limit: int, noun: s
     """
     combined = list(lines)
     for i, line in enumerate(extra):
-        if num_bytes("\n".join([*combined, line])) > limit - 60:
+        if count_bytes("\n".join([*combined, line])) > limit - 60:
             return [*combined, "", f"… {len(extra) - i} {noun}"]
         combined.append(line)
     return combined
 
 
-def num_bytes(text: str) -> int:
+def count_bytes(text: str) -> int:
     """Return how much of :data:`MAX_NOTE_BYTES` a text takes."""
     return len(text.encode("utf-8", "replace"))

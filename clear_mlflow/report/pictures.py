@@ -1,9 +1,9 @@
 """The picture of a run's matrix, for MLflow's panels, notebooks and papers.
 
 Drawn with matplotlib on one axes that fills the figure, in inches from its top left corner. No
-global state of matplotlib is changed (except within :func:`pdf`) and no matplotlibrc is followed,
-so any thread may draw, and the same content always has the same bytes. Pictures of runs with the
-same buckets have the same size, with every cell in the same position.
+global state of matplotlib is changed, except within :func:`render_pdf`, and no matplotlibrc is
+followed, so any thread may draw, and the same content always has the same bytes. Pictures of runs
+with the same buckets have the same size, with every cell in the same position.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, stack_all_rows
 from clear_mlflow.core.text import safe_repr, truncate, truncate_start
-from clear_mlflow.report.colours import SCALE, CellScale, build_cell_scale, is_dark
+from clear_mlflow.report.colours import CellScale, build_cell_scale, get_colours, is_dark
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,7 +93,7 @@ def draw_heatmap(
     if not matrix.score.is_accuracy:
         _write(axes, 0.15, head + 0.16, matrix.score.label, 8, color=_FAINT, ha="left")
     ramp = x0 + side + 0.2
-    colours = SCALE.at(np.linspace(1, 0, 256))[:, np.newaxis]
+    colours = get_colours(np.linspace(1, 0, 256))[:, np.newaxis]
     extent = (ramp, ramp + 0.13, body + side, body)
     axes.imshow(colours, extent=extent, aspect="auto", interpolation="nearest", origin="upper")
     for shade, label in ticks.items():
@@ -111,9 +111,9 @@ def draw_heatmap(
     return figure
 
 
-def draw_heatmap_png(matrix: AccuracyMatrix, title: str, scale: CellScale | None = None) -> bytes:
+def draw_heatmap_png(matrix: AccuracyMatrix, title: str) -> bytes:
     """Return the picture of a matrix as a PNG file."""
-    return encode_png(draw_heatmap(matrix, title, scale))
+    return encode_png(draw_heatmap(matrix, title))
 
 
 def encode_png(figure: Figure) -> bytes:
@@ -142,7 +142,7 @@ def load_drawing() -> None:
     Image.init()  # MLflow stores pictures as WebP
 
 
-def pdf(figures: Iterable[Figure]) -> bytes:
+def render_pdf(figures: Iterable[Figure]) -> bytes:
     """Return figures as pages of a PDF file, drawn one by one with matplotlib's defaults."""
     from matplotlib import rc_context, rcdefaults, rcParams
     from matplotlib.backends.backend_pdf import FigureCanvasPdf, PdfPages
@@ -213,7 +213,7 @@ def _draw_cells(
     background = Rectangle(corner, columns * width, rows * height, facecolor=_UNMEASURED)
     axes.add_patch(background).set(edgecolor=_HATCH, hatch="////", linewidth=0, zorder=-1)
     shades = scale.shade(values)
-    colours = SCALE.at(np.nan_to_num(shades))
+    colours = get_colours(np.nan_to_num(shades))
     colours[np.isnan(shades), 3] = 0
     edges = x0 + width * np.arange(columns + 1), top + height * np.arange(rows + 1)
     # Without lines, cells get edges in their colour, because some viewers show gaps otherwise.
@@ -245,7 +245,7 @@ def _outline_diagonal(
     for i, shade in enumerate(shades):
         position = corner[0] + i * cell + inset, corner[1] + i * cell + inset
         outline = Rectangle(position, side, side, fill=False, linewidth=width, zorder=2.5)
-        outline.set_edgecolor(_HATCH if np.isnan(shade) else _choose_ink(SCALE.at(shade)))
+        outline.set_edgecolor(_HATCH if np.isnan(shade) else _choose_ink(get_colours(shade)))
         axes.add_patch(outline)
 
 

@@ -14,9 +14,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, RunStatus
 
 from clear_mlflow.api.compared import build_comparison_name, read_comparison
-from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.page.wording import format_count, shorten
+from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.text import printable
 from clear_mlflow.core.version import __version__
@@ -97,7 +97,7 @@ def render_live_comparison(
     notes = _write_notes(query, runs, comparison, has_more_runs=len(listed_runs) > MAX_RUNS)
     warnings = tuple(hide_addresses(text) for text in (*notes, *comparison.warnings))
     group_by = query.group_by
-    return comparison_page(
+    return render_comparison_page(
         replace(comparison, warnings=warnings),
         title=build_comparison_name(comparison),
         footer=f"clear_mlflow {__version__}, as of {datetime.now(timezone.utc):%F %T} UTC",

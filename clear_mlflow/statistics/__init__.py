@@ -6,19 +6,22 @@ seeds again: t-tests. docs/statistics.md explains when to use which.
 """
 
 from clear_mlflow.statistics.bootstrap import ImageBootstrap
-from clear_mlflow.statistics.multiple import holm, holm_factors
-from clear_mlflow.statistics.sample_size import power, seeds_needed
+from clear_mlflow.statistics.sample_size import MAX_SEEDS, MIN_SEEDS, power, seeds_needed
 from clear_mlflow.statistics.seeds import (
     Interval,
     SeedSummary,
     TTest,
     hedges_g,
+    holm,
+    holm_factors,
     paired_t,
     seed_summary,
     welch_t,
 )
 
 __all__ = [
+    "MAX_SEEDS",
+    "MIN_SEEDS",
     "ImageBootstrap",
     "Interval",
     "SeedSummary",

@@ -13,8 +13,8 @@ from rich.console import Console
 from stored_runs import stored_run
 
 from clear_mlflow.cli import main
-from clear_mlflow.comparison.build import compare_groups
-from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.tables import format_description
 from clear_mlflow.comparison.terminal import render_comparison
@@ -84,11 +84,13 @@ def test_a_comparison_shows_a_hostile_name_as_text(name):
     """Page, description and terminal: no element, link or escape comes of a run's name."""
     runs = [*build_seed_runs(name, 150, range(3)), *build_seed_runs("replay", 170, range(3))]
     comparison = compare_groups(rank_groups(runs, ["strategy"]))
-    page = comparison_page(comparison, title=name, footer="made by a test")
+    page = render_comparison_page(comparison, title=name, footer="made by a test")
     assert is_safe_line(page)
     runs = [*build_seed_runs("naive", 150, range(3)), *build_seed_runs("replay", 170, range(3))]
     plain_comparison = compare_groups(rank_groups(runs, ["strategy"]))
-    expected = Tags(comparison_page(plain_comparison, title="x", footer="made by a test")).found
+    expected = Tags(
+        render_comparison_page(plain_comparison, title="x", footer="made by a test")
+    ).found
     tags = Tags(page).found
     assert [tag for tag, _ in tags] == [tag for tag, _ in expected]
     assert [set(attributes) for _, attributes in tags] == [set(a) for _, a in expected]

@@ -21,8 +21,7 @@ SHAPES = {
 }
 KINDS = {"text": str, "boolean": bool, "number": (int, float)}
 # Null where it is not known, not defined, or not asked for, as the page says below the blocks.
-MAY_BE_NULL = {"num_instances", "initial", "interval", "equivalence", "compared", "cost[]"}
-MAY_LACK = {"difference", "interval", "p", "test", "unit", "n", "unadjusted"}
+MAY_BE_NULL = {"num_instances", "initial", "interval", "compared", "cost[]"}
 
 
 def misfits(value, shape, where=""):
@@ -31,7 +30,7 @@ def misfits(value, shape, where=""):
     if isinstance(shape, dict) and isinstance(value, dict):
         if "NAME" in shape:
             return [m for k, v in value.items() for m in misfits(v, shape["NAME"], f"{where}.{k}")]
-        lacks = shape.keys() - value.keys() - (MAY_LACK if "sentence" in shape else set())
+        lacks = shape.keys() - value.keys()
         wrong = [f"{where} lacks {key}" for key in lacks]
         wrong += [f"{where}.{key} is not on the page" for key in value.keys() - shape.keys()]
         common_keys = value.keys() & shape.keys()

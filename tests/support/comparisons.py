@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clear_mlflow.comparison.compared_run import ComparedRun
+from clear_mlflow.comparison.groups import ComparedRun
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name

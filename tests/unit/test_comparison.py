@@ -17,10 +17,10 @@ from comparisons import compared_run as subject
 from rich.console import Console
 from stored_values import build_images, build_row_predictions
 
-from clear_mlflow.comparison import build
-from clear_mlflow.comparison.build import compare_groups
+from clear_mlflow.comparison import pairs
 from clear_mlflow.comparison.figures import plot_history, render_figures
-from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.tables import (
     build_comparison_dict,
@@ -46,7 +46,7 @@ MINIMUM = "continual_evaluation/minimum_accuracy"
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
     """The bootstrap itself is tested in test_statistics_paired.py."""
-    monkeypatch.setattr(build, "ImageBootstrap", partial(ImageBootstrap, resamples=50))
+    monkeypatch.setattr(pairs, "ImageBootstrap", partial(ImageBootstrap, resamples=50))
 
 
 def compared(subjects, by=BY, **options):
@@ -253,7 +253,7 @@ def test_each_output_counts_the_seeds_that_define_a_metric():
     assert printed.getvalue().count("1 of 3") == 1
     for text in (format_latex(found), format_markdown(found), format_description(found, page="")):
         assert text.count("(1 of 3)") == 1
-    assert comparison_page(found, title="", footer="").count("1 of 3 seeds") >= 1
+    assert render_comparison_page(found, title="", footer="").count("1 of 3 seeds") >= 1
     lines = list(csv.DictReader(io.StringIO(format_leaderboard_csv(found))))
     counts_of = {(li["group"], li["metric"]): (li["n"], li["seeds"]) for li in lines}
     assert counts_of["replay", "renate/average_accuracy"] == ("1", "3")
@@ -270,7 +270,7 @@ def test_figures_are_pictures():
     found = compared([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
     files = dict(render_figures(found))
     assert set(files) == {"metrics.svg", "curves.svg", "paper.pdf"}
-    page = comparison_page(found, title="t", footer="f")
+    page = render_comparison_page(found, title="t", footer="f")
     for name, content in files.items():
         if name == "paper.pdf":
             with mpl.rc_context({"text.usetex": True, "savefig.dpi": 30}):
@@ -361,4 +361,4 @@ def test_of_two_runs_of_one_training_the_one_with_tests_counts():
     for subjects in ([run, plain], [plain, run]):
         arrangement = rank_groups(subjects, BY)
         assert [member.test_every for member in arrangement.runs] == ["2"]
-        assert any("repeats" in note for note in arrangement.notes)
+        assert any("repeats" in note for note in arrangement.warnings)

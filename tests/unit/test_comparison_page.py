@@ -8,8 +8,8 @@ from comparisons import build_seed_runs, compared_run, counts, row_records
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
 from rich.console import Console
 
-from clear_mlflow.comparison.build import compare_groups
-from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.record import assemble, row_file_name
@@ -19,7 +19,7 @@ BY = ("strategy", "dataset")
 
 def build_page(runs, by=BY, title="a title"):
     comparison = compare_groups(rank_groups(runs, by))
-    return comparison, comparison_page(comparison, title=title, footer="by a test")
+    return comparison, render_comparison_page(comparison, title=title, footer="by a test")
 
 
 def three_groups(seeds=3):

@@ -12,11 +12,10 @@ import pytest
 from comparisons import counts, row_records
 
 from clear_mlflow import AccuracyMatrix, scores
-from clear_mlflow.comparison.build import compare_groups
-from clear_mlflow.comparison.compared_run import ComparedRun
 from clear_mlflow.comparison.figures import render_figures
-from clear_mlflow.comparison.groups import COST
-from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.groups import COST, ComparedRun
+from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups, select_equal_cost
 from clear_mlflow.core.distributed import get_processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
@@ -168,7 +167,7 @@ def test_the_page_and_its_picture_show_the_front():
     both = compare_all(
         build_runs("naive", 120, 1), build_runs("replay", 180, 2), build_runs("lwf", 110, 3)
     )
-    page = comparison_page(both, title="t", footer="f")
+    page = render_comparison_page(both, title="t", footer="f")
     assert 'id="cost"' in page
     pictures = dict(render_figures(both))
     front = re.search('<path class="front" d="(.+?)"', str(pictures["cost.svg"]))
@@ -176,7 +175,7 @@ def test_the_page_and_its_picture_show_the_front():
     equal = compare_all(build_runs("naive", 120, 1000), build_runs("replay", 180, 1005))
     assert "cost.svg" not in dict(render_figures(equal))
     without = compare_all(build_runs("naive", 120, None), build_runs("replay", 180, None))
-    assert 'id="cost"' not in comparison_page(without, title="t", footer="f")
+    assert 'id="cost"' not in render_comparison_page(without, title="t", footer="f")
     free = compare_all(
         build_runs("naive", 120, 1), build_runs("lwf", 110, 3), build_runs("ncm", 100, 0)
     )

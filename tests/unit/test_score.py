@@ -14,9 +14,9 @@ from published import SECOND_PLACE
 from stored_values import row_record
 
 from clear_mlflow import AccuracyMatrix, metrics
-from clear_mlflow.comparison.build import compare_groups
-from clear_mlflow.comparison.compared_run import ComparedRun
-from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.groups import ComparedRun
+from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.tables import build_leaderboard_frame
 from clear_mlflow.core.anytime import AnytimeMatrix, AnytimeRow
@@ -373,7 +373,7 @@ def test_the_lowest_error_leads_and_is_called_better():
         "-2.677, 95 % CI -2.702 to -2.652, p < 0.0001, "
     )
     assert "points" not in sentence
-    page = comparison_page(comparison, title="errors", footer="")
+    page = render_comparison_page(comparison, title="errors", footer="")
     assert " %" not in shown_text(page).split("<h2>rmse matrices")[1].split("</section>")[0]
 
 

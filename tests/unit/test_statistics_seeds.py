@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from clear_mlflow.comparison.wording import VerdictWriter
+from clear_mlflow.comparison.wording import write_verdict
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.statistics import (
     TTest,
@@ -193,10 +193,14 @@ def test_holm_is_closed_testing_with_bonferroni(found: list[float]) -> None:
     assert holm(found) == pytest.approx(by_closed_testing(found))
 
 
-def write_sentence(level: float = 0.95, writer: VerdictWriter | None = None, **values: Any) -> str:
+def write_sentence(**values: Any) -> str:
     pair: dict[str, Any] = {
         "a": "A",
         "b": "B",
+        "metric": "clear/accuracy",
+        "higher_is_better": True,
+        "in_percent": True,
+        "comparisons": 1,
         "outcome": "different",
         "unit": "seeds",
         "difference": 0.031,
@@ -204,13 +208,13 @@ def write_sentence(level: float = 0.95, writer: VerdictWriter | None = None, **v
         "high": 0.05,
         "p": 0.01,
         "margin": None,
-        "cost": "",
+        "cost_ratio": "",
         "remarks": [],
         "test": "paired t-test",
-        "seeds": "8 shared seeds",
+        "sample": "8 shared seeds",
         **values,
     }
-    return (writer or VerdictWriter(metric="clear/accuracy")).write_tested(pair, level)
+    return write_verdict(pair)
 
 
 def test_verdicts_are_plain_sentences() -> None:
@@ -222,13 +226,13 @@ def test_verdicts_are_plain_sentences() -> None:
     assert write_sentence() == expected
     turned = write_sentence(difference=-0.031, low=-0.05, high=-0.012)
     assert turned == expected.replace("A", "_").replace("B", "A").replace("_", "B")
-    lower = VerdictWriter(metric="x/error", higher_is_better=False, in_percent=False)
-    assert write_sentence(writer=lower).startswith(
+    lower = {"metric": "x/error", "higher_is_better": False, "in_percent": False}
+    assert write_sentence(**lower).startswith(
         "B is significantly better than A in x/error (lower is better: B -0.031, 95 % CI -0.05 to "
         "-0.012, p = 0.01"
     )
-    many = VerdictWriter(metric="clear/accuracy", comparisons=6)
-    assert "p = 0.01, Holm-adjusted for 6 comparisons, paired" in write_sentence(writer=many)
+    many = write_sentence(comparisons=6)
+    assert "p = 0.01, Holm-adjusted for 6 comparisons, paired" in many
     assert write_sentence(outcome="not shown", p=0.2, low=-0.01, remarks=["seed 3 is odd"]) == (
         "A and B: no significant difference in clear/accuracy (A +3.1 points, 95 % CI -1.0 to 5.0, "
         "p = 0.2, paired t-test, 8 shared seeds; seed 3 is odd)."
@@ -262,7 +266,14 @@ def test_a_margin_adds_a_test_of_equivalence() -> None:
     assert write_sentence(**equal).startswith(
         "A and B: equivalent in clear/accuracy within 1 point (A +0.1 points, 90 % CI -0.4 to 0.6"
     )
-    both = {**equal, "outcome": "different", "p": 0.01, "low": 0.0005, "high": 0.0015}
+    both = {
+        **equal,
+        "is_within_margin": True,
+        "outcome": "different",
+        "p": 0.01,
+        "low": 0.0005,
+        "high": 0.0015,
+    }
     assert write_sentence(**both).endswith(
         "8 shared seeds). The difference is within the margin of 1 point."
     )
@@ -270,7 +281,7 @@ def test_a_margin_adds_a_test_of_equivalence() -> None:
 
 def test_the_sentence_on_two_single_runs_is_about_two_models() -> None:
     """Not about the methods, of which it has one training each."""
-    models = {"unit": "images", "test": "paired bootstrap", "seeds": "300 test images"}
+    models = {"unit": "images", "test": "paired bootstrap", "sample": "300 test images"}
     assert write_sentence(difference=-0.031, low=-0.05, high=-0.012, **models) == (
         "The model of B is significantly better than the model of A in clear/accuracy (B +3.1 "
         "points, 95 % CI 1.2 to 5.0, p = 0.01, paired bootstrap, 300 test images)."

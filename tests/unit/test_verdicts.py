@@ -18,10 +18,11 @@ from comparisons import compared_run as subject
 from rich.console import Console
 from scipy import stats
 
-from clear_mlflow.comparison.build import Comparison, compare_groups
-from clear_mlflow.comparison.compared_run import ComparedRun, RunWithoutRows
-from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.groups import ComparedRun, RunWithoutRows
+from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups
+from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.tables import build_comparison_dict, format_description
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ConfigError
@@ -174,7 +175,7 @@ def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() ->
     assert average.p is not None
     assert average.p >= stats.ttest_rel(a, b).pvalue
     assert line in printed(found)
-    assert line in html.unescape(comparison_page(found, title="", footer=""))
+    assert line in html.unescape(render_comparison_page(found, title="", footer=""))
     assert "Exploratory, without" in format_description(found, page="")
     assert build_comparison_dict(found)["exploratory"] == line
 
@@ -252,7 +253,7 @@ def test_a_seed_that_diverged_is_a_result() -> None:
         in verdict.sentence
     )
     assert sum("diverged" in warning for warning in found.warnings) == 2
-    page = comparison_page(found, title="t", footer="f")
+    page = render_comparison_page(found, title="t", footer="f")
     assert ">3, 2 diverged</td>" in page
     assert "3, 2 diverged" in printed(found)
     assert "| naive | 3, 2 diverged |" in format_description(found, page="p")

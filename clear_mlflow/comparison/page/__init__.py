@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate, groupby
 from typing import Any
 
-from clear_mlflow.comparison.build import Comparison
+from clear_mlflow.comparison.groups import LEVEL
 from clear_mlflow.comparison.page.charts import (
-    cost_plots,
-    curve_parts,
+    build_cost_plots,
+    build_curve_parts,
+    build_matrix_scales,
+    build_metric_plots,
     describe_metric_plots,
-    metric_plots,
 )
-from clear_mlflow.comparison.page.matrices_section import build_matrices
-from clear_mlflow.comparison.page.tables import build_leaderboard, build_verdicts
 from clear_mlflow.comparison.page.wording import (
     describe_conditions,
     format_count,
@@ -22,11 +22,18 @@ from clear_mlflow.comparison.page.wording import (
     name_group,
     shorten,
 )
+from clear_mlflow.comparison.result import Comparison
+from clear_mlflow.comparison.wording import write_assumptions
 from clear_mlflow.metrics import format_value
 from clear_mlflow.report.page import render_page
+from clear_mlflow.report.page.matrix_map import build_matrix_map
+from clear_mlflow.statistics import Interval
+
+_SIGNS = {"different": "✓", "equivalent": "=", "not shown": "–", "too few": "?"}
+_MAX_CELLS = 12_000  # of all matrices, about 40 bytes each; a page stays below two megabytes
 
 
-def comparison_page(
+def render_comparison_page(
     comparison: Comparison,
     *,
     title: str,
@@ -57,14 +64,16 @@ def comparison_page(
         num_runs=len(comparison.runs),
         name_group=partial(name_group, comparison),
         format_number=partial(format_value, score=comparison.score),
-        format_interval=partial(format_interval, score=comparison.score),
-        **build_verdicts(comparison),
-        board=build_leaderboard(comparison),
-        plots=list(metric_plots(comparison)),
+        board=_build_leaderboard(comparison),
+        verdicts=comparison.list_pairs(),
+        signs=_SIGNS,
+        exploratory=comparison.exploratory_text,
+        tests_note=write_assumptions(comparison.list_pairs()),
+        plots=list(build_metric_plots(comparison)),
         plots_note=describe_metric_plots(comparison),
-        cost_plots=list(cost_plots(comparison)),
-        curves=list(curve_parts(comparison)),
-        **build_matrices(comparison),
+        cost_plots=list(build_cost_plots(comparison)),
+        curves=list(build_curve_parts(comparison)),
+        **_build_matrices(comparison),
         conditions=[describe_conditions(comparison, i) for i in range(len(comparison.conditions))],
         **content,
     )
@@ -78,3 +87,99 @@ def _build_subtitle(comparison: Comparison) -> str:
     if len(comparison.conditions) == 1:
         subtitle += f". {describe_conditions(comparison, 0)}"
     return subtitle
+
+
+def _build_leaderboard(comparison: Comparison) -> dict[str, Any]:
+    """Return the columns of the leaderboard, the ranked metric first, and a row for each group."""
+    frame, ranked = comparison.groups_frame, comparison.ranked_by
+    families = [metric.split("/", 1)[0] for metric in comparison.metrics]
+    first_family = ranked.split("/", 1)[0] if ranked else None
+
+    def get_order(metric: str) -> tuple[bool, int, bool]:
+        family = metric.split("/", 1)[0]
+        return family != first_family, families.index(family), metric != ranked
+
+    metrics = sorted(comparison.metrics, key=get_order)
+    cells = [
+        [(cell, _format_interval(comparison, metric, cell)) for cell in frame[metric].itertuples()]
+        for metric in metrics
+    ]
+    return {
+        "note": f"Mean over seeds, ± standard deviation, [{100 * LEVEL:g} % interval of the mean, "
+        "Student's t]. ★ marks the best mean of a column; an empty cell is undefined. Click a "
+        "column's name to sort.",
+        "columns": [
+            {
+                "name": metric.split("/", 1)[-1],
+                "full_name": metric,
+                "first_order": "ascending"
+                if comparison.is_higher_better(metric) is False
+                else "descending",
+                "is_ranked": metric == ranked,
+                "is_sorted": metric == ranked and len(comparison.conditions) == 1,
+            }
+            for metric in metrics
+        ],
+        "families": [
+            {"name": family, "span": len(list(members))}
+            for family, members in groupby(metrics, key=lambda metric: metric.split("/", 1)[0])
+        ],
+        "text_columns": [*frame["text"]],
+        "rows": [
+            {
+                "name": name_group(comparison, group),
+                "texts": [*zip(frame["value"].iloc[i], frame["text"].iloc[i], strict=True)],
+                "cells": [column[i] for column in cells],
+            }
+            for i, group in enumerate(comparison.groups)
+        ],
+    }
+
+
+def _format_interval(comparison: Comparison, metric: str, cell: Any) -> str:
+    """Return the interval of a group's mean, or "" for costs and without an interval."""
+    if metric.startswith("cost/") or cell.low != cell.low:
+        return ""
+    return format_interval(Interval(cell.low, cell.high), 3, score=comparison.score)
+
+
+def _build_matrices(comparison: Comparison) -> dict[str, Any]:
+    """Return the template's variables for the mean matrices of groups."""
+    scales, keys = build_matrix_scales(comparison), [s.buckets for s in comparison.conditions]
+    averaged = [group for group in comparison.groups if len(group.members) > 1]
+    sentences = ["Cells are means over seeds."] if averaged else []
+    if any(bool((group.seeds_per_cell % len(group.members)).any()) for group in averaged):
+        sentences.append(
+            "A dotted underline marks cells that some seeds did not measure; the mean is over the "
+            "others."
+        )
+    num_cells = accumulate(group.grid.size for group in comparison.groups)
+    num_maps = max(1, sum(total <= _MAX_CELLS for total in num_cells))
+    maps = [
+        {
+            "title": name_group(comparison, group),
+            "detail": f"mean of {format_count(len(group.members), 'run')}"
+            if len(group.members) > 1
+            else "one run",
+            **build_matrix_map(
+                group.grid,
+                keys[group.conditions_index],
+                seeds=group.seeds_per_cell,
+                num_members=len(group.members),
+                scale=scales[group.conditions_index],
+            ),
+        }
+        for group in comparison.groups[:num_maps]
+    ]
+    if len(maps) < len(comparison.groups):
+        sentences.append(f"The first {len(maps)} groups of the leaderboard are shown.")
+    ends = scales[0].ends
+    if len(scales) > 1 and not comparison.score.is_accuracy:
+        sentences.append("Each test set has its own colour scale.")
+        ends = ("worst", "best")
+    return {
+        "score": comparison.score,
+        "ends": ends,
+        "matrices_note": " ".join(filter(None, [*sentences, scales[0].note])),
+        "maps": maps,
+    }

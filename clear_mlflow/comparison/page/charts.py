@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.groups import COST, Group, is_equal_cost
+from clear_mlflow.comparison.groups import COST, LEVEL, Group, is_equal_cost
 from clear_mlflow.comparison.page.wording import (
     describe_conditions,
     format_count,
     format_interval,
     shorten,
 )
+from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.score import Score, format_significant
 from clear_mlflow.metrics import is_cost
-from clear_mlflow.report.colours import GROUPS
+from clear_mlflow.report.colours import GROUPS, CellScale, build_cell_scale
 from clear_mlflow.report.page.line_charts import (
     Line,
     LinePoint,
-    build_axis,
-    build_line_chart,
+    build_curves,
     compute_future_mean,
     compute_past_mean,
     list_round_ticks,
@@ -42,8 +41,8 @@ _Value = Callable[[NDArray[np.float64], int], float]
 
 
 def describe_metric_plots(comparison: Comparison) -> str:
-    """Explain the dots and lines of :func:`metric_plots`."""
-    level = f"{100 * comparison.level:g} %"
+    """Explain the dots and lines of :func:`build_metric_plots`."""
+    level = f"{100 * LEVEL:g} %"
     text = f"Dot: mean over seeds. Line: {level} interval of the mean."
     if comparison.image_intervals:
         text += (
@@ -55,7 +54,7 @@ def describe_metric_plots(comparison: Comparison) -> str:
     return text
 
 
-def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
+def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Yield what the template ``dots`` draws for each metric: a dot and an interval per group."""
     score, groups = comparison.score, list(enumerate(comparison.groups))[:_MAX_DOTS]
     max_name = max(len(shorten(group.name, 20)) for _, group in groups)
@@ -103,7 +102,7 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         }
 
 
-def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
+def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Yield what the template ``costs`` draws for each test conditions with different costs.
 
     The x-axis is logarithmic if the largest cost is more than ten times the smallest.
@@ -116,7 +115,9 @@ def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         rows = [
             (position, group, group.metrics[metric], group.metrics[COST].mean)
             for position, group in enumerate(comparison.groups)
-            if group.conditions == conditions and metric in group.metrics and COST in group.metrics
+            if group.conditions_index == conditions
+            and metric in group.metrics
+            and COST in group.metrics
         ]
         # A logarithmic axis cannot show 0.
         free = [shorten(group.name, 20) for _, group, _, cost in rows if cost <= 0]
@@ -229,73 +230,60 @@ def _add_margin(low: float, high: float, score: Score) -> tuple[float, float]:
     return low - 0.06 * span, high + 0.06 * span
 
 
-def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield the learning curves under each test conditions: means, and each bucket."""
-    score, level = comparison.score, comparison.level
+def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Yield the learning curves under each test conditions: means, and each bucket.
+
+    Test conditions without any measured cell are left out.
+    """
+    score = comparison.score
     for index, conditions in enumerate(comparison.conditions):
-        groups = [(p, g) for p, g in enumerate(comparison.groups) if g.conditions == index]
+        groups = [(p, g) for p, g in enumerate(comparison.groups) if g.conditions_index == index]
         drawn_groups = groups[:_MAX_CURVES]
-
-        def build_lines(
-            value: _Value, groups: Sequence[tuple[int, Group]] = drawn_groups
-        ) -> list[Line]:
-            lines = [_build_line(p, group, value, level, score) for p, group in groups]
-            return [line for line in lines if line.points]
-
-        means = {
-            f"Mean {score.name} on past buckets": build_lines(compute_past_mean),
-            f"Mean {score.name} on future buckets": build_lines(compute_future_mean),
-        }
-        buckets = [
-            (f"Bucket {key}", build_lines(partial(_get_cell, j)))
-            for j, key in enumerate(conditions.buckets)
+        functions: list[tuple[str, _Value]] = [
+            (f"Mean {score.name} on past buckets", compute_past_mean),
+            (f"Mean {score.name} on future buckets", compute_future_mean),
         ]
-        if not any(lines for _, lines in buckets):  # the protocol excludes all cells
+        functions += [
+            (f"Bucket {key}", partial(_get_cell, j)) for j, key in enumerate(conditions.buckets)
+        ]
+        panels = []
+        for title, function in functions:
+            lines = [_build_line(p, group, function, score) for p, group in drawn_groups]
+            panels.append((title, [line for line in lines if line.points]))
+        last, times = len(conditions.buckets), drawn_groups[0][1].members[0].record.times
+        curves = build_curves(
+            panels[:2], panels[2:], score, last=last, times=times, size=(560, 320)
+        )
+        if curves is None:
             continue
-        bucket_lines = [line for _, lines in buckets for line in lines]
-        mean_lines = [line for lines in means.values() for line in lines]
-        axis = build_axis(bucket_lines, score)
-        mean_axis = build_axis(mean_lines or bucket_lines, score)
-        notes = [mean_axis.note]
+        notes = [curves["note"]]
         if any(len(group.members) > 1 for _, group in drawn_groups):
-            notes.append(f"Band: {100 * level:g} % interval of the mean over seeds.")
+            notes.append(f"Band: {100 * LEVEL:g} % interval of the mean over seeds.")
         if len(groups) > len(drawn_groups):
             notes.append(
                 f"The first {len(drawn_groups)} of {len(groups)} groups of the leaderboard."
             )
-        times = drawn_groups[0][1].members[0].record.times
-        chart = partial(build_line_chart, last=len(conditions.buckets), times=times)
-        styles = [(*_get_style(position), group) for position, group in drawn_groups]
+        is_only = len(comparison.conditions) == 1
         yield {
-            "conditions": describe_conditions(comparison, index)
-            if len(comparison.conditions) > 1
-            else "",
+            **curves,
+            "conditions": "" if is_only else describe_conditions(comparison, index),
             "note": " ".join(filter(None, notes)),
             "legend": [
                 {"colour": colour, "dash": dash, "name": shorten(group.name)}
-                for colour, dash, group in styles
-            ],
-            "means": [
-                chart(title, lines, size=(560, 320), axis=mean_axis, has_dots=True)
-                for title, lines in means.items()
-                if lines
-            ],
-            "buckets": [
-                chart(title, lines, size=(240, 165), axis=axis, has_dots=False)
-                for title, lines in buckets
-                if lines
+                for position, group in drawn_groups
+                for colour, dash in [_get_style(position)]
             ],
         }
 
 
-def _build_line(position: int, group: Group, value: _Value, level: float, score: Score) -> Line:
+def _build_line(position: int, group: Group, value: _Value, score: Score) -> Line:
     """Return the mean over the seeds for which a value is defined, after each trained bucket."""
     name, points = shorten(group.name, 60), []
     for num_trained in range(len(group.grid)):
         values = [value(member.grid, num_trained) for member in group.members]
         values = [number for number in values if not math.isnan(number)]
         if values:
-            summary = seed_summary(values, level=level)
+            summary = seed_summary(values, level=LEVEL)
             std = "" if summary.std is None else f" ± {score.cell(summary.std)}"
             mean = f"{score.cell(summary.mean)}{std}{score.unit}"
             title = f"{name}, after {num_trained}: {mean} ({format_count(summary.n, 'seed')})"
@@ -311,3 +299,11 @@ def _get_style(position: int) -> tuple[int, int]:
 
 def _get_cell(bucket: int, cells: NDArray[np.float64], num_trained: int) -> float:
     return float(cells[num_trained, bucket])
+
+
+def build_matrix_scales(comparison: Comparison) -> list[CellScale]:
+    """Return the colour scale of each set of test conditions, the same for runs and for groups."""
+    grids: list[list[NDArray[np.float64]]] = [[] for _ in comparison.conditions]
+    for group in comparison.groups:
+        grids[group.conditions_index] += [run.grid for run in group.members]
+    return [build_cell_scale(comparison.score, comparable_grids) for comparable_grids in grids]

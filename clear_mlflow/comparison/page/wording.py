@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group
+from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import one_line
 from clear_mlflow.statistics import Interval
@@ -37,8 +37,8 @@ def name_group(comparison: Comparison, group: Group) -> str:
     """Return a group's name, with its test set if there are several."""
     name = shorten(group.name)
     if len(comparison.conditions) > 1:
-        conditions = comparison.conditions[group.conditions]
-        name += f" [{conditions.protocol}, {conditions.split} set {group.conditions + 1}]"
+        conditions = comparison.conditions[group.conditions_index]
+        name += f" [{conditions.protocol}, {conditions.split} set {group.conditions_index + 1}]"
     return name
 
 

@@ -15,7 +15,7 @@ from importlib.resources import files
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from clear_mlflow.core.text import one_line
-from clear_mlflow.report.colours import GROUPS, SCALE
+from clear_mlflow.report.colours import GROUPS, build_css
 
 _PACKAGE = "clear_mlflow.report.page"
 
@@ -37,7 +37,7 @@ def _read_style_and_script(pages: tuple[str, ...]) -> tuple[PackageText, Package
     # Group colours come first, because the style sheet replaces them on a dark background.
     colours = "".join(f"--g{i}:{colour};" for i, colour in enumerate(GROUPS))
     styles = [read_file(f"{_PACKAGE}/frame.css"), *(_read_if_exists(f"{p}.css") for p in pages)]
-    css = "".join([":root{", colours, "}", *styles, SCALE.css()])
+    css = "".join([":root{", colours, "}", *styles, build_css()])
     return PackageText(css), PackageText("".join(_read_if_exists(f"{p}.js") for p in pages))
 
 

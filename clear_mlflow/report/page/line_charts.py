@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,41 @@ def build_line_chart(
         "x_label": (x_label or ("bucket date" if times else "buckets trained")) if is_large else "",
         "y_label": one_line(axis.score.label, _MAX_TITLE) if is_large else "",
         "curves": [curve for curve in map(build_curve, lines) if curve["line"] != "M"],
+    }
+
+
+def build_curves(
+    means: Sequence[tuple[str, Sequence[Line]]],
+    buckets: Sequence[tuple[str, Sequence[Line]]],
+    score: Score,
+    *,
+    last: int,
+    times: Sequence[date],
+    size: tuple[int, int],
+) -> dict[str, Any] | None:
+    """Return a large chart for each of *means*, a small one for each bucket, and a note.
+
+    Charts without lines are left out; returns None if all are. means, buckets: titles with lines.
+    last, times: as in :func:`build_line_chart`. size: width and height of a large chart, pixels.
+    """
+    bucket_lines = [line for _, lines in buckets for line in lines]
+    mean_lines = [line for _, lines in means for line in lines] or bucket_lines
+    if not mean_lines:
+        return None
+    axis, mean_axis = build_axis(bucket_lines or mean_lines, score), build_axis(mean_lines, score)
+    chart = partial(build_line_chart, last=last, times=times)
+    return {
+        "note": mean_axis.note,
+        "means": [
+            chart(title, lines, size=size, axis=mean_axis, has_dots=True)
+            for title, lines in means
+            if lines
+        ],
+        "buckets": [
+            chart(title, lines, size=(240, 165), axis=axis, has_dots=False)
+            for title, lines in buckets
+            if lines
+        ],
     }
 
 

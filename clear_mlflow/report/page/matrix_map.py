@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.core.text import NOT_MEASURED, format_percent, printable, truncate_start
-from clear_mlflow.report.colours import SCALE, CellScale
+from clear_mlflow.report.colours import CellScale, get_css_colours
 
 _MAX_KEY = 8  # characters
 # The most rows, columns and lines that a person can distinguish, evenly spaced out of more: the
@@ -28,7 +28,7 @@ def sample_evenly(count: int) -> list[int]:
     return [round(i * (count - 1) / (MAX_SHOWN - 1)) for i in range(MAX_SHOWN)]
 
 
-def list_rows(grid: NDArray[np.float64]) -> list[int]:
+def choose_rows(grid: NDArray[np.float64]) -> list[int]:
     """Return the rows of a (T + 1, T) grid that are shown: row 0 only if it was measured."""
     return [i for i in sample_evenly(len(grid)) if i > 0 or not np.isnan(grid[i]).all()]
 
@@ -49,7 +49,7 @@ def build_matrix_map(
     """
     columns = sample_evenly(len(buckets))
     rows = []
-    for i in list_rows(grid):
+    for i in choose_rows(grid):
         cells = []
         for j in columns:
             note = ""
@@ -110,7 +110,7 @@ def _build_cell(
     shade = float(scale.shade(value))
     css = ""
     if inline_style:
-        background, text_colour = SCALE.get_css_colours(shade)
+        background, text_colour = get_css_colours(shade)
         edge = f";box-shadow:inset 0 0 0 1.5px {text_colour}" if is_diagonal else ""
         css = f"{_CELL_CSS}background:{background};color:{text_colour}{edge}"
     style = [f"v{round(100 * shade)}", "d" if is_diagonal else "", "partial" if note else ""]

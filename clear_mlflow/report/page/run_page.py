@@ -7,8 +7,6 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,8 +33,7 @@ from clear_mlflow.report.page import load_page, render_fragment, render_page
 from clear_mlflow.report.page.line_charts import (
     Line,
     LinePoint,
-    build_axis,
-    build_line_chart,
+    build_curves,
     compute_future_mean,
     compute_past_mean,
 )
@@ -44,7 +41,7 @@ from clear_mlflow.report.page.matrix_map import (
     MAX_SHOWN,
     build_class_map,
     build_matrix_map,
-    list_rows,
+    choose_rows,
     sample_evenly,
     shorten_key,
 )
@@ -92,7 +89,7 @@ def render_run_page(report: RunReport, *, extension: str | None = None, **conten
     record, score = report.record, report.record.matrix.score
     keys, counts = record.matrix.buckets, record.matrix.num_instances
     grid = stack_all_rows(record.masked_matrix)
-    rows, columns = list_rows(grid), sample_evenly(len(keys))
+    rows, columns = choose_rows(grid), sample_evenly(len(keys))
     scale = build_cell_scale(score, [grid])
     predictions, predictions_note = _pack_predictions(report.predictions)
     tiles = _select_results(adapt_metrics(METRICS, score), report.results)
@@ -124,7 +121,7 @@ def render_run_page(report: RunReport, *, extension: str | None = None, **conten
         },
         within_bucket_results=within_bucket_results,
         other_results=[r for r in report.results.values() if r.name not in on_tiles],
-        curves=_build_curves(grid, keys, columns, record.times, score),
+        curves=_build_curves(grid, columns, record),
         within_bucket=within_bucket,
         dataset=_describe_dataset(report),
         classes=None if report.predictions is None else build_class_map(report.predictions.images),
@@ -265,49 +262,35 @@ def _compress(numbers: NDArray[Any]) -> str:
 
 
 def _build_curves(
-    grid: NDArray[np.float64],
-    keys: Sequence[str],
-    columns: Sequence[int],
-    times: Sequence[date],
-    score: Score,
+    grid: NDArray[np.float64], columns: Sequence[int], record: Record
 ) -> dict[str, Any] | None:
+    """Return the charts of past, current and future buckets, and of each of *columns*, or None."""
+    score, keys = record.matrix.score, record.matrix.buckets
     last = len(keys)
 
-    def build_line(colour: int, name: str, values: Iterable[float]) -> Line:
+    def build_lines(colour: int, name: str, values: Iterable[float]) -> list[Line]:
         points = [
             LinePoint(k, float(value), f"{name}, after {k}: {score.cell(value)}{score.unit}")
             for k, value in enumerate(values)
             if not math.isnan(value)
         ]
-        return Line(colour, points)
+        return [Line(colour, points)] if points else []
 
-    means_by_name: dict[str, list[float]] = {
+    values_by_name = {
         "buckets trained so far (mean)": [compute_past_mean(grid, k) for k in range(last + 1)],
         "bucket trained last": [math.nan, *np.diag(grid[1:])],
         "buckets still to come (mean)": [compute_future_mean(grid, k) for k in range(last + 1)],
     }
-    names = list(means_by_name)
-    means = [build_line(i, name, means_by_name[name]) for i, name in enumerate(names)]
-    means = [line for line in means if line.points]
-    if not means:
-        return None
+    names = list(values_by_name)
+    means = [line for i, n in enumerate(names) for line in build_lines(i, n, values_by_name[n])]
     titles = [f"Bucket {shorten_key(keys[j])}" for j in columns]
-    lines = [build_line(0, title, grid[:, j]) for title, j in zip(titles, columns, strict=True)]
-    axis, mean_axis = build_axis(lines, score), build_axis(means, score)
-    chart = partial(build_line_chart, last=last, times=times)
-    title = f"{score.heading} on past, current and future buckets"
-    return {
-        "note": mean_axis.note,
-        "legend": [
-            {"colour": line.colour, "dash": 0, "name": names[line.colour]} for line in means
-        ],
-        "mean": chart(title, means, size=(720, 320), axis=mean_axis, has_dots=True),
-        "buckets": [
-            chart(title, [line], size=(240, 165), axis=axis, has_dots=False)
-            for title, line in zip(titles, lines, strict=True)
-            if line.points
-        ],
-    }
+    buckets = [(t, build_lines(0, t, grid[:, j])) for t, j in zip(titles, columns, strict=True)]
+    heading = f"{score.heading} on past, current and future buckets"
+    curves = build_curves(
+        [(heading, means)], buckets, score, last=last, times=record.times, size=(720, 320)
+    )
+    legend = [{"colour": line.colour, "dash": 0, "name": names[line.colour]} for line in means]
+    return curves and {**curves, "legend": legend}
 
 
 def _describe_dataset(report: RunReport) -> dict[str, str]:

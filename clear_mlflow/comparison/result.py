@@ -1,0 +1,191 @@
+"""The result of a comparison, as frames that all outputs read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import nan
+from typing import Any
+
+from pandas import DataFrame, Index, MultiIndex, Series
+
+from clear_mlflow.comparison.groups import COST, ComparedRun, Group, RunWithoutRows, TestConditions
+from clear_mlflow.core.matrix import VALIDATION
+from clear_mlflow.core.score import Score
+from clear_mlflow.metrics import (
+    COST_METRICS,
+    METRICS,
+    WITHIN_BUCKET_METRICS,
+    Metric,
+    adapt_metrics,
+    get_headlines,
+)
+from clear_mlflow.statistics import Interval
+
+MAX_PREDICTIONS = 24  # single runs whose predictions are read, megabytes each
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Comparison:
+    """Groups of runs, best first, with the tests of pairs of groups.
+
+    Before the tests, *pairs* and the fields after it are empty, and *warnings* are about the runs.
+    """
+
+    groups: tuple[Group, ...]
+    conditions: tuple[TestConditions, ...]
+    group_by: tuple[str, ...]
+    metrics: tuple[str, ...]  # names of metrics that at least one group defines
+    definitions: tuple[Metric, ...]  # metrics of the matrix
+    ranked_by: str | None  # metric of the ranking and the tests, or None if no group defines any
+    planned_pairs: tuple[tuple[int, int], ...]  # indices of the groups to test against each other
+    # Number of further pairs to adjust for, because the leader was chosen by its results.
+    num_untested: int
+    baselines: tuple[int, ...]  # indices of groups that the others are tested against
+    leaders: tuple[int, ...]  # indices of leaders that all others are tested against
+    ungrouped: tuple[RunWithoutRows, ...]  # runs without rows that belong to no group
+    margin: float | None  # largest difference that does not matter
+    tuned: frozenset[str]  # names in group_by of parameters that are chosen by their results
+    warnings: tuple[str, ...]
+    pairs: DataFrame = field(default_factory=DataFrame)  # PAIR_COLUMNS, on the ranking metric
+    # The same for differences in other headline metrics, if the ranking shows none for the pair.
+    exploratory: DataFrame = field(default_factory=DataFrame)
+    exploratory_text: str = ""  # a line on the clearest of them, or empty
+    # Intervals of single results over test images: index of the group to metric to interval.
+    image_intervals: Mapping[int, Mapping[str, Interval]] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> tuple[ComparedRun, ...]:
+        """All runs with rows, group by group."""
+        return tuple(run for group in self.groups for run in group.members)
+
+    @property
+    def is_validation(self) -> bool:
+        """True if all runs were measured on validation images."""
+        return all(conditions.split == VALIDATION for conditions in self.conditions)
+
+    @property
+    def score(self) -> Score:
+        """The score in the matrices of all runs."""
+        return self.conditions[0].score
+
+    @property
+    def headline_metrics(self) -> list[str]:
+        """The metric of the ranking, the most important ones, and requested further ones."""
+        headlines = (metric.name for metric in get_headlines(self.score))
+        default = {metric.name for metric in (*adapt_metrics(METRICS, self.score), *COST_METRICS)}
+        requested = (metric.name for metric in self.definitions if metric.name not in default)
+        names = dict.fromkeys([self.ranked_by, *headlines, *requested, COST])
+        return [name for name in names if name in self.metrics]
+
+    def is_higher_better(self, metric: str | None) -> bool | None:
+        """Return True if higher values of a metric are better, or None if that is not declared."""
+        definitions = (*self.definitions, *WITHIN_BUCKET_METRICS)
+        return next((m.higher_is_better for m in definitions if m.name == metric), True)
+
+    def list_runs_to_bootstrap(self) -> list[ComparedRun]:
+        """Return at most MAX_PREDICTIONS single results to test over images, planned ones first."""
+        if not self.score.is_accuracy:  # predictions are classes
+            return []
+        single = [i for i, group in enumerate(self.groups) if group.is_single_result]
+        paired = [i for pair in self.planned_pairs if set(pair) <= set(single) for i in pair]
+        indices = list(dict.fromkeys([*paired, *single]))[:MAX_PREDICTIONS]
+        return [self.groups[i].counted[0] for i in indices]
+
+    def list_methods(self) -> list[list[Group]]:
+        """Return groups by method, best first: groups of a method differ in tuned parameters."""
+        methods: dict[tuple[object, ...], list[Group]] = {}
+        for group in self.groups:
+            labels = tuple((n, label) for n, label in group.labels.items() if n not in self.tuned)
+            # Runs that are not grouped have no labels that would show their method.
+            methods.setdefault((group.conditions_index, labels or group.name), []).append(group)
+        return list(methods.values())
+
+    def list_pairs(self) -> list[dict[str, Any]]:
+        """Return each pair of :attr:`pairs` as a dict with PAIR_COLUMNS."""
+        rows: list[dict[str, Any]] = self.pairs.to_dict("records")
+        return rows
+
+    def get_interval(self, index: int, metric: str) -> tuple[Interval | None, bool]:
+        """Return the interval of a group over seeds, or else over test images and True."""
+        over_seeds = self.groups[index].metrics[metric].interval
+        if over_seeds is not None:
+            return over_seeds, False
+        over_images = self.image_intervals.get(index, {}).get(metric)
+        return over_images, over_images is not None
+
+    @cached_property
+    def groups_frame(self) -> DataFrame:
+        """One row per group, best first, with two levels of columns.
+
+        ``("group", "name")``, ``("label", NAME)``, ``("value", NAME)`` and ``("text", NAME)`` of
+        each further column, and of each metric mean, std, low, high, n, partial (such as "1 of 3"),
+        and best.
+        """
+        means = defaultdict[tuple[int, str], list[float]](list)
+        for group in self.groups:
+            for metric, summary in group.metrics.items():
+                means[group.conditions_index, metric].append(summary.mean)
+        is_higher_better = {metric: self.is_higher_better(metric) for metric in self.metrics}
+        rows = []
+        for group in self.groups:
+            row: dict[tuple[str, str], Any] = {("group", "name"): group.name}
+            row |= {("label", name): label for name, label in group.labels.items()}
+            # A column that is added here, with a value for files and a text, is in all outputs.
+            row["value", "seeds"], row["text", "seeds"] = len(group.counted), group.format_seeds()
+            for metric in self.metrics:
+                summary, higher = group.metrics.get(metric), is_higher_better[metric]
+                row |= dict.fromkeys(
+                    ((metric, name) for name in ("mean", "std", "low", "high")), nan
+                )
+                row[metric, "n"], row[metric, "best"] = 0, False
+                row[metric, "partial"] = group.format_partial_seeds(metric)
+                if summary is None:
+                    continue
+                row[metric, "mean"], row[metric, "n"] = summary.mean, summary.n
+                if summary.std is not None:
+                    row[metric, "std"] = summary.std
+                if summary.interval is not None:
+                    row[metric, "low"], row[metric, "high"] = summary.interval
+                if len(peers := means[group.conditions_index, metric]) > 1 and higher is not None:
+                    row[metric, "best"] = summary.mean == (max if higher else min)(peers)
+            rows.append(row)
+        return build_frame(rows).set_axis(MultiIndex.from_tuples(rows[0]), axis="columns")
+
+    @cached_property
+    def runs_frame(self) -> DataFrame:
+        """One row per run: id, name, group, seed, rows, parameters, tags and metrics."""
+        rows = []
+        for group in self.groups:
+            for run in group.members:
+                tags = {n: label for n, label in run.labels.items() if n not in run.params}
+                rows.append(
+                    {
+                        "run_id": run.run_id,
+                        "name": run.name,
+                        "group": group.name,
+                        "seed": run.seed,
+                        "rows": sum(map(bool, run.record.rows)),
+                        "buckets": run.record.matrix.num_buckets,
+                        "diverged": run.diverged,
+                        **{f"params.{name}": value for name, value in run.params.items()},
+                        **{f"tags.{name}": value for name, value in tags.items()},
+                        **{f"metrics.{name}": value for name, value in run.summary.items()},
+                    }
+                )
+        return build_frame(rows)
+
+
+def build_frame(rows: Sequence[Mapping[Any, Any]]) -> DataFrame:
+    """Return a data frame of rows. Strings, and integers next to None, stay Python objects."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {}
+    for index, name in enumerate(names):
+        values = [row.get(name) for row in rows]
+        types = {type(value) for value in values}
+        is_number = types in ({int}, {bool}) or types <= {float, type(None)}
+        columns[index] = Series(values, dtype=None if is_number else object)
+    # As objects, because the type for strings raises an error for some untrusted names.
+    return DataFrame(columns).set_axis(Index(names, dtype=object), axis="columns")
