@@ -15,6 +15,7 @@ from clear_mlflow.store.offline import (
     format_offline_uri,
     is_offline_folder,
     locate_artifacts,
+    replace_info,
 )
 from clear_mlflow.store.search import expand_run_id, select_runs
 
@@ -49,6 +50,6 @@ def _read_from_files(run: Run, client: MlflowClient, folder: Path) -> Run:
     The stored path names the machine on which the run was trained.
     """
     located = locate_artifacts(folder / "artifacts", run)
-    located.info._experiment_id = NO_EXPERIMENT
+    located = replace_info(located, experiment_id=NO_EXPERIMENT)
     located.client, located.bundle_path = client, folder / run.info.run_id[:8]  # type: ignore[attr-defined]
     return located

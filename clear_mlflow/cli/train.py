@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import build_option, command
-from clear_mlflow.core.disk import OFFLINE_VARIABLE
+from clear_mlflow.core.disk import OFFLINE_VARIABLE, find_offline_folder
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
@@ -240,8 +240,8 @@ def apply_run_options(
     run_name is only checked. resume: id of the run that is resumed, or None. Raises ConfigError
     if options are passed although an existing run is continued, or if a tag is not KEY=TEXT.
     """
-    if offline:
-        os.environ.setdefault(OFFLINE_VARIABLE, "1")
+    if offline and find_offline_folder() is None:
+        os.environ[OFFLINE_VARIABLE] = "1"
     existing_run_id = resume or os.environ.get("MLFLOW_RUN_ID")
     passed = {"experiment": experiment, "run_name": run_name, "tag": " ".join(tag)}
     for name, text in passed.items():

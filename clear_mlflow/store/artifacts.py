@@ -85,6 +85,16 @@ class ArtifactFolder:
             download_file(self.repository, name, file)
         return file
 
+    def write_file(self, name: str, content: bytes) -> None:
+        """Store a file, replacing it if it exists. On a local disk, it survives a power cut."""
+        if self.local is not None:
+            write_durably(self.local / name, content)
+            return
+        with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+            file = Path(scratch, name)
+            file.write_bytes(content)
+            self.repository.log_artifact(str(file))
+
     def read_files(
         self, file_names: Collection[str], max_bytes: int, num_threads: int = 1
     ) -> dict[str, bytes]:

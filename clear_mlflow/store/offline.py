@@ -97,18 +97,12 @@ def locate_artifacts(folder: Path, run: Run) -> Run:
     if not re.fullmatch("[0-9]+/[0-9a-f]{32}", f"{info.experiment_id}/{info.run_id}"):
         raise TrackingError(f"{folder} contains a run with the id {safe_repr(info.run_id, 80)}")
     root = f"{folder.absolute().as_uri()}/{info.experiment_id}/{info.run_id}/artifacts"
-    located = RunInfo(
-        run_id=info.run_id,
-        experiment_id=info.experiment_id,
-        user_id=info.user_id,
-        status=info.status,
-        start_time=info.start_time,
-        end_time=info.end_time,
-        lifecycle_stage=info.lifecycle_stage,
-        artifact_uri=root,
-        run_name=info.run_name,
-    )
-    return Run(located, run.data, run.inputs, run.outputs)
+    return replace_info(run, artifact_uri=root)
+
+
+def replace_info(run: Run, **changes: str | None) -> Run:
+    """Return a copy of a run with changed values of its RunInfo, by name."""
+    return Run(RunInfo(**{**dict(run.info), **changes}), run.data, run.inputs, run.outputs)
 
 
 def _adapt_locations(database: Path, root: str) -> None:

@@ -13,10 +13,10 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -29,12 +29,15 @@ from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, parse_row_index
 from clear_mlflow.journal.run_folder import MAX_POINTS
-from clear_mlflow.scoring import score
+from clear_mlflow.scoring import Scores, evaluate, log_results, read_record
+from clear_mlflow.scoring.run_log import REPORTS, find_changes
+from clear_mlflow.scoring.run_record import split_score_hash
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import (
     DEFAULT_EXPERIMENT_ID,
     is_missing_store,
+    log_tags,
     map_in_threads,
     mlflow_errors,
     retry_on_conflict,
@@ -52,11 +55,14 @@ from clear_mlflow.store.offline import (
     format_offline_uri,
     is_offline_folder,
     locate_artifacts,
+    replace_info,
 )
 from clear_mlflow.store.rows import (
     RowConflictError,
+    hash_rows,
     is_same_row,
     is_truncated_row,
+    pack_matrix_tag,
     read_row_files,
 )
 from clear_mlflow.store.search import (
@@ -86,17 +92,17 @@ _SOURCE_TAGS = {
     MLFLOW_PARENT_RUN_ID,
     MLFLOW_RUN_NAME,
 }
-# They state that rows are stored, or how the run ended: set once everything is stored.
+# They state that rows are stored, or how the run ended: set once the rows are stored.
 _FINAL_TAGS = {names.ROWS_TAG, names.ERROR_TAG, names.DIVERGED_TAG}
-# Rows, which are copied first, and what scoring writes for the copy.
-_GENERATED_FILES = re.compile(
-    rf"{re.escape(names.REPORT_HTML)}|{ROWS_FOLDER}/.*|{names.MATRIX_FOLDER}/(matrix|heatmap)\.\w+"
-    rf"|images/{names.IMAGE_FINAL}\+step\+.*"
+# What scoring writes for any run with the same rows. Its page also names the run.
+_SCORE_FILES = re.compile(
+    rf"{names.MATRIX_FOLDER}/(matrix|heatmap)\.\w+|images/{names.IMAGE_FINAL}\+step\+.*"
 )
+_ROWS_PREFIX = f"{ROWS_FOLDER}/"
 # "#", "?" and "%" change the meaning of an address, on which requests to a server hang.
 _FILE_PATH = re.compile(r"([^/\\#?%\x00-\x1f]+/)*[^/\\#?%\x00-\x1f]+")
 _NUM_THREADS = 8  # that read histories: a server answers many at a time
-_MAX_BATCH = 100  # parameters or tags in a request to MLflow
+_MAX_BATCH = 50  # parameters, and tags, in a request of at most 1 MB
 
 _Item = TypeVar("_Item")
 
@@ -155,35 +161,24 @@ class RunSource:
         return read_row_files(self.client, self.run)
 
     def list_files(self) -> dict[str, int | None]:
-        """Return path and size of each artifact except rows and the files that scoring writes.
+        """Return path and size of each artifact except rows and the report, which names the run.
 
         Skips links, and paths that cannot be stored everywhere.
         """
-        local = ArtifactFolder(self.client, self.run).local
-        sizes = self._walk_remote() if local is None else _walk_local(local)
+        folder = ArtifactFolder(self.client, self.run)
+        sizes = _walk_remote(folder) if folder.local is None else _walk_local(folder.local)
         return {
             path: size
             for path, size in sorted(sizes)
-            if is_safe_path(path) and not _GENERATED_FILES.fullmatch(path)
+            if is_safe_path(path)
+            and path != names.REPORT_HTML
+            and not path.startswith(_ROWS_PREFIX)
         }
 
     def fetch_file(self, path: str, scratch: Path) -> Path:
         """Return the path of an artifact on this machine, downloaded to *scratch* if necessary."""
         folder, _, name = path.rpartition("/")
         return ArtifactFolder(self.client, self.run, folder).fetch_file(name, scratch)
-
-    def _walk_remote(self, folder: str = "") -> Iterator[tuple[str, int | None]]:
-        """Yield path and size of each artifact in a folder of an artifact store."""
-        run_id = self.run.info.run_id
-        with mlflow_errors(f"list the artifacts of run {run_id}"):
-            entries = self.client.list_artifacts(run_id, folder or None)
-        for entry in entries:
-            # A store may list anything: only its own subfolders are listed.
-            path = f"{folder}/{PurePosixPath(entry.path).name}".lstrip("/")
-            if not entry.is_dir:
-                yield path, entry.file_size
-            elif is_safe_path(path):
-                yield from self._walk_remote(path)
 
 
 class RunCopier:
@@ -196,8 +191,9 @@ class RunCopier:
     def __init__(self, client: MlflowClient, experiment: str | None = None) -> None:
         self._client = client
         self._experiment = experiment
-        self._experiment_ids: dict[str | None, str] = {}  # by name
-        self._copy_ids: dict[str, str] = {}  # id of a run in its own store to id of its copy
+        # Client of a source and id of an experiment in it, to the id of the experiment of copies.
+        self._experiment_ids: dict[tuple[MlflowClient, str], str] = {}
+        self._original_ids: dict[str, str] = {}  # id of a source to the id that copies refer to
 
     def copy_runs(self, sources: Iterable[RunSource]) -> Iterator[CopyResult]:
         """Copy runs, and yield what was done with each. An error does not stop the others."""
@@ -217,55 +213,77 @@ class RunCopier:
         """
         run, client = source.run, self._client
         name = run.info.run_name or source.run_id
+        self._original_ids[run.info.run_id] = source.run_id
         if is_in_use(run):
             message = "a process trains into it; copy it when that has ended"
             return CopyResult(source.run_id, name, IN_USE, message=message)
         rows, files = source.read_rows(), source.list_files()
-        state = _format_state(run, rows, files)
+        state = _hash_source(run, rows, files)
         experiment_id = self._get_experiment_id(source)
         copies = self._find_copies(experiment_id, source.run_id)
         target = copies[0] if copies else get_run_or_none(client, source.run_id)
         stored_rows: dict[str, bytes] = {}
-        if target is not None:
-            stored_rows = read_row_files(client, target, may_be_missing=None)
-            _check_rows(target, rows, stored_rows, is_original=not copies)
-            if not copies or not _is_newer(state, target):
-                self._copy_ids[run.info.run_id] = target.info.run_id
+        stored_files: dict[str, int | None] = {}
+        is_update = False
+        if target is None:
+            target = self._create_copy(source, experiment_id)
+        else:
+            stored_state = target.data.tags.get(names.COPIED_STATE_TAG)
+            if stored_state != state:
+                stored_rows = read_row_files(client, target, may_be_missing=None)
+                _check_rows(target, rows, stored_rows, is_original=not copies)
+            # With fewer rows, it is an older copy of an offline folder.
+            if stored_state == state or not copies or stored_rows.keys() - rows.keys():
                 return CopyResult(source.run_id, name, STORED, target.info.run_id)
             if is_in_use(target) and read_trainer_token(target) != get_process_token():
                 message = "another process copies it, or trains into the copy"
                 return CopyResult(source.run_id, name, IN_USE, target.info.run_id, message)
-        is_update = target is not None and names.COPIED_STATE_TAG in target.data.tags
-        parent_tags = self._build_parent_tag(experiment_id, run)
-        if target is None:
-            with mlflow_errors(f"create a copy of run {source.run_id}"):
-                target = client.create_run(
-                    experiment_id,
-                    start_time=run.info.start_time,
-                    tags={
-                        **_select_tags(run, final=False),
-                        **parent_tags,
-                        **build_lease_tags(),
-                        names.COPIED_FROM_TAG: source.run_id,
-                    },
-                    run_name=run.info.run_name,
-                )
-            stored_files: dict[str, int | None] = {}
-        else:
-            self._take_over(target.info.run_id)
-            _delete_drafts(client, target)
+            is_update = stored_state is not None
+            self._reopen_copy(target)
             stored_files = RunSource(client, target).list_files()
         missing_rows = {
             file: content
             for file, content in rows.items()
             if file not in stored_rows or is_truncated_row(stored_rows[file])
         }
-        missing_files = [path for path, size in files.items() if stored_files.get(path, -1) != size]
-        problem = self._write(source, target, missing_rows, missing_files, state)
+        score_tags = _build_score_tags(run, target, rows)
+        missing_files = [
+            path
+            for path, size in files.items()
+            if (score_tags if _SCORE_FILES.fullmatch(path) else stored_files.get(path, -1) != size)
+        ]
+        last_time = self._write(source, target, missing_rows, missing_files, score_tags)
+        if stored_files and run.info.status == "FINISHED":
+            remove_states(client, target)
+        problem = self._score(source, target, {*stored_files, *missing_files})
+        with mlflow_errors(f"end the copy of run {source.run_id}"):
+            self._end_copy(run, target, state, last_time)
         run_id = self._delete_duplicates(experiment_id, source.run_id)
-        self._copy_ids[run.info.run_id] = run_id
         message = problem or f"{len(rows)} rows, {run.info.status}"
         return CopyResult(source.run_id, name, UPDATED if is_update else COPIED, run_id, message)
+
+    def _create_copy(self, source: RunSource, experiment_id: str) -> Run:
+        """Create an empty copy of a run, of which this process has the lease."""
+        tags = _select_tags(source.run)
+        tags = {key: value for key, value in tags.items() if key not in _FINAL_TAGS}
+        tags |= self._build_parent_tag(experiment_id, source.run)
+        tags |= {**build_lease_tags(), names.COPIED_FROM_TAG: source.run_id}
+        info = source.run.info
+        with mlflow_errors(f"create a copy of run {source.run_id}"):
+            return self._client.create_run(experiment_id, info.start_time, tags, info.run_name)
+
+    def _reopen_copy(self, target: Run) -> None:
+        """Acquire the lease of a copy, and set it to RUNNING until it is complete.
+
+        Deletes incomplete files that MLflow left on this machine when a copying was killed.
+        """
+        run_id = target.info.run_id
+        with mlflow_errors(f"open run {run_id} again"):
+            log_tags(self._client, run_id, build_lease_tags())
+            self._client.update_run(run_id, status="RUNNING")
+        if (folder := ArtifactFolder(self._client, target).local) is not None:
+            for draft in folder.rglob(".artifact.uploading.*"):
+                draft.unlink()
 
     def _write(
         self,
@@ -273,64 +291,98 @@ class RunCopier:
         target: Run,
         rows: Mapping[str, bytes],
         files: Sequence[str],
-        state: str,
-    ) -> str:
-        """Write rows, files and everything else of a run into its copy, and end and score that.
+        score_tags: Mapping[str, str],
+    ) -> int:
+        """Write everything of a run except its status into its copy. Repeating it changes nothing.
 
-        Returns why it could not be scored, or "". Repeating it changes nothing. rows, files: those
-        that the copy lacks.
+        Returns the time of the latest metric point, or the start time if there is none.
+
+        rows, files: those that the copy lacks. score_tags: further tags to set.
         """
         client, run, run_id = self._client, source.run, target.info.run_id
-        lease = Lease(client, run_id)
-        params = [Param(*item) for item in run.data.params.items()]
-        tags = [RunTag(*item) for item in _select_tags(run, final=True).items()]
+        lease, renewed_at = Lease(client, run_id), time.monotonic()
+
+        def renew_lease() -> None:
+            nonlocal renewed_at
+            if time.monotonic() - renewed_at > RENEW_SECONDS:
+                lease.renew()
+                renewed_at = time.monotonic()
+
+        params = (Param(*item) for item in run.data.params.items())
+        tags = (RunTag(*item) for item in {**_select_tags(run), **score_tags}.items())
+        last_time = run.info.start_time
         with mlflow_errors(f"copy run {source.run_id}"):
-            for param_batch in _split(params, _MAX_BATCH):
-                client.log_batch(run_id, params=param_batch)
-            if run.inputs and run.inputs.dataset_inputs:
-                inputs = run.inputs.dataset_inputs
-                retry_on_conflict(lambda: client.log_inputs(run_id, datasets=inputs))
             for name, content in rows.items():
-                log_durably(client, run_id, content, f"{ROWS_FOLDER}/{name}")
-            renewed_at = time.monotonic()
+                ArtifactFolder(client, target, ROWS_FOLDER).write_file(name, content)
             for path in files:
-                if time.monotonic() - renewed_at > RENEW_SECONDS:
-                    lease.renew()
-                    renewed_at = time.monotonic()
+                renew_lease()
                 with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
                     file = source.fetch_file(path, Path(scratch))
                     client.log_artifact(run_id, str(file), path.rpartition("/")[0] or None)
-            if not any(path.startswith(f"{names.STATE_FOLDER}/") for path in source.list_files()):
-                remove_states(client, target)
-            last_time = run.info.start_time
-            for points in _split(source.read_histories(), MAX_POINTS):
-                lease.check()
-                client.log_batch(run_id, metrics=points)
-                last_time = max(last_time, *(point.timestamp for point in points))
-            for tag_batch in _split(tags, _MAX_BATCH):
-                client.log_batch(run_id, tags=tag_batch)
-            for tag in _FINAL_TAGS & target.data.tags.keys() - {tag.key for tag in tags}:
-                client.delete_tag(run_id, tag)
-        problem = ""
+            if run.inputs and run.inputs.dataset_inputs:
+                inputs = run.inputs.dataset_inputs
+                retry_on_conflict(lambda: client.log_inputs(run_id, datasets=inputs))
+            for points, param_batch, tag_batch in zip_longest(
+                _split(source.read_histories(), MAX_POINTS),
+                _split(params, _MAX_BATCH),
+                _split(tags, _MAX_BATCH),
+                fillvalue=(),
+            ):
+                renew_lease()
+                client.log_batch(run_id, points, param_batch, tag_batch)
+                last_time = max([last_time, *(point.timestamp for point in points)])
+        return last_time
+
+    def _score(self, source: RunSource, target: Run, files: Collection[str]) -> str:
+        """Score a copy and log its models. Return why it cannot be scored, or "".
+
+        Reads the rows and predictions of the source, which may be on this machine. Reads metric
+        histories of the copy only if the source was not scored with these rows and definitions.
+
+        files: paths of the files that the copy has.
+        """
+        client = self._client
+        run = Lease(client, target.info.run_id).check()
+        artifact_uri = source.run.info.artifact_uri
         try:
-            log_models(client, client.get_run(run_id), score(client, run_id))
+            stored = read_record(
+                source.client, replace_info(run, artifact_uri=artifact_uri), reread=False
+            )
+            results = evaluate(stored)
+            changes = find_changes(client, stored, results, reread=False)
+            if stored.record is not None and not set(files) >= REPORTS:
+                changes = replace(changes, reports=True)
+            scores = Scores(stored, results, changes)
+            log_results(client, scores)
+            log_models(client, run, scores)
         except RecordError as error:
-            problem = f"it is copied, but cannot be scored: {error}"
-        with mlflow_errors(f"end the copy of run {source.run_id}"):
-            lease.check()
-            status = _read_status(run)
-            if status != "RUNNING":
-                client.set_terminated(run_id, status, run.info.end_time or last_time)
-            client.set_tag(run_id, names.COPIED_STATE_TAG, state)
-            client.delete_tag(run_id, names.PROCESS_TAG)
-        return problem
+            return f"it is copied, but cannot be scored: {error}"
+        return ""
+
+    def _end_copy(self, run: Run, target: Run, state: str, last_time: int) -> None:
+        """Set the final status, end time and state of a copy of a run, and release its lease.
+
+        last_time: end time if the run has none.
+        """
+        client, run_id = self._client, target.info.run_id
+        current = Lease(client, run_id).check()
+        if (status := _read_status(run)) != "RUNNING":
+            client.set_terminated(run_id, status, run.info.end_time or last_time)
+        # Another machine may have deleted the parent meanwhile, as a duplicate.
+        parent_tag = self._build_parent_tag(target.info.experiment_id, run)
+        new_parent_tag = dict(parent_tag.items() - target.data.tags.items())
+        log_tags(client, run_id, {**new_parent_tag, names.COPIED_STATE_TAG: state})
+        outdated_tags = {names.ERROR_TAG, names.DIVERGED_TAG} - _select_tags(run).keys()
+        for tag in {names.PROCESS_TAG, *outdated_tags} & current.data.tags.keys():
+            client.delete_tag(run_id, tag)
 
     def _get_experiment_id(self, source: RunSource) -> str:
         """Return the id of the experiment of a run's copy. Creates it if it is missing."""
-        name = self._experiment or source.experiment
-        if name not in self._experiment_ids:
-            self._experiment_ids[name] = get_or_create_experiment(self._client, name)
-        return self._experiment_ids[name]
+        key = source.client, source.run.info.experiment_id
+        if key not in self._experiment_ids:
+            name = self._experiment or source.experiment
+            self._experiment_ids[key] = get_or_create_experiment(self._client, name)
+        return self._experiment_ids[key]
 
     def _find_copies(self, experiment_id: str, source_id: str) -> list[Run]:
         """Return the copies of a run in an experiment, complete ones first, then by run id."""
@@ -350,67 +402,41 @@ class RunCopier:
         parent_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
         if parent_id is None:
             return {}
-        if parent_id not in self._copy_ids:
-            copies = self._find_copies(experiment_id, parent_id)
-            parent = copies[0] if copies else get_run_or_none(self._client, parent_id)
-            if parent is None:
-                return {}
-            self._copy_ids[parent_id] = parent.info.run_id
-        return {MLFLOW_PARENT_RUN_ID: self._copy_ids[parent_id]}
-
-    def _take_over(self, run_id: str) -> None:
-        """Acquire the lease of a copy, and set the copy to RUNNING until it is complete."""
-        lease = Lease(self._client, run_id)
-        lease.acquire()
-        lease.renew()
-        with mlflow_errors(f"open run {run_id} again"):
-            self._client.update_run(run_id, status="RUNNING")
+        parent_id = self._original_ids.get(parent_id, parent_id)
+        copies = self._find_copies(experiment_id, parent_id)
+        parent = copies[0] if copies else get_run_or_none(self._client, parent_id)
+        return {} if parent is None else {MLFLOW_PARENT_RUN_ID: parent.info.run_id}
 
     def _delete_duplicates(self, experiment_id: str, source_id: str) -> str:
-        """Delete all copies of a run except one, and return the id of that one.
+        """Delete all copies of a run except one, which gets their children, and return its id.
 
         Two machines that start at the same moment may each create a copy. Each searches for copies
         after its own is complete, so the second one to complete sees both. The complete copy with
         the smallest run id is kept, so that both decide the same if they search at once. An
         incomplete copy is left to the process that has its lease, and deleted if there is none.
         """
-        first_copy, *others = self._find_copies(experiment_id, source_id)
+        client = self._client
+        kept_copy, *others = self._find_copies(experiment_id, source_id)
         for copy in others:
             if names.COPIED_STATE_TAG in copy.data.tags or not is_in_use(copy):
-                with mlflow_errors(f"delete run {copy.info.run_id}, a duplicate"):
-                    self._client.delete_run(copy.info.run_id)
-        return str(first_copy.info.run_id)
-
-
-def list_sources(
-    client: MlflowClient, runs: Sequence[str] = (), artifacts: Path | None = None
-) -> list[RunSource]:
-    """Return the runs of a store that can be copied: those with rows, their parents and sweeps.
-
-    runs: ids of runs or names of experiments. Empty for all runs of the store. artifacts: folder to
-    read the artifacts from, or None for the locations in the store.
-    """
-    selected: list[Run] = []
-    for name in runs or (None,):
-        run_id = None if name is None else expand_run_id(client, name)
-        run = None if run_id is None else get_run_or_none(client, run_id)
-        if run is not None:
-            selected.append(run)
-        else:
-            selected += search_runs(client, find_experiment_ids(client, name), "")
-    if artifacts is not None:
-        selected = [locate_artifacts(artifacts, run) for run in selected]
-    copied = [run for run in selected if _can_copy(client, run)]
-    parent_ids = {run.data.tags.get(MLFLOW_PARENT_RUN_ID) for run in copied}
-    parents = [run for run in selected if run.info.run_id in parent_ids and run not in copied]
-    return [RunSource(client, run) for run in (*copied, *parents)]
+                run_id = copy.info.run_id
+                with mlflow_errors(f"delete run {run_id}, a duplicate"):
+                    client.delete_run(run_id)
+                    # Children that are created later find their new parent when they are complete.
+                    condition = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
+                    for child in search_runs(client, [experiment_id], condition):
+                        client.set_tag(
+                            child.info.run_id, MLFLOW_PARENT_RUN_ID, kept_copy.info.run_id
+                        )
+        return str(kept_copy.info.run_id)
 
 
 def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
-    """Return the runs of a store that can be copied. runs: see :func:`list_sources`.
+    """Return the runs of a store that can be copied: those with rows, their parents and sweeps.
 
     store: a tracking URI, an offline folder or an mlruns folder. Of folders, only the artifacts in
-    them are read, wherever their runs were recorded.
+    them are read, wherever their runs were recorded. runs: ids of runs or names of experiments;
+    empty for all runs of the store.
     """
     folder, uri, artifacts = Path(store), store, None
     if is_offline_folder(folder):
@@ -421,8 +447,20 @@ def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
         uri, artifacts = folder.absolute().as_uri(), folder
     elif is_missing_store(uri):
         raise TrackingError(f"the store {mask_credentials(uri)} does not exist")
+    selected: list[Run] = []
     with mlflow_errors(f"read the store {mask_credentials(uri)}, which is copied"):
-        return list_sources(MlflowClient(name_sqlite_driver(uri)), runs, artifacts)
+        client = MlflowClient(name_sqlite_driver(uri))
+        for name in runs:
+            run = get_run_or_none(client, expand_run_id(client, name))
+            selected += [run] if run else search_runs(client, find_experiment_ids(client, name), "")
+        if not runs:
+            selected = list(search_runs(client, find_experiment_ids(client), ""))
+    if artifacts is not None:
+        selected = [locate_artifacts(artifacts, run) for run in selected]
+    copied = [run for run in selected if _can_copy(client, run)]
+    parent_ids = {run.data.tags.get(MLFLOW_PARENT_RUN_ID) for run in copied}
+    parents = [run for run in selected if run.info.run_id in parent_ids and run not in copied]
+    return [RunSource(client, run) for run in (*copied, *parents)]
 
 
 def _can_copy(client: MlflowClient, run: Run) -> bool:
@@ -440,11 +478,17 @@ def is_safe_path(path: str) -> bool:
     return bool(_FILE_PATH.fullmatch(path)) and not {".", ".."} & {*path.split("/")}
 
 
-def _delete_drafts(client: MlflowClient, target: Run) -> None:
-    """Delete the incomplete files that MLflow left on this machine when a copying was killed."""
-    if (folder := ArtifactFolder(client, target).local) is not None:
-        for draft in folder.rglob(".artifact.uploading.*"):
-            draft.unlink()
+def _walk_remote(root: ArtifactFolder, path: str = "") -> Iterator[tuple[str, int | None]]:
+    """Yield path and size of each artifact below a path of an artifact store."""
+    with mlflow_errors("list the artifacts of a run"):
+        entries = root.repository.list_artifacts(path or None) or []
+    for entry in entries:
+        # A store may list anything: only its own subfolders are listed.
+        entry_path = f"{path}/{PurePosixPath(entry.path).name}".lstrip("/")
+        if not entry.is_dir:
+            yield entry_path, entry.file_size
+        elif is_safe_path(entry_path):
+            yield from _walk_remote(root, entry_path)
 
 
 def _walk_local(root: Path) -> Iterator[tuple[str, int | None]]:
@@ -476,16 +520,32 @@ def _check_rows(
             )
 
 
-def _select_tags(run: Run, *, final: bool) -> dict[str, str]:
-    """Return the tags of a run that its copy gets. final: also those that need stored rows."""
+def _select_tags(run: Run) -> dict[str, str]:
+    """Return the tags of a run that its copy gets, with an error if its process is gone."""
     tags = {key: value for key, value in run.data.tags.items() if key not in _SOURCE_TAGS}
     if run.data.tags.get(names.KIND_TAG) == names.KIND_SWEEP:
         tags.pop(names.MLFLOW_NOTE, None)  # it links to the comparison, which is not copied
-    if not final:
-        return {key: value for key, value in tags.items() if key not in _FINAL_TAGS}
     if _read_status(run) != run.info.status:
         tags[names.ERROR_TAG] = "the process that trained it is gone"
     return tags
+
+
+def _build_score_tags(run: Run, target: Run, rows: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the tags by which scoring recognises that a copy has the scores of its source.
+
+    Returns {} if the source was not scored with these rows, or the copy was scored already. The
+    hash of the page is left out, since the page contains the id of the run.
+    """
+    rows_hash, _, predictions_hash, tests_hash = split_score_hash(run.data.tags)
+    if names.SCORED_TAG in target.data.tags or rows_hash != hash_rows(run.info.run_id, rows):
+        return {}
+    run_id = target.info.run_id
+    hashes = hash_rows(run_id, rows), "", predictions_hash, tests_hash
+    matrix_tag = pack_matrix_tag(run_id, rows)
+    return {
+        names.SCORED_TAG: ".".join(hashes).rstrip("."),
+        **({} if matrix_tag is None else {names.MATRIX_TAG: matrix_tag}),
+    }
 
 
 def _read_status(run: Run) -> str:
@@ -495,30 +555,12 @@ def _read_status(run: Run) -> str:
     return str(run.info.status)
 
 
-def _format_state(run: Run, rows: Mapping[str, bytes], files: Mapping[str, int | None]) -> str:
-    """Return the number of rows, the end and a hash of everything that is copied of a run."""
+def _hash_source(run: Run, rows: Mapping[str, bytes], files: Mapping[str, int | None]) -> str:
+    """Return a hash of everything that is copied of a run, except the contents of files."""
     info, data = run.info, run.data
-    metadata = [info.status, info.run_name, data.params, _select_tags(run, final=True)]
-    content = json.dumps([metadata, data.metrics, files], sort_keys=True).encode()
-    hasher = hashlib.sha256(content)
-    for name, row in sorted(rows.items()):
-        hasher.update(f"\0{name}\0{len(row)}\0".encode() + row)
-    return f"{len(rows)}-{info.end_time or 0}-{hasher.hexdigest()[:32]}"
-
-
-def _is_newer(state: str, copy: Run) -> bool:
-    """Return True if a state differs from the state of a copy and is not older.
-
-    An older state has fewer rows, or as many and an earlier end. It may come from a folder that was
-    copied to another machine before the run was resumed.
-    """
-    pattern = "([0-9]{1,9})-([0-9]{1,18})-([0-9a-f]{32})"
-    match = re.fullmatch(pattern, copy.data.tags.get(names.COPIED_STATE_TAG, ""))
-    if match is None:
-        return True
-    num_rows, end_time, content_hash = state.split("-")
-    is_older = (int(num_rows), int(end_time)) < (int(match[1]), int(match[2]))
-    return content_hash != match[3] and not is_older
+    metadata = [info.status, info.end_time, info.run_name, data.params, _select_tags(run)]
+    content = json.dumps([metadata, data.metrics, files, hash_rows("", rows)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def _split(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:

@@ -16,6 +16,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
 from torch.utils.data import TensorDataset
 
+import clear_mlflow
 from clear_mlflow.adapters.avalanche import MLflowAccuracyMatrix
 from clear_mlflow.core.errors import ConfigError
 
@@ -84,6 +85,19 @@ def test_the_matrix_is_avalanches_own_cell_by_cell(store, experiment_id):
     check_complete_loop(store, experiment_id, logger, trained.model, expected, atol=1e-7)
     assert "renate/micro_average_accuracy" in logger.metrics
     trained.eval(stream.test_stream)  # once more, with the same numbers: no news
+
+
+def test_an_adapter_records_offline(offline_folder):
+    """With CLEAR_MLFLOW_OFFLINE, no tracking store is needed."""
+    stream = benchmark(2)
+    logger = MLflowAccuracyMatrix()
+    trained = strategy(logger)
+    for experience in stream.train_stream:
+        trained.train(experience)
+        trained.eval(stream.test_stream)
+    (run,) = clear_mlflow.runs(offline_folder)
+    assert (run.run_id, run.status) == (logger.run_id, "FINISHED")
+    assert run.matrix.equals(logger.matrix)
 
 
 @pytest.mark.parametrize("options", [{"eval_every": 0}, {"eval_every": 1, "epochs": 2}])

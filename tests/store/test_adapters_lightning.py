@@ -10,6 +10,7 @@ from adapter_loops import CLASSES, check_complete_loop, draw_bucket
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
+import clear_mlflow
 from clear_mlflow.adapters.lightning import MLflowAccuracyMatrix
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.store import names
@@ -86,6 +87,19 @@ def test_the_matrix_is_lightnings_own_cell_by_cell(store, experiment_id):
     check_complete_loop(store, experiment_id, callback, model, expected, atol=1e-6)
     counts = callback.matrix.values * callback.matrix.num_instances
     np.testing.assert_allclose(counts, counts.round(), atol=1e-12)
+
+
+def test_an_adapter_records_offline(offline_folder):
+    """With CLEAR_MLFLOW_OFFLINE, no tracking store is needed."""
+    train, test = (buckets[:2] for buckets in loaders())
+    callback, model = MLflowAccuracyMatrix(), Model()
+    for bucket in train:
+        first_trainer = trainer(callback)
+        first_trainer.fit(model, bucket)
+        first_trainer.test(model, test, verbose=False)
+    (run,) = clear_mlflow.runs(offline_folder)
+    assert (run.run_id, run.status) == (callback.run_id, "FINISHED")
+    assert run.matrix.equals(callback.matrix)
 
 
 def test_a_fit_that_fails_closes_the_run_as_failed(store, experiment_id):

@@ -6,6 +6,7 @@ import torch
 from adapter_loops import CLASSES, check_complete_loop, draw_bucket
 from transformers import Trainer, TrainingArguments
 
+import clear_mlflow
 from clear_mlflow.adapters.transformers import MLflowAccuracyMatrix
 from clear_mlflow.core.errors import ConfigError
 
@@ -72,6 +73,20 @@ def test_the_matrix_is_the_trainers_own_cell_by_cell(store, experiment_id, tmp_p
         first_trainer.train()
         expected.append(own_numbers(first_trainer.evaluate(test)))
     check_complete_loop(store, experiment_id, callback, model, expected, atol=1e-12)
+
+
+def test_an_adapter_records_offline(offline_folder, tmp_path):
+    """With CLEAR_MLFLOW_OFFLINE, no tracking store is needed."""
+    train, test = buckets()
+    test = {key: test[key] for key in KEYS[:2]}
+    callback, model = MLflowAccuracyMatrix(KEYS[:2]), Model()
+    for images in train[:2]:
+        first_trainer = trainer(callback, tmp_path, model, images)
+        first_trainer.train()
+        first_trainer.evaluate(test)
+    (run,) = clear_mlflow.runs(offline_folder)
+    assert (run.run_id, run.status) == (callback.run_id, "FINISHED")
+    assert run.matrix.equals(callback.matrix)
 
 
 def test_a_row_with_missing_cells_is_stored(store, experiment_id, tmp_path):

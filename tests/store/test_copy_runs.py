@@ -7,7 +7,7 @@ from pathlib import Path
 import mlflow
 import pytest
 from click.testing import CliRunner
-from copying import check_equal, copy_all, describe_run, track_loop
+from copying import check_equal, copy_all, describe_run, list_sources, track_loop
 from forked import run_python
 from mlflow import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
@@ -164,6 +164,59 @@ def test_children_follow_their_parent(store, target):
     (child_copy,) = results.values()
     tags = MlflowClient(target).get_run(child_copy).data.tags
     assert tags[MLFLOW_PARENT_RUN_ID] == parent_copy
+
+
+@pytest.mark.parametrize("moment", ["_find_copies", "_build_parent_tag"])
+def test_no_child_has_a_deleted_parent(store, target, moment):
+    """Two machines copy the same ensembles, each of which creates a copy of each parent.
+
+    The second one copies everything after the first has looked for copies of a parent, or while the
+    first creates the copy of a child.
+    """
+    for number in range(5):
+        with mlflow.start_run(run_name=f"parent {number}"), mlflow.start_run(nested=True):
+            mlflow.log_param("x", 1)
+    switch_store(target)
+    client = preflight(opens_run=False)
+    sources = sorted(list_sources(store.tracking_uri), key=lambda s: s.run.info.start_time)
+    parents = [source for source in sources if MLFLOW_PARENT_RUN_ID not in source.run.data.tags]
+
+    class Interrupted(RunCopier):
+        """Copier that is overtaken once for each run, at the moment of the test."""
+
+        overtaken: set[str] = set()
+
+        def _find_copies(self, experiment_id, source_id):
+            copies = super()._find_copies(experiment_id, source_id)
+            if moment == "_find_copies" and source_id not in self.overtaken:
+                self.overtaken.add(source_id)
+                list(RunCopier(client, "copies").copy_runs(sources))
+            return copies
+
+        def _build_parent_tag(self, experiment_id, run):
+            tag = super()._build_parent_tag(experiment_id, run)
+            if tag and moment == "_build_parent_tag" and run.info.run_id not in self.overtaken:
+                self.overtaken.add(run.info.run_id)
+                list(LateCopier(client, "copies").copy_runs(parents))
+            return tag
+
+    class LateCopier(RunCopier):
+        """Copier that does not see the copies that exist when it looks first."""
+
+        def _find_copies(self, experiment_id, source_id):
+            copies = super()._find_copies(experiment_id, source_id)
+            if source_id in late:
+                late.remove(source_id)
+                return []
+            return copies
+
+    late = {source.run_id for source in parents}
+    results = list(Interrupted(client, "copies").copy_runs(sources))
+    assert not [result.message for result in results if result.outcome == FAILED]
+    copies = {run.info.run_id: run.data.tags for run in read_copies(target)}
+    assert len(copies) == len(sources)
+    parent_ids = [tags.get(MLFLOW_PARENT_RUN_ID) for tags in copies.values()]
+    assert sum(parent_id in copies for parent_id in parent_ids) == 5
 
 
 def test_a_copy_is_resumed_compared_and_scored_like_any_run(store, target):

@@ -10,12 +10,15 @@ import pytest
 from click.testing import CliRunner
 from copying import check_equal, track_loop
 from mlflow import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+from offline_folders import use_store
 from ports import free_port
 
 import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.core.disk import OFFLINE_VARIABLE
 from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight
 from clear_mlflow.store.offline import format_offline_uri, locate_artifacts
 from clear_mlflow.tracking.copy_runs import open_sources
@@ -29,18 +32,13 @@ def folder(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in (OFFLINE_VARIABLE, "_MLFLOW_SERVER_ARTIFACT_ROOT"):  # restored after the test
         monkeypatch.setenv(name, "")
-    use(monkeypatch, f"http://127.0.0.1:{free_port()}")
+    use_store(monkeypatch, f"http://127.0.0.1:{free_port()}")
     return tmp_path / "offline_runs"
-
-
-def use(monkeypatch, uri):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    mlflow.set_tracking_uri(uri)
 
 
 def sync(monkeypatch, store, *arguments):
     """Copy to the store in the environment. Return the lines that are printed."""
-    use(monkeypatch, store.tracking_uri)
+    use_store(monkeypatch, store.tracking_uri)
     result = CliRunner().invoke(main, ["sync", *map(str, arguments)])
     assert result.exit_code == 0, result.output
     return result.output
@@ -98,6 +96,23 @@ def test_an_interrupted_training_is_resumed_by_its_folder(store, folder, tmp_pat
     assert (source.run.info.status, len(source.read_rows())) == ("FINISHED", 11)
 
 
+def test_an_ensemble_is_recorded_offline_and_synced(store, folder, monkeypatch):
+    """The copies of the members are children of the copy of the ensemble, which has the means."""
+    options = {"strategy": "ncm", "features": "pixels", "predictions": "none"}
+    ensemble = clear_mlflow.train_ensemble(seeds="0,1", offline=True, **options)
+    sync(monkeypatch, store)
+    parents, members = [], []
+    for run in list_copies(store):
+        (parents if run.data.tags[names.KIND_TAG] == names.KIND_ENSEMBLE else members).append(run)
+    (parent,) = parents
+    assert {run.data.tags[MLFLOW_PARENT_RUN_ID] for run in members} == {parent.info.run_id}
+    copied_from = {run.data.tags[names.COPIED_FROM_TAG] for run in members}
+    assert copied_from == {run.run_id for run in ensemble.values()}
+    name = "clear/in_domain_accuracy"
+    mean = sum(run.data.metrics[name] for run in members) / 2
+    assert parent.data.metrics[f"mean/{name}"] == pytest.approx(mean)
+
+
 def test_a_server_that_does_not_answer_is_an_error_that_names_the_option(folder):
     with pytest.raises(TrackingError, match="pass offline=True to train"):
         preflight()
@@ -108,7 +123,7 @@ def test_a_server_that_does_not_answer_is_an_error_that_names_the_option(folder)
 
 
 def test_an_active_run_of_another_store_is_not_joined(store, folder, monkeypatch):
-    use(monkeypatch, store.tracking_uri)
+    use_store(monkeypatch, store.tracking_uri)
     with mlflow.start_run(), pytest.raises(TrackingError, match="an MLflow run of another store"):
         track_loop(offline=True)
 

@@ -3,7 +3,12 @@
 import json
 import shutil
 
+import mlflow
+import pytest
 from mlflow import MlflowClient
+from ports import free_port
+
+from clear_mlflow.core.disk import OFFLINE_VARIABLE
 
 
 def create_offline_folder(folder, empty_store):
@@ -14,3 +19,19 @@ def create_offline_folder(folder, empty_store):
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     location = (folder / "artifacts" / "1").as_uri()
     return client, client.create_experiment("offline", artifact_location=location)
+
+
+def use_store(monkeypatch, uri):
+    """Make a store the one of the environment."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    mlflow.set_tracking_uri(uri)
+
+
+@pytest.fixture
+def offline_folder(store, tmp_path, monkeypatch):
+    """The folder that CLEAR_MLFLOW_OFFLINE names; the configured store does not answer."""
+    folder = tmp_path / "recorded"
+    monkeypatch.setenv(OFFLINE_VARIABLE, str(folder))
+    monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "")  # restored after the test
+    use_store(monkeypatch, f"http://127.0.0.1:{free_port()}")
+    return folder
