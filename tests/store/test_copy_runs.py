@@ -181,22 +181,22 @@ def test_no_child_has_a_deleted_parent(store, target, moment):
     sources = sorted(list_sources(store.tracking_uri), key=lambda s: s.run.info.start_time)
     parents = [source for source in sources if MLFLOW_PARENT_RUN_ID not in source.run.data.tags]
 
+    overtaken = set()
+
     class Interrupted(RunCopier):
         """Copier that is overtaken once for each run, at the moment of the test."""
 
-        overtaken: set[str] = set()
-
         def _find_copies(self, experiment_id, source_id):
             copies = super()._find_copies(experiment_id, source_id)
-            if moment == "_find_copies" and source_id not in self.overtaken:
-                self.overtaken.add(source_id)
+            if moment == "_find_copies" and source_id not in overtaken:
+                overtaken.add(source_id)
                 list(RunCopier(client, "copies").copy_runs(sources))
             return copies
 
         def _build_parent_tag(self, experiment_id, run):
             tag = super()._build_parent_tag(experiment_id, run)
-            if tag and moment == "_build_parent_tag" and run.info.run_id not in self.overtaken:
-                self.overtaken.add(run.info.run_id)
+            if tag and moment == "_build_parent_tag" and run.info.run_id not in overtaken:
+                overtaken.add(run.info.run_id)
                 list(LateCopier(client, "copies").copy_runs(parents))
             return tag
 
