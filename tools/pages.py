@@ -46,11 +46,20 @@ def list_exit_codes() -> Iterator[str]:
     return (f"- {code}: {meaning}" for code, meaning in EXIT_CODES.items())
 
 
-def list_commands(name: str = "clear-mlflow", command: click.Command = main) -> Iterator[str]:
-    """Yield a heading, the summary and the options of each command."""
+def list_commands(
+    name: str = "clear-mlflow",
+    command: click.Command = main,
+    commands_by_line: dict[str, str] | None = None,
+) -> Iterator[str]:
+    """Yield a heading, the summary and the options of each command.
+
+    An option that an earlier command has with the same text is listed by its name. Adds the lines
+    of the other options to *commands_by_line*, with the command.
+    """
+    commands_by_line = {} if commands_by_line is None else commands_by_line
     if isinstance(command, click.Group):
         for part in command.commands.values():
-            yield from list_commands(f"{name} {part.name}", part)
+            yield from list_commands(f"{name} {part.name}", part, commands_by_line)
         return
     context = click.Context(command, info_name=name)
     arguments = " ".join(command.collect_usage_pieces(context)[1:])
@@ -63,12 +72,20 @@ def list_commands(name: str = "clear-mlflow", command: click.Command = main) -> 
     if len({option.name for option in options} & list_parameter_defaults().keys()) > 10:
         yield "Every [parameter of a training](parameters.md) is an option, too.\n"
         options = [option for option in options if option.name not in list_parameter_defaults()]
+    repeated: dict[str, list[str]] = {}
     for option in options:
         if option.name != "json" and (record := option.get_help_record(context)):
             spelling, text = record
             default = re.search(r" \[default: (.+)\]$", text)
             sentence = re.split(r"(?<=\.)\s", text)[0].replace("<", "&lt;")
-            yield f"- `{spelling}`{f' (`{default[1]}`)' if default else ''}: {sentence}"
+            line = f"- `{spelling}`{f' (`{default[1]}`)' if default else ''}: {sentence}"
+            if line in commands_by_line:
+                repeated.setdefault(commands_by_line[line], []).append(f"`{spelling.split()[0]}`")
+            else:
+                commands_by_line[line] = name
+                yield line
+    for other, names in repeated.items():
+        yield f"- {', '.join(names)}: as for [`{other}`](#{other.replace(' ', '-')})."
     if any(option.name == "json" for option in options):
         yield "- `--json`: Print [JSON for programs](json.md)."
     if options:

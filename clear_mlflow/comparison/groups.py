@@ -54,7 +54,7 @@ class ComparedRun:
 
     @cached_property
     def conditions(self) -> TestConditions:
-        """What must be the same in two runs whose numbers are compared."""
+        """Test set, protocol and score, which compared runs must share."""
         record, matrix = self.record, self.record.matrix
         return TestConditions(
             record.dataset.name,
@@ -91,7 +91,7 @@ class TestConditions:
     score: Score
 
     def list_differences(self, other: TestConditions) -> Iterator[str]:
-        """Yield a few words for each difference to other conditions."""
+        """Yield each difference to other conditions, such as ``split (test and validation)``."""
         for name, value, other_value in (
             ("dataset", self.dataset, other.dataset),
             ("protocol", self.protocol, other.protocol),
@@ -202,10 +202,11 @@ def group_runs(
     group_by: Sequence[str],
     without_rows: Sequence[RunWithoutRows] = (),
 ) -> tuple[list[Group], list[TestConditions], list[str]]:
-    """Group runs with equal labels and test conditions.
+    """Group runs with equal labels and test conditions, without repetitions of a run.
 
-    Returns the groups, the test conditions, and sentences about repeated runs and seeds. Raises
-    ConfigError if no run has one of the labels.
+    Returns the groups, the test conditions, and sentences about repeated runs and seeds. Diverged
+    runs without rows join groups with their labels, or none. Raises ConfigError if no run has one
+    of the labels.
     """
     valid_labels = {name for run in runs for name in run.labels}
     for name in group_by:
@@ -273,7 +274,7 @@ def _build_names(
     group_by: Sequence[str],
     conditions: Sequence[TestConditions],
 ) -> list[str]:
-    """Return a unique name for each group: labels that differ, or the name of its run."""
+    """Return a unique name for each group: labels that differ between groups, or its run's name."""
     if group_by:
         columns = {
             name: [label if name in _CLEAR_LABELS else f"{name}={label}" for label in column]
@@ -300,6 +301,7 @@ def _build_names(
 
 
 def _describe_repeated_seeds(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield a sentence on each group with several runs of one seed."""
     for group in groups:
         seeds = Counter(run.seed for run in group.members if run.seed is not None)
         if repeated := [seed for seed, count in seeds.items() if count > 1]:
@@ -311,7 +313,7 @@ def _describe_repeated_seeds(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _find_duplicate(run: ComparedRun, members: Sequence[ComparedRun]) -> ComparedRun | None:
-    """Return a member with the same seed, parameters and matrix, or None."""
+    """Return a member with the same seed, parameters and matrix, or None, also without a seed."""
     for member in members:
         is_same_training = member.seed == run.seed and member.method_params == run.method_params
         is_same_matrix = np.array_equal(member.grid, run.grid, equal_nan=True)
@@ -330,7 +332,7 @@ def format_run(run: ComparedRun | RunWithoutRows) -> str:
 
 
 def truncate_name(name: str) -> str:
-    """Return an untrusted name as it may appear in a sentence."""
+    """Return an untrusted name for a sentence: printable, and cut to 60 characters."""
     return truncate(name, 60)
 
 

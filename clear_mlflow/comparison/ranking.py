@@ -174,13 +174,25 @@ def select_equal_cost(
 ) -> tuple[list[ComparedRun], list[str]]:
     """Select runs whose costs differ by at most 1 %, so that most methods remain.
 
-    Returns the runs, and sentences about the other runs. Raises ConfigError if no two methods have
-    equal costs.
+    Returns the runs, and sentences about the other runs, among them all without this cost. Seconds
+    are equal only on one device. Raises ConfigError if no two methods have equal costs.
+
+    cost: name without ``cost/``. group_by: labels that identify a method.
     """
     metric, is_time = f"cost/{cost}", cost == "seconds"
     with_cost = sorted((r for r in runs if metric in r.summary), key=lambda r: r.summary[metric])
     if not with_cost:
         raise ConfigError(f"at_equal is {cost}, and no run has logged its {metric}")
+
+    def format_cost(run: ComparedRun) -> str:
+        return f"{run.summary[metric]:.3g}" + (f" on {_format_devices(run)}" if is_time else "")
+
+    def list_labels(run: ComparedRun, names: Sequence[str]) -> list[str]:
+        return [run.labels.get(name, NOT_LOGGED) for name in names]
+
+    def count_methods(runs: Sequence[ComparedRun]) -> int:
+        return len({tuple(list_labels(run, group_by)) or run.run_id for run in runs})
+
     windows = [
         [
             run
@@ -190,21 +202,14 @@ def select_equal_cost(
         ]
         for i, first in enumerate(with_cost)
     ]
-
-    def count_methods(runs: Sequence[ComparedRun]) -> int:
-        return len({tuple(r.labels.get(n, NOT_LOGGED) for n in group_by) or r.run_id for r in runs})
-
     # More seeds of one method must not displace another method.
     selected = max(windows, key=lambda window: (count_methods(window), len(window)))
     are_equal = count_methods(selected) > 1
-    selected_ids = {run.run_id for run in selected} if are_equal else set()
-    names = [n for n in group_by if len({r.labels.get(n, NOT_LOGGED) for r in runs}) > 1]
+    names = [n for n in group_by if len({r.labels.get(n) for r in runs}) > 1] or group_by[:1]
     costs = {
-        truncate_name(
-            ", ".join(run.labels.get(n, NOT_LOGGED) for n in names or group_by[:1]) or run.name
-        ): f"{run.summary[metric]:.3g}" + (f" on {_format_devices(run)}" if is_time else "")
-        for run in runs
-        if metric in run.summary and run.run_id not in selected_ids
+        truncate_name(", ".join(list_labels(run, names)) or run.name): format_cost(run)
+        for run in with_cost
+        if not are_equal or run not in selected
     }
     others = ", ".join(f"{name} {value}" for name, value in [*costs.items()][:6])
     if len(costs) > 6:
@@ -218,13 +223,9 @@ def select_equal_cost(
     notes = []
     if num_without := len(runs) - len(with_cost):
         notes.append(f"{num_without} of {len(runs)} runs are left out: they logged no {metric}.")
-    value = f"{metric} {selected[0].summary[metric]:.3g}"
-    if is_time:
-        value += f" on {_format_devices(selected[0])}"
-    differing = "with another cost or device" if is_time else "with another cost"
     notes.append(
-        f"The {len(selected)} runs are within 1 % of {value}"
-        + (f"; left out, {differing}: {others}." if others else ".")
+        f"The {len(selected)} runs are within 1 % of {metric} {format_cost(selected[0])}"
+        + (f"; left out: {others}." if others else ".")
     )
     return selected, notes
 

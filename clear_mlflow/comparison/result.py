@@ -81,12 +81,18 @@ class Comparison:
         return [name for name in names if name in self.metrics]
 
     def is_higher_better(self, metric: str | None) -> bool | None:
-        """Return True if higher values of a metric are better, or None if that is not declared."""
+        """Return True if higher values of a metric are better, or None if that is not declared.
+
+        Metrics that the comparison does not know, and None, are taken for higher is better.
+        """
         definitions = (*self.definitions, *WITHIN_BUCKET_METRICS)
         return next((m.higher_is_better for m in definitions if m.name == metric), True)
 
     def list_runs_to_bootstrap(self) -> list[ComparedRun]:
-        """Return at most MAX_PREDICTIONS single results to test over images, planned ones first."""
+        """Return at most MAX_PREDICTIONS single results to test over images, planned pairs first.
+
+        Returns [] if the score is not an accuracy.
+        """
         if not self.score.is_accuracy:  # predictions are classes
             return []
         single = [i for i, group in enumerate(self.groups) if group.is_single_result]
@@ -109,7 +115,10 @@ class Comparison:
         return rows
 
     def get_interval(self, index: int, metric: str) -> tuple[Interval | None, bool]:
-        """Return the interval of a group over seeds, or else over test images and True."""
+        """Return the interval of a group's metric, and whether it is over test images.
+
+        The interval is None if there is neither one over seeds nor over test images.
+        """
         over_seeds = self.groups[index].metrics[metric].interval
         if over_seeds is not None:
             return over_seeds, False

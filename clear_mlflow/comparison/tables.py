@@ -95,7 +95,7 @@ def build_leaderboard_frame(
 ) -> DataFrame:
     """Return a row for each group, best first, with the mean of each metric.
 
-    A metric that some seeds do not define has a second column, with the number of other seeds.
+    A metric that some seeds do not define has a second column, with the number of seeds that do.
     """
     frame = comparison.groups_frame
     columns: dict[str, Any] = {"group": frame["group", "name"], **dict(frame["value"].items())}
@@ -113,7 +113,10 @@ def build_pairs_frame(comparison: Comparison) -> DataFrame:
 
 
 def build_leader_metrics(comparison: Comparison) -> dict[str, float]:
-    """Return the headline metrics of the best group, or {} for several test conditions."""
+    """Return the headline metrics of the best group, rounded to 12 digits.
+
+    Returns {} for several test conditions, or if the group lacks the metric of the ranking.
+    """
     metrics = comparison.groups[0].metrics
     if len(comparison.conditions) > 1 or comparison.ranked_by not in metrics:
         return {}
@@ -252,7 +255,10 @@ def format_mean(cell: Any, number: Callable[[float], str], sign: str = "± ") ->
 
 
 def _choose_metrics(comparison: Comparison, metrics: str | Sequence[str] | None) -> list[str]:
-    """Return requested metrics, or the headline metrics. Raises ConfigError for undefined ones."""
+    """Return requested metrics, split at commas, or the headline metrics for None.
+
+    Raises ConfigError if no run defines a requested metric.
+    """
     if metrics is None:
         return comparison.headline_metrics
     metrics = metrics.split(",") if isinstance(metrics, str) else metrics

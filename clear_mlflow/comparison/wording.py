@@ -149,7 +149,7 @@ def write_exploratory(pairs: Sequence[Mapping[str, Any]], ranked_by: str | None)
 
 
 def write_assumptions(pairs: Sequence[Mapping[str, Any]]) -> str:
-    """Write what the tests assume and how they are adjusted, or an empty line without tests."""
+    """Write what the tests assume and how they are adjusted, or "" without tests."""
     tests = {pair["test"] for pair in pairs}
     sentences = [text for test, text in _ASSUMPTIONS.items() if test in tests]
     if not sentences:
@@ -168,7 +168,8 @@ def write_warnings(
 ) -> Iterator[str]:
     """Yield what a reader has to know about the runs and tests, the most general first.
 
-    unequal_images: pairs whose predictions are for different test images.
+    The warnings that *ranked* has are among them. unequal_images: pairs whose predictions are for
+    different test images.
     """
     if len(ranked.conditions) > 1:
         first, *others = ranked.conditions
@@ -194,7 +195,7 @@ def write_warnings(
 
 
 def _warn_about_selection(ranked: Comparison) -> Iterator[str]:
-    """Yield what a selection by this leaderboard would be based on."""
+    """Warn of validation images, and of tuned parameters that were tested on test images."""
     if any(conditions.split == VALIDATION for conditions in ranked.conditions):
         runs = "All runs" if ranked.is_validation else "The groups called validation"
         yield (

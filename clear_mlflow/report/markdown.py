@@ -31,7 +31,9 @@ def format_run_description(
     metadata: Mapping[str, str] | None = None,
     report: str | None = None,
 ) -> str:
-    """Return the matrix and metrics of a run, within MLflow's limit.
+    """Return matrix and metrics of a run in Markdown, within MLflow's limit.
+
+    A matrix that is too large is left out.
 
     metadata: further names and values to show. report: address of the run's page, or None.
     """
@@ -106,7 +108,7 @@ def _format_metrics(results: Iterable[MetricResult]) -> list[str]:
 
 
 def escape(text: str, limit: int) -> str:
-    """Write what Markdown would interpret in an untrusted text as character references.
+    """Cut an untrusted text to *limit* characters, and escape what Markdown would interpret.
 
     >>> escape("er_ace, lr=0.1: <b>, www.x.y", 60)
     'er_ace, lr=0.1: &#60;b&#62;, www&#46;x.y'
@@ -117,9 +119,9 @@ def escape(text: str, limit: int) -> str:
 
 
 def append_lines(lines: Sequence[str], extra: Sequence[str], limit: int, noun: str) -> list[str]:
-    """Return *lines* and as many *extra* ones as fit in *limit* bytes.
+    """Return *lines*, as many *extra* ones as fit in *limit* bytes, and a count of omitted ones.
 
-    noun: what the extra lines are, to report how many of them were omitted.
+    noun: what the extra lines are, as in "… 3 more warnings".
     """
     combined = list(lines)
     for i, line in enumerate(extra):
@@ -130,5 +132,5 @@ def append_lines(lines: Sequence[str], extra: Sequence[str], limit: int, noun: s
 
 
 def count_bytes(text: str) -> int:
-    """Return how much of :data:`MAX_NOTE_BYTES` a text takes."""
+    """Return the number of bytes of a text in UTF-8."""
     return len(text.encode("utf-8", "replace"))

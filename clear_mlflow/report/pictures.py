@@ -135,7 +135,7 @@ def decode_png(content: bytes) -> NDArray[np.uint8]:
 
 
 def load_drawing() -> None:
-    """Load all modules that drawing needs now, before installed packages may change."""
+    """Draw a small picture, which loads all modules, before installed packages may change."""
     from PIL import Image
 
     decode_png(draw_heatmap_png(AccuracyMatrix([[0.5]]), "0"))

@@ -110,7 +110,7 @@ class ImageBootstrap:
         return intervals
 
     def _resample(self, run: Predictions, last_row: int) -> _ResampledRun:
-        """Compute the metrics of a run, up to a row, on all draws of its images."""
+        """Return the metrics of a run, up to a row, on all draws of its images, from a cache."""
         key = id(run), last_row
         if key not in self._cache:
             truncated, images = run.after(last_row), run.images
@@ -153,7 +153,7 @@ def _resample_cells(run: Predictions, resamples: int, seed: int) -> Iterator[NDA
     for j, hits in hits_by_bucket.items():
         generators[j] = deepcopy(generator)
         if block_size < resamples:
-            for count in _split(resamples, len(hits)):
+            for count in _split_into_blocks(resamples, len(hits)):
                 _draw_images(generator, count, len(hits))
         else:
             generators[j] = generator
@@ -161,7 +161,7 @@ def _resample_cells(run: Predictions, resamples: int, seed: int) -> Iterator[NDA
         cells = np.full((min(block_size, resamples - first), *shape), np.nan)
         for j, hits in hits_by_bucket.items():
             num_images, start = len(hits), 0
-            for count in _split(len(cells), num_images):
+            for count in _split_into_blocks(len(cells), num_images):
                 chosen = _draw_images(generators[j], count, num_images)
                 chosen += num_images * np.arange(count)[:, np.newaxis]
                 weights = np.bincount(chosen.ravel(), minlength=count * num_images)
@@ -171,7 +171,7 @@ def _resample_cells(run: Predictions, resamples: int, seed: int) -> Iterator[NDA
         yield from cells
 
 
-def _split(resamples: int, num_images: int) -> Iterator[int]:
+def _split_into_blocks(resamples: int, num_images: int) -> Iterator[int]:
     """Yield numbers of resamples to draw at a time, which add up to *resamples*."""
     size = max(1, _MAX_DRAWN_IMAGES // num_images)
     for start in range(0, resamples, size):

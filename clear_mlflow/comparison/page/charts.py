@@ -55,7 +55,10 @@ def describe_metric_plots(comparison: Comparison) -> str:
 
 
 def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield what the template ``dots`` draws for each metric: a dot and an interval per group."""
+    """Yield what the template ``dots`` draws for each metric: a dot and an interval per group.
+
+    Costs, and groups after the first _MAX_DOTS, are left out.
+    """
     score, groups = comparison.score, list(enumerate(comparison.groups))[:_MAX_DOTS]
     max_name = max(len(shorten(group.name, 20)) for _, group in groups)
     width, left, right, line_height = 420, 24 + 6 * max_name, 404, 22
@@ -70,8 +73,8 @@ def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         if not rows:
             continue
         values = [v for _, _, s, interval, _ in rows for v in (s.mean, *(interval or ()))]
-        low, high = _add_margin(min(values), max(values), score)
-        to_pixels, dots = partial(_scale, (low, high), (left, right)), []
+        low, high = _widen_range(min(values), max(values), score)
+        to_pixels, dots = partial(_to_pixel, (low, high), (left, right)), []
         for row, (position, group, summary, interval, is_over_images) in enumerate(rows):
             seeds = group.format_partial_seeds(metric) or str(summary.n)
             source = "test images" if is_over_images else f"{seeds} seed{'s' * (seeds != '1')}"
@@ -105,7 +108,8 @@ def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
 def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Yield what the template ``costs`` draws for each test conditions with different costs.
 
-    The x-axis is logarithmic if the largest cost is more than ten times the smallest.
+    Groups that trained without FLOPs, and those after the first _MAX_DOTS, are left out. The x-axis
+    is logarithmic if the largest cost is more than ten times the smallest.
     """
     metric, score = comparison.ranked_by or "", comparison.score
     width, height, left, top = 720, 400, 46, 26
@@ -129,11 +133,11 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         is_log = max(costs) > 10 * min(costs)
         transform = math.log10 if is_log else float
         values = [v for _, _, s, _ in rows for v in (s.mean, *(s.interval or ()))]
-        low, high = _add_margin(min(values), max(values), score)
+        low, high = _widen_range(min(values), max(values), score)
         first, last = pad_range(transform(min(costs)), transform(max(costs)))
         right = width - 24 - 6 * max(len(shorten(group.name, 20)) for _, group, _, _ in rows)
-        to_x = partial(_scale, (first, last), (left, right))
-        to_y = partial(_scale, (low, high), (bottom, top))
+        to_x = partial(_to_pixel, (first, last), (left, right))
+        to_y = partial(_to_pixel, (low, high), (bottom, top))
         dots: list[dict[str, Any]] = []
         for position, group, summary, cost in rows:
             low_y, high_y = map(to_y, summary.interval) if summary.interval else (None, None)
@@ -150,7 +154,7 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 }
             )
         dots.sort(key=lambda dot: dot["y"])
-        name_ys = spread_out([dot["y"] for dot in dots], _NAME_HEIGHT, (top, bottom))
+        name_ys = separate_positions([dot["y"] for dot in dots], _NAME_HEIGHT, (top, bottom))
         for dot, name_y in zip(dots, name_ys, strict=True):
             dot["name_y"] = round(name_y, 1)
         front = find_pareto_front(
@@ -186,12 +190,14 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         }
 
 
-def spread_out(positions: Sequence[float], gap: float, limits: tuple[float, float]) -> list[float]:
+def separate_positions(
+    positions: Sequence[float], gap: float, limits: tuple[float, float]
+) -> list[float]:
     """Move sorted positions so that they are at least *gap* apart, within limits if possible.
 
-    >>> spread_out([10, 12, 13, 90], 10, (0, 100))
+    >>> separate_positions([10, 12, 13, 90], 10, (0, 100))
     [10, 20, 30, 90]
-    >>> spread_out([80, 95, 96], 10, (0, 100))
+    >>> separate_positions([80, 95, 96], 10, (0, 100))
     [80, 90, 100]
     """
     moved: list[float] = []
@@ -205,7 +211,7 @@ def spread_out(positions: Sequence[float], gap: float, limits: tuple[float, floa
 
 
 def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the (cost, value) pairs that no other pair beats in both, cheapest first.
+    """Return the indices of (cost, value) pairs that no other pair beats in both, cheapest first.
 
     >>> find_pareto_front([(2.0, 0.8), (1.0, 0.5), (3.0, 0.7), (2.0, 0.6)])
     [1, 0]
@@ -217,23 +223,24 @@ def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-def _scale(ends: tuple[float, float], pixels: tuple[int, int], value: float) -> float:
+def _to_pixel(ends: tuple[float, float], pixels: tuple[int, int], value: float) -> float:
     """Return the pixel of a value in a range."""
     (low, high), (first, last) = ends, pixels
     return round(first + (last - first) * (value - low) / (high - low), 1)
 
 
-def _add_margin(low: float, high: float, score: Score) -> tuple[float, float]:
+def _widen_range(low: float, high: float, score: Score) -> tuple[float, float]:
+    """Return a y-range with margins: of accuracies, at least a point high before the margins."""
     if not score.is_accuracy:
         return pad_range(low, high)
-    span = max(high - low, 0.01)  # a difference of a hundredth of a point must not fill the panel
+    span = max(high - low, 0.01)
     return low - 0.06 * span, high + 0.06 * span
 
 
 def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Yield the learning curves under each test conditions: means, and each bucket.
 
-    Test conditions without any measured cell are left out.
+    Groups after the first _MAX_CURVES, and test conditions without a measured cell, are left out.
     """
     score = comparison.score
     for index, conditions in enumerate(comparison.conditions):
@@ -277,7 +284,7 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def _build_line(position: int, group: Group, value: _Value, score: Score) -> Line:
-    """Return the mean over the seeds for which a value is defined, after each trained bucket."""
+    """Return the mean of a value over the seeds that define it, after each trained bucket."""
     name, points = shorten(group.name, 60), []
     for num_trained in range(len(group.grid)):
         values = [value(member.grid, num_trained) for member in group.members]

@@ -21,9 +21,9 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def describe_conditions(comparison: Comparison, position: int) -> str:
+def describe_conditions(comparison: Comparison, index: int) -> str:
     """Return dataset, test set and protocol of test conditions."""
-    conditions = comparison.conditions[position]
+    conditions = comparison.conditions[index]
     text = f"{shorten(conditions.dataset)}, {format_count(len(conditions.buckets), 'bucket')}"
     noun = "images" if conditions.score.is_accuracy else "instances"
     if conditions.num_instances is not None:

@@ -82,7 +82,7 @@ def build_axis(lines: Sequence[Line], score: Score = ACCURACY) -> Axis:
 
 
 def list_round_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
-    """Return about *count* round numbers in a range, with their labels."""
+    """Return about *count* round numbers in a range that is not a single value, with labels."""
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * (1 - 1e-9))
@@ -242,7 +242,7 @@ def _format_dates(times: Sequence[date]) -> list[str]:
 
 
 def _drop_overlaps(labels: Sequence[tuple[float, str]]) -> list[dict[str, Any]]:
-    """Leave out labels that would cover the one to their left."""
+    """Return ticks of (pixel, label) pairs, without labels that would cover the one before."""
     ticks: list[dict[str, Any]] = []
     for position, label in labels:
         if not ticks or position - ticks[-1]["at"] >= 8 * len(label):

@@ -135,7 +135,7 @@ def render_run_page(report: RunReport, *, extension: str | None = None, **conten
             "columns": columns,
             "keys": [shorten_key(key) for key in keys],
             "cells": [[_round(grid[i, j], score) for j in columns] for i in rows],
-            "means": [_average(grid[i], score) for i in rows],
+            "means": [_format_mean(grid[i], score) for i in rows],
             "accuracy": score.is_accuracy,
             "unit": score.unit,
             "images": None if counts is None else counts.tolist(),
@@ -154,13 +154,14 @@ def _select_results(metrics: Sequence[Metric], results: MetricResults) -> list[M
 
 
 def _round(value: float, score: Score) -> float | None:
+    """Return a cell with _DIGITS digits for the page's script, or None for NaN."""
     if math.isnan(value):
         return None
     return round(float(value), _DIGITS) if score.is_accuracy else float(f"{value:.{_DIGITS}g}")
 
 
-def _average(cells: NDArray[np.float64], score: Score) -> tuple[str, int]:
-    """Return the mean over the measured buckets as text, and their number."""
+def _format_mean(cells: NDArray[np.float64], score: Score) -> tuple[str, int]:
+    """Return the mean over the measured cells as text, "" without any, and their number."""
     measured = cells[~np.isnan(cells)]
     return (score.cell(float(measured.mean())) if measured.size else ""), measured.size
 

@@ -100,7 +100,7 @@ class _History:
         self._x_shares = [step / steps[-1] for step in steps]
 
     def list_moments(self, bucket: int) -> list[int]:
-        """Return the indices of the tests during a bucket, and of the test before them."""
+        """Return the indices of the tests during a bucket and of the test before them, or []."""
         moments = [t for t, (b, _) in enumerate(self.moments) if b == bucket]
         return [moments[0] - 1, *moments] if moments else []
 
