@@ -106,8 +106,7 @@ def compare_groups(
         ranked,
         # Objects keep integers, and None for what is not defined.
         pairs=DataFrame(pairs, columns=PAIR_COLUMNS, dtype=object),
-        exploratory=DataFrame(exploratory, columns=PAIR_COLUMNS, dtype=object),
-        exploratory_text=write_exploratory(exploratory, ranked.ranked_by),
+        exploratory=write_exploratory(exploratory, ranked.ranked_by),
         image_intervals={i: bootstrap.intervals(run) for i, run in by_group.items()},
         warnings=tuple(write_warnings(ranked, pairs, unequal_images)),
     )

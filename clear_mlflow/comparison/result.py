@@ -50,9 +50,9 @@ class Comparison:
     tuned: frozenset[str]  # names in group_by of parameters that are chosen by their results
     warnings: tuple[str, ...]
     pairs: DataFrame = field(default_factory=DataFrame)  # PAIR_COLUMNS, on the ranking metric
-    # The same for differences in other headline metrics, if the ranking shows none for the pair.
-    exploratory: DataFrame = field(default_factory=DataFrame)
-    exploratory_text: str = ""  # a line on the clearest of them, or empty
+    # A line on the clearest difference in another headline metric, for pairs that do not differ in
+    # the metric of the ranking; empty without any.
+    exploratory: str = ""
     # Intervals of single results over test images: index of the group to metric to interval.
     image_intervals: Mapping[int, Mapping[str, Interval]] = field(default_factory=dict)
 

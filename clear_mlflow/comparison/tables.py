@@ -67,7 +67,7 @@ def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
             {name: pair[name] for name in pair if not name.endswith("_index")}
             for pair in comparison.list_pairs()
         ],
-        "exploratory": comparison.exploratory_text or None,
+        "exploratory": comparison.exploratory or None,
         "warnings": list(comparison.warnings),
     }
 
@@ -284,8 +284,8 @@ def format_description(comparison: Comparison, *, page: str) -> str:
     pairs = sorted(comparison.list_pairs(), key=lambda pair: bool(pair["outcome"] != DIFFERENT))
     verdicts = [f"- {escape(pair['sentence'], 500)}" for pair in pairs]
     warnings = [f"- {escape(warning, 400)}" for warning in comparison.warnings]
-    if comparison.exploratory_text:
-        verdicts.insert(1, f"- {escape(comparison.exploratory_text, 700)}")
+    if comparison.exploratory:
+        verdicts.insert(1, f"- {escape(comparison.exploratory, 700)}")
     link = f"[**Everything on one page**]({page})"
     lines = [heading, "", link, "", *_format_leaders(comparison), *verdicts[:1], ""]
     ends = ["runs |", ":--|", *(f"{_format_run_links(group)} |" for group in groups)]

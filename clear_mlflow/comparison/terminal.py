@@ -40,9 +40,9 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
         yield Text.assemble(mark, pair["sentence"])
         if pair["details"] and len(pairs) <= _MAX_DETAILED:
             yield Padding(Text(" ".join(pair["details"]), style="dim"), (0, 0, 0, 2))
-    if comparison.exploratory_text:
+    if comparison.exploratory:
         yield Text()
-        yield Text.assemble(("? ", "dim"), comparison.exploratory_text)
+        yield Text.assemble(("? ", "dim"), comparison.exploratory)
     if assumptions := write_assumptions(pairs):
         yield Text()
         yield Text(assumptions, style="dim")

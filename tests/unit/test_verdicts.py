@@ -163,17 +163,12 @@ def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() ->
     found = compared(two_methods(5))
     (verdict,) = verdicts(found)
     assert verdict.outcome == "not shown"
-    line = found.exploratory_text
+    line = found.exploratory
     assert line.startswith(
         f"Exploratory, without a difference in {SCORE}: a is significantly better than b in "
     )
     assert "renate/average_accuracy" in line
     assert "adjusted for 4 comparisons" in line
-    a, b = ([m.summary["renate/average_accuracy"] for m in g.members] for g in found.groups)
-    exploratory = found.exploratory.itertuples()
-    (average,) = [v for v in exploratory if v.metric == "renate/average_accuracy"]
-    assert average.p is not None
-    assert average.p >= stats.ttest_rel(a, b).pvalue
     assert line in printed(found)
     assert line in html.unescape(render_comparison_page(found, title="", footer=""))
     assert "Exploratory, without" in format_description(found, page="")
@@ -182,9 +177,9 @@ def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() ->
 
 def test_nothing_is_exploratory_where_the_ranking_metric_decides() -> None:
     """Neither is anything without a difference at any metric, or with too few seeds."""
-    assert compared(two_methods(5), rank_by="renate/average_accuracy").exploratory_text == ""
-    assert compared([*runs("a", 80, range(4)), *runs("c", 80, range(4))]).exploratory_text == ""
-    assert compared(two_methods(2)).exploratory_text == ""
+    assert compared(two_methods(5), rank_by="renate/average_accuracy").exploratory == ""
+    assert compared([*runs("a", 80, range(4)), *runs("c", 80, range(4))]).exploratory == ""
+    assert compared(two_methods(2)).exploratory == ""
 
 
 def test_equal_methods_are_called_different_in_few_comparisons() -> None:

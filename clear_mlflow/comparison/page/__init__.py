@@ -67,7 +67,7 @@ def render_comparison_page(
         board=_build_leaderboard(comparison),
         verdicts=comparison.list_pairs(),
         signs=_SIGNS,
-        exploratory=comparison.exploratory_text,
+        exploratory=comparison.exploratory,
         tests_note=write_assumptions(comparison.list_pairs()),
         plots=list(build_metric_plots(comparison)),
         plots_note=describe_metric_plots(comparison),

@@ -79,18 +79,10 @@ def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             seeds = group.format_partial_seeds(metric) or str(summary.n)
             source = "test images" if is_over_images else f"{seeds} seed{'s' * (seeds != '1')}"
             value = f"{score.number(summary.mean)} {format_interval(interval, score=score)}"
-            dots.append(
-                {
-                    "colour": position % len(GROUPS),
-                    "name": shorten(group.name, 20),
-                    "title": f"{shorten(group.name)}: {value.rstrip()}; {source}",
-                    "x": to_pixels(summary.mean),
-                    "y": 16 + line_height * row,
-                    "low": None if interval is None else to_pixels(interval.low),
-                    "high": None if interval is None else to_pixels(interval.high),
-                    "is_over_images": is_over_images,
-                }
-            )
+            point = to_pixels(summary.mean), 16 + line_height * row
+            ends = interval and (to_pixels(interval.low), to_pixels(interval.high))
+            dot = _build_dot(position, group, f"{value.rstrip()}; {source}", point, ends)
+            dots.append({**dot, "is_over_images": is_over_images})
         yield {
             "title": metric,
             "is_lower_better": comparison.is_higher_better(metric) is False,
@@ -140,19 +132,10 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         to_y = partial(_to_pixel, (low, high), (bottom, top))
         dots: list[dict[str, Any]] = []
         for position, group, summary, cost in rows:
-            low_y, high_y = map(to_y, summary.interval) if summary.interval else (None, None)
             value = f"{score.number(summary.mean)} at {format_significant(cost, 3)} training FLOPs"
-            dots.append(
-                {
-                    "colour": position % len(GROUPS),
-                    "name": shorten(group.name, 20),
-                    "title": f"{shorten(group.name)}: {value}",
-                    "x": to_x(transform(cost)),
-                    "y": to_y(summary.mean),
-                    "low": low_y,
-                    "high": high_y,
-                }
-            )
+            point, interval = (to_x(transform(cost)), to_y(summary.mean)), summary.interval
+            ends = interval and (to_y(interval.low), to_y(interval.high))
+            dots.append(_build_dot(position, group, value, point, ends))
         dots.sort(key=lambda dot: dot["y"])
         name_ys = separate_positions([dot["y"] for dot in dots], _NAME_HEIGHT, (top, bottom))
         for dot, name_y in zip(dots, name_ys, strict=True):
@@ -188,6 +171,26 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             "dots": dots,
             "front": "M" + "L".join(f"{dots[i]['x']} {dots[i]['y']}" for i in front),
         }
+
+
+def _build_dot(
+    position: int,
+    group: Group,
+    text: str,
+    point: tuple[float, float],
+    ends: tuple[float, float] | None,
+) -> dict[str, Any]:
+    """Return a group's dot for a template. point, ends: pixels of the dot and of its interval."""
+    low, high = ends or (None, None)
+    return {
+        "colour": position % len(GROUPS),
+        "name": shorten(group.name, 20),
+        "title": f"{shorten(group.name)}: {text}",
+        "x": point[0],
+        "y": point[1],
+        "low": low,
+        "high": high,
+    }
 
 
 def separate_positions(

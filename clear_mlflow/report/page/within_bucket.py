@@ -27,22 +27,23 @@ def build_within_bucket_charts(tests: AnytimeMatrix) -> dict[str, Any] | None:
     if tests.protocol == "streaming" or not tests.tests:
         return None
     history, keys = _History(tests), tests.matrix.buckets
-    means = []
+    means, panels = [], []
     for j in range(history.num_started):
-        moments = history.list_moments(j)
-        if moments and j:
-            past = history.cells[moments, :j].mean(axis=1)
-            means.append(history.build_line(_PAST, "past buckets", moments, past))
-        if moments:
-            name = f"bucket {shorten_key(keys[j])}"
-            means.append(history.build_line(_CURRENT, name, moments, history.cells[moments, j]))
+        indices = np.flatnonzero(history.buckets == j)
+        if not len(indices):
+            continue
+        indices = np.append(indices[0] - 1, indices)  # the curve starts at the test before
+        if j:
+            past = history.cells[indices, :j].mean(axis=1)
+            means.append(history.build_line(_PAST, "past buckets", indices, past))
+        name = f"bucket {shorten_key(keys[j])}"
+        means.append(history.build_line(_CURRENT, name, indices, history.cells[indices, j]))
     # The current bucket is drawn last, over the past ones.
     means = sorted((line for line in means if line.points), key=attrgetter("colour"))
-    panels = []
     for j in sample_evenly(history.num_started):
         title = f"Accuracy on bucket {shorten_key(keys[j])}"
-        moments = [t for t, (bucket, _) in enumerate(history.moments) if bucket >= j]
-        line = history.build_line(_PAST, title, moments, history.cells[moments, j])
+        indices = np.flatnonzero(history.buckets >= j)
+        line = history.build_line(_PAST, title, indices, history.cells[indices, j])
         if line.points:
             panels.append((title, line))
     axis, mean_axis = build_axis([line for _, line in panels]), build_axis(means)
@@ -70,47 +71,44 @@ class _History:
     """All tests of a run in order, rows included.
 
     Attributes:
-        moments: bucket in training and completed share of its steps, of each test.
+        buckets: (N,), index of the bucket in training at each test, -1 before training.
+        is_row: (N,), True for the rows of the matrix.
         cells: (N, T), accuracy of each test on each bucket.
+        x_shares: (N,), position of each test on the x-axis of optimiser steps, 0 to 1.
         num_started: number of buckets whose training has started.
         num_steps: number of optimiser steps.
     """
 
     def __init__(self, tests: AnytimeMatrix) -> None:
         matrix = tests.matrix
-        unmeasured = np.full(matrix.num_buckets, np.nan)
-        self.moments: list[tuple[int, float]] = [(-1, 1.0)]
-        cells: list[Any] = [unmeasured if matrix.initial is None else matrix.initial]
-        steps, self.num_steps = [0.0], 0.0
+        initial = np.full(matrix.num_buckets, np.nan) if matrix.initial is None else matrix.initial
+        moments: list[tuple[int, float, bool, Any]] = [(-1, 0.0, True, initial)]
         self.num_started = max(matrix.num_rows, 1 + max(tests.tests, default=-1))
+        self.num_steps = 0.0
         for bucket in range(self.num_started):
             bucket_tests = tests.tests.get(bucket, ())
             # A bucket without tests gets the width of one step.
-            num_steps = float(bucket_tests[0].num_steps if bucket_tests else 1)
-            shares = [test.step / test.num_steps for test in bucket_tests]
-            cells += [test.accuracy for test in bucket_tests]
+            size = float(bucket_tests[0].num_steps if bucket_tests else 1)
+            moments += [
+                (bucket, self.num_steps + size * t.step / t.num_steps, False, t.accuracy)
+                for t in bucket_tests
+            ]
+            self.num_steps += size
             if bucket < matrix.num_rows:
-                shares.append(1.0)
-                cells.append(matrix.values[bucket])
-            self.moments += [(bucket, share) for share in shares]
-            steps += [self.num_steps + share * num_steps for share in shares]
-            self.num_steps += num_steps
+                moments.append((bucket, self.num_steps, True, matrix.values[bucket]))
+        buckets, steps, is_row, cells = zip(*moments, strict=True)
+        self.buckets, self.is_row = np.array(buckets), np.array(is_row)
         self.cells = np.array(cells, dtype=np.float64)
+        self.x_shares = [step / steps[-1] for step in steps]
         self._keys = matrix.buckets
-        self._x_shares = [step / steps[-1] for step in steps]
-
-    def list_moments(self, bucket: int) -> list[int]:
-        """Return the indices of the tests during a bucket and of the test before them, or []."""
-        moments = [t for t, (b, _) in enumerate(self.moments) if b == bucket]
-        return [moments[0] - 1, *moments] if moments else []
 
     def build_line(
-        self, colour: int, name: str, moments: Sequence[int], values: NDArray[np.float64]
+        self, colour: int, name: str, indices: NDArray[np.int64], values: NDArray[np.float64]
     ) -> Line:
-        """Return a curve through values, with a dot at each row of the matrix."""
+        """Return a curve through the values of tests, without NaN, with a dot at each row."""
         points = [
-            LinePoint(t, value, self._describe(name, t, value), has_dot=self._is_row(t))
-            for t, value in zip(moments, values.tolist(), strict=True)
+            LinePoint(t, value, self._describe(name, t, value), has_dot=bool(self.is_row[t]))
+            for t, value in zip(indices.tolist(), values.tolist(), strict=True)
             if value == value
         ]
         return Line(colour, self._thin_out(points))
@@ -119,26 +117,24 @@ class _History:
         self, title: str, lines: Sequence[Line], size: tuple[int, int], axis: Axis
     ) -> dict[str, Any]:
         """Return what the template ``chart`` draws of curves."""
-        rows = [t for t, (bucket, _) in enumerate(self.moments) if bucket >= 0 and self._is_row(t)]
+        ends = np.flatnonzero(self.is_row & (self.buckets >= 0)).tolist()
         return build_line_chart(
             title,
             lines,
-            len(self.moments) - 1,
+            len(self.buckets) - 1,
             size=size,
             axis=axis,
             has_dots=False,
             x_label="optimiser steps (labels: ends of buckets)",
-            x_shares=self._x_shares,
-            x_ticks=[(t, shorten_key(self._keys[self.moments[t][0]])) for t in rows],
+            x_shares=self.x_shares,
+            x_ticks=[(t, shorten_key(self._keys[self.buckets[t]])) for t in ends],
         )
 
-    def _is_row(self, t: int) -> bool:
-        return self.moments[t][1] == 1
-
     def _describe(self, name: str, t: int, value: float) -> str:
-        if not self._is_row(t):
+        """Return the tooltip of a row, or "" for a test within a bucket, which gets none."""
+        if not self.is_row[t]:
             return ""
-        bucket = self.moments[t][0]
+        bucket = self.buckets[t]
         time = "before training" if bucket < 0 else f"after {shorten_key(self._keys[bucket])}"
         return f"{name}, {time}: {format_percent(value)} %"
 
@@ -149,7 +145,7 @@ class _History:
         chosen = {point.num_trained: point for point in points if point.has_dot}
         bins: dict[int, list[LinePoint]] = {}
         for point in points:
-            bins.setdefault(int(self._x_shares[point.num_trained] * _BINS), []).append(point)
+            bins.setdefault(int(self.x_shares[point.num_trained] * _BINS), []).append(point)
         for members in bins.values():
             lowest, highest = (extreme(members, key=attrgetter("value")) for extreme in (min, max))
             chosen |= {lowest.num_trained: lowest, highest.num_trained: highest}
