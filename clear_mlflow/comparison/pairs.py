@@ -251,6 +251,7 @@ def _compare_over_seeds(a: Group, b: Group, metric: str) -> dict[str, Any] | Non
         [by_seed_a.keys() | diverged_a, by_seed_b.keys() | diverged_b], key=len
     )
     is_unique = len(by_seed_a) == len(values_a) and len(by_seed_b) == len(values_b)
+    seeds: tuple[Sequence[int | None], Sequence[int | None]]
     if is_unique and None not in smaller and smaller <= larger and len(common) > 1:
         seeds = common, common
         values = [by_seed_a[seed] for seed in common], [by_seed_b[seed] for seed in common]

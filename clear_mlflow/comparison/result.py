@@ -135,8 +135,8 @@ class Comparison:
         """
         means = defaultdict[tuple[int, str], list[float]](list)
         for group in self.groups:
-            for metric, summary in group.metrics.items():
-                means[group.conditions_index, metric].append(summary.mean)
+            for metric, seeds in group.metrics.items():
+                means[group.conditions_index, metric].append(seeds.mean)
         is_higher_better = {metric: self.is_higher_better(metric) for metric in self.metrics}
         rows = []
         for group in self.groups:
