@@ -22,27 +22,24 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.metrics import MetricResult, clear, renate, scores
 
 if TYPE_CHECKING:
-    from clear_mlflow.api.compare import compare
     from clear_mlflow.api.compared import ComparedRuns
-    from clear_mlflow.api.evaluate import evaluate
-    from clear_mlflow.api.export import export
     from clear_mlflow.api.identify import identify
     from clear_mlflow.api.load import Run, load, runs
-    from clear_mlflow.api.sweep import sweep
     from clear_mlflow.api.train import train, train_ensemble
+    from clear_mlflow.api.verbs import compare, evaluate, export, sweep
     from clear_mlflow.tracking.loop_run import track
 
 # Each imports torch or mlflow, so it is imported when it is first used. Name to its module.
 _LAZY_MODULES = {
     "ComparedRuns": "api.compared",
     "Run": "api.load",
-    "compare": "api.compare",
-    "evaluate": "api.evaluate",
-    "export": "api.export",
+    "compare": "api.verbs",
+    "evaluate": "api.verbs",
+    "export": "api.verbs",
     "identify": "api.identify",
     "load": "api.load",
     "runs": "api.load",
-    "sweep": "api.sweep",
+    "sweep": "api.verbs",
     "track": "tracking.loop_run",
     "train": "api.train",
     "train_ensemble": "api.train",

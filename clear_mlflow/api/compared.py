@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import html
 import json
+import shlex
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,20 +21,11 @@ from mlflow.entities import Param, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME, MLFLOW_RUN_NOTE
 from mlflow.utils.time import get_current_time_millis
 
-from clear_mlflow.api._compared_runs import (
-    build_compared_run,
-    build_run_without_rows,
-    convert_margin,
-    get_run_name,
-    has_diverged,
-    keep_most_common_score,
-    read_predicted_classes,
-)
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.load import Run as ApiRun
 from clear_mlflow.api.load import Runs, choose_runs, list_existing
 from clear_mlflow.comparison.figures import plot_history, render_figures
-from clear_mlflow.comparison.groups import ComparedRun, RunWithoutRows, truncate_name
+from clear_mlflow.comparison.groups import NOT_LOGGED, ComparedRun, RunWithoutRows, truncate_name
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import (
@@ -56,21 +49,26 @@ from clear_mlflow.comparison.tables import (
 )
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
+from clear_mlflow.core.record import Record
+from clear_mlflow.core.score import Score
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import build_next_grids
 from clear_mlflow.journal.run_folder import Outcome
 from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.config import is_tuned
+from clear_mlflow.learning.parameters.logged import find_method_parameters, list_unlogged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import (
     COST_METRICS,
     METRICS,
     PREDICTIONS,
     Metric,
+    Predictions,
     load_metrics,
 )
 from clear_mlflow.report.terminal_tables import render_text
-from clear_mlflow.scoring.run_record import read_test_values
+from clear_mlflow.scoring.run_record import read_predictions, read_test_values
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
     is_generated_name,
@@ -207,7 +205,6 @@ def compare_chosen_runs(
     filter: str | None,  # noqa: A002
     group_by: str | Sequence[str],
     rank_by: str,
-    lower_is_better: bool | Literal["auto"],
     metrics: str | Sequence[Any],
     baseline: str | None,
     margin: float | None,
@@ -226,15 +223,6 @@ def compare_chosen_runs(
                 f"metric {metric.name} is computed from predictions, and runs are compared by "
                 "metrics of the matrix; leave it out"
             )
-    all_metrics = {metric.name: metric for metric in (*METRICS, *requested)}
-    if lower_is_better != AUTO:
-        ranking = all_metrics.get(rank_by)
-        if ranking is None or ranking.higher_is_better is not None:
-            raise ConfigError(
-                f"lower_is_better is {lower_is_better}, but rank_by is {rank_by}, whose direction "
-                "is known; leave lower_is_better out"
-            )
-        all_metrics[ranking.name] = replace(ranking, higher_is_better=not lower_is_better)
     client = open_store()
     project_run_id = tag_project_run(client, names.KIND_COMPARE) if log else None
     selected, are_named = choose_runs(client, runs, filter=filter)
@@ -244,7 +232,7 @@ def compare_chosen_runs(
         selected_runs,
         group_by=split_group_by(group_by),
         rank_by=None if rank_by == AUTO else rank_by,
-        metrics=tuple(all_metrics.values()),
+        metrics=(*METRICS, *requested),
         baseline=baseline,
         margin=margin,
         at_equal=at_equal,
@@ -266,7 +254,6 @@ def compare_chosen_runs(
         "baseline": baseline,
         "margin": None if margin is None else f"{margin:.15g}",
         "at_equal": at_equal,
-        "lower_is_better": None if lower_is_better == AUTO else str(lower_is_better),
     }
     experiment_id = next(experiment_ids, None)
     try:
@@ -310,8 +297,7 @@ def read_comparison(
     metrics: Sequence[Metric] = METRICS,
     at_equal: str | None = None,
     explicit: bool,
-    read_files: bool | None = None,
-    over_images: bool = True,
+    is_live: bool = False,
 ) -> ComparedRuns:
     """Read the matrices of runs and compare them, without storing the result.
 
@@ -326,9 +312,8 @@ def read_comparison(
         at_equal: cost that compared runs must share within 1 %, or None.
         explicit: True if the user named the runs one by one: a run without rows is then listed as
             left out, and runs with different scores are an error.
-        read_files: read row artifacts instead of tags, or None to do so only for runs without
-            metrics.
-        over_images: test groups of one run over test images, which reads their predictions.
+        is_live: read the rows from tags where these are complete, and do not read predictions, so
+            that groups of one run are not tested over images.
 
     Raises:
         ConfigError: no run has rows, or an argument has an invalid value.
@@ -341,25 +326,25 @@ def read_comparison(
     warnings: list[str] = []
     failures: dict[str, list[str]] = {}  # name of a custom metric to the error of each run
     existing_runs = list_existing(runs, "compare")
-    bundles = {run.info.run_id: run for run in existing_runs if is_bundle(run)}
+    read_files = False if is_live else None
     for stored in read_matrices(client, existing_runs, metrics=metrics, read_files=read_files):
         run, record = stored.run, stored.record
         if record is None:
             reason = str(stored.problem)
-            if reason == NO_ROWS and has_diverged(run):
-                diverged_runs.append(build_run_without_rows(run))
+            if reason == NO_ROWS and _has_diverged(run):
+                diverged_runs.append(_build_run_without_rows(run))
             elif reason != NO_ROWS or explicit:
-                left_out.append(LeftOut(run.info.run_id, get_run_name(run), reason))
+                left_out.append(LeftOut(run.info.run_id, _get_run_name(run), reason))
             continue
         try:
             test_values = read_test_values(client, run, record)
         except ClearError as error:
             test_values = {}
-            name = truncate_name(get_run_name(run))
+            name = truncate_name(_get_run_name(run))
             warnings.append(f"Tests within buckets of {name} are not used: {error}.")
         for name, message in stored.failures.items():
             failures.setdefault(name, []).append(truncate_name(message))
-        compared_runs.append(build_compared_run(run, record, {**stored.summary, **test_values}))
+        compared_runs.append(_build_compared_run(run, record, {**stored.summary, **test_values}))
     if not compared_runs:
         reason = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs has rows of an accuracy matrix{reason}")
@@ -370,13 +355,13 @@ def read_comparison(
         for run in left_out
     ]
     if not explicit:
-        compared_runs, other_scores = keep_most_common_score(compared_runs)
+        compared_runs, other_scores = _keep_most_common_score(compared_runs)
         notes += other_scores
     if at_equal is not None:
         compared_runs, unequal = select_equal_cost(compared_runs, at_equal, group_by)
         notes += unequal
     if margin is not None:
-        margin = convert_margin(margin, get_common_score(compared_runs))
+        margin = _convert_margin(margin, get_common_score(compared_runs))
     ranked = rank_groups(
         compared_runs,
         group_by,
@@ -387,15 +372,24 @@ def read_comparison(
         metrics=metrics,
         tuned=filter(is_tuned, group_by),
     )
+    runs_to_bootstrap = [] if is_live else ranked.list_runs_to_bootstrap()
+    runs_by_id = {run.info.run_id: run for run in existing_runs}
+
+    def read_classes(compared_run: ComparedRun) -> Predictions | ClearError | None:
+        run = runs_by_id[compared_run.run_id]
+        try:
+            return _read_predicted_classes(client, run, compared_run.record)
+        except ClearError as error:
+            return error
+
     predictions_by_run = {}
-    runs_to_bootstrap = ranked.list_runs_to_bootstrap() if over_images else []
-    read = partial(read_predicted_classes, client, bundles)
-    for compared_run, predictions, problem in map_in_threads(read, runs_to_bootstrap, _READ_JOBS):
-        if predictions is not None:
-            predictions_by_run[compared_run.run_id] = predictions
-        elif problem is not None:
+    results = map_in_threads(read_classes, runs_to_bootstrap, _READ_JOBS)
+    for compared_run, result in zip(runs_to_bootstrap, results, strict=True):
+        if isinstance(result, Predictions):
+            predictions_by_run[compared_run.run_id] = result
+        elif result is not None:
             name = truncate_name(compared_run.name)
-            warnings.append(f"Predictions of {name} are not used: {problem}.")
+            warnings.append(f"Predictions of {name} are not used: {result}.")
     comparison = compare_groups(ranked, predictions_by_run)
     failed = (
         f"{name} is left out of {len(reasons)} of {len(compared_runs)} runs: {reasons[0]}."
@@ -403,6 +397,130 @@ def read_comparison(
     )
     all_warnings = (*notes, *dict.fromkeys(warnings), *failed, *comparison.warnings)
     return ComparedRuns(replace(comparison, warnings=all_warnings), tuple(left_out))
+
+
+def _keep_most_common_score(
+    compared_runs: list[ComparedRun],
+) -> tuple[list[ComparedRun], list[str]]:
+    """Return the runs with the most common score (accuracy, rmse ...), without the others.
+
+    The second result is a sentence for the user on each score that was left out.
+    """
+    by_score: dict[Score, list[ComparedRun]] = {}
+    for compared_run in compared_runs:
+        by_score.setdefault(compared_run.record.matrix.score, []).append(compared_run)
+    most_common = max(by_score, key=lambda score: len(by_score[score]))
+    sentences = [
+        f"{len(runs)} run{'s are' if len(runs) > 1 else ' is'} left out because the score is "
+        f"{score.name} ({score.better} is better), while {most_common.name} is compared."
+        for score, runs in by_score.items()
+        if score != most_common
+    ]
+    return by_score[most_common], sentences
+
+
+def _convert_margin(margin: float, score: Score) -> float:
+    """Convert a margin to the score's unit: percentage points of accuracy become a fraction.
+
+    Raises ConfigError if the margin is not above 0.
+    """
+    maximum, unit = (
+        (100, "percentage points") if score.is_accuracy else (sys.float_info.max, "a number")
+    )
+    if not isinstance(margin, Real) or not 0 < margin <= maximum:
+        raise ConfigError(
+            f"margin is {safe_repr(margin)}; expected {unit} above 0, for example 1 or 0.5"
+        )
+    return margin / 100 if score.is_accuracy else margin
+
+
+def _read_predicted_classes(client: MlflowClient, run: Run, record: Record) -> Predictions | None:
+    """Read the predicted classes of a run, without probabilities, or return None if not stored.
+
+    Raises RecordError if they are damaged, and TrackingError if the store cannot be reached.
+    """
+    predictions = read_predictions(client, run, record)
+    if predictions is None:
+        return None
+    # Only right or wrong is compared; probabilities would take a hundred times the memory.
+    rows = {row: replace(x, probabilities=None) for row, x in predictions.rows.items()}
+    return replace(predictions, rows=rows)
+
+
+def _get_run_name(run: Run) -> str:
+    """Return the name of a run, or its id if it has none."""
+    return str(run.info.run_name or run.info.run_id)
+
+
+def _has_diverged(run: Run) -> bool:
+    """Return True if the training stopped because its loss was not finite."""
+    return bool(run.data.tags.get(names.DIVERGED_TAG) == "true")
+
+
+def _build_compared_run(run: Run, record: Record, summary: Mapping[str, float]) -> ComparedRun:
+    """Return a run as the comparison needs it: matrix, labels to group by, and parameters.
+
+    summary: values of its metrics by name.
+    """
+    test_conditions = {
+        "dataset": record.dataset.name,
+        "protocol": record.protocol,
+        "split": record.split,
+        "seed": "none" if record.seed is None else str(record.seed),
+    }
+    return ComparedRun(
+        run_id=run.info.run_id,
+        name=_get_run_name(run),
+        record=record,
+        summary=summary,
+        labels={**test_conditions, **_get_labels(run)},
+        method_params=find_method_parameters(_get_params(run), NOT_LOGGED),
+        params=_get_params(run),
+        diverged=_has_diverged(run),
+        test_every=run.data.tags.get(names.ANYTIME_TAG),
+    )
+
+
+def _build_run_without_rows(run: Run) -> RunWithoutRows:
+    """Return the entry of the comparison for a diverged run, which lacks a matrix."""
+    labels = _get_labels(run)
+    seed = labels.get("seed", "")
+    return RunWithoutRows(
+        run_id=run.info.run_id,
+        name=_get_run_name(run),
+        seed=int(seed) if seed.isascii() and seed.isdecimal() and len(seed) < 20 else None,
+        labels=labels,
+        method_params=find_method_parameters(_get_params(run), NOT_LOGGED),
+    )
+
+
+def _get_labels(run: Run) -> dict[str, str]:
+    """Return parameters and tags of a run by name, to group runs by. Skips MLflow's and our tags.
+
+    Of the parameters, ``auto`` is replaced by the value that was used.
+    """
+    params, tags = run.data.params, run.data.tags
+    return {
+        **list_unlogged_parameters(params),
+        **_get_params(run),
+        **{n: tag for n, tag in tags.items() if not n.startswith(("mlflow.", "clear_mlflow."))},
+        **{n.removeprefix("used/"): text for n, text in params.items() if n.startswith("used/")},
+        **find_method_parameters(_get_params(run), NOT_LOGGED),
+    }
+
+
+def _get_params(run: Run) -> dict[str, str]:
+    """Return parameters without the shell quotes that ``mlflow run`` adds (mlflow #6811)."""
+    return {name: _remove_shell_quotes(value) for name, value in run.data.params.items()}
+
+
+def _remove_shell_quotes(value: str) -> str:
+    """Return a value as it was before shlex.quote. Other values are returned unchanged."""
+    with suppress(ValueError):
+        words = shlex.split(value)
+        if len(words) == 1 and shlex.quote(words[0]) == value:
+            return words[0]
+    return value
 
 
 def write_comparison(

@@ -324,21 +324,19 @@ def choose_runs(
             raise ConfigError(
                 f"runs contains {safe_repr(name)}; expected runs, their ids, or paths"
             )
-        elif isinstance(name, str) and _RUN_ID.fullmatch(name):
-            ids.append(name)
-        # A folder of bundles may have the name of an experiment; a Path always names the folder.
-        elif (paths := list_bundles(Path(name))) and _is_path(name):
-            bundled += chain.from_iterable(map(read_bundles, paths))
-        elif isinstance(name, str) and _is_experiment(client, name):
-            experiments.append(name)
-        elif paths:
+        elif not _is_path(name) and _RUN_ID.fullmatch(str(name)):
+            ids.append(str(name))
+        # A folder of bundles may have the name of an experiment; a path always names the folder.
+        elif not _is_path(name) and _is_experiment(client, str(name)):
+            experiments.append(str(name))
+        elif paths := list_bundles(Path(name)):
             bundled += chain.from_iterable(map(read_bundles, paths))
         elif _is_path(name):
             raise ConfigError(
                 f"{safe_repr(str(name), 200)} is neither a bundle nor a folder that contains any"
             )
         elif (run_id := expand_run_id(client, str(name))) == name == requested:
-            experiments.append(name)  # reported with the names of all experiments
+            experiments.append(run_id)  # reported with the names of all experiments
         else:
             ids.append(run_id)
     if not (ids or bundled or experiments):

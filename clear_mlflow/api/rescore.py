@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -15,7 +15,7 @@ from mlflow.entities import Run
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.import_ import build_records
 from clear_mlflow.api.load import Runs, choose_runs
-from clear_mlflow.core.errors import ClearError, RecordError
+from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, get_measured_split
 from clear_mlflow.core.record import row_file_name
@@ -85,7 +85,7 @@ class ScoringResult:
         }
 
 
-def rescore_chosen_runs(
+def evaluate_each(
     runs: Runs,
     *,
     filter: str | None,  # noqa: A002
@@ -97,13 +97,20 @@ def rescore_chosen_runs(
     rows_orientation: str,
     rows_score: str,
     rows_lower_is_better: bool,
-    jobs: int | None,
+    jobs: int | Literal["auto"],
     dry_run: bool,
 ) -> Iterator[ScoringResult]:
-    """Compute and log metrics of chosen runs, and yield a result for each run.
+    """Do the work of :func:`clear_mlflow.evaluate`, and yield the result of each run at once.
 
-    See :func:`clear_mlflow.evaluate` for the options.
+    Raises ConfigError if jobs is below 1, or if rows are named in a dry run.
     """
+    if jobs != "auto" and jobs < 1:
+        raise ConfigError(f"jobs is {jobs}; expected a whole number of at least 1, or auto")
+    if rows and dry_run:
+        raise ConfigError(
+            "rows are named in a dry run, but rows must be written before they can be scored; "
+            "leave dry_run out"
+        )
     added_metrics = load_metrics(metrics)
     prepare = None
     if rows:
@@ -121,7 +128,7 @@ def rescore_chosen_runs(
         explicit=are_named,
         dry_run=dry_run,
         metrics=added_metrics,
-        jobs=jobs,
+        jobs=None if jobs == "auto" else jobs,
         prepare=prepare,
     )
 
@@ -152,18 +159,13 @@ def rescore_runs(
         prepare: called with each run before its rows are read, but not in a dry run.
     """
     remaining = iter(runs)
-    for first in remaining:
-        score = partial(
-            _rescore_run,
-            client,
-            metrics=metrics,
-            dry_run=dry_run,
-            explicit=explicit,
-            prepare=prepare,
-        )
-        yield from map_in_threads(
-            score, chain([first], remaining), jobs or _choose_jobs(client, first)
-        )
+    first = next(remaining, None)
+    if first is None:
+        return
+    score = partial(
+        _rescore_run, client, metrics=metrics, dry_run=dry_run, explicit=explicit, prepare=prepare
+    )
+    yield from map_in_threads(score, chain([first], remaining), jobs or _choose_jobs(client, first))
 
 
 def _rescore_run(
@@ -197,8 +199,10 @@ def _rescore_run(
             return failed(str(error))
     if is_being_trained(client, run):
         return skipped("is training now; it scores itself at its end")
-    abandoned = is_expired(client, run)
     must_have_rows = explicit or run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
+    is_abandoned = is_expired(client, run)
+    closed = "its process is dead: run would be closed as KILLED" if is_abandoned else None
+    scores, problem = None, None
     try:
         if prepare is not None and not dry_run:
             prepare(client, run)
@@ -206,21 +210,21 @@ def _rescore_run(
         if not dry_run:
             log_results(client, scores)
             log_models(client, run, scores)
-            if abandoned:
-                with lock_store_writes(client.tracking_uri):
-                    end_expired_run(client, run)
     except ClearError as error:
-        detail = str(error)
-        if abandoned and not dry_run:
-            try:
+        problem = error
+    if is_abandoned and not dry_run:
+        try:
+            with lock_store_writes(client.tracking_uri):
                 end_expired_run(client, run)
-                detail += "; its process is dead: run closed as KILLED"
-            except ClearError as closing_error:
-                detail += f"; {closing_error}"
+            closed = "its process is dead: run closed as KILLED"
+        except ClearError as error:
+            problem, closed = problem or error, None
+    if scores is None or problem is not None:
+        detail = "; ".join(filter(None, (str(problem), closed)))
         # A damaged row proves that the run was one of ours; other errors do not.
-        is_ours = must_have_rows or isinstance(error, RecordError)
+        is_ours = must_have_rows or isinstance(problem, RecordError)
         return failed(detail) if is_ours else skipped(detail)
-    if scores.record is None and not abandoned:
+    if scores.record is None and not is_abandoned:
         return failed(NO_ROWS) if must_have_rows else skipped(NO_ROWS, scores)
     missing_rows = scores.record.missing if scores.record else ()
     if not is_training(run.data.params):  # a loop need not test its untrained model
@@ -230,15 +234,12 @@ def _rescore_run(
         for name, result in scores.results.items()
         if result.reason and name.partition("/")[0] not in BUILT_IN_FAMILIES
     ]
-    notes = list(_describe_scores(scores, missing_rows, undefined, dry_run))
-    if abandoned:
-        closed = "would be closed" if dry_run else "run closed"
-        notes.append(f"its process is dead: {closed} as KILLED")
+    notes = [*_describe_scores(scores, missing_rows, undefined, dry_run), closed]
     return ScoringResult(
         run_id,
         name,
-        "scored" if abandoned or not scores.changes.is_empty else "unchanged",
-        "; ".join(notes),
+        "scored" if is_abandoned or not scores.changes.is_empty else "unchanged",
+        "; ".join(filter(None, notes)),
         scores,
         is_problem=bool(missing_rows or scores.stored.problem is not None)
         or any(result.is_failed for result in scores.results.values()),

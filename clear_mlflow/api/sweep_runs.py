@@ -11,7 +11,6 @@ import json
 import random
 import re
 import sys
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 from mlflow.environment_variables import MLFLOW_EXPERIMENT_NAME
@@ -54,7 +52,7 @@ from clear_mlflow.grids.grid import (
     read_grid,
 )
 from clear_mlflow.journal.run_folder import Outcome, Status
-from clear_mlflow.journal.uploader import is_permanent_error, store_outcome
+from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import select_training_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -63,12 +61,13 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, append_lines, escape
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
+    is_missing_store,
     log_tags,
     mlflow_errors,
+    open_store,
     preflight,
     resolve_store_uri,
     set_up_mlflow,
-    use_offline_store,
 )
 from clear_mlflow.store.lease import (
     RENEW_SECONDS,
@@ -83,13 +82,11 @@ from clear_mlflow.store.search import (
     search_runs,
     select_runs,
 )
-from clear_mlflow.store.sqlite import get_sqlite_path
 from clear_mlflow.store.ui_urls import format_comparison_links, read_sweep_comparison
 from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.resume import (
     has_rows,
     is_resume_reserved,
-    read_resume_point,
     reserve_resume,
 )
 from clear_mlflow.tracking.tracked_training import train_sweep_run
@@ -250,29 +247,25 @@ def run_sweep(
             rank_by=rank_by,
             run_name=run_name,
             should_stop=lambda: bool(signals.received),
-            report=make_reporter(len(states)),
         )
     return result, signals
 
 
 def plan_sweep(grid: GridSource, **engine_options: Any) -> tuple[list[SweepRun], str]:
-    """Return the runs of a grid with their states, and a text: how many would train at a time.
+    """Return the runs of a grid with their states, and how many would train at a time, as text.
 
-    Writes nothing to the store and trains nothing. The text is empty if no run would be trained.
+    The text is empty if no run would be trained. Writes nothing to the store.
+
+    engine_options: arguments of :func:`build_engine`.
     """
     planned = read_checked_grid(grid, engine_options["engine"])
     engine = build_engine(planned, **engine_options)
-    set_up_mlflow()
-    use_offline_store(creates=False)
+    client, name = open_store(), MLFLOW_EXPERIMENT_NAME.get()
     runs = [SweepRun(run) for run in planned.runs]
-    database, name = get_sqlite_path(mlflow.get_tracking_uri()), MLFLOW_EXPERIMENT_NAME.get()
-    if database is None or database.exists():
-        client = preflight(opens_run=False)
-        project_run = get_project_run(client, names.KIND_SWEEP)
-        if project_run is not None:
-            runs = SweepStore(client, str(project_run.info.experiment_id)).plan(planned)
-        elif not name or client.get_experiment_by_name(name) is not None:
-            runs = SweepStore(client, get_or_create_experiment(client)).plan(planned)
+    if not is_missing_store(client.tracking_uri) and (
+        not name or client.get_experiment_by_name(name) is not None
+    ):
+        runs = SweepStore(client, get_or_create_experiment(client)).plan(planned)
     if all(run.state != NOT_DONE for run in runs):
         return runs, ""
     with engine:
@@ -283,7 +276,7 @@ def read_checked_grid(grid: GridSource, engine: str) -> Grid:
     """Read a grid and check the parameters of every run.
 
     engine: "local" or "ray"; with "local", data folders and weights must exist, too. Raises
-    ConfigError if a run is invalid, or if two runs would train the same.
+    ConfigError if *grid* is None, a run is invalid, or two runs would train the same.
     """
     if grid is None:
         raise ConfigError("grid is none; pass a YAML file, for example examples/sweep.yaml")
@@ -342,30 +335,22 @@ def train_and_compare(
     rank_by: str = AUTO,
     run_name: str | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    report: Callable[[SweepRun], None] = lambda _: None,
 ) -> SweepResult:
     """Train the runs of a grid that are not done, compare all, and store the result.
 
-    The parent run is opened, and closed with the comparison. If an error is raised, it is FAILED.
+    Prints a line to standard error when a run starts or ends. The parent run is opened, and closed
+    with the comparison. If an error is raised, it is FAILED. See :func:`clear_mlflow.sweep` for the
+    other options.
 
-    Args:
-        grid: planned runs.
-        client: client of the store.
-        experiment_id: id of the experiment of the runs.
-        engine: trains the runs; the caller has entered it.
-        retries: number of times to resume a run whose process was killed.
-        group_by: labels of the comparison, or "auto".
-        rank_by: metric of the comparison, or "auto".
-        run_name: name of the parent run, or None to build it from the grid.
-        should_stop: called repeatedly; if it returns True, active runs are stopped and scored.
-        report: called when a run starts and when it ends.
+    engine: trains the runs; the caller has entered it. should_stop: called repeatedly; if it
+    returns True, active runs are stopped and scored.
     """
     engine.check_store(resolve_store_uri(client.tracking_uri))
     store = SweepStore(client, experiment_id)
     runs = store.plan(grid)
     parent_id = store.open_parent_run(grid, run_name)
     try:
-        _train_runs(store, runs, engine, retries, should_stop, report)
+        _train_runs(store, runs, engine, retries, should_stop)
         result, comparison_run = SweepResult(parent_id, tuple(runs)), None
         if not should_stop():
             labels = split_group_by(group_by)
@@ -379,7 +364,7 @@ def train_and_compare(
         raise
 
 
-def make_reporter(total: int) -> Callable[[SweepRun], None]:
+def _make_reporter(total: int) -> Callable[[SweepRun], None]:
     """Return a function that prints the state of a run to standard error, after "[ended/total]".
 
     total: number of runs in the sweep.
@@ -410,13 +395,14 @@ def _train_runs(
     engine: Engine,
     retries: int,
     should_stop: Callable[[], bool],
-    report: Callable[[SweepRun], None],
 ) -> None:
     """Train the runs that are not done, until all have ended or *should_stop* returns True.
 
-    Sets the state of each run, and calls *report* with it when it starts and when it ends.
+    Sets the state of each run, and prints it to standard error when it starts or ends.
+
     retries: number of times to resume a run whose process was killed.
     """
+    report = _make_reporter(len(runs))
     queue = deque(run for run in runs if run.state != DONE_BEFORE)
     active: dict[str, SweepRun] = {}
     is_stopped = False
@@ -428,16 +414,22 @@ def _train_runs(
             queue.popleft()
             if run.state == TRAINING and run.run_id is not None:
                 active[run.run_id] = run
-                engine.start(store.build_task(run))
+                engine.start(store.build_task(run.planned, run.run_id))
             report(run)
         if should_stop() and not is_stopped:
             is_stopped = True
             engine.stop()
         for task_result in engine.wait_for_results(_POLL_SECONDS):
             run = active[task_result.run_id]
-            may_retry = run.num_tries <= retries
             _retry_while_unreachable(
-                partial(store.record_end, run, task_result, may_retry, should_stop), should_stop
+                partial(
+                    store.record_end,
+                    run,
+                    task_result,
+                    may_retry=run.num_tries <= retries,
+                    is_stopped=should_stop(),
+                ),
+                should_stop,
             )
             del active[task_result.run_id]
             if run.state == NOT_DONE:
@@ -448,7 +440,7 @@ def _train_runs(
             with suppress(ClearError):
                 store.renew_lease()
     for run in runs:
-        if run.state == ELSEWHERE and store.is_done_now(run):
+        if run.state == ELSEWHERE and store.is_done_now(str(run.run_id)):
             run.state = DONE_BEFORE
 
 
@@ -491,113 +483,102 @@ class SweepStore:
             attempts.setdefault(_hash_stored_config(stored_run, grid), []).append(stored_run)
         runs = [SweepRun(planned) for planned in grid.runs]
         for run in runs:
-            self._set_state_from_attempts(run, attempts.get(run.planned.config_hash, []))
+            if settled := self._find_settled_attempt(attempts.get(run.planned.config_hash, [])):
+                run.state, run.run_id = settled
         return runs
 
-    def build_task(self, run: SweepRun) -> Task:
-        """Return the parameters, run id, experiment and store that an engine needs to train."""
+    def build_task(self, planned: PlannedRun, run_id: str) -> Task:
+        """Return what an engine needs to train a planned run into an MLflow run."""
         uri = resolve_store_uri(self._client.tracking_uri)
-        return Task(run.planned.parameters, str(run.run_id), self._experiment_id, uri)
+        return Task(planned.parameters, run_id, self._experiment_id, uri)
 
     def claim(self, run: SweepRun) -> None:
         """Open or resume an MLflow run for a run, unless it is done or another process trains it.
 
         Sets the state to "done before", "trains elsewhere" or "training". Deletes earlier MLflow
-        runs with the same parameters that cannot be resumed. Waits and tries again while another
-        sweep claims the same run.
+        runs with the same parameters that are not resumed. Waits and tries again while another
+        sweep claims the same run: both write first and read then, so at least one sees the other
+        and withdraws.
         """
-        while not self._try_to_claim(run):
-            time.sleep(random.uniform(0.5, 2.0))  # noqa: S311  (so that one of two is first)
-
-    def _try_to_claim(self, run: SweepRun) -> bool:
-        """Do the work of :meth:`claim`, or return False if another sweep does so at this moment.
-
-        Both write first and read then, so at least one sees the other and withdraws.
-        """
-        attempts = self._list_attempts(run)
-        if self._set_state_from_attempts(run, attempts):
-            return True
-        interrupted, note = self._find_resumable_attempt(run, attempts)
-        resumes_before = None
-        with mlflow_errors("open a run of the sweep"):
-            if interrupted is None:
-                tags = {
-                    MLFLOW_PARENT_RUN_ID: str(self._parent_id),
-                    names.SWEEP_RUN_TAG: run.planned.config_hash,
-                }
-                run_id = create_run(self._client, self._experiment_id, run.name, tags)
-                # The process that trains into the run sets it to RUNNING.
-                self._client.update_run(run_id, status="SCHEDULED")
-            else:
-                run_id = str(interrupted.info.run_id)
-                # A sweep of another grid may have started it.
-                self._client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self._parent_id)
-                self._client.update_run(run_id, name=run.name)
-                resumes_before = interrupted.data.tags.get(names.RESUMES_TAG, "0")
-            others = [r for r in self._list_attempts(run) if r.info.run_id != run_id]
-            if self._set_state_from_attempts(run, others):
-                run.state, run.run_id = NOT_DONE, None
+        while True:
+            attempts = self._list_attempts(run)
+            if settled := self._find_settled_attempt(attempts):
+                run.state, run.run_id = settled
+                return
+            interrupted, note = self._find_resumable_attempt(run, attempts)
+            with mlflow_errors("open a run of the sweep"):
+                run_id = self._open_run(run) if interrupted is None else interrupted.info.run_id
+                if interrupted is not None:  # a sweep of another grid may have started it
+                    self._client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self._parent_id)
+                    self._client.update_run(run_id, name=run.name)
+                others = [r for r in self._list_attempts(run) if r.info.run_id != run_id]
+                if not self._find_settled_attempt(others):
+                    for attempt in others:
+                        self._delete_attempt(attempt.info.run_id)
+                    break
                 if interrupted is None:
-                    outcome = Outcome("KILLED", "another sweep started the same run")
-                    store_outcome(self._client, run_id, outcome)
                     self._client.delete_run(run_id)
-                return False
-            for attempt in others:
-                self._delete_attempt(attempt, run_id)
+            time.sleep(random.uniform(0.5, 2.0))  # noqa: S311  (so that one of two is first)
         run.state, run.run_id, run.error, run.note = TRAINING, run_id, None, note
+        run.resumes_before = None
+        if interrupted is not None:
+            run.resumes_before = interrupted.data.tags.get(names.RESUMES_TAG, "0")
         run.num_tries += 1
-        run.started_at, run.resumes_before = time.monotonic(), resumes_before
-        return True
+        run.started_at = time.monotonic()
+
+    def _open_run(self, run: SweepRun) -> str:
+        """Create an MLflow run with status SCHEDULED, which the training sets to RUNNING."""
+        tags = {
+            MLFLOW_PARENT_RUN_ID: str(self._parent_id),
+            names.SWEEP_RUN_TAG: run.planned.config_hash,
+        }
+        run_id = create_run(self._client, self._experiment_id, run.name, tags)
+        self._client.update_run(run_id, status="SCHEDULED")
+        return run_id
 
     def record_end(
-        self,
-        run: SweepRun,
-        task_result: TaskResult,
-        may_retry: bool,
-        should_stop: Callable[[], bool],
+        self, run: SweepRun, task_result: TaskResult, *, may_retry: bool, is_stopped: bool
     ) -> None:
         """Set the state of a run after its training process ended.
 
-        "not done" means that it is trained again. Closes and scores the MLflow run if the process
-        could not. may_retry: True if a run whose process was killed may be resumed.
+        "not done" means that it is trained again, unless the sweep was stopped. Closes and scores
+        the MLflow run if the process could not.
+
+        may_retry: True if a run whose process was killed may be resumed.
         """
         with mlflow_errors(f"read run {task_result.run_id}"):
             stored_run = self._client.get_run(task_result.run_id)
-        error = (
-            stored_run.data.tags.get(names.ERROR_TAG)
-            or task_result.error
-            or f"its training ended with exit code {task_result.exit_code}"
-        )
-        # The worker refused to resume the run and left it as it was.
-        resumes = stored_run.data.tags.get(names.RESUMES_TAG, "0")
-        is_refused = run.resumes_before == resumes and not task_result.is_lost
+        tags = stored_run.data.tags
+        error = task_result.error or f"its training ended with exit code {task_result.exit_code}"
+        error = " ".join(tags.get(names.ERROR_TAG, error).split())
         if _is_done(stored_run):
             state, reason = DONE, None
         elif task_result.exit_code == 2 and self._is_trained_elsewhere(stored_run):
             state, reason = ELSEWHERE, None
-        elif task_result.is_lost and may_retry and not should_stop():
+        elif is_stopped:
+            self._close_run(stored_run, "KILLED", "the sweep was stopped")
+            state, reason = NOT_DONE, "stopped"
+        elif task_result.is_lost and may_retry:
             # Only the engine knows so far that the process is dead.
             self._close_run(stored_run, "KILLED", error)
             state, reason = NOT_DONE, task_result.error
-        elif should_stop():
-            self._close_run(stored_run, "KILLED", "the sweep was stopped")
-            state, reason = NOT_DONE, "stopped"
-        elif is_refused:
-            run.refusals[task_result.run_id] = task_result.error or error
+        elif not task_result.is_lost and run.resumes_before == tags.get(names.RESUMES_TAG, "0"):
+            # The training could not resume the run and left it as it was.
+            reason = task_result.error or error
+            run.refusals[task_result.run_id] = reason
             run.num_tries -= 1
-            state, reason = NOT_DONE, task_result.error
+            state = NOT_DONE
         else:
-            if task_result.is_lost:
-                error += f" ({run.num_tries} tries)"
-            self._close_run(stored_run, "KILLED" if task_result.is_lost else "FAILED", error)
-            state, reason = FAILED, " ".join(error.split())
+            tries = f" ({run.num_tries} tries)" if task_result.is_lost else ""
+            state, reason = FAILED, f"{error}{tries}"
+            self._close_run(stored_run, "KILLED" if task_result.is_lost else "FAILED", reason)
         run.state, run.error = state, reason
         run.seconds = time.monotonic() - run.started_at
 
-    def is_done_now(self, run: SweepRun) -> bool:
-        """Read the MLflow run of a run again, and return True if it is done."""
-        with mlflow_errors(f"read run {run.run_id}"):
-            return _is_done(self._client.get_run(str(run.run_id)))
+    def is_done_now(self, run_id: str) -> bool:
+        """Read an MLflow run, and return True if it is done."""
+        with mlflow_errors(f"read run {run_id}"):
+            return _is_done(self._client.get_run(run_id))
 
     def renew_lease(self) -> None:
         """Write a new expiry time into the parent run, so that no other process takes it over."""
@@ -607,9 +588,11 @@ class SweepStore:
         """Open the parent run, which all sweeps of the same grid share, and return its id.
 
         Raises TrackingError if another process works on the same sweep.
+
+        name: name of a new parent run, or None to build it from the grid.
         """
         client = self._client
-        project_run, opened_id = get_project_run(client, names.KIND_SWEEP), None
+        project_run = get_project_run(client, names.KIND_SWEEP)
         tags = {
             names.KIND_TAG: names.KIND_SWEEP,
             names.SWEEP_TAG: grid.digest,
@@ -617,23 +600,22 @@ class SweepStore:
             names.VERSION_TAG: __version__,
         }
         with mlflow_errors("open the run of the sweep"):
-            parent = self._find_parent_run(grid)
-            if parent is None:
-                name_tags = {**tags, MLFLOW_RUN_NAME: name or _build_name(grid)}
-                if project_run is None:
-                    opened_id = create_run(client, self._experiment_id, None, name_tags)
-                else:
-                    opened_id = str(project_run.info.run_id)
-                    log_tags(client, opened_id, name_tags)
-                # Of several sweeps that start at the same moment, all find the same first run.
-                parent = self._find_parent_run(grid) or client.get_run(opened_id)
-            run_id = str(parent.info.run_id)
-            if run_id != opened_id:
-                if opened_id is not None and project_run is None:
-                    outcome = Outcome("KILLED", f"run {run_id} is the same sweep")
-                    store_outcome(client, opened_id, outcome)
-                    client.delete_run(opened_id)
-                if is_being_trained(client, parent):
+            parents = client.search_runs(
+                [self._experiment_id],
+                f"tags.`{names.SWEEP_TAG}` = '{grid.digest}'",
+                order_by=["attributes.start_time ASC"],
+                max_results=1,
+            )
+            if not parents:
+                tags[MLFLOW_RUN_NAME] = name or _build_name(grid)
+                run_id = (
+                    create_run(client, self._experiment_id, None, tags)
+                    if project_run is None
+                    else str(project_run.info.run_id)
+                )
+            else:
+                run_id = str(parents[0].info.run_id)
+                if is_being_trained(client, parents[0]):
                     raise TrackingError(
                         f"another process works on this sweep now (run {run_id}); wait for its "
                         "end, or stop it"
@@ -645,7 +627,7 @@ class SweepStore:
                         MLFLOW_RUN_NOTE: f"Continued the sweep of run {run_id}.",
                     }
                     log_tags(client, project_run.info.run_id, project_tags)
-                tags[names.RESUMES_TAG] = str(reserve_resume(client, parent))
+                tags[names.RESUMES_TAG] = str(reserve_resume(client, parents[0]))
             log_tags(client, run_id, tags)
             client.update_run(run_id, status="RUNNING")
             client.log_text(run_id, grid.text, names.SWEEP_GRID)
@@ -729,30 +711,33 @@ class SweepStore:
         return list(search_runs(self._client, [self._experiment_id], condition))
 
     def _list_attempts(self, run: SweepRun) -> list[Run]:
-        """Return the MLflow runs with a run's parameters, but no failures of active sweeps."""
+        """Return the MLflow runs with a run's parameters, newest first.
+
+        Skips FAILED runs of another sweep that is still active.
+        """
         return [
             attempt
             for attempt in self._search_sweep_runs(f"= '{run.planned.config_hash}'")
             if attempt.info.status != "FAILED" or not self._is_in_other_live_sweep(attempt)
         ]
 
-    def _set_state_from_attempts(self, run: SweepRun, attempts: Sequence[Run]) -> bool:
-        """Set state and run id of a run that is done, or that another process trains.
+    def _find_settled_attempt(self, attempts: Sequence[Run]) -> tuple[str, str] | None:
+        """Return state and id of a run that is done or that another process trains, or None.
 
-        Returns True if it did, or False if no attempt is done or being trained.
-
-        attempts: stored MLflow runs with the parameters of the run, newest first. The oldest done
-        one is used, or else the oldest one in training.
+        attempts: stored MLflow runs with the same parameters, newest first. The oldest done one is
+        used, or else the oldest one in training.
         """
         for state, is_settled in ((DONE_BEFORE, _is_done), (ELSEWHERE, self._is_trained_elsewhere)):
             for attempt in reversed(attempts):
                 if is_settled(attempt):
-                    run.state, run.run_id, run.note = state, str(attempt.info.run_id), None
-                    return True
-        return False
+                    return state, str(attempt.info.run_id)
+        return None
 
     def _is_trained_elsewhere(self, stored_run: Run) -> bool:
-        """Return True if another process trains into a run, or another active sweep will."""
+        """Return True if another process trains into a run, or another active sweep will.
+
+        May wait up to three minutes, until a lease from another machine has expired.
+        """
         if is_being_trained(self._client, stored_run) or is_resume_reserved(stored_run):
             return True
         # A live sweep starts what is SCHEDULED, and resumes what was KILLED.
@@ -772,51 +757,25 @@ class SweepStore:
     ) -> tuple[Run | None, str | None]:
         """Return the newest interrupted MLflow run to resume, or None, and a note for the user.
 
-        The note names the row to resume after, or why the training begins anew. It is None
-        without an interrupted run.
+        The note is "resumed", or why the training begins anew, or None without an interrupted run.
         """
         note = None
         for attempt in sorted(attempts, key=lambda stored: stored.info.start_time, reverse=True):
-            run_id = str(attempt.info.run_id)
+            run_id = attempt.info.run_id
             if attempt.info.status != "KILLED" and not is_expired(self._client, attempt):
                 continue
             if not has_rows(self._client, run_id):
                 note = note or "from its beginning: it had ended before its first row"
-                continue
-            reason = run.refusals.get(run_id)
-            if reason is None:
-                try:
-                    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-                        point = read_resume_point(self._client, run_id, Path(folder))
-                except ClearError as error:
-                    if (
-                        isinstance(error, TrackingError)
-                        and error.__cause__
-                        and not is_permanent_error(error)
-                    ):
-                        raise  # without an answer of the store, nothing is known about the run
-                    reason = str(error)
-                else:
-                    if point.records:
-                        return attempt, f"resumed after row {max(point.records)}"
-                    continue
-            note = note or f"from its beginning: {reason}"
+            elif run_id in run.refusals:
+                note = note or f"from its beginning: {run.refusals[run_id]}"
+            else:
+                return attempt, "resumed"
         return None, note
 
-    def _delete_attempt(self, attempt: Run, successor_id: str) -> None:
-        """Move an earlier MLflow run to MLflow's trash, with the members if it is an ensemble.
-
-        successor_id: id of the run that replaces it, for its description.
-        """
-        status: Status | None = None
-        reason = str(attempt.data.tags.get(names.ERROR_TAG, "it ended early"))
-        if attempt.info.status in ("RUNNING", "SCHEDULED"):
-            status, reason = "KILLED", "the process that trained it is gone"
-        run_id = attempt.info.run_id
-        outcome = Outcome(status, f"{reason}; done again as run {successor_id}")
-        store_outcome(self._client, run_id, outcome)
-        for member in self._list_members(run_id):
-            self._client.delete_run(member)
+    def _delete_attempt(self, run_id: str) -> None:
+        """Move an MLflow run to MLflow's trash, and the members if it is an ensemble."""
+        for member_id in self._list_members(run_id):
+            self._client.delete_run(member_id)
         self._client.delete_run(run_id)
 
     def _list_members(self, run_id: str) -> list[str]:
@@ -826,12 +785,13 @@ class SweepStore:
         return [str(member.info.run_id) for member in members]
 
     def _close_run(self, stored_run: Run, status: Status, error: str) -> None:
-        """Set the final status of a run that is still open, store the error, and score its rows."""
-        if stored_run.info.status not in ("RUNNING", "SCHEDULED"):
-            return
-        closed = store_outcome(self._client, stored_run.info.run_id, Outcome(status, error))
-        for _ in rescore_runs(self._client, [closed]):
-            pass
+        """Close a run that is still open with a status and an error, and score its rows.
+
+        Does nothing if the run is closed already.
+        """
+        if stored_run.info.status in ("RUNNING", "SCHEDULED"):
+            closed = store_outcome(self._client, stored_run.info.run_id, Outcome(status, error))
+            list(rescore_runs(self._client, [closed]))
 
     def _list_run_ids_to_compare(self, run: SweepRun) -> list[str]:
         """Return the ids of the MLflow runs to compare: the run, or the members of an ensemble.
@@ -847,16 +807,6 @@ class SweepStore:
                     return []
             is_single = run.planned.config.seeds == NONE
             return [run.run_id] if is_single else self._list_members(run.run_id)
-
-    def _find_parent_run(self, grid: Grid) -> Run | None:
-        """Return the oldest parent run of the same grid, or None if there is none."""
-        parents = self._client.search_runs(
-            [self._experiment_id],
-            f"tags.`{names.SWEEP_TAG}` = '{grid.digest}'",
-            order_by=["attributes.start_time ASC"],  # then by id
-            max_results=1,
-        )
-        return parents[0] if parents else None
 
     def _find_comparison(self, parent_id: str, digest: str) -> Run | None:
         """Return the run that stores the comparison of a sweep, or None if it does not exist.
@@ -881,7 +831,11 @@ def _is_done(stored_run: Run) -> bool:
 
 
 def _hash_stored_config(stored_run: Run, grid: Grid) -> str:
-    """Return the hash of a run's logged parameters, or that in its tag if none are logged."""
+    """Return the hash of a run's logged parameters, as this version computes it.
+
+    Returns the hash in its tag if the parameters are missing, invalid or name other custom code
+    than the grid.
+    """
     parameters = select_training_parameters(stored_run.data.params)
     # The user's code that a store names is imported only if the grid names it, too.
     trusted = {(planned.config.strategy, planned.config.dataset) for planned in grid.runs}

@@ -12,9 +12,8 @@ import click
 from clear_mlflow.cli.data import data
 from clear_mlflow.cli.evaluate import evaluate
 from clear_mlflow.cli.import_runs import import_runs
-from clear_mlflow.cli.open_ui import open_ui
 from clear_mlflow.cli.output import print_error
-from clear_mlflow.cli.stored_runs import compare, export, identify, show, sync
+from clear_mlflow.cli.stored_runs import compare, export, identify, open_ui, show, sync
 from clear_mlflow.cli.sweep import sweep
 from clear_mlflow.cli.train import train, train_distributed
 from clear_mlflow.core.errors import ClearError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clear_mlflow.api.sweep import sweep as sweep_runs
+from clear_mlflow.api.verbs import sweep as sweep_runs
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import COMPARISON, WORK, command
 from clear_mlflow.cli.train import apply_run_options
@@ -107,11 +107,10 @@ def _choose_program(num_runs: int) -> Any:
 
     On Linux, three or more are forked from one process that has loaded torch.
     """
-    if sys.platform != "linux" or num_runs < _MIN_FORKED_RUNS:
-        return start_program
-    from clear_mlflow.cli.preloaded import PreloadedProgram
+    from clear_mlflow.cli.preloaded import start_forked_program
 
-    return PreloadedProgram()
+    is_forked = sys.platform == "linux" and num_runs >= _MIN_FORKED_RUNS
+    return start_forked_program if is_forked else start_program
 
 
 def _print_result(result: SweepResult, *, is_stopped: bool) -> None:

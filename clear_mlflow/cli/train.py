@@ -210,7 +210,10 @@ def train_distributed(
 
 
 def _read_parameters(config_file: Path | None, parameters: dict[str, str]) -> dict[str, str]:
-    """Return parameters as text. config_file: path of a config.json, which passed ones override."""
+    """Return all parameters of a training as text: passed ones, else the file's, else defaults.
+
+    config_file: path of a config.json, or None. parameters: all parameters of the command.
+    """
     if config_file is None:
         return parameters
     from_file = read_config_file(config_file)

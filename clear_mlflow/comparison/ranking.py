@@ -57,8 +57,8 @@ def rank_groups(
     directions = {metric.name: metric.higher_is_better for metric in definitions}
     if rank_by is not None and directions.get(rank_by, True) is None:
         raise ConfigError(
-            f"rank_by is {rank_by}, a function that does not declare which values are better; pass "
-            "lower_is_better, or set the attribute lower_is_better of the function"
+            f"rank_by is {rank_by}, a function that does not declare which values are better; "
+            "set the attribute lower_is_better of the function"
         )
     has_new_classes = any(run.params.get("scenario", "domain") != "domain" for run in runs)
     priorities = {

@@ -90,9 +90,7 @@ def render_live_comparison(
         selected,
         group_by=query.group_by,
         explicit=bool(query.run_id_prefixes),
-        # The rows of a scored run are in a tag, which the search returned.
-        read_files=False,
-        over_images=False,
+        is_live=True,
     ).comparison
     notes = _write_notes(query, runs, comparison, has_more_runs=len(listed_runs) > MAX_RUNS)
     warnings = tuple(hide_addresses(text) for text in (*notes, *comparison.warnings))

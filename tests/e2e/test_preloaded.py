@@ -11,7 +11,7 @@ import pytest
 import yaml
 from forked import Forked
 
-from clear_mlflow.cli.preloaded import PreloadedProgram
+from clear_mlflow.cli.preloaded import start_forked_program
 from clear_mlflow.engines.local import start_program
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
@@ -32,12 +32,6 @@ def log(tmp_path):
     return path
 
 
-@pytest.fixture(scope="module")
-def preloaded():
-    """One for all tests here: loading takes seconds."""
-    return PreloadedProgram()
-
-
 def read_newest_run(store, experiment_id):
     """Return the newest run: its parameters, the correct answers of its rows, and its status."""
     run = store.search_runs([experiment_id], order_by=["start_time DESC"])[0]
@@ -45,11 +39,11 @@ def read_newest_run(store, experiment_id):
     return run.data.params, [(row.row, row.correct) for row in rows], run.info.status
 
 
-def test_it_stores_what_the_program_stores(store, experiment_id, preloaded, log):
+def test_it_stores_what_the_program_stores(store, experiment_id, log):
     """The same parameters and rows. What it sets in its environment stays in it."""
     environment = {**os.environ, "ONLY_THERE": "1"}
     stored_runs = []
-    for start in (start_program, preloaded):
+    for start in (start_program, start_forked_program):
         process = start(options(**QUICK, strategy="naive"), environment, str(log))
         assert process.wait(LONG) == 0, log.read_text()
         stored_runs.append(read_newest_run(store, experiment_id))
@@ -58,9 +52,9 @@ def test_it_stores_what_the_program_stores(store, experiment_id, preloaded, log)
     assert "ONLY_THERE" not in os.environ
 
 
-def test_a_refusal_is_its_line_in_the_log_and_its_exit_code(store, preloaded, log):
+def test_a_refusal_is_its_line_in_the_log_and_its_exit_code(store, log):
     """No training was asked for: the process that waits to train ends with it."""
-    process = preloaded(options(lr="fast"), dict(os.environ), str(log))
+    process = start_forked_program(options(lr="fast"), dict(os.environ), str(log))
     assert process.wait(LONG) == 2
     assert log.read_text().startswith("error: --lr is 'fast'")
 
@@ -87,9 +81,9 @@ def training(store, experiment_id, process):
     return trainer
 
 
-def test_a_signal_stops_it_as_it_stops_the_program(store, experiment_id, preloaded, log):
+def test_a_signal_stops_it_as_it_stops_the_program(store, experiment_id, log):
     """The rows so far are scored."""
-    process = preloaded(options(**SLOW), dict(os.environ), str(log))
+    process = start_forked_program(options(**SLOW), dict(os.environ), str(log))
     trainer = training(store, experiment_id, process)
     process.terminate()
     assert process.wait(LONG) == 128 + signal.SIGTERM
@@ -100,16 +94,16 @@ def test_a_signal_stops_it_as_it_stops_the_program(store, experiment_id, preload
     trainer.wait(LONG)
 
 
-def test_a_signal_right_after_the_start_is_not_lost(store, preloaded, log):
+def test_a_signal_right_after_the_start_is_not_lost(store, log):
     """A sweep that is stopped while it starts a run would otherwise wait for its training."""
-    process = preloaded(options(**SLOW), dict(os.environ), str(log))
+    process = start_forked_program(options(**SLOW), dict(os.environ), str(log))
     process.terminate()
     assert process.wait(60) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
-def test_its_training_ends_with_it(store, experiment_id, preloaded, log):
+def test_its_training_ends_with_it(store, experiment_id, log):
     """Killed as by a machine that is short of memory."""
-    process = preloaded(options(**SLOW), dict(os.environ), str(log))
+    process = start_forked_program(options(**SLOW), dict(os.environ), str(log))
     trainer = training(store, experiment_id, process)
     process.kill()
     assert process.wait(LONG) == -signal.SIGKILL

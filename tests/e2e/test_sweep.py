@@ -226,7 +226,7 @@ def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monke
     assert 3 <= len(before) <= BUCKETS
     second = again(path)
     assert second.exit_code == 0, second.output
-    (resumed_line,) = [line for line in second.output.splitlines() if "resumed after row" in line]
+    (resumed_line,) = [line for line in second.output.splitlines() if "(resumed)" in line]
     assert killed.info.run_id in resumed_line
     assert_every_run_is_there_once(store, experiment_id, path)
     run = store.get_run(killed.info.run_id)
@@ -489,7 +489,7 @@ def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid):
             output = wait_for_output(sweep)
     assert sweep.returncode == 0, output
     assert f"1 of 1 runs to train, 1 at a time, each with {CORES} CPUs and 0 GPUs" in output
-    assert "started again, try 2 (resumed after row" in output
+    assert "started again, try 2 (resumed)" in output
     assert "[state-dump]" not in output
     assert_every_run_is_there_once(store, experiment_id, path)
 

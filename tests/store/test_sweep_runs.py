@@ -204,20 +204,6 @@ def elsewhere():
     return json.dumps({**json.loads(format_lease()), "host": "elsewhere", "token": "another's"})
 
 
-def test_of_two_that_begin_at_once_one_works(store, experiment_id, sweep):
-    """The other one has looked, too, before either said that it works."""
-
-    class Late(MlflowClient):
-        def create_run(self, *arguments, **options):
-            tags = options["tags"] | {names.PROCESS_TAG: elsewhere()}
-            store.create_run(experiment_id, tags=tags)
-            return super().create_run(*arguments, **options)
-
-    with pytest.raises(TrackingError, match="another process works on this sweep now"):
-        sweep(Late(store.tracking_uri))
-    assert len(store.search_runs([experiment_id], f"tags.`{names.SWEEP_TAG}` != ''")) == 1
-
-
 def test_of_two_that_go_on_at_once_one_works(store, sweep):
     """MLflow lets one of them write the parameter that both want to."""
     parent_id = sweep().run_id

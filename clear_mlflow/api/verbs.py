@@ -1,0 +1,226 @@
+"""compare, evaluate, export and sweep: their parameters and documentation. Imports no MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from clear_mlflow.api._arguments import check_arguments
+from clear_mlflow.core.disk import set_offline
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import safe_repr
+
+if TYPE_CHECKING:
+    from clear_mlflow.api.compared import ComparedRuns
+    from clear_mlflow.api.load import Runs
+    from clear_mlflow.api.rescore import ScoringResult
+    from clear_mlflow.api.sweep_runs import SweepResult
+
+
+def compare(
+    runs: Runs = None,
+    *,
+    filter: str | None = None,  # noqa: A002
+    group_by: str | Sequence[str] = "auto",
+    rank_by: str = "auto",
+    metrics: str | Sequence[Any] = (),
+    baseline: str | None = None,
+    margin: float | None = None,
+    at_equal: Literal["training_flops", "images", "stored_bytes", "seconds"] | None = None,
+    log: bool = True,
+) -> ComparedRuns:
+    """Compare runs: a leaderboard, matrices, curves, and which differences are real.
+
+    The result is stored as a run in the experiment of the compared runs, with a page, a table and
+    pictures. Runs tested on different data or by different protocols are grouped separately and
+    never tested against each other.
+
+    Args:
+        runs: ids of runs, or at least their first six digits, paths of bundles and of offline
+            folders, or the name of an experiment; in Python, run objects as well. None means the
+            runs of all experiments that match filter.
+        filter: condition in MLflow's search syntax, for example ``"params.strategy = 'replay'"``.
+        group_by: parameters or tags that the seeds of one method share. none: each run is its own
+            group. auto: strategy, dataset and all parameters that affect results and differ.
+        rank_by: metric that methods are ranked by and tested for differences. auto:
+            ``clear/challenge_score`` where it is defined.
+        metrics: further families of metrics, for example gem or wild_time, and your own metrics as
+            ``package.module:function`` or as functions (docs/metrics.md).
+        baseline: group that all others are tested against, by its name or a label, for example
+            naive. Choose it before you see results: fewer comparisons are adjusted for.
+        margin: largest difference that does not matter to you, in percentage points, or in the
+            score's own unit. It is then also tested which methods are equivalent.
+        at_equal: cost that compared runs must share within 1 % (docs/cost.md).
+        log: store the result in a run.
+
+    Raises:
+        ConfigError: no chosen run can be compared, or an argument has an invalid value.
+        TrackingError: the store cannot be reached, or lacks a run.
+    """
+    arguments = dict(locals())
+    check_arguments(compare, arguments)
+    from clear_mlflow.api.compared import compare_chosen_runs
+
+    return compare_chosen_runs(**arguments)
+
+
+def evaluate(
+    runs: Runs = None,
+    *,
+    filter: str | None = None,  # noqa: A002
+    unscored_only: bool = False,
+    metrics: str | Sequence[Any] = (),
+    rows: str | None = None,
+    rows_scale: Literal["auto", "fraction", "percent"] = "auto",
+    rows_future: Literal["auto", "tested", "not-tested"] = "auto",
+    rows_orientation: Literal["auto", "rows", "columns"] = "auto",
+    rows_score: str = "accuracy",
+    rows_lower_is_better: bool = False,
+    jobs: int | Literal["auto"] = "auto",
+    dry_run: bool = False,
+) -> list[ScoringResult]:
+    """Rebuild the accuracy matrix of stored runs from their rows, and log what MLflow lacks.
+
+    Metrics are written into the runs themselves. A second call changes nothing. A call that was
+    stopped can be repeated and does the rest. A run with an error does not stop the others.
+
+    Args:
+        runs: ids of runs, or at least their first six digits, or the name of an experiment; in
+            Python, run objects as well. None means the runs of all experiments that match filter
+            or unscored_only.
+        filter: condition in MLflow's search syntax, for example ``"params.strategy = 'replay'"``.
+        unscored_only: skip runs that already have metrics.
+        metrics: further families of metrics, for example gem or wild_time, and your own metrics as
+            ``package.module:function`` or as functions (docs/metrics.md).
+        rows: path of the rows in runs of another program, for example
+            ``results/acc_after_{row}.json``. They are first written as rows (docs/import.md).
+        rows_scale: unit of those rows. auto: fractions; a value above 1 is an error.
+        rows_future: meaning of zeros above the diagonal of those rows: tested with accuracy 0, or
+            not tested. auto: zeros everywhere above the diagonal are an error.
+        rows_orientation: whether a row or a column of a complete matrix is one test after
+            training. auto: proven by the file; otherwise it is an error.
+        rows_score: name of what those rows contain if it is not accuracy, for example rmse.
+        rows_lower_is_better: state that smaller values of rows_score are better.
+        jobs: number of runs scored at a time. auto: depends on the store.
+        dry_run: report what would be done, and write nothing.
+
+    Returns:
+        A result for each run, in order: what was done, and its metrics.
+
+    Raises:
+        ConfigError: no runs are chosen, or a family or metric does not exist.
+        TrackingError: the store cannot be reached.
+    """
+    arguments = dict(locals())
+    check_arguments(evaluate, arguments)
+    from clear_mlflow.api.rescore import evaluate_each
+
+    return list(evaluate_each(**arguments))
+
+
+def export(
+    runs: Runs,
+    to: str | Path,
+    *,
+    filter: str | None = None,  # noqa: A002
+    licence: str = "not stated",
+) -> Path:
+    """Write rows, predictions, tests, parameters, tags and metric histories of runs as bundles.
+
+    load, show and compare read bundles like a store, and reject a bundle that was changed. The
+    command ``clear-mlflow import`` makes runs of them.
+
+    Args:
+        runs: ids of runs, or at least their first six digits, or the name of an experiment: all
+            its runs that have rows; in Python, run objects as well.
+        to: new folder, or new file whose name ends with ``.tar.xz``.
+        filter: condition in MLflow's search syntax, for example ``"params.strategy = 'replay'"``.
+        licence: what others may do with the bundles, for example CC-BY-4.0.
+
+    Returns:
+        The path of what was written.
+
+    Raises:
+        ConfigError: no run is chosen, the path exists already, or it cannot be written.
+        RecordError: a run that was named lacks rows.
+        TrackingError: a run does not exist, or the store cannot be reached.
+    """
+    check_arguments(export, dict(locals()))
+    from clear_mlflow.api.bundle import ARCHIVE, is_bundle, write_bundles
+    from clear_mlflow.api.load import choose_runs, list_existing
+    from clear_mlflow.store.client import open_store
+    from clear_mlflow.store.rows import NO_ROWS, read_matrices
+
+    if Path(to).suffix in {".gz", ".tar", ".tgz", ".zip"}:
+        raise ConfigError(f"to is {safe_repr(str(to), 200)}; name a folder, or a file in {ARCHIVE}")
+    client = open_store()
+    selected, are_named = choose_runs(client, runs, filter=filter)
+    stored_runs = list_existing(selected, "export")
+    # Sweeps and comparisons of an experiment, and some trainings in an offline folder, lack rows.
+    searched = [run for run in stored_runs if not are_named or is_bundle(run)]
+    matrices = read_matrices(client, searched, metrics=())
+    without_rows = [stored.run for stored in matrices if stored.problem == NO_ROWS]
+    stored_runs = [run for run in stored_runs if run not in without_rows]
+    if not stored_runs:
+        raise ConfigError("none of the chosen runs has rows of an accuracy matrix")
+    write_bundles(client, stored_runs, Path(to), licence=licence)
+    return Path(to)
+
+
+def sweep(
+    grid: Mapping[str, Any] | str | Path | None = None,
+    *,
+    experiment: str | None = None,
+    run_name: str | None = None,
+    engine: Literal["local", "ray"] = "local",
+    jobs: int | Literal["auto"] = "auto",
+    address: str = "local",
+    cpus: float = 1,
+    gpus: float | Literal["auto"] = "auto",
+    retries: int = 2,
+    group_by: str | Sequence[str] = "auto",
+    rank_by: str = "auto",
+    offline: bool | str | Path = False,
+) -> SweepResult:
+    """Train each combination of a grid as a child run of one parent run, and compare the runs.
+
+    Runs that the experiment already contains are skipped, and interrupted ones are resumed, so the
+    same call continues where it stopped. A run that fails does not stop the others.
+
+    Args:
+        grid: YAML file of strategies, seeds and parameters (docs/sweeps.md); in Python also its
+            content, for example ``{"fixed": {...}, "grid": {"strategy": [...]}}``. Required.
+        experiment: experiment of the runs, or None for the experiment of
+            MLFLOW_EXPERIMENT_NAME, else Default.
+        run_name: name of the parent run, or None for strategies and number of runs.
+        engine: where to train: local, on this machine, or ray, on a Ray cluster.
+        jobs: number of runs at a time. auto: one, and on Ray as many as the cluster has room for.
+        address: address of a running Ray cluster, HOST:6379 or auto. local: start Ray on this
+            machine.
+        cpus: cores per run, on Ray.
+        gpus: GPUs per run, on Ray; with 0.5, two runs share one. auto: one if the cluster has any.
+        retries: number of times to resume a run that was killed or whose machine went down.
+        group_by: parameters or tags that the seeds of one method share. auto: strategy, dataset
+            and the parameters that the grid varies, except seeds.
+        rank_by: metric that methods are ranked by and tested for differences. auto:
+            ``clear/challenge_score`` where it is defined.
+        offline: record offline; see :func:`clear_mlflow.track`.
+
+    Returns:
+        The runs with their states as ``runs``, and their comparison as ``compared``.
+
+    Raises:
+        ConfigError: a run of the grid cannot be trained.
+        TrackingError: the store cannot be reached, or another process works on the same sweep.
+        KeyboardInterrupt: Ctrl-C was pressed; active runs were scored. Another signal that stops
+            the sweep raises SystemExit.
+    """
+    arguments = dict(locals())
+    check_arguments(sweep, arguments)
+    from clear_mlflow.api.sweep_runs import run_sweep
+
+    set_offline(arguments.pop("offline"))
+    result, signals = run_sweep(**arguments)
+    signals.raise_received()
+    return result
