@@ -5,13 +5,12 @@ from __future__ import annotations
 import html
 import json
 import shlex
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from numbers import Real
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,7 +50,6 @@ from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import build_next_grids
 from clear_mlflow.journal.run_folder import Outcome
@@ -227,7 +225,7 @@ def compare_chosen_runs(
     project_run_id = tag_project_run(client, names.KIND_COMPARE) if log else None
     selected, are_named = choose_runs(client, runs, filter=filter)
     selected_runs = list(selected)
-    compared = read_comparison(
+    compared = compare_stored_runs(
         client,
         selected_runs,
         group_by=split_group_by(group_by),
@@ -259,7 +257,7 @@ def compare_chosen_runs(
     try:
         if is_missing_store(client.tracking_uri):
             client = preflight()  # only bundles were compared, and the store does not exist yet
-        run = write_comparison(
+        run = store_comparison(
             client,
             compared,
             experiment_id=experiment_id or get_or_create_experiment(client),
@@ -279,14 +277,17 @@ def compare_chosen_runs(
 
 
 def split_group_by(group_by: str | Sequence[str]) -> Sequence[str] | None:
-    """Split names at commas. Returns () for "none", and None for "auto"."""
+    """Return the names in *group_by*, a sequence or a text with commas.
+
+    Returns () for "none", and None for "auto".
+    """
     labels = group_by.split(",") if isinstance(group_by, str) else group_by
     special: dict[tuple[str, ...], Sequence[str] | None] = {(AUTO,): None, (NONE,): ()}
     stripped = tuple(label.strip() for label in labels)
     return special.get(stripped, stripped)
 
 
-def read_comparison(
+def compare_stored_runs(
     client: MlflowClient,
     runs: Iterable[Run | MissingRun],
     *,
@@ -402,9 +403,9 @@ def read_comparison(
 def _keep_most_common_score(
     compared_runs: list[ComparedRun],
 ) -> tuple[list[ComparedRun], list[str]]:
-    """Return the runs with the most common score (accuracy, rmse ...), without the others.
+    """Return the runs with the most common score, and a sentence on the runs of each other score.
 
-    The second result is a sentence for the user on each score that was left out.
+    A score is, for example, accuracy or rmse. Of two that are equally common, the first one is kept.
     """
     by_score: dict[Score, list[ComparedRun]] = {}
     for compared_run in compared_runs:
@@ -424,13 +425,9 @@ def _convert_margin(margin: float, score: Score) -> float:
 
     Raises ConfigError if the margin is not above 0.
     """
-    maximum, unit = (
-        (100, "percentage points") if score.is_accuracy else (sys.float_info.max, "a number")
-    )
-    if not isinstance(margin, Real) or not 0 < margin <= maximum:
-        raise ConfigError(
-            f"margin is {safe_repr(margin)}; expected {unit} above 0, for example 1 or 0.5"
-        )
+    maximum, unit = (100.0, "percentage points") if score.is_accuracy else (inf, "a number")
+    if not 0 < margin <= maximum:
+        raise ConfigError(f"margin is {margin}; expected {unit} above 0, for example 1 or 0.5")
     return margin / 100 if score.is_accuracy else margin
 
 
@@ -453,7 +450,7 @@ def _get_run_name(run: Run) -> str:
 
 
 def _has_diverged(run: Run) -> bool:
-    """Return True if the training stopped because its loss was not finite."""
+    """Return True if a run is tagged as diverged: its loss or output was not finite."""
     return bool(run.data.tags.get(names.DIVERGED_TAG) == "true")
 
 
@@ -495,7 +492,7 @@ def _build_run_without_rows(run: Run) -> RunWithoutRows:
 
 
 def _get_labels(run: Run) -> dict[str, str]:
-    """Return parameters and tags of a run by name, to group runs by. Skips MLflow's and our tags.
+    """Return parameters and tags of a run by name, to group runs by. Skips tags of MLflow and this package.
 
     Of the parameters, ``auto`` is replaced by the value that was used.
     """
@@ -523,7 +520,7 @@ def _remove_shell_quotes(value: str) -> str:
     return value
 
 
-def write_comparison(
+def store_comparison(
     client: MlflowClient,
     compared: ComparedRuns,
     *,

@@ -289,7 +289,8 @@ def choose_runs(
 ) -> tuple[Iterator[MlflowRun | MissingRun], bool]:
     """Return the chosen runs, and True if any was passed as a run, an id or a bundle.
 
-    If bundles were passed, copies of a run are dropped by :func:`drop_copies`.
+    Runs of experiments come first, then named runs, then bundles; the store is read during the
+    iteration. If bundles were passed, copies of a run are dropped by :func:`drop_copies`.
 
     Args:
         client: client of the store.

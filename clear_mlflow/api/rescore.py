@@ -100,7 +100,7 @@ def evaluate_each(
     jobs: int | Literal["auto"],
     dry_run: bool,
 ) -> Iterator[ScoringResult]:
-    """Do the work of :func:`clear_mlflow.evaluate`, and yield the result of each run at once.
+    """Do the work of :func:`clear_mlflow.evaluate`, and yield each result as soon as it is known.
 
     Raises ConfigError if jobs is below 1, or if rows are named in a dry run.
     """

@@ -32,9 +32,9 @@ from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.api.compared import (
     ComparedRuns,
-    read_comparison,
+    compare_stored_runs,
     split_group_by,
-    write_comparison,
+    store_comparison,
 )
 from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
@@ -73,6 +73,7 @@ from clear_mlflow.store.lease import (
     RENEW_SECONDS,
     Lease,
     build_lease_tags,
+    check_not_being_trained,
     is_being_trained,
     is_expired,
 )
@@ -92,6 +93,7 @@ from clear_mlflow.tracking.resume import (
 from clear_mlflow.tracking.tracked_training import train_sweep_run
 
 Engine: TypeAlias = LocalEngine | RayEngine
+ProgramStarter: TypeAlias = Callable[[Sequence[str], Mapping[str, str], str], Any]
 GridSource: TypeAlias = Mapping[str, Any] | str | Path | None
 
 # States of a run.
@@ -111,7 +113,7 @@ class SweepRun:
     state: str = NOT_DONE
     run_id: str | None = None
     error: str | None = None
-    seconds: float | None = None  # from the start of the last training to its end
+    seconds: float = 0.0  # from the start of the last training to its end
     num_tries: int = 0  # trainings that this sweep started
     note: str | None = None  # whether the last training resumes, or why it does not
     started_at: float = field(default=0.0, repr=False)  # monotonic time
@@ -202,7 +204,7 @@ def run_sweep(
     retries: int,
     group_by: str | Sequence[str],
     rank_by: str,
-    choose_program: Callable[[int], Any] = lambda _: start_program,
+    start: ProgramStarter = start_program,
     **engine_options: Any,
 ) -> tuple[SweepResult, StoppingSignals]:
     """Train and compare the runs of a grid, like :func:`clear_mlflow.sweep`.
@@ -210,13 +212,13 @@ def run_sweep(
     Prints a line to standard error when a run starts or ends. Also returns the received signals:
     a signal such as SIGINT ends the sweep early, and does not raise.
 
-    choose_program: takes the number of runs to train, and returns the function that starts a
-    training process, for example ``engines.local.start_program``.
+    start: starts a training process on this machine, like :func:`.local.start_program`.
+    engine_options: the other arguments of :func:`build_engine`.
     """
     if retries < 0:
         raise ConfigError(f"retries is {retries}; expected a whole number of at least 0")
     planned = read_checked_grid(grid, engine_options["engine"])
-    engine = build_engine(planned, **engine_options)
+    engine = build_engine(planned, start=start, **engine_options)
     set_up_mlflow()
     client = preflight(experiment=experiment)
     # MLflow may have opened a run for this process, in another experiment.
@@ -228,9 +230,8 @@ def run_sweep(
     )
     states = [run.state for run in SweepStore(client, experiment_id).plan(planned)]
     num_waiting = states.count(NOT_DONE)
-    if not num_waiting or isinstance(engine, LocalEngine):  # no cluster is started without need
-        jobs = 1 if engine_options["jobs"] == AUTO else engine_options["jobs"]
-        engine = LocalEngine(jobs, choose_program(num_waiting))
+    if not num_waiting:
+        engine = LocalEngine()  # no cluster is started without need
     # The engine is entered first: Ray takes the signals for itself when it starts.
     with engine, StoppingSignals() as signals:
         if num_waiting:
@@ -292,11 +293,20 @@ def read_checked_grid(grid: GridSource, engine: str) -> Grid:
 
 
 def build_engine(
-    grid: Grid, *, engine: str, jobs: int | str, address: str, cpus: float, gpus: float | str
+    grid: Grid,
+    *,
+    engine: str,
+    jobs: int | str,
+    address: str,
+    cpus: float,
+    gpus: float | str,
+    start: ProgramStarter = start_program,
 ) -> Engine:
     """Return the engine that trains the runs: processes on this machine, or a Ray cluster.
 
-    See :func:`clear_mlflow.sweep` for the options. Raises ConfigError if one is invalid.
+    See :func:`clear_mlflow.sweep` for the other options. Raises ConfigError if one is invalid.
+
+    start: starts a training process on this machine.
     """
     if isinstance(jobs, int) and jobs < 1:
         raise ConfigError(f"jobs is {jobs}; expected a whole number of at least 1, or auto")
@@ -321,7 +331,7 @@ def build_engine(
             f"engine is {engine}, but {' and '.join(unused)} applies only to Ray; pass engine=ray, "
             "or leave it out"
         )
-    return LocalEngine(1 if jobs == AUTO else int(jobs))
+    return LocalEngine(1 if jobs == AUTO else int(jobs), start)
 
 
 def train_and_compare(
@@ -364,29 +374,23 @@ def train_and_compare(
         raise
 
 
-def _make_reporter(total: int) -> Callable[[SweepRun], None]:
-    """Return a function that prints the state of a run to standard error, after "[ended/total]".
+def _print_state(run: SweepRun, runs: Sequence[SweepRun]) -> None:
+    """Print the state of a run to standard error, after "[ended/total]".
 
-    total: number of runs in the sweep.
+    runs: all runs of the sweep, which are counted.
     """
-    num_ended = 0
-
-    def report(run: SweepRun) -> None:
-        nonlocal num_ended
-        event = run.state
-        if run.state in (DONE, FAILED):
-            num_ended += 1
-            event += f" in {run.seconds:.0f} s" if run.seconds is not None else ""
-        elif run.state == TRAINING:
-            event = "started" if run.num_tries == 1 else f"started again, try {run.num_tries}"
-            event += f" ({run.note})" if run.note else ""
-        elif run.state == NOT_DONE:
-            event = "ended early"
-        error = f": {run.error}" if run.error else ""
-        line = one_line(f"{event}: {run.planned.name}{error} (run {run.run_id})")
-        _print_line(f"[{num_ended}/{total}] {line}")
-
-    return report
+    event = run.state
+    if run.state in (DONE, FAILED):
+        event += f" in {run.seconds:.0f} s"
+    elif run.state == TRAINING:
+        event = "started" if run.num_tries == 1 else f"started again, try {run.num_tries}"
+        event += f" ({run.note})" if run.note else ""
+    elif run.state == NOT_DONE:
+        event = "ended early"
+    error = f": {run.error}" if run.error else ""
+    num_ended = sum(other.state in (DONE, FAILED) for other in runs)
+    line = one_line(f"{event}: {run.name}{error} (run {run.run_id})")
+    _print_line(f"[{num_ended}/{len(runs)}] {line}")
 
 
 def _train_runs(
@@ -402,7 +406,6 @@ def _train_runs(
 
     retries: number of times to resume a run whose process was killed.
     """
-    report = _make_reporter(len(runs))
     queue = deque(run for run in runs if run.state != DONE_BEFORE)
     active: dict[str, SweepRun] = {}
     is_stopped = False
@@ -415,7 +418,7 @@ def _train_runs(
             if run.state == TRAINING and run.run_id is not None:
                 active[run.run_id] = run
                 engine.start(store.build_task(run.planned, run.run_id))
-            report(run)
+            _print_state(run, runs)
         if should_stop() and not is_stopped:
             is_stopped = True
             engine.stop()
@@ -434,7 +437,7 @@ def _train_runs(
             del active[task_result.run_id]
             if run.state == NOT_DONE:
                 queue.append(run)
-            report(run)
+            _print_state(run, runs)
         if time.monotonic() - renewed_at > RENEW_SECONDS:
             renewed_at = time.monotonic()
             with suppress(ClearError):
@@ -615,11 +618,7 @@ class SweepStore:
                 )
             else:
                 run_id = str(parents[0].info.run_id)
-                if is_being_trained(client, parents[0]):
-                    raise TrackingError(
-                        f"another process works on this sweep now (run {run_id}); wait for its "
-                        "end, or stop it"
-                    )
+                check_not_being_trained(client, parents[0], "wait for its end, or stop it")
                 if project_run is not None:
                     project_tags = {
                         names.KIND_TAG: names.KIND_SWEEP,
@@ -652,7 +651,7 @@ class SweepStore:
         params = {"group_by": ",".join(labels) or NONE, "rank_by": rank_by}
         digest = hash_json(json.dumps([sorted(run_ids), params], sort_keys=True))
         try:
-            compared = read_comparison(
+            compared = compare_stored_runs(
                 self._client,
                 select_runs(self._client, run_ids=run_ids),
                 group_by=labels,
@@ -661,7 +660,7 @@ class SweepStore:
             )
             run = self._find_comparison(result.run_id, digest)
             if run is None:
-                run = write_comparison(
+                run = store_comparison(
                     self._client, compared, experiment_id=self._experiment_id, params=params
                 )
                 with mlflow_errors(f"tag run {run.info.run_id}"):
@@ -757,7 +756,8 @@ class SweepStore:
     ) -> tuple[Run | None, str | None]:
         """Return the newest interrupted MLflow run to resume, or None, and a note for the user.
 
-        The note is "resumed", or why the training begins anew, or None without an interrupted run.
+        Skips runs without rows, and those that a training could not resume before. The note is
+        "resumed", or why the training begins anew, or None without an interrupted run.
         """
         note = None
         for attempt in sorted(attempts, key=lambda stored: stored.info.start_time, reverse=True):

@@ -116,7 +116,7 @@ def train_ensemble(
 
 
 def _load_run(client: MlflowClient, scores: Scores) -> Run:
-    """Return the run with these scores."""
+    """Read a scored run from the store, and return it with its scores."""
     from clear_mlflow.api.load import Run
     from clear_mlflow.store.client import mlflow_errors
 
@@ -164,7 +164,11 @@ def _format_option(name: str, value: object) -> str:
 def _prepare_training(
     config: TrainConfig, offline: bool | str | Path
 ) -> tuple[MlflowClient, StreamTraining]:
-    """Connect to the store, load the data, and return a client and a training ready to start."""
+    """Connect to the store, load the data, and return a client and a training ready to start.
+
+    Downloads what is missing, and shows the progress in the notebook or on standard error. Raises
+    ConfigError in one of several processes, since each would train.
+    """
     if (size := read_dist_env().size) > 1:
         raise ConfigError(
             f"this is one of {size} processes, each of which would train and open a run; "

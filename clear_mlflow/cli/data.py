@@ -53,7 +53,7 @@ def download(
     from clear_mlflow.data.download import download as fetch
 
     folder = folder or default_data_dir() / dataset
-    with _show_steps(of_bytes=True) as report:
+    with _show_steps() as report:
         unpacked = fetch(RELEASES[dataset], folder, revision=revision, on_progress=report)
     done = f"unpacked {' and '.join(unpacked)} to" if unpacked else "is already there, in"
     click.echo(f"{dataset} {done} {path_text(folder)}")
@@ -197,7 +197,7 @@ def features(
         dataset, folder = folder, AUTO
     dataset, arguments = parse_dataset_arguments(dataset, folder, dataset_args)
     if folder == AUTO and dataset in CLEAR:
-        with _show_steps(of_bytes=True) as report:
+        with _show_steps() as report:
             fetch_clear(dataset, report)
     torch_device = torch.device(resolve_device(device))
     cache_dir = default_cache_dir()
@@ -230,37 +230,26 @@ data = click.Group(
 
 
 @contextmanager
-def _show_steps(*, of_bytes: bool = False) -> Iterator[Callable[[str, int, int | None], None]]:
+def _show_steps() -> Iterator[Callable[[str, int, int | None], None]]:
     """Show progress on standard error: bars on a terminal, otherwise a line for each step.
 
     Yields a function that takes the name of a step, how much of it is done, and its total: None if
-    the total is unknown, or 0 to print only the name. of_bytes: True if bytes are counted.
+    the total is unknown, or 0 to print only the name.
     """
-    from rich import progress
     from rich.console import Console
-    from rich.table import Column
+    from rich.markup import escape
+    from rich.progress import Progress
 
     shows_bars = can_show_bars(sys.stderr)
+    console = Console(file=sys.stderr, force_terminal=shows_bars)
     tasks: dict[str, TaskID] = {}
-    no_wrap = Column(no_wrap=True)
-    with progress.Progress(
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(bar_width=None),
-        progress.DownloadColumn(binary_units=True, table_column=no_wrap)
-        if of_bytes
-        else progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(table_column=no_wrap),
-        console=Console(file=sys.stderr, force_terminal=shows_bars),
-        redirect_stdout=False,
-        expand=True,
-        disable=not shows_bars,
-    ) as bars:
+    with Progress(console=console, redirect_stdout=False, disable=not shows_bars) as bars:
 
         def report(step: str, done: int, total: int | None) -> None:
             if step not in tasks:
-                tasks[step] = bars.add_task(step, total=total)
+                tasks[step] = bars.add_task(escape(step), total=total)
                 if not shows_bars or total == 0:
-                    bars.console.print(step, markup=False, highlight=False, soft_wrap=True)
+                    console.print(step, markup=False, highlight=False, soft_wrap=True)
             bars.update(tasks[step], completed=done, total=total, visible=total != 0)
 
         yield report

@@ -71,7 +71,7 @@ def print_json(content: object) -> None:
     click.echo(json.dumps(content, indent=2, allow_nan=False), file=out)
 
 
-def console() -> Console:
+def build_console() -> Console:
     """Return a rich console for standard output, 200 characters wide if it is not a terminal."""
     from rich.console import Console
 
@@ -86,25 +86,25 @@ def print_error(message: str) -> None:
         click.echo(f"error: {one_line(message)}", err=True)
 
 
-def print_run_result(outcome: RunResult) -> None:
+def print_run_result(result: RunResult) -> None:
     """Print the matrix, metrics, status and links of a run that has ended.
 
     Its error, if any, is printed to standard error.
     """
-    # The reader of a pipe may have gone (head, for example); the result stays the same.
+    # The reader of a pipe may have gone (head, for example); the exit code stays the same.
     with suppress(OSError):
-        if outcome.scores is not None:
-            print_scores(outcome.scores)
-        if outcome.members:
-            _print_members(outcome.members)
-        if outcome.run_id is not None and not outcome.has_lost_lease:
-            where = " (not stored yet)" if outcome.unsent else ""
-            click.echo(f"run {outcome.run_id} {outcome.status}{where}")
-        if outcome.note is not None:
-            click.echo(outcome.note)
-        print_links(outcome.links)
-    if outcome.error:
-        print_error(outcome.error)
+        if result.scores is not None:
+            print_scores(result.scores)
+        if result.members:
+            _print_members(result.members)
+        if result.run_id is not None and not result.has_lost_lease:
+            where = " (not stored yet)" if result.unsent else ""
+            click.echo(f"run {result.run_id} {result.status}{where}")
+        if result.note is not None:
+            click.echo(result.note)
+        print_links(result.links)
+    if result.error:
+        print_error(result.error)
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -113,7 +113,7 @@ def print_comparison(comparison: Comparison) -> None:
     from clear_mlflow.comparison.terminal import render_comparison
 
     for part in render_comparison(comparison):
-        console().print(part)
+        build_console().print(part)
 
 
 def print_links(lines: Iterable[str]) -> None:
@@ -147,7 +147,7 @@ def print_scores(scores: Scores) -> None:
     from clear_mlflow.report.terminal_tables import render_run
 
     for part in (*render_run(scores.record, scores.results.values()), ""):
-        console().print(part)
+        build_console().print(part)
 
 
 def _print_members(members: Mapping[int, Scores]) -> None:
@@ -193,4 +193,4 @@ def print_table(
         table.add_row(*(Text(one_line(cell, _LONGEST_CELL)) for cell in line))
     for column in table.columns[len(heads) if numbers_from is None else numbers_from :]:
         column.justify = "right"
-    console().print(table)
+    build_console().print(table)

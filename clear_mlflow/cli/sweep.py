@@ -65,8 +65,8 @@ def sweep(
         **options: other options of :func:`clear_mlflow.sweep`.
     """
     apply_run_options(experiment, run_name, tag, offline=offline)
-    if grid:
-        read_grid(grid)  # an invalid file is reported before MLflow and torch are loaded
+    # An invalid file is reported before MLflow and torch are loaded.
+    num_runs = len(read_grid(grid).runs) if grid else 0
     from clear_mlflow.api.sweep_runs import FAILED, NOT_DONE, plan_sweep, run_sweep
 
     if dry_run:
@@ -83,10 +83,12 @@ def sweep(
             "nothing was written (dry run)"
         )
         return
+    from clear_mlflow.cli.preloaded import start_forked_program
+
+    is_forked = sys.platform == "linux" and num_runs >= _MIN_FORKED_RUNS
+    start = start_forked_program if is_forked else start_program
     # The experiment is in the environment, as apply_run_options set it.
-    result, signals = run_sweep(
-        grid, experiment=None, run_name=run_name, choose_program=_choose_program, **options
-    )
+    result, signals = run_sweep(grid, experiment=None, run_name=run_name, start=start, **options)
     if output.wants_json():
         output.print_json(result.to_dict())
     else:
@@ -100,17 +102,6 @@ def sweep(
         sys.exit(128 + signals.received[0])
     if not result.is_complete:
         sys.exit(2)
-
-
-def _choose_program(num_runs: int) -> Any:
-    """Return the function that starts a training process for a sweep of so many runs.
-
-    On Linux, three or more are forked from one process that has loaded torch.
-    """
-    from clear_mlflow.cli.preloaded import start_forked_program
-
-    is_forked = sys.platform == "linux" and num_runs >= _MIN_FORKED_RUNS
-    return start_forked_program if is_forked else start_program
 
 
 def _print_result(result: SweepResult, *, is_stopped: bool) -> None:

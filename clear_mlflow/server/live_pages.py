@@ -13,7 +13,7 @@ from itertools import islice
 from mlflow import MlflowClient
 from mlflow.entities import Run, RunStatus
 
-from clear_mlflow.api.compared import build_comparison_name, read_comparison
+from clear_mlflow.api.compared import build_comparison_name, compare_stored_runs
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.page.wording import format_count, shorten
 from clear_mlflow.comparison.result import Comparison
@@ -85,7 +85,7 @@ def render_live_comparison(
         if run.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS
     ]
     selected = [run for run in runs if query.is_selected(run)]
-    comparison = read_comparison(
+    comparison = compare_stored_runs(
         client,
         selected,
         group_by=query.group_by,

@@ -9,7 +9,7 @@ from mlflow.server.constants import BACKEND_STORE_URI_ENV_VAR
 from stored_runs import artifact_folder, histories, only_run, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
-from clear_mlflow.api.compared import read_comparison
+from clear_mlflow.api.compared import compare_stored_runs
 from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeMatrix, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
@@ -239,7 +239,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
 
 
 def load_comparison(store, runs):
-    return read_comparison(store, runs, group_by=(), explicit=True).comparison
+    return compare_stored_runs(store, runs, group_by=(), explicit=True).comparison
 
 
 def test_a_comparison_has_their_metrics(store, finished):
