@@ -405,7 +405,7 @@ def _keep_most_common_score(
 ) -> tuple[list[ComparedRun], list[str]]:
     """Return the runs with the most common score, and a sentence on the runs of each other score.
 
-    A score is, for example, accuracy or rmse. Of two that are equally common, the first one is kept.
+    A score is, for example, accuracy or rmse. A tie keeps the first score.
     """
     by_score: dict[Score, list[ComparedRun]] = {}
     for compared_run in compared_runs:
@@ -492,9 +492,9 @@ def _build_run_without_rows(run: Run) -> RunWithoutRows:
 
 
 def _get_labels(run: Run) -> dict[str, str]:
-    """Return parameters and tags of a run by name, to group runs by. Skips tags of MLflow and this package.
+    """Return parameters and tags of a run by name, to group runs by.
 
-    Of the parameters, ``auto`` is replaced by the value that was used.
+    Skips tags of MLflow and this package. ``auto`` is replaced by the value that was used.
     """
     params, tags = run.data.params, run.data.tags
     return {

@@ -44,9 +44,9 @@ _STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 def start_forked_program(
     arguments: Sequence[str], environment: Mapping[str, str], log: str
 ) -> ForkedProcess:
-    """Start ``clear-mlflow ARGUMENTS`` faster than engines.local.start_program; only on Linux.
+    """Start ``clear-mlflow ARGUMENTS`` in a process that is forked from one with torch loaded.
 
-    The first call starts the fork server, which ends with this process.
+    Works only on Linux. The first call starts the fork server, which ends with this process.
 
     log: path of the file that its standard error is appended to. Standard output is discarded.
     """
