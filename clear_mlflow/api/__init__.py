@@ -1,1 +1,1 @@
-"""The public functions, a module per verb, which Python, commands, notebooks and server call."""
+"""The public functions, which Python, commands, notebooks and server call."""

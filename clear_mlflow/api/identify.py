@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -113,7 +113,8 @@ def identify(
             Weighted averages need them; numbers of classes weight by class.
 
     Returns:
-        The matches of each number, the likeliest first.
+        The matches of each number, the likeliest first: those whose way to read matrix and number
+        explains the most numbers, then those as the matrix is, rounded, and at the last step.
 
     Raises:
         ConfigError: a value is not a number, or an option contradicts the file.
@@ -139,7 +140,17 @@ def identify(
         matrices = {run.label: run.matrix for run in runs}
     if num_instances is not None:
         matrices = {name: _set_counts(m, num_instances) for name, m in matrices.items()}
-    return identify_numbers(matrices, values)
+    candidates = [match for name, m in matrices.items() for match in _iter_values(name, m)]
+    results = [_identify_number(number, candidates) for number in values]
+    num_explained = Counter(
+        context for result in results for context in set(map(_get_context, result.matches))
+    )
+
+    def get_rank(match: Match) -> tuple[int, bool, bool, int]:
+        is_transposed, is_cut_off = match.orientation == "columns", match.rounding == "cut off"
+        return -num_explained[_get_context(match)], is_transposed, is_cut_off, -match.step
+
+    return [replace(r, matches=tuple(sorted(r.matches, key=get_rank))) for r in results]
 
 
 def _set_counts(matrix: AccuracyMatrix, num_instances: str) -> AccuracyMatrix:
@@ -149,27 +160,6 @@ def _set_counts(matrix: AccuracyMatrix, num_instances: str) -> AccuracyMatrix:
         raise ConfigError(f"num_instances is {num_instances!r}; expected numbers such as 550,545")
     weights = [int(count) for count in counts] * (matrix.num_buckets if len(counts) == 1 else 1)
     return AccuracyMatrix(matrix.values, matrix.initial, weights, matrix.buckets, matrix.score)
-
-
-def identify_numbers(
-    matrices: Mapping[str, AccuracyMatrix], numbers: Sequence[str | float]
-) -> list[Identification]:
-    """Return the definitions that produce each number, from matrices by name.
-
-    A match ranks first if its matrix, orientation and scale explain the most numbers; then if the
-    matrix is not transposed, the value is rounded instead of cut off, and the step is the last.
-    Raises ConfigError if a number is not finite.
-    """
-    values = [value for name, matrix in matrices.items() for value in _iter_values(name, matrix)]
-    results = [_identify_number(number, values) for number in numbers]
-    contexts = [{_get_context(match) for match in result.matches} for result in results]
-    num_explained = Counter(context for per_number in contexts for context in per_number)
-
-    def sort_key(match: Match) -> tuple[int, bool, bool, int]:
-        is_transposed, is_cut_off = match.orientation == "columns", match.rounding == "cut off"
-        return -num_explained[_get_context(match)], is_transposed, is_cut_off, -match.step
-
-    return [replace(r, matches=tuple(sorted(r.matches, key=sort_key))) for r in results]
 
 
 def _get_context(match: Match) -> tuple[str, str, str]:
