@@ -12,7 +12,7 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.content import build_stream
 from clear_mlflow.data.download import fetch_clear
 from clear_mlflow.data.embedded import EMBEDDED, LICENCE, embedded_digest, write_embedded
-from clear_mlflow.data.files import Report, path_text, raise_error
+from clear_mlflow.data.files import path_text
 from clear_mlflow.data.image_index import Entry as Entry
 from clear_mlflow.data.image_index import ImageIndex as ImageIndex
 from clear_mlflow.data.image_index import build_index as build_index
@@ -85,12 +85,10 @@ def read_stream_index(
     *,
     cache_dir: Path,
     arguments: Mapping[str, Any] | None = None,
-    report: Report = raise_error,
 ) -> ImageIndex:
     """Read the index of a user's own stream. Nothing is hashed. See :func:`load_stream`."""
     source = load_source(dataset)
     root = None if data_root == AUTO else Path(data_root)
-    index: ImageIndex = source.read_index(
-        root, source.Arguments(**(arguments or {})), cache_dir=cache_dir, report=report
-    )
+    checked = source.Arguments(**(arguments or {}))
+    index: ImageIndex = source.read_index(root, checked, cache_dir=cache_dir)
     return index

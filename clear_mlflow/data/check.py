@@ -1,12 +1,10 @@
-"""Check a dataset: list its contents and all its problems.
+"""Check a dataset: list its contents and the problems of all its images.
 
-A loader stops at the first problem. Here, the reader reports each problem and continues; then
-all images are decoded, and their contents are compared.
+A training stops at the first problem. Here all images are decoded, and their contents are compared.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +28,7 @@ from clear_mlflow.data.content import (
     iter_image_rows,
 )
 from clear_mlflow.data.decode import Resize, decode
-from clear_mlflow.data.files import path_text, reason, report_errors, stat_file
+from clear_mlflow.data.files import path_text, reason, stat_file
 from clear_mlflow.data.image_index import TRAIN, ImageIndex
 from clear_mlflow.data.layouts import find_layout, read_layout
 from clear_mlflow.data.sources import CLEAR, stream_name
@@ -40,8 +38,7 @@ SCHEMA = 1
 
 # Types of problems, in the order in which they are listed.
 PROBLEM_TYPES = {
-    "structure": "the dataset cannot be read",
-    "metadata": "a class list or another metadata file is not as expected",
+    "structure": "the dataset cannot be loaded for another reason",
     "missing": "a listed image does not exist",
     "unreadable": "a file cannot be decoded as an image",
     "empty-class": "a class has no images in a bucket",
@@ -113,12 +110,9 @@ class Findings:
 
 
 def check_layout(root: Path, *, on_progress: OnImages = lambda step, done, total: None) -> Findings:
-    """Check a dataset in one of CLEAR's layouts."""
-    layout, folder = find_layout(root, names=CLEAR)
-    checker = _Checker(folder.resolve(), layout)
-    with report_errors(checker.report, "structure", checker.root):
-        checker.add_index(read_layout(layout, checker.root, checker.report))
-    return checker.check_images("dataset", on_progress)
+    """Check a dataset in one of CLEAR's layouts. Raises DataError if it cannot be read."""
+    index = read_layout(*find_layout(root, names=CLEAR))
+    return _check_index(index, "dataset", on_progress)
 
 
 def check_stream(
@@ -129,132 +123,98 @@ def check_stream(
     cache_dir: Path,
     on_progress: OnImages,
 ) -> Findings:
-    """Check a user's own stream. Classes without images in a bucket are reported as a problem."""
-    checker = _Checker()
-    index = read_stream_index(
-        dataset, data_root, cache_dir=cache_dir, arguments=arguments, report=checker.report
+    """Check a user's own stream. Raises DataError if it cannot be read."""
+    index = read_stream_index(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
+    return _check_index(index, stream_name(dataset, data_root, arguments), on_progress)
+
+
+def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Findings:
+    """Decode all images, search for duplicates, and try to load the dataset as *name*."""
+    root, problems = index.root, []
+    sets = {("all" if index.read_test is None else TRAIN): index.images}
+    if index.read_test is not None:
+        try:
+            sets[TEST] = index.read_test()
+        except DataError as error:
+            problems.append(_describe_error(error, root))
+    images = [
+        image
+        for split, bucket_sets in sets.items()
+        for key, image_set in bucket_sets.items()
+        for image in iter_image_rows(image_set, split, key, index.class_names)
+    ]
+    missing = {i.path for i in images if not i.content and not os.path.lexists(i.path)}
+    results = _decode_images(images, root, on_progress)
+    problems += [
+        Problem("missing" if image.path in missing else "unreadable", image.path, error)
+        for image, (_, error) in zip(images, results, strict=True)
+        if error
+    ]
+    splits = {image.path: image.split for image in images}
+    digest = load_error = None
+    try:
+        stream = build_stream(index, name=name)
+    except DataError as error:
+        load_error = _describe_error(error, root)
+    else:
+        digest = stream.digest
+        # In a layout without a test folder, only the loader separates the test images.
+        for bucket in stream.buckets:
+            splits |= dict.fromkeys(bucket.train.paths, TRAIN)
+            splits |= dict.fromkeys(bucket.test.paths, TEST)
+    decoded = [
+        image._replace(split=splits[image.path], content=content)
+        for image, (content, error) in zip(images, results, strict=True)
+        if not error
+    ]
+    is_explained = bool(problems)
+    for difference, copies in () if index.may_repeat else find_duplicates(decoded):
+        is_explained = is_explained or bool(difference)
+        phrase = DIFFERENCES[difference].format(test=TEST) if difference else ""
+        detail = f"{len(copies)} copies of one image{phrase and ', '}{phrase}"
+        paths = tuple(image.path for image in copies)
+        problems.append(Problem("duplicate", paths[0], detail, paths[1:]))
+    numbers = Counter((i.split, i.bucket, i.class_name) for i in images if i.path not in missing)
+    counts = tuple(
+        Count(split, key, class_name, numbers[split, key, class_name])
+        for split, bucket_sets in sets.items()
+        for key in bucket_sets
+        for class_name in index.class_names
     )
-    checker.root, checker.layout = index.root, index.layout
-    with report_errors(checker.report, "structure", checker.root):
-        checker.add_index(index)
-    name = stream_name(dataset, data_root, arguments)
-    return checker.check_images(name, on_progress, reports_empty_classes=True)
+    empty_classes = _list_empty_classes(counts, root)
+    if index.needs_all_classes and empty_classes:
+        is_explained = True
+    problems += empty_classes
+    if load_error is not None and not is_explained:
+        problems.append(load_error)
+    order = list(PROBLEM_TYPES)
+    return Findings(
+        root=root,
+        layout=index.layout,
+        digest=digest,
+        buckets=tuple(dict.fromkeys(key for bucket_sets in sets.values() for key in bucket_sets)),
+        class_names=index.class_names,
+        counts=counts,
+        problems=tuple(sorted(problems, key=lambda p: (order.index(p.type), p.path))),
+    )
 
 
-class _Checker:
-    """Collects the images and problems of a dataset."""
+def _describe_error(error: DataError, root: Path) -> Problem:
+    return Problem("structure", root, str(error).removeprefix(f"{path_text(root)} "))
 
-    def __init__(self, root: Path = Path(), layout: str = "") -> None:
-        self.root = root
-        self.layout = layout
-        self.index: ImageIndex | None = None  # set if the dataset could be read completely
-        self.class_names: tuple[str, ...] = ()
-        self.images: list[Image] = []
-        self.problems: list[Problem] = []
-        self.buckets: list[tuple[str, str]] = []  # (split, bucket)
 
-    def report(self, problem_type: str, path: Path, error: DataError) -> None:
-        """Add a problem. Its path, with which most messages begin, is printed separately."""
-        detail = str(error).removeprefix(f"{path_text(path)} ")
-        self.problems.append(Problem(problem_type, path, detail))
-
-    def add_index(self, index: ImageIndex) -> None:
-        """Add all images of an index."""
-        self.class_names = index.class_names
-        read_test = index.read_test
-        self._add_images("all" if read_test is None else TRAIN, index.images)
-        if read_test is not None:
-            tests = read_test()
-            self._add_images(TEST, tests)
-            index = dataclasses.replace(index, read_test=lambda: tests)
-        self.index = index
-
-    def _add_images(self, split: str, sets: Mapping[str, ImageSet]) -> None:
-        for key, images in sets.items():
-            self.buckets.append((split, key))
-            self.images += iter_image_rows(images, split, key, self.class_names)
-
-    def check_images(
-        self, name: str, on_progress: OnImages, *, reports_empty_classes: bool = False
-    ) -> Findings:
-        """Decode all images, search for duplicates, and try to load the dataset.
-
-        The findings include the problems of earlier checks.
-        """
-        files = (image.path for image in self.images if not image.content)
-        missing = {path for path in files if not os.path.lexists(path)}
-        can_load = self.index is not None and not self.problems and not missing
-        results = _decode_images(self.images, self.root, on_progress)
-        for image, (_, error) in zip(self.images, results, strict=True):
-            if error:
-                problem_type = "missing" if image.path in missing else "unreadable"
-                self.problems.append(Problem(problem_type, image.path, error))
-        splits = {image.path: image.split for image in self.images}
-        digest = load_error = None
-        if self.index is not None and can_load:
-            try:
-                stream = build_stream(self.index, name=name)
-            except DataError as error:
-                load_error = error
-            else:
-                digest = stream.digest
-                # In a layout without a test folder, only the loader separates the test images.
-                for bucket in stream.buckets:
-                    splits |= dict.fromkeys(bucket.train.paths, TRAIN)
-                    splits |= dict.fromkeys(bucket.test.paths, TEST)
-        is_explained = bool(self.problems)
-        decoded = [
-            image._replace(split=splits[image.path], content=content)
-            for image, (content, error) in zip(self.images, results, strict=True)
-            if not error
-        ]
-        may_repeat = self.index is not None and self.index.may_repeat
-        for difference, copies in () if may_repeat else find_duplicates(decoded):
-            detail = f"{len(copies)} copies of one image"
-            if difference:
-                detail += f", {DIFFERENCES[difference].format(test=TEST)}"
-                is_explained = True
-            paths = tuple(image.path for image in copies)
-            self.problems.append(Problem("duplicate", paths[0], detail, paths[1:]))
-        if load_error is not None and not is_explained:
-            self.report("structure", self.root, load_error)
-        numbers = Counter(
-            (i.split, i.bucket, i.class_name) for i in self.images if i.path not in missing
-        )
-        counts = tuple(
-            Count(split, key, name, numbers[split, key, name])
-            for split, key in self.buckets
-            for name in self.class_names
-        )
-        if reports_empty_classes:
-            self._report_empty_classes(counts)
-        order = list(PROBLEM_TYPES)
-        return Findings(
-            root=self.root,
-            layout=self.layout,
-            digest=digest,
-            buckets=tuple(dict.fromkeys(key for _, key in self.buckets)),
-            class_names=self.class_names,
-            counts=counts,
-            problems=tuple(sorted(self.problems, key=lambda p: (order.index(p.type), p.path))),
-        )
-
-    def _report_empty_classes(self, counts: Sequence[Count]) -> None:
-        """Add one problem for each split in which classes lack images in a bucket."""
-        for split, images in (("all", "images"), (TRAIN, "training images"), (TEST, "test images")):
-            empty = [c for c in counts if c.split == split and not c.images]
-            if len(empty) == 1:
-                detail = (
-                    f"class {empty[0].class_name!r} has no {images} in bucket {empty[0].bucket}"
-                )
-            elif empty:
-                detail = (
-                    f"{len(empty)} (class, bucket) pairs have no {images}, for example class "
-                    f"{empty[0].class_name!r} in bucket {empty[0].bucket}"
-                )
-            else:
-                continue
-            self.problems.append(Problem("empty-class", self.root, detail))
+def _list_empty_classes(counts: Sequence[Count], root: Path) -> list[Problem]:
+    """Return one problem for each split in which classes lack images in a bucket."""
+    problems = []
+    for split, noun in (("all", "images"), (TRAIN, "training images"), (TEST, "test images")):
+        empty = [count for count in counts if count.split == split and not count.images]
+        if empty:
+            detail = (
+                f"{len(empty)} (class, bucket) pairs have no {noun}, for example class "
+                f"{empty[0].class_name!r} in bucket {empty[0].bucket}"
+            )
+            problems.append(Problem("empty-class", root, detail))
+    return problems
 
 
 def _decode_images(

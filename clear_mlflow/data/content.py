@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, combinations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import get_measured_split
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
 from clear_mlflow.data.cache import HashCache
 from clear_mlflow.data.files import path_text, reason, stat_file
@@ -50,8 +51,14 @@ def build_stream(
     split: str = AUTO,
     hash_folder: Path | None = None,
 ) -> BucketStream:
-    """Apply a split and hash its images. Raises DataError if buckets share too many images."""
+    """Apply a split and hash its images.
+
+    Raises DataError if buckets share too many images, or lack a class that the index requires.
+    """
     unhashed, split, warnings = apply_split(index, protocol=protocol, split=split)
+    if index.needs_all_classes:
+        tests = [(bucket.key, bucket.test) for bucket in unhashed if split == "released"]
+        _check_all_classes([*index.images.items(), *tests], index)
     buckets = _hash_buckets(unhashed, index.root, hash_folder)
     test_split = get_measured_split(split)
     images = _list_rows(buckets, index.class_names, test_split)
@@ -72,6 +79,17 @@ def build_stream(
         times=tuple(index.times[bucket.key] for bucket in buckets) if index.times else (),
         standardise=index.standardise,
     )
+
+
+def _check_all_classes(sets: Iterable[tuple[str, ImageSet]], index: ImageIndex) -> None:
+    """Raise DataError if a class has no images in the set of a bucket."""
+    for key, images in sets:
+        for label in sorted(set(range(len(index.class_names))) - set(images.labels.tolist())):
+            raise DataError(
+                f"{path_text(index.root)} has no images of class "
+                f"{safe_repr(index.class_names[label])} in a set of bucket {key}; expected images "
+                "of every class in every bucket: unpack the dataset again"
+            )
 
 
 def compute_stream_digest(

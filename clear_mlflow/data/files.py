@@ -6,12 +6,11 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -24,9 +23,6 @@ from clear_mlflow.core.untrusted import (
     decode_text,
     json_value,
 )
-
-# Receives the type of a problem, its path, and the error that a loader stops with.
-Report: TypeAlias = Callable[[str, Path, DataError], None]
 
 # Endings of image files in folders without lists; the decoder reads these formats.
 IMAGE_ENDINGS = (
@@ -47,20 +43,6 @@ ALL_IMAGES = "all.txt"
 _SYSTEM_FILE = re.compile(r"(eh)?thumbs\.db|desktop\.ini|\.ds_store|\._.+", re.IGNORECASE)
 _BUCKET_KEY = re.compile("[0-9]{1,9}")
 _LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
-
-
-def raise_error(problem_type: str, path: Path, error: DataError) -> None:
-    """Raise the error: a loader stops at the first problem."""
-    raise error
-
-
-@contextmanager
-def report_errors(report: Report, problem_type: str, path: Path) -> Iterator[None]:
-    """Report a DataError of the block, whose remainder is skipped if the report does not raise."""
-    try:
-        yield
-    except DataError as error:
-        report(problem_type, path, error)
 
 
 def path_text(path: Path) -> str:
@@ -91,9 +73,7 @@ def stat_file(path: Path, *, root: Path) -> os.stat_result:
                 raise _build_link_error(path, root)
             status = path.stat()
     except FileNotFoundError:
-        raise DataError(
-            f"{path_text(path)} is missing; unpack the complete dataset again"
-        ) from None
+        raise DataError(f"{path_text(path)} is missing; expected every listed image") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
     if not stat.S_ISREG(status.st_mode):
@@ -141,30 +121,13 @@ def format_names(names: Sequence[str]) -> str:
     return ", ".join(safe_repr(name) for name in names[:12]) + others or "nothing"
 
 
-def list_images(
-    folder: Path,
-    *,
-    root: Path,
-    endings: tuple[str, ...] = IMAGE_ENDINGS,
-    report: Report = raise_error,
-) -> Iterator[Path]:
-    """Yield the image files in the folder of a class. Reports other files and an empty folder."""
-    names: list[str] = []
-    with report_errors(report, "structure", folder):
-        check_folder(folder, root=root)
-        names = list_names(folder)
-        if not names:
-            error = DataError(f"{path_text(folder)} is empty; expected images, or no such folder")
-            report("empty-class", folder, error)
-    for name in names:
-        if name.lower().endswith(endings):
-            yield folder / name
-        else:
-            error = DataError(
-                f"{path_text(folder / name)} is not an image file; expected files that end in "
-                f"{', '.join(endings)} and nothing else there"
-            )
-            report("unreadable", folder / name, error)
+def list_images(folder: Path, *, root: Path) -> list[Path]:
+    """Return the sorted files in the folder of a class, without hidden and system files.
+
+    Raises DataError if the folder is a file, or a link out of *root*.
+    """
+    check_folder(folder, root=root)
+    return [folder / name for name in list_names(folder)]
 
 
 def is_class_name(name: str) -> bool:
@@ -172,46 +135,23 @@ def is_class_name(name: str) -> bool:
     return bool(name) and name == name.strip() and name.isprintable()
 
 
-def sort_bucket_keys(keys: Iterable[str], *, source: Path) -> list[str]:
-    """Sort bucket keys by number, which is their order in the stream."""
-    sorted_keys = list(keys)
-    for key in sorted_keys:
-        if not _BUCKET_KEY.fullmatch(key):
-            raise DataError(
-                f"{path_text(source)} has a bucket {safe_repr(key)}; expected integers such "
-                "as '1' or '10', because their order is the stream's"
-            )
-    sorted_keys.sort(key=int)
-    for previous, key in pairwise(sorted_keys):
-        if int(previous) == int(key):
-            raise DataError(
-                f"{path_text(source)} has buckets {safe_repr(previous)} and {safe_repr(key)}, "
-                "which are one number; expected each bucket once"
-            )
-    return sorted_keys
-
-
 def check_image_folder(
-    folder: Path,
-    *,
-    base: Path,
-    key: str,
-    class_name: str,
-    class_names: frozenset[str] | None = None,
-    list_file: Path,
+    folder: Path, *, base: Path, key: str, class_name: str, class_names: Collection[str]
 ) -> None:
-    """Raise DataError if a folder's name contradicts the bucket or class of its images' list."""
+    """Raise DataError if a folder below *base* is named after another bucket or class.
+
+    The folder contains images that a list states to be of the bucket *key* and *class_name*.
+    """
     _, bucket_folder, class_folder, *_ = (*folder.relative_to(base).parts, "", "")
-    is_key = _BUCKET_KEY.fullmatch(bucket_folder)
-    if int(bucket_folder) != int(key) if is_key else class_names is None:
+    if _BUCKET_KEY.fullmatch(bucket_folder) and bucket_folder.lstrip("0") != key.lstrip("0"):
         label = f"bucket {key}"
-    elif class_folder != class_name and (class_names is None or class_folder in class_names):
+    elif class_folder != class_name and class_folder in class_names:
         label = f"class {safe_repr(class_name)}"
     else:
         return
     raise DataError(
-        f"{path_text(list_file)} lists images of {path_text(folder)} under {label}, which the "
-        "folder's name contradicts; the list was mixed up: unpack the dataset again"
+        f"the dataset lists images of {path_text(folder)} under {label}, which the folder's name "
+        "contradicts; unpack the dataset again"
     )
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,15 +30,10 @@ from clear_mlflow.core.untrusted import (
     MAX_TEXT_CHARACTERS,
 )
 from clear_mlflow.data.files import (
-    Report,
     check_folder,
-    check_image_folder,
     is_class_name,
     path_text,
-    raise_error,
-    report_errors,
     resolve_root,
-    sort_bucket_keys,
 )
 from clear_mlflow.data.stream import ImageSet, Vectors
 from clear_mlflow.data.times import parse_time
@@ -44,6 +41,7 @@ from clear_mlflow.data.times import parse_time
 TRAIN = "train"
 NONE = "none"
 STANDARDISE = ("first", "past", NONE)
+_BUCKET_NUMBER = re.compile("[0-9]{1,9}")
 
 # (training, test): ascending indices into the images of a bucket.
 Split: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -71,6 +69,7 @@ class ImageIndex:
             buckets so far; ``none``: unchanged.
         may_repeat: True if equal vectors are expected, for example in a table with few distinct
             rows: they are not reported.
+        needs_all_classes: True if a class without images in a bucket is an error.
     """
 
     layout: str
@@ -84,6 +83,7 @@ class ImageIndex:
     times: Mapping[str, str] = field(default_factory=dict)
     standardise: str = NONE
     may_repeat: bool = False
+    needs_all_classes: bool = False
 
     def __post_init__(self) -> None:
         if self.standardise not in STANDARDISE:
@@ -117,14 +117,14 @@ def build_index(
     vectors: NDArray[Any] | None = None,
     standardise: str = "first",
     first_row: int = 0,
-    report: Report = raise_error,
+    class_names: Sequence[str] = (),
 ) -> ImageIndex:
     """Build the index of images, or of the rows of an array, from one entry for each.
 
     Labels follow the sorted names of the classes; names that are all numbers are sorted as numbers.
     Buckets are in the order of their numbers or dates, or in *order*. In a bucket, images are in
     the order of label and file name, and vectors in the order of label and content. A class may be
-    missing in a bucket, which is a warning when a training begins.
+    missing in a bucket, which is a warning when a training begins. No image is opened.
 
     Args:
         entries: every image once. If any has the split test, all buckets need test images;
@@ -138,30 +138,25 @@ def build_index(
         vectors: (rows, width), finite numbers, stored as float32; a mapped file stays mapped.
         standardise: how vectors become inputs of a model; see :class:`ImageIndex`.
         first_row: number of the first vector, for messages.
-        report: receives problems of folders; by default the first one is raised.
+        class_names: all classes in the order of their labels. By default the sorted names of
+            those that occur.
 
     Raises:
-        DataError: there are no images, fewer than two classes, or too many of anything; a bucket or
-            class has an invalid name; the order of the buckets is unknown; a path leads out of
-            *root*; a vector is not finite; or a bucket or a class has test images but no training
-            images.
+        DataError: there are no images, fewer than two classes, or too many of anything; an image
+            occurs twice; a bucket or class has an invalid name; the order of the buckets is
+            unknown; a path leads out of *root*; a vector is not finite; or a class has test images
+            but no training images.
     """
     real_root = resolve_root(root)
     source_name = source_name or path_text(real_root)
     array = None if vectors is None else _check_vectors(vectors, source_name)
     parts, folders = _group_entries(entries, source_name)
     train, test = parts[TRAIN], parts[TEST]
-    class_names = _sort_class_names(parts, source_name)
+    class_names = _sort_class_names(parts, class_names, source_name)
     keys = sort_buckets({*train, *test}, order=order, source_name=source_name)
     for folder in sorted(folders):  # once for each folder: resolving looks at every folder above
-        path = Path(folder)
-        with report_errors(report, "structure", path):
-            if not os.path.lexists(folder):
-                raise DataError(
-                    f"{source_name} names images in the folder {path_text(path)}, but it is "
-                    f"missing: expected paths of images below {path_text(real_root)}"
-                )
-            check_folder(path, root=real_root)
+        if os.path.lexists(folder):  # each image of a missing one is reported when it is hashed
+            check_folder(Path(folder), root=real_root)
     labels = {name: label for label, name in enumerate(class_names)}
 
     def build_sets(rows: Mapping[str, list[tuple[str, Any]]]) -> dict[str, ImageSet]:
@@ -215,15 +210,25 @@ def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float3
 
 
 def _group_entries(entries: Iterable[Entry], source_name: str) -> tuple[_Parts, set[str]]:
-    """Return the entries by split and bucket, and the folders of all images."""
+    """Return the entries by split and bucket, and the folders of all images.
+
+    Raises DataError if a path occurs twice, or nothing is in the split train.
+    """
     parts: defaultdict[str, defaultdict[str, list[tuple[str, Any]]]] = defaultdict(
         lambda: defaultdict(list)
     )
     folders: set[str] = set()
+    paths: set[Path] = set()
     for path, class_name, bucket, split in entries:
         parts[split][bucket].append((class_name, path))
         if not isinstance(path, int):
             folders.add(os.path.dirname(path))  # noqa: PTH120 (for each image)
+            if path in paths:
+                raise DataError(
+                    f"{source_name} lists {path_text(path)} twice; expected each image once, in "
+                    "one bucket, split and class"
+                )
+            paths.add(path)
     if unknown := sorted(parts.keys() - {TRAIN, TEST}):
         raise DataError(
             f"{source_name} has a split {safe_repr(unknown[0])}; expected {TRAIN} or {TEST}"
@@ -233,8 +238,18 @@ def _group_entries(entries: Iterable[Entry], source_name: str) -> tuple[_Parts, 
     return parts, folders
 
 
-def _sort_class_names(parts: _Parts, source_name: str) -> tuple[str, ...]:
+def _sort_class_names(
+    parts: _Parts, class_names: Sequence[str], source_name: str
+) -> tuple[str, ...]:
+    """Return *class_names*, or the sorted names of the classes in the training set."""
     names = {name for rows in parts[TRAIN].values() for name, _ in rows}
+    if class_names:
+        if unknown := sorted(names - set(class_names)):
+            raise DataError(
+                f"{source_name} has class {safe_repr(unknown[0])}, but the list of classes does "
+                "not name it; expected the same classes in both"
+            )
+        return tuple(class_names)
     for bucket, rows in parts[TEST].items():
         if test_only := sorted({name for name, _ in rows} - names):
             raise DataError(
@@ -274,22 +289,23 @@ def sort_buckets(keys: Collection[str], *, order: Sequence[str], source_name: st
         if len(set(order)) < len(order):
             raise DataError(f"order={':'.join(order)} names a bucket twice; expected each once")
         return list(order)
-    if all(key.isascii() and key.isdecimal() and len(key) <= 9 for key in keys):
-        return sort_bucket_keys(keys, source=Path(source_name))
-    first_days: dict[Any, str] = {}
-    for key in sorted(keys):
-        if (time := parse_time(key)) is None:
+    starts: dict[str, Any] = {key: int(key) for key in keys if _BUCKET_NUMBER.fullmatch(key)}
+    if len(starts) < len(keys):
+        starts = {key: time.start for key in keys if (time := parse_time(key)) is not None}
+    if unordered := sorted(set(keys) - starts.keys()):
+        raise DataError(
+            f"{source_name} has a bucket {safe_repr(unordered[0])}; expected integers or dates "
+            "(2004, 2004-Q2, 2004-05, 2004-05-17), whose order is the stream's, or pass "
+            "dataset_args=order=FIRST:SECOND:..."
+        )
+    ordered = sorted(keys, key=lambda key: (starts[key], key))
+    for previous, key in pairwise(ordered):
+        if starts[previous] == starts[key]:
             raise DataError(
-                f"{source_name} has a bucket {safe_repr(key)}; expected integers or dates "
-                "(2004, 2004-Q2, 2004-05, 2004-05-17), whose order is the stream's, or pass "
-                "dataset_args=order=FIRST:SECOND:..."
+                f"{source_name} has buckets {safe_repr(previous)} and {safe_repr(key)}, which are "
+                "one number or begin on one day; expected each bucket once"
             )
-        if (other := first_days.setdefault(time.start, key)) != key:
-            raise DataError(
-                f"{source_name} has buckets {safe_repr(other)} and {safe_repr(key)}, which begin "
-                "on one day; expected each bucket once"
-            )
-    return [key for _, key in sorted(first_days.items())]
+    return ordered
 
 
 def _find_first_days(keys: Collection[str]) -> dict[str, str]:
@@ -326,49 +342,6 @@ def build_vector_set(
     label_array.setflags(write=False)
     paths = tuple(Path(source_name) / f"row {row + first_row}" for row in rows)
     return ImageSet(paths, label_array, contents, Vectors(array, np.array(rows, dtype=np.int64)))
-
-
-def build_listed_set(
-    images: Iterable[tuple[Path, int, Path]],
-    *,
-    base: Path,
-    key: str,
-    class_names: Sequence[str],
-    any_folder_names: bool = False,
-    root: Path,
-    report: Report,
-) -> ImageSet:
-    """Return a bucket's images from (path, label, list file). Checks each folder of images once.
-
-    any_folder_names: True if folders may have names other than those of buckets and classes.
-    """
-    valid_names = frozenset(class_names) if any_folder_names else None
-    labels: dict[Path, int] = {}
-    valid_folders: dict[tuple[str, int], bool] = {}
-    for path, label, list_file in images:
-        if path in labels:
-            message = f"{path_text(list_file)} lists {path_text(path)} twice"
-            report("metadata", list_file, DataError(f"{message}; unpack the dataset again"))
-            continue
-        folder_label = (os.path.dirname(path), label)  # noqa: PTH120 (for each image)
-        if folder_label not in valid_folders:
-            folder, valid_folders[folder_label] = Path(folder_label[0]), False
-            with report_errors(
-                report, "structure" if os.path.lexists(folder) else "missing", folder
-            ):
-                check_image_folder(
-                    folder,
-                    base=base,
-                    key=key,
-                    class_name=class_names[label],
-                    class_names=valid_names,
-                    list_file=list_file,
-                )
-                check_folder(folder, root=root)
-                valid_folders[folder_label] = True
-        if valid_folders[folder_label]:
-            labels[path] = label
-    return build_image_set((label, path) for path, label in labels.items())
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def test_a_stored_split_that_is_no_split_is_refused(tmp_path, edit, words):
 
 def test_too_few_images_to_hold_out_any(tmp_path):
     """A bucket of three has no 30 %."""
-    root = write_challenge(tmp_path, Photos(classes=("bus",), train=3))
+    root = write_challenge(tmp_path, Photos(classes=("a", "b", "c"), train=1))
     assert "has 3 images; expected at least 4" in refusal(root)
     assert len(load(root, "streaming").buckets[0].test) == 3
 
@@ -267,16 +267,23 @@ def test_a_challenge_folder_with_files_of_operating_systems_is_read(tmp_path):
     assert any("2 system files were skipped" in note for note in stream.warnings)
 
 
+def copy_bucket(root: Path, key: str) -> None:
+    shutil.copytree(root / "labeled_images/2", root / "labeled_images" / key)
+
+
+def add_class(root: Path) -> None:
+    shutil.copytree(root / "labeled_images/2/bus", root / "labeled_images/2/new")
+
+
 def test_challenge_folders_that_are_not_as_expected_are_told(tmp_path):
     """Without lists, the folders themselves are what can be wrong."""
     for number, (make, words) in enumerate(
         [
-            (lambda r: shutil.rmtree(r / "labeled_images/2/bus"), "'bus' is in one of them only"),
-            (lambda r: (r / "labeled_images/2/new").mkdir(), "'new' is in one of them only"),
+            (lambda r: shutil.rmtree(r / "labeled_images/2/bus"), "no images of class 'bus'"),
+            (add_class, "no images of class 'new'"),
             (lambda r: (r / "labeled_images/2018").write_text("x"), "2018 is not a folder"),
-            (lambda r: (r / "labeled_images/02").mkdir(), "which are one number"),
-            (lambda r: (r / "labeled_images/notes").mkdir(), "bucket 'notes'"),
-            (lambda r: (r / "labeled_images/1/bus/a.txt").write_text("x"), "a.txt is not an image"),
+            (lambda r: copy_bucket(r, "02"), "which are one number"),
+            (lambda r: copy_bucket(r, "notes"), "bucket 'notes'"),
             (lambda r: (r / "labeled_images/1/bus/a.jpg").mkdir(), "a.jpg is not a plain file"),
             (lambda r: (r / "labeled_images/4").symlink_to("/usr"), "leads out of"),
         ]

@@ -25,6 +25,7 @@ def years(root: Path, *, first: int = 2004, upper: bool = False, share: float = 
     return build_index((Entry(p, name(p.parts[-2]), p.parts[-3]) for p in found), root=root)
 
 def outside(root):
+    (root.parent / "a").mkdir()
     paths = {"x": root.parent / "a" / "b.png", "y": root / "c.png"}
     return build_index([Entry(path, name, "1") for name, path in paths.items()], root=root)
 
@@ -113,7 +114,7 @@ def test_a_function_is_a_dataset_without_being_loaded_to_be_named():
         ("number", "cannot be called"),
         ("raises", "raised RuntimeError: not today or ever"),
         ("nothing", "returned None; expected an ImageIndex"),
-        ("outside", "is missing"),
+        ("outside", "leads out of"),
         ("odd_split", "has a split 'valid'"),
     ],
 )

@@ -1,8 +1,8 @@
 """CLEAR's layouts on disk: one module each, with ``EXPECTED``, ``matches`` and ``read_index``.
 
 ``EXPECTED`` describes the layout for error messages. ``matches(root)`` returns True if a folder has
-the layout. ``read_index(root, report)`` reads the index of its images and reports its problems:
-a loader stops at the first one, ``data check`` lists all. A new module needs no registration.
+the layout. ``read_index(root)`` reads the index of its images, or raises a DataError. A new module
+needs no registration.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.files import Report, format_names, path_text, raise_error, reason
+from clear_mlflow.data.files import format_names, path_text, reason
 from clear_mlflow.data.image_index import ImageIndex
 
 
-def read_layout(layout: str, folder: Path, report: Report = raise_error) -> ImageIndex:
-    """Read the index of a folder in this layout. Each problem is reported."""
-    index: ImageIndex = _load_modules()[layout].read_index(folder, report)
+def read_layout(layout: str, folder: Path) -> ImageIndex:
+    """Read the index of a folder in this layout. Raises DataError at the first problem."""
+    index: ImageIndex = _load_modules()[layout].read_index(folder)
     return index
 
 

@@ -9,7 +9,8 @@ Source:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +24,16 @@ from clear_mlflow.data.files import (
     IMAGE_FOLDER,
     METADATA,
     TRAINING_FOLDER,
-    Report,
+    check_image_folder,
     is_folder,
     parse_list_line,
     path_text,
-    raise_error,
     read_class_names,
     read_json_strings,
     read_lines,
-    report_errors,
     resolve_root,
-    sort_bucket_keys,
 )
-from clear_mlflow.data.image_index import ImageIndex, Split, build_listed_set
+from clear_mlflow.data.image_index import Entry, ImageIndex, Split, build_index
 from clear_mlflow.data.stream import ImageSet
 
 EXPECTED = "class_names.txt and the folders training_folder and labeled_images"
@@ -56,53 +54,45 @@ def matches(root: Path) -> bool:
     )
 
 
-def read_index(root: Path, report: Report = raise_error) -> ImageIndex:
+def read_index(root: Path) -> ImageIndex:
     """Read a dataset in the older layout."""
     real_root = resolve_root(root)
     class_names = read_class_names(real_root / CLASS_LIST, root=real_root)
-    key_file = real_root / TRAINING_FOLDER / _BUCKETS
-    keys = sort_bucket_keys(read_json_strings(key_file, root=real_root), source=key_file)
-    images: dict[str, ImageSet] = {}
-    for key in keys:
-        file = real_root / TRAINING_FOLDER / FILE_LISTS / key / ALL_IMAGES
-        images[key] = _read_list(file, key, class_names, root=real_root, report=report)
-        for label in sorted(set(range(len(class_names))) - set(images[key].labels.tolist())):
-            error = DataError(
-                f"{path_text(file)} contains no images of class {safe_repr(class_names[label])}; "
-                "expected images of every class in every bucket"
-            )
-            report("empty-class", real_root / IMAGE_FOLDER / key / class_names[label], error)
-    return ImageIndex(
-        layout="older",
+    lists = real_root / TRAINING_FOLDER
+    entries = [
+        Entry(path, class_names[label], key)
+        for key in read_json_strings(lists / _BUCKETS, root=real_root)
+        for path, label in _read_list(
+            lists / FILE_LISTS / key / ALL_IMAGES, key, class_names, root=real_root
+        )
+    ]
+    index = build_index(
+        entries,
         root=real_root,
+        layout="older",
+        source_name=path_text(lists / FILE_LISTS),
         class_names=class_names,
-        images=images,
-        read_split=lambda number: _read_split(number, images, class_names, root=real_root),
+    )
+    return replace(
+        index,
+        read_split=lambda number: _read_split(number, index.images, class_names, root=real_root),
+        needs_all_classes=True,
     )
 
 
 def _read_list(
-    file: Path, key: str, class_names: tuple[str, ...], *, root: Path, report: Report
-) -> ImageSet:
-    """Read the images and labels of a list file of the bucket *key*.
-
-    A line that is invalid is skipped, and its error passed to *report*, which may raise it.
-    """
-
-    def parse_lines() -> Iterator[tuple[Path, int, Path]]:
-        lines: list[str] = []
-        with report_errors(report, "metadata", file):
-            lines = read_lines(file, root=root)
-        for number, line in enumerate(lines, start=1):
-            with report_errors(report, "metadata", file):
-                path, label = parse_list_line(
-                    line, number, base=root, num_classes=len(class_names), list_file=file
-                )
-                yield path, label, file
-
-    return build_listed_set(
-        parse_lines(), base=root, key=key, class_names=class_names, root=root, report=report
-    )
+    file: Path, key: str, class_names: tuple[str, ...], *, root: Path
+) -> list[tuple[Path, int]]:
+    """Read the images and labels of a list file of the bucket *key*."""
+    images = [
+        parse_list_line(line, number, base=root, num_classes=len(class_names), list_file=file)
+        for number, line in enumerate(read_lines(file, root=root), start=1)
+    ]
+    for folder, label in sorted({(path.parent, label) for path, label in images}):
+        check_image_folder(
+            folder, base=root, key=key, class_name=class_names[label], class_names=class_names
+        )
+    return images
 
 
 def _read_split(
@@ -125,15 +115,15 @@ def _read_bucket_split(
     index = {path: i for i, path in enumerate(images.paths)}
     parts: list[set[int]] = []
     for name in ("train.txt", "test.txt"):
-        part = _read_list(folder / name, key, class_names, root=root, report=raise_error)
-        for path, label in zip(part.paths, part.labels.tolist(), strict=True):
+        part = _read_list(folder / name, key, class_names, root=root)
+        for path, label in part:
             if path not in index or images.labels[index[path]] != label:
                 raise DataError(
                     f"{path_text(folder / name)} lists {path_text(path)} as class "
                     f"{safe_repr(class_names[label])}, which {path_text(list_file)} does not; "
                     "unpack the dataset again"
                 )
-        parts.append({index[path] for path in part.paths})
+        parts.append({index[path] for path, _ in part})
     train, test = parts
     if train & test or len(train | test) != len(images) or len(test) >= len(train):
         raise DataError(

@@ -2,7 +2,7 @@
 
 A module has ``Arguments``, a frozen dataclass of its ``dataset_args`` (see
 :class:`~clear_mlflow.data.image_index.StreamArguments`), ``NEEDS_FOLDER``, and
-``read_index(root, arguments, cache_dir=..., report=...)``. A new module needs no registration. A
+``read_index(root, arguments, cache_dir=...)``. A new module needs no registration. A
 function that returns an index is a source, too: ``package.module:function``.
 """
 
@@ -22,7 +22,7 @@ from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.version import import_attribute
 from clear_mlflow.data.embedded import EMBEDDED
-from clear_mlflow.data.files import Report, path_text, reason, resolve_root
+from clear_mlflow.data.files import path_text, reason, resolve_root
 from clear_mlflow.data.image_index import ImageIndex, StreamArguments
 
 CLEAR = ("clear10", "clear100")  # read in the layout that the folder has
@@ -106,9 +106,7 @@ class FunctionSource:
             "Arguments", self._fields, bases=(StreamArguments,), frozen=True
         )
 
-    def read_index(
-        self, root: Path | None, arguments: Any, *, cache_dir: Path, report: Report
-    ) -> ImageIndex:
+    def read_index(self, root: Path | None, arguments: Any, *, cache_dir: Path) -> ImageIndex:
         """Call the function. Raises DataError for its exceptions."""
         parameters = {name: getattr(arguments, name) for name, *_ in self._fields}
         try:

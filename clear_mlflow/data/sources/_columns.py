@@ -20,7 +20,7 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
-from clear_mlflow.data.files import Report, format_names
+from clear_mlflow.data.files import format_names
 from clear_mlflow.data.image_index import (
     NONE,
     TRAIN,
@@ -165,7 +165,6 @@ def build_column_index(
     layout: str,
     source_name: str,
     first_row: int,
-    report: Report,
 ) -> ImageIndex:
     """Build the index of images, from a path below *root* for each row, or of vectors."""
     rows = _Rows(columns, source_name, first_row)
@@ -194,8 +193,6 @@ def build_column_index(
         number = int(arguments.buckets.partition(":")[2])
         keys, buckets, dates = _assign_equal_counts(rows, number)
     vectors = paths if isinstance(paths, np.ndarray) else None
-    if not isinstance(paths, np.ndarray):
-        _check_distinct(paths, rows)
     names = list(columns["label"].categories)
     entries = (
         Entry(path, names[label], keys[bucket], TEST if test else TRAIN)
@@ -216,7 +213,6 @@ def build_column_index(
         times=dates,
         vectors=vectors,
         first_row=first_row,
-        report=report,
     )
 
 
@@ -264,14 +260,3 @@ def _assign_equal_counts(
         for key, values in zip(keys, sorted_starts, strict=True)
     }
     return keys, buckets, dates
-
-
-def _check_distinct(paths: Sequence[Path], rows: _Rows) -> None:
-    distinct: set[str] = set()
-    for row, path in enumerate(paths):
-        if str(path) in distinct:
-            raise DataError(
-                f"{rows.describe(row)} lists {safe_repr(path.name)} again; expected each image "
-                "once, under one class"
-            )
-        distinct.add(str(path))

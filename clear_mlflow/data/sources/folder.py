@@ -14,14 +14,12 @@ from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import (
     IMAGE_ENDINGS,
-    Report,
     check_folder,
     describe_system_files,
     is_folder,
     list_images,
     list_names,
     path_text,
-    raise_error,
     resolve_root,
 )
 from clear_mlflow.data.image_index import (
@@ -36,9 +34,7 @@ NEEDS_FOLDER = True
 Arguments = OrderedArguments
 
 
-def read_index(
-    root: Path, arguments: OrderedArguments, *, cache_dir: Path, report: Report = raise_error
-) -> ImageIndex:
+def read_index(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> ImageIndex:
     """Read the images of a folder. Skips hidden files, and files next to the buckets."""
     real_root = resolve_root(root)
     names = {folder.name for folder in _list_folders(real_root, root=real_root)}
@@ -53,21 +49,19 @@ def read_index(
         entries = [
             entry
             for split in (TRAIN, TEST)
-            for entry in _list_entries(real_root / split, split, real_root, report)
+            for entry in _list_entries(real_root / split, split, real_root)
         ]
     else:
-        entries = list(_list_entries(real_root, TRAIN, real_root, report))
-    index = build_index(
-        entries, root=real_root, layout="folder", order=arguments.bucket_order, report=report
-    )
+        entries = list(_list_entries(real_root, TRAIN, real_root))
+    index = build_index(entries, root=real_root, layout="folder", order=arguments.bucket_order)
     notes = describe_system_files(e.path for e in entries if isinstance(e.path, Path))
     return replace(index, warnings=(*index.warnings, *notes))
 
 
-def _list_entries(base: Path, split: str, root: Path, report: Report) -> Iterator[Entry]:
+def _list_entries(base: Path, split: str, root: Path) -> Iterator[Entry]:
     for bucket in _list_folders(base, root=root):
         for folder in _list_folders(bucket, root=root):
-            for path in list_images(folder, root=root, report=report):
+            for path in list_images(folder, root=root):
                 yield Entry(path, folder.name, bucket.name, split)
 
 

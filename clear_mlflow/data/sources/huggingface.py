@@ -24,11 +24,9 @@ from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, MAX_TABLE_ROWS
 from clear_mlflow.data.files import (
-    Report,
     format_names,
     is_class_name,
     path_text,
-    raise_error,
     read_json_object,
     reason,
     resolve_root,
@@ -83,9 +81,7 @@ class Arguments(ColumnArguments):
             )
 
 
-def read_index(
-    root: Path | None, arguments: Arguments, *, cache_dir: Path, report: Report = raise_error
-) -> ImageIndex:
+def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> ImageIndex:
     """Read a dataset. Its images are written to the cache folder unless they are there."""
     if (root is None) == (arguments.hub == NONE):
         raise ConfigError(
@@ -125,7 +121,6 @@ def read_index(
         layout="huggingface",
         source_name=source_name,
         first_row=0,
-        report=report,
     )
     return dataclasses.replace(
         index,

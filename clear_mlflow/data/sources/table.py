@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.untrusted import MAX_TABLE_BYTES, MAX_TABLE_COLUMNS, MAX_TABLE_ROWS
 from clear_mlflow.data.files import (
-    Report,
     check_file,
     format_names,
     is_folder,
     join_stored_path,
     list_names,
     path_text,
-    raise_error,
     reason,
     resolve_root,
 )
@@ -55,9 +53,7 @@ class Arguments(ColumnArguments):
     path: str = "path"
 
 
-def read_index(
-    root: Path, arguments: Arguments, *, cache_dir: Path, report: Report = raise_error
-) -> ImageIndex:
+def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageIndex:
     """Read the images that a table lists."""
     file = find_file(root, arguments.table, _ENDINGS, limit=MAX_TABLE_BYTES)
     real_root = resolve_root(root if is_folder(root) else root.parent)
@@ -79,7 +75,6 @@ def read_index(
         layout=f"table ({file.suffix[1:].lower()})",
         source_name=path_text(file),
         first_row=find_first_row(file),
-        report=report,
     )
     return dataclasses.replace(index, source=path_text(file))
 

@@ -17,11 +17,9 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH, MAX_VECTORS_BYTES
 from clear_mlflow.data.files import (
-    Report,
     check_unpacked_size,
     format_names,
     path_text,
-    raise_error,
 )
 from clear_mlflow.data.image_index import NONE, ImageIndex
 from clear_mlflow.data.sources._columns import (
@@ -88,9 +86,7 @@ class Arguments(ColumnArguments):
             )
 
 
-def read_index(
-    root: Path, arguments: Arguments, *, cache_dir: Path, report: Report = raise_error
-) -> ImageIndex:
+def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageIndex:
     """Read a file with one vector per row as the index of a stream.
 
     Missing numbers become the argument *fill*, if it is set.
@@ -108,7 +104,6 @@ def read_index(
         layout=f"vectors ({file.suffix[1:].lower()})",
         source_name=path_text(file),
         first_row=find_first_row(file),
-        report=report,
     )
     return dataclasses.replace(
         index,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.data.files import Report, path_text, raise_error
+from clear_mlflow.data.files import path_text
 from clear_mlflow.data.image_index import ImageIndex, StreamArguments
 from clear_mlflow.data.sources import vectors
 
@@ -40,9 +40,7 @@ class Arguments(StreamArguments):
     standardise: str = "first"
 
 
-def read_index(
-    root: Path | None, arguments: Arguments, *, cache_dir: Path, report: Report = raise_error
-) -> ImageIndex:
+def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> ImageIndex:
     """Read the days."""
     if root is not None:
         raise ConfigError(
@@ -55,5 +53,5 @@ def read_index(
         buckets=arguments.buckets,
         standardise=arguments.standardise,
     )
-    index = vectors.read_index(_TABLE, columns, cache_dir=cache_dir, report=report)
+    index = vectors.read_index(_TABLE, columns, cache_dir=cache_dir)
     return dataclasses.replace(index, layout="weather", source="embedded", may_repeat=True)
