@@ -51,7 +51,7 @@ from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
-from clear_mlflow.grids.next_grids import build_next_grids
+from clear_mlflow.grids import build_next_grids
 from clear_mlflow.journal.run_folder import Outcome
 from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.config import is_tuned

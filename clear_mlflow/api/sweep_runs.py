@@ -43,7 +43,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.engines import Task, TaskResult
 from clear_mlflow.engines.local import LocalEngine, start_program
 from clear_mlflow.engines.ray_cluster import LOCAL, RayEngine
-from clear_mlflow.grids.grid import (
+from clear_mlflow.grids import (
     Grid,
     PlannedRun,
     complete_runs,

@@ -15,7 +15,7 @@ from clear_mlflow.cli import output
 from clear_mlflow.cli.command import COMPARISON, WORK, command
 from clear_mlflow.cli.train import apply_run_options
 from clear_mlflow.engines.local import start_program
-from clear_mlflow.grids.grid import read_grid
+from clear_mlflow.grids import read_grid
 
 if TYPE_CHECKING:
     from clear_mlflow.api.sweep_runs import SweepResult, SweepRun

@@ -58,11 +58,6 @@ MAX_TABLE_COLUMNS: Final = MAX_FEATURES_WIDTH + 16  # numbers, and other columns
 MAX_WEIGHTS_BYTES: Final = 8 * _GIB
 # A vision transformer of 600 million weights, with Adam's two moments and EWC's two, takes 13 GB.
 MAX_STATE_BYTES: Final = 64 * _GIB
-# CLEAR-100's larger archive has 110,000 images, and photos shrink hardly at all.
-MAX_ARCHIVE_BYTES: Final = 128 * _GIB
-MAX_UNPACKED_BYTES: Final = 256 * _GIB
-MAX_UNPACKED_FILES: Final = 1_000_000
-MAX_UNPACKED_FOLDERS: Final = 16  # within each other
 
 # A small file may name more buckets or classes than their matrix has room for in memory.
 MAX_BUCKETS: Final = 1000

@@ -12,27 +12,19 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import time
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clear_mlflow.core import untrusted
 from clear_mlflow.core.disk import default_data_dir
 from clear_mlflow.core.errors import DataError, RecordError
-from clear_mlflow.core.text import one_line, safe_repr
-from clear_mlflow.core.untrusted import (
-    MAX_ARCHIVE_BYTES,
-    MAX_MANIFEST_BYTES,
-    json_object,
-    read_bytes,
-)
+from clear_mlflow.core.text import one_line
+from clear_mlflow.core.untrusted import MAX_MANIFEST_BYTES, json_object, read_bytes
 from clear_mlflow.core.version import __version__
-from clear_mlflow.data.files import CLASS_LIST, is_folder, path_text, reason
+from clear_mlflow.data.files import CLASS_LIST, path_text, reason
 from clear_mlflow.data.layouts import find_layout
 
 MARKER = ".clear-mlflow.json"
@@ -133,24 +125,16 @@ def _list_missing(release: Release, root: Path) -> list[Archive]:
 
 
 def _is_finished(root: Path, archive: Archive) -> bool:
-    """Return True if an archive is unpacked.
-
-    Raises DataError if its folder contains another dataset, or files that were not unpacked by this
-    command.
-    """
+    """Return True if an archive is unpacked. Raises DataError if its folder has other files."""
     folder = root / archive.folder
     if not os.path.lexists(folder):
         return False
-    try:
+    with suppress(OSError, RecordError):
         marker = read_bytes(folder / MARKER, MAX_MANIFEST_BYTES)
-        md5 = json_object(marker, MAX_MANIFEST_BYTES).get("md5")
-    except (OSError, RecordError):
-        md5 = None
-    if md5 == archive.md5:
-        return True
-    problem = "contains another dataset" if md5 else "was not unpacked by this command"
+        if json_object(marker, MAX_MANIFEST_BYTES).get("md5") == archive.md5:
+            return True
     raise DataError(
-        f"{path_text(folder)} exists and {problem}; expected to unpack {archive.file} to it: "
+        f"{path_text(folder)} exists and was not unpacked from {archive.file} by this command; "
         "choose another folder or move that one away"
     )
 
@@ -257,7 +241,11 @@ class _Hub:
                 if status == 416 and start:  # no bytes remain: the checksum is compared next
                     return None
                 if status not in _TRANSIENT:
-                    raise self._build_error(self._describe_status(status, archive)) from None
+                    raise self._build_error(
+                        f"{archive.file} of dataset {self.release.repository} at revision "
+                        f"{self.revision!r} cannot be downloaded: the server responds {status}; "
+                        "check the revision, and the token in HF_TOKEN"
+                    ) from None
                 problem = f"the server responds {status}"
             except OfflineModeIsEnabled:
                 raise self._build_error(
@@ -308,18 +296,6 @@ class _Hub:
                 for block in response.iter_raw():
                     done += file.write(block)
                     self.on_progress(f"downloading {archive.file}", done, total)
-                    if done > MAX_ARCHIVE_BYTES:
-                        break  # its checksum will be wrong
-
-    def _describe_status(self, status: int, archive: Archive) -> str:
-        where = f"dataset {self.release.repository} at revision {self.revision!r}"
-        no_file = f", so it has no such file in {where}"
-        token = ", so it requires another token than the one in HF_TOKEN, if any"  # noqa: S105
-        reasons = {401: token, 403: token, 404: no_file}
-        return (
-            f"{archive.file} cannot be downloaded: the server responds {status}"
-            f"{reasons.get(status, '')}"
-        )
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
@@ -378,11 +354,19 @@ def _compute_md5(path: Path, archive: Archive, on_progress: OnProgress) -> str:
 def _unpack_split(
     source: Path, archive: Archive, *, root: Path, work: Path, on_progress: OnProgress
 ) -> None:
+    """Unpack an archive, whose checksum is right, to its folder below *root*."""
     unpacking = work / f"{archive.file}.unpacking"
     try:
-        step = f"unpacking {archive.file}"
-        unpack(source, unpacking, lambda done, total: on_progress(step, done, total))
-        split = _find_split(unpacking, source)
+        with zipfile.ZipFile(source) as opened:
+            entries, done = opened.infolist(), 0
+            total = sum(entry.file_size for entry in entries)
+            for entry in entries:
+                opened.extract(entry, unpacking)
+                done += entry.file_size
+                on_progress(f"unpacking {archive.file}", done, total)
+        # An archive has the class list at the top, or one or two folders below.
+        patterns = (CLASS_LIST, f"*/{CLASS_LIST}", f"*/*/{CLASS_LIST}")
+        split = next(path for pattern in patterns for path in unpacking.glob(pattern)).parent
         marker = {"archive": archive.file, "md5": archive.md5}
         (split / MARKER).write_text(json.dumps(marker) + "\n", encoding="utf-8")
         # Write all files to the disk before the rename: a power cut could leave empty files.
@@ -395,102 +379,3 @@ def _unpack_split(
         ) from None
     finally:
         shutil.rmtree(unpacking, ignore_errors=True)
-
-
-def _find_split(unpacked: Path, source: Path) -> Path:
-    """Find the folder with the class list: an archive has it at the top, or one or two below."""
-    for pattern in (CLASS_LIST, f"*/{CLASS_LIST}", f"*/*/{CLASS_LIST}"):
-        folders = sorted(path.parent for path in unpacked.glob(pattern))
-        if len(folders) == 1 and is_folder(folders[0]):
-            return folders[0]
-        if folders:
-            break
-    raise DataError(
-        f"{path_text(source)} contains {len(folders)} folders with {CLASS_LIST}; expected one, "
-        "like in CLEAR's released archives"
-    )
-
-
-_MAX_NAME_BYTES = 255  # what common file systems allow for one part of a path
-
-
-def unpack(
-    archive: Path, folder: Path, on_bytes: Callable[[int, int], None] = lambda done, total: None
-) -> None:
-    """Unpack a zip archive into a new folder. Checks all entries before it writes one."""
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            entries = opened.infolist()
-            if problem := _find_problem(entries):
-                raise DataError(
-                    f"{path_text(archive)} {problem}; nothing was unpacked: download the archive "
-                    "again from its publisher"
-                )
-            total, written = sum(entry.file_size for entry in entries), 0
-            folder.mkdir(parents=True)  # a new folder contains no link
-            for entry in entries:
-                target = folder.joinpath(*_parts(entry))
-                if entry.is_dir():
-                    target.mkdir(parents=True, exist_ok=True)
-                    continue
-                target.parent.mkdir(parents=True, exist_ok=True)
-                # "x": never through a link, never over another entry
-                with opened.open(entry) as packed, target.open("xb") as file:
-                    shutil.copyfileobj(packed, file)  # no more than the size that was checked
-                written += entry.file_size
-                on_bytes(written, total)
-    # zipfile raises NotImplementedError for unknown methods, RuntimeError for encrypted files, and
-    # EOFError and ValueError for some damaged headers.
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"{path_text(archive)} is not a complete zip archive: {reason(error)}; delete it and "
-            "run again"
-        ) from None
-    except OSError as error:
-        raise DataError(
-            f"{path_text(archive)} cannot be unpacked to {path_text(folder)}: {reason(error)}; "
-            "free some space or choose another folder, then run again"
-        ) from None
-
-
-def _find_problem(entries: list[zipfile.ZipInfo]) -> str:
-    """Return why an archive cannot be unpacked, or an empty text."""
-    if all(entry.is_dir() for entry in entries):
-        return "contains no files"
-    if len(entries) > untrusted.MAX_UNPACKED_FILES:
-        return f"contains {len(entries)} entries; expected {untrusted.MAX_UNPACKED_FILES} at most"
-    total = sum(entry.file_size for entry in entries)
-    if total > untrusted.MAX_UNPACKED_BYTES:
-        return f"unpacks to {total} bytes; expected {untrusted.MAX_UNPACKED_BYTES} at most"
-    for entry in entries:
-        if not _is_plain_path(entry):
-            return (
-                f"names the path {safe_repr(entry.orig_filename)}; expected a relative path "
-                "without '..'"
-            )
-        file_type = stat.S_IFMT(entry.external_attr >> 16)
-        if file_type not in (0, stat.S_IFDIR if entry.is_dir() else stat.S_IFREG):
-            name = safe_repr(entry.filename)
-            return f"contains {name}, which is a link or a device; expected plain files"
-    return ""
-
-
-def _is_plain_path(entry: zipfile.ZipInfo) -> bool:
-    # zipfile truncates a name at NUL and replaces separators: check the stored name
-    name, parts = entry.orig_filename, _parts(entry)
-    return (
-        name.isprintable()
-        and not name.startswith("/")
-        and len(parts) <= untrusted.MAX_UNPACKED_FOLDERS
-        and not any(
-            part in ("", ".", "..")
-            or "\\" in part
-            or ":" in part
-            or len(os.fsencode(part)) > _MAX_NAME_BYTES
-            for part in parts
-        )
-    )
-
-
-def _parts(entry: zipfile.ZipInfo) -> tuple[str, ...]:
-    return tuple(entry.orig_filename.removesuffix("/").split("/"))

@@ -292,7 +292,7 @@ def sort_buckets(keys: Collection[str], *, order: Sequence[str], source_name: st
     starts: dict[str, Any] = {key: int(key) for key in keys if _BUCKET_NUMBER.fullmatch(key)}
     if len(starts) < len(keys):
         starts = {key: time.start for key in keys if (time := parse_time(key)) is not None}
-    if unordered := sorted(set(keys) - starts.keys()):
+    if unordered := sorted(set(keys) - starts.keys(), key=lambda key: (key.isdecimal(), key)):
         raise DataError(
             f"{source_name} has a bucket {safe_repr(unordered[0])}; expected integers or dates "
             "(2004, 2004-Q2, 2004-05, 2004-05-17), whose order is the stream's, or pass "

@@ -18,7 +18,7 @@ from torch import Tensor
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.decode import decode
 from clear_mlflow.data.decoded_cache import DecodedCache
-from clear_mlflow.data.features.stored import StoredFeatures
+from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.learning.device import (

@@ -29,7 +29,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines import Task
 from clear_mlflow.engines.ray_cluster import RayEngine, check_store_is_shared
-from clear_mlflow.grids.grid import read_grid
+from clear_mlflow.grids import read_grid
 from clear_mlflow.store import names
 from clear_mlflow.store.client import resolve_store_uri
 

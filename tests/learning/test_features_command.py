@@ -13,8 +13,8 @@ from released_layout import read_json, write_released
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data import load_stream
+from clear_mlflow.data.features import check_extraction_name, load_features
 from clear_mlflow.data.features.extracted import Extraction, array_file
-from clear_mlflow.data.features.stored import check_extraction_name, load_features
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 

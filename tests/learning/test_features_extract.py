@@ -19,7 +19,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.data import decode, load_stream
-from clear_mlflow.data.features.stored import load_features
+from clear_mlflow.data.features import load_features
 from clear_mlflow.data.stream import iter_image_sets
 from clear_mlflow.learning.inference.backbones import (
     Backbone,

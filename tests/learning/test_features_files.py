@@ -16,8 +16,8 @@ from released_layout import write_image, write_released
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
+from clear_mlflow.data.features import load_features
 from clear_mlflow.data.features.shipped import list_shipped_names, load_torch_file
-from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.data.scenarios import apply_scenario
 
 

@@ -30,7 +30,7 @@ from torch.utils.data import TensorDataset
 from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.predictions import RowPredictions
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.features.stored import load_features
+from clear_mlflow.data.features import load_features
 from clear_mlflow.data.scenarios import apply_scenario
 from clear_mlflow.learning.loop import measure
 from clear_mlflow.learning.parameters.config import TrainConfig

@@ -14,7 +14,7 @@ from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.predictions import RowPredictions
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.features.stored import load_features
+from clear_mlflow.data.features import load_features
 from clear_mlflow.learning.inference.served import load_served_model
 from clear_mlflow.learning.models import build_feature_model
 from clear_mlflow.learning.parameters.config import TrainConfig

@@ -21,7 +21,7 @@ from safetensors.torch import save
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.features.stored import load_features
+from clear_mlflow.data.features import load_features
 from clear_mlflow.data.stream import iter_image_sets
 from clear_mlflow.learning.inference.backbones import load_backbone
 from clear_mlflow.learning.inference.extract import extract

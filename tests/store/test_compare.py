@@ -18,7 +18,7 @@ import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.compared import join_run_ids
 from clear_mlflow.cli import main
-from clear_mlflow.grids.grid import hash_config, read_grid
+from clear_mlflow.grids import hash_config, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names

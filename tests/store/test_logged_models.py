@@ -24,7 +24,7 @@ from clear_mlflow.api.train import train_ensemble
 from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
-from clear_mlflow.data.features.stored import load_features
+from clear_mlflow.data.features import load_features
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress

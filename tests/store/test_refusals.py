@@ -16,7 +16,7 @@ import clear_mlflow
 from clear_mlflow.api import import_
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
-from clear_mlflow.grids.grid import read_grid
+from clear_mlflow.grids import read_grid
 from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
 from clear_mlflow.store import client as store_client
 from clear_mlflow.store.client import preflight

@@ -7,7 +7,7 @@ import pytest
 
 from clear_mlflow.api.bundle import read_bundles
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.grids.grid import read_grid
+from clear_mlflow.grids import read_grid
 from clear_mlflow.learning.strategies import list_strategies
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from clear_mlflow.data.features.stored import StoredFeatures
+from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.parameters.config import TrainConfig

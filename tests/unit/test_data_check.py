@@ -199,7 +199,7 @@ def test_older_lists_are_held_against_the_images(tmp_path):
     assert check_messages(check_layout(root)) == [("missing", "labeled_images/1/bus/3.jpg")]
     with (root / "training_folder/filelists/2/all.txt").open("a") as lines:
         lines.write("\nlabeled_images/2/bus/11.jpg seven\n")
-    with pytest.raises(DataError, match=r"all\.txt line 22 is"):
+    with pytest.raises(DataError, match=r"all\.txt line 21 is"):
         check_layout(root)
 
 

@@ -153,8 +153,8 @@ def test_a_second_run_goes_on_where_the_first_one_gave_up(release, hub, files, t
 @pytest.mark.parametrize(
     ("mood", "message"),
     [
-        ("404", "the server responds 404, so it has no such file"),
-        ("401", "the server responds 401, so it requires another token"),
+        ("404", "the server responds 404; check the revision"),
+        ("401", "the server responds 401; .* token in HF_TOKEN"),
         ("429 9000", r"the server responds 429 \(3 attempts in a row\)"),
         ("corrupt", "was downloaded twice with wrong content"),
         ("truncate", r"\(3 attempts in a row\)"),
@@ -220,13 +220,13 @@ def test_a_crash_while_unpacking_leaves_no_split(release, hub, tree, tmp_path):
 def test_somebody_elses_folder_is_left_alone(release, hub, tree, tmp_path):
     """A split that this command did not unpack, or unpacked from another archive, is kept."""
     shutil.copytree(tree / "test", tmp_path / "test")
-    with pytest.raises(DataError, match="was not unpacked by this command"):
+    with pytest.raises(DataError, match="was not unpacked from"):
         fetch(release, tmp_path, hub)
     (tmp_path / "test" / MARKER).write_text(json.dumps({"md5": "0" * 32}))
-    with pytest.raises(DataError, match="contains another dataset"):
+    with pytest.raises(DataError, match="was not unpacked from"):
         fetch(release, tmp_path, hub)
     (tmp_path / "test" / MARKER).write_text("[" * 100_000)
-    with pytest.raises(DataError, match="was not unpacked by this command"):
+    with pytest.raises(DataError, match="was not unpacked from"):
         fetch(release, tmp_path, hub)
     assert hub.asked == []
 
@@ -300,24 +300,9 @@ def test_a_full_disk_is_told_in_one_line(hub, tmp_path, below):
         text=True,
         check=True,
     )
-    verb = "unpacked" if below > 1000 else "written"
-    assert re.fullmatch(rf"[^\n]+ cannot be {verb}[^\n]+File too large[^\n]+\n", done.stdout)
+    assert re.fullmatch(r"[^\n]+ cannot be written[^\n]+File too large[^\n]+\n", done.stdout)
     assert [path.name for path in root.iterdir()] == [WORK_FOLDER]
     assert not list((root / WORK_FOLDER).glob("*.unpacking"))
-
-
-def test_an_archive_of_another_layout_is_refused(hub, tmp_path):
-    """No class list, or two: neither is a split."""
-    for number, names in enumerate((["a/x.jpg"], ["a/class_names.txt", "b/class_names.txt"])):
-        with zipfile.ZipFile(tmp_path / "x.zip", "w") as opened:
-            for name in names:
-                opened.writestr(name, "x")
-        hub.files["x.zip"] = (tmp_path / "x.zip").read_bytes()
-        archive = Archive("x.zip", hashlib.md5(hub.files["x.zip"]).hexdigest(), "test")
-        root = tmp_path / str(number)
-        with pytest.raises(DataError, match=f"contains {len(names) * number} folders with class_n"):
-            fetch(Release("x", REPOSITORY, (archive,)), root, hub)
-        assert [path.name for path in root.iterdir()] == [WORK_FOLDER]
 
 
 def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path):

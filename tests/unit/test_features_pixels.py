@@ -8,13 +8,13 @@ from PIL import Image
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.features.extracted import Extraction
-from clear_mlflow.data.features.stored import (
+from clear_mlflow.data.features import (
     PIXELS,
     check_extraction_name,
     compute_pixel_features,
     load_features,
 )
+from clear_mlflow.data.features.extracted import Extraction
 from clear_mlflow.data.stream import ImageSet
 
 

@@ -23,7 +23,7 @@ PURE = [
     "clear_mlflow.comparison.page",
     "clear_mlflow.comparison.tables",
     "clear_mlflow.comparison.terminal",
-    "clear_mlflow.data.features.stored",
+    "clear_mlflow.data.features",
     "clear_mlflow.cli.data",
     "clear_mlflow.learning.strategies",
 ]

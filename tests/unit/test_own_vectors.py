@@ -18,7 +18,7 @@ from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data import Entry, build_index, load_stream, read_stream_index
 from clear_mlflow.data.check import check_stream
 from clear_mlflow.data.content import build_stream
-from clear_mlflow.data.features.stored import load_features
+from clear_mlflow.data.features import load_features
 
 COLUMNS = ["a", "b", "c"]
 

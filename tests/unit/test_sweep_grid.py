@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.grids.grid import hash_config, read_grid
+from clear_mlflow.grids import hash_config, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 VALUES = {

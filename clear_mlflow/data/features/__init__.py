@@ -1,1 +1,152 @@
-"""Features of images: computed, shipped with a dataset, or extracted by a backbone."""
+"""The features of a stream's images, by name: computed, part of the dataset, or extracted."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.data.decode import Resize
+from clear_mlflow.data.decoded_cache import DECODED_FOLDER, DecodedCache
+from clear_mlflow.data.features.extracted import (
+    ExtractedFeatures,
+    Extraction,
+    check_same_extraction,
+    find_extracted,
+    list_extracted_names,
+)
+from clear_mlflow.data.features.shipped import list_shipped_names, load_shipped_features
+from clear_mlflow.data.sources import VECTORS
+from clear_mlflow.data.stream import BucketStream, ImageSet, Vectors, count_images, iter_image_sets
+
+PIXELS = "pixels"  # the name of features that every dataset of images has
+_SIDE = 16  # of the small image; a larger one makes covariances large without better results
+
+
+@dataclass(frozen=True, eq=False)
+class StoredFeatures:
+    """The features of all images of a stream, or its vectors."""
+
+    name: str  # as passed by the user
+    digest: str  # of the stream and of all features; paths do not change it
+    width: int  # numbers per image
+    # Per bucket (N, width), in the order of its images.
+    train: tuple[NDArray[np.float32] | Vectors, ...]
+    test: tuple[NDArray[np.float32] | Vectors, ...]  # the same object if the images are the same
+    standardise: str = "none"  # of vectors: see ImageIndex
+
+
+def check_features(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
+    """Return extracted features, or None for others. Raises DataError if there are none."""
+    if stream.has_vectors and name != VECTORS:
+        raise ConfigError(
+            f"dataset {stream.name} consists of vectors, and features is {name}; pass "
+            "features=vectors"
+        )
+    if stream.has_vectors or name == PIXELS or name in list_shipped_names(stream):
+        return None
+    extracted = find_extracted(stream, name, cache_dir=cache_dir)
+    if extracted is None:
+        names = (PIXELS, *list_shipped_names(stream), *list_extracted_names(cache_dir))
+        raise DataError(
+            f"features {name} do not exist; expected one of {', '.join(dict.fromkeys(names))}: "
+            f"extract others with 'clear-mlflow data features DIR --name {name}'"
+        )
+    return extracted
+
+
+def load_features(
+    stream: BucketStream,
+    name: str,
+    *,
+    cache_dir: Path,
+    on_image: Callable[[int, int], None] = lambda done, total: None,
+) -> StoredFeatures:
+    """Load the features of a stream: its vectors, its pixels, shipped or extracted features."""
+    load: Callable[[ImageSet], NDArray[np.float32] | Vectors]
+    extracted = check_features(stream, name, cache_dir=cache_dir)
+    if stream.has_vectors:
+
+        def load(images: ImageSet) -> Vectors:
+            return cast("Vectors", images.vectors)
+    elif name == PIXELS:
+        progress = {
+            id(images): on_ready
+            for images, on_ready in count_images([*iter_image_sets(stream)], on_image)
+        }
+
+        def load(images: ImageSet) -> NDArray[np.float32]:
+            return compute_pixel_features(
+                images, cache_dir=cache_dir, on_image=progress[id(images)]
+            )
+    elif extracted is None:
+        buckets = {
+            path: bucket.key
+            for bucket in (stream.time_stream or stream).buckets
+            for images in (bucket.train, bucket.test)
+            for path in images.paths
+        }
+
+        def load(images: ImageSet) -> NDArray[np.float32]:
+            return load_shipped_features(name, buckets, images, stream.class_names)
+    else:
+
+        def load(images: ImageSet) -> NDArray[np.float32]:
+            return extracted.load(images)
+
+    train = [load(bucket.train) for bucket in stream.buckets]
+    test = [
+        features if bucket.test is bucket.train else load(bucket.test)
+        for bucket, features in zip(stream.buckets, train, strict=True)
+    ]
+    widths = sorted({array.shape[1] for array in (*train, *test)})
+    if len(widths) > 1:
+        raise DataError(
+            f"features {name} have {widths[0]} numbers for some images and {widths[-1]} for "
+            "others; expected one width for all: unpack or extract them again"
+        )
+    return StoredFeatures(
+        name=name,
+        digest=_compute_digest(stream, [*train, *test]),
+        width=widths[0],
+        train=tuple(train),
+        test=tuple(test),
+        standardise=stream.standardise,
+    )
+
+
+def compute_pixel_features(
+    images: ImageSet, *, cache_dir: Path, on_image: Callable[[int], None] | None = None
+) -> NDArray[np.float32]:
+    """Return (N, 768), float32, -1/4 to 1/4: the central square, 16 x 16 pixels, line by line."""
+    cache = DecodedCache(cache_dir / DECODED_FOLDER)
+    decoded = cache.load(images, Resize(_SIDE, square=True), on_image=on_image)
+    features = decoded.pixels.reshape(len(images), _SIDE * _SIDE * 3).astype(np.float32)
+    features -= np.float32(127.5)  # exact, like all such differences
+    features /= np.float32(510)
+    return features
+
+
+def check_extraction_name(stream: BucketStream, extraction: Extraction, *, cache_dir: Path) -> None:
+    """Raise ConfigError if the name of an extraction is used by other features."""
+    if extraction.name in (PIXELS, VECTORS, *list_shipped_names(stream)):
+        raise ConfigError(
+            f"name {extraction.name} is used by features that are built in or part of the dataset; "
+            "pass another --name"
+        )
+    check_same_extraction(extraction, cache_dir=cache_dir)
+
+
+def _compute_digest(stream: BucketStream, arrays: Sequence[NDArray[np.float32] | Vectors]) -> str:
+    """Return ``sha256:`` and the hash of features and of the stream's digest."""
+    hasher = hashlib.sha256(f"{stream.digest}\0{stream.standardise}".encode())
+    for array in arrays:
+        if not isinstance(array, Vectors):
+            hasher.update(np.ascontiguousarray(array, dtype="<f4").data)
+    return f"sha256:{hasher.hexdigest()}"

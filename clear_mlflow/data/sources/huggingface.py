@@ -39,7 +39,6 @@ from clear_mlflow.data.sources._columns import (
     convert_column,
     select_columns,
 )
-from clear_mlflow.data.sources.vectors import warn_collapsed
 
 if TYPE_CHECKING:
     from pandas import Categorical
@@ -104,9 +103,7 @@ def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> I
         columns = _read_columns(rows, arguments, source_name)
         if has_vectors:
             column = rows.select_columns([arguments.vector]).with_format("numpy")
-            numbers = np.array(column[:][arguments.vector])
-            content = numbers.astype(np.float32)
-            warnings += warn_collapsed(content, lambda j: numbers[:, j])
+            content = np.array(column[:][arguments.vector]).astype(np.float32)
         else:
             content = _write_images(rows, arguments.image, folder, source_name)
     except (DataError, ConfigError):

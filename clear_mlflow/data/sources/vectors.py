@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -38,8 +37,8 @@ from clear_mlflow.data.sources.table import (
 if TYPE_CHECKING:
     from pandas import Categorical
 
-    # The columns by role, the vectors, and warnings about them.
-    _Content: TypeAlias = tuple[dict[str, Categorical], NDArray[np.float32], tuple[str, ...]]
+    # The columns by role, and the vectors.
+    _Content: TypeAlias = tuple[dict[str, Categorical], NDArray[np.float32]]
 
 NEEDS_FOLDER = True
 
@@ -93,7 +92,7 @@ def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageInd
     """
     file = find_file(root, arguments.table, tuple(_READERS), limit=MAX_VECTORS_BYTES)
     with convert_errors(file):
-        columns, vectors, warnings = _READERS[file.suffix.lower()](file, arguments)
+        columns, vectors = _READERS[file.suffix.lower()](file, arguments)
     if arguments.fill != NONE:
         vectors[np.isnan(vectors)] = float(arguments.fill)
     index = build_column_index(
@@ -110,35 +109,7 @@ def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageInd
         source=path_text(file),
         standardise=arguments.standardise,
         may_repeat=arguments.may_repeat,
-        warnings=(*warnings, *index.warnings),
     )
-
-
-def warn_collapsed(
-    vectors: NDArray[np.float32],
-    load_column: Callable[[int], NDArray[Any]],
-    names: Sequence[str] = (),
-) -> tuple[str, ...]:
-    """Return a warning if distinct integers of a column become equal as 32-bit floats.
-
-    Args:
-        vectors: (rows, width).
-        load_column: returns the numbers of a column in their stored type.
-        names: names of the columns; numbers from 1 by default.
-    """
-    least, most = (f.reduce(vectors, axis=0, initial=0) for f in (np.fmin, np.fmax))
-    collapsed = []
-    for j in np.flatnonzero(np.maximum(most, -least) >= 2**24).tolist():
-        with np.errstate(all="ignore"):  # infinite numbers raise an error later
-            distinct = np.unique(load_column(j))
-            integers = distinct[distinct % 1 == 0]
-            if len(np.unique(integers.astype(np.float32))) < len(integers):
-                collapsed.append(names[j] if names else str(j + 1))
-    warning = (
-        f"distinct integers become equal as 32-bit floats in {format_names(collapsed)}; leave such "
-        "columns out, or subtract an offset"
-    )
-    return (warning,) if collapsed else ()
 
 
 def _read_csv(file: Path, arguments: Arguments) -> _Content:
@@ -146,7 +117,7 @@ def _read_csv(file: Path, arguments: Arguments) -> _Content:
     names = _select_number_columns(list(frame.columns), arguments, file)
     if arguments.text != NONE:
         texts = list(frame[names[0]])
-        return columns, _hash_texts(texts, arguments.width, path_text(file), first_row=2), ()
+        return columns, _hash_texts(texts, arguments.width, path_text(file), first_row=2)
     vectors = np.empty((len(frame), len(names)), np.float32)
     for i, name in enumerate(names):
         column = frame[name].mask(frame[name].isin(_MISSING), "nan").to_numpy(object)
@@ -158,12 +129,7 @@ def _read_csv(file: Path, arguments: Arguments) -> _Content:
                 f"{path_text(file)} has a text in column {safe_repr(name)} ({error}); expected "
                 "numbers: pass dataset_args=columns=A:B with the columns of numbers"
             ) from None
-    integer = re.compile("[+-]?[0-9]{1,19}")
-
-    def load_integers(j: int) -> NDArray[Any]:
-        return np.array([int(text) for text in frame[names[j]] if integer.fullmatch(text)], object)
-
-    return columns, vectors, warn_collapsed(vectors, load_integers, names)
+    return columns, vectors
 
 
 def _read_parquet(file: Path, arguments: Arguments) -> _Content:
@@ -176,7 +142,7 @@ def _read_parquet(file: Path, arguments: Arguments) -> _Content:
         if arguments.text != NONE:
             column = opened.read(columns=names)[names[0]]
             texts = column.cast("string").fill_null("").to_pylist()
-            return columns, _hash_texts(texts, arguments.width, path_text(file), first_row=1), ()
+            return columns, _hash_texts(texts, arguments.width, path_text(file), first_row=1)
         for name in names:
             dtype = schema.field(name).type
             if types.is_temporal(dtype) or types.is_binary(dtype):  # numpy would convert these
@@ -197,14 +163,7 @@ def _read_parquet(file: Path, arguments: Arguments) -> _Content:
                 for j, name in enumerate(names):
                     part[:, j] = group[name].to_pandas().to_numpy(np.float64, na_value=np.nan)
             parts.append(part)
-        stored = np.concatenate(parts)
-        vectors = stored.astype(np.float32, copy=False)
-        if is_list:
-            return columns, vectors, warn_collapsed(vectors, lambda j: stored[:, j])
-        warnings = warn_collapsed(
-            vectors, lambda j: opened.read([names[j]])[0].drop_null().to_numpy(), names
-        )
-        return columns, vectors, warnings
+        return columns, np.concatenate(parts).astype(np.float32, copy=False)
 
 
 def _read_arrays(file: Path, arguments: Arguments) -> _Content:
@@ -246,8 +205,7 @@ def _read_arrays(file: Path, arguments: Arguments) -> _Content:
         )
     columns = {role: pd.Categorical(column.astype(str)) for role, column in by_role.items()}
     with np.errstate(over="ignore"):
-        converted = vectors.astype(np.float32, copy=False)
-    return columns, converted, warn_collapsed(converted, lambda j: vectors[:, j])
+        return columns, vectors.astype(np.float32, copy=False)
 
 
 def _hash_texts(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data.decode import LibraryTransform, build_damage_error, decode_blocks
+from clear_mlflow.data.features import check_extraction_name
 from clear_mlflow.data.features.extracted import Extraction, array_file
-from clear_mlflow.data.features.stored import check_extraction_name
 from clear_mlflow.data.stream import BucketStream, ImageSet, count_images, iter_image_sets
 from clear_mlflow.learning.device import allow_tf32, translate_oom
 from clear_mlflow.learning.inference.backbones import Backbone
