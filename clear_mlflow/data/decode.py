@@ -104,17 +104,11 @@ def decode(
     pixels = bytearray()
     sizes = np.zeros((len(images), 2), dtype=np.int64)
     damaged: list[DamagedImage] = []
-    try:
-        for block in decode_blocks(images, resize, on_image=on_image):
-            for n, image in enumerate(block.images, start=block.start):
-                sizes[n] = image.shape[:2]
-                pixels += image.data
-            damaged += block.damaged
-    except MemoryError:
-        raise DataError(
-            f"{len(images)} images whose shorter side has {resize.side} pixels need more memory "
-            "than this machine can give; pass a smaller image_size"
-        ) from None
+    for block in decode_blocks(images, resize, on_image=on_image):
+        for n, image in enumerate(block.images, start=block.start):
+            sizes[n] = image.shape[:2]
+            pixels += image.data
+        damaged += block.damaged
     if damaged:
         raise build_damage_error(damaged)
     return DecodedImages(np.frombuffer(pixels, dtype=np.uint8), sizes)

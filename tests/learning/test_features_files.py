@@ -207,12 +207,21 @@ def in_ids(change):
         (lambda path: path.unlink(), "is missing"),
         (lambda path: path.write_bytes(path.read_bytes()[:300]), "is refused"),
         (in_ids(lambda by_id: by_id.__delitem__("235821045")), "no features of image '235821045'"),
-        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(2, 5)})), "shape (2, 5)"),
+        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(2, 5)})), "tensor of 1 dim"),
         (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(4)})), "one width for all"),
-        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(5).long()})), "torch.int64"),
+        (
+            in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(5).long()})),
+            "contains torch.int64",
+        ),
         (in_ids(lambda by_id: by_id.update({"235821045": torch.full((5,), torch.nan)})), "finite"),
-        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(5).to_sparse()})), "layout"),
-        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(1).expand(5)})), "claims 5"),
+        (
+            in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(5).to_sparse()})),
+            "expected a plain tensor",
+        ),
+        (
+            in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(1).expand(5)})),
+            "all in the file",
+        ),
         (
             in_ids(
                 lambda by_id: by_id.update(
@@ -221,7 +230,7 @@ def in_ids(change):
             ),
             "32-bit",
         ),
-        (in_ids(lambda by_id: list(by_id)), "contains a list"),
+        (in_ids(lambda by_id: list(by_id)), "no features of image"),
     ],
 )
 def test_damaged_released_features_are_told(tmp_path, damage, message):
@@ -237,7 +246,6 @@ def test_damaged_released_features_are_told(tmp_path, damage, message):
     [
         (lambda index: index.pop("1"), "expected a JSON object"),
         (lambda index: index["1"].pop("bus"), "no class 'bus'"),
-        (lambda index: index["1"].update(bus=index["1"]["camera"]), "one file"),
         (lambda index: index["1"].update(bus="../../../x.pth"), "no '..'"),
     ],
 )
@@ -265,8 +273,8 @@ def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows, labels: rows, "contains a Tensor"),
-        (lambda rows, labels: (rows, labels, labels), "contains a tuple"),
+        (lambda rows, labels: rows, "the same labels"),
+        (lambda rows, labels: (rows, labels, labels), "contains tuple; expected a plain"),
         (lambda rows, labels: (rows, labels[:-1]), "the same labels"),
         (lambda rows, labels: (rows, [1 - label for label in labels]), "the same labels"),
         (lambda rows, labels: (rows, torch.tensor(labels).to_sparse()), "the same labels"),
@@ -274,9 +282,9 @@ def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
         (lambda rows, labels: (rows, [torch.tensor([n, n]) for n in labels]), "the same labels"),
         (lambda rows, labels: (rows, [bool(n) for n in labels]), "the same labels"),
         (lambda rows, labels: (rows[:-1], labels[:-1]), "lists 8"),
-        (lambda rows, labels: (rows[0], labels), "shape (5,)"),
+        (lambda rows, labels: (rows[0], labels), "tensor of 2 dim"),
         (lambda rows, labels: (rows / 0, labels), "finite"),
-        (lambda rows, labels: (torch.zeros(1, 1).expand(8, 5), labels), "claims 40"),
+        (lambda rows, labels: (torch.zeros(1, 1).expand(8, 5), labels), "all in the file"),
     ],
 )
 def test_damaged_older_features_are_told(tmp_path, change, message):

@@ -157,7 +157,6 @@ def _load_released(
     buckets = read_json_object(index, root=base.resolve())
     class_files = check_object(buckets.get(bucket), source=source)
     rows: dict[int, Tensor] = {}
-    files: dict[Path, str] = {}
     for label in sorted({int(images.labels[i]) for i in indices}):
         class_name = class_names[label]
         if class_name not in class_files:
@@ -165,18 +164,8 @@ def _load_released(
         file = join_stored_path(
             class_files[class_name], base=base, below=_RELEASED_FOLDER, list_file=index
         )
-        if (other := files.setdefault(file, class_name)) != class_name:
-            raise DataError(
-                f"{source} has one file, {path_text(file)}, for classes {safe_repr(other)} and "
-                f"{safe_repr(class_name)}; expected one file for each class"
-            )
-        by_id = _load_torch_file_below(file, root=base.resolve())
-        if not isinstance(by_id, dict):
-            raise DataError(
-                f"{path_text(file)} contains a {type(by_id).__name__}; expected image ids and "
-                "their features: unpack it again"
-            )
-        by_id = {str(image_id): row for image_id, row in by_id.items()}
+        content = _load_torch_file_below(file, root=base.resolve())
+        by_id = {str(k): row for k, row in content.items()} if isinstance(content, dict) else {}
         for i in indices:
             image_id = images.paths[i].stem
             if images.labels[i] != label:
@@ -207,14 +196,11 @@ def _load_older(
         parse_list_line(line, number, base=base, num_classes=num_classes, list_file=list_file)
         for number, line in enumerate(read_lines(list_file, root=root), start=1)
     ]
-    pair = _load_torch_file_below(file, root=root)
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise DataError(
-            f"{path_text(file)} contains a {type(pair).__name__}; expected a pair of features and "
-            "labels: unpack it again"
-        )
-    features = _check_tensor(pair[0], dims=2, source=f"{path_text(file)}, features,")
-    if len(features) != len(listed) or _convert_labels(pair[1]) != [label for _, label in listed]:
+    content = _load_torch_file_below(file, root=root)
+    is_pair = isinstance(content, (tuple, list)) and len(content) == 2
+    tensor, labels = content if is_pair else (content, None)
+    features = _check_tensor(tensor, dims=2, source=f"{path_text(file)}, features,")
+    if len(features) != len(listed) or _convert_labels(labels) != [label for _, label in listed]:
         raise DataError(
             f"{path_text(file)} has features of {len(features)} images, and {path_text(list_file)} "
             f"lists {len(listed)}; expected the same images with the same labels in the same "
@@ -237,26 +223,19 @@ def _check_tensor(value: Any, *, dims: int, source: str) -> Tensor:
     """Return a tensor of finite numbers as float32. Raises DataError for anything else."""
     import torch
 
-    if (
-        not isinstance(value, torch.Tensor)
-        or not is_dense_on_cpu(value)
-        or not value.is_floating_point()
+    if not (
+        isinstance(value, torch.Tensor)
+        and is_dense_on_cpu(value)
+        and value.is_floating_point()
+        and value.dim() == dims
+        and 0 < value.shape[-1] <= MAX_FEATURES_WIDTH
+        and has_all_values(value)
     ):
-        dtype = getattr(value, "dtype", type(value).__name__)
-        layout = getattr(value, "layout", None)
         raise DataError(
-            f"{source} contains {dtype}, layout {layout}; expected a plain tensor of "
-            "floating-point numbers"
+            f"{source} contains {getattr(value, 'dtype', type(value).__name__)}; expected a plain "
+            f"tensor of {dims} dimensions, floating-point numbers that are all in the file, with a "
+            f"width of 1 to {MAX_FEATURES_WIDTH}"
         )
-    shape = tuple(value.shape)
-    if len(shape) != dims or not 0 < shape[-1] <= MAX_FEATURES_WIDTH:
-        expected = "(width,)" if dims == 1 else "(images, width)"
-        raise DataError(
-            f"{source} has the shape {shape}; expected {expected} with a width of 1 to "
-            f"{MAX_FEATURES_WIDTH}"
-        )
-    if not has_all_values(value):
-        raise DataError(f"{source} claims {value.numel()} numbers but contains fewer")
     tensor = value.detach().float()
     if not bool(torch.isfinite(tensor).all()):
         raise DataError(
