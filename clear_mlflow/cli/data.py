@@ -179,9 +179,9 @@ def features(
         parse_feature_name(name)
     except ValueError as error:
         raise ConfigError(f"name is {safe_repr(name)}; {error}") from None
-    from clear_mlflow.data.splits import check_protocol
+    from clear_mlflow.data.splits import check_split
 
-    check_protocol(protocol, split)
+    check_split(protocol, split)
 
     import torch
 

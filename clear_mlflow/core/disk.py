@@ -66,7 +66,7 @@ def create_durably(file: Path, content: bytes) -> bool:
 
 @contextmanager
 def _write_draft(file: Path, content: bytes) -> Iterator[Path]:
-    """Write a content to the disk under a temporary name."""
+    """Write a content to the disk under a temporary name, which is deleted after the block."""
     _make_folder(file.parent)
     # A unique name: another process may write the same file, here or on another machine.
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")

@@ -63,7 +63,10 @@ def describe_loop(
     score: str = ACCURACY.name,
     lower_is_better: bool = False,
 ) -> LoopMetadata:
-    """Check the arguments of :func:`clear_mlflow.track`."""
+    """Return the metadata that the arguments of :func:`clear_mlflow.track` describe.
+
+    Raises ConfigError or RecordError if an argument is invalid.
+    """
     keys = _parse_keys(buckets)
     if not isinstance(lower_is_better, bool):
         raise ConfigError(
@@ -184,14 +187,22 @@ def _build_evaluation_set(
 
 def build_count_row(loop: LoopMetadata, after: object, correct: object) -> AccuracyRow:
     """Build a row from the test images classified correctly: one count per bucket, or by bucket."""
+    counts, num_instances = _parse_correct(loop, correct)
+    return AccuracyRow(_parse_after(loop, after), loop.buckets, counts, num_instances)
+
+
+def _parse_correct(loop: LoopMetadata, correct: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the images classified correctly and all test images, per bucket.
+
+    Raises ConfigError if the loop's score is not accuracy, or num_instances is not known.
+    """
     check_accuracy(loop, "counts")
     if loop.num_instances is None:
         raise ConfigError(
             "counts arrived, but num_instances is not known; pass it to track, or fractions to "
             "log_accuracies"
         )
-    counts = _parse_counts(loop.buckets, correct, "correct")
-    return AccuracyRow(_parse_after(loop, after), loop.buckets, counts, loop.num_instances)
+    return _parse_counts(loop.buckets, correct, "correct"), loop.num_instances
 
 
 def build_value_row(loop: LoopMetadata, after: object, values: object) -> AccuracyRow:
@@ -233,30 +244,19 @@ def check_accuracy(loop: LoopMetadata, arrival: str) -> None:
 
 
 def build_test(
-    loop: LoopMetadata,
-    bucket: object,
-    correct: object,
-    *,
-    test: int,
-    num_tests: int,
-    step: int,
-    num_steps: int,
+    loop: LoopMetadata, bucket: object, correct: object, **numbers: object
 ) -> AnytimeRow:
-    """Build a test within a bucket. ``test`` counts from 1."""
-    if not loop.score.is_accuracy or loop.num_instances is None:
-        reason = f"the score is {loop.score.name}"
-        if loop.score.is_accuracy:
-            reason = "num_instances is not known; pass it to track"
-        raise ConfigError(f"a test inside a bucket counts correct test images, but {reason}")
+    """Build a test within a bucket, from the test images classified correctly.
+
+    numbers: ``test``, ``num_tests``, ``step`` and ``num_steps`` of :class:`AnytimeRow`.
+    """
+    counts, num_instances = _parse_correct(loop, correct)
     return AnytimeRow(
         bucket=_parse_after(loop, bucket),
-        test=_parse_int("test", test),
-        num_tests=_parse_int("num_tests", num_tests),
-        step=_parse_int("step", step),
-        num_steps=_parse_int("num_steps", num_steps),
         buckets=loop.buckets,
-        correct=_parse_counts(loop.buckets, correct, "correct"),
-        num_instances=loop.num_instances,
+        correct=counts,
+        num_instances=num_instances,
+        **{name: _parse_int(name, number) for name, number in numbers.items()},
     )
 
 
@@ -316,6 +316,7 @@ def _parse_predictions(images: EvaluationSet, row: int, predictions: object) -> 
 
 
 def _parse_labels(name: str, values: object) -> NDArray[np.uint16]:
+    """Return class indices, (n,). Raises ConfigError, whose message begins with *name*."""
     labels = _to_array(values)
     if labels.size == 0:
         labels = labels.astype(np.int64)
@@ -351,7 +352,7 @@ def _parse_keys(buckets: object) -> tuple[str, ...]:
 def _parse_counts(
     keys: tuple[str, ...], values: object, name: str = "num_instances"
 ) -> tuple[int, ...]:
-    """Return one integer per bucket."""
+    """Return one integer per bucket. A single number of *num_instances* is repeated for all."""
     values = _to_python(values)
     if name == "num_instances" and not isinstance(values, (Sequence, Mapping)):
         return (_parse_int(name, values),) * len(keys)
@@ -394,7 +395,7 @@ def _to_array(values: Any) -> NDArray[Any]:
 
 
 def _to_python(value: Any) -> Any:
-    """Convert an array or a tensor to Python's numbers and lists."""
+    """Convert an array or a tensor to Python's numbers and lists. Others are returned as is."""
     to_list = getattr(value, "tolist", None)
     return to_list() if callable(to_list) else value
 

@@ -114,9 +114,10 @@ class RowCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def parse_row_cost(cost: RowCost | Mapping[str, object] | None) -> RowCost | None:
-    """Check the cost that a custom loop passes, and return it.
+    """Return the cost that a custom loop passes, or None for None.
 
-    Raises RecordError, or ConfigError if a field does not exist.
+    Numbers of NumPy and tensors become Python's. Raises RecordError if a value is invalid, and
+    ConfigError if a field does not exist.
     """
     if cost is None:
         return None
@@ -542,10 +543,10 @@ def stack_all_rows(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 
 
 def find_row_indices(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
-    """Return the position of each labelled row: its bucket's, or by its number.
+    """Return, for each label of a row, the index of the bucket after which it was measured.
 
-    Labels that are neither buckets nor numbers keep their order. Raises RecordError if a label
-    occurs twice, or the labels only in part name buckets or follow each other.
+    labels: keys of buckets, texts that end with consecutive numbers, or other texts, which are in
+    the order of the stream. Raises RecordError if a label occurs twice, or they are of two types.
     """
     numbers, key_positions = parse_label_numbers(labels), {key: j for j, key in enumerate(keys)}
     positions = [key_positions.get(label, -1) for label in labels]
@@ -572,7 +573,7 @@ def parse_label_numbers(labels: Sequence[str]) -> list[int]:
 
 
 def iter_measured_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.float64]]]:
-    """Yield the measured rows: index (-1 = initial), bucket trained through, cells."""
+    """Yield ``initial``, if it was measured, and all rows: index (-1 = initial), name, cells."""
     if matrix.initial is not None:
         yield -1, "initial", matrix.initial
     for i, values in enumerate(matrix.values):

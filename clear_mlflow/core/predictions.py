@@ -246,7 +246,7 @@ def predictions_file_name(row: int) -> str:
 
 @contextmanager
 def _name_file(path: Path) -> Iterator[None]:
-    """Begin the messages of errors with the name of a file."""
+    """Turn errors of the block into a RecordError that begins with the name of the file."""
     try:
         yield
     except RecordError as error:

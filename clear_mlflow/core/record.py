@@ -282,22 +282,17 @@ def _identify_run(record: RowRecord) -> dict[str, object]:
 
 
 def check_schema(document: dict[str, Any], name: str) -> None:
-    """Raise RecordError if a file has another format, or a newer major version."""
+    """Raise RecordError if a file has another format, or another major version."""
     if "schema" not in document:
         raise RecordError("lacks the field 'schema', which names the file's format")
     schema: _Schema = convert(document["schema"], _Schema, "schema")
     if schema.name != name:
         raise RecordError(f"schema.name is {safe_repr(schema.name)}; expected {name!r}")
-    match = re.fullmatch(r"([0-9]{1,4})\.[0-9]{1,4}", schema.version)
-    major = int(SCHEMA_VERSION.partition(".")[0])
-    if match and int(match[1]) > major:
+    major = SCHEMA_VERSION.partition(".")[0]
+    if not re.fullmatch(rf"{major}\.[0-9]{{1,4}}", schema.version):
         raise RecordError(
-            f"has version {schema.version} of the format; this clear_mlflow reads {major}.x: "
-            "upgrade it"
-        )
-    if not match or int(match[1]) != major:
-        raise RecordError(
-            f"schema.version is {safe_repr(schema.version)}; expected {SCHEMA_VERSION!r}"
+            f"has version {safe_repr(schema.version)} of the format; this clear_mlflow reads "
+            f"{major}.x: upgrade it if the file is newer"
         )
 
 

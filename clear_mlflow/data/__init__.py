@@ -18,7 +18,7 @@ from clear_mlflow.data.image_index import ImageIndex as ImageIndex
 from clear_mlflow.data.image_index import build_index as build_index
 from clear_mlflow.data.layouts import find_layout, read_layout
 from clear_mlflow.data.sources import CLEAR, is_own_stream, load_source, stream_name
-from clear_mlflow.data.splits import AUTO, IID, check_protocol
+from clear_mlflow.data.splits import AUTO, IID, check_split
 from clear_mlflow.data.stream import BucketStream
 
 
@@ -32,7 +32,7 @@ def load_stream(
     split: str = AUTO,
 ) -> BucketStream:
     """Load a dataset of ``train`` as a stream: all files are hashed, and none is decoded."""
-    check_protocol(protocol, split)
+    check_split(protocol, split)
     if data_root == AUTO and dataset in CLEAR:
         data_root = str(fetch_clear(dataset))
     if dataset in EMBEDDED:

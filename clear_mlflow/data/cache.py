@@ -47,7 +47,10 @@ class ForeignFileError(UnusableFileError):
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Make a folder, and wait until no other process builds arrays in it."""
+    """Make a folder, and wait until no other process builds arrays in it.
+
+    Deletes the unfinished files of builders that were killed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it however a process ends
@@ -58,9 +61,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_array(path: Path, metadata: dict[str, Any]) -> Iterator[BinaryIO]:
-    """Open a new array for writing, which gets its name only when it is complete.
+    """Open a new array file for writing, and write its JSON file when the block ends.
 
-    metadata: its values in JSON, which may be filled in while the array is written.
+    Both get their names only when they are complete. metadata: content of the JSON file, which the
+    block may still change.
     """
     with _write_file(path) as file:
         yield file
@@ -80,7 +84,7 @@ def write_array(path: Path, metadata: dict[str, Any]) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _write_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its name when it is on the disk. A crash may leave a ``.part``."""
+    """Open a file that gets its name when it is on the disk. SIGKILL may leave a ``.part``."""
     part = path.with_suffix(f".{secrets.token_hex(8)}.part")
     try:
         # Whatever else the umask would allow, others may not write to it.
@@ -98,8 +102,8 @@ def read_array(
 ) -> tuple[NDArray[Any], dict[str, Any]] | None:
     """Map an array copy-on-write and return it with its metadata, or None if there is no array.
 
-    Its size, its modification time and a sample of its bytes are checked. If only the time differs,
-    as after copying the cache, all bytes are.
+    Its size, its modification time and a sample of its bytes are checked. If the time differs, as
+    after copying the cache, all bytes are checked instead, and the stored time is set again.
 
     Raises UnusableFileError if a file is not as it was written, or its metadata are not *expected*.
     """
@@ -129,7 +133,7 @@ def read_array(
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Read an array's JSON file, which :func:`read_array` verifies."""
+    """Read an array's JSON file, checks included. Raises UnusableFileError if it is not JSON."""
     try:
         return json_object(read_bytes(path, MAX_METADATA_BYTES), MAX_METADATA_BYTES)
     except RecordError:
@@ -137,7 +141,10 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def check_private(path: Path) -> os.stat_result:
-    """Raise UnusableFileError if another user could have written to a file."""
+    """Return the status of a regular file of this user or of root.
+
+    Raises UnusableFileError if another user could have written to it.
+    """
     status = path.stat()
     if status.st_uid not in (os.geteuid(), 0):
         raise ForeignFileError(f"{path_text(path)} belongs to another user (uid {status.st_uid})")
@@ -155,7 +162,7 @@ def _build_damage_error(path: Path) -> UnusableFileError:
 
 @cache
 def _hash_unchanged(path: Path, state: tuple[int, ...], metadata_text: str) -> str:
-    """Hash all bytes of a file, once in a process while its *state* is the same."""
+    """Hash all bytes of a file. A process hashes a file again only if its *state* differs."""
     with path.open("rb") as file:
         return _hash_all(file, metadata_text)
 
@@ -178,9 +185,10 @@ def _hash_sample(file: BinaryIO, metadata_text: str) -> str:
 
 
 class HashCache:
-    """SHA-256 sums of the files below *root*, kept in *folder* for as long as a file is the same.
+    """SHA-256 sums of the files below *root*, stored in a database in *folder*.
 
-    A file is the same if its size, times and inode are. Use it as a context manager.
+    A stored sum is used while a file's size, times and inode are the same. Use it as a context
+    manager, which reads and writes the database. Without a folder, every file is hashed.
     """
 
     def __init__(self, folder: Path | None, root: Path) -> None:
@@ -191,18 +199,18 @@ class HashCache:
 
     def __enter__(self) -> HashCache:
         if self._file is not None and self._file.is_file():
-            self._use_database(self._file, self._load)
+            self._use_database(self._file, self._load_hashes)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Store new hashes, also after an error: hashing continues where it stopped."""
         if self._file is not None and self._new:
-            self._use_database(self._file, self._save)
+            self._use_database(self._file, self._save_hashes)
 
     def hash_file(self, path: Path, status: os.stat_result) -> str:
-        """Return the SHA-256 of a file, hexadecimal. Threads may call it at the same time.
+        """Return the SHA-256 of a file, hexadecimal, from the database if it has it.
 
-        status: what ``stat`` returns for the file, links followed.
+        Threads may call it at the same time. status: what ``stat`` returns, links followed.
         """
         before, name = _get_state(status), os.fsencode(path)  # not every name is Unicode
         stored = self._stored.get(name)
@@ -217,6 +225,10 @@ class HashCache:
 
     @staticmethod
     def _use_database(file: Path, use: Callable[[sqlite3.Connection], None]) -> None:
+        """Call *use* with the open database, or do nothing if that is not possible.
+
+        Deletes a database that is damaged, or that other users may write to.
+        """
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
@@ -231,7 +243,7 @@ class HashCache:
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
 
-    def _load(self, database: sqlite3.Connection) -> None:
+    def _load_hashes(self, database: sqlite3.Connection) -> None:
         root = os.fsencode(self._root)
         first, last = root + b"/", root + b"0"  # 0 is the character after the slash
         rows = database.execute(
@@ -241,7 +253,7 @@ class HashCache:
         )
         self._stored = {path: tuple(rest) for path, *rest in rows}
 
-    def _save(self, database: sqlite3.Connection) -> None:
+    def _save_hashes(self, database: sqlite3.Connection) -> None:
         database.execute(
             "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, size INTEGER, "
             "mtime_ns INTEGER, ctime_ns INTEGER, inode INTEGER, content TEXT) WITHOUT ROWID"

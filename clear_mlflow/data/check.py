@@ -22,10 +22,10 @@ from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, hash_file
 from clear_mlflow.data import read_stream_index
 from clear_mlflow.data.content import (
     DIFFERENCES,
-    Image,
+    IndexedImage,
     build_stream,
     find_duplicates,
-    iter_image_rows,
+    iter_images,
 )
 from clear_mlflow.data.decode import Resize, decode
 from clear_mlflow.data.files import path_text, reason, stat_file
@@ -141,7 +141,7 @@ def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Finding
         image
         for split, bucket_sets in sets.items()
         for key, image_set in bucket_sets.items()
-        for image in iter_image_rows(image_set, split, key, index.class_names)
+        for image in iter_images(image_set, split, key, index.class_names)
     ]
     missing = {i.path for i in images if not i.content and not os.path.lexists(i.path)}
     results = _decode_images(images, root, on_progress)
@@ -218,7 +218,7 @@ def _list_empty_classes(counts: Sequence[Count], root: Path) -> list[Problem]:
 
 
 def _decode_images(
-    images: Sequence[Image], root: Path, on_progress: OnImages
+    images: Sequence[IndexedImage], root: Path, on_progress: OnImages
 ) -> list[tuple[str, str]]:
     """Return the content of each image, or an empty text and the reason why it is unreadable."""
     blocks = [images[i : i + _FILES_PER_TASK] for i in range(0, len(images), _FILES_PER_TASK)]
@@ -231,7 +231,7 @@ def _decode_images(
     return results
 
 
-def _decode_image(image: Image, root: Path) -> tuple[str, str]:
+def _decode_image(image: IndexedImage, root: Path) -> tuple[str, str]:
     path = image.path
     if image.content:  # a vector, which was read already
         return image.content, ""

@@ -33,8 +33,8 @@ DIFFERENCES = {
 }
 
 
-class Image(NamedTuple):
-    """One row of the table of images: where it belongs, and its content."""
+class IndexedImage(NamedTuple):
+    """An image of a dataset: its split, bucket and class, and the hash of its content."""
 
     split: str
     bucket: str
@@ -51,7 +51,9 @@ def build_stream(
     split: str = AUTO,
     hash_folder: Path | None = None,
 ) -> BucketStream:
-    """Apply a split and hash its images.
+    """Apply a split and hash its images. Nothing is decoded.
+
+    hash_folder: folder that keeps the hashes of files for later calls, or None to hash every file.
 
     Raises DataError if buckets share too many images, or lack a class that the index requires.
     """
@@ -61,7 +63,7 @@ def build_stream(
         _check_all_classes([*index.images.items(), *tests], index)
     buckets = _hash_buckets(unhashed, index.root, hash_folder)
     test_split = get_measured_split(split)
-    images = _list_rows(buckets, index.class_names, test_split)
+    images = _list_images(buckets, index.class_names, test_split)
     if not index.may_repeat:
         # Under the streaming protocol, each bucket is tested on its training images.
         compared = [i for i in images if protocol != STREAMING or i.split == TRAIN]
@@ -96,31 +98,31 @@ def compute_stream_digest(
     buckets: Sequence[Bucket], class_names: Sequence[str], test_split: str, scenario: str = DOMAIN
 ) -> str:
     """Return the digest of buckets whose images are hashed. See :class:`BucketStream`."""
-    digest = _compute_digest(_list_rows(buckets, class_names, test_split))
+    digest = _compute_digest(_list_images(buckets, class_names, test_split))
     if scenario == DOMAIN:
         return digest
     # Scenarios are different tasks on the same images: their results are not comparable.
     return "sha256:" + hashlib.sha256(f"{scenario}\0{digest}".encode()).hexdigest()
 
 
-def _list_rows(
+def _list_images(
     buckets: Sequence[Bucket], class_names: Sequence[str], test_split: str
-) -> list[Image]:
+) -> list[IndexedImage]:
     return [
         image
         for bucket in buckets
         for split, images in ((TRAIN, bucket.train), (test_split, bucket.test))
-        for image in iter_image_rows(images, split, bucket.key, class_names)
+        for image in iter_images(images, split, bucket.key, class_names)
     ]
 
 
-def iter_image_rows(
+def iter_images(
     images: ImageSet, split: str, bucket: str, class_names: Sequence[str]
-) -> Iterator[Image]:
-    """Yield a row for each image of a set."""
+) -> Iterator[IndexedImage]:
+    """Yield the images of one bucket's set."""
     contents = images.contents or ("",) * len(images)
     for path, label, content in zip(images.paths, images.labels.tolist(), contents, strict=True):
-        yield Image(split, bucket, class_names[label], path, content)
+        yield IndexedImage(split, bucket, class_names[label], path, content)
 
 
 def _hash_buckets(
@@ -162,7 +164,7 @@ def _hash(path: Path, root: Path, hashes: HashCache) -> str:
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
 
 
-def _compute_digest(images: Sequence[Image]) -> str:
+def _compute_digest(images: Sequence[IndexedImage]) -> str:
     """Return ``sha256:`` and a hash of each image's split, bucket, class and content hash.
 
     Neither paths nor the order of the images change it.
@@ -173,28 +175,30 @@ def _compute_digest(images: Sequence[Image]) -> str:
     return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def find_duplicates(images: Collection[Image]) -> list[tuple[str, list[Image]]]:
-    """Return the images that have the same content, and the worst field in which they differ.
+def find_duplicates(images: Collection[IndexedImage]) -> list[tuple[str, list[IndexedImage]]]:
+    """Group the images that have the same content, with the worst field in which they differ.
 
     The field is a key of ``DIFFERENCES``, or empty for copies in one bucket, split and class.
     """
     counts = Counter(image.content for image in images)
-    copies_by_content: defaultdict[str, list[Image]] = defaultdict(list)
+    copies_by_content: defaultdict[str, list[IndexedImage]] = defaultdict(list)
     for image in images:
         if counts[image.content] > 1:
             copies_by_content[image.content].append(image)
     return [(_find_difference(copies), copies) for copies in copies_by_content.values()]
 
 
-def _find_difference(copies: Sequence[Image]) -> str:
+def _find_difference(copies: Sequence[IndexedImage]) -> str:
     return next((name for name in DIFFERENCES if len(_select_distinct(copies, name)) > 1), "")
 
 
-def _check_disjoint(images: Sequence[Image], test_split: str, noun: str) -> tuple[str, ...]:
+def _check_disjoint(images: Sequence[IndexedImage], test_split: str, noun: str) -> tuple[str, ...]:
     """Return warnings about shared images. Raises DataError if two sets share more than half."""
     duplicates = find_duplicates(images)
     sizes = Counter(key for key, _ in {((i.split, i.bucket), i.content) for i in images})
-    shared: defaultdict[tuple[tuple[str, str], ...], list[tuple[Image, ...]]] = defaultdict(list)
+    shared: defaultdict[tuple[tuple[str, str], ...], list[tuple[IndexedImage, ...]]] = defaultdict(
+        list
+    )
     for _, copies in duplicates:
         for pair in combinations(_select_distinct(copies, "split", "bucket"), 2):
             shared[tuple((i.split, i.bucket) for i in pair)].append(pair)
@@ -218,11 +222,11 @@ def _check_disjoint(images: Sequence[Image], test_split: str, noun: str) -> tupl
     return tuple(warnings)
 
 
-def _select_distinct(copies: Sequence[Image], *fields: str) -> list[Image]:
+def _select_distinct(copies: Sequence[IndexedImage], *fields: str) -> list[IndexedImage]:
     """Return the first image for each value of these fields, in order."""
     get_fields = attrgetter(*fields)
     return list({get_fields(image): image for image in reversed(copies)}.values())[::-1]
 
 
-def _format_pair(images: Sequence[Image]) -> str:
+def _format_pair(images: Sequence[IndexedImage]) -> str:
     return f"{path_text(images[0].path)} and {path_text(images[1].path)}"

@@ -115,7 +115,7 @@ def decode(
 
 
 def decode_bytes(contents: Sequence[bytes], resize: Resize) -> DecodedImages:
-    """Decode images that are in memory."""
+    """Decode the contents of image files. Raises DataError if one is damaged."""
     images = []
     for number, content in enumerate(contents, start=1):
         try:
@@ -146,7 +146,11 @@ def decode_blocks(
     *,
     on_image: Callable[[int], None] | None = None,
 ) -> Iterator[DecodedBlock]:
-    """Decode images in threads, and yield blocks in order, each with its damaged images."""
+    """Decode images in threads, and yield blocks in order, each with its damaged images.
+
+    on_image: receives the number of images done after each block. Raises DataError if a file
+    cannot be read, or differs from its content hash.
+    """
     if images.vectors is not None:
         raise DataError("the dataset contains vectors, not images; pass features=vectors")
     if resize.side**2 > _MAX_PIXELS:
@@ -167,7 +171,9 @@ def decode_blocks(
         block, damaged = [], []
         for i in range(start, stop):
             try:
-                content = _read(images.paths[i], images.contents[i] if images.contents else None)
+                content = _read_file(
+                    images.paths[i], images.contents[i] if images.contents else None
+                )
                 block.append(_decode_image(content, resize))
             except _UndecodableError as error:
                 block.append(np.zeros((0, 0, 3), dtype=np.uint8))
@@ -213,12 +219,13 @@ def build_damage_error(damaged: Sequence[DamagedImage], *, advice: str = "") -> 
     )
 
 
-def _read(path: Path, content: str | None) -> bytes:
+def _read_file(path: Path, content_hash: str | None) -> bytes:
+    """Read a file. Raises DataError if its SHA-256 is not *content_hash*, unless that is None."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
-    if content is not None and hashlib.sha256(data).hexdigest() != content:
+    if content_hash is not None and hashlib.sha256(data).hexdigest() != content_hash:
         raise DataError(
             f"{path_text(path)} is not the file whose content was hashed; it was changed in the "
             "meantime: run again when nothing writes to the dataset"
@@ -227,6 +234,7 @@ def _read(path: Path, content: str | None) -> bytes:
 
 
 def _decode_image(data: bytes, resize: Resize | LibraryTransform) -> NDArray[Any]:
+    """Return (height, width, 3) bytes, or the result of the library's transform."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
@@ -240,7 +248,7 @@ def _decode_image(data: bytes, resize: Resize | LibraryTransform) -> NDArray[Any
             if isinstance(resize, Resize):
                 return (_resize_square if resize.square else _resize)(image, resize.side)
             _compute_long_side(image, resize.side)
-            upright = _turn_upright(image)
+            upright = _convert_upright(image)
     except (_UndecodableError, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -289,13 +297,15 @@ def _resize_square(image: Image.Image, side: int) -> NDArray[np.uint8]:
     return np.asarray(small if turn is None else small.transpose(turn))
 
 
-def _turn_upright(image: Image.Image) -> Image.Image:
+def _convert_upright(image: Image.Image) -> Image.Image:
+    """Return a copy of an image in RGB, turned upright by EXIF."""
     turn = _UPRIGHT.get(_read_orientation(image))
     colour = _convert_to_rgb(image)
     return colour.copy() if turn is None else colour.transpose(turn)
 
 
 def _convert_to_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image to RGB: transparent pixels become white, 16 bits become 8."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I"):
@@ -310,6 +320,7 @@ def _convert_to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _read_orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 to 8, or 1 if there is none or it is damaged."""
     try:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:  # damaged EXIF is common in collected photos, whose pixels may be intact

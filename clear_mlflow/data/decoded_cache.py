@@ -39,7 +39,13 @@ from clear_mlflow.data.decode import (
     decoder_version,
 )
 from clear_mlflow.data.files import path_text, reason
-from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet, count_images, iter_image_sets
+from clear_mlflow.data.stream import (
+    Bucket,
+    BucketStream,
+    ImageSet,
+    iter_image_sets,
+    iter_with_progress,
+)
 
 LEAVE_OUT = "leave_out"
 DECODED_FOLDER = "decoded-v1"  # in the folder of all caches
@@ -80,9 +86,9 @@ class DecodedCache:
         *,
         on_image: Callable[[int], None] | None = None,
     ) -> tuple[DamagedImage, ...]:
-        """Return the images that cannot be decoded.
+        """Decode images into the cache unless they are there. Return the undecodable ones.
 
-        If there are none, the set is cached afterwards, where the cache can keep it.
+        If the folder cannot be used, the decoded images are dropped, and a warning is printed.
         """
         entry = self._load_or_build(images, resize, on_image)
         if entry is None:  # nothing can be kept: decode each image and drop it
@@ -93,7 +99,11 @@ class DecodedCache:
     def _load_or_build(
         self, images: ImageSet, resize: Resize, on_image: Callable[[int], None] | None
     ) -> DecodedImages | tuple[DamagedImage, ...] | None:
-        """Return pixels, or the damaged images if there are some, or None if nothing is kept."""
+        """Return cached pixels, or the damaged images if there are some.
+
+        Decodes the images if they are not cached yet. Returns None, with a warning, if the folder
+        cannot be used.
+        """
         if not images.contents:
             return None
         described = "\n".join((decoder_version(), str(resize), *images.contents))
@@ -119,6 +129,7 @@ class DecodedCache:
     def _read_unless_damaged(
         self, path: Path, images: ImageSet
     ) -> DecodedImages | tuple[DamagedImage, ...] | None:
+        """Return a cached file's content, or None if there is no file, or a damaged one."""
         try:
             return _read(path, images)
         except ForeignFileError:  # so this user does not replace it
@@ -192,11 +203,11 @@ def drop_undecodable(
 ) -> tuple[BucketStream, int]:
     """Decode every image into the cache, and return the decodable stream and how many were dropped.
 
-    Raises DataError if images are damaged, unless *damaged* is ``leave_out``.
+    damaged: ``leave_out`` to drop damaged images, or ``stop`` to raise DataError if there are any.
     """
     remaining: dict[int, ImageSet] = {}
     all_damaged: list[DamagedImage] = []
-    for images, on_ready in count_images([*iter_image_sets(stream)], on_image):
+    for images, on_ready in iter_with_progress([*iter_image_sets(stream)], on_image):
         damaged_images = cache.find_damaged(images, resize, on_image=on_ready)
         all_damaged += damaged_images
         if damaged_images:
@@ -239,7 +250,7 @@ def drop_undecodable(
     )
     # A set without its damaged images is another one to the cache. It is decoded now, as the others
     # were, and not in the middle of the training.
-    for images, on_ready in count_images([*iter_image_sets(decodable)], on_image):
+    for images, on_ready in iter_with_progress([*iter_image_sets(decodable)], on_image):
         cache.find_damaged(images, resize, on_image=on_ready)
     return decodable, len(all_damaged)
 

@@ -91,7 +91,11 @@ def download(
     retry_limits: RetryLimits = RetryLimits(),
     on_progress: OnProgress = lambda step, done, total: None,
 ) -> tuple[str, ...]:
-    """Download and unpack a dataset to *root*, or continue an earlier call. Returns new folders."""
+    """Download and unpack a dataset to *root*, or continue an earlier call.
+
+    Waits while another process downloads to *root*, and deletes the archives at the end. Returns
+    the names of the new folders.
+    """
     if not _list_missing(release, root):
         return ()
     with _lock(root, on_progress) as work:
@@ -141,7 +145,10 @@ def _is_finished(root: Path, archive: Archive) -> bool:
 
 @contextmanager
 def _lock(root: Path, on_progress: OnProgress) -> Iterator[Path]:
-    """Create, lock and clean the folder for unfinished files. Waits for other processes."""
+    """Create, lock and yield the folder for unfinished files. Waits for other processes.
+
+    Deletes what a killed process had unpacked, but not what it had downloaded.
+    """
     work = root / WORK_FOLDER
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -177,7 +184,10 @@ class _Hub:
     on_progress: OnProgress
 
     def fetch(self, archive: Archive) -> Path:
-        """Fetch an archive, and once again from the beginning if its checksum is wrong."""
+        """Return the path of an archive, which is downloaded unless it is there.
+
+        A wrong checksum makes it start again once. Raises DataError at the second wrong one.
+        """
         file = self.work / archive.file
         part = self.work / f"{archive.file}.part"
         if file.is_file():
@@ -229,6 +239,7 @@ class _Hub:
         )
 
     def _fetch_part(self, archive: Archive, part: Path) -> None:
+        """Append an archive's remaining bytes to *part*. Tries again after passing problems."""
         from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
         limits, failed = self.retry_limits, 0
@@ -310,7 +321,10 @@ def _size(part: Path) -> int:
 
 
 def _check_disk(hub: _Hub, missing: list[Archive]) -> None:
-    """Report the sizes of the download and the disk. Raises DataError if the disk is too small."""
+    """Report the sizes of the download and the disk. Raises DataError if the disk is too small.
+
+    Does nothing if the hub does not state a size.
+    """
     to_fetch = unpacked = needed = 0
     for archive in missing:
         if (size := hub.fetch_size(archive)) is None:

@@ -65,7 +65,10 @@ def is_folder(path: Path) -> bool:
 
 
 def stat_file(path: Path, *, root: Path) -> os.stat_result:
-    """Return the status of a plain file. Raises DataError if a link leads out of *root*."""
+    """Return the status of a file, links followed.
+
+    Raises DataError if it is missing or not a plain file, or a link leads out of *root*.
+    """
     try:
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode):
@@ -89,7 +92,7 @@ def _build_link_error(path: Path, root: Path) -> DataError:
 
 
 def resolve_root(root: Path) -> Path:
-    """Return the data root as an absolute path without links."""
+    """Return the data root as an absolute path without links. Raises DataError if it is missing."""
     try:
         return root.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:
@@ -106,7 +109,7 @@ def list_names(folder: Path) -> list[str]:
 
 
 def describe_system_files(images: Iterable[Path]) -> tuple[str, ...]:
-    """Return a warning about the system files next to images, if there are some."""
+    """Return one warning about all system files next to images, or no warning."""
     files = (file for folder in {image.parent for image in images} for file in folder.iterdir())
     skipped = sorted(file for file in files if _SYSTEM_FILE.fullmatch(file.name))
     return tuple(
@@ -116,7 +119,7 @@ def describe_system_files(images: Iterable[Path]) -> tuple[str, ...]:
 
 
 def format_names(names: Sequence[str]) -> str:
-    """Return names for a message, at most twelve of them."""
+    """Return names for a message, at most twelve of them, or "nothing" without names."""
     others = f" and {len(names) - 12} more" if len(names) > 12 else ""
     return ", ".join(safe_repr(name) for name in names[:12]) + others or "nothing"
 
@@ -156,7 +159,7 @@ def check_image_folder(
 
 
 def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> list[str]:
-    """Read the lines of a text file, with or without a final newline."""
+    """Read the lines of a UTF-8 file below *root*. Raises DataError if it is empty."""
     try:
         text = decode_text(_read_bytes(path, root=root, limit=limit))
     except RecordError as error:
@@ -181,7 +184,7 @@ def parse_list_line(
 
 
 def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
-    """Read a class list: one name per line, sorted, with or without a final newline."""
+    """Read a class list: one name per line. Raises DataError unless they are sorted."""
     lines = read_lines(path, root=root, limit=MAX_CLASS_LIST_BYTES)
     for number, (before, name) in enumerate(pairwise(["", *lines]), start=1):
         if not is_class_name(name):
@@ -203,7 +206,7 @@ def read_json_object(path: Path, *, root: Path) -> dict[str, Any]:
 
 
 def read_json_strings(path: Path, *, root: Path) -> list[str]:
-    """Read a JSON list of at least one string."""
+    """Read a JSON list of strings. Raises DataError if it is empty or anything else."""
     strings: list[str] = _read_json(path, Annotated[list[str], Meta(min_length=1)], root=root)
     return strings
 

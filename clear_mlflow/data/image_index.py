@@ -270,7 +270,10 @@ def _sort_class_names(
 
 
 def sort_buckets(keys: Collection[str], *, order: Sequence[str], source_name: str) -> list[str]:
-    """Sort the keys of buckets by *order*, or by number or date if *order* is empty."""
+    """Sort the keys of buckets by *order*, or by number or date if *order* is empty.
+
+    Raises DataError if a key is invalid, there are too many, or their order is not clear.
+    """
     for key in sorted(keys):
         if not key.isprintable() or key != key.strip() or not 1 <= len(key) <= MAX_KEY_CHARACTERS:
             raise DataError(
@@ -326,7 +329,10 @@ def build_image_set(images: Iterable[tuple[int, Path]]) -> ImageSet:
 def build_vector_set(
     vectors: Iterable[tuple[int, int]], array: NDArray[np.float32], source_name: str, first_row: int
 ) -> ImageSet:
-    """Return the vectors of one bucket, from (label, row), in the order of label and content."""
+    """Return the vectors of one bucket, from (label, row), in the order of label and content.
+
+    Hashes each vector. Raises DataError if a number is not finite.
+    """
     ordered = []
     for label, row in vectors:
         if not np.isfinite(array[row]).all():

@@ -65,7 +65,11 @@ class ScenarioArguments:
 def apply_scenario(
     stream: BucketStream, scenario: str, arguments: Mapping[str, Any] | None = None
 ) -> BucketStream:
-    """Regroup the images of a stream into buckets of new classes. Training images stay training."""
+    """Regroup the images of a stream into buckets of new classes. Training images stay training.
+
+    ``domain`` returns the stream itself. Raises ConfigError if the arguments do not fit the
+    stream, and DataError if a bucket would be without images.
+    """
     if scenario == DOMAIN:
         return stream
     parameters = ScenarioArguments(**(arguments or {}))

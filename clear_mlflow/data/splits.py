@@ -34,8 +34,12 @@ _SPLIT = re.compile(f"auto|[0-9]{{1,18}}|{VALIDATION}(:[0-9]{{1,18}})?")
 def apply_split(
     index: ImageIndex, *, protocol: str, split: str
 ) -> tuple[tuple[Bucket, ...], str, tuple[str, ...]]:
-    """Return the buckets, the split (released, N, none or a validation split), and warnings."""
-    check_protocol(protocol, split)
+    """Return the buckets, the split (released, N, none or a validation split), and warnings.
+
+    Reads the lists of released test images or of stored splits if they are used. Raises DataError
+    if a bucket has too few images to hold some out.
+    """
+    check_split(protocol, split)
     if protocol == STREAMING:
         return tuple(Bucket(key, all_, all_) for key, all_ in index.images.items()), "none", ()
     validates, base_split = get_measured_split(split) == VALIDATION, get_divided_split(split)
@@ -69,8 +73,8 @@ def apply_split(
     return tuple(buckets), str(number), warnings
 
 
-def check_protocol(protocol: str, split: str) -> None:
-    """Raise ConfigError if :func:`apply_split` cannot do this, before anything is read."""
+def check_split(protocol: str, split: str) -> None:
+    """Raise ConfigError if a protocol or a split does not exist, or they contradict each other."""
     if protocol not in (IID, STREAMING):
         raise ConfigError(f"protocol is {safe_repr(protocol)}; expected {IID} or {STREAMING}")
     if not _SPLIT.fullmatch(split):
@@ -86,7 +90,10 @@ def check_protocol(protocol: str, split: str) -> None:
 
 
 def draw_split(num_images: int, seed: int) -> Split:
-    """Hold out the last int(0.3 n) shuffled images, as CLEAR's prepare_training_folder.py does."""
+    """Draw ascending training and test indices of a bucket: a test set of int(0.3 n) images.
+
+    The last shuffled images are held out, as in CLEAR's prepare_training_folder.py.
+    """
     indices = list(range(num_images))
     random.Random(seed).shuffle(indices)  # noqa: S311 (the published procedure, not a secret)
     num_train = num_images - int(TEST_RATIO * num_images)
@@ -95,7 +102,11 @@ def draw_split(num_images: int, seed: int) -> Split:
 
 
 def draw_validation_split(images: ImageSet) -> Split:
-    """Hold out a tenth of each class, at least one of two, by ids: the same for all seeds."""
+    """Return ascending training and validation indices: a tenth of each class is held out.
+
+    At least one image of each class that has two is held out. The hash of an image's id decides,
+    so the split is the same for all seeds.
+    """
     held_out, ids = np.zeros(len(images), dtype=np.bool_), images.ids()
     for label in np.unique(images.labels).tolist():
         indices = np.flatnonzero(images.labels == label).tolist()

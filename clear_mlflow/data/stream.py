@@ -124,10 +124,13 @@ class BucketStream:
         return get_measured_split(self.split)
 
 
-def count_images(
+def iter_with_progress(
     sets: Sequence[ImageSet], on_image: Callable[[int, int], None]
 ) -> Iterator[tuple[ImageSet, Callable[[int], None]]]:
-    """Yield each set of images and a function that takes the number of its finished images."""
+    """Yield each set of images, and a function to report how many of them are done.
+
+    That function calls *on_image* with the number done in all sets, and their total.
+    """
     total, num_before = sum(map(len, sets)), 0
     for images in sets:
 
@@ -145,7 +148,7 @@ def iter_image_sets(stream: BucketStream) -> Iterator[ImageSet]:
 
 
 def build_evaluation_set(stream: BucketStream) -> EvaluationSet:
-    """Return the test images of all buckets, with the contents that the stream's digest covers."""
+    """Return the test images of all buckets: labels, content hashes and names of files."""
     tests = [bucket.test for bucket in stream.buckets]
     contents = b"".join(bytes.fromhex(c)[:16] for images in tests for c in images.contents)
     return EvaluationSet(

@@ -67,7 +67,7 @@ def test_each_damaged_run_is_named_and_every_other_is_scored(store, many, jobs, 
     for name, message in {
         "corrupted": "row_004.json: is not JSON",
         "foreign": "row_000.json and row_004.json contradict each other: dataset digest",
-        "newer": "row_004.json: has version 2.0 of the format; this clear_mlflow reads 1.x",
+        "newer": "row_004.json: has version '2.0' of the format; this clear_mlflow reads 1.x",
         "gap": "are missing from its artifacts (row_004.json" if scored_before else "missing row 4",
     }.items():
         assert verdicts[name].is_problem

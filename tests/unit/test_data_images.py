@@ -261,7 +261,7 @@ images = ImageSet((path,), np.zeros(1, np.int64), contents)
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
 if what == "check":
-    image = findings.Image("train", "1", "a", path)
+    image = findings.IndexedImage("train", "1", "a", path)
     print(findings._decode_image(image, path.parent)[1])
 else:
     try:

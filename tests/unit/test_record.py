@@ -168,7 +168,7 @@ def test_a_later_version_is_read_and_a_newer_major_one_asks_for_an_upgrade():
     later = document(schema={"name": SCHEMA_NAME, "version": "1.7", "x": 1}, further=[1])
     assert read(json.dumps(later)) == record(2, extra={"further": [1]})
     newer = {"schema": {"name": SCHEMA_NAME, "version": "2.0"}, "rows": []}
-    check_refused(json.dumps(newer), "has version 2.0 of the format")
+    check_refused(json.dumps(newer), "has version '2.0' of the format")
 
 
 def schema(name=SCHEMA_NAME, version="1.0"):
@@ -179,7 +179,7 @@ WRONG_FIELDS = [
     ({"schema": ...}, "lacks the field 'schema'"),
     (schema("x"), "schema.name is 'x'"),
     (schema(version=1.0), "schema.version: expected 'str"),
-    (schema(version="0.9"), "schema.version is '0.9'"),
+    (schema(version="0.9"), "has version '0.9' of the format"),
     ({"row": ...}, "lacks the field 'row'"),
     ({"row": True}, "row: expected 'int', got 'bool"),
     ({"row": 4}, "only 3 buckets"),

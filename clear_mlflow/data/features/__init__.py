@@ -23,7 +23,13 @@ from clear_mlflow.data.features.extracted import (
 )
 from clear_mlflow.data.features.shipped import list_shipped_names, load_shipped_features
 from clear_mlflow.data.sources import VECTORS
-from clear_mlflow.data.stream import BucketStream, ImageSet, Vectors, count_images, iter_image_sets
+from clear_mlflow.data.stream import (
+    BucketStream,
+    ImageSet,
+    Vectors,
+    iter_image_sets,
+    iter_with_progress,
+)
 
 PIXELS = "pixels"  # the name of features that every dataset of images has
 _SIDE = 16  # of the small image; a larger one makes covariances large without better results
@@ -43,7 +49,10 @@ class StoredFeatures:
 
 
 def check_features(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
-    """Return extracted features, or None for others. Raises DataError if there are none."""
+    """Return the extracted features of this name, or None for vectors, pixels and shipped ones.
+
+    Raises DataError if no features have this name.
+    """
     if stream.has_vectors and name != VECTORS:
         raise ConfigError(
             f"dataset {stream.name} consists of vectors, and features is {name}; pass "
@@ -78,7 +87,7 @@ def load_features(
     elif name == PIXELS:
         progress = {
             id(images): on_ready
-            for images, on_ready in count_images([*iter_image_sets(stream)], on_image)
+            for images, on_ready in iter_with_progress([*iter_image_sets(stream)], on_image)
         }
 
         def load(images: ImageSet) -> NDArray[np.float32]:

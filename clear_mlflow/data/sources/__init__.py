@@ -53,7 +53,11 @@ def needs_folder(dataset: str) -> bool:
 
 
 def load_source(dataset: str) -> Any:
-    """Return the module that reads a dataset, or an object with the same attributes."""
+    """Return the module that reads a dataset, or an object with the same attributes.
+
+    Imports a user's function. For CLEAR and the embedded datasets, the object has only
+    ``Arguments``, without fields.
+    """
     if is_own_function(dataset):
         return FunctionSource(dataset)
     if dataset in SOURCES:

@@ -103,7 +103,7 @@ def select_columns(
 def convert_column(
     column: pa.ChunkedArray, role: str, source_name: str, first_row: int
 ) -> Categorical:
-    """Convert an Arrow column to texts."""
+    """Convert an Arrow column to texts. Raises DataError for missing values and for lists."""
     import pyarrow as pa
     from pyarrow import compute, types
 
@@ -166,7 +166,11 @@ def build_column_index(
     source_name: str,
     first_row: int,
 ) -> ImageIndex:
-    """Build the index of images, from a path below *root* for each row, or of vectors."""
+    """Build the index of images, from a path below *root* for each row, or of vectors.
+
+    columns: labels, and buckets or times, and splits if there are some, by role. first_row: number
+    of the first row, for messages. Raises DataError for the first row that is invalid.
+    """
     rows = _Rows(columns, source_name, first_row)
     rows.check("label", bool, "no label; expected a class name")
     rows.check(

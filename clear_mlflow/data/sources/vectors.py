@@ -211,7 +211,7 @@ def _read_arrays(file: Path, arguments: Arguments) -> _Content:
 def _hash_texts(
     texts: Sequence[str], width: int, source_name: str, *, first_row: int
 ) -> NDArray[np.float32]:
-    """Return (N, width): word counts at the index and with the sign of their hash, length 1."""
+    """Return (N, width), word counts by hash, normalised. Raises DataError for an empty text."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     empty = next((row for row, text in enumerate(texts, first_row) if not text), None)

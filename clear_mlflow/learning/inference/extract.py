@@ -15,7 +15,7 @@ from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data.decode import LibraryTransform, build_damage_error, decode_blocks
 from clear_mlflow.data.features import check_extraction_name
 from clear_mlflow.data.features.extracted import Extraction, array_file
-from clear_mlflow.data.stream import BucketStream, ImageSet, count_images, iter_image_sets
+from clear_mlflow.data.stream import BucketStream, ImageSet, iter_image_sets, iter_with_progress
 from clear_mlflow.learning.device import allow_tf32, translate_oom
 from clear_mlflow.learning.inference.backbones import Backbone
 
@@ -55,7 +55,7 @@ def extract(
         return folder
     with translate_oom(_OOM_ADVICE):
         model = backbone.model.to(device).to(memory_format=torch.channels_last)
-    for number, (images, on_ready) in enumerate(count_images(sets, on_image)):
+    for number, (images, on_ready) in enumerate(iter_with_progress(sets, on_image)):
         array = arrays[number]
         if array is None:
             with translate_oom(_OOM_ADVICE):
