@@ -21,7 +21,7 @@ _SHORTEST = 4  # characters of a secret that is searched for: fewer occur in any
 
 
 def mask_credentials(text: str, *addresses: str) -> str:
-    """Mask the credentials of all addresses in a text, and those of ``addresses`` anywhere.
+    """Mask the credentials of all addresses in a text, and the secrets of ``addresses`` anywhere.
 
     A driver may quote a password decoded, or a part of it.
 

@@ -352,7 +352,7 @@ def _parse_keys(buckets: object) -> tuple[str, ...]:
 def _parse_counts(
     keys: tuple[str, ...], values: object, name: str = "num_instances"
 ) -> tuple[int, ...]:
-    """Return one integer per bucket. A single number of *num_instances* is repeated for all."""
+    """Return one integer per bucket. For *num_instances*, one number is repeated."""
     values = _to_python(values)
     if name == "num_instances" and not isinstance(values, (Sequence, Mapping)):
         return (_parse_int(name, values),) * len(keys)

@@ -15,7 +15,7 @@ from layout_trees import LAYOUTS, Photo, Photos, write_released
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.image_index import build_image_set
-from clear_mlflow.data.splits import check_protocol, draw_split, draw_validation_split
+from clear_mlflow.data.splits import check_split, draw_split, draw_validation_split
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.learning.parameters.config import TrainConfig
 
@@ -133,7 +133,7 @@ def test_too_few_images_are_one_line(tmp_path):
 def test_under_streaming_nothing_is_held_out(split):
     """A bucket is tested on what it trains on next. One line states how to choose."""
     with pytest.raises(ConfigError, match="pass protocol=iid, or leave split at auto"):
-        check_protocol("streaming", split)
+        check_split("streaming", split)
     with pytest.raises(ConfigError, match=r"leave split at auto, or pass protocol=iid"):
         TrainConfig.resolve({"protocol": "streaming", "split": split})
 
@@ -148,4 +148,4 @@ def test_what_is_no_split_is_one_line(split):
     with pytest.raises(
         ConfigError, match=r"split is .*validation:N for the validation split of split N"
     ):
-        check_protocol("iid", split)
+        check_split("iid", split)
