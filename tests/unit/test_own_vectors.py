@@ -340,21 +340,6 @@ def test_a_text_is_scikit_learns_hashed_words(tmp_path):
         )
 
 
-@pytest.mark.parametrize("file_format", ["csv", "parquet", "parquet-lists", "npz"])
-@pytest.mark.parametrize(("first", "is_lossy"), [(2**24 - 45, False), (2**24, True), (2**60, True)])
-def test_integers_that_become_equal_are_told(table, tmp_path, file_format, first, is_lossy):
-    """float32 has 24 bits: distinct identifiers of more are no longer distinct."""
-    table[COLUMNS] = np.arange(120, dtype=np.int64).reshape(40, 3)
-    table["b"] = first + np.arange(40, dtype=np.int64)
-    warnings = [
-        w
-        for w in load_vectors(write_table(table, tmp_path, file_format), tmp_path).warnings
-        if "32-bit" in w
-    ]
-    assert len(warnings) == is_lossy
-    assert not is_lossy or "floats in 'b';" in warnings[0] or "floats in '2';" in warnings[0]
-
-
 def test_a_table_of_few_distinct_rows_is_loaded_where_rows_may_be_equal(tmp_path):
     """Six binary columns have 64 rows at most: they are in every bucket and every test set."""
     draws = np.random.default_rng(0)
