@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import TEST
@@ -27,12 +25,11 @@ from clear_mlflow.data.content import (
     find_duplicates,
     iter_images,
 )
-from clear_mlflow.data.decode import Resize, decode
+from clear_mlflow.data.decode import Resize, UndecodableError, decode_file
 from clear_mlflow.data.files import path_text, reason, stat_file
 from clear_mlflow.data.image_index import TRAIN, ImageIndex
 from clear_mlflow.data.layouts import find_layout, read_layout
 from clear_mlflow.data.sources import CLEAR, stream_name
-from clear_mlflow.data.stream import ImageSet
 
 SCHEMA = 1
 
@@ -239,8 +236,9 @@ def _decode_image(image: IndexedImage, root: Path) -> tuple[str, str]:
         num_bytes = stat_file(path, root=root).st_size
         if num_bytes > MAX_IMAGE_BYTES:
             return "", f"has {num_bytes} bytes; expected {MAX_IMAGE_BYTES} at most"
-        # As in training, so that training can decode what passes here.
-        decode(ImageSet(paths=(path,), labels=np.zeros(1, dtype=np.int64)), Resize(8))
+        decode_file(path, None, Resize(8))  # as in training
         return hash_file(path), ""
+    except UndecodableError as error:
+        return "", f"cannot be decoded: {error}"
     except (DataError, OSError) as error:
         return "", reason(error).removeprefix(f"{path_text(path)} ")

@@ -78,7 +78,7 @@ class DecodedImages:
     sizes: NDArray[np.int64]  # (N, 2), height and width of each
 
 
-class _UndecodableError(Exception):
+class UndecodableError(Exception):
     """The bytes of a file are not an image that can be decoded; the message is the reason."""
 
 
@@ -120,7 +120,7 @@ def decode_bytes(contents: Sequence[bytes], resize: Resize) -> DecodedImages:
     for number, content in enumerate(contents, start=1):
         try:
             images.append(_decode_image(content, resize))
-        except _UndecodableError as error:
+        except UndecodableError as error:
             raise DataError(
                 f"image {number} of {len(contents)} cannot be decoded: {error}; expected a "
                 "complete JPEG or PNG image"
@@ -171,18 +171,11 @@ def decode_blocks(
         block, damaged = [], []
         for i in range(start, stop):
             try:
-                content = _read_file(
-                    images.paths[i], images.contents[i] if images.contents else None
-                )
-                block.append(_decode_image(content, resize))
-            except _UndecodableError as error:
+                content_hash = images.contents[i] if images.contents else None
+                block.append(decode_file(images.paths[i], content_hash, resize))
+            except UndecodableError as error:
                 block.append(np.zeros((0, 0, 3), dtype=np.uint8))
                 damaged.append(DamagedImage(i, images.paths[i], str(error)))
-            except MemoryError:  # the image may be intact, so it is not left out
-                raise DataError(
-                    f"{path_text(images.paths[i])} needs more memory to be decoded than this "
-                    "machine can give; end other programs on it, or store the image smaller"
-                ) from None
         return DecodedBlock(start, block, damaged)
 
     # Threads and not processes: Pillow releases the interpreter's lock while it decodes and scales,
@@ -219,8 +212,14 @@ def build_damage_error(damaged: Sequence[DamagedImage], *, advice: str = "") -> 
     )
 
 
-def _read_file(path: Path, content_hash: str | None) -> bytes:
-    """Read a file. Raises DataError if its SHA-256 is not *content_hash*, unless that is None."""
+def decode_file(
+    path: Path, content_hash: str | None, resize: Resize | LibraryTransform
+) -> NDArray[Any]:
+    """Decode an image file to (height, width, 3) bytes, or to the library's result.
+
+    content_hash: SHA-256 that the file must have, or None for any. Raises UndecodableError if it is
+    damaged, and DataError if it cannot be read, has another hash, or needs too much memory.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -230,43 +229,48 @@ def _read_file(path: Path, content_hash: str | None) -> bytes:
             f"{path_text(path)} is not the file whose content was hashed; it was changed in the "
             "meantime: run again when nothing writes to the dataset"
         )
-    return data
+    try:
+        return _decode_image(data, resize)
+    except MemoryError:  # the image may be intact, so it is not left out
+        raise DataError(
+            f"{path_text(path)} needs more memory to be decoded than this machine can give; end "
+            "other programs on it, or store the image smaller"
+        ) from None
 
 
 def _decode_image(data: bytes, resize: Resize | LibraryTransform) -> NDArray[Any]:
-    """Return (height, width, 3) bytes, or the result of the library's transform."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
-                raise _UndecodableError(
+                raise UndecodableError(
                     f"it has {image.width} x {image.height} pixels, and {_MAX_PIXELS} are the most"
                 )
             if image.mode == "F":
-                raise _UndecodableError("its pixels are floating-point numbers of unknown range")
+                raise UndecodableError("its pixels are floating-point numbers of unknown range")
             if image.mode == "I" and np.any(np.asarray(image) >> 16):  # of negative numbers, too
-                raise _UndecodableError("its pixels have more than 16 bits")
+                raise UndecodableError("its pixels have more than 16 bits")
             if isinstance(resize, Resize):
                 return (_resize_square if resize.square else _resize)(image, resize.side)
             _compute_long_side(image, resize.side)
             upright = _convert_upright(image)
-    except (_UndecodableError, MemoryError):
+    except (UndecodableError, MemoryError):
         raise
     except UnidentifiedImageError:
-        raise _UndecodableError("it is not an image in a format of photos") from None
+        raise UndecodableError("it is not an image in a format of photos") from None
     except Exception as error:  # Pillow has no closed set of exceptions for damaged files
-        raise _UndecodableError(reason(error)) from error
+        raise UndecodableError(reason(error)) from error
     return resize.make(upright)  # out here: an error of the library is not damage
 
 
 def _compute_long_side(image: Image.Image, side: int) -> int:
     """Return the longer side of an image whose shorter one is scaled to *side* pixels.
 
-    Raises _UndecodableError if the scaled image would have too many pixels.
+    Raises UndecodableError if the scaled image would have too many pixels.
     """
     short, long = sorted(image.size)
     long = int(side * long / short)  # rounded down, as torchvision does
     if side * long > _MAX_PIXELS:
-        raise _UndecodableError(
+        raise UndecodableError(
             f"it has {image.width} x {image.height} pixels and would have {long} x {side}, and "
             f"{_MAX_PIXELS} are the most"
         )

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -39,8 +39,8 @@ TRAINING_FOLDER = "training_folder"  # in the older layout
 FILE_LISTS = "filelists"  # in it: lists of images for each bucket
 ALL_IMAGES = "all.txt"
 
-# Files that operating systems write into folders.
-_SYSTEM_FILE = re.compile(r"(eh)?thumbs\.db|desktop\.ini|\.ds_store|\._.+", re.IGNORECASE)
+# Files that Windows writes into folders.
+_SYSTEM_FILES = ("thumbs.db", "ehthumbs.db", "desktop.ini")
 _BUCKET_KEY = re.compile("[0-9]{1,9}")
 _LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
 
@@ -102,20 +102,10 @@ def resolve_root(root: Path) -> Path:
 def list_names(folder: Path) -> list[str]:
     """Return the sorted names in a folder, without hidden ones and system files."""
     try:
-        names = sorted(e.name for e in folder.iterdir() if not e.name.startswith("."))
+        names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
         raise DataError(f"{path_text(folder)} cannot be read: {reason(error)}") from None
-    return [name for name in names if not _SYSTEM_FILE.fullmatch(name)]
-
-
-def describe_system_files(images: Iterable[Path]) -> tuple[str, ...]:
-    """Return one warning about all system files next to images, or no warning."""
-    files = (file for folder in {image.parent for image in images} for file in folder.iterdir())
-    skipped = sorted(file for file in files if _SYSTEM_FILE.fullmatch(file.name))
-    return tuple(
-        f"{len(skipped)} system files were skipped, for example {path_text(first)}"
-        for first in skipped[:1]
-    )
+    return [n for n in names if not n.startswith(".") and n.lower() not in _SYSTEM_FILES]
 
 
 def format_names(names: Sequence[str]) -> str:

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,42 +77,26 @@ def load_features(
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> StoredFeatures:
     """Load the features of a stream: its vectors, its pixels, shipped or extracted features."""
-    load: Callable[[ImageSet], NDArray[np.float32] | Vectors]
     extracted = check_features(stream, name, cache_dir=cache_dir)
-    if stream.has_vectors:
-
-        def load(images: ImageSet) -> Vectors:
-            return cast("Vectors", images.vectors)
-    elif name == PIXELS:
-        progress = {
-            id(images): on_ready
-            for images, on_ready in iter_with_progress([*iter_image_sets(stream)], on_image)
-        }
-
-        def load(images: ImageSet) -> NDArray[np.float32]:
-            return compute_pixel_features(
-                images, cache_dir=cache_dir, on_image=progress[id(images)]
-            )
-    elif extracted is None:
-        buckets = {
-            path: bucket.key
-            for bucket in (stream.time_stream or stream).buckets
-            for images in (bucket.train, bucket.test)
-            for path in images.paths
-        }
-
-        def load(images: ImageSet) -> NDArray[np.float32]:
-            return load_shipped_features(name, buckets, images, stream.class_names)
-    else:
-
-        def load(images: ImageSet) -> NDArray[np.float32]:
-            return extracted.load(images)
-
-    train = [load(bucket.train) for bucket in stream.buckets]
-    test = [
-        features if bucket.test is bucket.train else load(bucket.test)
-        for bucket, features in zip(stream.buckets, train, strict=True)
-    ]
+    buckets = {
+        path: bucket.key
+        for bucket in (stream.time_stream or stream).buckets
+        for images in (bucket.train, bucket.test)
+        for path in images.paths
+    }
+    arrays: dict[int, NDArray[np.float32] | Vectors] = {}  # by the id of the set of images
+    for images, on_ready in iter_with_progress([*iter_image_sets(stream)], on_image):
+        if images.vectors is not None:
+            array: NDArray[np.float32] | Vectors = images.vectors
+        elif name == PIXELS:
+            array = compute_pixel_features(images, cache_dir=cache_dir, on_image=on_ready)
+        elif extracted is not None:
+            array = extracted.load(images)
+        else:
+            array = load_shipped_features(name, buckets, images, stream.class_names)
+        arrays[id(images)] = array
+    train = [arrays[id(bucket.train)] for bucket in stream.buckets]
+    test = [arrays[id(bucket.test)] for bucket in stream.buckets]
     widths = sorted({array.shape[1] for array in (*train, *test)})
     if len(widths) > 1:
         raise DataError(

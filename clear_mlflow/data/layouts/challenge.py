@@ -15,7 +15,6 @@ from clear_mlflow.data.files import (
     METADATA,
     TRAINING_FOLDER,
     check_folder,
-    describe_system_files,
     is_folder,
     list_images,
     list_names,
@@ -46,5 +45,4 @@ def read_index(root: Path) -> ImageIndex:
             images = list_images(folder / key / name, root=real_root)
             entries += [Entry(path, name, key) for path in images]
     index = build_index(entries, root=real_root, layout="challenge", source_name=path_text(folder))
-    warnings = describe_system_files(path for path, *_ in entries)
-    return replace(index, warnings=warnings, needs_all_classes=True)
+    return replace(index, needs_all_classes=True)

@@ -6,7 +6,6 @@ If ROOT has the folders ``train`` and ``test``, each of them contains the bucket
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from clear_mlflow.core.errors import DataError
@@ -15,7 +14,6 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import (
     IMAGE_ENDINGS,
     check_folder,
-    describe_system_files,
     is_folder,
     list_images,
     list_names,
@@ -53,9 +51,7 @@ def read_index(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> I
         ]
     else:
         entries = list(_list_entries(real_root, TRAIN, real_root))
-    index = build_index(entries, root=real_root, layout="folder", order=arguments.bucket_order)
-    notes = describe_system_files(e.path for e in entries if isinstance(e.path, Path))
-    return replace(index, warnings=(*index.warnings, *notes))
+    return build_index(entries, root=real_root, layout="folder", order=arguments.bucket_order)
 
 
 def _list_entries(base: Path, split: str, root: Path) -> Iterator[Entry]:
