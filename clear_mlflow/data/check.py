@@ -127,7 +127,8 @@ def check_stream(
 
 def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Findings:
     """Decode all images, search for duplicates, and try to load the dataset as *name*."""
-    root, problems = index.root, []
+    root = index.root
+    problems: list[Problem] = []
     sets = {("all" if index.read_test is None else TRAIN): index.images}
     if index.read_test is not None:
         try:
@@ -148,7 +149,8 @@ def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Finding
         if error
     ]
     splits = {image.path: image.split for image in images}
-    digest = load_error = None
+    digest: str | None = None
+    load_error: Problem | None = None
     try:
         stream = build_stream(index, name=name)
     except DataError as error:

@@ -152,12 +152,12 @@ def build_index(
     array = None if vectors is None else _check_vectors(vectors, source_name)
     parts, folders = _group_entries(entries, source_name)
     train, test = parts[TRAIN], parts[TEST]
-    class_names = _sort_class_names(parts, class_names, source_name)
+    sorted_names = _sort_class_names(parts, class_names, source_name)
     keys = sort_buckets({*train, *test}, order=order, source_name=source_name)
     for folder in sorted(folders):  # once for each folder: resolving looks at every folder above
         if os.path.lexists(folder):  # each image of a missing one is reported when it is hashed
             check_folder(Path(folder), root=real_root)
-    labels = {name: label for label, name in enumerate(class_names)}
+    labels = {name: label for label, name in enumerate(sorted_names)}
 
     def build_sets(rows: Mapping[str, list[tuple[str, Any]]]) -> dict[str, ImageSet]:
         return {
@@ -185,7 +185,7 @@ def build_index(
     return ImageIndex(
         layout=layout,
         root=real_root,
-        class_names=class_names,
+        class_names=sorted_names,
         images=images,
         read_test=read_test if test else None,
         times=_find_first_days(images) if times is None else {key: times[key] for key in images},
