@@ -84,7 +84,12 @@ def describe_loop(
     seed = None if seed is None else _parse_int("seed", seed)
     if test_ids is not None and test_labels is None:
         raise ConfigError("test_ids arrived without test_labels; pass the true labels, too")
-    counts = None if num_instances is None else _parse_counts(keys, num_instances)
+    counts = None
+    if num_instances is not None:
+        per_bucket: Any = _to_python(num_instances)
+        if not isinstance(per_bucket, (Sequence, Mapping)):
+            per_bucket = [per_bucket] * len(keys)
+        counts = _parse_counts("num_instances", keys, per_bucket)
     # A row as this loop may log: what cannot be stored raises an error before any training.
     AccuracyRow.from_values(0, keys, (0.0,) * len(keys), counts, checked_score)
     grouping = {
@@ -202,7 +207,7 @@ def _parse_correct(loop: LoopMetadata, correct: object) -> tuple[tuple[int, ...]
             "counts arrived, but num_instances is not known; pass it to track, or fractions to "
             "log_accuracies"
         )
-    return _parse_counts(loop.buckets, correct, "correct"), loop.num_instances
+    return _parse_counts("correct", loop.buckets, correct), loop.num_instances
 
 
 def build_value_row(loop: LoopMetadata, after: object, values: object) -> AccuracyRow:
@@ -275,6 +280,11 @@ def _parse_after(loop: LoopMetadata, after: object) -> int:
 
 
 def _parse_predictions(images: EvaluationSet, row: int, predictions: object) -> RowPredictions:
+    """Check the predictions of a row: arrays per bucket of classes, or of probabilities.
+
+    Probabilities are stored as float16. Raises ConfigError if they do not add up to 1, or there is
+    not one prediction for each image.
+    """
     num_classes = len(images.class_names)
     parts = list(map(_to_array, _split_buckets("predictions", images.buckets, predictions)))
     shapes = [part.shape for part in parts]
@@ -349,18 +359,17 @@ def _parse_keys(buckets: object) -> tuple[str, ...]:
     return tuple(map(str, keys))
 
 
-def _parse_counts(
-    keys: tuple[str, ...], values: object, name: str = "num_instances"
-) -> tuple[int, ...]:
-    """Return one integer per bucket. For *num_instances*, one number is repeated."""
-    values = _to_python(values)
-    if name == "num_instances" and not isinstance(values, (Sequence, Mapping)):
-        return (_parse_int(name, values),) * len(keys)
-    return tuple(_parse_int(name, value) for value in _split_buckets(name, keys, values))
+def _parse_counts(name: str, keys: tuple[str, ...], values: object) -> tuple[int, ...]:
+    """Return one integer per bucket. Raises ConfigError, whose message begins with *name*."""
+    values = _split_buckets(name, keys, _to_python(values))
+    return tuple(_parse_int(name, value) for value in values)
 
 
 def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]:
-    """Return one entry per bucket, from a list, an array or a mapping."""
+    """Return one entry per bucket, from a list, an array or a mapping of bucket to entry.
+
+    Raises ConfigError if a bucket is missing or unknown.
+    """
     if isinstance(values, Mapping):
         values = {str(key): value for key, value in values.items()}  # as the keys themselves
         if unknown := [key for key in values if key not in keys]:
