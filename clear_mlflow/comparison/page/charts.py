@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ from clear_mlflow.report.page.line_charts import (
     Line,
     LinePoint,
     build_curves,
-    compute_future_mean,
-    compute_past_mean,
+    compute_future_means,
+    compute_past_means,
     list_round_ticks,
     pad_range,
 )
@@ -36,8 +37,8 @@ from clear_mlflow.statistics import seed_summary
 _MAX_DOTS, _MAX_CURVES = 24, 8
 _NAME_HEIGHT = 13  # pixels
 
-# Returns a value for the (T + 1, T) cells of a run and the number of trained buckets, or NaN.
-_Value = Callable[[NDArray[np.float64], int], float]
+# Returns (T + 1,) values, after each row of the (T + 1, T) cells of a run, or NaN.
+_History = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 def describe_metric_plots(comparison: Comparison) -> str:
@@ -249,16 +250,17 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
     for index, conditions in enumerate(comparison.conditions):
         groups = [(p, g) for p, g in enumerate(comparison.groups) if g.conditions_index == index]
         drawn_groups = groups[:_MAX_CURVES]
-        functions: list[tuple[str, _Value]] = [
-            (f"Mean {score.name} on past buckets", compute_past_mean),
-            (f"Mean {score.name} on future buckets", compute_future_mean),
+        histories: list[tuple[str, _History]] = [
+            (f"Mean {score.name} on past buckets", compute_past_means),
+            (f"Mean {score.name} on future buckets", compute_future_means),
         ]
-        functions += [
-            (f"Bucket {key}", partial(_get_cell, j)) for j, key in enumerate(conditions.buckets)
+        histories += [
+            (f"Bucket {key}", itemgetter((slice(None), j)))
+            for j, key in enumerate(conditions.buckets)
         ]
         panels = []
-        for title, function in functions:
-            lines = [_build_line(p, group, function, score) for p, group in drawn_groups]
+        for title, history in histories:
+            lines = [_build_line(p, group, history, score) for p, group in drawn_groups]
             panels.append((title, [line for line in lines if line.points]))
         last, times = len(conditions.buckets), drawn_groups[0][1].members[0].record.times
         curves = build_curves(
@@ -286,13 +288,12 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
         }
 
 
-def _build_line(position: int, group: Group, value: _Value, score: Score) -> Line:
+def _build_line(position: int, group: Group, history: _History, score: Score) -> Line:
     """Return the mean of a value over the seeds that define it, after each trained bucket."""
     name, points = shorten(group.name, 60), []
-    for num_trained in range(len(group.grid)):
-        values = [value(member.grid, num_trained) for member in group.members]
-        values = [number for number in values if not math.isnan(number)]
-        if values:
+    values_by_row = np.transpose([history(member.grid) for member in group.members])
+    for num_trained, row in enumerate(values_by_row):
+        if values := row[~np.isnan(row)].tolist():
             summary = seed_summary(values, level=LEVEL)
             std = "" if summary.std is None else f" ± {score.cell(summary.std)}"
             mean = f"{score.cell(summary.mean)}{std}{score.unit}"
@@ -305,10 +306,6 @@ def _build_line(position: int, group: Group, value: _Value, score: Score) -> Lin
 def _get_style(position: int) -> tuple[int, int]:
     """Return the colour and the dash of a group."""
     return position % len(GROUPS), position // len(GROUPS) % 3
-
-
-def _get_cell(bucket: int, cells: NDArray[np.float64], num_trained: int) -> float:
-    return float(cells[num_trained, bucket])
 
 
 def build_matrix_scales(comparison: Comparison) -> list[CellScale]:

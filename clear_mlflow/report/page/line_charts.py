@@ -101,16 +101,14 @@ def pad_range(low: float, high: float) -> tuple[float, float]:
     return low - room, high + room
 
 
-def compute_past_mean(grid: NDArray[np.float64], num_trained: int) -> float:
-    """Return the mean on the buckets trained on, or NaN if one was not measured."""
-    return float(grid[num_trained, :num_trained].mean()) if num_trained else math.nan
+def compute_past_means(grid: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (T + 1,) means of rows on the buckets trained on, or NaN if one was not measured."""
+    return np.array([row[:k].mean() if k else math.nan for k, row in enumerate(grid)])
 
 
-def compute_future_mean(grid: NDArray[np.float64], num_trained: int) -> float:
-    """Return the mean on the buckets still to come, or NaN if one was not measured."""
-    return (
-        float(grid[num_trained, num_trained:].mean()) if num_trained < len(grid) - 1 else math.nan
-    )
+def compute_future_means(grid: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (T + 1,) means of rows on the buckets to come, or NaN if one was not measured."""
+    return np.array([row[k:].mean() if k < len(row) else math.nan for k, row in enumerate(grid)])
 
 
 def build_line_chart(

@@ -34,8 +34,8 @@ from clear_mlflow.report.page.line_charts import (
     Line,
     LinePoint,
     build_curves,
-    compute_future_mean,
-    compute_past_mean,
+    compute_future_means,
+    compute_past_means,
 )
 from clear_mlflow.report.page.matrix_map import (
     MAX_SHOWN,
@@ -267,7 +267,6 @@ def _build_curves(
 ) -> dict[str, Any] | None:
     """Return the charts of past, current and future buckets, and of each of *columns*, or None."""
     score, keys = record.matrix.score, record.matrix.buckets
-    last = len(keys)
 
     def build_lines(colour: int, name: str, values: Iterable[float]) -> list[Line]:
         points = [
@@ -277,10 +276,10 @@ def _build_curves(
         ]
         return [Line(colour, points)] if points else []
 
-    values_by_name = {
-        "buckets trained so far (mean)": [compute_past_mean(grid, k) for k in range(last + 1)],
+    values_by_name: dict[str, Iterable[float]] = {
+        "buckets trained so far (mean)": compute_past_means(grid),
         "bucket trained last": [math.nan, *np.diag(grid[1:])],
-        "buckets still to come (mean)": [compute_future_mean(grid, k) for k in range(last + 1)],
+        "buckets still to come (mean)": compute_future_means(grid),
     }
     names = list(values_by_name)
     means = [line for i, n in enumerate(names) for line in build_lines(i, n, values_by_name[n])]
@@ -288,7 +287,7 @@ def _build_curves(
     buckets = [(t, build_lines(0, t, grid[:, j])) for t, j in zip(titles, columns, strict=True)]
     heading = f"{score.heading} on past, current and future buckets"
     curves = build_curves(
-        [(heading, means)], buckets, score, last=last, times=record.times, size=(720, 320)
+        [(heading, means)], buckets, score, last=len(keys), times=record.times, size=(720, 320)
     )
     legend = [{"colour": line.colour, "dash": 0, "name": names[line.colour]} for line in means]
     return curves and {**curves, "legend": legend}
