@@ -1,7 +1,7 @@
 """Measure what ``sync`` of offline runs costs: ``python benchmarks/sync.py`` prints a table.
 
-Runs of ten rows are recorded in offline folders of several sizes, each of which is sent to a new
-experiment of one local ``mlflow server``, and then sent again, when nothing is left to do.
+Runs of ten rows are recorded in one offline folder. Several numbers of them are sent to a new
+experiment each of one local ``mlflow server``, and then sent again, when nothing is left to do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BUCKETS = 10
 
 
 def main() -> None:
-    """Measure, or record the runs of a folder in a separate process."""
+    """Record the runs, and measure how they are sent."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--runs", type=int, nargs="+", default=[25, 50, 100, 200])
     numbers = options.parse_args().runs
@@ -28,8 +28,8 @@ def main() -> None:
     from rescore import machine, tracking
 
     import clear_mlflow
-    from clear_mlflow.store.client import set_up_mlflow, use_store
-    from clear_mlflow.tracking.sync import copy_offline_folders
+    from clear_mlflow.store.client import preflight, set_up_mlflow, use_store
+    from clear_mlflow.tracking.copy_runs import FAILED, RunCopier, open_sources
 
     set_up_mlflow()
     num_requests = 0
@@ -47,21 +47,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         generator = np.random.default_rng(0)
-        for number in numbers:
-            os.environ["CLEAR_MLFLOW_OFFLINE"] = str(root / f"offline_{number}")
-            for seed in range(number):
-                with clear_mlflow.track(buckets=BUCKETS, num_instances=550, seed=seed) as run:
-                    for row in range(1, BUCKETS + 1):
-                        run.log_counts(row, generator.integers(0, 551, BUCKETS))
+        os.environ["CLEAR_MLFLOW_OFFLINE"] = str(root / "offline_runs")
+        for seed in range(max(numbers)):
+            with clear_mlflow.track(buckets=BUCKETS, num_instances=550, seed=seed) as run:
+                for row in range(1, BUCKETS + 1):
+                    run.log_counts(row, generator.integers(0, 551, BUCKETS))
         del os.environ["CLEAR_MLFLOW_OFFLINE"]
         with tracking("server", root) as uri:
             use_store(uri)
             for number in numbers:
                 for sent in ("first", "again"):
                     num_requests, began, cpu = 0, time.perf_counter(), time.process_time()
-                    folders = [root / f"offline_{number}"]
-                    results = list(copy_offline_folders(folders, f"synced {number}"))
-                    if len(results) != number or not all(result.is_stored for result in results):
+                    experiment = f"synced {number}"
+                    copier = RunCopier(preflight(experiment=experiment), experiment)
+                    sources = open_sources(str(root / "offline_runs"))[:number]
+                    results = list(copier.copy_runs(sources))
+                    if len(results) != number or any(r.outcome == FAILED for r in results):
                         sys.exit("\n".join(result.message for result in results))
                     seconds = time.perf_counter() - began
                     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

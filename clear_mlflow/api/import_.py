@@ -45,12 +45,19 @@ from clear_mlflow.store.lease import build_lease_tags
 from clear_mlflow.store.offline import is_offline_folder
 from clear_mlflow.store.rows import store_row
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
-from clear_mlflow.tracking.copy_runs import COPIED, IN_USE, RunCopier, open_sources
+from clear_mlflow.tracking.copy_runs import (
+    COPIED,
+    FAILED,
+    IN_USE,
+    STORED,
+    CopyResult,
+    RunCopier,
+    open_sources,
+)
 from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.run_recorder import utc_now
 
-FAILED, IMPORTED, SKIPPED, STORED = "failed", "imported", "passed over", "there already"
-_OUTCOMES = {COPIED: IMPORTED, IN_USE: SKIPPED}
+IMPORTED, SKIPPED = "imported", "passed over"
 _MAX_NAME_LENGTH = 150
 # In a folder, a file with one of these endings is read as results; others only if they match.
 _ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd")
@@ -140,12 +147,12 @@ def import_runs(
                 yield from _copy_bundle(client, experiment, path, label, passed)
                 continue
             for run in read_runs(load_file(path, options), format):
-                if copy := _find_file_with_same_matrix(
-                    path, run.matrix, matrices.setdefault(path.parent, {})
-                ):
-                    detail = f"contains the same matrix as {copy}"
+                folder_matrices = matrices.setdefault(path.parent, {})
+                if same_file := _find_file_with_same_matrix(path, run.matrix, folder_matrices):
+                    detail = f"contains the same matrix as {same_file.name}"
                     yield ImportedFile(label, outcome=SKIPPED, detail=detail)
                     continue
+                folder_matrices[path] = run.matrix.values
                 if run.digest in imported:
                     detail = "its content was imported before (--again imports it once more)"
                     yield ImportedFile(label, *imported[run.digest], STORED, detail)
@@ -181,8 +188,7 @@ def _copy_bundle(
         )
     sources = [BundleSource(client, run) for run in read_bundles(path)]
     for copy in RunCopier(client, experiment).copy_runs(sources):
-        outcome = _OUTCOMES.get(copy.outcome, copy.outcome)
-        yield ImportedFile(label, copy.run_id, copy.run_name, outcome, copy.message)
+        yield _describe_copy(label, copy)
 
 
 def copy_runs(
@@ -196,8 +202,12 @@ def copy_runs(
     set_up_mlflow()
     copier = RunCopier(preflight(experiment=experiment, can_be_offline=False), experiment)
     for copy in copier.copy_runs(open_sources(store, runs)):
-        outcome = _OUTCOMES.get(copy.outcome, copy.outcome)
-        yield ImportedFile(copy.source_id, copy.run_id, copy.run_name, outcome, copy.message)
+        yield _describe_copy(copy.source_id, copy)
+
+
+def _describe_copy(file: str, copy: CopyResult) -> ImportedFile:
+    outcome = {COPIED: IMPORTED, IN_USE: SKIPPED}.get(copy.outcome, copy.outcome)
+    return ImportedFile(file, copy.run_id, copy.run_name, outcome, copy.message)
 
 
 def _store_run(
@@ -339,19 +349,17 @@ def _parse_counts(text: str) -> tuple[int, ...]:
 
 
 def _find_file_with_same_matrix(
-    path: Path, matrix: AccuracyMatrix, matrices: dict[Path, NDArray[np.float64]]
-) -> str:
-    """Return the name of a file of another type with the same matrix to 4 digits, or "".
+    path: Path, matrix: AccuracyMatrix, matrices: Mapping[Path, NDArray[np.float64]]
+) -> Path | None:
+    """Return a file with another ending and the same matrix to 4 digits, or None.
 
-    matrices: matrices by file of the same folder; a matrix that is new is added to it.
+    matrices: matrices by file of the same folder.
     """
-    values = matrix.values
-    for other, others in matrices.items():
-        is_other_type = other.suffix != path.suffix and others.shape == values.shape
-        if is_other_type and np.allclose(others, values, 0, 6e-5, equal_nan=True):
-            return other.name
-    matrices[path] = values
-    return ""
+    for file, values in matrices.items():
+        is_candidate = file.suffix != path.suffix and values.shape == matrix.values.shape
+        if is_candidate and np.allclose(values, matrix.values, 0, 6e-5, equal_nan=True):
+            return file
+    return None
 
 
 def _iter_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import sqlite3
 import tempfile
@@ -102,7 +103,13 @@ def _create_database(database: Path) -> None:
     unfinished = database.with_name(f"{database.name}.new")
     unfinished.unlink(missing_ok=True)  # left by a process that was killed
     uri = name_sqlite_driver(f"sqlite:///{quote(str(unfinished))}")
-    SqlAlchemyStore(uri, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH).engine.dispose()
+    logger = logging.getLogger("mlflow.store.db.utils")
+    level = logger.level
+    logger.setLevel(max(level, logging.WARNING))  # else it reports each step of a new database
+    try:
+        SqlAlchemyStore(uri, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH).engine.dispose()
+    finally:
+        logger.setLevel(level)
     # MLflow's server takes no lock: keep a database that it has just created.
     if database.exists():
         unfinished.unlink()
