@@ -310,7 +310,7 @@ class RunCopier:
 
         params = (Param(*item) for item in run.data.params.items())
         tags = (RunTag(*item) for item in {**_select_tags(run), **score_tags}.items())
-        last_time = run.info.start_time
+        last_time: int = run.info.start_time
         with mlflow_errors(f"copy run {source.run_id}"):
             for name, content in rows.items():
                 ArtifactFolder(client, target, ROWS_FOLDER).write_file(name, content)
