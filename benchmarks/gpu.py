@@ -35,7 +35,7 @@ from clear_mlflow.learning.device import allow_tf32, cudnn_benchmark, resolve_pr
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import StreamTraining, check
-from clear_mlflow.learning.strategies.ewc import count_gradients_at_once, squared_gradients
+from clear_mlflow.learning.strategies.ewc import compute_squared_gradients, count_gradients_at_once
 
 STRATEGIES = ["naive", "replay", "ewc", "derpp"]
 CLASSES = len(learning.CLASSES)
@@ -286,7 +286,9 @@ class Bare:
             with torch.no_grad():
                 share = self.model(images).softmax(1) / len(chosen)
             labels = torch.arange(CLASSES, device=self.device).expand(len(some), -1)
-            torch._foreach_add_(fisher, squared_gradients(self.model, images, labels, share))
+            torch._foreach_add_(
+                fisher, compute_squared_gradients(self.model, images, labels, share)
+            )
         torch._foreach_add_(self.importance, fisher)
         importance = torch._foreach_clamp_min(self.importance, torch.finfo(torch.float32).tiny)
         here = [weight.detach().clone() for weight in self.weights]

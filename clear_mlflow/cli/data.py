@@ -190,8 +190,7 @@ def features(
     from clear_mlflow.data.sources import CLEAR
     from clear_mlflow.learning.arguments import parse_dataset_arguments
     from clear_mlflow.learning.device import resolve_device
-    from clear_mlflow.learning.inference.backbones import load_backbone
-    from clear_mlflow.learning.inference.extract import extract
+    from clear_mlflow.learning.inference.backbones import extract, load_backbone
 
     if folder in CLEAR:
         dataset, folder = folder, AUTO

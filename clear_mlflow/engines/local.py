@@ -83,7 +83,7 @@ class LocalEngine:
             running.log.close()
 
     def check_store(self, tracking_uri: str) -> None:
-        """Raise ConfigError if the trainings cannot reach a store that this process reaches."""
+        """Do nothing: processes of this machine reach every store that this one reaches."""
 
     def describe_capacity(self) -> str:
         """Return how many tasks run at a time, for the user."""
@@ -115,7 +115,7 @@ class LocalEngine:
                 break
             time.sleep(_POLL_SECONDS)
         self._running = [task for task in self._running if task not in finished]
-        return [_build_result(task) for task in finished]
+        return [_collect_result(task) for task in finished]
 
     def stop(self) -> None:
         """Stop all tasks. Each scores its rows, and then has a result like any other task."""
@@ -154,8 +154,8 @@ def _list_visible_gpus() -> tuple[str, ...]:
     return tuple(re.findall(r"^GPU .*\(UUID: (GPU-[^)]+)\)$", gpu_list.stdout, re.MULTILINE))
 
 
-def _build_result(running: _RunningTask) -> TaskResult:
-    """Return the result of a task whose process has ended, with the last error in its log."""
+def _collect_result(running: _RunningTask) -> TaskResult:
+    """Return the result of a task whose process has ended. Reads and deletes its log."""
     code = running.process.wait()
     with running.log as log:
         log.seek(0, os.SEEK_END)

@@ -151,7 +151,7 @@ class RayEngine:
         if not self._running:
             return []
         done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=timeout)
-        return [self._build_result(reference) for reference in done]
+        return [self._collect_result(reference) for reference in done]
 
     def stop(self) -> None:
         """Stop all tasks. Each scores its rows, and then has a result like any other task."""
@@ -159,8 +159,11 @@ class RayEngine:
             with suppress(self._ray.exceptions.RayError):
                 self._ray.cancel(reference, force=False)
 
-    def _build_result(self, reference: Any) -> TaskResult:
-        """Return the result of a task that has ended. reference: Ray's handle of the task."""
+    def _collect_result(self, reference: Any) -> TaskResult:
+        """Return the result of a task that has ended, and forget the task.
+
+        reference: Ray's handle of the task.
+        """
         run_id = self._running.pop(reference).run_id
         errors = self._ray.exceptions
         try:

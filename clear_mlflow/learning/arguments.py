@@ -35,14 +35,9 @@ def parse_arguments(
     parsed: dict[str, Argument] = {}
     for name, value in values.items():
         if name not in names or value == "":
-            text = f"{name}={value}" if value != "" else name
-            expected = (
-                f"expected {', '.join(names)}, in the form name=value,name=value"
-                if names
-                else "it takes none"
-            )
             raise ConfigError(
-                f"{parameter} contains {text!r}, which is not an argument of {owner}; {expected}"
+                f"{parameter} contains '{name}={value}', which is not an argument of {owner}; "
+                f"expected {', '.join(names) or 'none'}, in the form name=value,name=value"
             )
         parsed[name] = value
         if isinstance(value, str):
@@ -81,10 +76,12 @@ def check_above_zero(arguments: object, *names: str) -> None:
             raise ConfigError(f"{name} is {value} in strategy_args; pass a number above 0")
 
 
-def dataset_arguments(
+def complete_dataset_arguments(
     dataset: str, data_root: str, values: Mapping[str, Argument]
 ) -> dict[str, Argument]:
-    """Return all arguments of a dataset, with defaults, and its folder's name as ``name``.
+    """Return all arguments of a dataset as typed values, with defaults.
+
+    An own stream without the argument ``name`` gets its folder's name.
 
     values: ``dataset_args``. Raises ConfigError if one is invalid.
     """
@@ -97,7 +94,9 @@ def dataset_arguments(
     return completed
 
 
-def scenario_arguments(scenario: str, values: Mapping[str, Argument]) -> dict[str, Argument]:
+def complete_scenario_arguments(
+    scenario: str, values: Mapping[str, Argument]
+) -> dict[str, Argument]:
     """Return all arguments of a scenario, with defaults. ``domain`` has none.
 
     values: ``scenario_args``. Raises ConfigError if one is invalid.
@@ -115,7 +114,7 @@ def parse_dataset_arguments(
 ) -> tuple[str, dict[str, Argument]]:
     """Return a dataset's name and arguments from the texts of ``dataset`` and ``dataset_args``."""
     name = parse_parameter("dataset", dataset)
-    return name, dataset_arguments(name, data_root, parse_parameter("dataset_args", text))
+    return name, complete_dataset_arguments(name, data_root, parse_parameter("dataset_args", text))
 
 
 def _parse_value(hint: Any, text: str) -> Argument:

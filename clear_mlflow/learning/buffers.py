@@ -88,7 +88,7 @@ class Buffer(ABC):
 
     @abstractmethod
     def _select(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
-        """Return the indices that :meth:`update` returns, without changing the buffer."""
+        """Return the indices that :meth:`update` returns. May change ``state_attributes``."""
 
 
 class Reservoir(Buffer):

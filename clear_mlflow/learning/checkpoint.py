@@ -75,7 +75,10 @@ def capture(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
 
 
 def restore(snapshot: Snapshot, model: nn.Module, strategy: Strategy, trainer: Trainer) -> None:
-    """Load a snapshot into a model, a strategy and a trainer that were just built."""
+    """Load a snapshot into a model, a strategy and a trainer that were just built.
+
+    Sets the random generators of the process. Raises StateError if the snapshot does not fit.
+    """
     description = {
         name: _unpack(node, snapshot.tensors) if name != "trained" else node
         for name, node in snapshot.description.items()
@@ -142,7 +145,10 @@ def _report_damage(problem: str) -> Iterator[None]:
 
 
 def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to JSON. Moves its tensors and arrays to *tensors*, named by their paths."""
+    """Convert a value to JSON data. Adds its tensors and arrays to *tensors*, by their paths.
+
+    Raises StateError for a value that cannot be stored.
+    """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (Tensor, np.ndarray)):

@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import random
-import shutil
-import sysconfig
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,10 +32,7 @@ _OUT_OF_MEMORY = (
     "'out of memory'",  # NCCL quotes the driver: Cuda failure 2 'out of memory'
 )
 
-_VOLTA, _AMPERE = (7, 0), (8, 0)  # compute capability
-
-# On CLEAR-10, 6,500 steps: if each is 10 ms shorter, they save the minute that compiling takes.
-_EPOCHS_TO_COMPILE = 50
+_AMPERE = (8, 0)  # compute capability
 
 
 class RngPurpose(enum.IntEnum):
@@ -91,22 +84,6 @@ def resolve_precision(requested: str, device: str) -> str:
     if requested == AUTO:
         return "bf16" if has_bf16 else "off"
     return requested
-
-
-def resolve_compile(requested: str, device: str, epochs: int, *, on_images: bool) -> str:
-    """Return ``on`` or ``off``. ``auto`` is on for many epochs of images on a GPU with Triton."""
-    if requested != AUTO:
-        return requested
-    has_compiler = any(map(shutil.which, ("cc", "gcc", "clang")))
-    # Triton builds against Python's headers, and supports GPUs since Volta.
-    can_compile = (
-        device == "cuda"
-        and find_spec("triton") is not None
-        and has_compiler
-        and Path(sysconfig.get_path("include"), "Python.h").is_file()
-        and torch.cuda.get_device_capability() >= _VOLTA
-    )
-    return "on" if can_compile and on_images and epochs >= _EPOCHS_TO_COMPILE else "off"
 
 
 def get_convolution_dtype(precision: str) -> torch.dtype:
@@ -191,7 +168,7 @@ def is_other_device(home: torch.device, device: torch.device) -> bool:
 
 
 def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a CPU tensor to a device, without waiting for the device's current work."""
+    """Copy a CPU tensor to a GPU without waiting for its work, or return it for the CPU."""
     if device.type != "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

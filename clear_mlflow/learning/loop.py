@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -33,10 +32,10 @@ from clear_mlflow.learning.samples import (
     compute_batch_bounds,
     normalise,
 )
-from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
-from clear_mlflow.learning.training.bucket_tests import WithinBucketTests
+from clear_mlflow.learning.strategies._base import load_strategy, parse_strategy_arguments
 from clear_mlflow.learning.training.costs import count_stored_bytes
 from clear_mlflow.learning.training.limits import build_limiter, check_memory
+from clear_mlflow.learning.training.observers import WithinBucketTests
 from clear_mlflow.learning.training.trainer import Trainer
 
 # Images in one step of a test, if they fit into memory. On a CPU, the activations of more images
@@ -62,9 +61,8 @@ class TrainedBucket:
     row: AccuracyRow
     evaluation: Evaluation
     model: nn.Module  # training continues with it: read it before the next row is requested
-    # Copies the training state. Call it before the next row is requested.
-    snapshot: Callable[[], Snapshot] | None = None
-    standardised: Mapping[str, Tensor] = field(default_factory=dict)  # see TrainingStream
+    snapshot: Callable[[], Snapshot]  # copies the training state, before the next row is requested
+    standardised: Mapping[str, Tensor]  # see TrainingStream
 
 
 def train(
@@ -85,47 +83,57 @@ def train(
     meta_model = copy.deepcopy(model).to("meta") if needs_naive_flops else None
     model = group.synchronize(model)
     strategy_class = load_strategy(config.strategy)
-    strategy = strategy_class(config, stream, model, check_strategy(config))
+    strategy = strategy_class(config, stream, model, parse_strategy_arguments(config))
     strategy.group = group
     check_memory(config, count_stored_bytes(strategy, len(stream.keys) - 1))
     trainer = Trainer(model, config, bucket_keys=stream.keys, progress=progress, group=group)
     costs = trainer.costs
     trainer.limiter = limiter = build_limiter(config, meta_model, stream, costs)
 
-    def test_within_bucket() -> tuple[int, ...] | None:
-        """Test the model on all buckets while one is trained. Its time counts as test cost.
-
-        Returns the number of correct images per bucket, or None if an output is not finite.
-        """
+    def measure_all(*, probabilities: bool = False) -> Evaluation | None:
+        """Test the model on all buckets. Its time and FLOPs count as costs of tests."""
         with costs.test():
-            evaluation = measure(
+            return measure(
                 model,
                 stream.test(),
                 device=stream.device,
                 precision=config.precision,
+                probabilities=probabilities,
                 group=group,
             )
-        return None if evaluation is None else evaluation.correct
 
-    if (interval := config.test_interval) is not None:
+    if config.test_every != OFF:
         trainer.tests = WithinBucketTests(
             model,
-            interval,
+            config.test_every,
             keys=stream.keys,
             num_instances=stream.test().counts,
-            test=test_within_bucket,
+            measure=measure_all,
             on_test=progress.test_done,
         )
 
     def test(num_trained: int) -> TrainedBucket:
+        """Measure the row after *num_trained* buckets. Raises DivergedError or ConfigError."""
         costs.end_training()
-        with costs.test():
-            trained = measure_row(model, stream, config, trained=num_trained, group=group)
+        evaluation = measure_all(probabilities=config.predictions == "probs")
+        if evaluation is None:
+            raise DivergedError(
+                f"after training on {num_trained} buckets the model's output is not a finite "
+                "number; pass a lower lr"
+            )
         cost = costs.row(model, strategy, trained=num_trained)
         check_memory(config, cost.stored_bytes)
-        row = structs.replace(trained.row, cost=cost)
+        row = AccuracyRow(
+            row=num_trained,
+            buckets=stream.keys,
+            correct=evaluation.correct,
+            num_instances=stream.test().counts,
+            cost=cost,
+        )
         progress.row_measured(row)
-        return replace(trained, row=row, snapshot=lambda: capture(model, strategy, trainer))
+        return TrainedBucket(
+            row, evaluation, model, lambda: capture(model, strategy, trainer), stream.standardised
+        )
 
     if saved is None:
         yield test(0)
@@ -145,13 +153,15 @@ def train(
 
 
 def build_untrained_model(
-    stream: TrainingStream, config: TrainConfig, *bucket_index: int
+    stream: TrainingStream, config: TrainConfig, bucket_index: int | None = None
 ) -> nn.Module:
-    """Build the untrained model on its device.
+    """Build the untrained model on its device. Seeds the generators of the process.
 
-    bucket_index: the bucket, if a strategy starts again from other random weights.
+    bucket_index: the bucket in which a strategy starts again from other random weights, or None
+    for the run's initial weights.
     """
-    seed_everything(config.seed, RngPurpose.WEIGHTS, *bucket_index)
+    indices = () if bucket_index is None else (bucket_index,)
+    seed_everything(config.seed, RngPurpose.WEIGHTS, *indices)
     model = load_strategy(config.strategy).build_model(config, stream)
     if model is None and isinstance(stream, FeatureStream):
         model = build_feature_model(config.model, stream.width, num_classes=stream.num_classes)
@@ -166,35 +176,6 @@ def build_untrained_model(
     return model.to(stream.device).to(memory_format=torch.channels_last)
 
 
-def measure_row(
-    model: nn.Module,
-    stream: TrainingStream,
-    config: TrainConfig,
-    *,
-    trained: int,
-    group: ProcessGroup = SINGLE_PROCESS,
-) -> TrainedBucket:
-    """Test a model on all buckets, as a row. Raises DivergedError if an output is not finite."""
-    held_out = stream.test()
-    evaluation = measure(
-        model,
-        held_out,
-        device=stream.device,
-        precision=config.precision,
-        probabilities=config.predictions == "probs",
-        group=group,
-    )
-    if evaluation is None:
-        raise DivergedError(
-            f"after training on {trained} buckets the model's output is not a finite number; "
-            "pass a lower lr"
-        )
-    row = AccuracyRow(
-        row=trained, buckets=stream.keys, correct=evaluation.correct, num_instances=held_out.counts
-    )
-    return TrainedBucket(row, evaluation, model, standardised=stream.standardised)
-
-
 def measure(
     model: nn.Module,
     held_out: HeldOutImages,
@@ -204,7 +185,10 @@ def measure(
     probabilities: bool = False,
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> Evaluation | None:
-    """Test a model on all buckets in one pass. Returns None if an output is not finite."""
+    """Test a model on all buckets in one pass. Returns None if an output is not finite.
+
+    Sets the model to evaluation mode. Takes smaller batches if memory runs out.
+    """
     true_labels, side = held_out.labels, held_out.side
     start, stop = group.share(0, len(true_labels))
     dtype = get_input_dtype(model, precision)

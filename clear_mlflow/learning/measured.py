@@ -37,8 +37,7 @@ class TrainingState:
     problem: str | None = None  # reason why it cannot be stored
 
 
-# Receives a state while the next bucket is trained, perhaps in another thread; calls do not
-# overlap.
+# Receives the state after each row except the last. Must return quickly: training waits for it.
 OnState = Callable[[TrainingState], None]
 
 

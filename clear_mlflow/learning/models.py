@@ -28,7 +28,7 @@ _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")
 
 def list_model_names() -> tuple[str, ...]:
     """Return all names that :func:`build_model` accepts, sorted."""
-    models = _torchvision_models()
+    models = _import_torchvision_models()
     return tuple(sorted([SMALL_CNN, *models.list_models(module=models)]))
 
 
@@ -76,7 +76,7 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
 
 @contextmanager
 def logits_in_float32(model: nn.Module) -> Iterator[None]:
-    """Compute the logits in float32 within autocast, so that fewer of them are equal."""
+    """Let a model compute its logits in float32 within the block: fewer of them are equal."""
     heads = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1:]
     for head in heads:
 
@@ -102,7 +102,10 @@ def get_input_dtype(model: nn.Module, precision: str) -> torch.dtype:
 
 
 def set_training_mode(model: nn.Module, freeze: str) -> None:
-    """Set training mode, except for frozen layers: fixed statistics, and no dropout."""
+    """Set a model to training mode, or with ``freeze=backbone`` only its head.
+
+    Other layers then have fixed statistics, and no dropout.
+    """
     model.train()
     if freeze == "backbone":
         model.eval()
@@ -131,7 +134,8 @@ def build_feature_model(name: str, width: int, *, num_classes: int) -> nn.Module
 def check_weights(name: str, weights: str, *, image_size: int, num_classes: int | None) -> None:
     """Raise ConfigError unless a model can start from weights. Downloads nothing.
 
-    num_classes: of the dataset, or None to skip the head.
+    num_classes: of the dataset, or None to skip the head. Remembers weights that fit: a file that
+    changes later is not read again.
     """
     if weights == DEFAULT_WEIGHTS:
         size = _get_default_weights(name).meta["min_size"][0]
@@ -147,7 +151,7 @@ def check_weights(name: str, weights: str, *, image_size: int, num_classes: int 
 
 @lru_cache(maxsize=64)
 def check_model(name: str, *, image_size: int, batch_size: int) -> None:
-    """Raise ConfigError unless images can pass through a model. Takes milliseconds.
+    """Raise ConfigError unless images can pass through a model. Remembers models that can.
 
     batch_size: of the smallest batch.
     """
@@ -192,7 +196,7 @@ def _build_on_meta(name: str, *, num_classes: int, image_size: int) -> nn.Module
         return _build(name, num_classes=num_classes, image_size=image_size).to("meta")
 
 
-def _torchvision_models() -> Any:
+def _import_torchvision_models() -> Any:
     # Slower to import than torch, and not needed for heads on features.
     import torchvision.models
 
@@ -211,7 +215,7 @@ def _check_name(name: str) -> None:
 
 def _build(name: str, *, num_classes: int, image_size: int) -> nn.Module:
     if name == SMALL_CNN:
-        return _small_cnn(num_classes)
+        return _build_small_cnn(num_classes)
     return build_torchvision_model(name, image_size=image_size, num_classes=num_classes)
 
 
@@ -223,7 +227,7 @@ def build_torchvision_model(name: str, *, image_size: int, **options: Any) -> nn
         options["input_size"] = (image_size, image_size)
     if name in _WITH_AUXILIARY_HEADS and "weights" not in options:
         options |= {"aux_logits": False, "init_weights": True, "transform_input": True}
-    model: Any = _torchvision_models().get_model(name, **options)
+    model: Any = _import_torchvision_models().get_model(name, **options)
     if name in _WITH_AUXILIARY_HEADS:
         model.aux_logits, model.AuxLogits = False, None
     return cast("nn.Module", model)
@@ -236,7 +240,7 @@ def download_default_weights(name: str) -> Path:
 
 
 def _get_default_weights(name: str) -> Any:
-    return _torchvision_models().get_model_weights(name)["DEFAULT"]
+    return _import_torchvision_models().get_model_weights(name)["DEFAULT"]
 
 
 def parse_hash_prefix(url: str) -> str | None:
@@ -246,6 +250,7 @@ def parse_hash_prefix(url: str) -> str | None:
 
 
 def _build_pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
+    """Build a model with torchvision's best weights and a new head. Downloads missing weights."""
     download_default_weights(name)  # torchvision would download without a timeout
     model = build_torchvision_model(name, image_size=image_size, weights=DEFAULT_WEIGHTS)
     head_name, head = find_head(model)
@@ -260,6 +265,10 @@ def _build_pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Mod
 
 
 def _load_weights_file(model: nn.Module, path: Path, *, name: str, with_head: bool = True) -> None:
+    """Load a file into a model, whose head stays if the file lacks one or *with_head* is False.
+
+    Raises ConfigError if the file cannot be read or does not fit the model.
+    """
     head_name, head = find_head(model)
     head_state = {f"{head_name}.{key}": tensor for key, tensor in head.state_dict().items()}
     try:
@@ -281,21 +290,21 @@ def _load_weights_file(model: nn.Module, path: Path, *, name: str, with_head: bo
         ) from error
 
 
-def _small_cnn(num_classes: int) -> nn.Module:
+def _build_small_cnn(num_classes: int) -> nn.Module:
     grid = 4  # pooling to one pixel would learn digits slowly; images need at least 4 pixels
     return nn.Sequential(
-        *_convolution(3, 16),
+        *_build_convolution(3, 16),
         nn.MaxPool2d(2),
-        *_convolution(16, 32),
+        *_build_convolution(16, 32),
         nn.MaxPool2d(2),
-        *_convolution(32, 64),
+        *_build_convolution(32, 64),
         nn.AdaptiveAvgPool2d(grid),
         nn.Flatten(),
         nn.Linear(64 * grid**2, num_classes),
     )
 
 
-def _convolution(width_in: int, width_out: int) -> tuple[nn.Module, ...]:
+def _build_convolution(width_in: int, width_out: int) -> tuple[nn.Module, ...]:
     return (
         nn.Conv2d(width_in, width_out, 3, padding=1, bias=False),
         nn.BatchNorm2d(width_out),

@@ -7,6 +7,7 @@ accelerator, without a loop over images. Strategies keep indices, two numbers pe
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,11 @@ def join_indices(*indices: SampleIndices) -> SampleIndices:
         np.concatenate([part.bucket for part in indices]),
         np.concatenate([part.index for part in indices]),
     )
+
+
+def list_indices(counts: Sequence[int]) -> SampleIndices:
+    """Return the indices of all images of the first buckets, *counts* of them in each."""
+    return join_indices(*(list_bucket_indices(n, count) for n, count in enumerate(counts)))
 
 
 @dataclass(frozen=True)
@@ -113,29 +119,30 @@ class Photos:
     def training_crops(self, order: Tensor, draws: torch.Generator) -> Crops:
         """Draw a crop of each image in *order*, (M,), int64, on a CPU."""
         chosen = order.numpy()
-        corners = self._centre(chosen)
+        corners = self._compute_centre(chosen)
         if self.augmentation.crop:
             numbers = torch.randint(0, _MANY, (2, len(order)), generator=draws).numpy().T
-            corners = numbers % (self._slack(chosen) + 1)
+            corners = numbers % (self._compute_slack(chosen) + 1)
         mirrored = None
         if self.augmentation.flip:
             mirrored = torch.randint(0, 2, (len(order),), generator=draws).bool()
-        return self._crops(chosen, corners, mirrored)
+        return self._build_crops(chosen, corners, mirrored)
 
     def centre_crops(self) -> Crops:
         """Return the central crop of each image, for tests."""
         chosen = np.arange(len(self.sizes))
-        return self._crops(chosen, self._centre(chosen), None)
+        return self._build_crops(chosen, self._compute_centre(chosen), None)
 
-    def _slack(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _compute_slack(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (M, 2), pixels of height and width outside a crop."""
         return self.sizes[chosen] - self.augmentation.size
 
-    def _centre(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _compute_centre(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return (M, 2), row and column of the first pixel of each central crop."""
         # torchvision rounds a half to the even number: 1, 3, 5, 7 become 0, 2, 2, 4.
-        return np.rint(self._slack(chosen) / 2).astype(np.int64)
+        return np.rint(self._compute_slack(chosen) / 2).astype(np.int64)
 
-    def _crops(
+    def _build_crops(
         self, chosen: NDArray[np.int64], corners: NDArray[np.int64], mirrored: Tensor | None
     ) -> Crops:
         step = self.sizes[chosen, 1] * 3
@@ -194,35 +201,32 @@ class Crops:
         return crops
 
 
-def wrap_photos(decoded: DecodedImages, augmentation: Augmentation) -> Photos:
-    """Wrap decoded images without copying them."""
-    return Photos(
-        (torch.from_numpy(decoded.pixels),),
-        np.zeros(len(decoded.sizes), dtype=np.int64),
-        _compute_offsets(decoded.sizes.prod(axis=1) * 3),
-        decoded.sizes,
-        augmentation,
-    )
+def select_photos(
+    decoded: Mapping[int, DecodedImages], indices: SampleIndices, augmentation: Augmentation
+) -> Photos:
+    """Select decoded images of several buckets in the order of *indices*, without copying them.
 
-
-def select_photos(buckets: dict[int, Photos], indices: SampleIndices) -> Photos:
-    """Select photographs of several buckets, which have one part each, without copying them.
-
-    buckets: photographs by the bucket's index.
+    decoded: all images of each bucket, by the bucket's index.
     """
     first = np.empty(len(indices), dtype=np.int64)
     sizes = np.empty((len(indices), 2), dtype=np.int64)
     part = np.empty(len(indices), dtype=np.int64)
-    for n, (bucket_index, photos) in enumerate(buckets.items()):
+    for n, (bucket_index, images) in enumerate(decoded.items()):
         mask = indices.bucket == bucket_index
-        part[mask] = n
-        first[mask] = photos.first[indices.index[mask]]
-        sizes[mask] = photos.sizes[indices.index[mask]]
-    parts = tuple(photos.parts[0] for photos in buckets.values())
-    return Photos(parts, part, first, sizes, next(iter(buckets.values())).augmentation)
+        chosen = indices.index[mask]
+        part[mask], sizes[mask] = n, images.sizes[chosen]
+        first[mask] = _compute_offsets(images.sizes.prod(axis=1) * 3)[chosen]
+    parts = tuple(torch.from_numpy(images.pixels) for images in decoded.values())
+    return Photos(parts, part, first, sizes, augmentation)
+
+
+def wrap_photos(decoded: DecodedImages, augmentation: Augmentation) -> Photos:
+    """Wrap decoded images in their order, without copying them."""
+    return select_photos({0: decoded}, list_bucket_indices(0, len(decoded.sizes)), augmentation)
 
 
 def _compute_offsets(num_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the first byte of each image if all are stored end to end."""
     return np.cumsum(num_bytes) - num_bytes
 
 

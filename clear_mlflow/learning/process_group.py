@@ -105,15 +105,21 @@ class ProcessGroup:
             return DistributedDataParallel(model, broadcast_buffers=False)
 
     def synchronize(self, model: nn.Module) -> nn.Module:
-        """Make batch normalisation use the complete batch instead of this process's share."""
-        return model if self.size == 1 else SynchronizedBatchNorm.convert(model)
+        """Make batch normalisation use the complete batch instead of this process's share.
+
+        Changes the model's layers, and returns the model.
+        """
+        for layer in model.modules() if self.size > 1 else ():
+            if isinstance(layer, _BatchNorm):
+                layer.__class__ = SynchronizedBatchNorm  # keeps weights, statistics and hooks
+        return model
 
 
 SINGLE_PROCESS = ProcessGroup()
 
 
 def check_devices(dist_env: DistributedEnv, device: str, *, one_each: bool = False) -> None:
-    """Raise ConfigError unless each process of this machine has a GPU.
+    """Raise ConfigError unless each process of this machine has a GPU, or *device* is cpu.
 
     one_each: accept a single visible GPU per process, as Slurm may set it up.
     """
@@ -135,9 +141,10 @@ def _too_few_gpus(processes: int, present: int) -> ConfigError:
 def process_group(
     dist_env: DistributedEnv, device: str, *, precision: str = "off"
 ) -> Iterator[ProcessGroup]:
-    """Connect all processes by gloo or NCCL.
+    """Connect all processes by gloo or NCCL, and yield their group.
 
-    Raises ConfigError if GPUs are too few, or if the processes choose different precisions.
+    Raises ConfigError if GPUs are too few, or if the processes choose different precisions, and
+    PeerLostError if another process ends or does not respond within the block.
     """
     if dist_env.size == 1:
         yield SINGLE_PROCESS
@@ -217,30 +224,6 @@ class SynchronizedBatchNorm(_BatchNorm):
         Chan et al., Updating Formulae and a Pairwise Algorithm for Computing Sample Variances,
         1979, equation 2.1b, for the variance of several parts.
     """
-
-    @classmethod
-    def convert(cls, module: nn.Module) -> nn.Module:
-        """Replace all layers of batch normalisation in a module.
-
-        Returns the module, or its replacement if it is such a layer itself.
-        """
-        if isinstance(module, _BatchNorm):
-            layer = cls(
-                module.num_features,
-                module.eps,
-                module.momentum,
-                module.affine,
-                module.track_running_stats,
-            )
-            layer.train(module.training)
-            for name, parameter in module.named_parameters(recurse=False):
-                setattr(layer, name, parameter)
-            for name, buffer in module.named_buffers(recurse=False):
-                layer.register_buffer(name, buffer)
-            return layer
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert(child))
-        return module
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name of the method replaced)
         """Normalise (N, C, ...). N may be 0 here if another process has images."""

@@ -86,7 +86,8 @@ class LineProgress(TrainingProgress):
             self._write(f"{head}: {', '.join(parts)}")
 
     def _write(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # for example on a full disk
+        """Write a line. Ignores errors, for example on a full disk."""
+        with suppress(OSError, ValueError):
             print(line, file=self._stream, flush=True)
 
 
@@ -159,16 +160,16 @@ class TerminalProgress(TrainingProgress):
         self._bars.stop()
 
     def downloading(self, label: str, done: int, total: int | None) -> None:
-        """Move the lower bar, in megabytes."""
+        """Move the lower bar, in megabytes, or print the label if the total is 0."""
         if total == 0:
             self._bars.console.print(label, markup=False, highlight=False)
         else:
             ends = None if total is None else total // 10**6
-            self._move(f"{label}, MB", done // 10**6, ends)
+            self._move_lower_bar(f"{label}, MB", done // 10**6, ends)
 
     def images_decoded(self, done: int, total: int) -> None:
         """Move the lower bar."""
-        self._move("decoding", done, total)
+        self._move_lower_bar("decoding", done, total)
 
     def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
         """Start the lower bar anew."""
@@ -200,7 +201,7 @@ class TerminalProgress(TrainingProgress):
             completed=row.row,
         )
 
-    def _move(self, label: str, done: int, total: int | None) -> None:
+    def _move_lower_bar(self, label: str, done: int, total: int | None) -> None:
         self._bars.update(
             self._step_bar, description=label, total=total, completed=done, visible=True
         )

@@ -35,10 +35,9 @@ from clear_mlflow.learning.photos import (
     Photos,
     SampleIndices,
     build_augmentation,
-    join_indices,
     list_bucket_indices,
+    list_indices,
     select_photos,
-    wrap_photos,
 )
 from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
 
@@ -145,7 +144,7 @@ class TrainingStream(ABC):
         return self.select(list_bucket_indices(bucket_index, self.train_counts[bucket_index]))
 
     def select(self, indices: SampleIndices) -> Samples:
-        """Return training images of any buckets. The last selection is cached."""
+        """Return training images in the order of *indices*. Caches the last result."""
         if self._selected is None or not self._selected[0].equals(indices):
             self._selected = None  # free the memory that the new selection needs
             file_index = indices.index.copy()  # among all images of each bucket
@@ -161,7 +160,7 @@ class TrainingStream(ABC):
         return self._selected[1]
 
     def test(self) -> HeldOutImages:
-        """Return the test images of all buckets, cropped at the centre."""
+        """Return the test images of all buckets, cropped at the centre. They are cached."""
         if self._test is None:
             counts = tuple(len(images) for images in self._test_sets)
             images = self._fetch_tests(counts)
@@ -178,14 +177,21 @@ class TrainingStream(ABC):
 
     @abstractmethod
     def _fetch(self, indices: SampleIndices) -> Photos | Tensor:
-        """Return training images or features."""
+        """Return training images or features, on the GPU if they fit there.
+
+        indices: among all images of each bucket, including those that :meth:`keep_only` dropped.
+        """
 
     @abstractmethod
     def _fetch_tests(self, counts: tuple[int, ...]) -> Crops | Tensor:
-        """Return all test images end to end, *counts* of them in each bucket."""
+        """Return all test images end to end, *counts* of them in each bucket.
+
+        They are on the GPU if they fit there.
+        """
 
 
 def _build_class_masks(stream: BucketStream) -> Tensor:
+    """Return (T, classes), bool: True for the new classes of each bucket."""
     masks = torch.zeros(len(stream.buckets), len(stream.class_names), dtype=torch.bool)
     for bucket_index, names in enumerate(stream.new_classes):
         masks[bucket_index, [stream.class_names.index(name) for name in names]] = True
@@ -211,19 +217,17 @@ class DecodedStream(TrainingStream):
 
     def _fetch(self, indices: SampleIndices) -> Photos:
         buckets = np.unique(indices.bucket).tolist()
-        return self._gather({n: self._train_sets[n] for n in buckets}, indices)
+        return self._decode_photos({n: self._train_sets[n] for n in buckets}, indices)
 
     def _fetch_tests(self, counts: tuple[int, ...]) -> Crops:
-        indices = join_indices(*(list_bucket_indices(n, count) for n, count in enumerate(counts)))
-        return self._gather(dict(enumerate(self._test_sets)), indices).centre_crops()
+        test_sets = dict(enumerate(self._test_sets))
+        return self._decode_photos(test_sets, list_indices(counts)).centre_crops()
 
-    def _gather(self, buckets: Mapping[int, ImageSet], indices: SampleIndices) -> Photos:
-        """Open the images of some buckets, and move the selected ones to their device."""
-        photos_by_bucket = {
-            n: wrap_photos(self._decode(images, self.augmentation.resize), self.augmentation)
-            for n, images in buckets.items()
-        }
-        photos = select_photos(photos_by_bucket, indices)
+    def _decode_photos(self, buckets: Mapping[int, ImageSet], indices: SampleIndices) -> Photos:
+        """Decode complete buckets, and copy the selected images to the GPU if they fit there."""
+        resize = self.augmentation.resize
+        decoded = {n: self._decode(images, resize) for n, images in buckets.items()}
+        photos = select_photos(decoded, indices, self.augmentation)
         device = select_storage_device(photos.nbytes, self.device)
         return photos if device.type == "cpu" else photos.to(device)
 
@@ -248,7 +252,10 @@ class FeatureStream(TrainingStream):
             self.standardised = self._compute_statistics(bucket_index + 1)
 
     def _compute_statistics(self, num_buckets: int) -> dict[str, Tensor]:
-        """Return the mean and the inverse standard deviation of training vectors, 1 for 1 / 0."""
+        """Return mean and scale, 1 / standard deviation, of the vectors in the first buckets.
+
+        A number that is the same in all vectors has the scale 1.
+        """
         number, total = 0, np.zeros((2, self.width))
         middle = self._features.train[0][:1].astype(np.float64)  # so that squares do not cancel
         for features in self._features.train[:num_buckets]:
@@ -263,13 +270,14 @@ class FeatureStream(TrainingStream):
         return dict(zip(STANDARDISED, tensors, strict=True))
 
     def _standardise_(self, inputs: Tensor) -> Tensor:
+        """Standardise vectors in place if the stream is standardised, and return them."""
         if self.standardised:
             mean, scale = (tensor.to(inputs.device) for tensor in self.standardised.values())
             inputs.sub_(mean).mul_(scale)
         return inputs
 
     def _fetch(self, indices: SampleIndices) -> Tensor:
-        inputs = self._allocate(len(indices))
+        inputs = self._allocate_vectors(len(indices))
         for bucket_index in np.unique(indices.bucket):
             selected = np.flatnonzero(indices.bucket == bucket_index)
             rows = torch.from_numpy(self._features.train[bucket_index][indices.index[selected]])
@@ -277,27 +285,32 @@ class FeatureStream(TrainingStream):
         return self._standardise_(inputs)
 
     def _fetch_tests(self, counts: tuple[int, ...]) -> Tensor:
-        inputs = self._allocate(sum(counts))
+        inputs = self._allocate_vectors(sum(counts))
         for part, rows in zip(torch.split(inputs, list(counts)), self._features.test, strict=True):
             part.copy_(torch.from_numpy(np.array(rows[:])))  # a mapped file, which is read-only
         return self._standardise_(inputs)
 
-    def _allocate(self, count: int) -> Tensor:
+    def _allocate_vectors(self, count: int) -> Tensor:
+        """Return (count, width), uninitialised, on the GPU if it fits there."""
         device = select_storage_device(count * self.width * 4, self.device)
         return torch.empty(count, self.width, device=device)
 
 
 @lru_cache
-def _scale_and_shift(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return factors for a line of pixels: broadcasting three channels is 7 times slower."""
+def _build_pixel_factors(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return scale and shift of each byte in a line of *width* pixels, (3 * width,) each."""
+    # For a complete line, since broadcasting three channels is 7 times slower.
     scale = torch.tensor([1 / (255 * std) for std in _STD])
     shift = torch.tensor([-mean / std for mean, std in zip(_MEAN, _STD, strict=True)])
     return scale.repeat(width).to(device), shift.repeat(width).to(device)
 
 
 def normalise(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Convert (N, H, W, 3), uint8, contiguous, to (N, 3, H, W), channels-last."""
-    scale, shift = _scale_and_shift(images.shape[2], images.device)
+    """Convert (N, H, W, 3), uint8, contiguous, to the model's input, (N, 3, H, W), channels-last.
+
+    Values are divided by 255, and standardised by ImageNet's mean and standard deviation.
+    """
+    scale, shift = _build_pixel_factors(images.shape[2], images.device)
     lines = images.flatten(2)
     if images.device.type == "cpu":  # faster there than addcmul
         inputs = lines.float().mul_(scale).add_(shift).to(dtype)
@@ -310,29 +323,6 @@ def multiply_and_add(numbers: Tensor, scale: Tensor, shift: Tensor, dtype: torch
     """Scale and shift bytes in one pass, rounding once."""
     inputs = torch.empty(numbers.shape, dtype=dtype, device=numbers.device)
     return torch.addcmul(shift, numbers, scale, out=inputs)
-
-
-def iter_training_batches(
-    samples: Samples,
-    *,
-    batch_size: int | Literal["full"],
-    device: torch.device,
-    seed: int,
-    bucket_index: int,
-    epoch: int,
-    group: ProcessGroup = SINGLE_PROCESS,
-    dtype: torch.dtype = torch.float32,
-) -> Iterator[Batch]:
-    """Yield one epoch: every sample once, in an order drawn from seed, bucket and epoch."""
-    return iter_batches(
-        samples,
-        draw_order(len(samples), seed, bucket_index, epoch),
-        compute_batch_bounds(len(samples), batch_size),
-        device=device,
-        draws=build_generator(seed, RngPurpose.AUGMENTATION, bucket_index, epoch),
-        group=group,
-        dtype=dtype,
-    )
 
 
 def draw_order(count: int, seed: int, bucket_index: int, epoch: int) -> Tensor:
@@ -352,7 +342,11 @@ def iter_batches(
     group: ProcessGroup = SINGLE_PROCESS,
     dtype: torch.dtype = torch.float32,  # of images; features are float32
 ) -> Iterator[Batch]:
-    """Yield batches of samples in an order, which may repeat. All crops are drawn at once."""
+    """Yield this process's share of each batch. All random crops are drawn before the first one.
+
+    order: indices of samples, which may repeat. bounds: where in the order each batch starts and
+    stops.
+    """
     images = samples.images
     cut: Callable[[int, int], Tensor]
     if isinstance(images, Photos):

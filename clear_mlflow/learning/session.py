@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,12 +29,11 @@ from clear_mlflow.data.files import resolve_root
 from clear_mlflow.data.scenarios import TASK, apply_scenario
 from clear_mlflow.data.sources import CLEAR
 from clear_mlflow.data.stream import DOMAIN, BucketStream, build_evaluation_set
-from clear_mlflow.learning.arguments import dataset_arguments, scenario_arguments
+from clear_mlflow.learning.arguments import complete_dataset_arguments, complete_scenario_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, copy_unshared, read_state, to_bytes
 from clear_mlflow.learning.device import (
     allow_tf32,
     cudnn_benchmark,
-    resolve_compile,
     resolve_device,
     resolve_precision,
     translate_oom,
@@ -59,13 +56,13 @@ from clear_mlflow.learning.photos import build_augmentation
 from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup, check_devices
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
 from clear_mlflow.learning.samples import DecodedStream, FeatureStream, TrainingStream
-from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
+from clear_mlflow.learning.strategies._base import load_strategy, parse_strategy_arguments
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
 
 def check(config: TrainConfig, dist_env: DistributedEnv = SINGLE_PROCESS_ENV) -> TrainConfig:
-    """Check everything that needs no data, and return the configuration completely resolved.
+    """Return a configuration without ``auto``, after all checks that need no data.
 
     Raises ConfigError if parameters are in conflict, or if this machine cannot train with them.
     """
@@ -76,29 +73,24 @@ def check(config: TrainConfig, dist_env: DistributedEnv = SINGLE_PROCESS_ENV) ->
         check_devices(dist_env, device, one_each=True)
     check_parameters(config, num_processes=dist_env.size)
     check_files(config)
-    return dataclasses.replace(
-        complete,
-        device=device,
-        precision=precision,
-        compile=resolve_compile(
-            config.compile, device, config.epochs, on_images=config.features == NONE
-        ),
-    )
+    return dataclasses.replace(complete, device=device, precision=precision)
 
 
 def complete_arguments(config: TrainConfig) -> TrainConfig:
     """Return a configuration with all arguments as typed values, including the defaults."""
     return dataclasses.replace(
         config,
-        strategy_args=dataclasses.asdict(check_strategy(config)),
-        dataset_args=dataset_arguments(config.dataset, config.data_root, config.dataset_args),
-        scenario_args=scenario_arguments(config.scenario, config.scenario_args),
+        strategy_args=dataclasses.asdict(parse_strategy_arguments(config)),
+        dataset_args=complete_dataset_arguments(
+            config.dataset, config.data_root, config.dataset_args
+        ),
+        scenario_args=complete_scenario_arguments(config.scenario, config.scenario_args),
     )
 
 
 def check_parameters(config: TrainConfig, num_processes: int = 1) -> None:
     """Raise ConfigError if parameters do not fit the strategy, or images do not fit the model."""
-    check_strategy(config, num_processes)
+    parse_strategy_arguments(config, num_processes)
     if config.features == NONE:  # a linear head accepts features of any width
         check_model(
             config.model,
@@ -136,7 +128,7 @@ def download_missing(config: TrainConfig, progress: TrainingProgress) -> None:
 
 
 def load_data(config: TrainConfig) -> BucketStream:
-    """List a dataset, and check parameters, weights and features against it."""
+    """List a dataset, and raise an error unless parameters, weights and features fit it."""
     stream = load_stream(
         config.dataset,
         config.data_root,
@@ -166,9 +158,6 @@ class StreamTraining:
     num_left_out: int = 0  # damaged images that the stream lacks
     group: ProcessGroup = SINGLE_PROCESS  # only rank 0 returns rows with files
     saved: Path | None = None  # state file to resume from; rank 0 reads it
-
-    def __post_init__(self) -> None:
-        check_stream(self.config, self.stream)  # again, since damaged images may be left out
 
     @property
     def metadata(self) -> StreamMetadata:
@@ -212,12 +201,16 @@ class StreamTraining:
 
     @cached_property
     def _evaluation_set(self) -> EvaluationSet | None:
+        """The test images that predictions refer to, or None if none are stored or on rank > 0."""
         if self.config.predictions == NONE or self.group.rank > 0:
             return None
         return build_evaluation_set(self.stream)
 
     def for_member(self, config: TrainConfig) -> StreamTraining:
-        """Return the training of one member of an ensemble, which shares the loaded data."""
+        """Return the training of one member of an ensemble, which shares the loaded data.
+
+        Displays the member's seed.
+        """
         if self.config.seeds != NONE:
             self.progress.downloading(f"seed {config.seed}", 0, 0)  # displayed as a line of text
         return dataclasses.replace(self, config=config)
@@ -225,7 +218,7 @@ class StreamTraining:
     def rows(
         self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
     ) -> Iterator[MeasuredRow]:
-        """Train, and yield each row as soon as it is measured."""
+        """Train, and yield each row when it is measured. A resumed training first repeats a row."""
         arithmetic = allow_tf32(self.config.precision == "tf32")
         with translate_oom(_LESS_MEMORY), arithmetic, cudnn_benchmark(), self.progress as display:
             if self.group.rank > 0:
@@ -235,16 +228,13 @@ class StreamTraining:
             saved = self._load_saved_training()
             if saved is not None:
                 yield self._repeat_row(saved, stream)
-            on_its_way: list[Future[None]] = []
             for trained in train(
                 stream, self.config, progress=progress, group=self.group, saved=saved
             ):
                 measured = self._build_measured_row(trained)
-                wait(on_its_way)
                 yield dataclasses.replace(measured, curve=progress.take())
-                for state in on_its_way:
-                    state.result()  # raise its error, after the row that was measured meanwhile
-                on_its_way = self._hand_over_state(trained, measured.predictions, on_state)
+                if self._is_resumable_after(trained.row):
+                    on_state(_build_state(trained, measured.predictions))
 
     def _build_measured_row(self, trained: TrainedBucket) -> MeasuredRow:
         """Return a row with the files that the configuration requests."""
@@ -259,34 +249,12 @@ class StreamTraining:
         model = None
         if self.group.rank == 0 and self._keeps_model(trained.row):
             weights = {**trained.model.state_dict(), **trained.standardised}
-            model = self._model_file(weights, trained.row)
+            model = self._build_model_file(weights, trained.row)
         return MeasuredRow(trained.row, predictions, model)
 
-    def _hand_over_state(
-        self, trained: TrainedBucket, predictions: bytes | None, on_state: OnState
-    ) -> list[Future[None]]:
-        """Copy the training state, and write its file in a thread while training continues."""
-        row, config = trained.row, self.config
+    def _is_resumable_after(self, row: AccuracyRow) -> bool:
         is_last = row.row == len(row.buckets)
-        if trained.snapshot is None or is_last or self.group.rank > 0 or config.resumable == "off":
-            return []
-        try:
-            snapshot = trained.snapshot()
-        except StateError as error:  # the training continues, but cannot be resumed
-            on_state(TrainingState(row.row, problem=str(error)))
-            return []
-        done: Future[None] = Future()
-
-        def hand_over() -> None:
-            try:
-                on_state(TrainingState(row.row, to_bytes(snapshot, row, predictions)))
-                done.set_result(None)
-            except BaseException as error:  # the training waits for the future and raises it
-                done.set_exception(error)
-
-        # A daemon thread does not delay the exit of a process that is stopped.
-        threading.Thread(target=hand_over, name="clear_mlflow state", daemon=True).start()
-        return [done]
+        return self.config.resumable == "on" and not is_last and self.group.rank == 0
 
     def _keeps_model(self, row: AccuracyRow) -> bool:
         is_last = row.row == len(row.buckets)
@@ -314,10 +282,11 @@ class StreamTraining:
         model = None
         if self._keeps_model(saved.row):
             stream.begin_bucket(max(saved.row.row - 1, 0))
-            model = self._model_file({**saved.snapshot.model, **stream.standardised}, saved.row)
+            weights = {**saved.snapshot.model, **stream.standardised}
+            model = self._build_model_file(weights, saved.row)
         return MeasuredRow(saved.row, saved.predictions, model)
 
-    def _model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
+    def _build_model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
         """Return the content of a file with the weights and a description of the model."""
         config = self.config
         tensors = copy_unshared(state)  # weights may be tied
@@ -354,8 +323,17 @@ class StreamTraining:
         )
 
 
+def _build_state(trained: TrainedBucket, predictions: bytes | None) -> TrainingState:
+    """Return the state after a row, or only the problem if the strategy's cannot be stored."""
+    row = trained.row
+    try:
+        return TrainingState(row.row, to_bytes(trained.snapshot(), row, predictions))
+    except StateError as error:  # the training continues, but cannot be resumed
+        return TrainingState(row.row, problem=str(error))
+
+
 def _list_requirements() -> tuple[str, ...]:
-    """Return the packages that the model needs, with the versions in this process."""
+    """Return the packages that the model needs in pip's format, with this process's versions."""
     versions = {"clear_mlflow": __version__, "torch": torch.__version__}
     if "torchvision" in sys.modules:
         versions["torchvision"] = sys.modules["torchvision"].__version__
@@ -368,7 +346,11 @@ def prepare(
     group: ProcessGroup = SINGLE_PROCESS,
     stream: BucketStream | None = None,
 ) -> StreamTraining:
-    """Decode a dataset into the cache, which raises DataError for damaged images."""
+    """Return a training on a dataset, after decoding its images into the cache.
+
+    stream: the dataset, or None to load it. Raises DataError for a damaged image, unless
+    ``damaged`` leaves it out.
+    """
     stream = stream or load_data(config)
     training = partial(
         StreamTraining, config=config, source=stream.source, progress=progress, group=group
@@ -391,8 +373,5 @@ def prepare(
             damaged=config.damaged,
             on_image=progress.images_decoded,
         )
-    return training(
-        stream=sound,
-        cache=cache,
-        num_left_out=num_left_out,
-    )
+    check_stream(config, sound)  # again, since damaged images may be left out
+    return training(stream=sound, cache=cache, num_left_out=num_left_out)

@@ -1,4 +1,7 @@
-"""The training process: commands in, messages out. See :mod:`.training_process`."""
+"""The training process: commands in, messages out. See :mod:`.training_process`.
+
+Both processes are ours, so the pickled messages between them are not foreign data.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from clear_mlflow.core import errors
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.process.messages import MessageType, send
 from clear_mlflow.process.streams import guard_streams
 
 if TYPE_CHECKING:
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 
 # How long this process may continue after its supervisor has ended.
 _GRACE_SECONDS = 10.0
+
+# What a training process sends. "checked": the resolved TrainConfig; "metadata": StreamMetadata;
+# "curve", "test", "state" and "row": what is measured; "done": the last row was sent; "error": a
+# ClearError, after which the process ends.
+MessageType = Literal["checked", "metadata", "curve", "test", "state", "row", "done", "error"]
 
 Send = Callable[..., None]  # (message type, content or nothing)
 Commands = queue.SimpleQueue[Any]
@@ -46,24 +53,16 @@ def run(commands: Connection, messages: Connection) -> None:
         config: TrainConfig = commands.recv()
     except EOFError:  # the supervisor needs no training
         sys.exit(0)
-    sending = threading.Lock()
-
-    def send_message(message_type: MessageType, content: Any = None) -> None:
-        # Not released if sending is interrupted: nothing may follow a part of a message.
-        sending.acquire()
-        send(messages, message_type, content)
-        sending.release()
-
     error: errors.ClearError | None = None
     try:
-        _train(config, _read_commands(commands), send_message)
+        _train(config, _queue_commands(commands), partial(send, messages))
     except errors.ClearError as raised:
         # The supervisor need not have the module of a user's own class.
         is_ours = type(raised).__module__ == errors.__name__
         error = raised if is_ours else errors.ClearError(str(raised))
     # From here on, the supervisor closes its connection, which must not end this process early.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    send_message("error" if error else "done", error)
+    send(messages, "error" if error else "done", error)
     sys.exit(2 if error else 0)
 
 
@@ -114,7 +113,7 @@ def _train_member(
         commands.get()
 
 
-def _read_commands(connection: Connection) -> Commands:
+def _queue_commands(connection: Connection) -> Commands:
     """Return a queue of the supervisor's commands, which a thread fills.
 
     The thread ends this process when the supervisor has closed the connection or ended.
@@ -139,6 +138,30 @@ def _exit(signum: int, frame: object) -> None:
     """Exit, and ignore the signal from now on: a second one would interrupt exit handlers."""
     signal.signal(signum, signal.SIG_IGN)
     sys.exit(128 + signum)
+
+
+def send(connection: Connection, message_type: MessageType, content: Any = None) -> None:
+    """Send a message, and wait while the pipe is full.
+
+    Large files in its content (weights, states) are not copied.
+    """
+    fields = vars(content) if dataclasses.is_dataclass(content) else {}
+    files = {name: value for name, value in fields.items() if isinstance(value, bytes)}
+    if files:
+        content = dataclasses.replace(content, **dict.fromkeys(files))
+    connection.send((message_type, content, list(files)))
+    for file in files.values():
+        connection.send_bytes(file)
+
+
+def receive(connection: Connection) -> tuple[MessageType, Any]:
+    """Return the type and content of the next message of :func:`send`.
+
+    Raises EOFError or OSError if the other process has ended, also in the middle of a message.
+    """
+    message_type, content, names = connection.recv()
+    files = {name: connection.recv_bytes() for name in names}
+    return message_type, dataclasses.replace(content, **files) if files else content
 
 
 if __name__ == "__main__":

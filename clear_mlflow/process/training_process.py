@@ -28,7 +28,7 @@ from clear_mlflow.learning.measured import (
     ignore,
 )
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.process.messages import receive
+from clear_mlflow.process.child import receive, run
 
 # How long a training process may take to end after SIGTERM.
 _GRACE_SECONDS = 10.0
@@ -67,7 +67,7 @@ class TrainingProcess:
     """
 
     def __init__(self, config: TrainConfig) -> None:
-        child = _waiting.pop() if _waiting else _start()
+        child = _waiting.pop() if _waiting else _start_interpreter()
         self._process = child.process
         self._commands, self._messages = child.commands, child.messages
         self._config: TrainConfig | None = None
@@ -144,7 +144,10 @@ class TrainingProcess:
             self._commands.send(command)
 
     def _receive(self, *expected: str) -> tuple[str, Any]:
-        """Return the type and content of the child's next message. Raise the error in it."""
+        """Wait for the child's next message, and return its type and content.
+
+        Raises the error in the message, or PeerLostError or TrainingDied if the child has ended.
+        """
         try:
             message_type, content = receive(self._messages)
         except (EOFError, OSError):
@@ -227,7 +230,7 @@ class _Child:
 _waiting: list[_Child] = []  # at most one forked process
 
 
-def _start() -> _Child:
+def _start_interpreter() -> _Child:
     """Start a new Python interpreter that trains."""
     child_commands, commands = multiprocessing.Pipe(duplex=False)
     messages, child_messages = multiprocessing.Pipe(duplex=False)
@@ -250,13 +253,11 @@ def _run_forked(
     for connection in supervisor_ends:
         connection.close()
     os.setsid()
-    from clear_mlflow.process import child
-
-    child.run(commands, messages)
+    run(commands, messages)
 
 
 def _release_waiting() -> None:
-    """End a forked process that was never needed."""
+    """Let a forked process that was never needed end, and wait for it."""
     if _waiting:
         child = _waiting.pop()
         child.commands.close()

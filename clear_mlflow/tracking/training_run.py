@@ -32,6 +32,7 @@ from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import select_parameters_to_log
 from clear_mlflow.learning.parameters.recipes import NONE
+from clear_mlflow.learning.parameters.values import OFF
 from clear_mlflow.metrics import split_families
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
@@ -253,7 +254,7 @@ class TrainingRun:
         tags = {names.KIND_TAG: names.KIND_TRAIN if config.seeds == NONE else names.KIND_ENSEMBLE}
         if (num_processes := read_dist_env().size) > 1:
             tags[names.PROCESSES_TAG] = str(num_processes)
-        if config.test_interval is not None:
+        if config.test_every != OFF:
             tags[names.ANYTIME_TAG] = config.test_every
         if (user_commit := _read_commit(Path.cwd())) is not None:
             grouping["git_commit"] = user_commit

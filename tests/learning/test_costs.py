@@ -99,8 +99,8 @@ def test_flops_are_those_of_every_layer(strategy, tmp_path, monkeypatch):
             literal.is_off = False
             return counted
 
-        squared = ewc.squared_gradients
-        monkeypatch.setattr(ewc, "squared_gradients", counted_apart)
+        squared = ewc.compute_squared_gradients
+        monkeypatch.setattr(ewc, "compute_squared_gradients", counted_apart)
         trained = train_all(stream, settings)
     expected, counted = (
         literal.forward + literal.backward,

@@ -24,10 +24,11 @@ from clear_mlflow.data.stream import iter_image_sets
 from clear_mlflow.learning.inference.backbones import (
     Backbone,
     build_torchvision_transform,
+    compute_features,
+    extract,
     find_preset,
     load_backbone,
 )
-from clear_mlflow.learning.inference.extract import compute_features, extract
 from clear_mlflow.learning.models import parse_hash_prefix
 
 CPU = torch.device("cpu")

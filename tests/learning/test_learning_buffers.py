@@ -15,7 +15,7 @@ from learning_streams import config
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import BUFFERS, AuthorsReservoir, load_buffer
 from clear_mlflow.learning.device import RngPurpose, build_generator
-from clear_mlflow.learning.strategies._base import check_strategy
+from clear_mlflow.learning.strategies._base import parse_strategy_arguments
 
 CLASSES = 4
 streams = st.lists(
@@ -221,7 +221,7 @@ def test_a_wrong_alpha_is_one_line(alpha):
     with pytest.raises(
         ConfigError, match=r"alpha=2, or a multiple of n/k, .* alpha=0\.75n/k"
     ) as raised:
-        check_strategy(parameters)
+        parse_strategy_arguments(parameters)
     assert "\n" not in str(raised.value)
 
 
@@ -229,7 +229,7 @@ def test_a_wrong_alpha_is_one_line(alpha):
 def test_alpha_is_refused_where_it_means_nothing(name):
     """Rather than ignored."""
     with pytest.raises(ConfigError, match="only buffer=biased_reservoir takes"):
-        check_strategy(config(strategy="replay", strategy_args=f"buffer={name},alpha=2"))
+        parse_strategy_arguments(config(strategy="replay", strategy_args=f"buffer={name},alpha=2"))
 
 
 @settings(max_examples=25, deadline=None)

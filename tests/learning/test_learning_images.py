@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from learning_streams import CPU, random_stream, read_pixels, squares
+from learning_streams import CPU, iter_training_batches, random_stream, read_pixels, squares
 
 from clear_mlflow.data.decode import DecodedImages
 from clear_mlflow.data.decoded_cache import DecodedCache
@@ -30,7 +30,6 @@ from clear_mlflow.learning.samples import (
     DecodedStream,
     Samples,
     compute_batch_bounds,
-    iter_training_batches,
     multiply_and_add,
     normalise,
 )

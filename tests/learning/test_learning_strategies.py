@@ -13,7 +13,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import compute_class_quotas
 from clear_mlflow.learning.samples import DecodedStream, Samples
 from clear_mlflow.learning.strategies import WITHOUT_BUFFER, WITHOUT_STEPS, list_strategies
-from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
+from clear_mlflow.learning.strategies._base import load_strategy, parse_strategy_arguments
 from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy
 
 
@@ -49,7 +49,8 @@ class NumberedStream:
 def made(strategy, stream, **changes):
     """Return a strategy on a stream, with a model that nothing here looks at."""
     settings = config(strategy=strategy, **changes)
-    return load_strategy(strategy)(settings, stream, torch.nn.Identity(), check_strategy(settings))
+    arguments = parse_strategy_arguments(settings)
+    return load_strategy(strategy)(settings, stream, torch.nn.Identity(), arguments)
 
 
 def numbers(samples):

@@ -28,7 +28,7 @@ from clear_mlflow.learning.samples import (
     Samples,
     normalise,
 )
-from clear_mlflow.learning.session import StreamTraining, check
+from clear_mlflow.learning.session import StreamTraining, check, check_stream
 from clear_mlflow.learning.strategies import naive
 from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.training.trainer import Trainer
@@ -287,7 +287,7 @@ def test_a_bucket_of_one_image_is_refused_where_the_model_cannot_train_on_it(tmp
     stream, _ = random_stream(tmp_path, train=(4, 1), test=(1, 1), side=32)
     settings = check(config(model="resnet18", image_size=32))
     with pytest.raises(ConfigError, match="batch of 1 at 32 pixels"):
-        StreamTraining(settings, stream, "made up", Recorded())
+        check_stream(settings, stream)
 
 
 def test_cuda_that_is_not_there_is_refused(monkeypatch):

@@ -70,7 +70,7 @@ def gpus(started):
 
 def test_trainings_at_a_time_are_spread_over_the_gpus(started, two_gpus, monkeypatch):
     """Each sees one: that on which the fewest run."""
-    monkeypatch.setattr(local, "_build_result", lambda running: running)
+    monkeypatch.setattr(local, "_collect_result", lambda running: running)
     engine = LocalEngine(3)
     for _ in range(3):
         engine.start(TASK)

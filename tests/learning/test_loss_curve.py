@@ -18,7 +18,7 @@ from clear_mlflow.learning.samples import DecodedStream, FeatureStream
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.learning.strategies._base import Strategy
-from clear_mlflow.learning.training.loss_curve import MOST_POINTS, LossCurve, count_points
+from clear_mlflow.learning.training.observers import MOST_POINTS, LossCurve, count_points
 from clear_mlflow.learning.training.trainer import compute_learning_rate
 
 
@@ -153,7 +153,7 @@ class Event:
 def test_points_come_when_the_device_has_come_to_them(monkeypatch):
     """The host waits for none but at the bucket's end. Seconds are the device's."""
     monkeypatch.setattr(
-        "clear_mlflow.learning.training.loss_curve.record_event", lambda device: Event()
+        "clear_mlflow.learning.training.observers.record_event", lambda device: Event()
     )
     points, made = Points(), []
     curve = LossCurve(points, CPU)

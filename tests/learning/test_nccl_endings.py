@@ -28,7 +28,7 @@ def child_that(tmp_path, monkeypatch):
             import os, signal, sys
             from multiprocessing.connection import Connection
             from clear_mlflow.learning.parameters.config import TrainConfig
-            from clear_mlflow.process.messages import send
+            from clear_mlflow.process.child import send
             send(Connection(int(sys.argv[-1])), "checked", TrainConfig(**{config.values()!r}))
             {ending}
             """)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-import sysconfig
 import threading
 from dataclasses import replace
 from typing import Any
@@ -14,22 +12,22 @@ import numpy as np
 import pytest
 import torch
 from device_waits import DEVICE, DeviceWaits
-from learning_streams import config, random_stream
+from learning_streams import config, iter_training_batches, random_stream
 from strategy_runs import feature_stream, image_stream, on_features, train_with_states
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.data.decode import LibraryTransform
 from clear_mlflow.learning.checkpoint import capture, read_state, restore
-from clear_mlflow.learning.device import allow_tf32, resolve_compile, resolve_precision
-from clear_mlflow.learning.inference.extract import compute_features
+from clear_mlflow.learning.device import allow_tf32, resolve_precision
+from clear_mlflow.learning.inference.backbones import compute_features
 from clear_mlflow.learning.loop import build_untrained_model
 from clear_mlflow.learning.photos import SampleIndices, select_photos, wrap_photos
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples import DecodedStream, iter_training_batches
+from clear_mlflow.learning.samples import DecodedStream
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies import list_strategies
-from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
+from clear_mlflow.learning.strategies._base import Strategy, load_strategy, parse_strategy_arguments
 from clear_mlflow.learning.training.trainer import Trainer, build_optimizer
 
 
@@ -54,7 +52,7 @@ def built(parameters, device, stream=None):
     stream.device = torch.device(device)
     model = build_untrained_model(stream, parameters)
     strategy = load_strategy(parameters.strategy)(
-        parameters, stream, model, check_strategy(parameters)
+        parameters, stream, model, parse_strategy_arguments(parameters)
     )
     trainer = Trainer(model, parameters, bucket_keys=stream.keys, progress=TrainingProgress())
     return model, strategy, trainer
@@ -255,31 +253,6 @@ def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
         resolve_precision("tf32", "cuda")
 
 
-def test_compiling_is_left_to_auto_where_a_long_run_of_images_pays_for_it(monkeypatch, tmp_path):
-    """On a GPU, if what compiles is there. On a CPU, whose digits it would change, never."""
-    tools = {"triton": True, "gcc": "/usr/bin/gcc"}
-    monkeypatch.setattr("clear_mlflow.learning.device.find_spec", tools.get)
-    monkeypatch.setattr(shutil, "which", tools.get)
-    (tmp_path / "Python.h").touch()
-    monkeypatch.setattr(sysconfig, "get_path", {"include": tmp_path}.get)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
-    assert resolve_compile("auto", "cuda", 50, on_images=True) == "on"
-    assert resolve_compile("auto", "cuda", 49, on_images=True) == "off"
-    assert resolve_compile("auto", "cuda", 50, on_images=False) == "off"
-    assert resolve_compile("auto", "cpu", 50, on_images=True) == "off"
-    assert resolve_compile("on", "cpu", 1, on_images=False) == "on"
-    assert check(config(compile="auto", epochs=50)).compile == "off"
-    for lacks in tuple(tools):
-        missing_tool = tools.pop(lacks)
-        assert resolve_compile("auto", "cuda", 50, on_images=True) == "off"
-        tools[lacks] = missing_tool
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
-    assert resolve_compile("auto", "cuda", 50, on_images=True) == "off"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    (tmp_path / "Python.h").unlink()
-    assert resolve_compile("auto", "cuda", 50, on_images=True) == "off"
-
-
 def images_on_the_device(monkeypatch, folder):
     """Return a stream whose images are stored on a device, as on a GPU that has room for them."""
     home = "clear_mlflow.learning.samples.select_storage_device"
@@ -300,12 +273,13 @@ def test_images_are_sent_to_a_gpu_together_and_without_waiting(
         assert (device.waits, device.copies) == ([], parts + 1), "pixels, and labels"
         stream.test()
         assert device.waits == []
-    images = [
-        wrap_photos(stream._decode(images, stream.augmentation.resize), stream.augmentation)
-        for images in stream._train_sets
-    ]
-    mixed = select_photos(dict(enumerate(images)), SampleIndices(*np.array([[1, 0, 1], [2, 0, 0]])))
-    for photos in (*images, mixed):
+    augmentation = stream.augmentation
+    decoded = [stream._decode(images, augmentation.resize) for images in stream._train_sets]
+    mixed = SampleIndices(*np.array([[1, 0, 1], [2, 0, 0]]))
+    for photos in (
+        *(wrap_photos(images, augmentation) for images in decoded),
+        select_photos(dict(enumerate(decoded)), mixed, augmentation),
+    ):
         sent = photos.to(torch.device("cpu"))
         assert torch.equal(sent.centre_crops().cut(0, 3), photos.centre_crops().cut(0, 3))
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import os
 import random
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +31,7 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.photos import join_indices, list_bucket_indices
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.strategies import list_strategies
-from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
+from clear_mlflow.learning.strategies._base import Strategy, load_strategy, parse_strategy_arguments
 from clear_mlflow.learning.training.trainer import Trainer
 
 ON_FEATURES_ALONE = ("linear", "ncm", "slda")
@@ -189,59 +186,24 @@ def test_what_is_not_kept_is_named(strategy_class, message):
     assert len(list(rows)) == 3
 
 
-class Measured(TrainingProgress):
-    """Says of each row that it was measured: its bucket has been trained on."""
-
-    def __init__(self, rows):
-        self.rows = [threading.Event() for _ in range(rows)]
-
-    def row_measured(self, row):
-        self.rows[row.row].set()
-
-
-def test_a_state_is_of_its_buckets_end_and_made_while_the_next_one_is_trained(monkeypatch):
-    """However late: the next row, measured by then, is given when the state was handed over."""
-    buffered = on_features(strategy="replay", optimizer_state="keep", momentum="0.9")
-    made = training(buffered)
-    order: list[str] = []
-    states_before, late = {}, {}
-
-    def states_in(progress, states):
-        def keep(state):
-            order.append(f"state {state.row}")
-            states[state.row] = read_state(state.file).snapshot
-
-        for trained_bucket in dataclasses.replace(made, progress=progress).rows(on_state=keep):
-            order.append(f"row {trained_bucket.row.row}")
-
-    states_in(TrainingProgress(), states_before)
+def test_a_state_follows_its_row():
+    """Each row but the last has one, so that who resumes from it does not repeat the row."""
+    order = []
+    made = training(on_features(strategy="replay", optimizer_state="keep", momentum="0.9"))
+    for trained_bucket in made.rows(on_state=lambda state: order.append(f"state {state.row}")):
+        order.append(f"row {trained_bucket.row.row}")
     assert order == ["row 0", "state 0", "row 1", "state 1", "row 2", "state 2", "row 3"]
-    measured = Measured(4)
-
-    def wait_for_next(snapshot, row, predictions):
-        assert measured.rows[row.row + 1].wait(60)
-        time.sleep(0.1)  # in which a row that does not wait is given
-        return to_bytes(snapshot, row, predictions)
-
-    monkeypatch.setattr(session, "to_bytes", wait_for_next)
-    states_in(measured, late)
-    assert order[:7] == order[7:]
-    for row, snapshot in states_before.items():
-        assert snapshot.description == late[row].description
-        assert snapshot.tensors.keys() == late[row].tensors.keys()
-        for name, tensor in snapshot.tensors.items():
-            assert torch.equal(tensor, late[row].tensors[name]), name
 
 
 def test_a_state_that_cannot_be_made_ends_the_training(monkeypatch):
-    """It is a mistake of this program. The row that was measured meanwhile is given first."""
+    """It is a mistake of this program. The row before it is given first."""
 
     def wrong(*arguments):
         raise ZeroDivisionError
 
     monkeypatch.setattr(session, "to_bytes", wrong)
     rows = training(on_features(strategy="naive")).rows()
-    assert [next(rows).row.row, next(rows).row.row] == [0, 1]
+    assert next(rows).row.row == 0
     with pytest.raises(ZeroDivisionError):
         next(rows)
 
@@ -273,7 +235,7 @@ def parts(strategy, **changes):
     """Return a training that has just been built."""
     parameters, stream = on_features(strategy=strategy, **changes), feature_stream()
     model = build_untrained_model(stream, parameters)
-    made = load_strategy(strategy)(parameters, stream, model, check_strategy(parameters))
+    made = load_strategy(strategy)(parameters, stream, model, parse_strategy_arguments(parameters))
     trainer = Trainer(model, parameters, bucket_keys=stream.keys, progress=TrainingProgress())
     return model, made, trainer
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from feature_streams import CLASSES, made_up
-from learning_streams import CPU, config, read_pixels, write_stream
+from learning_streams import CPU, config, iter_training_batches, read_pixels, write_stream
 from strategy_runs import (
     feature_stream,
     image_stream,
@@ -32,9 +32,8 @@ from clear_mlflow.learning.samples import (
     Batch,
     DecodedStream,
     FeatureStream,
-    iter_training_batches,
 )
-from clear_mlflow.learning.strategies._base import check_strategy
+from clear_mlflow.learning.strategies._base import parse_strategy_arguments
 from clear_mlflow.learning.strategies._rehearsal import draw_buffer_batches
 from clear_mlflow.learning.strategies.er_ace import (
     compute_present_cross_entropy,
@@ -50,7 +49,7 @@ WITH_MEMORY = ["replay", "gdumb", "er_ace", "derpp", "agem"]
 def test_memory_zero_is_one_line(strategy):
     """A buffer of nothing is refused before any data is read."""
     with pytest.raises(ConfigError, match="memory is 0, but strategy") as raised:
-        check_strategy(config(strategy=strategy, memory=0))
+        parse_strategy_arguments(config(strategy=strategy, memory=0))
     assert "\n" not in str(raised.value)
 
 
@@ -145,7 +144,7 @@ def test_gdumb_is_a_fresh_run_on_its_memory_alone(buffer, epochs, tmp_path):
         expected = trained_alone(stream, settings, memory, bucket_index, epochs or None)
         for name, tensor in row.model.state_dict().items():
             assert torch.equal(tensor, expected[name]), name
-    default = check_strategy(config(strategy="gdumb"))
+    default = parse_strategy_arguments(config(strategy="gdumb"))
     assert default.buffer == "greedy_balanced"  # the paper's
 
 
@@ -170,7 +169,7 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
     for name, tensor in last.model.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
     with pytest.raises(ConfigError, match="or authors with buffer=biased_reservoir"):
-        check_strategy(config(strategy="gdumb", strategy_args="update=authors"))
+        parse_strategy_arguments(config(strategy="gdumb", strategy_args="update=authors"))
 
 
 # --- rehearsal

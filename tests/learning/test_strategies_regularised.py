@@ -16,7 +16,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.loop import build_untrained_model
 from clear_mlflow.learning.models import get_head
 from clear_mlflow.learning.samples import Batch
-from clear_mlflow.learning.strategies._base import check_strategy
+from clear_mlflow.learning.strategies._base import parse_strategy_arguments
 from clear_mlflow.learning.strategies._weights import collect_gradients
 
 REGULARISED = ("ewc", "si", "lwf", "agem")
@@ -125,7 +125,7 @@ def test_a_strength_of_nothing_is_naive(tmp_path, name):
 def test_what_cannot_be_is_refused(name, arguments, message):
     """In one line that states what to pass."""
     with pytest.raises(ConfigError) as refused:
-        check_strategy(config(strategy=name, strategy_args=arguments))
+        parse_strategy_arguments(config(strategy=name, strategy_args=arguments))
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 

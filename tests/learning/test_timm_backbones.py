@@ -23,8 +23,7 @@ from clear_mlflow.core.errors import ClearError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features import load_features
 from clear_mlflow.data.stream import iter_image_sets
-from clear_mlflow.learning.inference.backbones import load_backbone
-from clear_mlflow.learning.inference.extract import extract
+from clear_mlflow.learning.inference.backbones import extract, load_backbone
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import LineProgress
 from clear_mlflow.learning.session import check, prepare

@@ -10,8 +10,10 @@ from PIL import Image
 
 from clear_mlflow.data.decode import DecodedImages
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
+from clear_mlflow.learning.device import RngPurpose, build_generator
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.photos import build_augmentation, wrap_photos
+from clear_mlflow.learning.samples import compute_batch_bounds, draw_order, iter_batches
 
 CPU = torch.device("cpu")
 
@@ -73,3 +75,15 @@ def random_stream(folder, *, train, test, side, num_classes=3, seed=0):
         buckets.append(Bucket(f"key{i}", *sets))
     names = tuple(f"class {i}" for i in range(num_classes))
     return BucketStream("noise", names, tuple(buckets), "sha256:0"), pixels
+
+
+def iter_training_batches(samples, *, batch_size, device, seed, bucket_index, epoch, **options):
+    """Yield the batches of one epoch as the trainer draws them."""
+    return iter_batches(
+        samples,
+        draw_order(len(samples), seed, bucket_index, epoch),
+        compute_batch_bounds(len(samples), batch_size),
+        device=device,
+        draws=build_generator(seed, RngPurpose.AUGMENTATION, bucket_index, epoch),
+        **options,
+    )

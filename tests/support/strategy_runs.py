@@ -6,7 +6,7 @@ import copy
 
 import torch
 from feature_streams import CLASSES, WIDTH, config, made_up
-from learning_streams import CPU, random_stream
+from learning_streams import CPU, iter_training_batches, random_stream
 from msgspec import structs
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -17,9 +17,8 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import (
     DecodedStream,
     FeatureStream,
-    iter_training_batches,
 )
-from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
+from clear_mlflow.learning.strategies._base import load_strategy, parse_strategy_arguments
 from clear_mlflow.learning.training.trainer import Trainer
 
 PREDICTIONS = b"what the model answered"
@@ -52,7 +51,8 @@ def train_rows(stream, settings):
 
 def strategy_on(stream, settings, model):
     """Return a strategy as the loop makes it, and what it descends with."""
-    strategy = load_strategy(settings.strategy)(settings, stream, model, check_strategy(settings))
+    arguments = parse_strategy_arguments(settings)
+    strategy = load_strategy(settings.strategy)(settings, stream, model, arguments)
     return strategy, Trainer(model, settings, bucket_keys=stream.keys, progress=TrainingProgress())
 
 

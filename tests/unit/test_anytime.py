@@ -18,9 +18,7 @@ from clear_mlflow.core.anytime import (
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import RowRecord, parse_row_index
-from clear_mlflow.learning.parameters.values import (
-    parse_interval,
-)
+from clear_mlflow.learning.parameters.values import parse_test_every
 from clear_mlflow.metrics import WITHIN_BUCKET_METRICS as METRICS
 from clear_mlflow.metrics import compute_values, evaluate_metrics
 from clear_mlflow.metrics.continual_evaluation import (
@@ -258,7 +256,7 @@ def test_a_file_that_was_renamed_is_refused():
 def test_an_interval_is_epochs_or_steps(text):
     """Nothing else."""
     with pytest.raises(ValueError, match="such as 200steps"):
-        parse_interval(text)
+        parse_test_every(text)
 
 
 def heights(chart):

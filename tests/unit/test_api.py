@@ -80,7 +80,7 @@ def test_values_are_written_as_in_python(value, texts):
         ({"epochs": True}, "epochs is 'True'; expected a whole number"),
         ({"epochs": "0005"}, "epochs is '0005'; expected a whole number"),
         ({"seed": "1_0"}, "seed is '1_0'; expected a whole number"),
-        ({"compile": 1}, "compile is '1'; expected one of off, on, auto"),
+        ({"compile": 1}, "compile is '1'; expected one of off, on"),
         ({"memory": None}, "memory is 'None'; expected a whole number of images, or a fraction"),
         ({"seeds": [0, 0]}, "expected distinct seeds"),
         ({"lr": float("nan")}, "lr is 'nan'; expected a finite number above 0"),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.sources import DATASETS
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
@@ -22,7 +23,6 @@ from clear_mlflow.learning.parameters.logged import (
     select_parameters_to_log,
     select_training_parameters,
 )
-from clear_mlflow.learning.parameters.recipes import EMBEDDED_RECIPES
 
 ASKED = [
     {},
@@ -44,9 +44,7 @@ def test_a_configuration_read_back_is_the_same(parameters, tmp_path):
 @pytest.mark.parametrize("dataset", [*DATASETS, "lab.photos:by_year"])
 def test_a_recipe_names_every_value_that_is_auto(dataset):
     """Only what is found out later may stay auto: folder, split, device and its precision."""
-    parameters = {"dataset": dataset} | (
-        {} if dataset in EMBEDDED_RECIPES else {"data_root": "/somewhere"}
-    )
+    parameters = {"dataset": dataset} | ({} if dataset in EMBEDDED else {"data_root": "/somewhere"})
     texts = TrainConfig.resolve(parameters).as_text()
     auto_names = {name for name, text in texts.items() if text == "auto"}
     assert auto_names <= {"data_root", "split", "device", "precision"}

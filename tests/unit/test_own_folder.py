@@ -17,7 +17,7 @@ from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.sources import DATASETS, SOURCES
 from clear_mlflow.data.stream import build_evaluation_set
-from clear_mlflow.learning.arguments import dataset_arguments
+from clear_mlflow.learning.arguments import complete_dataset_arguments
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 
@@ -183,19 +183,23 @@ def test_what_is_no_such_folder_is_one_line(root, change, message):
 
 def test_arguments_are_checked_and_the_name_is_the_folders():
     """Unknown ones are one line. A name is what a user says, else the folder's."""
-    arguments_read = dataset_arguments("folder", "/data/yearbook", {"licence": "CC BY 4.0"})
+    arguments_read = complete_dataset_arguments(
+        "folder", "/data/yearbook", {"licence": "CC BY 4.0"}
+    )
     assert arguments_read == {"name": "yearbook", "licence": "CC BY 4.0", "order": "none"}
-    assert dataset_arguments("folder", "/data/yearbook", {"name": "faces"})["name"] == "faces"
-    assert dataset_arguments("digits", "auto", {}) == {}
+    assert (
+        complete_dataset_arguments("folder", "/data/yearbook", {"name": "faces"})["name"] == "faces"
+    )
+    assert complete_dataset_arguments("digits", "auto", {}) == {}
     with pytest.raises(ConfigError, match="expected name, licence, order"):
-        dataset_arguments("folder", "/data", {"buckets": "year"})
+        complete_dataset_arguments("folder", "/data", {"buckets": "year"})
     with pytest.raises(ConfigError, match="dataset digits; it takes none"):
-        dataset_arguments("digits", "auto", {"name": "mine"})
+        complete_dataset_arguments("digits", "auto", {"name": "mine"})
     with pytest.raises(ConfigError, match="printable"):
-        dataset_arguments("folder", "/data", {"name": "a\tb"})
+        complete_dataset_arguments("folder", "/data", {"name": "a\tb"})
     with pytest.raises(ConfigError, match=r"name='a,b'.*without commas"):
-        dataset_arguments("folder", "/data/a,b", {})
-    assert dataset_arguments("folder", "/data/a,b", {"name": "ab"})["name"] == "ab"
+        complete_dataset_arguments("folder", "/data/a,b", {})
+    assert complete_dataset_arguments("folder", "/data/a,b", {"name": "ab"})["name"] == "ab"
 
 
 def test_a_stream_has_the_recipe_of_photographs_and_a_name():

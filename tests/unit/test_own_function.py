@@ -12,7 +12,7 @@ from released_layout import write_image
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.sources import needs_folder, stream_name
-from clear_mlflow.learning.arguments import dataset_arguments
+from clear_mlflow.learning.arguments import complete_dataset_arguments
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 MODULE = """
@@ -81,7 +81,7 @@ def test_what_a_function_lists_is_the_stream_of_the_folder(root):
     assert stream.name == "years"
     assert stream.source == f"own_photos:years, {root}"
     options = {"first": "2005", "upper": "yes", "licence": "CC0"}
-    arguments = dataset_arguments("own_photos:years", str(root), options)
+    arguments = complete_dataset_arguments("own_photos:years", str(root), options)
     assert arguments == {
         "name": "years", "licence": "CC0", "first": 2005, "upper": True, "share": 1.0
     }  # fmt: skip
@@ -90,9 +90,9 @@ def test_what_a_function_lists_is_the_stream_of_the_folder(root):
     assert stream.class_names == ("BUS", "CAMERA")
     assert stream.licence == "CC0"
     with pytest.raises(ConfigError, match="expected a whole number"):
-        dataset_arguments("own_photos:years", str(root), {"first": "soon"})
+        complete_dataset_arguments("own_photos:years", str(root), {"first": "soon"})
     with pytest.raises(ConfigError, match="expected name, licence, first, upper, share"):
-        dataset_arguments("own_photos:years", str(root), {"last": "2005"})
+        complete_dataset_arguments("own_photos:years", str(root), {"last": "2005"})
 
 
 def test_a_function_is_a_dataset_without_being_loaded_to_be_named():

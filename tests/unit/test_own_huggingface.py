@@ -13,7 +13,7 @@ from own_streams import CLASSES, write_years
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.learning.arguments import dataset_arguments
+from clear_mlflow.learning.arguments import complete_dataset_arguments
 
 FEATURES = datasets.Features(
     {
@@ -204,7 +204,7 @@ def test_a_hub_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match="expected one of them"):
             load(root, hub=hub, cache=tmp_path)
     with pytest.raises(ConfigError, match="expected a name: user/name"):
-        dataset_arguments("huggingface", "auto", {"hub": "https://host/x"})
+        complete_dataset_arguments("huggingface", "auto", {"hub": "https://host/x"})
 
 
 def test_without_the_package_it_says_what_to_install(saved, monkeypatch):

@@ -17,7 +17,7 @@ from own_streams import YEARS, Row, write_csv, write_parquet, write_years
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.untrusted import MAX_TABLE_ROWS
 from clear_mlflow.data import load_stream, read_stream_index
-from clear_mlflow.learning.arguments import dataset_arguments
+from clear_mlflow.learning.arguments import complete_dataset_arguments
 
 
 def load(root, *, protocol="iid", split="auto", **arguments):
@@ -187,7 +187,7 @@ def test_buckets_have_dates(years, root):
 def test_wrong_buckets_are_one_line(buckets):
     """Before any file is looked at."""
     with pytest.raises(ConfigError, match="expected none, year, half, quarter, month, or equal:N"):
-        dataset_arguments("table", "/nowhere", {"buckets": buckets})
+        complete_dataset_arguments("table", "/nowhere", {"buckets": buckets})
 
 
 def test_columns_of_other_names(root):

@@ -15,22 +15,20 @@ import pytest
 from clear_mlflow.core.errors import DataError, DivergedError
 from clear_mlflow.learning.measured import TrainingState
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.process.messages import receive, send
+from clear_mlflow.process.child import receive, send
 
 STATE = TrainingState(1, bytes(range(256)) * (1 << 14))
 CHILD = """
-import sys, threading
+import sys
 from multiprocessing.connection import Connection
 from clear_mlflow.learning.measured import TrainingState
 from clear_mlflow.process import child
 
 def train(config, commands, send_message):
     state = TrainingState(1, bytes(range(256)) * (1 << 14))
-    thread = threading.Thread(target=send_message, args=("state", state), daemon=True)
-    thread.start()
     for _ in range(5000):
         send_message("curve", ())
-    thread.join()
+    send_message("state", state)
 
 child._train = train
 child.run(Connection(0), Connection(int(sys.argv[1])))
@@ -38,7 +36,7 @@ child.run(Connection(0), Connection(int(sys.argv[1])))
 
 
 def start():
-    """Start a process that sends a state and 5,000 other messages at the same time."""
+    """Start a process that sends 5,000 messages and then a state."""
     child_commands, commands = Pipe(duplex=False)
     messages, child_messages = Pipe(duplex=False)
     process = subprocess.Popen(
@@ -63,7 +61,7 @@ def receive_all(connection):
 
 
 def test_a_state_and_other_messages_arrive_complete():
-    """A pipe takes 64 KiB at once: parts of a state could have other messages between them."""
+    """A pipe takes 64 KiB at once, so a state is sent in parts."""
     process, _commands, messages = start()
     received = receive_all(messages)
     assert process.wait() == 0
@@ -71,7 +69,7 @@ def test_a_state_and_other_messages_arrive_complete():
     assert dict(received)["state"] == STATE
 
 
-def test_a_process_that_is_stopped_does_not_wait_for_its_state():
+def test_a_process_that_is_stopped_does_not_wait_for_its_supervisor():
     """Nobody reads the pipe. What was sent in part is not a message."""
     process, _commands, messages = start()
     while struct.unpack("i", fcntl.ioctl(messages, termios.FIONREAD, bytes(4)))[0] < 60_000:

@@ -46,7 +46,8 @@ class ServedModel:
         """
         model = self._description
         is_excluded = self._mask_classes((params or {}).get("bucket"))
-        inputs = self._check_features(model_input) if model.width else _list_images(model_input)
+        read = self._convert_features if model.width else _read_image_column
+        inputs: Any = read(model_input)
         classes, likelihoods = [], []
         arithmetic = allow_tf32(model.precision == "tf32")
         with torch.inference_mode(), arithmetic, logits_in_float32(self._model):
@@ -89,7 +90,8 @@ class ServedModel:
         photos = wrap_photos(decode_bytes(inputs, view.resize), view)
         return normalise(photos.centre_crops().cut(0, len(inputs)).to(self._device))
 
-    def _check_features(self, model_input: Any) -> NDArray[np.float32]:
+    def _convert_features(self, model_input: Any) -> NDArray[np.float32]:
+        """Return features as (N, width), float32. Raises RecordError if their shape differs."""
         features = np.ascontiguousarray(model_input, dtype=np.float32)
         if features.ndim != 2 or features.shape[1] != self._description.width:
             raise RecordError(
@@ -99,7 +101,7 @@ class ServedModel:
         return features
 
 
-def _list_images(model_input: Any) -> Sequence[bytes]:
+def _read_image_column(model_input: Any) -> Sequence[bytes]:
     if not isinstance(model_input, pd.DataFrame) or IMAGE_COLUMN not in model_input:
         raise RecordError(
             f"a {type(model_input).__name__} arrived; expected a table with a column "

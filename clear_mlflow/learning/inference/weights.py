@@ -114,13 +114,13 @@ def download_weights(url: str, *, hash_prefix: str | None) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(url, str(path), hash_prefix=hash_prefix, progress=True)
     except (OSError, RuntimeError) as error:  # a URLError, or a wrong hash
-        raise download_error(file_name, url, error) from None
+        raise build_download_error(file_name, url, error) from None
     finally:
         socket.setdefaulttimeout(timeout)
     return path
 
 
-def download_error(
+def build_download_error(
     name: str, url: str, error: Exception, advice: str = "pass the file by --weights PATH"
 ) -> ConfigError:
     """Return the error for weights that cannot be downloaded, with their URL.

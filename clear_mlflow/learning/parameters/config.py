@@ -34,7 +34,6 @@ from clear_mlflow.learning.parameters.recipes import (
 from clear_mlflow.learning.parameters.values import (
     OFF,
     Argument,
-    EvalInterval,
     format_argument,
     is_mlp,
     parse_batch_size,
@@ -44,7 +43,6 @@ from clear_mlflow.learning.parameters.values import (
     parse_feature_name,
     parse_float,
     parse_int,
-    parse_interval,
     parse_memory,
     parse_path,
     parse_seeds,
@@ -349,12 +347,9 @@ class TrainConfig:
     )
     compile: str = _option(
         HARDWARE,
-        choices=("off", "on", AUTO),
+        choices=("off", "on"),
         default="off",
-        python_type='bool | Literal["on", "off", "auto"]',
-        resolved_by_process=True,
-        help="Compile the model with torch.compile. auto: on for at least 50 epochs of images on a "
-        "GPU, if Triton and a C compiler are installed.",
+        help="Compile the model with torch.compile, which takes about a minute.",
     )
     predictions: str = _option(
         RECORD,
@@ -415,6 +410,8 @@ class TrainConfig:
     def resolve(cls, requested: Mapping[str, str], *, passed: Collection[str] = ()) -> TrainConfig:
         """Parse parameters, name to text, and replace ``auto`` by the values of the recipe.
 
+        Parameters that depend on the machine stay ``auto``.
+
         passed: names of those that the user passed for this run, which must have an effect. Raises
         ConfigError if a value is invalid, or if two parameters are in conflict.
         """
@@ -467,11 +464,6 @@ class TrainConfig:
     def arithmetic(self) -> str:
         """Arithmetic of the model, once ``precision`` is resolved."""
         return "float32" if self.precision == "off" else self.precision
-
-    @property
-    def test_interval(self) -> EvalInterval | None:
-        """Interval of the tests within buckets, or None if there are none."""
-        return parse_interval(self.test_every)
 
     @property
     def ignored_parameters(self) -> frozenset[str]:

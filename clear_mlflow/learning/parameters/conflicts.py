@@ -32,6 +32,7 @@ class Conflict(NamedTuple):
 
 
 def _conflict_with_features(name: str, default: str) -> Conflict:
+    """Return the conflict of features and a parameter that only affects images."""
     return Conflict(
         lambda c: c.features != NONE and getattr(c, name) not in (NONE, "stop"),
         f"{name} is {{{name}}} and features is {{features}}; stored features are used as they "

@@ -44,7 +44,7 @@ class TrainOptions(TypedDict, total=False):
     label_smoothing: float
     clip_norm: float
     precision: Literal["auto", "off", "tf32", "bf16", "fp16"]
-    compile: bool | Literal["on", "off", "auto"]
+    compile: bool | Literal["on", "off"]
     predictions: Literal["labels", "none", "probs"]
     test_every: int | str
     metrics: str | Sequence[str]

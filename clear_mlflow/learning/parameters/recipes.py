@@ -77,15 +77,12 @@ FEATURES_RECIPE: Mapping[str, str] = {
 # A network with hidden layers needs a lower learning rate than a single layer.
 MLP_RECIPE: Mapping[str, str] = {"lr": "0.1"}
 
-EMBEDDED_RECIPES: Mapping[str, Mapping[str, str]] = {
-    "digits": _DIGITS_RECIPE,
-    "digits-writers": _WRITERS_RECIPE,
-}
 # For other streams of photographs: CLEAR's recipe, with a memory that depends on their size.
 STREAM_RECIPE: Mapping[str, str] = {**_CLEAR_RECIPE, "memory": "0.1"}
 
 RECIPES: Mapping[str, Mapping[str, str]] = {
-    **EMBEDDED_RECIPES,
+    "digits": _DIGITS_RECIPE,
+    "digits-writers": _WRITERS_RECIPE,
     **dict.fromkeys(CLEAR, _CLEAR_RECIPE),
     "own streams": STREAM_RECIPE,
 }

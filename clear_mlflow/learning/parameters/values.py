@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -16,7 +15,6 @@ from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.metrics import split_families
 
 OFF = "off"
-MOST_TESTS = 10_000  # within the buckets of a run: each is a file and a request to the store
 
 _MAX_INT = 2**63 - 1  # the largest that torch's seeds, MLflow's store and JSON readers all accept
 
@@ -144,9 +142,19 @@ def parse_families(text: str) -> str:
 
 
 def parse_test_every(text: str) -> str:
-    """Parse the interval of the tests within buckets, or ``off``."""
-    interval = parse_interval(text)
-    return OFF if interval is None else str(interval)
+    """Parse the interval of the tests within buckets: epochs, steps, or ``off``.
+
+    >>> parse_test_every("3"), parse_test_every("200 steps"), parse_test_every("off")
+    ('3', '200steps', 'off')
+    """
+    if text == OFF:
+        return text
+    match = re.fullmatch(r"([1-9][0-9]{0,8}) *(?:(steps?)|epochs?)?", text)
+    if match is None:
+        raise ValueError(
+            "expected off, a whole number of epochs, such as 1, or of steps, such as 200steps"
+        )
+    return f"{match[1]}steps" if match[2] else match[1]
 
 
 def parse_split(text: str) -> str:
@@ -218,34 +226,3 @@ def split_arguments(text: str) -> dict[str, Argument]:
             raise ValueError(f"{name} is given twice; pass it once")
         values[name] = value
     return values
-
-
-@dataclass(frozen=True)
-class EvalInterval:
-    """How much is trained between two tests within a bucket."""
-
-    number: int
-    unit: Literal["epochs", "steps"]
-
-    def __str__(self) -> str:
-        return str(self.number) if self.unit == "epochs" else f"{self.number}steps"
-
-    def count_steps(self, epoch_steps: int) -> int:
-        """Return the interval in optimiser steps."""
-        return self.number * (epoch_steps if self.unit == "epochs" else 1)
-
-
-def parse_interval(text: str) -> EvalInterval | None:
-    """Parse ``test_every``, or return None if it is off. Raises ValueError if it is invalid.
-
-    >>> str(parse_interval("3")), str(parse_interval("200 steps")), parse_interval("off")
-    ('3', '200steps', None)
-    """
-    if text == OFF:
-        return None
-    match = re.fullmatch(r"([1-9][0-9]{0,8}) *(steps?|epochs?)?", text)
-    if match is None:
-        raise ValueError(
-            "expected off, a whole number of epochs, such as 1, or of steps, such as 200steps"
-        )
-    return EvalInterval(int(match[1]), "steps" if (match[2] or "").startswith("step") else "epochs")

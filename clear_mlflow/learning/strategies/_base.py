@@ -324,7 +324,7 @@ def load_strategy(name: str) -> type[Strategy]:
     return strategy
 
 
-def check_strategy(config: TrainConfig, num_processes: int = 1) -> Any:
+def parse_strategy_arguments(config: TrainConfig, num_processes: int = 1) -> Any:
     """Return the arguments of the strategy, an instance of its class's ``Arguments``.
 
     Raises ConfigError if an argument is invalid, or if parameters do not fit the strategy.

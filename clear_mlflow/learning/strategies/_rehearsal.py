@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ RESERVOIR = BufferArguments(buffer="reservoir")
 class RehearsalStrategy(Strategy):
     """Trains on a bucket, and has batches from a buffer in ``batch.rehearsed``."""
 
+    # For each rehearsed batch of a step, the numbers that seed its draws with bucket and epoch.
+    rehearsal_seeds: ClassVar[tuple[tuple[int, ...], ...]] = ((),)
     needs_memory = True
     supports_distributed = True
     state_attributes: ClassVar[tuple[str, ...]] = ("_buffer",)
@@ -44,12 +47,17 @@ class RehearsalStrategy(Strategy):
         """The dtype of images in a step."""
         return get_input_dtype(self.model, self.config.precision)
 
+    @property
+    def rehearsal_batch_size(self) -> int | Literal["full"]:
+        """Number of images in a rehearsed batch, or fewer if the buffer has fewer."""
+        return self.config.batch_size
+
     def count_stored_images(self, bucket_index: int) -> int:
         """Return the number of images in the buffer."""
         return len(self._buffer)
 
     def load_training_set(self, bucket_index: int) -> Samples:
-        """Return the bucket's images, and load the images in the buffer."""
+        """Return the bucket's images. Loads the buffer's, unless it is empty, to rehearse them."""
         if len(self._buffer):
             self._buffer_samples = self.stream.select(self._buffer.sample_indices)
         return self.stream.train(bucket_index)
@@ -57,18 +65,23 @@ class RehearsalStrategy(Strategy):
     def load_rehearsal_batches(
         self, bucket_index: int, epoch: int, num_steps: int
     ) -> Iterable[tuple[Batch, ...]]:
-        """Return the epoch's batches from the buffer, one per step."""
+        """Return the epoch's batches from the buffer, or none while the buffer is empty."""
         if self._buffer_samples is None:
             return super().load_rehearsal_batches(bucket_index, epoch, num_steps)
-        where = (
-            self._buffer_samples,
-            num_steps,
-            self.config,
-            self.stream.device,
-            bucket_index,
-            epoch,
-        )
-        return zip(draw_buffer_batches(*where, group=self.group, dtype=self.input_dtype))
+        config = replace(self.config, batch_size=self.rehearsal_batch_size)
+        batches = [
+            draw_buffer_batches(
+                self._buffer_samples,
+                num_steps,
+                config,
+                self.stream.device,
+                *(bucket_index, epoch, *numbers),
+                group=self.group,
+                dtype=self.input_dtype,
+            )
+            for numbers in self.rehearsal_seeds
+        ]
+        return zip(*batches, strict=True)
 
     def after_bucket(self, bucket_index: int) -> None:
         """Update the buffer with the bucket's images."""
@@ -81,16 +94,16 @@ def draw_buffer_batches(
     num_steps: int,
     config: TrainConfig,
     device: torch.device,
-    *where: int,
+    *seed_indices: int,
     group: ProcessGroup = SINGLE_PROCESS,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[Batch]:
     """Return a batch from the buffer for each step.
 
-    samples: images in the buffer. All of them are used before they are shuffled again. where:
-    numbers that seed the draws together with the run's seed.
+    samples: images in the buffer. All of them are used before they are shuffled again.
+    seed_indices: numbers that seed the draws together with the run's seed.
     """
-    draws = build_generator(config.seed, RngPurpose.MEMORY, *where)
+    draws = build_generator(config.seed, RngPurpose.MEMORY, *seed_indices)
     count = len(samples)
     size = count if config.batch_size == "full" else min(config.batch_size, count)
     total = num_steps * size

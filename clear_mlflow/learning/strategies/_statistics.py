@@ -33,7 +33,7 @@ class ClosedFormStrategy(Strategy):
         self._counts = torch.zeros(shape[0], dtype=torch.int64, device=device)
 
     @classmethod
-    def bucket_flops(cls, *, images: int, width: int, classes: int) -> int:
+    def count_bucket_flops(cls, *, images: int, width: int, classes: int) -> int:
         """Return the FLOPs of a bucket: differences to the means, their sums, and new means."""
         return 2 * images * width + 2 * classes * width
 
@@ -42,7 +42,7 @@ class ClosedFormStrategy(Strategy):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the bucket's features and labels in blocks. Adds the costs of the pass."""
         count, (classes, width) = self.stream.train_counts[bucket_index], self._means.shape
-        trainer.costs.flops += self.bucket_flops(images=count, width=width, classes=classes)
+        trainer.costs.flops += self.count_bucket_flops(images=count, width=width, classes=classes)
         trainer.costs.images_in_steps += count
         trainer.costs.images += count
         yield from iter_blocks(self.load_training_set(bucket_index), self.stream.device)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from clear_mlflow.learning.device import autocast
 from clear_mlflow.learning.models import get_input_dtype
 from clear_mlflow.learning.samples import Batch
 from clear_mlflow.learning.strategies._base import compute_mean_share
-from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, draw_buffer_batches
+from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy
 from clear_mlflow.learning.strategies._weights import collect_gradients, list_trained_weights
 
 
@@ -62,15 +63,10 @@ class Agem(RehearsalStrategy):
         """The dtype of images from the buffer."""
         return get_input_dtype(self.model, self._precision)
 
-    def load_rehearsal_batches(
-        self, bucket_index: int, epoch: int, num_steps: int
-    ) -> Iterable[tuple[Batch, ...]]:
-        """Return the epoch's batches from the buffer, of ``batch`` images each."""
-        if self._buffer_samples is None:
-            return super().load_rehearsal_batches(bucket_index, epoch, num_steps)
-        config = replace(self.config, batch_size=self.arguments.batch or self.config.batch_size)
-        where = (self._buffer_samples, num_steps, config, self.stream.device, bucket_index, epoch)
-        return zip(draw_buffer_batches(*where, group=self.group, dtype=self.input_dtype))
+    @property
+    def rehearsal_batch_size(self) -> int | Literal["full"]:
+        """Number of images in a rehearsed batch: ``batch``, or the run's batch size."""
+        return self.arguments.batch or self.config.batch_size
 
     def compute_loss_share(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         """Return the loss on the bucket's batch. Keeps the buffer's batch for before_step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clear_mlflow.learning.photos import join_indices, list_bucket_indices
+from clear_mlflow.learning.photos import list_indices
 from clear_mlflow.learning.samples import Samples
 from clear_mlflow.learning.strategies._base import Strategy
 
@@ -25,7 +25,4 @@ class Cumulative(Strategy):
 
     def load_training_set(self, bucket_index: int) -> Samples:
         """Return the images of all buckets so far, in stream order."""
-        counts = self.stream.train_counts[: bucket_index + 1]
-        return self.stream.select(
-            join_indices(*(list_bucket_indices(k, n) for k, n in enumerate(counts)))
-        )
+        return self.stream.select(list_indices(self.stream.train_counts[: bucket_index + 1]))

@@ -48,7 +48,7 @@ class Cwr(Strategy):
         return [part.detach() for part in get_head(self.model).parameters()]
 
     def learn(self, bucket_index: int, trainer: Trainer) -> None:
-        """Train the head from its consolidated weights, and the backbone in the first bucket."""
+        """Train the head from its consolidated weights. Freezes all else after the first bucket."""
         if bucket_index > 0:
             self.model.requires_grad_(False)
             get_head(self.model).requires_grad_(True)
@@ -59,7 +59,7 @@ class Cwr(Strategy):
         super().learn(bucket_index, trainer)
 
     def begin_epoch(self, bucket_index: int, epoch: int, num_steps: int) -> None:
-        """Keep the frozen backbone in evaluation mode."""
+        """Set the frozen backbone to evaluation mode, after the first bucket."""
         if bucket_index > 0:
             self.model.eval()
             get_head(self.model).train()

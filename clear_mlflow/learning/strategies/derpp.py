@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,7 @@ from torch.nn.functional import mse_loss
 from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.samples import Batch, Samples
 from clear_mlflow.learning.strategies._base import compute_mean_share
-from clear_mlflow.learning.strategies._rehearsal import (
-    RehearsalStrategy,
-    compute_joint_logits,
-    draw_buffer_batches,
-)
+from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, compute_joint_logits
 
 
 class Derpp(RehearsalStrategy):
@@ -53,6 +49,7 @@ class Derpp(RehearsalStrategy):
         def __post_init__(self) -> None:
             check_not_negative(self, "alpha", "beta")
 
+    rehearsal_seeds = ((0,), (1,))
     state_attributes = (*RehearsalStrategy.state_attributes, "_logits")
     temporary_attributes = (
         *RehearsalStrategy.temporary_attributes,
@@ -84,28 +81,6 @@ class Derpp(RehearsalStrategy):
     def begin_epoch(self, bucket_index: int, epoch: int, num_steps: int) -> None:
         """Record logits in the last epoch, or in all epochs if a budget may end any of them."""
         self._recording = self.config.budget != "off" or epoch == self.config.epochs - 1
-
-    def load_rehearsal_batches(
-        self, bucket_index: int, epoch: int, num_steps: int
-    ) -> Iterable[tuple[Batch, ...]]:
-        """Return the epoch's batches from the buffer, two per step."""
-        if self._buffer_samples is None:
-            return super().load_rehearsal_batches(bucket_index, epoch, num_steps)
-        where = (
-            self._buffer_samples,
-            num_steps,
-            self.config,
-            self.stream.device,
-            bucket_index,
-            epoch,
-        )
-        return zip(
-            *(
-                draw_buffer_batches(*where, number, group=self.group, dtype=self.input_dtype)
-                for number in range(2)
-            ),
-            strict=True,
-        )
 
     def compute_loss_share(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         """Return this process's share of the loss on the three batches (equation 6)."""

@@ -100,8 +100,11 @@ class Ewc(Strategy):
         torch._foreach_add_(collect_gradients(self._weights), penalty)
 
     def after_bucket(self, bucket_index: int) -> None:
-        """Estimate the bucket's Fisher information, and add its parabola to the penalty."""
-        if self.stream.train_counts[bucket_index] == 0:  # the stream was too fast for all of it
+        """Estimate the bucket's Fisher information, and add its parabola to the penalty.
+
+        Skips a bucket of which a stream that does not wait left no image.
+        """
+        if self.stream.train_counts[bucket_index] == 0:
             return
         fisher = self._compute_fisher(bucket_index)
         weights = copy_weights(self._weights)
@@ -151,10 +154,10 @@ class Ewc(Strategy):
         share = probabilities / num_images
         for start in range(0, labels.shape[1], max_gradients):  # only huge models need several
             some = slice(start, start + max_gradients)
-            torch._foreach_add_(
-                fisher,
-                squared_gradients(self.model, batch.inputs, labels[:, some], share[:, some]),
+            squared = compute_squared_gradients(
+                self.model, batch.inputs, labels[:, some], share[:, some]
             )
+            torch._foreach_add_(fisher, squared)
 
     @torch.no_grad()
     def _select_labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -172,7 +175,7 @@ def count_gradients_at_once(size: int, device: torch.device) -> int:
     return max(1, min(_MAX_GRADIENTS, max_elements // size))
 
 
-def squared_gradients(
+def compute_squared_gradients(
     model: nn.Module, inputs: Tensor, labels: Tensor, share: Tensor
 ) -> list[Tensor]:
     """Return weighted sums of squared gradients of log-likelihoods, a tensor for each weight.

@@ -7,7 +7,7 @@ from typing import Any
 
 from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.photos import join_indices, list_bucket_indices
+from clear_mlflow.learning.photos import list_indices
 from clear_mlflow.learning.samples import Samples
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.training.trainer import Trainer
@@ -58,7 +58,4 @@ class Joint(Strategy):
 
     def load_training_set(self, bucket_index: int) -> Samples:
         """Return the images of all buckets, in stream order."""
-        counts = self.stream.train_counts
-        return self.stream.select(
-            join_indices(*(list_bucket_indices(k, n) for k, n in enumerate(counts)))
-        )
+        return self.stream.select(list_indices(self.stream.train_counts))

@@ -57,9 +57,9 @@ class Slda(ClosedFormStrategy):
         self._scatter = torch.zeros(width, width, dtype=torch.float64, device=self.stream.device)
 
     @classmethod
-    def bucket_flops(cls, *, images: int, width: int, classes: int) -> int:
+    def count_bucket_flops(cls, *, images: int, width: int, classes: int) -> int:
         """Return the FLOPs of the means, the scatter, a Cholesky factor, and solving with it."""
-        means = super().bucket_flops(images=images, width=width, classes=classes)
+        means = super().count_bucket_flops(images=images, width=width, classes=classes)
         return means + 2 * images * width**2 + width**3 // 3 + 2 * classes * width**2
 
     def learn(self, bucket_index: int, trainer: Trainer) -> None:

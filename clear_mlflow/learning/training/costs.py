@@ -74,7 +74,7 @@ class CostMeter:
         self.begin_bucket()
 
     def begin_bucket(self) -> None:
-        """Start the training of a bucket."""
+        """Reset all counts and clocks, at the start of a bucket."""
         self.flops = self.images_in_steps = self.images = 0
         self._test_flops, self._test_seconds = 0, 0.0
         if self._device.type == "cuda":
@@ -107,7 +107,7 @@ class CostMeter:
         self.flops += total
 
     def end_training(self) -> None:
-        """End the measurement of a bucket's training, before the test of its row."""
+        """Take the seconds of a bucket's training, of all processes, before the test of its row."""
         self._seconds = self._read_clock() - self._start
         is_cuda = self._device.type == "cuda"
         seconds = self._seconds if is_cuda else time.process_time() - self._cpu_start
@@ -142,7 +142,7 @@ class CostMeter:
             test_seconds=round(self._test_seconds, 3),
             peak_bytes=torch.cuda.max_memory_allocated(self._device)
             if on_gpu
-            else _read_peak_memory(),
+            else _read_peak_bytes(),
             device=torch.cuda.get_device_name(self._device) if on_gpu else get_processor_name(),
         )
 
@@ -155,6 +155,7 @@ class CostMeter:
         self._step_flops = dict(state["flops_of"])
 
     def _read_clock(self) -> float:
+        """Return the time in seconds, once the device has done its work."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
@@ -181,6 +182,6 @@ def _count_bytes(value: Any) -> int:
     return 8 if isinstance(value, (int, float)) else 0
 
 
-def _read_peak_memory() -> int:
+def _read_peak_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

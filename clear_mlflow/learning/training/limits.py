@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -17,13 +18,12 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.models import set_training_mode
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.values import OFF
-from clear_mlflow.learning.photos import SampleIndices, list_bucket_indices
+from clear_mlflow.learning.photos import list_bucket_indices
 from clear_mlflow.learning.samples import (
     FeatureStream,
     Samples,
     TrainingStream,
     compute_batch_bounds,
-    draw_order,
 )
 from clear_mlflow.learning.training.costs import CostMeter, FlopCounter
 
@@ -36,10 +36,10 @@ class Limiter:
     ``done`` of ``total`` is how far a bucket's training is: here in steps.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self) -> None:
         self._bucket_index = 0
         self._indices = list_bucket_indices(0, 0)
+        self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._epochs = self._num_steps = self._steps_done = 0
 
     def begin_bucket(self, bucket_index: int) -> None:
@@ -48,7 +48,10 @@ class Limiter:
     def begin_steps(
         self, samples: Samples, bucket_index: int, bounds: Sequence[tuple[int, int]], epochs: int
     ) -> int | None:
-        """Start the steps of a bucket. Returns their number, or None if it is not known."""
+        """Start the steps of a bucket. Returns their number, or None if it is not known.
+
+        bounds: where each batch of an epoch starts and stops.
+        """
         self._bucket_index = bucket_index
         self._indices = samples.indices or list_bucket_indices(bucket_index, len(samples))
         self._epochs, self._num_steps, self._steps_done = epochs, epochs * len(bounds), 0
@@ -56,12 +59,12 @@ class Limiter:
 
     @property
     def total(self) -> int:
-        """What the training of the bucket amounts to."""
+        """Length of the bucket's training, in the unit of ``done``."""
         return self._num_steps
 
     @property
     def done(self) -> int:
-        """How much of the total is done."""
+        """How much of the total is done: a number of steps, FLOPs or images."""
         return self._steps_done
 
     @property
@@ -78,6 +81,10 @@ class Limiter:
         """Yield the epochs of the bucket."""
         yield from range(self._epochs)
 
+    def begin_epoch(self, order: Tensor) -> None:
+        """Start an epoch. order: (N,), indices of the bucket's samples as they are trained on."""
+        self._order = order.numpy()
+
     def accepts_batch(self) -> bool:
         """Return True if the next batch is trained on, False if it is skipped."""
         return True
@@ -86,10 +93,10 @@ class Limiter:
         """Count a step."""
         self._steps_done += 1
 
-    def end_epoch(self, epoch: int, num_images: int) -> int:
-        """Return how many of the first *num_images* of an epoch belong to the bucket."""
-        order = draw_order(len(self._indices), self._seed, self._bucket_index, epoch).numpy()
-        return int((self._indices.bucket[order[:num_images]] == self._bucket_index).sum())
+    def end_epoch(self, num_images: int) -> int:
+        """Return how many of the first *num_images* of the epoch belong to the bucket."""
+        trained = self._order[:num_images]
+        return int((self._indices.bucket[trained] == self._bucket_index).sum())
 
     def end_bucket(self, bucket_index: int, key: str) -> None:
         """End a bucket, after all that its strategy computes."""
@@ -98,7 +105,7 @@ class Limiter:
         """Return what a resumed run continues with."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned."""
 
 
@@ -110,7 +117,7 @@ class Budget(Limiter):
     """
 
     def __init__(self, config: TrainConfig, bucket_budgets: list[int], costs: CostMeter) -> None:
-        super().__init__(config.seed)
+        super().__init__()
         self._text = config.budget
         self._counts_images = config.budget.startswith(_IMAGES)
         self._bucket_budgets = bucket_budgets
@@ -163,7 +170,7 @@ class Budget(Limiter):
         """Return what a resumed run continues with."""
         return {"budget": {"carried": self._carried}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned."""
         self._carried = state["budget"]["carried"]
 
@@ -176,31 +183,31 @@ class StreamClock(Limiter):
     fourth batch is skipped.
     """
 
-    def __init__(
-        self, image_flops: Fraction, seed: int, stream: TrainingStream, costs: CostMeter
-    ) -> None:
-        super().__init__(seed)
+    def __init__(self, image_flops: Fraction, stream: TrainingStream, costs: CostMeter) -> None:
+        super().__init__()
         # How far an image and a FLOP advance the clock, as integers, so that nothing is rounded.
         self._image_ticks, self._flop_ticks = image_flops.as_integer_ratio()
         self._stream, self._costs = stream, costs
         self._delay = 0  # when the model is done with the buckets before, in ticks of this one
-        self._arriving: Iterator[np.ndarray[Any, Any]] = iter(())  # the bucket's images, by batch
-        self._taken: list[np.ndarray[Any, Any]] = []
+        self._bounds: Sequence[tuple[int, int]] = ()
+        self._arriving: Iterator[NDArray[np.int64]] = iter(())  # the bucket's images, by batch
+        self._taken: list[NDArray[np.int64]] = []
         # Since the bucket began: the clock, when the model is done, and FLOPs included in that.
         self._time = self._model_time = self._counted_flops = 0
 
     def begin_steps(
         self, samples: Samples, bucket_index: int, bounds: Sequence[tuple[int, int]], epochs: int
     ) -> int | None:
-        """Start a bucket, which passes batch by batch in the order of its one epoch."""
-        num_steps = super().begin_steps(samples, bucket_index, bounds, epochs)
-        order = draw_order(len(self._indices), self._seed, bucket_index, 0).numpy()
-        indices: SampleIndices = self._indices.take(order)
-        parts = [indices.take(np.arange(start, stop)) for start, stop in bounds]
-        self._arriving = iter([part.index[part.bucket == bucket_index] for part in parts])
-        self._taken = [np.empty(0, dtype=np.int64)]
+        """Start a bucket, which passes batch by batch."""
+        self._bounds, self._taken = bounds, [np.empty(0, dtype=np.int64)]
         self._time, self._model_time, self._counted_flops = 0, self._delay, 0
-        return num_steps
+        return super().begin_steps(samples, bucket_index, bounds, epochs)
+
+    def begin_epoch(self, order: Tensor) -> None:
+        """Let the bucket's images arrive in the order of its one epoch, batch by batch."""
+        super().begin_epoch(order)
+        batches = (self._indices.take(self._order[start:stop]) for start, stop in self._bounds)
+        self._arriving = (batch.index[batch.bucket == self._bucket_index] for batch in batches)
 
     def accepts_batch(self) -> bool:
         """Return True if the model is done before the next batch has passed."""
@@ -213,7 +220,7 @@ class StreamClock(Limiter):
         self._taken.append(images)
         return True
 
-    def end_epoch(self, epoch: int, num_images: int) -> int:
+    def end_epoch(self, num_images: int) -> int:
         """Remove the images of skipped batches from the bucket. Returns how many remain."""
         indices = np.sort(np.concatenate(self._taken))
         self._stream.keep_only(self._bucket_index, indices)
@@ -225,6 +232,7 @@ class StreamClock(Limiter):
         self._delay = max(0, self._model_time - self._time)
 
     def _advance_model(self) -> None:
+        """Let the model take the time of the FLOPs since the last call."""
         self._model_time += (self._costs.flops - self._counted_flops) * self._flop_ticks
         self._counted_flops = self._costs.flops
 
@@ -232,7 +240,7 @@ class StreamClock(Limiter):
         """Return what a resumed run continues with."""
         return {"passing": {"late": self._delay, "seen": self._stream.seen_indices}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned."""
         self._delay = state["passing"]["late"]
         for bucket_index, indices in state["passing"]["seen"].items():
@@ -242,7 +250,7 @@ class StreamClock(Limiter):
 def build_limiter(
     config: TrainConfig, meta_model: nn.Module | None, stream: TrainingStream, costs: CostMeter
 ) -> Limiter:
-    """Return the limiter that a configuration names.
+    """Return the limiter for ``budget`` or ``stream_rate``, or one that only counts epochs.
 
     meta_model: a copy of the model on the device "meta", for a budget or a stream rate.
     """
@@ -253,8 +261,8 @@ def build_limiter(
         image_flops = Fraction(10**15)
         if unit == "naive":  # of two images: batch normalisation may not train on one
             image_flops = Fraction(count_naive_flops(config, meta_model, stream, {2})[2], 2)
-        return StreamClock(image_flops / Fraction(number), config.seed, stream, costs)
-    return Limiter(config.seed)
+        return StreamClock(image_flops / Fraction(number), stream, costs)
+    return Limiter()
 
 
 def compute_bucket_budgets(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.text import warn
-from clear_mlflow.learning.device import RngPurpose, autocast, is_other_device, seed_everything
+from clear_mlflow.learning.device import (
+    RngPurpose,
+    autocast,
+    build_generator,
+    is_other_device,
+    seed_everything,
+)
 from clear_mlflow.learning.models import get_input_dtype, set_training_mode
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
@@ -22,12 +28,12 @@ from clear_mlflow.learning.samples import (
     Batch,
     Samples,
     compute_batch_bounds,
-    iter_training_batches,
+    draw_order,
+    iter_batches,
 )
-from clear_mlflow.learning.training.bucket_tests import WithinBucketTests
 from clear_mlflow.learning.training.costs import CostMeter
 from clear_mlflow.learning.training.limits import Limiter
-from clear_mlflow.learning.training.loss_curve import FetchedTensor, LossCurve
+from clear_mlflow.learning.training.observers import FetchedTensor, LossCurve, WithinBucketTests
 
 # Smallest scale of the loss in float16: only gradients above 2e9 would overflow at it.
 _LEAST_SCALE = 2.0**-15
@@ -67,7 +73,7 @@ class Trainer:
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=config.precision == "fp16")
         self.curve = LossCurve(progress, self._device, group=group)
         self.costs = CostMeter(self._device, group)
-        self.limiter = Limiter(config.seed)
+        self.limiter = Limiter()
         self.tests: WithinBucketTests | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._has_warned = group.rank > 0  # that images do not fit; one process warns
@@ -79,7 +85,10 @@ class Trainer:
         self._optimizer = None
 
     def train_bucket(self, samples: Samples, *, bucket_index: int, strategy: Any) -> None:
-        """Train on *samples* until the limiter ends the bucket, with a new schedule."""
+        """Train on *samples* until the limiter ends the bucket, with a new schedule.
+
+        Calls the hooks of the strategy. Raises DivergedError if a loss is not finite.
+        """
         epochs = strategy.count_epochs(self._config, strategy.arguments)
         config = replace(self._config, epochs=epochs)
         bounds = compute_batch_bounds(len(samples), config.batch_size)
@@ -90,9 +99,21 @@ class Trainer:
             # Processes have different images, so each has its own dropout mask.
             ranks = (self._group.rank,) if self._group.size > 1 else ()
             seed_everything(config.seed, RngPurpose.MODEL, bucket_index, epoch, *ranks)
+            order = draw_order(len(samples), config.seed, bucket_index, epoch)
+            limiter.begin_epoch(order)
             strategy.begin_epoch(bucket_index, epoch, len(bounds))
+            batches = iter_batches(
+                samples,
+                order,
+                bounds,
+                device=self._device,
+                draws=build_generator(config.seed, RngPurpose.AUGMENTATION, bucket_index, epoch),
+                group=self._group,
+                dtype=self._dtype,
+            )
+            rehearsal = strategy.load_rehearsal_batches(bucket_index, epoch, len(bounds))
             num_images = 0
-            for batch in self._load_batches(samples, bucket_index, epoch, strategy, len(bounds)):
+            for batch, rehearsed in zip(batches, rehearsal, strict=True):
                 if limiter.is_over:
                     break
                 if not limiter.accepts_batch():
@@ -100,7 +121,9 @@ class Trainer:
                 self._set_learning_rate(
                     optimizer, compute_learning_rate(config, limiter.schedule_epoch)
                 )
-                replayed = [part.total for part in batch.rehearsed]
+                if rehearsed:
+                    batch = replace(batch, rehearsed=rehearsed)
+                replayed = [part.total for part in rehearsed]
                 # The FLOPs of a step depend on these values only.
                 shape = (bucket_index > 0, len(self._trained), batch.total, *replayed)
                 with costs.count_step(shape) as is_new_shape:
@@ -113,7 +136,7 @@ class Trainer:
                 curve.step_done(loss, batch.total, limiter.done)
                 if tests is not None:
                     tests.step_done()
-            costs.images += limiter.end_epoch(epoch, num_images)
+            costs.images += limiter.end_epoch(num_images)
             epoch_losses.append((epoch, curve.end_epoch()))
             # On a GPU, an epoch is checked after the next one: the host need not wait for it.
             if self._device.type == "cpu" or len(epoch_losses) > 1:
@@ -134,7 +157,7 @@ class Trainer:
         config: TrainConfig,
         bounds: list[tuple[int, int]],
     ) -> torch.optim.Optimizer:
-        """Start the limiter, the observers and the model. Returns the bucket's optimiser."""
+        """Start limiter, observers and model. Returns the optimiser, new unless it is kept."""
         num_steps = self.limiter.begin_steps(samples, bucket_index, bounds, config.epochs)
         if num_steps is not None:
             self._progress.steps_planned(num_steps)
@@ -150,25 +173,6 @@ class Trainer:
             self._wrap_model()
         return self._optimizer
 
-    def _load_batches(
-        self, samples: Samples, bucket_index: int, epoch: int, strategy: Any, num_steps: int
-    ) -> Iterator[Batch]:
-        """Yield this process's share of each batch of an epoch, and the rehearsed batches."""
-        config = self._config
-        shares = iter_training_batches(
-            samples,
-            batch_size=config.batch_size,
-            device=self._device,
-            seed=config.seed,
-            bucket_index=bucket_index,
-            epoch=epoch,
-            group=self._group,
-            dtype=self._dtype,
-        )
-        rehearsal = strategy.load_rehearsal_batches(bucket_index, epoch, num_steps)
-        for share, rehearsed in zip(shares, rehearsal, strict=True):
-            yield replace(share, rehearsed=rehearsed) if rehearsed else share
-
     def _step(
         self,
         batch: Batch,
@@ -182,7 +186,7 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(self._scaler.scale(loss))
         if self._scaler.is_enabled():
-            self._unscale(optimizer)
+            self._unscale_gradients(optimizer)
         strategy.before_step()
         if self._config.clip_norm:
             weights = [p for group in optimizer.param_groups for p in group["params"]]
@@ -194,8 +198,8 @@ class Trainer:
         strategy.after_step()
         return loss.detach()
 
-    def _unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Unscale the gradients. The scaler records whether all are finite."""
+    def _unscale_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Unscale the gradients, and set those that are not finite to 0."""
         self._scaler.unscale_(optimizer)
         for group in optimizer.param_groups:
             for weight in group["params"]:
@@ -211,7 +215,7 @@ class Trainer:
     def _check_finite(
         self, bucket_index: int, config: TrainConfig, epoch: int, epoch_loss: FetchedTensor
     ) -> None:
-        """Raise DivergedError unless the sum of an epoch's losses is finite."""
+        """Wait for the sum of an epoch's losses. Raises DivergedError unless it is finite."""
         if not math.isfinite(epoch_loss.read().item()):
             raise DivergedError(
                 f"the loss is no longer a finite number in epoch {epoch + 1} of {config.epochs} on "
@@ -237,53 +241,32 @@ class Trainer:
             self._compiled_model = torch.compile(self._wrapped_model, dynamic=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return steps, costs, and the optimiser's state by its weights' names if it is kept."""
-        optimizer_state = None
-        if self._optimizer is not None and self._config.optimizer_state == "keep":
-            names = {id(weight): name for name, weight in self._model.named_parameters()}
-            optimizer_state = {
-                names[id(p)]: dict(self._optimizer.state.get(p, {}))
-                for group in self._optimizer.param_groups
-                for p in group["params"]
-            }
-        state = {"steps": self.curve.steps, "costs": self.costs.state_dict(), "budget": None}
-        state |= self.limiter.state_dict()
+        """Return steps, costs, the limiter's state, and the optimiser's if it is kept."""
+        optimizer = self._optimizer if self._config.optimizer_state == "keep" else None
+        state: dict[str, Any] = {
+            "steps": self.curve.steps,
+            "costs": self.costs.state_dict(),
+            "optimizer": None if optimizer is None else optimizer.state_dict(),
+        }
         if self._scaler.is_enabled():
             state["scaler"] = self._scaler.state_dict()
-        return {**state, "optimizer": optimizer_state}
+        return {**state, **self.limiter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned."""
         self.curve.steps = int(state["steps"])
         self.costs.load_state_dict(state["costs"])
-        self.limiter.load_state_dict(dict(state))
+        self.limiter.load_state_dict(state)
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(state["scaler"])
-        if (optimizer_state := state["optimizer"]) is not None:
-            weights = dict(self._model.named_parameters())
-            self._optimizer = _build_optimizer(
-                [weights[name] for name in optimizer_state], self._config
-            )
-            # load_state_dict moves step counts to the device on which the optimiser reads them.
-            new_state = self._optimizer.state_dict()
-            new_state["state"] = {
-                n: weight_state
-                for n, weight_state in enumerate(optimizer_state.values())
-                if weight_state
-            }
-            self._optimizer.load_state_dict(new_state)
+        if state["optimizer"] is not None:
+            self._optimizer = build_optimizer(self._model, self._config)
+            self._optimizer.load_state_dict(state["optimizer"])
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Return the optimiser that a configuration names, for the weights that are not frozen."""
-    return _build_optimizer(_list_trained(model), config)
-
-
-def _list_trained(model: nn.Module) -> list[nn.Parameter]:
-    return [p for p in model.parameters() if p.requires_grad]
-
-
-def _build_optimizer(weights: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
+    """Return the optimiser that a configuration names. It skips weights that are frozen."""
+    weights = list(model.parameters())
     # One kernel for many weights; on a CPU it would change the last digits.
     fused = {weight.device.type for weight in weights} == {"cuda"} or None
     lr, decay = config.lr, config.weight_decay
@@ -295,8 +278,12 @@ def _build_optimizer(weights: list[nn.Parameter], config: TrainConfig) -> torch.
     return torch.optim.SGD(weights, lr=lr, momentum=momentum, weight_decay=decay, fused=fused)
 
 
+def _list_trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
 def compute_learning_rate(config: TrainConfig, epoch: int) -> float:
-    """Return the rate of an epoch: warm-up rises to ``lr``, cosine falls from it towards 0."""
+    """Return the learning rate of an epoch, from 0, by warm-up and schedule."""
     warmup_epochs = config.warmup_epochs
     if epoch < warmup_epochs:
         return config.lr * (epoch + 1) / warmup_epochs

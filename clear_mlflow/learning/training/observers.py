@@ -1,0 +1,257 @@
+"""What observes the steps of a bucket: the curve of the loss, and tests within the bucket."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clear_mlflow.core.anytime import AnytimeRow
+from clear_mlflow.core.errors import ConfigError, DivergedError
+from clear_mlflow.learning.device import record_event
+from clear_mlflow.learning.measured import CurvePoint
+from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
+from clear_mlflow.learning.progress import TrainingProgress
+
+# In one bucket. A chart has some hundred pixels for all buckets, and a store takes as long for one
+# point as a linear head does for a step.
+MOST_POINTS = 100
+_FEWEST_POINTS = 10
+_STEPS_PER_POINT = 10
+
+_MOST_TESTS = 10_000  # within the buckets of a run: each is a file and a request to the store
+
+
+def count_points(num_steps: int) -> int:
+    """Return how many points the curve of a bucket has: one for ten steps, from 10 points to 100.
+
+    >>> [count_points(steps) for steps in (3, 70, 500, 1_000_000)]
+    [3, 10, 50, 100]
+    """
+    return min(num_steps, max(_FEWEST_POINTS, min(num_steps // _STEPS_PER_POINT, MOST_POINTS)))
+
+
+class FetchedTensor:
+    """A tensor that is being copied to the host, which waits for it only to read it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._host_tensor = tensor.to("cpu", non_blocking=True)
+        self.event = record_event(tensor.device)
+
+    def read(self) -> Tensor:
+        """Wait for the copy and return it."""
+        self.event.synchronize()
+        return self._host_tensor
+
+
+class LossCurve:
+    """Means of the loss over windows of steps, each read once, when its window has ended."""
+
+    def __init__(
+        self,
+        progress: TrainingProgress,
+        device: torch.device,
+        *,
+        group: ProcessGroup = SINGLE_PROCESS,
+    ) -> None:
+        self._progress = progress
+        self._group = group
+        self.steps = 0  # since the training began, over all buckets
+        self._window_sum = torch.zeros((), device=device)
+        self._epoch_sum = torch.zeros((), device=device)
+        self._window_ends: deque[int] = deque()
+        self._window_start = 0
+        self._num_images = 0  # in the window
+        # Windows that have ended: mean loss, last step, its rate, and images.
+        self._pending: deque[tuple[FetchedTensor, int, float, int]] = deque()
+        self._last_event = record_event(device)
+        self.lr = math.nan  # of the steps that follow
+
+    def begin_bucket(self, num_steps: int, total: int) -> None:
+        """Start a bucket of about *num_steps* steps. total: of :meth:`step_done`, at its end."""
+        points = count_points(num_steps)
+        self._window_ends = deque(total * (i + 1) // points for i in range(points))
+        self._last_event = record_event(self._window_sum.device)
+        self._open_window()
+
+    def step_done(self, loss: Tensor, num_images: int, done: int) -> None:
+        """Add a step that was issued, and report the points that the device has computed.
+
+        done: how much of the bucket's total is done.
+        """
+        self._window_sum += loss
+        self._epoch_sum += loss
+        self._num_images += num_images
+        self.steps += 1
+        self._progress.step_done()
+        is_end = False
+        while self._window_ends and self._window_ends[0] <= done:
+            self._window_ends.popleft()
+            is_end = True
+        if is_end:
+            self._close_window()
+        self._report_ready()
+
+    def end(self) -> None:
+        """Report the remaining points of the bucket, for which the host waits.
+
+        A budget may leave the last window incomplete.
+        """
+        if self.steps > self._window_start:
+            self._close_window()
+        self._report_ready(wait=True)
+
+    def end_epoch(self) -> FetchedTensor:
+        """Return and reset the sum of the losses in this epoch, over all processes."""
+        epoch_sum = FetchedTensor(self._group.all_reduce(self._epoch_sum.clone()))
+        self._epoch_sum.zero_()
+        return epoch_sum
+
+    def _open_window(self) -> None:
+        self._window_sum.zero_()
+        self._window_start, self._num_images = self.steps, 0
+
+    def _close_window(self) -> None:
+        """Queue the window's mean loss over all processes, and open the next window."""
+        num_steps = self.steps - self._window_start
+        mean = self._group.all_reduce(self._window_sum / (num_steps * self._group.size))
+        self._pending.append((FetchedTensor(mean), self.steps, self.lr, self._num_images))
+        self._open_window()
+
+    def _report_ready(self, *, wait: bool = False) -> None:
+        """Report the points that the device has computed. wait: all, and wait for them."""
+        while self._pending and (wait or self._pending[0][0].event.query()):
+            mean, step, lr, num_images = self._pending.popleft()
+            loss = mean.read().item()
+            seconds = self._last_event.elapsed_time(mean.event) / 1000
+            self._last_event = mean.event
+            self._progress.curve_measured(
+                CurvePoint(
+                    step=step,
+                    loss=loss,
+                    lr=lr,
+                    images_per_second=num_images / seconds if seconds else math.nan,
+                    time=round(time.time() * 1000),
+                )
+            )
+
+
+class WithinBucketTests:
+    """Tests a model at each multiple of an interval within a bucket, except at the bucket's end.
+
+    Args:
+        model: model in training.
+        test_every: interval, as :func:`.values.parse_test_every` returns it.
+        keys: keys of all buckets, in stream order.
+        num_instances: number of test images per bucket.
+        measure: tests the model on all buckets. Returns an ``Evaluation``, or None if an output is
+            not a finite number.
+        on_test: receives the result of each test.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        test_every: str,
+        *,
+        keys: tuple[str, ...],
+        num_instances: tuple[int, ...],
+        measure: Callable[[], Any],
+        on_test: Callable[[AnytimeRow], None],
+    ) -> None:
+        self._model = model
+        self._test_every = test_every
+        self._keys = keys
+        self._num_instances = num_instances
+        self._measure = measure
+        self._on_test = on_test
+        self._bucket_index = -1
+        self._step = self._num_steps = self._interval_steps = 0
+
+    @property
+    def _num_tests(self) -> int:
+        """Number of tests within the bucket, without the one at its end."""
+        return (self._num_steps - 1) // self._interval_steps
+
+    def begin_bucket(self, bucket_index: int, *, epochs: int, epoch_steps: int) -> None:
+        """Start a bucket.
+
+        Raises ConfigError if the strategy already trained in the bucket, if test_every results in
+        no test inside the first bucket, or in more tests than a run may store.
+        """
+        if bucket_index == self._bucket_index:
+            raise ConfigError(
+                "the strategy trains more than once in one bucket, so test_every does not determine"
+                " when to test; pass test_every=off"
+            )
+        self._bucket_index = bucket_index
+        self._step = 0
+        self._num_steps = epochs * epoch_steps
+        self._interval_steps = count_interval_steps(self._test_every, epoch_steps)
+        if bucket_index == 0 and self._num_tests == 0:
+            raise ConfigError(
+                f"test_every is {self._test_every}, and bucket {self._keys[0]} takes "
+                f"{self._num_steps} steps, after which it is tested in any case: test more often"
+            )
+        if self._num_tests * len(self._keys) > _MOST_TESTS:
+            raise ConfigError(
+                f"test_every is {self._test_every}, which is {self._num_tests:,} tests inside "
+                f"bucket {self._keys[bucket_index]}; a run of {len(self._keys)} buckets stores "
+                f"at most {_MOST_TESTS:,} in all: test less often"
+            )
+
+    def step_done(self) -> None:
+        """Count an optimiser step, and test the model if an interval ends.
+
+        Raises DivergedError if an output is not finite.
+        """
+        self._step += 1
+        if self._step % self._interval_steps or self._step == self._num_steps:
+            return
+        with _preserve_modes(self._model):
+            evaluation = self._measure()
+        if evaluation is None:
+            raise DivergedError(
+                f"after {self._step} of {self._num_steps} steps on bucket "
+                f"{self._keys[self._bucket_index]} the model's output is not a finite number; pass "
+                "a lower lr"
+            )
+        self._on_test(
+            AnytimeRow(
+                bucket=self._bucket_index + 1,
+                test=self._step // self._interval_steps,
+                num_tests=self._num_tests,
+                step=self._step,
+                num_steps=self._num_steps,
+                buckets=self._keys,
+                correct=evaluation.correct,
+                num_instances=self._num_instances,
+            )
+        )
+
+
+def count_interval_steps(test_every: str, epoch_steps: int) -> int:
+    """Return the optimiser steps in an interval of epochs, ``3``, or of steps, ``200steps``.
+
+    >>> count_interval_steps("3", 10), count_interval_steps("200steps", 10)
+    (30, 200)
+    """
+    number = int(test_every.removesuffix("steps"))
+    return number if test_every.endswith("steps") else number * epoch_steps
+
+
+@contextmanager
+def _preserve_modes(model: nn.Module) -> Iterator[None]:
+    """Restore each layer's mode and torch's random state when the block ends without an error."""
+    modes = [(layer, layer.training) for layer in model.modules()]
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    for layer, training in modes:
+        layer.training = training
