@@ -75,7 +75,7 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
         dataset_args: arguments of your own stream, name=value,name=value.
     """
     from clear_mlflow.data.check import check_layout, check_stream
-    from clear_mlflow.data.sources import CLEAR, is_own_stream, needs_folder
+    from clear_mlflow.data.sources import CLEAR, is_custom_stream, needs_folder
     from clear_mlflow.learning.arguments import parse_dataset_arguments
 
     if str(folder) in CLEAR:
@@ -88,7 +88,7 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
     else:
         root = AUTO if folder is None else str(folder)
         name, arguments = parse_dataset_arguments(dataset, root, dataset_args)
-        if not is_own_stream(name) or (folder is None and needs_folder(name)):
+        if not is_custom_stream(name) or (folder is None and needs_folder(name)):
             raise ConfigError(
                 f"dataset is {name}; expected DIR and a custom stream, for example folder, or "
                 "no dataset for CLEAR's layouts"

@@ -11,13 +11,13 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.content import build_stream
 from clear_mlflow.data.download import fetch_clear
-from clear_mlflow.data.embedded import EMBEDDED, LICENCE, embedded_digest, write_embedded
+from clear_mlflow.data.embedded import EMBEDDED, LICENCE, get_embedded_digest, write_embedded
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.image_index import Entry as Entry
 from clear_mlflow.data.image_index import ImageIndex as ImageIndex
 from clear_mlflow.data.image_index import build_index as build_index
 from clear_mlflow.data.layouts import find_layout, read_layout
-from clear_mlflow.data.sources import CLEAR, is_own_stream, load_source, stream_name
+from clear_mlflow.data.sources import CLEAR, is_custom_stream, load_source, stream_name
 from clear_mlflow.data.splits import AUTO, IID, check_split
 from clear_mlflow.data.stream import BucketStream
 
@@ -37,7 +37,7 @@ def load_stream(
         data_root = str(fetch_clear(dataset))
     if dataset in EMBEDDED:
         return _load_embedded(dataset, data_root, cache_dir, protocol, split)
-    if is_own_stream(dataset):
+    if is_custom_stream(dataset):
         index = read_stream_index(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
         source = index.source or path_text(index.root)
     else:
@@ -66,7 +66,7 @@ def _load_embedded(
             f"the embedded dataset is damaged: {error}; or delete {path_text(root)} and run again, "
             "which writes it again"
         ) from error
-    expected = embedded_digest(dataset)
+    expected = get_embedded_digest(dataset)
     if stream.digest != expected:
         raise DataError(
             f"{path_text(root)} is not the embedded dataset as it was written: its digest is "

@@ -91,7 +91,7 @@ class DamagedImage:
     reason: str
 
 
-def decoder_version() -> str:
+def get_decoder_version() -> str:
     """Return the versions on which pixels depend: this module, Pillow, and its JPEG library."""
     libraries = (features.version("pil"), features.version("jpg"))
     return "-".join(("clear_mlflow", str(_DECODER), *(str(version) for version in libraries)))

@@ -36,7 +36,7 @@ from clear_mlflow.data.decode import (
     build_damage_error,
     decode,
     decode_blocks,
-    decoder_version,
+    get_decoder_version,
 )
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.stream import (
@@ -106,7 +106,7 @@ class DecodedCache:
         """
         if not images.contents:
             return None
-        described = "\n".join((decoder_version(), str(resize), *images.contents))
+        described = "\n".join((get_decoder_version(), str(resize), *images.contents))
         path = self.folder / f"{hashlib.sha256(described.encode()).hexdigest()}.npy"
         try:
             if (entry := self._read_unless_damaged(path, images)) is None:

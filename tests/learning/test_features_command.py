@@ -14,7 +14,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features import check_extraction_name, load_features
-from clear_mlflow.data.features.extracted import Extraction, array_file
+from clear_mlflow.data.features.extracted import Extraction, get_array_path
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 
@@ -69,7 +69,7 @@ def test_training_on_features_leaves_no_image_out():
 def write(folder, stream, extraction):
     """Features of the first training images."""
     array = np.zeros((len(stream.buckets[0].train), 3), np.float32)
-    extraction.write(array_file(folder, 0), stream.buckets[0].train, array)
+    extraction.write(get_array_path(folder, 0), stream.buckets[0].train, array)
 
 
 def test_a_name_stands_for_one_arithmetic(tmp_path):

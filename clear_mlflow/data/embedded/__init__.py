@@ -55,7 +55,7 @@ def write_embedded(dataset: str, cache_dir: Path) -> Path:
     return root
 
 
-def embedded_digest(dataset: str) -> str:
+def get_embedded_digest(dataset: str) -> str:
     """Return the digest of an embedded dataset's stream under its released split."""
     return str(_load_module(dataset).DIGEST)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.cache import UnusableFileError, read_array, read_metadata, write_array
-from clear_mlflow.data.decode import decoder_version
+from clear_mlflow.data.decode import get_decoder_version
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.stream import BucketStream, ImageSet, iter_image_sets
 
@@ -41,7 +41,7 @@ class Extraction:
     def folder(self, stream: BucketStream, *, cache_dir: Path) -> Path:
         """Return the folder for the features of a stream's images."""
         key = hashlib.sha256()
-        for value in (decoder_version(), *(getattr(self, field) for field in _SETTINGS)):
+        for value in (get_decoder_version(), *(getattr(self, field) for field in _SETTINGS)):
             key.update(value.encode() + b"\0")
         for images in iter_image_sets(stream):
             key.update("\n".join(images.contents).encode() + b"\0")
@@ -68,11 +68,11 @@ class Extraction:
             ) from None
 
     def _describe(self, images: ImageSet) -> dict[str, Any]:
-        metadata = {**dataclasses.asdict(self), "decoder": decoder_version()}
+        metadata = {**dataclasses.asdict(self), "decoder": get_decoder_version()}
         return {**metadata, "contents": list(images.contents)}
 
 
-def array_file(folder: Path, number: int) -> Path:
+def get_array_path(folder: Path, number: int) -> Path:
     """Return the file for the features of the set with this number in :func:`iter_image_sets`."""
     return folder / f"{number:03d}.npy"
 
@@ -125,7 +125,7 @@ class ExtractedFeatures:
         self._contents = {
             path: metadata["contents"]
             for path, metadata in _read_folder(folder)
-            if metadata["decoder"] == decoder_version()  # other versions decode other pixels
+            if metadata["decoder"] == get_decoder_version()  # other versions decode other pixels
         }
         self._rows = {
             content: (path, row)

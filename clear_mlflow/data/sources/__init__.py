@@ -37,14 +37,14 @@ _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _PARAMETER_TYPES = (bool, int, float, str)
 
 
-def is_own_function(dataset: str) -> bool:
+def is_custom_function(dataset: str) -> bool:
     """Return True if a dataset is named like ``package.module:function``."""
     return _REFERENCE.fullmatch(dataset) is not None
 
 
-def is_own_stream(dataset: str) -> bool:
+def is_custom_stream(dataset: str) -> bool:
     """Return True if a dataset is read by a module of this package, or by a function."""
-    return dataset in SOURCES or is_own_function(dataset)
+    return dataset in SOURCES or is_custom_function(dataset)
 
 
 def needs_folder(dataset: str) -> bool:
@@ -58,7 +58,7 @@ def load_source(dataset: str) -> Any:
     Imports a user's function. For CLEAR and the embedded datasets, the object has only
     ``Arguments``, without fields.
     """
-    if is_own_function(dataset):
+    if is_custom_function(dataset):
         return FunctionSource(dataset)
     if dataset in SOURCES:
         return import_module(f"{__name__}.{dataset}")
@@ -76,12 +76,12 @@ def stream_name(dataset: str, data_root: str, arguments: Mapping[str, object]) -
     >>> stream_name("clear10", "/data/somewhere", {})
     'clear10'
     """
-    if not is_own_stream(dataset):
+    if not is_custom_stream(dataset):
         return dataset
     name = str(arguments.get("name", "auto"))
     if name != "auto":
         return name
-    if is_own_function(dataset):
+    if is_custom_function(dataset):
         return dataset.partition(":")[2]
     if data_root == "auto":
         return dataset

@@ -18,7 +18,7 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH, hash_file
 from clear_mlflow.data.decode import LibraryTransform, build_damage_error, decode_blocks
 from clear_mlflow.data.features import check_extraction_name
-from clear_mlflow.data.features.extracted import Extraction, array_file
+from clear_mlflow.data.features.extracted import Extraction, get_array_path
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.stream import BucketStream, ImageSet, iter_image_sets, iter_with_progress
 from clear_mlflow.learning.device import (
@@ -258,7 +258,8 @@ def extract(
     sets = list(iter_image_sets(stream))
     total = sum(map(len, sets))
     arrays = [
-        extraction.read(array_file(folder, number), images) for number, images in enumerate(sets)
+        extraction.read(get_array_path(folder, number), images)
+        for number, images in enumerate(sets)
     ]
     if all(array is not None for array in arrays):
         on_image(total, total)
@@ -276,7 +277,7 @@ def extract(
                     device=device,
                     on_image=on_ready,
                 )
-            extraction.write(array_file(folder, number), images, array)
+            extraction.write(get_array_path(folder, number), images, array)
         on_ready(len(images))
     return folder
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.embedded import EMBEDDED
-from clear_mlflow.data.sources import VECTOR_DATASETS, VECTORS, is_own_function, needs_folder
+from clear_mlflow.data.sources import VECTOR_DATASETS, VECTORS, is_custom_function, needs_folder
 from clear_mlflow.data.stream import DOMAIN
 from clear_mlflow.learning.parameters.recipes import (
     AUTO,
@@ -80,7 +80,7 @@ CONFLICTS = (
         lambda c: (
             c.features == VECTORS
             and c.dataset not in VECTOR_DATASETS
-            and not is_own_function(c.dataset)
+            and not is_custom_function(c.dataset)
         ),
         "features is vectors, but dataset {dataset} consists of images; pass other features, for "
         "example features=pixels",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
-from clear_mlflow.data.sources import is_own_function
+from clear_mlflow.data.sources import is_custom_function
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
     TrainConfig,
@@ -133,7 +133,7 @@ def dataset_runs_code(parameters: Mapping[str, str]) -> bool:
     >>> dataset_runs_code({"dataset": "lab.streams:seasons"}), dataset_runs_code({})
     (True, False)
     """
-    return is_own_function(parameters.get("dataset", PARAMETERS["dataset"].default))
+    return is_custom_function(parameters.get("dataset", PARAMETERS["dataset"].default))
 
 
 def read_config_file(path: Path) -> dict[str, str]:

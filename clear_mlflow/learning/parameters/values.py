@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from clear_mlflow.core.matrix import VALIDATION
-from clear_mlflow.data.sources import DATASETS, is_own_function
+from clear_mlflow.data.sources import DATASETS, is_custom_function
 from clear_mlflow.learning.parameters.recipes import AUTO, DEFAULT_WEIGHTS, FULL, NONE
 from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.metrics import split_families
@@ -111,7 +111,7 @@ def _normalise_amount(text: str) -> str:
 
 def parse_dataset(text: str) -> str:
     """Parse the name of a dataset, or of a function that returns a stream."""
-    if text in DATASETS or is_own_function(text):
+    if text in DATASETS or is_custom_function(text):
         return text
     raise ValueError(
         f"expected one of {', '.join(DATASETS)}, or your own function: package.module:function"
