@@ -76,7 +76,7 @@ def test_a_state_of_a_cpu_is_restored_on_another_device(strategy):
         assert_steps_on_the_cpu(made._own_steps.state_dict())
     optimizer_state = trainer.state_dict()["optimizer"]
     if optimizer_state is not None:  # slda descends nothing
-        assert_steps_on_the_cpu({"state": optimizer_state})
+        assert_steps_on_the_cpu(optimizer_state)
 
 
 def assert_steps_on_the_cpu(state):

@@ -193,7 +193,7 @@ def test_arguments_are_checked_and_the_name_is_the_folders():
     assert complete_dataset_arguments("digits", "auto", {}) == {}
     with pytest.raises(ConfigError, match="expected name, licence, order"):
         complete_dataset_arguments("folder", "/data", {"buckets": "year"})
-    with pytest.raises(ConfigError, match="dataset digits; it takes none"):
+    with pytest.raises(ConfigError, match="dataset digits; expected none"):
         complete_dataset_arguments("digits", "auto", {"name": "mine"})
     with pytest.raises(ConfigError, match="printable"):
         complete_dataset_arguments("folder", "/data", {"name": "a\tb"})
