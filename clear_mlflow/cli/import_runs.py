@@ -125,6 +125,7 @@ def import_runs(
     options = {name: value for name, value in locals().items() if name not in ("paths", "store")}
     from clear_mlflow.api import import_ as api
     from clear_mlflow.store.client import open_store
+    from clear_mlflow.tracking.copy_runs import FAILED
 
     files: list[ImportedFile] = []
     with interrupt_on_signal() as received, suppress(KeyboardInterrupt):
@@ -134,7 +135,7 @@ def import_runs(
             else api.copy_runs(store, paths or (), experiment)
         ):
             files.append(file)
-    failed = [file for file in files if file.outcome == api.FAILED]
+    failed = [file for file in files if file.outcome == FAILED]
     _print_files(files, is_stopped=bool(received))
     for file in failed:
         # Most details begin with the file's name, which its path contains.

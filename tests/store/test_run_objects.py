@@ -187,7 +187,7 @@ def test_a_comparison_is_a_table_of_a_paper(store, experiment_id):
     assert rf"na\_ive & 3 & $\mathbf{{{100 * mean:.1f}}} \pm {100 * std:.1f}$ \\" in latex
     assert r"Method & Seeds & Average accuracy (\%) $\uparrow$ \\" in latex
     assert latex.startswith(r"\begin{tabular}{lrr}")
-    assert f"**{mean:.4f}** ± {std:.4f}" in compared.to_markdown([name])
+    assert f"**{mean:.4f} ± {std:.4f}**" in compared.to_markdown([name])
     frame = compared.to_frame()
     (line,) = frame[(frame["group"] == "replay") & (frame["metric"] == name)].to_dict("records")
     assert (line["mean"], line["n"]) == (other.metrics[name].mean, 3)
