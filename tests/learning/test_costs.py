@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from curves import Points
 from feature_streams import CLASSES, WIDTH
 from learning_streams import config
 from strategy_runs import feature_stream, image_stream, on_features, strategy_on
@@ -279,7 +280,7 @@ def test_a_budget_of_images(tmp_path):
 
 def test_the_schedule_ends_with_the_budget(tmp_path):
     """Half of the epochs, and the rate of a cosine has fallen as far."""
-    curve = Curve()
+    curve = Points()
     settings = on_images("naive", epochs="8", schedule="cosine", budget="naive:0.5")
     list(train(image_stream(tmp_path), settings, progress=curve))
     rates = [point.lr for point in curve.points[:8:2]]  # of two steps each
@@ -423,14 +424,6 @@ def test_seconds_of_tests_are_not_of_the_training(monkeypatch):
     assert (row.seconds, row.device_seconds, row.test_seconds) == (2, 4, 23)
 
 
-class Curve(TrainingProgress):
-    def __init__(self):
-        self.points = []
-
-    def curve_measured(self, point):
-        self.points.append(point)
-
-
 @pytest.mark.parametrize(
     ("strategy", "budget", "unit"),
     [("naive", "1e3", "FLOPs"), ("naive", "images:2", "images"), ("ewc", "naive:1", "FLOPs")],
@@ -464,10 +457,7 @@ def test_a_budget_that_is_none_is_refused(budget):
         config(budget=budget)
 
 
-def test_a_budget_does_not_go_with_plans_of_steps():
-    """Nor with a strategy that trains in one bucket alone."""
-    with pytest.raises(ConfigError, match="leave test_every at off"):
-        config(budget="naive:1", test_every="1")
+def test_a_budget_does_not_go_with_a_strategy_that_trains_in_one_bucket():
     with pytest.raises(ConfigError, match="strategy joint does not train in each bucket"):
         check(config(budget="naive:1", strategy="joint"))
 

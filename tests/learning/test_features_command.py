@@ -57,15 +57,6 @@ def test_a_damaged_image_is_told_in_words_that_fit(tmp_path, cache):
     assert len(result.output.splitlines()) == 1
 
 
-def test_training_on_features_leaves_no_image_out():
-    """It decodes none, so that asking for it is a mistake, which is reported."""
-    parameters = {"dataset": "digits", "features": "mine", "damaged": "leave_out"}
-    with pytest.raises(ConfigError) as caught:
-        TrainConfig.resolve(parameters)
-    assert "used as they are" in str(caught.value)
-    assert TrainConfig.resolve({**parameters, "damaged": "stop"}).features == "mine"
-
-
 def write(folder, stream, extraction):
     """Features of the first training images."""
     array = np.zeros((len(stream.buckets[0].train), 3), np.float32)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import shutil
 import zipfile
 from pathlib import Path
 
+import layout_trees
 import numpy as np
 import pytest
 import torch
 from feature_files import KIND, tail, vector, write_older_features, write_released_features
-from released_layout import write_image, write_released
+from layout_trees import Photos
+from released_layout import write_released
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
@@ -29,23 +32,14 @@ def released_root(tmp_path_factory):
     return root
 
 
-def write_older(root, *, buckets=("1", "2"), classes=("bus", "camera"), per_class=4):
-    """Write a dataset in the older layout, its file lists in no order."""
-    training = root / "training_folder"
-    draws = np.random.default_rng(0)
-    for bucket in buckets:
-        lines = []
-        for label, name in enumerate(classes):
-            for number in range(per_class):
-                path = f"labeled_images/{bucket}/{name}/{number}.jpg"
-                write_image(root / path, seed=path)
-                lines.append(f"{path} {label}")
-        folder = training / "filelists" / bucket
-        folder.mkdir(parents=True)
-        order = draws.permutation(len(lines))
-        (folder / "all.txt").write_text("\n".join(lines[i] for i in order) + "\n")
-    (root / "class_names.txt").write_text("\n".join(classes))
-    (training / "bucket_indices.json").write_text(json.dumps(list(buckets)))
+def write_older(root):
+    """Write a dataset in the older layout, its file lists in no order, with features."""
+
+    def shuffle(photos):
+        return random.Random(0).sample(photos, len(photos))
+
+    photos = Photos(buckets=("1", "2"), train=4)
+    layout_trees.write_older(root, photos, order=shuffle, seeds=())
     write_older_features(root)
     return root
 

@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.models import build_model, check_model, list_model_names
-from clear_mlflow.learning.parameters.config import TrainConfig
 
 
 @pytest.mark.parametrize("side", [8, 9, 32, 64])
@@ -195,9 +194,3 @@ def test_weights_of_old_densenets_are_known_by_their_names(tmp_path):
     assert old.keys() != state.keys()
     loaded = build(name="densenet121", weights=save_weights(tmp_path, old, ".pth")).state_dict()
     assert all(torch.equal(loaded[key], value) for key, value in state.items())
-
-
-def test_a_model_without_published_weights_is_refused():
-    """Before anything is built."""
-    with pytest.raises(ConfigError, match="small_cnn is not published with weights"):
-        TrainConfig.resolve({"weights": "DEFAULT"})

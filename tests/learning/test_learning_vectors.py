@@ -135,9 +135,3 @@ def test_widths_are_those_of_the_name():
 def test_what_does_not_go_with_vectors_is_one_line(changes, message):
     with pytest.raises(ConfigError, match=message):
         training(**changes)
-
-
-def test_images_and_vectors_are_not_mixed_up(tmp_path):
-    """Neither is taken for the other."""
-    with pytest.raises(ConfigError, match="pass features=vectors"):
-        training(features="pixels")

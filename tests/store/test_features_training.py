@@ -72,16 +72,6 @@ def test_features_choose_the_papers_protocol():
     assert config(batch_size=3).batch_size == 3
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [{"model": "linear"}, {"features": KIND, "model": "resnet18"}],
-)
-def test_a_model_that_does_not_fit_is_refused(parameters):
-    """Images do not go into a linear head, nor features into a network."""
-    with pytest.raises(ConfigError, match="pass model=linear with features=NAME"):
-        TrainConfig.resolve(parameters)
-
-
 @pytest.mark.parametrize("name", ["../x", "a/b", ".", "", "a b", "x" * 65, "..", "/etc"])
 def test_a_name_is_no_path(name):
     """A name of features is the name of a folder, and of nothing above it."""

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from mlflow.entities import Metric
 from safetensors.torch import save
 from stored_runs import row_texts
+from stored_values import build_images
 from strategy_runs import feature_stream, on_features, train_with_states
 
 from clear_mlflow.core.anytime import AnytimeRow, anytime_file_name
@@ -173,14 +174,8 @@ def test_tests_inside_a_bucket(data):
 
 def evaluation_set() -> EvaluationSet:
     count = 24
-    return EvaluationSet(
-        buckets=("1", "2", "3"),
-        class_names=("bus", "camera"),
-        bucket=np.repeat(np.arange(3), 8).astype(np.uint16),
-        label=(np.arange(count) % 2).astype(np.uint16),
-        content=np.arange(count * 16, dtype=np.uint8).reshape(count, 16),
-        names=tuple(f"image{i}" for i in range(count)),
-    )
+    content = np.arange(count * 16, dtype=np.uint8).reshape(count, 16)
+    return build_images((8, 8, 8), np.arange(count) % 2, ("bus", "camera"), content)
 
 
 def split_safetensors(content: bytes) -> tuple[dict[str, Any], bytes]:

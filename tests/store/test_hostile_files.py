@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from stored_runs import change, row_texts, rows_folder, stored_run
+from stored_values import build_images
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES
 from clear_mlflow.learning.checkpoint import _get_random_states, _set_random_states
@@ -47,22 +46,11 @@ def test_a_row_of_very_many_buckets_is_refused(store, experiment_id):
     assert "expected 1 to 1000" in evaluate(run)
 
 
-def build_image_set(classes: int) -> EvaluationSet:
-    return EvaluationSet(
-        buckets=("1", "2"),
-        class_names=tuple(str(i) for i in range(classes)),
-        bucket=np.array([0, 1], np.uint16),
-        label=np.array([0, 1], np.uint16),
-        content=np.zeros((2, 16), np.uint8),
-        names=("a", "b"),
-    )
-
-
 def test_very_many_classes_are_bounded():
     """A set that asks for more is none."""
-    assert len(build_image_set(5000).class_names) == 5000
+    assert len(build_images((1, 1), [0, 1], map(str, range(5000))).class_names) == 5000
     with pytest.raises(RecordError, match="classes arrived; expected"):
-        build_image_set(9_000_000)
+        build_images((1, 1), [0, 1], map(str, range(9_000_000)))
 
 
 @pytest.fixture

@@ -148,17 +148,6 @@ def test_no_training_goes_into_it(store, trained, unmount, tmp_path):
     assert store.get_run(run_id).data.tags[names.ROWS_TAG] == "complete"
 
 
-def test_a_row_that_is_gone_is_named(store, trained):
-    """Some of the rows are not a smaller matrix: the complete run stays tagged so."""
-    before = known(store, trained.info.run_id)
-    (rows_folder(trained) / "row_002.json").unlink()
-    (verdict,) = rescore_runs(
-        store, [store.get_run(trained.info.run_id)], explicit=True, dry_run=False
-    )
-    assert f"{MISSING} (row_002.json in" in verdict.detail
-    assert known(store, trained.info.run_id) == before
-
-
 def test_missing_rows_are_named_from_the_first_to_the_last(store, trained):
     """In order, whatever order a set has."""
     for row in range(4):

@@ -679,30 +679,6 @@ def test_a_journal_of_an_earlier_process_is_sent_first(store, monkeypatch):
     assert not find_run_folders(run.run_id)
 
 
-MOVED_AWAY = """
-import sys
-from pathlib import Path
-import clear_mlflow
-with clear_mlflow.track(buckets=4, num_instances=100) as run:
-    for i in range(5):
-        run.log_counts(i, [i, i, i, i])
-        if i == 1:
-            Path("artifacts").rename("elsewhere")
-"""
-
-
-def test_rows_that_are_gone_at_the_end_are_an_error(store, experiment_id, tmp_path):
-    """The rows that are left are scored and counted. The others are named."""
-    done = run_script(tmp_path, MOVED_AWAY)
-    assert done.returncode == 1
-    assert "stored rows that are missing now" in done.stderr.splitlines()[-1]
-    run = only_run(store, experiment_id)
-    assert run.info.status == "FAILED"
-    assert "artifacts': 0, 1; put their files back" in run.data.tags[names.ERROR_TAG]
-    assert run.data.tags[names.ROWS_TAG] == "partial"
-    assert "partial: 3 of 4 rows" in str(clear_mlflow.load(run.info.run_id))
-
-
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_loop_that_counts_from_0_is_an_error(store, monkeypatch, joined):
     """Its rows are kept, and the run can be continued."""

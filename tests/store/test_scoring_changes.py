@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlflow.entities import Metric as MlflowMetric
+from stored_values import row_record
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
+from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.scoring import evaluate
 from clear_mlflow.scoring.run_log import Changes, build_metric_values, find_changes
@@ -91,13 +92,9 @@ def stored_runs(draw):
     protocol = draw(st.sampled_from(["iid", "streaming"]))
     buckets = tuple(str(j + 1) for j in range(num_buckets))
     records = {
-        row_file_name(row): RowRecord(
-            row=AccuracyRow(row, buckets, tuple(draw(counts)), (NUM_TEST,) * num_buckets),
+        row_file_name(row): row_record(
+            AccuracyRow(row, buckets, tuple(draw(counts)), (NUM_TEST,) * num_buckets),
             protocol=protocol,
-            dataset=DatasetIdentity("digits", "sha256:" + "ab" * 32),
-            seed=0,
-            package_version="0.1.0",
-            written_at="2026-01-31T00:00:00.123+00:00",
         )
         for row in sorted(rows)
     }

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
+from stored_values import build_images, build_row_predictions, row_record, write_predictions
 
 from clear_mlflow.comparison.groups import ComparedRun
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
 from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
 from clear_mlflow.metrics import summarize
@@ -35,15 +35,13 @@ def row_records(
     num_test: Sequence[int] | None = None,
 ) -> list[RowRecord]:
     keys = tuple(buckets or (str(j + 1) for j in range(len(correct[0]))))
+    num_instances = tuple(num_test or [NUM_TEST] * len(keys))
+    metadata = {"protocol": protocol, "split": split, "seed": seed}
     return [
-        RowRecord(
-            row=AccuracyRow(i, keys, tuple(row), tuple(num_test or [NUM_TEST] * len(keys))),
-            protocol=protocol,
-            split=split,
+        row_record(
+            AccuracyRow(i, keys, tuple(row), num_instances),
             dataset=DatasetIdentity(dataset, digest),
-            seed=seed,
-            package_version="1",
-            written_at="2026-01-31T12:00:00.123Z",
+            **metadata,
         )
         for i, row in enumerate(correct)
     ]
@@ -99,24 +97,17 @@ def log_predictions(client, run, correct, tmp_path, *, offset: int = 0, shuffle:
     Another *shuffle* gives other test images, of the same counts.
     """
     width = len(correct[0])
-    label = np.zeros(width * NUM_TEST, np.uint16)
-    images = EvaluationSet(
-        buckets=tuple(str(j + 1) for j in range(width)),
-        class_names=("bus", "camera"),
-        bucket=np.repeat(np.arange(width), NUM_TEST).astype(np.uint16),
-        label=label,
-        content=np.random.default_rng(shuffle).integers(0, 256, (len(label), 16), dtype=np.uint8),
-        names=tuple(f"image{i}" for i in range(len(label))),
-    )
-    folder = tmp_path / f"predictions of {run.info.run_id}"
-    folder.mkdir()
-    (folder / "evaluation_set.safetensors").write_bytes(images.to_bytes())
+    total = width * NUM_TEST
+    content = np.random.default_rng(shuffle).integers(0, 256, (total, 16), dtype=np.uint8)
+    names = tuple(f"image{i}" for i in range(total))
+    classes = ("bus", "camera")
+    images = build_images((NUM_TEST,) * width, np.zeros(total), classes, content, names=names)
+    labels = {}
     for i, row in enumerate(correct):
-        correct_labels = np.ones((width, NUM_TEST), np.uint8)
+        of_buckets = np.ones((width, NUM_TEST), np.uint8)
         for j, right in enumerate(row):
-            correct_labels[j, (offset + np.arange(right)) % NUM_TEST] = 0
-        predictions = RowPredictions(
-            row=i, labels=correct_labels.ravel(), evaluation_set=images.digest
-        )
-        (folder / predictions_file_name(i)).write_bytes(predictions.to_bytes())
+            of_buckets[j, (offset + np.arange(right)) % NUM_TEST] = 0
+        labels[i] = of_buckets.ravel()
+    folder = tmp_path / f"predictions of {run.info.run_id}"
+    write_predictions(folder, images, build_row_predictions(images, labels))
     client.log_artifacts(run.info.run_id, str(folder), "predictions")

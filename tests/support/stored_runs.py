@@ -4,6 +4,7 @@ import json
 import time
 from pathlib import Path
 
+from stored_values import row_record
 from trainings import FOUR_BUCKETS, NUM_TEST
 
 from clear_mlflow.core.matrix import AccuracyRow
@@ -71,12 +72,10 @@ def row_texts(correct=FOUR_BUCKETS, *, seed=7, digest=DIGEST):
     """File name to text, for each row."""
     buckets = tuple(str(j + 1) for j in range(len(correct[0])))
     return {
-        row_file_name(i): RowRecord(
-            row=AccuracyRow(i, buckets, tuple(counts), (NUM_TEST,) * len(buckets)),
-            protocol="iid",
+        row_file_name(i): row_record(
+            AccuracyRow(i, buckets, tuple(counts), (NUM_TEST,) * len(buckets)),
             dataset=DatasetIdentity("digits", digest),
             seed=seed,
-            package_version="0.1.0",
             written_at=f"2026-01-31T{i // 60:02d}:{i % 60:02d}:00.123+00:00",
         ).to_json()
         for i, counts in enumerate(correct)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.core.predictions import (
+    EVALUATION_SET_FILE,
+    EvaluationSet,
+    RowPredictions,
+    predictions_file_name,
+)
 from clear_mlflow.core.record import DatasetIdentity, RowRecord
 
 
@@ -40,3 +45,11 @@ def build_row_predictions(images, labels, probabilities=None) -> dict[int, RowPr
         )
         for row, of_row in labels.items()
     }
+
+
+def write_predictions(folder, images, predictions_by_row):
+    """Write an evaluation set and predictions into a new folder, as a run stores them."""
+    folder.mkdir()
+    (folder / EVALUATION_SET_FILE).write_bytes(images.to_bytes())
+    for row, predictions in predictions_by_row.items():
+        (folder / predictions_file_name(row)).write_bytes(predictions.to_bytes())

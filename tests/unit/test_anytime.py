@@ -21,10 +21,7 @@ from clear_mlflow.core.record import RowRecord, parse_row_index
 from clear_mlflow.learning.parameters.values import parse_test_every
 from clear_mlflow.metrics import WITHIN_BUCKET_METRICS as METRICS
 from clear_mlflow.metrics import compute_values, evaluate_metrics
-from clear_mlflow.metrics.continual_evaluation import (
-    windowed_forgetting,
-    windowed_plasticity,
-)
+from clear_mlflow.metrics.continual_evaluation import windowed_forgetting, windowed_plasticity
 from clear_mlflow.report.page.within_bucket import build_within_bucket_charts
 
 N = 40
@@ -226,6 +223,7 @@ def test_no_reader_takes_one_kind_of_row_for_the_other():
     [
         ({"test": 0}, "test is 0"),
         ({"test": 4}, "test is 4, of 3"),
+        ({"test": 1}, "renamed or copied"),
         ({"step": 40}, "at the end of a bucket is a row"),
         (
             {"correct": [1, 2, 10]},
@@ -243,13 +241,6 @@ def test_a_file_that_is_no_test_is_one_line(change, message):
         AnytimeRow.from_json(json.dumps(content), source=anytime_file_name(2, 2))
     assert str(caught.value).startswith("bucket_002_test_0002.json: ")
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_was_renamed_is_refused():
-    """Its name states which test it is."""
-    (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
-    with pytest.raises(RecordError, match="renamed or copied"):
-        AnytimeRow.from_json(test.to_json(WHEN), source=anytime_file_name(1, 1))
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "often", "", "steps", "3 steps 4"])

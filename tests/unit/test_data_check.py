@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from layout_trees import LAYOUTS, Photos
 from released_layout import read_json, write_image, write_json, write_released
 
 from clear_mlflow.cli import main
@@ -18,6 +19,7 @@ from clear_mlflow.data import load_stream
 from clear_mlflow.data.check import PROBLEM_TYPES, Findings, check_layout
 
 IMAGES = "train/labeled_images"
+PHOTOS = Photos(buckets=("1", "2"), train=10)
 
 
 @pytest.fixture(scope="session")
@@ -35,26 +37,6 @@ def check_messages(findings: Findings) -> list[tuple[str, str]]:
     return [(p.type, str(p.path.relative_to(findings.root))) for p in findings.problems]
 
 
-def write_challenge(root: Path, *, lists: bool = False) -> Path:
-    """Write the challenge layout. With lists, the older one."""
-    classes = ("bus", "camera")
-    for bucket in ("1", "2"):
-        lines = []
-        for label, name in enumerate(classes):
-            for number in range(10):
-                path = f"labeled_images/{bucket}/{name}/{number}.jpg"
-                write_image(root / path, seed=f"{bucket}/{name}/{number}")
-                lines.append(f"{path} {label}")
-        if lists:
-            folder = root / "training_folder" / "filelists" / bucket
-            folder.mkdir(parents=True)
-            (folder / "all.txt").write_text("\n".join(lines))
-    if lists:
-        (root / "class_names.txt").write_text("\n".join(classes))
-        write_json(root / "training_folder" / "bucket_indices.json", ["1", "2"])
-    return root
-
-
 def test_a_whole_dataset_is_found_whole(root, tmp_path):
     """Layout, digest, buckets, classes and counts. Nothing is wrong."""
     findings = check_layout(root)
@@ -67,13 +49,13 @@ def test_a_whole_dataset_is_found_whole(root, tmp_path):
     assert len(findings.counts) == 2 * 3 * 3
 
 
-@pytest.mark.parametrize("lists", [False, True])
-def test_the_layouts_of_one_tree(tmp_path, lists):
+@pytest.mark.parametrize("layout", ["older", "challenge"])
+def test_the_layouts_of_one_tree(tmp_path, layout):
     """The older and the challenge layout, below a folder of the release's name."""
-    write_challenge(tmp_path / "clear10_neurips2021", lists=lists)
+    LAYOUTS[layout](tmp_path / "clear10_neurips2021", PHOTOS)
     findings = check_layout(tmp_path)
     assert check_messages(findings) == []
-    assert findings.layout == ("older" if lists else "challenge")
+    assert findings.layout == layout
     assert findings.digest is not None
     assert [(c.split, c.bucket, c.images) for c in findings.counts] == [
         ("all", bucket, 10) for bucket in "1122"
@@ -194,24 +176,25 @@ def test_a_link_out_of_the_dataset_is_not_followed(root, tmp_path):
 
 def test_older_lists_are_held_against_the_images(tmp_path):
     """A listed image that is missing is a problem, and a line that is none an error."""
-    root = write_challenge(tmp_path / "root", lists=True)
-    (root / "labeled_images/1/bus/3.jpg").unlink()
-    assert check_messages(check_layout(root)) == [("missing", "labeled_images/1/bus/3.jpg")]
+    root = LAYOUTS["older"](tmp_path / "root", PHOTOS)
+    missing = PHOTOS.of("train", "1")[3].path
+    (root / missing).unlink()
+    assert check_messages(check_layout(root)) == [("missing", missing)]
     with (root / "training_folder/filelists/2/all.txt").open("a") as lines:
-        lines.write("\nlabeled_images/2/bus/11.jpg seven\n")
+        lines.write("labeled_images/2/bus/11.jpg seven\n")
     with pytest.raises(DataError, match=r"all\.txt line 21 is"):
         check_layout(root)
 
 
-@pytest.mark.parametrize("lists", [False, True])
-def test_hidden_entries_are_let_be(tmp_path, lists):
+@pytest.mark.parametrize("layout", ["older", "challenge"])
+def test_hidden_entries_are_let_be(tmp_path, layout):
     """What file managers and notebooks leave behind is no problem, as it is none to the loader."""
-    root = write_challenge(tmp_path / "root", lists=lists)
+    root = LAYOUTS[layout](tmp_path / "root", PHOTOS)
     result = check_layout(root)
     for folder in ("labeled_images", "labeled_images/1", "labeled_images/1/bus"):
         (root / folder / ".DS_Store").write_text("x")
         (root / folder / ".ipynb_checkpoints").mkdir()
-    if lists:
+    if layout == "older":
         (root / "training_folder/filelists/.ipynb_checkpoints").mkdir()
     assert check_layout(root) == result
 
@@ -264,7 +247,7 @@ def test_json_is_what_the_documentation_says(root, project):
 
 def test_names_are_shown_escaped(tmp_path):
     """A file's name can neither move the cursor nor begin its own line."""
-    root = write_challenge(tmp_path / "root")
+    root = LAYOUTS["challenge"](tmp_path / "root", PHOTOS)
     (root / "labeled_images/1/bus/\x1b[2J\nnothing is wrong [bold].txt").write_text("")
     done = CliRunner().invoke(main, ["data", "check", str(root)])
     assert done.exit_code == 1
@@ -275,7 +258,7 @@ def test_names_are_shown_escaped(tmp_path):
 
 def test_a_leak_is_told_where_only_the_loader_tells_the_test_set(tmp_path):
     """One tree of images: the split decides whether a copy within a class is a leak."""
-    root = write_challenge(tmp_path / "root")
+    root = LAYOUTS["challenge"](tmp_path / "root", PHOTOS)
     bucket = load_stream("x", str(root), cache_dir=tmp_path).buckets[0]
     source = next(p for p in bucket.test.paths if p.parent.name == "bus")
     target = next(p for p in bucket.train.paths if p.parent.name == "bus")

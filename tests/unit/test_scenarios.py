@@ -144,10 +144,5 @@ def test_of_two_classes_the_one_that_is_not_there_is_said():
     assert scenario.absent_classes == {"train": {"1": ["b"]}, "test": {"1": ["b"]}}
 
 
-def test_new_classes_are_not_tested_on_training_images():
-    with pytest.raises(ConfigError, match="whose buckets are tested on held-out images"):
-        TrainConfig.resolve({"scenario": "class", "features": "pixels", "protocol": "streaming"})
-
-
 def test_runs_are_called_as_their_scenario():
     assert TrainConfig.resolve({"scenario": "task"}).stream_name == "digits (task)"
