@@ -422,17 +422,17 @@ def test_of_several_builders_at_once_one_builds_and_the_others_wait(tmp_path, ki
             second.wait(timeout=0.5)
         if killed:
             first.kill()
-        found = [answer(process)[0] for process in (first, second, third)[killed:]]
-    assert {one["pixels"] for one in found} == {digest(images)}
-    assert sum(one["reported"] > 1 for one in found) == 1
+        results = [answer(process)[0] for process in (first, second, third)[killed:]]
+    assert {one["pixels"] for one in results} == {digest(images)}
+    assert sum(one["reported"] > 1 for one in results) == 1
     assert suffixes(folder) == BUILT
 
 
 def test_where_the_disk_is_full_images_are_decoded_all_the_same(tmp_path):
     """What cannot be written whole is not kept at all. One line tells, and the pixels are right."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
-    found, err = answer(builder(folder, images, "small disk"))
-    assert found["pixels"] == digest(images)
+    results, err = answer(builder(folder, images, "small disk"))
+    assert results["pixels"] == digest(images)
     assert len(err.splitlines()) == 1
     assert str(folder) in err
     assert suffixes(folder) == [""]
@@ -489,8 +489,8 @@ def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[P
         mock.patch.object(caching, "hash_file", side_effect=hash_file) as read,
         HashCache(folder, root) as hashes,
     ):
-        found = [hashes.hash_file(path, path.stat()) for path in paths]
-    return found, [call.args[0] for call in read.call_args_list]
+        results = [hashes.hash_file(path, path.stat()) for path in paths]
+    return results, [call.args[0] for call in read.call_args_list]
 
 
 @pytest.fixture
@@ -523,8 +523,8 @@ def test_a_changed_file_is_hashed_anew(tmp_path, replaced):
     written.write_bytes(b"CONTENT")
     os.utime(written, ns=(before.st_atime_ns, before.st_mtime_ns))
     written.replace(path)
-    found, computed = looked_up(tmp_path / "cache", tmp_path, path)
-    assert found == [hashlib.sha256(b"CONTENT").hexdigest()]
+    results, computed = looked_up(tmp_path / "cache", tmp_path, path)
+    assert results == [hashlib.sha256(b"CONTENT").hexdigest()]
     assert computed == [path]
 
 

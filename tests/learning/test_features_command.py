@@ -15,7 +15,6 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features import check_extraction_name, load_features
 from clear_mlflow.data.features.extracted import Extraction, get_array_path
-from clear_mlflow.learning.parameters.config import TrainConfig
 
 
 @pytest.fixture

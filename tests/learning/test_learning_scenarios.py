@@ -22,8 +22,9 @@ from plain_avalanche import (
     LwfInEvaluation,
     LwfOfAllClasses,
     PerImageEwc,
+    train_by_avalanche,
 )
-from strategy_runs import on_features, strategy_on
+from strategy_runs import flatten_weights, learn_buckets, on_features
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -42,7 +43,6 @@ from clear_mlflow.learning.strategies.ewc import Ewc
 CPU = torch.device("cpu")
 ORDER = (3, 1, 4, 0, 5, 9, 2, 6, 8, 7)
 EPOCHS = 4
-OPTIMISER = {"momentum": 0.8, "weight_decay": 0.01}
 TOLERANCE = 1e-5
 
 
@@ -61,10 +61,6 @@ def network(width):
     return nn.Sequential(nn.Linear(width, 20), nn.Tanh(), nn.Linear(20, 10))
 
 
-def flat(model):
-    return torch.cat([weight.detach().flatten() for weight in model.parameters()]).clone()
-
-
 def cells(model, stream):
     return measure(model, stream.test(), device=CPU).correct
 
@@ -73,13 +69,8 @@ def measure_own(stream, strategy, **changes):
     parameters = {"batch_size": "full", "epochs": str(EPOCHS), "lr": "0.05", "lr_step": "100"}
     parameters |= {"optimizer_state": "keep", "memory": "2000", "strategy": strategy}
     model = network(stream.width)
-    made, trainer = strategy_on(stream, on_features(**{**parameters, **changes}), model)
-    values = []
-    for bucket_index in range(len(stream.keys)):
-        made.learn(bucket_index, trainer)
-        made.after_bucket(bucket_index)
-        values.append((flat(model), cells(model, stream)))
-    return values
+    trained = learn_buckets(stream, on_features(**{**parameters, **changes}), model)
+    return [(flatten_weights(model), cells(model, stream)) for model in trained]
 
 
 def measure_avalanche(stream, plugin=None, strategy=Naive):
@@ -91,21 +82,10 @@ def measure_avalanche(stream, plugin=None, strategy=Naive):
     dataset.targets = labels.tolist()  # type: ignore[attr-defined]  # where Avalanche looks
     dataset = as_classification_dataset(dataset)
     benchmark = nc_benchmark(dataset, dataset, 5, task_labels=False, fixed_class_order=list(ORDER))
-    model = network(stream.width)
-    trained = strategy(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, **OPTIMISER),
-        criterion=nn.CrossEntropyLoss(),
-        train_mb_size=10_000,
-        train_epochs=EPOCHS,
-        plugins=[] if plugin is None else [plugin],
-        evaluator=None,
+    trained = train_by_avalanche(
+        benchmark, network(stream.width), plugin, strategy, lr=0.05, epochs=EPOCHS
     )
-    values = []
-    for experience in benchmark.train_stream:
-        trained.train(experience)
-        values.append((flat(model), cells(copy.deepcopy(model), stream)))
-    return values
+    return [(flatten_weights(model), cells(copy.deepcopy(model), stream)) for model in trained]
 
 
 def apart(first, other):

@@ -16,8 +16,15 @@ from avalanche.benchmarks import tensors_benchmark
 from avalanche.training import plugins
 from avalanche.training.plugins.synaptic_intelligence import SynapticIntelligencePlugin
 from avalanche.training.supervised import Cumulative, Naive
-from plain_avalanche import LwfInEvaluation, PerImageEwc
-from strategy_runs import CLASSES, WIDTH, feature_stream, on_features, strategy_on
+from plain_avalanche import LwfInEvaluation, PerImageEwc, train_by_avalanche
+from strategy_runs import (
+    CLASSES,
+    WIDTH,
+    feature_stream,
+    flatten_weights,
+    learn_buckets,
+    on_features,
+)
 from torch import nn
 
 from clear_mlflow.learning.strategies.ewc import Ewc
@@ -25,7 +32,6 @@ from clear_mlflow.learning.strategies.ewc import Ewc
 # All buckets of one size: Avalanche weighs what A-GEM remembers by bucket, we by image.
 COUNTS = (24, 24, 24, 24)
 TOLERANCE = 1e-5
-OPTIMISER = {"momentum": 0.8, "weight_decay": 0.01}
 
 
 @pytest.fixture
@@ -50,14 +56,8 @@ def train_own(stream, model, strategy, lr=0.1, **changes):
     parameters = {"batch_size": "full", "epochs": "6", "lr": str(lr), "lr_step": "100"}
     parameters |= {"optimizer_state": "keep", "memory": "100", "strategy": strategy}
     settings = on_features(**{**parameters, **changes})
-    model = copy.deepcopy(model)
-    made, trainer = strategy_on(stream, settings, model)
-    weights = []
-    for bucket_index in range(len(stream.keys)):
-        made.learn(bucket_index, trainer)
-        made.after_bucket(bucket_index)
-        weights.append(flat(model))
-    return weights
+    trained = learn_buckets(stream, settings, copy.deepcopy(model))
+    return [flatten_weights(model) for model in trained]
 
 
 def train_avalanche(stream, model, plugin=None, strategy=Naive, lr=0.1):
@@ -66,25 +66,9 @@ def train_avalanche(stream, model, plugin=None, strategy=Naive, lr=0.1):
     tensors = [(bucket.images, bucket.labels) for bucket in buckets]
     benchmark = tensors_benchmark(tensors, tensors, task_labels=[0] * len(buckets))
     model = copy.deepcopy(model)
-    trained = strategy(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=lr, **OPTIMISER),
-        criterion=nn.CrossEntropyLoss(),
-        train_mb_size=sum(COUNTS),
-        train_epochs=6,
-        plugins=[] if plugin is None else [plugin(model)],
-        evaluator=None,
-    )
-    weights = []
-    for experience in benchmark.train_stream:
-        trained.train(experience)
-        weights.append(flat(model))
-    return weights
-
-
-def flat(model):
-    """Return all weights of a model as one tensor."""
-    return torch.cat([weight.detach().flatten() for weight in model.parameters()]).clone()
+    plugin = plugin and plugin(model)
+    trained = train_by_avalanche(benchmark, model, plugin, strategy, lr=lr, epochs=6)
+    return [flatten_weights(model) for model in trained]
 
 
 def apart(first, second):

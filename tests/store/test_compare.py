@@ -125,7 +125,7 @@ def test_neither_compare_nor_evaluate_looks_at_a_comparison(store, experiment_id
     ("arguments", "message"),
     [
         ([], "no runs are chosen"),
-        (["no-such-run"], "error: cannot compare run no-such-run: no such run"),
+        (["RUN", "no-such-run"], "error: cannot compare run no-such-run: no such run"),
         (["--runs", "other"], "no experiment has the name or id 'other'"),
         (["--runs", "test", "--group-by", "memory"], "--group-by names 'memory'"),
         (["--runs", "test", "--group-by", ","], "expected names with commas"),
@@ -139,7 +139,7 @@ def test_neither_compare_nor_evaluate_looks_at_a_comparison(store, experiment_id
 )
 def test_what_cannot_be_compared_is_one_line(store, experiment_id, runs, arguments, message):
     """Exit code 2, and nothing is written."""
-    result = invoke(*arguments)
+    result = invoke(*(word.replace("RUN", runs[0].info.run_id) for word in arguments))
     assert result.exit_code == 2
     assert message in result.output
     assert len(result.output.strip().splitlines()) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,8 +11,6 @@ from pathlib import Path
 from released_layout import write_image, write_json
 
 from clear_mlflow.data.stream import BucketStream
-
-Split = dict[str, tuple[list[int], list[int]]]
 
 
 @dataclass(frozen=True)
@@ -190,7 +187,3 @@ def as_photos(
 def _write_lines(file: Path, lines: list[str], final_newline: bool) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(lines) + "\n" * final_newline, encoding="utf-8")
-
-
-def read_json(path: Path) -> object:
-    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,9 +1,30 @@
-"""Avalanche's plugins with a deviation from their papers undone."""
+"""Trainings by Avalanche, and its plugins with a deviation from their papers undone."""
 
 import copy
 from typing import Any
 
+import torch
 from avalanche.training import DER, plugins
+from avalanche.training.supervised import Naive
+from torch import nn
+
+OPTIMISER = {"momentum": 0.8, "weight_decay": 0.01}
+
+
+def train_by_avalanche(benchmark, model, plugin=None, strategy=Naive, *, lr, epochs):
+    """Train a model on a benchmark, all images of a bucket at once. Yield it after each bucket."""
+    trained = strategy(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=lr, **OPTIMISER),
+        criterion=nn.CrossEntropyLoss(),
+        train_mb_size=10_000,
+        train_epochs=epochs,
+        plugins=[] if plugin is None else [plugin],
+        evaluator=None,
+    )
+    for experience in benchmark.train_stream:
+        trained.train(experience)
+        yield model
 
 
 class PerImageEwc(plugins.EWCPlugin):

@@ -56,6 +56,20 @@ def strategy_on(stream, settings, model):
     return strategy, Trainer(model, settings, bucket_keys=stream.keys, progress=TrainingProgress())
 
 
+def learn_buckets(stream, settings, model):
+    """Train a model bucket by bucket. Yield it after each."""
+    strategy, trainer = strategy_on(stream, settings, model)
+    for bucket_index in range(len(stream.keys)):
+        strategy.learn(bucket_index, trainer)
+        strategy.after_bucket(bucket_index)
+        yield model
+
+
+def flatten_weights(model):
+    """Return a copy of all weights of a model as one tensor."""
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()]).clone()
+
+
 def random_head(seed=0):
     """Return a linear head that is not zero, and a copy of it."""
     torch.manual_seed(seed)

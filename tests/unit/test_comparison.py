@@ -97,21 +97,23 @@ def test_other_test_sets_are_never_in_one_group(other, said):
         *seeds_of("replay", 180, range(7)),
         *seeds_of("replay", 120, range(7, 14), **other),
     ]
-    found = compared(runs)
-    assert [len(group.members) for group in found.groups] == [7, 7]
-    assert len({group.name for group in found.groups}) == 2
-    assert found.list_pairs() == []
-    assert any("different conditions" in warning and said in warning for warning in found.warnings)
+    comparison = compared(runs)
+    assert [len(group.members) for group in comparison.groups] == [7, 7]
+    assert len({group.name for group in comparison.groups}) == 2
+    assert comparison.list_pairs() == []
+    assert any(
+        "different conditions" in warning and said in warning for warning in comparison.warnings
+    )
 
 
 def test_a_run_given_twice_counts_once():
     """By its id, and by its seed and matrix: neither is a second piece of evidence."""
     runs = seeds_of("replay", 180, range(3))
     copy = subject("replay", counts(180, 1), seed=1, run_id="copy")
-    found = compared([*runs, runs[0], copy])
-    (group,) = found.groups
+    comparison = compared([*runs, runs[0], copy])
+    (group,) = comparison.groups
     assert [run.run_id for run in group.members] == ["replay-0", "replay-1", "replay-2"]
-    assert any("repeats" in warning and "copy" in warning for warning in found.warnings)
+    assert any("repeats" in warning and "copy" in warning for warning in comparison.warnings)
 
 
 def test_a_seed_twice_with_other_numbers_is_told():
@@ -120,35 +122,35 @@ def test_a_seed_twice_with_other_numbers_is_told():
         *seeds_of("replay", 180, [1]),
         subject("replay", counts(170, 5), seed=1, run_id="x"),
     ]
-    found = compared(runs)
-    assert len(found.groups[0].members) == 2
-    assert any("seed 1 more than once" in warning for warning in found.warnings)
+    comparison = compared(runs)
+    assert len(comparison.groups[0].members) == 2
+    assert any("seed 1 more than once" in warning for warning in comparison.warnings)
 
 
 def test_one_run_only():
     """It is shown, and nothing is tested."""
-    found = compared(seeds_of("replay", 180, [0]))
-    assert found.list_pairs() == []
-    assert found.groups[0].metrics[SCORE].interval is None
-    assert "one run each" in found.warnings[0]
-    assert found.get_interval(0, SCORE) == (None, False)
-    run = found.groups[0].members[0]
-    found = compare_groups(rank_groups([run], BY), {run.run_id: hits_of(counts(180, 0))})
-    interval, is_over_images = found.get_interval(0, SCORE)
+    comparison = compared(seeds_of("replay", 180, [0]))
+    assert comparison.list_pairs() == []
+    assert comparison.groups[0].metrics[SCORE].interval is None
+    assert "one run each" in comparison.warnings[0]
+    assert comparison.get_interval(0, SCORE) == (None, False)
+    run = comparison.groups[0].members[0]
+    comparison = compare_groups(rank_groups([run], BY), {run.run_id: hits_of(counts(180, 0))})
+    interval, is_over_images = comparison.get_interval(0, SCORE)
     assert is_over_images
-    assert interval.low < found.groups[0].metrics[SCORE].mean < interval.high
+    assert interval.low < comparison.groups[0].metrics[SCORE].mean < interval.high
 
 
 def test_a_run_that_ended_early_is_left_out_of_means():
     """Its average after two buckets is no average after four; its cells are still there."""
     whole = seeds_of("replay", 180, range(3))
     early = subject("replay", counts(180, 9)[:3], seed=9)
-    found = compared([*whole, early])
-    (group,) = found.groups
+    comparison = compared([*whole, early])
+    (group,) = comparison.groups
     assert group.metrics[SCORE].n == 3
     assert group.metrics[SCORE].mean == compared(whole).groups[0].metrics[SCORE].mean
     assert group.seeds_per_cell.tolist() == [[4] * 4] * 3 + [[3] * 4] * 2
-    assert any("trained on 2 of 4 buckets" in warning for warning in found.warnings)
+    assert any("trained on 2 of 4 buckets" in warning for warning in comparison.warnings)
 
 
 def test_streaming_shows_only_its_evidence():
@@ -165,11 +167,11 @@ def test_predictions_of_single_runs_are_paired():
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
     arrangement = rank_groups([subject(name, c) for name, c in cells.items()], BY)
     assert {run.name for run in arrangement.list_runs_to_bootstrap()} == {"a seed 0", "b seed 0"}
-    found = compare_groups(arrangement, {f"{name}-0": hits_of(c) for name, c in cells.items()})
-    (verdict,) = found.list_pairs()
+    comparison = compare_groups(arrangement, {f"{name}-0": hits_of(c) for name, c in cells.items()})
+    (verdict,) = comparison.list_pairs()
     assert (verdict["unit"], verdict["outcome"]) == ("images", "different")
     assert verdict["difference"] == pytest.approx(
-        found.groups[0].metrics[SCORE].mean - found.groups[1].metrics[SCORE].mean
+        comparison.groups[0].metrics[SCORE].mean - comparison.groups[1].metrics[SCORE].mean
     )
 
 
@@ -177,11 +179,11 @@ def test_other_test_images_are_not_paired():
     """The dataset's digest is the same, the images are not: no test."""
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
     arrangement = rank_groups([subject(name, c) for name, c in cells.items()], BY)
-    found = compare_groups(
+    comparison = compare_groups(
         arrangement, {f"{name}-0": hits_of(c, classes=(name, "right")) for name, c in cells.items()}
     )
-    assert found.list_pairs() == []
-    assert any("different test images" in warning for warning in found.warnings)
+    assert comparison.list_pairs() == []
+    assert any("different test images" in warning for warning in comparison.warnings)
 
 
 def test_no_label_no_group():
@@ -196,15 +198,15 @@ def test_no_label_no_group():
 
 def test_leaderboard_says_what_the_groups_say():
     """In twelve digits; what is not defined is empty in both files, and never 0."""
-    found = compared([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
-    table = json.loads(format_leaderboard_json(found))
-    for group, row in zip(found.groups, table["data"], strict=True):
+    comparison = compared([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
+    table = json.loads(format_leaderboard_json(comparison))
+    for group, row in zip(comparison.groups, table["data"], strict=True):
         shown = dict(zip(table["columns"], row, strict=True))
         assert (shown.pop("group"), shown.pop("seeds")) == (group.name, len(group.members))
         assert shown == pytest.approx({name: group.metrics[name].mean for name in shown}, rel=1e-11)
         assert all(len(repr(value)) <= 17 for value in shown.values())
-    lines = list(csv.DictReader(io.StringIO(format_leaderboard_csv(found))))
-    expected = [(group, *metric) for group in found.groups for metric in group.metrics.items()]
+    lines = list(csv.DictReader(io.StringIO(format_leaderboard_csv(comparison))))
+    expected = [(group, *metric) for group in comparison.groups for metric in group.metrics.items()]
     for (group, metric, value), line in zip(expected, lines, strict=True):
         assert line["group"] == ("'=1+1" if group.name == "=1+1" else group.name)
         assert (line["metric"], line["n"]) == (metric, str(value.n))
@@ -223,15 +225,15 @@ def test_frames_accept_any_name_and_keep_integers():
         for name, level in (("a\ud800", 180), ("b", 120))
         for seed in range(2)
     ]
-    found = compared(runs, by=("group", "n"))
-    assert found.runs_frame["seed"].tolist() == [0, 1, 0, 1]
-    frame = build_metrics_frame(found)
+    comparison = compared(runs, by=("group", "n"))
+    assert comparison.runs_frame["seed"].tolist() == [0, 1, 0, 1]
+    frame = build_metrics_frame(comparison)
     assert frame.columns[:4].tolist() == ["group", "group", "n", "metric"]
     assert {*frame.iloc[:, 1]} == {"a\ud800", "b"}
-    (verdict,) = build_pairs_frame(found).to_dict("records")
+    (verdict,) = build_pairs_frame(comparison).to_dict("records")
     assert (verdict["outcome"], verdict["p"]) == ("too few", None)
     assert isinstance(verdict["more_seeds"], int)
-    assert format_leaderboard_csv(found).count("\n") == 1 + len(frame)
+    assert format_leaderboard_csv(comparison).count("\n") == 1 + len(frame)
 
 
 def partly_defined():
@@ -245,37 +247,41 @@ def partly_defined():
 
 def test_each_output_counts_the_seeds_that_define_a_metric():
     """As "1 of 3": terminal, LaTeX, Markdown, description, page, CSV, JSON and frame."""
-    found = partly_defined()
+    comparison = partly_defined()
     printed = io.StringIO()
     console = Console(width=80, file=printed)
-    for part in render_comparison(found):
+    for part in render_comparison(comparison):
         console.print(part)
     assert printed.getvalue().count("1 of 3") == 1
-    for text in (format_latex(found), format_markdown(found), format_description(found, page="")):
+    for text in (
+        format_latex(comparison),
+        format_markdown(comparison),
+        format_description(comparison, page=""),
+    ):
         assert text.count("(1 of 3)") == 1
-    assert render_comparison_page(found, title="", footer="").count("1 of 3 seeds") >= 1
-    lines = list(csv.DictReader(io.StringIO(format_leaderboard_csv(found))))
+    assert render_comparison_page(comparison, title="", footer="").count("1 of 3 seeds") >= 1
+    lines = list(csv.DictReader(io.StringIO(format_leaderboard_csv(comparison))))
     counts_of = {(li["group"], li["metric"]): (li["n"], li["seeds"]) for li in lines}
     assert counts_of["replay", "renate/average_accuracy"] == ("1", "3")
     assert counts_of["naive", "renate/average_accuracy"] == ("3", "3")
-    group = build_comparison_dict(found)["groups"][0]
+    group = build_comparison_dict(comparison)["groups"][0]
     assert (group["metrics"]["renate/average_accuracy"]["n"], group["seeds"]) == (1, 3)
-    frame = build_leaderboard_frame(found)
+    frame = build_leaderboard_frame(comparison)
     assert frame["renate/average_accuracy (seeds)"].tolist() == [1, 3]
-    assert json.loads(format_leaderboard_json(found))["columns"] == [*frame.columns]
+    assert json.loads(format_leaderboard_json(comparison))["columns"] == [*frame.columns]
 
 
 def test_figures_are_pictures():
     """Of the metrics and of the curves the page's own drawing; for papers, pages of a PDF."""
-    found = compared([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
-    files = dict(render_figures(found))
+    comparison = compared([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
+    files = dict(render_figures(comparison))
     assert set(files) == {"metrics.svg", "curves.svg", "paper.pdf"}
-    page = render_comparison_page(found, title="t", footer="f")
+    page = render_comparison_page(comparison, title="t", footer="f")
     for name, content in files.items():
         if name == "paper.pdf":
             with mpl.rc_context({"text.usetex": True, "savefig.dpi": 30}):
                 assert (
-                    dict(render_figures(found))[name] == content
+                    dict(render_figures(comparison))[name] == content
                 )  # undated, and no user's settings
             assert content.count(b"/Type /Page ") == 3  # the curves and two matrices
             assert b"/CIDFontType2" in content
@@ -295,8 +301,10 @@ def test_a_legend_stays_in_its_figure(groups, width):
     """In fewer columns where names are long; the axes keep their height."""
     long = ["a long name, " * 9 + letter for letter in "abcdefghi"]
     names = ["from_scratch", "cumulative", "replay, memory 500", *long][:groups]
-    found = compared([run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])])
-    figure = plot_history(found, width=width)
+    comparison = compared(
+        [run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])]
+    )
+    figure = plot_history(comparison, width=width)
     figure.draw_without_rendering()
     assert figure.get_size_inches()[0] == width
     (legend,) = figure.legends
@@ -334,12 +342,12 @@ def test_metrics_of_tests_inside_buckets_are_compared_as_all_others():
     """In the leaderboard, tested over seeds, and to rank by; what lacks them is named."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "2") for seed in range(3)]
-    found = compared(runs, rank_by=MINIMUM)
-    assert {*found.pairs["metric"]} == {MINIMUM}
-    assert not any("test_every" in text for text in found.warnings)
-    found = compared([*runs, *seeds_of("er_ace", 150, range(2))])
-    assert [MINIMUM in group.metrics for group in found.groups] == [True, False, True]
-    (line,) = [text for text in found.warnings if "test_every" in text]
+    comparison = compared(runs, rank_by=MINIMUM)
+    assert {*comparison.pairs["metric"]} == {MINIMUM}
+    assert not any("test_every" in text for text in comparison.warnings)
+    comparison = compared([*runs, *seeds_of("er_ace", 150, range(2))])
+    assert [MINIMUM in group.metrics for group in comparison.groups] == [True, False, True]
+    (line,) = [text for text in comparison.warnings if "test_every" in text]
     assert line.startswith("2 of 8 runs have no tests within buckets (test_every): ")
 
 
@@ -347,10 +355,10 @@ def test_tests_at_other_intervals_are_shown_and_not_tested():
     """A shorter interval finds lower minima: that is no difference of methods."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "1") for seed in range(3)]
-    found = compared(runs)
-    assert any("(test_every: '1', '2')" in text for text in found.warnings)
-    assert all(MINIMUM in group.metrics for group in found.groups)
-    assert found.list_pairs()
+    comparison = compared(runs)
+    assert any("(test_every: '1', '2')" in text for text in comparison.warnings)
+    assert all(MINIMUM in group.metrics for group in comparison.groups)
+    assert comparison.list_pairs()
     assert compared(runs, rank_by=MINIMUM).list_pairs() == []
 
 

@@ -56,7 +56,7 @@ def by_loops(
         places = np.flatnonzero(a.images.bucket == j)
         for r in range(resamples):
             drawn[r, j] = places[draws.integers(0, len(places), size=len(places))]
-    found = []
+    results = []
     for r in range(resamples):
         values = []
         for run in filter(None, (a, b)):
@@ -68,8 +68,8 @@ def by_loops(
                 for answer in run.rows.values()
             ]
             values.append(metric.function(AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))))
-        found.append(values[0] - sum(values[1:]))
-    return found
+        results.append(values[0] - sum(values[1:]))
+    return results
 
 
 def test_the_bootstrap_is_its_slow_twin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,17 +78,17 @@ def test_the_bootstrap_is_its_slow_twin(monkeypatch: pytest.MonkeyPatch) -> None
     values_a = summarize(matrix_of(a), metrics=ALL_METRICS)
     values_b = summarize(matrix_of(b), metrics=ALL_METRICS)
     intervals = ImageBootstrap(metrics=ALL_METRICS, resamples=60, seed=9, level=0.8).intervals(a)
-    found = paired_bootstrap(a, b, metrics=ALL_METRICS, resamples=60, seed=9, level=0.8)
+    results = paired_bootstrap(a, b, metrics=ALL_METRICS, resamples=60, seed=9, level=0.8)
     for max_images, max_cells in ((8, 1 << 23), (1 << 16, 7 * 12), (50, 1)):
         monkeypatch.setattr(bootstrap, "_MAX_DRAWN_IMAGES", max_images)
         monkeypatch.setattr(bootstrap, "_MAX_CELLS", max_cells)
         again = paired_bootstrap(a, b, metrics=ALL_METRICS, resamples=60, seed=9, level=0.8)
-        assert again == found
-    assert found.keys() <= values_a.keys() == intervals.keys()
-    assert {*map(found.get, values_a)} >= {*found.values()}
-    for metric in (metric for metric in ALL_METRICS if metric.name in found):
+        assert again == results
+    assert results.keys() <= values_a.keys() == intervals.keys()
+    assert {*map(results.get, values_a)} >= {*results.values()}
+    for metric in (metric for metric in ALL_METRICS if metric.name in results):
         changes = np.array(by_loops(a, b, metric, 60, 9))
-        test = found[metric.name]
+        test = results[metric.name]
         assert test.error == pytest.approx(changes.std())
         assert test.difference == pytest.approx(values_a[metric.name] - values_b[metric.name])
         assert (test.freedom, test.n_a, test.n_b) == (math.inf, 18, 18)
@@ -121,9 +121,9 @@ def test_metrics_that_fail_on_a_draw_are_computed_on_the_others() -> None:
         Metric(name="own/same", function=lambda m: 0.5),
     ]
     a, b = random_hits(1, share=0.8), random_hits(2, share=0.8)
-    found = paired_bootstrap(a, b, metrics=own, resamples=60)
-    assert found.keys() == {"own/failing"}
-    assert 0 < found["own/failing"].error < 1
+    results = paired_bootstrap(a, b, metrics=own, resamples=60)
+    assert results.keys() == {"own/failing"}
+    assert 0 < results["own/failing"].error < 1
 
 
 def two_models(
@@ -161,9 +161,9 @@ def test_false_positives_stay_within_the_level_and_intervals_cover() -> None:
 def test_runs_of_other_lengths_and_protocols() -> None:
     """Both are cut off after the shorter one. Under streaming the future alone is compared."""
     a, b = random_hits(6), random_hits(7).after(2)
-    found = paired_bootstrap(a, b, resamples=20)
+    results = paired_bootstrap(a, b, resamples=20)
     expected = [metrics.renate.average_accuracy(matrix_of(run)) for run in (a.after(2), b)]
-    test = found["renate/average_accuracy"]
+    test = results["renate/average_accuracy"]
     assert test.difference == pytest.approx(expected[0] - expected[1])
     a, b = (random_hits(seed, protocol="streaming") for seed in (6, 7))
     streaming = paired_bootstrap(a, b, resamples=20)

@@ -33,16 +33,16 @@ values = st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=2, max_
 @given(a=values, b=values, level=st.sampled_from([0.9, 0.95]))
 def test_t_tests_are_scipys(a: list[float], b: list[float], level: float) -> None:
     """p, degrees of freedom and interval of both; the interval holds 0 just where p is high."""
-    found = welch_t(a, b)
-    if found is None:
+    result = welch_t(a, b)
+    if result is None:
         assert max(np.ptp(a), np.ptp(b)) == 0
     else:
         expected = stats.ttest_ind(a, b, equal_var=False)
-        assert found.p_value == pytest.approx(expected.pvalue)
-        assert found.freedom == pytest.approx(expected.df)
-        assert found.interval(level) == pytest.approx(tuple(expected.confidence_interval(level)))
-        low, high = found.interval(level)
-        assert (low <= 0 <= high) == (found.p_value >= 1 - level - 1e-9)
+        assert result.p_value == pytest.approx(expected.pvalue)
+        assert result.freedom == pytest.approx(expected.df)
+        assert result.interval(level) == pytest.approx(tuple(expected.confidence_interval(level)))
+        low, high = result.interval(level)
+        assert (low <= 0 <= high) == (result.p_value >= 1 - level - 1e-9)
     shorter = min(len(a), len(b))
     a, b = a[:shorter], b[:shorter]
     pairs = paired_t(a, b)
@@ -60,9 +60,9 @@ def test_no_spread_is_no_test() -> None:
     assert welch_t([0.5, 0.5], [0.4, 0.4, 0.4]) is None
     assert welch_t([0.5], [0.4, 0.6]) is None
     # One constant side is known exactly: a test of the other one's mean.
-    found = welch_t([0.5] * 3, [0.4, 0.42, 0.47])
-    assert found is not None
-    assert found.p_value == pytest.approx(stats.ttest_1samp([0.4, 0.42, 0.47], 0.5).pvalue)
+    result = welch_t([0.5] * 3, [0.4, 0.42, 0.47])
+    assert result is not None
+    assert result.p_value == pytest.approx(stats.ttest_1samp([0.4, 0.42, 0.47], 0.5).pvalue)
     for values, std in (([0.5, 0.5, 0.5], 0.0), ([0.5], None)):
         summary = seed_summary(values)
         assert (summary.n, summary.std, summary.interval) == (len(values), std, None)
@@ -73,23 +73,23 @@ def test_no_spread_is_no_test() -> None:
 def test_equivalence_is_two_one_sided_tests(a: list[float], margin: float) -> None:
     """Scipy's one-sided tests against each end of the margin; found just where 90 % lie inside."""
     b = np.random.default_rng(len(a)).normal(0.5, 0.05, len(a))
-    found = welch_t(a, b)
-    assert found is not None
+    result = welch_t(a, b)
+    assert result is not None
     sides = [
         stats.ttest_ind(np.array(a) + margin, b, equal_var=False, alternative="greater").pvalue,
         stats.ttest_ind(np.array(a) - margin, b, equal_var=False, alternative="less").pvalue,
     ]
-    assert found.equivalence_p(margin) == pytest.approx(max(sides), abs=1e-12)
-    low, high = found.interval(0.9)
-    assert (-margin < low and high < margin) == (found.equivalence_p(margin) < 0.05)
+    assert result.equivalence_p(margin) == pytest.approx(max(sides), abs=1e-12)
+    low, high = result.interval(0.9)
+    assert (-margin < low and high < margin) == (result.equivalence_p(margin) < 0.05)
 
 
 def test_hedges_g_is_unbiased() -> None:
     """Over many draws of three seeds its mean is the true effect, which Cohen's d overstates."""
     draws = np.random.default_rng(1)
     a, b = draws.normal(2.0, 1, (20_000, 3)), draws.normal(0.0, 1, (20_000, 3))
-    found = np.array([hedges_g(x, y) for x, y in zip(a, b, strict=True)])
-    assert found.mean() == pytest.approx(2.0, abs=0.05)
+    result = np.array([hedges_g(x, y) for x, y in zip(a, b, strict=True)])
+    assert result.mean() == pytest.approx(2.0, abs=0.05)
     assert hedges_g([1, 1], [2, 2]) is None
     assert hedges_g([1], [2, 3]) is None
 
@@ -137,20 +137,22 @@ def test_seeds_needed_has_an_end() -> None:
     assert needed is not None
     draws = np.random.default_rng(0)
     tests = [paired_t(draws.normal(0, 0.1 * 5**0.5, needed), np.zeros(needed)) for _ in range(2000)]
-    found = np.mean([test is not None and test.equivalence_p(0.2) <= 0.05 for test in tests])
-    assert found == pytest.approx(power(none, needed, margin=0.2), abs=0.03)
+    result = np.mean([test is not None and test.equivalence_p(0.2) <= 0.05 for test in tests])
+    assert result == pytest.approx(power(none, needed, margin=0.2), abs=0.03)
     for effect in (3.0, 30.0, 300.0, 3e6):  # scipy's series ends somewhere; the power does not
         assert power(TTest(effect, 0.1, 2, 3, 3, paired=True), 3, alpha=0.001) > 0.5
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.integers(0, 10))
-def test_holms_factor_is_the_level_of_an_interval(found: list[float], more: int) -> None:
+def test_holms_factor_is_the_level_of_an_interval(numbers: list[float], more: int) -> None:
     """A larger family is the same with p-values of 1; p times its factor is the adjusted p."""
-    family = len(found) + more
-    adjusted = holm(found, family=family)
-    assert adjusted == pytest.approx(holm([*found, *[1.0] * more])[: len(found)])
-    for p, factor, after in zip(found, holm_factors(found, family=family), adjusted, strict=True):
+    family = len(numbers) + more
+    adjusted = holm(numbers, family=family)
+    assert adjusted == pytest.approx(holm([*numbers, *[1.0] * more])[: len(numbers)])
+    for p, factor, after in zip(
+        numbers, holm_factors(numbers, family=family), adjusted, strict=True
+    ):
         assert factor >= 1 - 1e-9
         assert min(1.0, p * factor) == pytest.approx(after)
     # Of a p of 0 no factor follows from the adjusted p: it is that of the whole family.
@@ -161,36 +163,36 @@ p_values = st.lists(st.floats(0, 1), min_size=1, max_size=6)
 
 
 @settings(max_examples=40, deadline=None)
-@given(found=values, level=st.sampled_from([0.8, 0.95]))
-def test_a_summary_is_scipys_t_interval(found: list[float], level: float) -> None:
+@given(numbers=values, level=st.sampled_from([0.8, 0.95]))
+def test_a_summary_is_scipys_t_interval(numbers: list[float], level: float) -> None:
     """Mean, the sample's standard deviation, and the interval of the mean."""
-    summary = seed_summary(found, level=level)
-    assert (summary.n, summary.mean) == (len(found), pytest.approx(np.mean(found)))
-    assert summary.std == pytest.approx(np.std(found, ddof=1))
-    assert (summary.interval is None) == (len(set(found)) == 1)
+    summary = seed_summary(numbers, level=level)
+    assert (summary.n, summary.mean) == (len(numbers), pytest.approx(np.mean(numbers)))
+    assert summary.std == pytest.approx(np.std(numbers, ddof=1))
+    assert (summary.interval is None) == (len(set(numbers)) == 1)
     if summary.std:
-        expected = stats.t.interval(level, len(found) - 1, np.mean(found), stats.sem(found))
+        expected = stats.t.interval(level, len(numbers) - 1, np.mean(numbers), stats.sem(numbers))
         assert summary.interval == pytest.approx(expected)
 
 
-def by_closed_testing(found: list[float]) -> list[float]:
+def by_closed_testing(numbers: list[float]) -> list[float]:
     """Holm's from first principles: Bonferroni in every subset that holds the hypothesis."""
     adjusted = []
-    for i in range(len(found)):
+    for i in range(len(numbers)):
         worst = 0.0
-        for size in range(1, len(found) + 1):
-            for subset in itertools.combinations(range(len(found)), size):
+        for size in range(1, len(numbers) + 1):
+            for subset in itertools.combinations(range(len(numbers)), size):
                 if i in subset:
-                    worst = max(worst, min(1.0, size * min(found[j] for j in subset)))
+                    worst = max(worst, min(1.0, size * min(numbers[j] for j in subset)))
         adjusted.append(worst)
     return adjusted
 
 
 @settings(max_examples=60, deadline=None)
 @given(p_values)
-def test_holm_is_closed_testing_with_bonferroni(found: list[float]) -> None:
+def test_holm_is_closed_testing_with_bonferroni(numbers: list[float]) -> None:
     """By brute force over all subsets."""
-    assert holm(found) == pytest.approx(by_closed_testing(found))
+    assert holm(numbers) == pytest.approx(by_closed_testing(numbers))
 
 
 def write_sentence(**values: Any) -> str:

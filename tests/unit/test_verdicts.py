@@ -75,9 +75,9 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
     """35 points apart: sharing seeds does not make it unsayable; p is that of scipy's test."""
     for n in (3, 5):
         others = range(n) if shared else range(n, 2 * n)
-        found = compared([*runs("replay", 90, range(n)), *runs("naive", 55, others)])
-        (verdict,) = verdicts(found)
-        a, b = values(found, 0), values(found, 1)
+        comparison = compared([*runs("replay", 90, range(n)), *runs("naive", 55, others)])
+        (verdict,) = verdicts(comparison)
+        a, b = values(comparison, 0), values(comparison, 1)
         expected = stats.ttest_rel(a, b) if shared else stats.ttest_ind(a, b, equal_var=False)
         assert verdict.outcome == "different"
         assert verdict.p is not None
@@ -88,16 +88,18 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
         )
         method = f"paired t-test, {n} shared seeds" if shared else f"Welch's t-test, {n} and {n}"
         assert method in verdict.sentence
-        assert "normally distributed" in printed(found), "the assumption is named"
+        assert "normally distributed" in printed(comparison), "the assumption is named"
         assert verdict.hedges_g == hedges_g(a, b)
         assert verdict.details == [f"Effect size: Hedges' g {verdict.hedges_g:.1f}."]
 
 
 def test_an_interval_holds_zero_just_where_nothing_is_found() -> None:
     """Small differences, some found and some not: verdict, adjusted p and interval agree."""
-    found = compared([r for i in range(6) for r in runs(f"m{i}", 80 + 0.6 * i, range(4), spread=2)])
+    comparison = compared(
+        [r for i in range(6) for r in runs(f"m{i}", 80 + 0.6 * i, range(4), spread=2)]
+    )
     outcomes = set()
-    for verdict in verdicts(found):
+    for verdict in verdicts(comparison):
         assert verdict.p is not None
         assert verdict.low is not None
         low, high = verdict.low, verdict.high
@@ -112,25 +114,25 @@ def test_an_interval_holds_zero_just_where_nothing_is_found() -> None:
 
 def test_of_many_groups_each_is_tested_against_the_leader() -> None:
     """Also the last one; adjusted for all pairs, because the leader was found by looking."""
-    found = compared([r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
-    assert [(v.a_index, v.b_index) for v in verdicts(found)] == [(0, i) for i in range(1, 9)]
-    plain = [v.unadjusted_p for v in verdicts(found) if v.p is not None]
+    comparison = compared([r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
+    assert [(v.a_index, v.b_index) for v in verdicts(comparison)] == [(0, i) for i in range(1, 9)]
+    plain = [v.unadjusted_p for v in verdicts(comparison) if v.p is not None]
     adjusted = holm([*plain, *[1.0] * (math.comb(9, 2) - 8)])[:8]
-    assert [v.p for v in verdicts(found) if v.p is not None] == pytest.approx(adjusted)
-    assert verdicts(found)[-1].sentence.startswith("m8 is significantly better than m0")
-    (warning,) = found.warnings
+    assert [v.p for v in verdicts(comparison) if v.p is not None] == pytest.approx(adjusted)
+    assert verdicts(comparison)[-1].sentence.startswith("m8 is significantly better than m0")
+    (warning,) = comparison.warnings
     assert "tested against the leader, m8" in warning
 
 
 def test_a_baseline_is_adjusted_for_its_own_pairs_alone() -> None:
     """Every other group against it, m - 1 in all; by its name or a label of it."""
     subjects = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
-    found = compared(subjects, baseline="m0")
-    assert [(v.a_index, v.b_index) for v in verdicts(found)] == [(i, 8) for i in range(8)]
-    plain = [v.unadjusted_p for v in verdicts(found) if v.p is not None]
-    assert [v.p for v in verdicts(found) if v.p is not None] == pytest.approx(holm(plain))
-    assert all("adjusted for 8 comparisons" in verdict.sentence for verdict in verdicts(found))
-    assert found.warnings == ()
+    comparison = compared(subjects, baseline="m0")
+    assert [(v.a_index, v.b_index) for v in verdicts(comparison)] == [(i, 8) for i in range(8)]
+    plain = [v.unadjusted_p for v in verdicts(comparison) if v.p is not None]
+    assert [v.p for v in verdicts(comparison) if v.p is not None] == pytest.approx(holm(plain))
+    assert all("adjusted for 8 comparisons" in verdict.sentence for verdict in verdicts(comparison))
+    assert comparison.warnings == ()
     with pytest.raises(ConfigError, match=r"baseline is 'm9', which no group is; there are 'm8', "):
         compared(subjects, baseline="m9")
     with pytest.raises(ConfigError, match=r"baseline is 'clear10', which 9 groups on clear10 are"):
@@ -148,31 +150,31 @@ def test_verdicts_are_on_the_metric_that_ranks() -> None:
 
 def two_methods(seeds: int) -> list[ComparedRun]:
     """Return runs of one challenge score: a is better on past buckets, b on future buckets."""
-    found = []
+    comparison = []
     past, future = np.tri(5, 4, -2, dtype=bool), ~np.tri(5, 4, -1, dtype=bool)
     for seed in range(seeds):
         for name, sign in (("a", 1), ("b", -1)):
             noise = np.random.default_rng([seed, sign + 1]).integers(-1, 2, (5, 4))
             cells = 120 + noise + sign * (20 * past - 10 * future)
-            found.append(subject(name, cells.tolist(), seed=seed))
-    return found
+            comparison.append(subject(name, cells.tolist(), seed=seed))
+    return comparison
 
 
 def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() -> None:
     """In one line of terminal, page, description and JSON; p covers all metrics and pairs."""
-    found = compared(two_methods(5))
-    (verdict,) = verdicts(found)
+    comparison = compared(two_methods(5))
+    (verdict,) = verdicts(comparison)
     assert verdict.outcome == "not shown"
-    line = found.exploratory
+    line = comparison.exploratory
     assert line.startswith(
         f"Exploratory, without a difference in {SCORE}: a is significantly better than b in "
     )
     assert "renate/average_accuracy" in line
     assert "adjusted for 4 comparisons" in line
-    assert line in printed(found)
-    assert line in html.unescape(render_comparison_page(found, title="", footer=""))
-    assert "Exploratory, without" in format_description(found, page="")
-    assert build_comparison_dict(found)["exploratory"] == line
+    assert line in printed(comparison)
+    assert line in html.unescape(render_comparison_page(comparison, title="", footer=""))
+    assert "Exploratory, without" in format_description(comparison, page="")
+    assert build_comparison_dict(comparison)["exploratory"] == line
 
 
 def test_nothing_is_exploratory_where_the_ranking_metric_decides() -> None:
@@ -188,24 +190,24 @@ def test_equal_methods_are_called_different_in_few_comparisons() -> None:
     times = 120
     for time in range(times):
         seeds = range(3 * time, 3 * time + 3)
-        found = compared(
+        comparison = compared(
             [r for name in ("a", "bb", "ccc", "dddd") for r in runs(name, 70, seeds, spread=6)]
         )
-        wrong += any(verdict.outcome == "different" for verdict in verdicts(found))
+        wrong += any(verdict.outcome == "different" for verdict in verdicts(comparison))
     assert wrong <= stats.binom.ppf(1 - 1e-4, times, 0.05)
 
 
 def test_two_seeds_are_told_how_many_more() -> None:
     """No verdict at two; what it would take is named, as more seeds of each."""
-    found = compared([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
-    (verdict,) = verdicts(found)
+    comparison = compared([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
+    (verdict,) = verdicts(comparison)
     assert (verdict.outcome, verdict.p) == ("too few", None)
     assert verdict.sentence.startswith(f"replay and naive: too few seeds to test {SCORE} (replay +")
     assert verdict.more_seeds is not None
     assert verdict.more_seeds >= 3
     assert f"with {verdict.more_seeds} fresh seeds per method would" in verdict.details[0]
     assert "with 80 % power" in verdict.details[0]
-    assert "normally distributed" not in printed(found), "speaks only of tests that were used"
+    assert "normally distributed" not in printed(comparison), "speaks only of tests that were used"
 
 
 def test_no_difference_can_be_a_result() -> None:
@@ -213,9 +215,9 @@ def test_no_difference_can_be_a_result() -> None:
     subjects = [*runs("a", 80, range(8)), *runs("c", 80, range(8))]
     (verdict,) = verdicts(compared(subjects))
     assert verdict.outcome == "not shown"
-    found = compared(subjects, margin=0.01)
-    (verdict,) = verdicts(found)
-    change = np.subtract(values(found, 0), values(found, 1))
+    comparison = compared(subjects, margin=0.01)
+    (verdict,) = verdicts(comparison)
+    change = np.subtract(values(comparison, 0), values(comparison, 1))
     sides = [
         stats.ttest_1samp(change, -0.01, alternative="greater").pvalue,
         stats.ttest_1samp(change, 0.01, alternative="less").pvalue,
@@ -239,43 +241,45 @@ def test_a_seed_that_diverged_is_a_result() -> None:
         labels={"strategy": "naive", "dataset": "clear10"},
     )
     subjects = [*runs("replay", 90, range(5)), *runs("naive", 55, range(3)), diverged("naive", 3)]
-    found = compared(subjects, without_rows=[lost])
-    naive = found.groups[1]
+    comparison = compared(subjects, without_rows=[lost])
+    naive = comparison.groups[1]
     assert (len(naive.counted), len(naive.diverged)) == (3, 2)
-    (verdict,) = verdicts(found)
+    (verdict,) = verdicts(comparison)
     assert (
         "paired t-test, 3 shared seeds; 2 of 5 seeds of naive diverged and have no value"
         in verdict.sentence
     )
-    assert sum("diverged" in warning for warning in found.warnings) == 2
-    page = render_comparison_page(found, title="t", footer="f")
+    assert sum("diverged" in warning for warning in comparison.warnings) == 2
+    page = render_comparison_page(comparison, title="t", footer="f")
     assert ">3, 2 diverged</td>" in page
-    assert "3, 2 diverged" in printed(found)
-    assert "| naive | 3, 2 diverged |" in format_description(found, page="p")
+    assert "3, 2 diverged" in printed(comparison)
+    assert "| naive | 3, 2 diverged |" in format_description(comparison, page="p")
 
 
 def test_a_method_of_which_all_seeds_diverged_is_not_left_out() -> None:
     """With rows it is a group without metrics; without any row it is named."""
     whole = [diverged("naive", seed) for seed in range(3)]
-    found = compared([*runs("replay", 90, range(3)), *whole])
-    assert [(len(g.counted), len(g.diverged)) for g in found.groups] == [(3, 0), (0, 3)]
-    assert "0, 3 diverged" in printed(found)
+    comparison = compared([*runs("replay", 90, range(3)), *whole])
+    assert [(len(g.counted), len(g.diverged)) for g in comparison.groups] == [(3, 0), (0, 3)]
+    assert "0, 3 diverged" in printed(comparison)
     labels = {"strategy": "naive"}
     lost = RunWithoutRows(run_id="f" * 32, name="naive seed 4", seed=4, labels=labels)
-    found = compared(runs("replay", 90, range(3)), without_rows=[lost])
-    (warning,) = found.warnings
+    comparison = compared(runs("replay", 90, range(3)), without_rows=[lost])
+    (warning,) = comparison.warnings
     assert warning.startswith("naive seed 4 (ffffffff) diverged before its first row")
 
 
 def test_seeds_without_randomness_give_no_interval() -> None:
     """The same matrix from every seed: said so, no interval of width 0, known exactly in a test."""
     same = [subject("ncm", counts(150, 0), seed=seed, run_id=f"ncm{seed}") for seed in range(3)]
-    found = compared([*runs("replay", 90, range(3)), *same])
-    position = next(i for i, group in enumerate(found.groups) if group.name == "ncm")
-    summary = found.groups[position].metrics[SCORE]
+    comparison = compared([*runs("replay", 90, range(3)), *same])
+    position = next(i for i, group in enumerate(comparison.groups) if group.name == "ncm")
+    summary = comparison.groups[position].metrics[SCORE]
     assert (summary.n, summary.std, summary.interval) == (3, 0.0, None)
-    assert any("All 3 seeds of ncm have the same matrix" in warning for warning in found.warnings)
-    (verdict,) = verdicts(found)
+    assert any(
+        "All 3 seeds of ncm have the same matrix" in warning for warning in comparison.warnings
+    )
+    (verdict,) = verdicts(comparison)
     assert verdict.outcome == "different"
     assert "all seeds of ncm have the same matrix" in verdict.sentence
     both = [subject("slda", counts(140, 0), seed=seed, run_id=f"slda{seed}") for seed in range(3)]
@@ -308,10 +312,10 @@ def test_seeds_pair_up_where_one_method_was_trained_with_some_of_the_other_ones_
     """In either order; with a seed of its own on each side there are two samples."""
     five, three = range(5), range(3)
     for of_replay, of_naive in ((five, three), (three, five)):
-        found = compared([*runs("replay", 90, of_replay), *runs("naive", 55, of_naive)])
-        assert "paired t-test, 3 shared seeds" in verdicts(found)[0].sentence
-    found = compared([*runs("replay", 90, five), *runs("naive", 55, range(1, 7))])
-    assert "Welch's t-test, 5 and 6 seeds" in verdicts(found)[0].sentence
+        comparison = compared([*runs("replay", 90, of_replay), *runs("naive", 55, of_naive)])
+        assert "paired t-test, 3 shared seeds" in verdicts(comparison)[0].sentence
+    comparison = compared([*runs("replay", 90, five), *runs("naive", 55, range(1, 7))])
+    assert "Welch's t-test, 5 and 6 seeds" in verdicts(comparison)[0].sentence
 
 
 def trained_runs(seeds: int) -> list[ComparedRun]:
@@ -355,11 +359,11 @@ def test_real_runs_are_judged_as_published() -> None:
 
 def test_seeds_that_are_named_are_enough_by_themselves() -> None:
     """Of four methods too, whatever the other pairs show: in four of five tries."""
-    found = compared([r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)])
-    undecided = [v for v in verdicts(found) if v.outcome == "not shown"]
+    comparison = compared([r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)])
+    undecided = [v for v in verdicts(comparison) if v.outcome == "not shown"]
     assert len(undecided) > 1
     for verdict in undecided:
-        test = paired_t(values(found, verdict.a_index), values(found, verdict.b_index))
+        test = paired_t(values(comparison, verdict.a_index), values(comparison, verdict.b_index))
         assert test is not None
         assert verdict.more_seeds == seeds_needed(test, alpha=0.05 / 6)
     draws, times = np.random.default_rng(0), 400
@@ -420,13 +424,13 @@ def test_a_difference_and_equivalence_err_together_within_the_level() -> None:
     for time in range(times):
         seeds = range(5 * time, 5 * time + 5)
         means = {"a": 70, "bb": 70, "ccc": 72}
-        found = compared(
+        comparison = compared(
             [r for name, mean in means.items() for r in runs(name, mean, seeds, spread=3)],
             margin=0.02,
         )
         wrong += any(
             verdict.outcome == ("equivalent" if "ccc" in pair else "different")
-            for verdict in verdicts(found)
+            for verdict in verdicts(comparison)
             for pair in [{verdict.a, verdict.b}]
         )
     assert wrong <= stats.binom.ppf(1 - 1e-3, times, 0.05)
