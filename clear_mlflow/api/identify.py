@@ -15,8 +15,7 @@ from clear_mlflow.api._arguments import check_arguments
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.importers import ReadOptions, load_file, read_runs
-from clear_mlflow.importers._proofs import OrientationError
+from clear_mlflow.importers import OrientationError, ReadOptions, load_file, read_runs
 from clear_mlflow.metrics import ALL_METRICS, MATRIX, Metric, adapt_metrics, compute_values
 
 _SUM_ERROR = 1e-9  # of sums in another order, in the unit of the number

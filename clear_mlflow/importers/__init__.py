@@ -13,19 +13,16 @@ from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import (
-    MAX_LOG_BYTES,
-    check_size,
-    read_bytes,
-)
+from clear_mlflow.core.untrusted import MAX_LOG_BYTES, check_size, read_bytes
 from clear_mlflow.importers._base import Format, ReadOptions, ResultFile
-from clear_mlflow.importers._normalise import ImportedRun, normalise
+from clear_mlflow.importers._normalise import ImportedRun, OrientationError, normalise
 from clear_mlflow.importers._row_files import RowPattern, combine_rows, read_row
 
 __all__ = [
     "FORMATS",
     "Format",
     "ImportedRun",
+    "OrientationError",
     "ReadOptions",
     "ResultFile",
     "RowPattern",

@@ -3,8 +3,8 @@
 Source: utils/loggers.py, ``Logger.write``, and utils/training.py of aimagelab/mammoth, e75a491.
 ``accuracy_<j>_task<i>`` is the accuracy in percent on task j at test i, which is the test of the
 tasks so far after task i. With ``--eval_future`` each test is followed by a test of the tasks to
-come, numbered on: its accuracies begin with the next task. The lines are split into tokens and
-never executed or evaluated: the arguments of a run may be anything.
+come, numbered on: its accuracies begin with the next task. The lines are never
+executed or evaluated: the arguments of a run may be anything.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINE_CHARACTERS, MAX_LOG_BYTES, MAX_RUNS
 from clear_mlflow.importers._base import Format, ParsedRun, ResultFile, parse_cell, parse_index
 
-_TOKEN = re.compile(
-    r"""\s*(?:(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<open>[\[({])|(?P<close>[\])}])"""
-    r"""|(?P<mark>[,:])|(?P<word>[^\s'"\[\](){},:]+))""",
-    re.DOTALL,
-)
 _CELL = re.compile(r"accuracy_([0-9]{1,9})_task([0-9]{1,9})")
-_NUMPY_FLOAT = re.compile(r"^(?:np|numpy)\.float[0-9]{2}\((.*)\)$")  # in the repr of numpy 2
+_STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_NUMPY_FLOAT = re.compile(r"\b(?:np|numpy)\.float[0-9]{2}\(([^()]*)\)")  # in the repr of numpy 2
+# A list, a dictionary or the arguments of a call, without another one in it.
+_NESTED = re.compile(r"[\[({][^\[\](){}]*[\])}]")
+_MAX_DEPTH = 20  # of lists and dictionaries in the arguments of a run
 _METADATA_NAMES = {  # mammoth's name to ours
     "model": "strategy",
     "dataset": "dataset",
@@ -56,26 +55,29 @@ class Mammoth(Format):
                 rows = _build_rows(entries)
             except RecordError as error:
                 raise RecordError(f"line {number} {error}") from error
+            metadata = {ours: entries.get(name, "None") for name, ours in _METADATA_NAMES.items()}
             yield ParsedRun(
                 rows=rows,
-                metadata=_read_metadata(entries),
+                metadata={
+                    name: value
+                    for name, value in metadata.items()
+                    if value != "None" and 1 <= len(value) <= 100 and value.isprintable()
+                },
                 label="" if is_single else f"line {number}",
                 source_bytes=text.encode(),
             )
 
 
-def _build_rows(entries: dict[str, list[str]]) -> list[list[float]]:
+def _build_rows(entries: dict[str, str]) -> list[list[float]]:
     """Return row i: the accuracies on the tasks 1 to i after task i, and with eval_future on all.
 
-    entries: keys of the line, each with the tokens of its value. Raises RecordError if an accuracy
-    is missing.
+    entries: names and values of the line. Raises RecordError if an accuracy is missing.
     """
     tests: dict[int, dict[int, float]] = {}
-    for key, tokens in entries.items():
-        if match := _CELL.fullmatch(key):
+    for name, value in entries.items():
+        if match := _CELL.fullmatch(name):
             task, test = (parse_index(n, "a task", 2 * MAX_BUCKETS) for n in match.groups())
-            number = _NUMPY_FLOAT.sub(r"\1", "".join(tokens))
-            tests.setdefault(test, {})[task] = parse_cell(number)
+            tests.setdefault(test, {})[task] = parse_cell(value)
     if not tests:
         raise RecordError(
             "contains no accuracy_<j>_task<i>: mammoth stores accuracies per task only for "
@@ -90,7 +92,7 @@ def _build_rows(entries: dict[str, list[str]]) -> list[list[float]]:
             )
         rows.append([cells[task] for task in range(1, len(cells) + 1)])
     future_rows: list[list[float]] = []
-    if entries.get("eval_future") in (["True"], ["1"]):
+    if entries.get("eval_future") in ("True", "1"):
         rows, future_rows = rows[0::2], rows[1::2]
     num_future = len(future_rows[-1]) if len(future_rows) == len(rows) else 0
     for i, row in enumerate(rows):
@@ -106,53 +108,23 @@ def _build_rows(entries: dict[str, list[str]]) -> list[list[float]]:
     return rows
 
 
-def _read_metadata(entries: dict[str, list[str]]) -> dict[str, str]:
-    """Return strategy, dataset, model and seed, without those that are long or unprintable."""
-    metadata = {}
-    for name, our_name in _METADATA_NAMES.items():
-        tokens = entries.get(name, [])
-        value = _unquote(tokens[0]) if len(tokens) == 1 else "None"
-        if value != "None" and 1 <= len(value) <= 100 and value.isprintable():
-            metadata[our_name] = value
-    return metadata
+def _split_entries(line: str) -> dict[str, str]:
+    """Return the names and values of a dictionary's repr, without quotes.
 
-
-def _split_entries(line: str) -> dict[str, list[str]]:
-    """Return the keys of a dictionary's repr, each with the tokens of its value, brackets included.
-
-    Raises RecordError if the line is not the repr of one dictionary.
+    Lists, nested dictionaries and arguments of calls are removed from the values, and strings that
+    contain one of ``,:[](){}``. Raises RecordError if the line is not one dictionary.
     """
     if len(line) > MAX_LINE_CHARACTERS:
         raise RecordError(f"has {len(line)} characters; at most {MAX_LINE_CHARACTERS} are read")
     if not (line.startswith("{") and line.endswith("}")):
         raise RecordError(f"is {safe_repr(line)}; expected the text of a Python dictionary")
-    entries: dict[str, list[str]] = {}
-    key: str | None = None
-    tokens: list[str] = []
-    depth, offset = 0, 0
-    while offset < len(line):
-        match = _TOKEN.match(line, offset)
-        if match is None:
-            raise RecordError(
-                f"is not a Python dictionary at {safe_repr(line[offset : offset + 20])}"
-            )
-        offset, word = match.end(), match[0].strip()
-        depth += bool(match["open"]) - bool(match["close"])
-        if depth < 0 or (depth == 0 and offset < len(line)):
-            raise RecordError("is not a single Python dictionary: its brackets do not match")
-        if depth == 1 and word == ":" and key is None and len(tokens) == 1:
-            key, tokens = _unquote(tokens[0]), []
-        elif (depth == 1 and word == ",") or depth == 0:
-            if key is not None:
-                entries[key] = tokens
-            key, tokens = None, []
-        elif not (depth == 1 and word == "{" and offset == 1):
-            tokens.append(word)
-    if depth != 0:
-        raise RecordError("is cut off: a bracket is not closed")
-    return entries
-
-
-def _unquote(word: str) -> str:
-    """Remove the quotes around a string's repr. Other text is returned unchanged."""
-    return word[1:-1] if word[0] in "'\"" else word
+    text = _STRING.sub(lambda match: "" if set(match[0]) & set(",:[](){}") else match[0], line)
+    text = _NUMPY_FLOAT.sub(r"\1", text)[1:-1]
+    for _ in range(_MAX_DEPTH):
+        text = _NESTED.sub("", text)
+    if set(text) & set("[](){}"):
+        raise RecordError(
+            "is not a single Python dictionary: its brackets do not match, or are nested too deeply"
+        )
+    pairs = (entry.partition(":")[::2] for entry in text.split(","))
+    return {name.strip(" '\""): value.strip(" '\"") for name, value in pairs}

@@ -100,7 +100,9 @@ class PlainText(Format):
             initial=initial,
             buckets=names and tuple(names),
             labels=None if options.row_labels == "ignore" else labels,
-            orientation="rows" if options.columns else _detect_orientation(corner, names, labels),
+            orientation="rows"
+            if options.columns
+            else _find_orientation_words(corner, names, labels),
             printed=printed,
         )
 
@@ -225,7 +227,7 @@ def _is_range(cells: Sequence[str]) -> bool:
     return list(cells) in ([str(start + j) for j in range(len(cells))] for start in (0, 1))
 
 
-def _detect_orientation(
+def _find_orientation_words(
     corner: str, names: Sequence[str] | None, labels: Sequence[str] | None
 ) -> str:
     """Return "rows" if a row is one test after training, "columns" if a column is, else "auto".

@@ -85,6 +85,8 @@ class Metric:
     def adapt(self, score: Score) -> Metric:
         """Return the metric, renamed, for matrices that contain *score* instead of accuracy.
 
+        Metrics of predictions or tests within buckets, and with the role ANY, stay as they are.
+
         >>> accuracy = Metric(
         ...     name="a/accuracy", function=len, score_role=LEVEL, score_name="a/{score}"
         ... )

@@ -28,7 +28,7 @@ from clear_mlflow.metrics._metric import (
 def check_metric_names(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
     """Return the metrics as a tuple.
 
-    Raises ValueError if MLflow refuses a name, or if two metrics have the same name.
+    Raises ConfigError if MLflow refuses a name, or if two metrics have the same name.
     """
     by_name: dict[str, Metric] = {}
     for metric in metrics:
@@ -39,9 +39,9 @@ def check_metric_names(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
             or posixpath.normpath(name) != name
             or name.startswith((".", "/"))
         ):
-            raise ValueError(f"MLflow refuses the metric name {name!r}; use family/metric_name")
+            raise ConfigError(f"MLflow refuses the metric name {name!r}; use family/metric_name")
         if name in by_name:
-            raise ValueError(f"two metrics are named {name!r}; choose different names")
+            raise ConfigError(f"two metrics are named {name!r}; choose different names")
         by_name[name] = metric
     return tuple(by_name.values())
 
@@ -104,9 +104,10 @@ def add_cost_metrics(metrics: Iterable[Metric], matrix: AccuracyMatrix) -> tuple
 
 
 def adapt_metrics(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]:
-    """Return each metric, renamed, for matrices that contain *score* instead of accuracy.
+    """Return each metric adapted to *score* by :meth:`Metric.adapt`.
 
-    Raises ConfigError if two metrics get the same name.
+    Raises ConfigError if two metrics get the same name, unless the score is accuracy: then the last
+    one of a name is returned.
 
     >>> gem = FAMILIES["gem"]
     >>> [m.name for m in adapt_metrics(gem, Score("rmse", higher_is_better=False))]
@@ -149,7 +150,9 @@ def is_cost(name: str) -> bool:
 
 
 def format_value(name: str, value: float, score: Score) -> str:
-    """Return a metric's value as text, rounded to four digits, or like *score* without a unit.
+    """Return a metric's value as text, rounded like *score*.
+
+    A metric with its own unit, such as a cost, has four significant digits.
 
     >>> from clear_mlflow.core.score import ACCURACY
     >>> format_value("cost/images", 1234567, ACCURACY), format_value("gem/x", 0.5, ACCURACY)

@@ -156,8 +156,9 @@ def evaluate_metrics(
 ) -> MetricResults:
     """Compute metrics with their history: the value after each bucket of the run.
 
-    Undefined metrics have a reason instead of a value. Metrics that need predictions, or tests
-    within buckets, are left out if these are None. Built-in metrics come first.
+    Undefined metrics have a reason instead of a value. Left out are metrics that need predictions,
+    or tests within buckets, if these are None, and metrics that :attr:`Metric.skip_if` excludes.
+    Built-in metrics come first.
     """
     masked_matrix = matrix.mask(protocol)
     inputs: dict[str, Any] = {
@@ -252,7 +253,7 @@ def scores(
         matrix: (k, T) accuracies: R[i, j] on bucket j after training on bucket i. Lists, an array,
             or a data frame with the layout of ``to_frame(wide=True)`` are converted.
         protocol: ``iid``, or ``streaming``, under which R[i, j] with j <= i does not count.
-        metrics: names of families, for example ``["clear", "gem"]``, and metrics.
+        metrics: names of families and metrics, for example ``["clear", "gem"]`` or ``"clear,gem"``.
 
     Returns:
         Metric name to its value and history, or the reason why it is undefined. For another

@@ -49,40 +49,34 @@ def load_metrics(metrics: str | Sequence[Any]) -> tuple[Metric, ...]:
 
 
 def load_custom_metrics(references: Sequence[Any]) -> tuple[Metric, ...]:
-    """Return custom metrics, guarded against errors in their functions.
+    """Return custom metrics, each once, guarded against errors in their functions.
 
     A function that raises an error, or returns no finite number, raises FailedMetricError instead.
-    Raises ConfigError if a metric cannot be imported, or has an invalid name or signature.
+    Raises ConfigError if a metric cannot be imported, or has an invalid or taken name or signature.
 
     references: import paths ``package.module:function``, functions or metrics.
     """
-    loaded: dict[str, tuple[str, Metric]] = {}
+    loaded: list[Metric] = []
     for item in references:
         if isinstance(item, str):
-            path, item = item, _import_metric(item)
+            loaded += _to_metrics(item, _import_metric(item))
         else:
             function = getattr(item, "function", item)
             module = getattr(function, "__module__", "own")
-            path = f"{module}:{getattr(function, '__name__', 'metric')}"
-        for metric in _to_metrics(path, item):
-            if metric.name in loaded and loaded[metric.name][0] != path:
-                raise ConfigError(
-                    f"metrics {loaded[metric.name][0]} and {path} are both named "
-                    f"{metric.name!r}; rename one of them"
-                )
-            loaded[metric.name] = (path, metric)
-    return tuple(metric for _, metric in loaded.values())
+            loaded += _to_metrics(f"{module}:{getattr(function, '__name__', 'metric')}", item)
+    return check_metric_names(dict.fromkeys(loaded))
 
 
-def _to_metrics(path: str, item: Any) -> tuple[Metric, ...]:
+def _to_metrics(path: str, item: Any) -> list[Metric]:
     """Convert a function, a metric or a sequence of metrics to guarded metrics.
 
-    path: import path of *item*, which names a function's metric. Raises ConfigError if a name or a
-    signature is invalid.
+    path: import path of *item*, which names a function's metric. Raises ConfigError if a family is
+    taken or a signature is invalid.
     """
     metrics: list[Any] = [*item] if isinstance(item, (tuple, list)) else [item]
     if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
         names = path.replace(":", ".").split(".")
+        needs = _find_input(path, item)
         lower = getattr(item, "lower_is_better", None)
         if lower not in (None, True, False):
             raise ConfigError(f"{path}.lower_is_better is {safe_repr(lower)}; set True or False")
@@ -90,7 +84,7 @@ def _to_metrics(path: str, item: Any) -> tuple[Metric, ...]:
             Metric(
                 name=f"{names[0]}/{names[-1]}",
                 function=item,
-                needs=_find_input(path, item),
+                needs=needs,
                 higher_is_better=None if lower is None else not lower,
             )
         ]
@@ -100,12 +94,7 @@ def _to_metrics(path: str, item: Any) -> tuple[Metric, ...]:
                 f"metric {path} is named {metric.name!r}, but the family {metric.family!r} is "
                 "taken; choose another one: Metric(name='mylab/...', function=...)"
             )
-    try:
-        return check_metric_names(
-            replace(metric, function=_GuardedFunction(path, metric.function)) for metric in metrics
-        )
-    except ValueError as error:
-        raise ConfigError(f"metric {path}: {error}") from error
+    return [replace(metric, function=_GuardedFunction(path, metric.function)) for metric in metrics]
 
 
 def _import_metric(path: str) -> Any:
@@ -128,19 +117,15 @@ def _import_metric(path: str) -> Any:
         ) from error
 
 
-def _find_input(path: str, function: object) -> str:
+def _find_input(path: str, function: Any) -> str:
     """Return the name of a function's only required argument: ``matrix`` or ``predictions``.
 
     Raises ConfigError if it has other required arguments or is not a function.
     """
-    if not callable(function) or isinstance(function, type):
-        raise ConfigError(f"metric {path} is {safe_repr(function)}; {_EXPECTED}")
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"metric {path} does not have a readable signature; {_EXPECTED}"
-        ) from error
+        raise ConfigError(f"metric {path} is {safe_repr(function)}; {_EXPECTED}") from error
     required = [
         parameter.name
         for parameter in parameters

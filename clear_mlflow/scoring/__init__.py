@@ -87,7 +87,7 @@ def evaluate(stored: StoredRun) -> MetricResults:
     """Compute the metrics of a run from its stored measurements.
 
     A metric that cannot be computed from *stored*, such as a custom one, has its logged value,
-    without a history. Empty without rows.
+    without a history. Undefined metrics of predictions are left out. Empty without rows.
     """
     record, logged = stored.record, stored.run.data.metrics
     if record is None:

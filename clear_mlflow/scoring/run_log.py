@@ -87,8 +87,9 @@ def find_changes(
 ) -> Changes:
     """Return the changes that bring the tracking store up to date with *results*.
 
-    Compares hashes in tags and the last value of each metric. With *reread*, the history of every
-    metric and the files are compared, too; if rows have changed, the histories are. Writes nothing.
+    Compares hashes in tags and the last value of each metric; if rows have changed, the complete
+    history of each metric. With *reread*, compares all histories, and lists the report files.
+    Writes nothing.
     """
     run, record, tags = stored.run, stored.record, stored.run.data.tags
     if record is None:

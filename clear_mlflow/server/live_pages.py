@@ -34,9 +34,6 @@ from clear_mlflow.store.search import search_runs
 # Runs that one page lists and compares, which bounds the cost of a request.
 MAX_RUNS = 500
 _THREADS = 8
-# For the predictions of all rows: labels of CLEAR-100's 55,000 test images take half a megabyte,
-# their probabilities 120.
-_MAX_PREDICTIONS_BYTES = 256 * 2**20
 _RUN_TEMPLATE = "clear_mlflow.server/page/run"
 # Tags that change while nothing changes that a page shows.
 _HEARTBEAT_TAGS = frozenset({names.PROCESS_TAG, names.HOLDER_TAG})
@@ -194,13 +191,7 @@ def render_live_run(client: MlflowClient, run: Run, state: list[object], workspa
         "state": hash_state(state),
         "is_followed": not _has_ended(run),
     }
-    stored = read_record(
-        client,
-        run,
-        read_files=False,
-        max_prediction_bytes=_MAX_PREDICTIONS_BYTES,
-        tolerate=ClearError,
-    )
+    stored = read_record(client, run, is_live_page=True)
     if stored.record is None:
         return render_page(
             "clear_mlflow.server/page/no_rows",

@@ -249,7 +249,10 @@ def _check_request() -> None:
 
 
 def _answer_error(error: ClearError) -> Response:
-    """Return an HTML page with an HTTP status and one line, without the server's store URIs."""
+    """Return an HTML page with an HTTP status and one line, without the server's store URIs.
+
+    A TrackingError is written to the server's log, and the page does not contain its message.
+    """
     status, message = 400, str(error)
     if isinstance(error, RequestError):
         status = error.status

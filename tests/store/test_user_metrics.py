@@ -168,7 +168,7 @@ def test_a_functions_mistakes_are_told_with_its_name() -> None:
         ("lab_module:twice", "two metrics are named 'mylab/worst'"),
         ("lab_module:mixed", "or a sequence of metrics"),
         ("lab_module:empty", "is (); expected"),
-        ("lab_module:named,lab_module:rival", "are both named 'mylab/worst'"),
+        ("lab_module:named,lab_module:rival", "two metrics are named 'mylab/worst'"),
     ],
 )
 def test_what_is_no_metric_is_refused_in_one_line(reference: str, message: str) -> None:

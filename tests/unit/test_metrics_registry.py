@@ -134,7 +134,7 @@ def test_every_function_of_a_family_is_declared_under_its_own_name():
 )
 def test_names_that_mlflow_refuses_are_refused_here(name):
     """Found when the package is loaded, and not at the end of somebody's training."""
-    with pytest.raises(ValueError, match="MLflow refuses"):
+    with pytest.raises(ConfigError, match="MLflow refuses"):
         check_metric_names([Metric(name=name, function=renate.forgetting)])
 
 
@@ -142,7 +142,7 @@ def test_a_name_stands_once():
     """Two definitions under one name is what the families are there to prevent."""
     metric = Metric(name="a/b", function=renate.forgetting)
     assert check_metric_names([metric]) == (metric,)
-    with pytest.raises(ValueError, match="two metrics are named 'a/b'"):
+    with pytest.raises(ConfigError, match="two metrics are named 'a/b'"):
         check_metric_names([metric, Metric(name="a/b", function=renate.average_accuracy)])
 
 
