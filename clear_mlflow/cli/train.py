@@ -29,7 +29,7 @@ from clear_mlflow.process.ranks import run_rank
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.process.training_process import TrainingProcess
 
-_HEADINGS = {"Run": "config experiment run_name tag offline resume assume_dead if_held processes"}
+_HEADINGS = {"Run": "config experiment run_name tag offline resume if_held processes"}
 for _name, _option in PARAMETERS.items():
     _HEADINGS[_option.group] = f"{_HEADINGS.get(_option.group, '')} {_name}"
 
@@ -80,7 +80,6 @@ def train(
     tag: tuple[str, ...] = (),
     offline: bool = False,
     resume: str | None = None,
-    assume_dead: bool = False,
     if_held: Literal["wait", "leave"] = "wait",
     **parameters: str,
 ) -> None:
@@ -100,18 +99,11 @@ def train(
             names, without any tracking store; "clear-mlflow sync" copies it to one later.
         resume: id of an interrupted run, to resume it with its parameters; or an offline folder
             with one interrupted run.
-        assume_dead: with --resume, do not wait until the lease of the process that trained the run
-            has expired; you know that the process is dead. If it lives after all, it loses the run.
         if_held: what to do if a process on another machine may still train into the run: wait until
             its lease has expired, 3 minutes at most, or leave with exit code 75, to be started
             again later.
         **parameters: parameters of the training as text.
     """
-    if assume_dead and not resume:
-        raise ConfigError(
-            "assume_dead is 'yes' and resume is 'none'; assume_dead applies to a run to resume: "
-            "name that run, or leave assume_dead out"
-        )
     apply_run_options(experiment, run_name, tag, resume=resume, offline=offline)
     dist_env = read_dist_env()
     # With several processes, the other ranks would stop waiting before the lease expires.
@@ -142,9 +134,7 @@ def train(
 
         set_up_mlflow()
         if process is None:
-            outcome = resume_supervised(
-                str(resume), passed, signals, assume_dead=assume_dead, can_wait=can_wait
-            )
+            outcome = resume_supervised(str(resume), passed, signals, can_wait=can_wait)
         else:
             outcome = train_supervised(
                 process, requested, signals, run_name=run_name, can_wait=can_wait
@@ -158,8 +148,7 @@ def train(
     options=[
         option
         for option in train.params
-        if isinstance(option, click.Option)
-        and option.name not in ("resume", "assume_dead", "if_held")
+        if isinstance(option, click.Option) and option.name not in ("resume", "if_held")
     ],
     examples=(
         "clear-mlflow train-distributed --dataset clear10 --data-root ~/clear10",

@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import mlflow
@@ -27,7 +26,6 @@ from mlflow.environment_variables import (
     MLFLOW_HTTP_REQUEST_MAX_RETRIES,
     MLFLOW_HTTP_REQUEST_TIMEOUT,
     MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER,
-    MLFLOW_RUN_CONTEXT,
     MLFLOW_RUN_ID,
     MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT,
     MLFLOW_TRACKING_URI,
@@ -42,9 +40,8 @@ from mlflow.utils.name_utils import _GENERATOR_NOUNS, _GENERATOR_PREDICATES
 
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.disk import OFFLINE_VARIABLE, find_offline_folder
-from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
-from clear_mlflow.core.text import safe_repr, warn
-from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
+from clear_mlflow.core.errors import ClearError, TrackingError
+from clear_mlflow.core.text import warn
 from clear_mlflow.store.offline import (
     format_artifact_root,
     format_offline_uri,
@@ -188,19 +185,6 @@ def is_missing_store(tracking_uri: str) -> bool:
     return database is not None and not database.exists()
 
 
-@dataclass(frozen=True)
-class _MissingStore:
-    """Client of a store that does not exist, for commands that may read only bundles."""
-
-    tracking_uri: str
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise TrackingError(
-            f"the tracking store {mask_credentials(self.tracking_uri)} does not exist; set "
-            "MLFLOW_TRACKING_URI to the store of your runs, or change to the folder of its file"
-        )
-
-
 class _LazyClient:
     """Client that connects to the store at its first use: bundles are read without a store."""
 
@@ -231,17 +215,20 @@ def preflight(
 ) -> MlflowClient:
     """Connect to the tracking store, check that a run can be stored there, and return the client.
 
-    opens_run: if True, raises TrackingError if the active run, or else the experiment, is deleted
-    or its artifacts cannot be stored. If False, a missing sqlite store is not created: every call
-    to the client raises TrackingError. experiment: its name; None for MLflow's from the
-    environment. can_be_offline: False if the error for an unreachable server should not suggest
-    recording offline.
+    Raises TrackingError if the store cannot be reached. opens_run: if True, raises it as well if
+    the active run, or else the experiment, is deleted or its artifacts cannot be stored. If False,
+    raises it if the store is a missing sqlite database, which is not created. experiment: its
+    name; None for MLflow's from the environment. can_be_offline: False if the error for an
+    unreachable server should not suggest recording offline.
     """
     use_offline_store(creates=opens_run)
     uri = name_sqlite_driver(mlflow.get_tracking_uri())
     switch_store(uri)
     if not opens_run and is_missing_store(uri):
-        return cast(MlflowClient, _MissingStore(uri))
+        raise TrackingError(
+            f"the tracking store {mask_credentials(uri)} does not exist; set MLFLOW_TRACKING_URI "
+            "to the store of your runs, or change to the folder of its file"
+        )
     if urlsplit(uri).scheme.partition("+")[0] in DATABASE_ENGINES:
         from mlflow.store.db import utils  # not at the top: a server does not need SQLAlchemy
 
@@ -259,14 +246,6 @@ def preflight(
         ) from error.__cause__
     if not opens_run:
         return client
-    context = MLFLOW_RUN_CONTEXT.get()
-    try:
-        json_object(context or "{}", MAX_TAG_BYTES)
-    except RecordError as error:
-        raise TrackingError(
-            f"MLFLOW_RUN_CONTEXT is {safe_repr(context, 100)}; expected tags of runs as a JSON "
-            'object, for example {"team": "vision"}, or nothing'
-        ) from error
     active_run = mlflow.active_run()
     run_id = active_run.info.run_id if active_run else MLFLOW_RUN_ID.get()
     if run_id and experiment is None:

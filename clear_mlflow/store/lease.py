@@ -193,17 +193,11 @@ def check_has_lease(run: Run) -> None:
     )
 
 
-def check_not_being_trained(
-    client: MlflowClient, run: Run, advice: str, *, assume_dead: bool = False
-) -> None:
+def check_not_being_trained(client: MlflowClient, run: Run, advice: str) -> None:
     """Raise TrackingError if a process is training into a run.
 
-    advice: end of the message. assume_dead: ignore a process on another machine. Otherwise, this
-    may wait like :func:`is_expired`.
+    May wait like :func:`is_expired`. advice: end of the message.
     """
-    lease = _read_lease(run)
-    if assume_dead and (lease is None or not lease.is_local):
-        return
     if is_being_trained(client, run):
         raise TrackingError(
             f"another process trains into run {run.info.run_id} now ({_describe_holder(run)}); "
@@ -302,8 +296,7 @@ def _describe_holder(run: Run) -> str:
     return (
         "its lease, from another machine or from before a restart of this machine, was renewed "
         f"{max(0, round(lease.age_seconds))} s ago; unless it is renewed, you can resume the run "
-        f"after {EXPIRY_SECONDS:.0f} s, or at once if you know that its process is dead: "
-        f"clear-mlflow train --resume {run.info.run_id} --assume-dead yes"
+        f"after {EXPIRY_SECONDS:.0f} s"
     )
 
 

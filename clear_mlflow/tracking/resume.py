@@ -70,11 +70,6 @@ class ResumePoint:
             return False
         return not self.state_rows or str(self.run.info.status) == "FINISHED"
 
-    @property
-    def resume_number(self) -> int:
-        """The number of this resume: 1 when the run is resumed for the first time."""
-        return _read_num_resumes(self.run) + 1
-
     def find_stored_row(self, measured: AccuracyRow) -> AccuracyRow | None:
         """Return the stored row with the number of *measured*, or None if there is none.
 
@@ -107,19 +102,16 @@ def has_rows(client: MlflowClient, run_id: str) -> bool:
     return bool(find_run_folders(run_id)) or bool(list_row_sizes(client, run))
 
 
-def read_resume_point(
-    client: MlflowClient, run_id: str, download_folder: Path, *, assume_dead: bool = False
-) -> ResumePoint:
+def read_resume_point(client: MlflowClient, run_id: str, download_folder: Path) -> ResumePoint:
     """Upload what earlier processes left on local disk, and read what a run is resumed from.
 
     Skips damaged training states with a warning. Raises RecordError if the configuration or a row
     is damaged, and TrackingError if the run cannot be resumed, or another process is training into
     it.
 
-    download_folder: folder for the training state, which is read from there later. assume_dead: do
-    not check whether a process on another machine is training into the run.
+    download_folder: folder for the training state, which is read from there later.
     """
-    run = _get_resumable_run(client, run_id, assume_dead)
+    run = _get_resumable_run(client, run_id)
     config = _read_config(client, run)
     try:
         upload_left_folders(client, run)
@@ -243,18 +235,16 @@ def describe_data(metadata: StreamMetadata) -> dict[str, Any]:
     }
 
 
-def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = False) -> None:
+def take_over(client: MlflowClient, point: ResumePoint) -> None:
     """Acquire the lease of an interrupted run, and make it MLflow's active run.
 
     Raises TrackingError if another process is training into it, is about to resume it, or has
     stored rows since *point* was read.
-
-    assume_dead: take the run over although a process on another machine may still train into it.
     """
     run_id = point.run.info.run_id
     with mlflow_errors(f"take over run {run_id}"):
         run = client.get_run(run_id)
-        check_not_being_trained(client, run, _WAIT, assume_dead=assume_dead)
+        check_not_being_trained(client, run, _WAIT)
         number = reserve_resume(client, run)
     lease = Lease(client, run_id)
     lease.acquire()
@@ -323,7 +313,7 @@ def _read_config(client: MlflowClient, run: Run) -> TrainConfig:
             raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
 
 
-def _get_resumable_run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
+def _get_resumable_run(client: MlflowClient, run_id: str) -> Run:
     """Return a run, or raise TrackingError if it cannot be resumed here and now."""
     with mlflow_errors(f"read run {run_id[:80]}"):
         (run,) = select_runs(client, run_ids=(run_id,))
@@ -335,7 +325,7 @@ def _get_resumable_run(client: MlflowClient, run_id: str, assume_dead: bool) -> 
         raise _build_resume_error(
             run_id, f"it is {description}, not a training; pass the id of one"
         )
-    check_not_being_trained(client, run, _WAIT, assume_dead=assume_dead)
+    check_not_being_trained(client, run, _WAIT)
     if (run_version := run.data.tags.get(names.VERSION_TAG, "unknown")) != __version__:
         raise _build_resume_error(
             run_id,

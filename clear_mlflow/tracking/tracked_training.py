@@ -114,7 +114,6 @@ def resume_supervised(
     requested: Mapping[str, str],
     signals: StoppingSignals,
     *,
-    assume_dead: bool = False,
     can_wait: bool = True,
 ) -> RunResult:
     """Resume an interrupted run in a child process and end the run, even if the child is killed.
@@ -122,8 +121,7 @@ def resume_supervised(
     Errors are in the result. See :func:`train_supervised` for the other arguments.
 
     run_id: id of the run, its beginning, or an offline folder with one unfinished run. requested:
-    parameters that the user passed, as text; they may not differ from the run's. assume_dead: do
-    not check whether a process on another machine is training into the run.
+    parameters that the user passed, as text; they may not differ from the run's.
     """
     try:
         is_folder = is_offline_folder(Path(run_id))
@@ -132,12 +130,11 @@ def resume_supervised(
         client = preflight(opens_run=False)
         run_id = _find_unfinished_run(client) if is_folder else expand_run_id(client, run_id)
         _tag_project_run(client, run_id)
-        if not assume_dead:
-            wait_for_expiry(
-                client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received)
-            )
+        wait_for_expiry(
+            client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received)
+        )
         with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-            point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
+            point = read_resume_point(client, run_id, Path(folder))
             parameters, config = resolve_resume_parameters(point, requested)
             if point.is_complete:
                 return end_project_run(end_complete_run(client, point))
@@ -145,7 +142,7 @@ def resume_supervised(
                 signals.hand_to(process.stop)
                 check_parameters(point, process.config)
                 check_data(point, process.metadata)
-                take_over(client, point, assume_dead=assume_dead)
+                take_over(client, point)
                 if point.state is not None:
                     process.resume_from(point.state.file)
                 result = _train_supervised(client, process, run_id, parameters, signals, point)

@@ -23,7 +23,7 @@ from clear_mlflow.core.predictions import (
     PREDICTIONS_FOLDER,
     predictions_file_name,
 )
-from clear_mlflow.core.record import TIMES, DatasetIdentity, row_file_name
+from clear_mlflow.core.record import TIMES, DatasetIdentity
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
@@ -147,8 +147,8 @@ class TrainingRun:
     def log_row(self, measured: MeasuredRow) -> None:
         """Store a row of the accuracy matrix with its predictions and model weights.
 
-        If a resumed run has the row, only missing files are stored. A row with other numbers than
-        the stored one is stored in a separate folder, with a warning.
+        If a resumed run has the row, only missing files are stored. If the stored row has other
+        numbers, nothing is stored, and a warning is printed.
         """
         row, point = measured.row, self._resume_point
         files = {
@@ -170,13 +170,11 @@ class TrainingRun:
             path: content for path, content in contents.items() if path not in point.artifacts
         }
         if stored_row != row:
-            folder = f"{names.MEASURED_AGAIN_FOLDER}/resume_{point.resume_number}"
-            record = self.recorder.build_record(row, self._row_time)
-            missing = {f"{folder}/{row_file_name(row.row)}": record.to_json().encode()}
+            missing = {}  # they would belong to the other numbers
             warn(
                 f"row {row.row} of run {self._run_id} was measured again and differs: the device "
-                "does not repeat its results to the last digit; the stored row is kept, the other "
-                f"one is stored in {folder}, and training continues"
+                "does not repeat its results to the last digit; the stored row is kept, and "
+                "training continues"
             )
         self.recorder.write_missing_files(stored_row, files=missing, curve=measured.curve)
 

@@ -24,7 +24,7 @@ from stored_runs import history, read_stored_rows, wait_for_row, without_machine
 from clear_mlflow import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.predictions import predictions_file_name
-from clear_mlflow.core.record import RowRecord, parse_row_index
+from clear_mlflow.core.record import parse_row_index
 from clear_mlflow.journal.run_folder import RunFolder, default_root
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
@@ -521,8 +521,7 @@ def test_a_run_that_has_changed_is_refused(interrupted, tmp_path):
 def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupted):
     """As after a kill between a row and its state, on a device that repeats no last digit.
 
-    Nothing is refused: the stored row is scored, what was measured again lies beside it, and the
-    rest of the run follows.
+    Nothing is refused: the stored row is scored, and the rest of the run follows.
     """
     client, run_id = interrupted
     run = client.get_run(run_id)
@@ -547,11 +546,6 @@ def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupt
     assert run.info.status == "FINISHED"
     assert {file: (rows / file).read_bytes() for file in before} == before
     assert len(list(rows.iterdir())) == BUCKETS + 1
-    (again,) = (rows.parent / "measured_again").rglob("*.json")
-    assert again.parts[-2:] == ("resume_1", name)
-    measured = RowRecord.from_json(again.read_text(), source=name).row
-    assert measured.row == last_row + 1
-    assert measured.correct != tuple(content["correct"])
     # What is scored is what is stored, in the series too.
     stored = {f.name: json.loads(f.read_text()) for f in rows.iterdir()}
     matrix = AccuracyMatrix.from_rows(

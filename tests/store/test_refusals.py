@@ -22,15 +22,6 @@ from clear_mlflow.store import client as store_client
 from clear_mlflow.store.client import preflight
 
 
-def test_tags_of_the_environment_that_are_no_json_are_one_line(store, monkeypatch):
-    """Before a run is opened."""
-    monkeypatch.setenv("MLFLOW_RUN_CONTEXT", "x")
-    with pytest.raises(
-        TrackingError, match="MLFLOW_RUN_CONTEXT is 'x'; expected tags of runs as a"
-    ):
-        preflight()
-
-
 def test_an_address_that_keeps_no_artifacts_is_one_line(store, monkeypatch):
     """MLflow takes it for an experiment, and fails at the first artifact."""
     store.create_experiment("elsewhere", artifact_location="http://127.0.0.1:9/x")

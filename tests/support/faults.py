@@ -181,7 +181,7 @@ def train(uri: str, machine: Path, run_id: str) -> None:
     _train(client, run_id, None)
 
 
-def go_on(uri: str, machine: Path, run_id: str, assume_dead: bool) -> None:
+def go_on(uri: str, machine: Path, run_id: str) -> None:
     """Resume a run, as soon as it is not refused."""
     become(machine, uri)
     with tempfile.TemporaryDirectory() as folder:
@@ -190,11 +190,11 @@ def go_on(uri: str, machine: Path, run_id: str, assume_dead: bool) -> None:
                 # Whoever is suspended in the middle of a write has locked a database of SQLite.
                 with mlflow_errors("open the store"):
                     client = MlflowClient(uri)
-                point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
+                point = read_resume_point(client, run_id, Path(folder))
                 if point.is_complete:
                     end_complete_run(client, point)
                     os._exit(0)
-                take_over(client, point, assume_dead=assume_dead)
+                take_over(client, point)
                 (machine / "took over").touch()
                 break
             except ClearError as error:
@@ -259,9 +259,7 @@ class Trial:
         if draw.random() < 0.5:
             self._set_clock("one")
         actions = [self._strike(draw.choice(FIRST), first, "one")]
-        assume_dead = draw.random() < 0.5
-        self._found.did["waited until silence" if not assume_dead else "assumed dead"] += 1
-        second = self._start("two", go_on, assume_dead)
+        second = self._start("two", go_on)
         self._set_clock("two")
         if draw.random() < 0.8:  # else the first one may wake while the second one begins
             took_over = self._folder / "two" / "took over"
@@ -279,16 +277,16 @@ class Trial:
         for machine in ("three", "four", "five"):
             if self._client.get_run(self._run_id).info.status == "FINISHED":
                 break
-            self._wait(LONG, self._start(machine, go_on, True))
+            self._wait(LONG, self._start(machine, go_on))
         for machine in ("one", "two"):
             if any((self._folder / machine / "unsent").glob("*/*-*")):
                 self._found.did["sent what was kept"] += 1
                 self._wait(LONG, self._start(machine, send))
         self._look()
 
-    def _start(self, machine: str, do: Callable[..., object], *arguments: object) -> BaseProcess:
+    def _start(self, machine: str, do: Callable[..., object]) -> BaseProcess:
         at = self._folder / machine
-        made = self._context.Process(target=do, args=(self._uri, at, self._run_id, *arguments))
+        made = self._context.Process(target=do, args=(self._uri, at, self._run_id))
         with PROCESSES:
             made.start()
         self._processes.append((made, at))
