@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from distributed_worker import results
 from forked import ForkedPython, run_python, run_shell
 from ports import free_port
-from short_stream import SLOWLY, options
+from short_stream import HELD, options
 from test_end_to_end import LONG, environment, only_run, rows_folder, select_scores, stored_matrix
 
 from clear_mlflow.cli import main
@@ -238,10 +238,10 @@ def runs_still(process):
     ids=["training of rank 1 killed", "interrupted"],
 )
 def test_run_of_several_is_scored_and_closed(
-    project, store, experiment_id, short_stream, launcher, end, status, message
+    project, store, experiment_id, short_stream, hold, launcher, end, status, message
 ):
     """Whichever process dies or is told to stop: rows are kept, and no process stays behind."""
-    parameters = {**short_stream, **SLOWLY, "epochs": "150", "batch_size": "2", "device": "cpu"}
+    parameters = {**short_stream, **HELD, "batch_size": "2", "device": "cpu"}
     process = start(project, *launcher, *options(parameters))
     until = time.monotonic() + LONG
     while not ((runs := store.search_runs([experiment_id])) and row_is_stored(runs[0], 1)):

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from forked import Forked, ForkedPython, environment, find_training, run_forked
 from layout_trees import LAYOUTS, Photos
-from short_stream import SLOWLY, options
+from short_stream import HELD, options
 from stored_runs import rows_folder, wait_for_row
 
 from clear_mlflow import AccuracyMatrix, ClearError, train
@@ -145,17 +145,17 @@ def kill_training(process):
     find_training(process).kill()
 
 
-def slowly(short_stream):
-    """Parameters of mlflow run: the third bucket still trains when the second row has been seen."""
-    parameters = {**short_stream, **SLOWLY}
+def held(short_stream):
+    """Return parameters of mlflow run whose third bucket is still trained when row 2 is seen."""
+    parameters = {**short_stream, **HELD}
     return [word for name, value in parameters.items() for word in ("-P", f"{name}={value}")]
 
 
 @pytest.mark.parametrize("stop", [interrupt, terminate, kill_training])
-def test_stopped_run_is_scored_and_closed(project, store, experiment_id, short_stream, stop):
+def test_stopped_run_is_scored_and_closed(project, store, experiment_id, short_stream, hold, stop):
     """Rows 0 to 2 stay, with the metrics that they define. The run is never left RUNNING."""
     options = {"forked": stop is not interrupt, "start_new_session": True}
-    process = mlflow_run(project, *slowly(short_stream), **options)
+    process = mlflow_run(project, *held(short_stream), **options)
     run = wait_for_row(store, experiment_id, 2, process)
     stop(process)
     output, _ = process.communicate(timeout=LONG)
@@ -172,10 +172,10 @@ def test_stopped_run_is_scored_and_closed(project, store, experiment_id, short_s
 
 
 @pytest.mark.parametrize(("after", "forked"), [(0.0, False), (1.0, True)])
-def test_stopped_before_it_began(project, store, experiment_id, short_stream, after, forked):
+def test_stopped_before_it_began(project, store, experiment_id, short_stream, hold, after, forked):
     """From when the command listens to signals on, the run that mlflow run opened is closed."""
     options = {"forked": forked, "start_new_session": True}
-    process = mlflow_run(project, *slowly(short_stream), **options)
+    process = mlflow_run(project, *held(short_stream), **options)
     until = time.monotonic() + LONG
     while not store.search_runs([experiment_id]) and time.monotonic() < until:
         time.sleep(0.05)
@@ -235,11 +235,11 @@ def test_options_go_before_a_configuration_file(
 
 
 def test_killed_supervisor_leaves_rows_that_evaluate_scores(
-    project, store, experiment_id, short_stream
+    project, store, experiment_id, short_stream, hold
 ):
     """Training stops by itself, and evaluate closes the run that nobody else will."""
     process = Forked(
-        *("train", *options({**short_stream, **SLOWLY})),
+        *("train", *options({**short_stream, **HELD})),
         env=environment(),
         cwd=project,
         stdout=subprocess.PIPE,

@@ -26,7 +26,7 @@ from feature_streams import training as features_training
 from forked import Forked, ForkedPython
 from mlflow import MlflowClient
 from servers import tracking_server
-from short_stream import BUCKETS, SLOWLY, options
+from short_stream import BUCKETS, HELD, options
 from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 
 import clear_mlflow
@@ -410,16 +410,17 @@ def lose_server(monkeypatch, proxy, *, seed):
     monkeypatch.setattr(StreamTraining, "rows", measure_rows)
 
 
-def test_the_command_says_where_the_rows_are(server, proxy, short_stream, tmp_path):
+def test_the_command_says_where_the_rows_are(server, proxy, short_stream, hold, tmp_path):
     """clear-mlflow train ends with 2 and the command that sends them. After it, all is as ever."""
     process = Forked(
-        *("train", *options({**short_stream, **SLOWLY})),
+        *("train", *options({**short_stream, **HELD})),
         env={**os.environ, "CLEAR_MLFLOW_CACHE": str(tmp_path / "cache")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     wait_until(lambda: len(list_row_requests(proxy)) >= 2 or process.poll() is not None, LONG)
     proxy.down()
+    hold.unlink()
     output, errors = process.communicate(timeout=LONG)
     assert process.returncode == 2, errors
     (journal,) = journals(tmp_path)
@@ -435,15 +436,16 @@ def test_the_command_says_where_the_rows_are(server, proxy, short_stream, tmp_pa
     assert len(rows_in(direct, run.info.run_id)) == BUCKETS + 1
 
 
-def test_a_sweep_outlasts_an_outage(server, proxy, short_stream, tmp_path, monkeypatch):
+def test_a_sweep_outlasts_an_outage(server, proxy, short_stream, hold, tmp_path, monkeypatch):
     """The run under way keeps its rows, the next one is opened when the server is there again."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "60")
     grid = tmp_path / "sweep.yaml"
-    content = {"fixed": {**short_stream, **SLOWLY}, "runs": [{"epochs": "150"}, {"epochs": "1"}]}
+    content = {"fixed": {**short_stream, **HELD}, "runs": [{"seed": "0"}, {"seed": "1"}]}
     grid.write_text(json.dumps(content))  # JSON is YAML
     process = Forked("sweep", "--grid", str(grid), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_until(lambda: len(list_row_requests(proxy)) >= 2 or process.poll() is not None, LONG)
     proxy.down()
+    hold.unlink()
     # Until the run under way has measured its last row, which waits as all before it.
     wait_until(lambda: bool(list((tmp_path / "cache" / "unsent").glob("*/*row_004.json"))), LONG)
     assert process.poll() is None
@@ -452,7 +454,7 @@ def test_a_sweep_outlasts_an_outage(server, proxy, short_stream, tmp_path, monke
     assert process.returncode == 0, output
     direct, runs = find_runs(server, tmp_path)
     trained = [run for run in runs if run.data.tags[names.KIND_TAG] == names.KIND_TRAIN]
-    assert sorted(run.data.params["epochs"] for run in trained) == ["1", "150"]
+    assert sorted(run.data.params["seed"] for run in trained) == ["0", "1"]
     for run in trained:
         assert run.info.status == "FINISHED"
         assert len(rows_in(direct, run.info.run_id)) == BUCKETS + 1

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from forked import Forked
 from mlflow import MlflowClient
 from servers import BUCKET, LONG, ObjectStore, Postgres, object_store, postgres, tracking_server
-from short_stream import BUCKETS, SLOWLY, options
+from short_stream import BUCKETS, HELD, options
 from stored_runs import histories, row_texts
 from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 
@@ -255,11 +255,11 @@ def assert_stored_once(server, client, run_id, matrix):
     assert len({(name, step) for name, step, _, _ in points}) == len(points)
 
 
-def test_train_evaluate_resume_and_compare(guarded, started, short_stream, monkeypatch):
+def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold, monkeypatch):
     """A training that is killed, resumed, evaluated before and after, compared: all read back."""
     server, client = guarded, guarded.use(monkeypatch)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "first")
-    training = started("train", *options({**short_stream, **SLOWLY}))
+    training = started("train", *options({**short_stream, **HELD}))
 
     def open_connection():
         # Of the database: to a user, an experiment is for a moment there and not yet theirs.
@@ -279,6 +279,7 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, monke
     assert verdict.action == "skipped", verdict
     os.killpg(training.pid, signal.SIGKILL)
     training.communicate(timeout=LONG)
+    hold.unlink()
     measured = set(names_in(client.get_run(run_id), ROWS_FOLDER))
     assert 2 <= len(measured) <= BUCKETS
 

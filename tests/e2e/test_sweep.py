@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from forked import Forked
 from mlflow.entities import ViewType
 from ports import free_port
-from short_stream import BUCKETS, SLOWLY
+from short_stream import BUCKETS, HELD
 from stored_runs import read_stored_rows, without_machine_fields
 
 from clear_mlflow.api.sweep_runs import read_checked_grid
@@ -37,11 +37,11 @@ LONG = 240  # seconds: a bound, not a measurement
 CORES = 2  # of the machine that trains
 # Runs of a second or two, most of which is imports.
 QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
-# So long that a run is still under way when its first rows are seen.
-SLOWER = {**QUICK, **SLOWLY}
+# Still under way when its first rows are seen.
+SLOWER = {**QUICK, **HELD}
 # .ci/nightly has those of a cluster killed at random, too.
 ENGINES = os.environ.get("CLEAR_MLFLOW_KILLED_ON", "local").split()
-FOUR = {"fixed": SLOWER, "grid": {"strategy": ["naive", "slda"], "seed": [0, 1]}}
+FOUR = {"fixed": QUICK, "grid": {"strategy": ["held:Naive", "held:Ncm"], "seed": [0, 1]}}
 
 
 def start_sweep(grid, *arguments):
@@ -53,11 +53,12 @@ def start_sweep(grid, *arguments):
     )
 
 
-def wait_for_a_row(store, experiment_id, process):
-    """Until a run of a sweep has tested its first bucket, or the sweep has ended."""
+def wait_for_a_row(store, experiment_id, process, condition="params.seed != ''"):
+    """Wait until a run of a sweep has tested its first bucket, or the sweep has ended."""
     until = time.monotonic() + LONG
     while time.monotonic() < until and process.poll() is None:
-        runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
+        of_sweep = f"tags.`{names.SWEEP_RUN_TAG}` != '' AND {condition}"
+        runs = store.search_runs([experiment_id], of_sweep)
         if any("test_accuracy/bucket_01" in run.data.metrics for run in runs):
             break
         time.sleep(0.1)
@@ -143,8 +144,12 @@ def workers(process):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_killed_at_random_it_ends_with_every_run_once(store, experiment_id, grid, engine):
+def test_killed_at_random_it_ends_with_every_run_once(
+    store, experiment_id, grid, hold, monkeypatch, engine
+):
     """Whichever process is killed, and whenever. The second call does nothing."""
+    hold.unlink()
+    monkeypatch.setenv("CLEAR_TESTS_PAUSE", "0.4")
     rng = random.Random(engine)
     path = grid(FOUR)
     process = start_sweep(path, "--engine", engine, "--jobs", "2", "--retries", "4")
@@ -172,8 +177,11 @@ def test_killed_at_random_it_ends_with_every_run_once(store, experiment_id, grid
     assert [run.info.run_id for run in store.search_runs([experiment_id])] == before
 
 
-def sweep_killed_at_row(store, experiment_id, grid, row):
-    """A sweep of which no process is left, killed when a run had stored a row; gives that run."""
+def sweep_killed_at_row(store, experiment_id, grid, hold, row):
+    """Kill every process of a sweep when a run has stored a row. Return that run.
+
+    Afterwards, no training is held.
+    """
     process = start_sweep(grid)
     until = time.monotonic() + LONG
     with_row = []
@@ -189,21 +197,21 @@ def sweep_killed_at_row(store, experiment_id, grid, row):
             worker.kill()
     psutil.wait_procs(killable, timeout=LONG)
     wait_for_output(process)
+    hold.unlink()
     return store.get_run(with_row[0].info.run_id)
 
 
-def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, tmp_path):
+def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, hold, tmp_path):
     """A run that another sweep trains now, or has finished meanwhile, is left as it is."""
-    fixed = {**SLOWER, "strategy": "naive"}
-    quick, long = {"strategy": "slda", "seed": 0}, {"seed": 1}
-    # Twice as long, so that the first sweep has begun its long run by then.
-    longer = {"seed": 2, "epochs": str(2 * int(SLOWER["epochs"]))}
-    second_path = grid({"fixed": fixed, "runs": [longer, quick, long]})
+    quick, held, other_held = {"strategy": "slda", "seed": 0}, {"seed": 1}, {"seed": 2}
+    second_path = grid({"fixed": SLOWER, "runs": [other_held, quick, held]})
     second_path = second_path.rename(tmp_path / "second.yaml")
-    first_path = grid({"fixed": fixed, "runs": [quick, long]})
+    first_path = grid({"fixed": SLOWER, "runs": [quick, held]})
     second = start_sweep(second_path)
     wait_for_a_row(store, experiment_id, second)  # by now, it has read that the others are missing
     first = start_sweep(first_path)
+    wait_for_a_row(store, experiment_id, first, "params.seed = '1'")
+    hold.unlink()
     outputs = [wait_for_output(process) for process in (first, second)]
     assert first.returncode == 0, "\n\n".join(outputs)
     assert second.returncode in (0, 2), outputs  # 2 if it ended before the first sweep did
@@ -211,17 +219,17 @@ def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, t
     runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''", ViewType.ALL)
     trained = [run for run in runs if read_stored_rows(run)]
     states = [(r.data.params["strategy"], r.data.params["seed"], r.info.status) for r in trained]
-    expected = [("naive", "1"), ("naive", "2"), ("slda", "0")]
+    expected = [("held:Naive", "1"), ("held:Naive", "2"), ("slda", "0")]
     assert sorted(states) == [(*run, "FINISHED") for run in expected], outputs
     assert {run.info.lifecycle_stage for run in trained} == {"active"}
     assert all(run.data.tags[names.ROWS_TAG] == "complete" for run in trained)
     assert again(second_path).exit_code == 0
 
 
-def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monkeypatch):
+def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, hold, monkeypatch):
     """What was measured is not measured again. What follows is as if nobody had killed it."""
-    path = grid({"fixed": SLOWER, "grid": {"strategy": ["replay", "ncm"]}})
-    killed = sweep_killed_at_row(store, experiment_id, path, 2)  # a state is complete by then
+    path = grid({"fixed": QUICK, "grid": {"strategy": ["held:Replay", "held:Ncm"]}})
+    killed = sweep_killed_at_row(store, experiment_id, path, hold, 2)  # a state is complete by then
     before = read_stored_rows(killed)
     assert 3 <= len(before) <= BUCKETS
     second = again(path)
@@ -237,7 +245,7 @@ def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monke
 
     undisturbed = store.create_experiment("undisturbed")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "undisturbed")
-    assert again(grid({"fixed": SLOWER, "grid": {"strategy": ["replay"]}})).exit_code == 0
+    assert again(grid({"fixed": QUICK, "grid": {"strategy": ["held:Replay"]}})).exit_code == 0
     _, below, _ = find_runs(store, undisturbed)
     (undisturbed_run,) = below[run.data.tags[names.SWEEP_RUN_TAG]]
     assert without_machine_fields(read_stored_rows(undisturbed_run)) == without_machine_fields(
@@ -269,11 +277,11 @@ def change_data_digest(manifest):
     ],
 )
 def test_what_cannot_be_gone_on_with_is_begun_anew(
-    store, experiment_id, grid, files, spoil, reason
+    store, experiment_id, grid, hold, files, spoil, reason
 ):
     """And it is reported why. The earlier try is in the trash."""
-    path = grid({"fixed": SLOWER, "grid": {"strategy": ["replay"]}})
-    killed = sweep_killed_at_row(store, experiment_id, path, 2)
+    path = grid({"fixed": QUICK, "grid": {"strategy": ["held:Replay"]}})
+    killed = sweep_killed_at_row(store, experiment_id, path, hold, 2)
     folder = Path(killed.info.artifact_uri.removeprefix("file://"), names.STATE_FOLDER)
     states = list(folder.glob(files))
     assert states
@@ -382,7 +390,7 @@ def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
 
 
 @pytest.mark.parametrize("engine", ["local", "ray"])
-def test_stopped_it_scores_what_is_there_and_goes_on(store, experiment_id, grid, engine):
+def test_stopped_it_scores_what_is_there_and_goes_on(store, experiment_id, grid, hold, engine):
     """A Ctrl-C ends all runs under way as it would end each alone."""
     path = grid({"fixed": SLOWER, "grid": {"seed": [0, 1]}})
     process = start_sweep(path, "--engine", engine, "--jobs", "1")
@@ -454,22 +462,22 @@ def ray_head(*options):
         assert process.poll() is None, "the cluster was ended"
 
 
-def answers(address, machines=1):
-    """Return True if a cluster is there, with so many machines that are up."""
-    with suppress(ConfigError), RayEngine(free_port, address) as cluster:
-        return len(cluster.list_nodes()) == machines
-    return False
-
-
 def wait_for_machines(address, machines, process):
+    """Wait until a cluster has so many machines."""
     until = time.monotonic() + LONG
-    while not answers(address, machines):
+    while True:
         assert process.poll() is None
         assert time.monotonic() < until
+        with suppress(ConfigError), RayEngine(free_port, address) as cluster:
+            while len(cluster.list_nodes()) != machines:
+                assert process.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.1)
+            return
         time.sleep(0.1)
 
 
-def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid):
+def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid, hold):
     """What it trained is gone on with by another machine, when there is one."""
     path = grid({"fixed": SLOWER, "grid": {"seed": [0]}})
     where = ("--engine", "ray", "--cpus", str(CORES))  # of which the first machine has too few
@@ -484,6 +492,7 @@ def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid):
                 if part.name() == "raylet":
                     part.kill()
             time.sleep(5)
+        hold.unlink()
         # It is gone, with all that ran on it.
         with ray_node(*second):
             output = wait_for_output(sweep)
@@ -540,7 +549,7 @@ def test_a_run_on_ray_has_a_gpu_where_there_are_any(tmp_path):
         (["--group-by", ","], "--group-by is ','"),
     ],
 )
-def test_wrong_options_are_told_before_anything_starts(store, grid, arguments, message):
+def test_wrong_options_are_told_before_anything_starts(store, grid, hold, arguments, message):
     """One line, exit code 2."""
     grid_option = ["--grid", str(grid(FOUR))] if arguments else []
     result = CliRunner().invoke(main, ["sweep", *grid_option, *arguments])

@@ -1,13 +1,14 @@
 """A stream of four buckets of few small images, for commands of which ten buckets prove no more."""
 
+import os
 from pathlib import Path
 
 import pytest
 from released_layout import write_released
 
 BUCKETS = 4
-# So long on it that a bucket is still trained when the row of the one before has been seen.
-SLOWLY = {"features": "pixels", "epochs": "75", "batch_size": "1"}
+# A short training. Its third bucket waits as long as a test that uses ``hold`` keeps the file.
+HELD = {"strategy": "held:Naive", "features": "pixels", "epochs": "1"}
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +18,21 @@ def short_stream(tmp_path_factory) -> dict[str, str]:
     keys = [str(j + 1) for j in range(BUCKETS)]
     write_released(folder, buckets=keys, size=(32, 32), train=8, test=6)
     return {"dataset": "clear10", "data_root": str(folder)}
+
+
+@pytest.fixture
+def hold(tmp_path, monkeypatch) -> Path:
+    """Return a file that makes trainings wait before their third bucket, while it exists.
+
+    Their strategy must be one of tests/support/strategies/held.py.
+    """
+    file = tmp_path / "hold"
+    file.touch()
+    monkeypatch.setenv("CLEAR_TESTS_HOLD", str(file))
+    strategies = str(Path(__file__).parent / "strategies")
+    monkeypatch.setenv("PYTHONPATH", strategies, prepend=os.pathsep)
+    monkeypatch.syspath_prepend(strategies)
+    return file
 
 
 def options(parameters: dict[str, str]) -> list[str]:
