@@ -21,6 +21,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 # Threads that spin while they wait would take the cores from the processes that they wait for; read
 # when torch is loaded, here and in what tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# More threads cost more than they save: the models and images of tests are small.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests report nothing to MLflow's developers.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -55,7 +55,7 @@ class Mammoth(Format):
                 rows = _build_rows(entries)
             except RecordError as error:
                 raise RecordError(f"line {number} {error}") from error
-            metadata = {ours: entries.get(name, "None") for name, ours in _METADATA_NAMES.items()}
+            metadata = {new: entries.get(old, "None") for old, new in _METADATA_NAMES.items()}
             yield ParsedRun(
                 rows=rows,
                 metadata={

@@ -8,14 +8,16 @@ from avalanche.training import DER, plugins
 from avalanche.training.supervised import Naive
 from torch import nn
 
-OPTIMISER = {"momentum": 0.8, "weight_decay": 0.01}
+MOMENTUM, WEIGHT_DECAY = 0.8, 0.01
 
 
 def train_by_avalanche(benchmark, model, plugin=None, strategy=Naive, *, lr, epochs):
     """Train a model on a benchmark, all images of a bucket at once. Yield it after each bucket."""
     trained = strategy(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=lr, **OPTIMISER),
+        optimizer=torch.optim.SGD(
+            model.parameters(), lr=lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
+        ),
         criterion=nn.CrossEntropyLoss(),
         train_mb_size=10_000,
         train_epochs=epochs,
