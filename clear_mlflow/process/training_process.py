@@ -30,6 +30,8 @@ from clear_mlflow.learning.measured import (
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process.child import receive, run
 
+# How often a waiting supervisor lets Python handle signals.
+_SIGNAL_SECONDS = 1.0
 # How long a training process may take to end after SIGTERM.
 _GRACE_SECONDS = 10.0
 # The C library keeps the memory of large tensors that are freed, instead of mapping it anew for
@@ -149,6 +151,9 @@ class TrainingProcess:
         Raises the error in the message, or PeerLostError or TrainingDied if the child has ended.
         """
         try:
+            # Ray stops a task by setting the flag of a signal, which does not end a blocking read.
+            while not self._messages.poll(_SIGNAL_SECONDS):
+                pass
             message_type, content = receive(self._messages)
         except (EOFError, OSError):
             raise self._build_death_error() from None

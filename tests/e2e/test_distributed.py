@@ -249,6 +249,7 @@ def test_run_of_several_is_scored_and_closed(
         assert time.monotonic() < until
         time.sleep(0.1)
     started = psutil.Process(process.pid).children(recursive=True)
+    hold.unlink()  # only a training that goes on notices that the other one has ended
     end(process)
     output, _ = process.communicate(timeout=LONG)
     assert process.returncode != 0

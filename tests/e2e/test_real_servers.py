@@ -283,7 +283,8 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold,
     measured = set(names_in(client.get_run(run_id), ROWS_FOLDER))
     assert 2 <= len(measured) <= BUCKETS
 
-    resumes = [started("train", "--resume", run_id) for _ in range(2)]
+    resume = ("train", "--resume", run_id, "--strategy", HELD["strategy"])
+    resumes = [started(*resume) for _ in range(2)]
     outputs = [process.communicate(timeout=LONG)[0] for process in resumes]
     # The second finds the first at work; or, where the machine kept it waiting, all done.
     idle = [text for text in outputs if "another process" in text or "nothing to resume" in text]

@@ -474,7 +474,7 @@ def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, jour
     row = json.loads(content)
     newer = json.dumps({**row, "schema": {**row["schema"], "version": "2.0"}})
     file.write_text(newer)
-    with pytest.raises(RowConflictError, match=r"version 2\.0 .* upgrade it"):
+    with pytest.raises(RowConflictError, match=r"version '2\.0' .* upgrade it"):
         store_row(store, run, name, content)
     leave_journal(store, run, journals).close()
     assert "upgrade it" in sync().output

@@ -27,7 +27,7 @@ FAST = ("--strategy", "ncm", "--features", "pixels")
 
 
 @pytest.fixture
-def folder(store, tmp_path, monkeypatch):
+def folder(store, own_cache, tmp_path, monkeypatch):
     """The path of an offline folder; the configured store does not answer."""
     monkeypatch.chdir(tmp_path)
     for name in (OFFLINE_VARIABLE, "_MLFLOW_SERVER_ARTIFACT_ROOT"):  # restored after the test

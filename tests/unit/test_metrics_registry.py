@@ -169,11 +169,11 @@ def test_the_reference_names_the_source_of_every_family(project):
 
 
 def test_the_page_shows_what_the_published_matrix_gives(project):
-    """The formulas that share words, each with its own number, in four digits."""
+    """Two formulas that share words, each with its own number, in four digits."""
     page = (project / "docs" / "metrics.md").read_text(encoding="utf-8")
-    page_values = dict(re.findall(r"^\| `(\w+/\w+)` \| .* \| ([0-9.]+) \|$", page, re.M))
+    page_values = dict(re.findall(r"`(\w+/\w+)` is (0\.[0-9]{4})", " ".join(page.split())))
     metrics = summarize(AccuracyMatrix(np.array(SECOND_PLACE)), metrics=ALL_METRICS)
-    assert len(page_values) == 5
+    assert page_values.keys() == {"clear/backward_transfer", "renate/backward_transfer"}
     assert page_values == {name: f"{metrics[name]:.4f}" for name in page_values}
 
 
