@@ -80,7 +80,7 @@ def one_turn(checkout: Path, at: Path, results: dict[str, Measured]) -> None:
         path = at / f"grid_{runs}.yaml"
         path.write_text(json.dumps({**grid, "grid": seeds}))  # JSON is YAML
         measure(f"`sweep` of {runs} such", "sweep", "--grid", str(path))
-    measure("`evaluate` of all, nothing to do", "evaluate", "--runs", "Default")
+    measure("`evaluate` of all, nothing to do", "evaluate", "Default")
     measure("`compare` of two", "compare", "--filter", "tags.which = 'images'")
 
 

@@ -1,6 +1,18 @@
 """Tests on real MLflow stores, in this process."""
 
+import subprocess
+
+import pytest
+from forked import ForkedToo
 from mlflow_stores import empty_store, experiment_id, fill_once, own_cache, store
 from offline_folders import offline_folder
 
 __all__ = ["empty_store", "experiment_id", "fill_once", "offline_folder", "own_cache", "store"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_programs():
+    """Fork the training processes and programs that the package starts, with torch imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", ForkedToo)
+        yield

@@ -3,8 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -46,11 +44,6 @@ THEN["python.md"] = "\n".join(
 )
 
 
-def run_interpreter(*arguments, **options):
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
-
-
 def read_python_blocks(page):
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.S | re.M)
 
@@ -68,9 +61,7 @@ def test_the_code_of_a_page(store, experiment_id, tmp_path, page):
     script.write_text(
         "\n".join(read_python_blocks(ROOT / "docs" / page)) + "\n" + THEN.get(page, "")
     )
-    # A sweep starts programs of its own, as a script's user has it: from a new interpreter.
-    start = run_interpreter if page == "python.md" else run_python
-    done = start(str(script), cwd=tmp_path, timeout=300)
+    done = run_python(str(script), cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     stored = store.search_runs([experiment_id])
     assert len(stored) == RUNS[page]

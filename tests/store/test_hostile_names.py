@@ -61,6 +61,11 @@ SHELL = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forked_programs():
+    """Fork nothing: a real shell gets the commands of ``mlflow run``."""
+
+
 def is_safe_line(text: str) -> bool:
     """Return True if a terminal shows a text as it is: lines, and nothing that steers it."""
     return all(line.isprintable() for line in text.split("\n"))

@@ -83,7 +83,7 @@ def test_a_folder_is_moved_continued_and_synced_again(store, folder, tmp_path, m
 
 def test_an_interrupted_training_is_resumed_by_its_folder(store, folder, tmp_path):
     """The process is killed after its first rows; ``--resume FOLDER`` trains the rest."""
-    command = ["clear-mlflow", "train", "--features", "pixels", "--epochs", "300", "--offline"]
+    command = ["clear-mlflow", "train", "--features", "pixels", "--epochs", "100", "--offline"]
     environment = {**os.environ, "CLEAR_MLFLOW_CACHE": str(tmp_path / "cache")}
     environment.pop(OFFLINE_VARIABLE)
     with subprocess.Popen(command, env=environment, cwd=tmp_path) as process:

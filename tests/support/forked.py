@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -104,9 +105,13 @@ class ForkedPython(_Popen):
         variables = dict(os.environ if env is None else env)
         asked_for = (words, variables, str(cwd or Path.cwd()), streams, start_new_session)
         self._process = context.Process(target=_run, args=asked_for)
+        # Multiprocessing would run the script of this process in the new one, too.
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
         try:
             self._process.start()
         finally:
+            sys.modules["__main__"] = script
             for stream in streams:
                 stream.close()
         self.pid = self._process.pid
@@ -126,7 +131,7 @@ class ForkedPython(_Popen):
         return self.returncode
 
 
-class _ForkedToo(_Popen):
+class ForkedToo(_Popen):
     """What starts a process in one that was forked."""
 
     def __new__(cls, args: Any, **options: Any) -> Any:
@@ -160,7 +165,7 @@ def _fork_what_it_starts() -> None:
     server._forkserver_address, server._forkserver_alive_fd = listener.getsockname(), keep_alive
     server._forkserver_pid = pid
     listener.close()
-    subprocess.Popen = _ForkedToo
+    subprocess.Popen = ForkedToo
 
 
 class Forked(ForkedPython):
