@@ -1,13 +1,13 @@
-"""Continual learning on CLEAR's stream of buckets, with every accuracy-matrix row kept in MLflow.
+"""Continual learning on CLEAR, with every row of the accuracy matrix stored in MLflow.
 
 Importing this loads neither torch nor mlflow; the functions that need them do when they are used.
 
 >>> import clear_mlflow
 >>> matrix = clear_mlflow.AccuracyMatrix([[0.8, 0.6, 0.5], [0.7, 0.9, 0.6], [0.5, 0.6, 0.9]])
->>> found = clear_mlflow.scores(matrix)
->>> found["clear/backward_transfer"].text, found["renate/backward_transfer"].text
+>>> results = clear_mlflow.scores(matrix)
+>>> results["clear/backward_transfer"].text, results["renate/backward_transfer"].text
 ('0.6000', '-0.3000')
->>> found["renate/forward_transfer"].reason
+>>> results["renate/forward_transfer"].reason
 'needs the initialisation row'
 """
 

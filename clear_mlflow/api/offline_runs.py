@@ -45,9 +45,9 @@ def read_offline_runs(path: Path) -> list[Run]:
 
 
 def _read_from_files(run: Run, client: MlflowClient, folder: Path) -> Run:
-    """Return a run whose artifacts are those in the folder, not at the stored path.
+    """Return a run whose artifacts are those in the folder, with its client and its path.
 
-    The stored path names the machine on which the run was trained.
+    The stored artifact path is not used: it names the machine on which the run was trained.
     """
     located = locate_artifacts(folder / "artifacts", run)
     located = replace_info(located, experiment_id=NO_EXPERIMENT)

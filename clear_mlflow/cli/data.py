@@ -67,7 +67,8 @@ def download(
 def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: str = "none") -> None:
     """List what the dataset in DIR contains, and all problems of it.
 
-    The names clear10 and clear100 are short for the folders of downloaded datasets.
+    The names clear10 and clear100 are short for the folders of downloaded datasets. The exit code
+    is 1 if there are problems.
 
     Args:
         folder: folder of the dataset.

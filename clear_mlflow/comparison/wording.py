@@ -228,7 +228,7 @@ def list_test_intervals(ranked: Comparison) -> list[str]:
 
 
 def _warn_about_missing_values(ranked: Comparison) -> Iterator[str]:
-    """Yield which runs lack tests within buckets or costs that others have."""
+    """Warn if runs lack tests within buckets or costs, or were tested at different intervals."""
     intervals, runs = list_test_intervals(ranked), ranked.runs
     if num_without := sum(not run.test_every for run in runs) if intervals else 0:
         yield (

@@ -282,7 +282,7 @@ class Uploader:
                 self._changed.notify_all()
 
     def _wait_to_retry(self, seconds: float) -> None:
-        """Wait between two tries, but not beyond the call or the end of :meth:`finish`."""
+        """Wait between two tries, at most until :meth:`finish` begins or uploads are stopped."""
         was_finishing = self._is_finishing
         self._changed.wait_for(
             lambda: self._is_stopped or self._is_finishing != was_finishing, seconds

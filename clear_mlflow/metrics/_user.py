@@ -68,7 +68,7 @@ def load_custom_metrics(references: Sequence[Any]) -> tuple[Metric, ...]:
 
 
 def _to_metrics(path: str, item: Any) -> list[Metric]:
-    """Convert a function, a metric or a sequence of metrics to guarded metrics.
+    """Convert a function, a metric or a sequence to metrics that fail with FailedMetricError.
 
     path: import path of *item*, which names a function's metric. Raises ConfigError if a family is
     taken or a signature is invalid.

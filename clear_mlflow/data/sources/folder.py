@@ -33,7 +33,11 @@ Arguments = OrderedArguments
 
 
 def read_index(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> ImageIndex:
-    """Read the images of a folder. Skips hidden files, and files next to the buckets."""
+    """Read the images in BUCKET/CLASS/ of a folder, or of its folders train and test.
+
+    Skips hidden files, and files next to the buckets. Raises DataError if another folder is next to
+    train and test, or one of them is missing.
+    """
     real_root = resolve_root(root)
     names = {folder.name for folder in _list_folders(real_root, root=real_root)}
     if names & {TRAIN, TEST}:

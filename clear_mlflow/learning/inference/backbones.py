@@ -134,7 +134,10 @@ def _return_array(
 
 
 def _load_timm(name: str, weights: str) -> Backbone:
-    """Build a timm backbone with the transform of the tag in its name, or of its default tag."""
+    """Build a timm backbone with the transform of the tag in its name, or of its default tag.
+
+    weights: default (of the tag) or random. Raises ConfigError at others, or an unknown name.
+    """
     try:
         import timm
     except ImportError:

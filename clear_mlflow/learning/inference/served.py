@@ -42,6 +42,8 @@ class ServedModel:
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """Predict a table of encoded images, or (N, width) features.
 
+        Returns columns ``class`` (number), ``label`` (name of the class) and ``probability``.
+
         params: ``bucket``, the key of the bucket of the images, with scenario=task.
         """
         model = self._description

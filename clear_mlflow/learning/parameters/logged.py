@@ -104,7 +104,10 @@ def list_unlogged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_method_parameters(logged: Mapping[str, str], unused: str) -> dict[str, str]:
-    """Return the logged parameters that affect results, those without effect as *unused*."""
+    """Return the logged parameters that affect results, those without effect as *unused*.
+
+    Of other programs' runs: all but those about the test set, seeds, folders and machines.
+    """
     if not is_training(logged):
         words = {name: {*re.split(r"[^a-z0-9]+", name.lower())} for name in logged}
         return {

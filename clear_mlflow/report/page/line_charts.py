@@ -225,7 +225,10 @@ def build_curves(
 
 
 def _place_dates(times: Sequence[date]) -> list[float]:
-    """Return the positions of 0 to T trained buckets on a time axis from 0 to 1."""
+    """Return the positions of 0 to T trained buckets on a time axis from 0 to 1.
+
+    The untrained model is one mean interval before the first bucket.
+    """
     days = [time.toordinal() for time in times]
     start = days[0] - ((days[-1] - days[0]) / (len(days) - 1) if len(days) > 1 else 1)
     return [(day - start) / (days[-1] - start) for day in [start, *days]]
