@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 
-def test_a_caller_is_checked(project, tmp_path):
+def test_a_callers_types_are_checked(project, tmp_path):
     """Mypy accepts valid calls and reports invalid ones."""
     program = tmp_path / "program.py"
     program.write_text(
@@ -28,7 +28,7 @@ def test_a_caller_is_checked(project, tmp_path):
     assert error_lines == ["4", "5"], done.stdout
 
 
-def test_an_editor_finds_the_package_outside_of_the_checkout(tmp_path):
+def test_an_editor_resolves_the_package_outside_of_the_checkout(tmp_path):
     """On the path, also when installed with -e: type checkers miss what a hook of imports finds."""
     look = "from importlib.machinery import PathFinder; assert PathFinder.find_spec('clear_mlflow')"
     subprocess.run([sys.executable, "-c", look], cwd=tmp_path, check=True, timeout=60)

@@ -152,7 +152,7 @@ def test_two_at_once_download_once(start_download, hub, store, experiment_id):
 
 
 @pytest.mark.parametrize("cause", ["no network", "offline", "disk"])
-def test_what_cannot_be_downloaded_is_one_line(
+def test_a_failed_download_is_a_one_line_error(
     start_download, hub, store, experiment_id, cause, tmp_path
 ):
     """It names the folder, and the command for a machine that has a network. Nothing is trained."""

@@ -126,7 +126,7 @@ def test_a_container_that_was_killed_is_resumed_when_its_lease_has_expired(slurm
     end_as_if_undisturbed(client, run_id, resumes="1")
 
 
-def test_a_job_that_is_asked_to_stop_resumes_its_run(slurm):
+def test_a_job_that_receives_sigterm_resumes_its_run(slurm):
     """SIGTERM to the step: the job queues again. Its next start completes the one run it has."""
     folder, start = slurm
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
@@ -172,7 +172,7 @@ def _run_of(folder, job):
     return file.read_text().strip()
 
 
-def test_the_containers_project_hands_over_every_parameter():
+def test_the_containers_project_passes_every_parameter():
     """MLflow reads it as a project in a container, whose command our command line takes."""
     project = load_project(ROOT / "examples/docker")
     assert project.docker_env == {"image": "clear_mlflow"}
@@ -185,7 +185,7 @@ def test_the_containers_project_hands_over_every_parameter():
     assert parsed.params["dataset"] == "clear10"
 
 
-def test_kubernetes_finds_its_places_in_the_job():
+def test_kubernetes_ranks_come_from_the_job():
     """The template has a place for a job's name, image, command and environment."""
     job = yaml.safe_load((ROOT / "examples/kubernetes/job.yaml").read_text())
     assert "name" in job["metadata"]

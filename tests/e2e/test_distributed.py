@@ -144,7 +144,7 @@ def by_processes(tmp_path_factory):
 @pytest.mark.parametrize(
     ("size", "case"), [*((2, case) for case in CASES), *((3, case) for case in OF_THREE)]
 )
-def test_several_processes_give_the_matrix_of_one(by_processes, size, case):
+def test_several_processes_compute_the_matrix_of_one(by_processes, size, case):
     """Counts and predictions to the image, weights up to rounding. All ranks agree to the bit.
 
     So many steps do not yet amplify rounding to where an image changes its class.
@@ -237,7 +237,7 @@ def runs_still(process):
     ],
     ids=["training of rank 1 killed", "interrupted"],
 )
-def test_run_of_several_is_scored_and_closed(
+def test_an_interrupted_distributed_run_is_scored_and_closed(
     project, store, experiment_id, short_stream, hold, launcher, end, status, message
 ):
     """Whichever process dies or is told to stop: rows are kept, and no process stays behind."""
@@ -277,7 +277,7 @@ def row_is_stored(run, row):
         (["--lr", "-1"], "lr is '-1'"),
     ],
 )
-def test_what_cannot_work_is_refused_before_any_process_starts(arguments, message):
+def test_invalid_options_are_rejected_before_any_process_starts(arguments, message):
     """One line and exit code 2."""
     done = CliRunner().invoke(main, ["train-distributed", "--device", "cpu", *arguments])
     assert done.exit_code == 2
@@ -286,7 +286,7 @@ def test_what_cannot_work_is_refused_before_any_process_starts(arguments, messag
     assert message in line
 
 
-def test_strategies_that_need_one_process_are_refused():
+def test_strategies_that_need_one_process_are_rejected():
     """By those that would train, whoever started them."""
     two = DistributedEnv(rank=0, size=2, local_rank=0, local_size=2)
     check(TrainConfig.resolve({"device": "cpu"}), two)
@@ -294,7 +294,7 @@ def test_strategies_that_need_one_process_are_refused():
         check(TrainConfig.resolve({"device": "cpu", "strategy": f"{__name__}:ForOne"}), two)
 
 
-def test_place_is_what_torchrun_says():
+def test_rank_and_size_are_those_of_torchrun():
     """Half of what it says is an error. Nothing of it is one process alone."""
     environment = {
         "RANK": "3",
@@ -316,7 +316,7 @@ def test_place_is_what_torchrun_says():
         read_dist_env(environment)
 
 
-def test_python_call_refuses_to_be_one_of_several():
+def test_train_in_python_rejects_several_processes():
     """Otherwise each process would train for itself, into its own run."""
     code = (
         "import clear_mlflow\n"

@@ -152,7 +152,9 @@ def held(short_stream):
 
 
 @pytest.mark.parametrize("stop", [interrupt, terminate, kill_training])
-def test_stopped_run_is_scored_and_closed(project, store, experiment_id, short_stream, hold, stop):
+def test_a_stopped_run_is_scored_and_closed(
+    project, store, experiment_id, short_stream, hold, stop
+):
     """Rows 0 to 2 stay, with the metrics that they define. The run is never left RUNNING."""
     options = {"forked": stop is not interrupt, "start_new_session": True}
     process = mlflow_run(project, *held(short_stream), **options)
@@ -172,7 +174,9 @@ def test_stopped_run_is_scored_and_closed(project, store, experiment_id, short_s
 
 
 @pytest.mark.parametrize(("after", "forked"), [(0.0, False), (1.0, True)])
-def test_stopped_before_it_began(project, store, experiment_id, short_stream, hold, after, forked):
+def test_a_training_stopped_before_its_first_row(
+    project, store, experiment_id, short_stream, hold, after, forked
+):
     """From when the command listens to signals on, the run that mlflow run opened is closed."""
     options = {"forked": forked, "start_new_session": True}
     process = mlflow_run(project, *held(short_stream), **options)
@@ -204,7 +208,7 @@ def listens(process):
     return False
 
 
-def test_options_go_before_a_configuration_file(
+def test_options_override_a_configuration_file(
     project, store, experiment_id, short_stream, tmp_path
 ):
     """Also one that states what the default is. Before the environment."""
@@ -274,7 +278,7 @@ BAD_STREAMS = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), [*BAD_INPUT, *BAD_STREAMS])
-def test_bad_input_is_one_line_and_exit_code_2(store, experiment_id, arguments, message):
+def test_invalid_input_is_one_line_and_exit_code_2(store, experiment_id, arguments, message):
     """It states what arrived and what was expected, and nothing has begun."""
     if (arguments, message) in BAD_INPUT:  # before a process is started
         done = CliRunner().invoke(main, ["train", *arguments])
@@ -303,7 +307,7 @@ def test_bad_input_is_one_line_and_exit_code_2(store, experiment_id, arguments, 
         ({"dataset": "table", "data_root": "tests", "dataset_args": "table=no.csv"}, "no.csv"),
     ],
 )
-def test_parameters_that_do_not_fit_are_an_error_before_a_run(
+def test_conflicting_parameters_are_an_error_before_a_run_is_opened(
     project, store, experiment_id, monkeypatch, options, message
 ):
     """In Python as on the command line."""
@@ -313,7 +317,7 @@ def test_parameters_that_do_not_fit_are_an_error_before_a_run(
     assert not store.search_runs([experiment_id])
 
 
-def test_a_training_that_diverges_keeps_its_rows_and_says_so(
+def test_a_diverged_training_keeps_its_rows_and_is_tagged(
     project, store, experiment_id, short_stream
 ):
     """One line, exit code 2, a tag to search by. What was measured before is stored and scored."""

@@ -105,7 +105,7 @@ def test_command(folder, command):
         assert stored_run.data.tags.get("clear_mlflow.rows", "complete") == "complete"
 
 
-def test_the_compose_file_is_whole():
+def test_the_compose_file_is_complete():
     """MLflow knows the server's options. Nothing is open to the network. No password is given."""
     services = COMPOSE["services"]
     server = mlflow_command.commands["server"]

@@ -8,7 +8,7 @@ TIMES = int(os.environ.get("FAULTS", "4"))
 SEED = int(os.environ.get("FAULTS_SEED", "6"))
 
 
-def test_of_several_processes_on_a_run_one_stores(empty_store, tmp_path):
+def test_only_one_of_several_processes_stores_rows_of_a_run(empty_store, tmp_path):
     """Struck, taken over by another machine, woken. ``FAULTS=100`` does more.
 
     Every row that was measured is stored once and stays; every point of every metric is there once;

@@ -181,7 +181,7 @@ def test_a_row_is_stored_before_the_next_bucket(server, proxy, tmp_path):
     assert run.info.status == "FINISHED"
 
 
-def test_training_goes_on_while_the_server_is_away(server, proxy, tmp_path, capsys):
+def test_training_continues_while_the_server_is_unreachable(server, proxy, tmp_path, capsys):
     """Rows and metrics wait on the disk and are sent in order when it is back, once each."""
 
     def come_back():
@@ -217,7 +217,7 @@ STUTTERS = [
 
 
 @pytest.mark.parametrize(("number", "part"), [(3, ""), (2, "/rows/row_")])
-def test_a_server_that_stutters_gets_every_row_once(
+def test_an_unreliable_server_gets_every_row_once(
     server, proxy, tmp_path, monkeypatch, number, part
 ):
     """Requests dropped, answers lost or cut in half. 500, 429 and 503, to be tried in an hour."""
@@ -276,9 +276,7 @@ def test_sync_sends_what_was_left(server, proxy, tmp_path):
     assert sync().output == "nothing waits for a store\n"
 
 
-def test_a_server_that_is_silent_holds_training_up_for_seconds(
-    server, proxy, tmp_path, monkeypatch
-):
+def test_a_silent_server_delays_training_by_seconds(server, proxy, tmp_path, monkeypatch):
     """It takes connections and never answers: one row waits for it, the others do not."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 
@@ -301,7 +299,7 @@ def test_a_server_that_is_silent_holds_training_up_for_seconds(
     assert run.info.status == "FINISHED"
 
 
-def test_a_cache_that_cannot_be_written_is_told(server, proxy, tmp_path, monkeypatch, capsys):
+def test_an_unwritable_cache_is_reported(server, proxy, tmp_path, monkeypatch, capsys):
     """The journal is stored in the working folder instead, where sync finds it, too."""
     (tmp_path / "no folder").write_text("")
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "no folder"))
@@ -315,7 +313,7 @@ def test_a_cache_that_cannot_be_written_is_told(server, proxy, tmp_path, monkeyp
     check_whole(direct, run.info.run_id)
 
 
-def test_nothing_in_a_journal_is_trusted(server, proxy, tmp_path):
+def test_nothing_in_a_run_folder_is_trusted(server, proxy, tmp_path):
     """Rows that contradict, other JSON, another format: each refused in one line, nothing sent."""
     journal = left_behind(proxy, tmp_path)
     proxy.up()
@@ -336,7 +334,7 @@ def test_nothing_in_a_journal_is_trusted(server, proxy, tmp_path):
     check_whole(direct, run.info.run_id)
 
 
-def test_credentials_are_sent_to_no_store_that_a_journal_names(proxy, tmp_path, monkeypatch):
+def test_credentials_are_not_sent_to_a_store_that_a_run_folder_names(proxy, tmp_path, monkeypatch):
     """Whoever hands somebody a journal would get them: the environment has to name the store."""
     journal = left_behind(proxy, tmp_path)
     copy = shutil.copytree(journal, tmp_path / "from elsewhere")
@@ -351,7 +349,7 @@ def test_credentials_are_sent_to_no_store_that_a_journal_names(proxy, tmp_path, 
     assert sync(journal).exit_code == 0
 
 
-def test_the_last_member_of_an_ensemble_is_sent_later_too(server, proxy, tmp_path, monkeypatch):
+def test_the_last_member_of_an_ensemble_is_sent_later(server, proxy, tmp_path, monkeypatch):
     """Its rows into its own run. Then the parent run gets the means and ends."""
     parameters = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
     lose_server(monkeypatch, proxy, seed=2)
@@ -410,7 +408,7 @@ def lose_server(monkeypatch, proxy, *, seed):
     monkeypatch.setattr(StreamTraining, "rows", measure_rows)
 
 
-def test_the_command_says_where_the_rows_are(server, proxy, short_stream, hold, tmp_path):
+def test_the_command_prints_where_unsent_rows_are(server, proxy, short_stream, hold, tmp_path):
     """clear-mlflow train ends with 2 and the command that sends them. After it, all is as ever."""
     process = Forked(
         *("train", *options({**short_stream, **HELD})),
@@ -436,7 +434,7 @@ def test_the_command_says_where_the_rows_are(server, proxy, short_stream, hold, 
     assert len(rows_in(direct, run.info.run_id)) == BUCKETS + 1
 
 
-def test_a_sweep_outlasts_an_outage(server, proxy, short_stream, hold, tmp_path, monkeypatch):
+def test_a_sweep_survives_an_outage(server, proxy, short_stream, hold, tmp_path, monkeypatch):
     """The run under way keeps its rows, the next one is opened when the server is there again."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "60")
     grid = tmp_path / "sweep.yaml"
@@ -518,7 +516,9 @@ def check_closed(client, run_id, rows):
     assert sorted(rows_in(client, run_id)) == rows
 
 
-def test_an_own_loop_logs_predictions_and_tests_while_the_server_is_away(server, proxy, tmp_path):
+def test_a_custom_loop_logs_predictions_and_tests_while_the_server_is_unreachable(
+    server, proxy, tmp_path
+):
     """Sync stores them with the tags by which they are scored, and with the true labels' digest."""
     process = start_script(tmp_path, PREDICTIONS)
     proxy.down()
@@ -539,7 +539,7 @@ def test_an_own_loop_logs_predictions_and_tests_while_the_server_is_away(server,
 
 
 @pytest.mark.parametrize("ending", ["killed", "ended"])
-def test_an_own_loop_continues_after_an_outage(server, proxy, tmp_path, monkeypatch, ending):
+def test_a_custom_loop_continues_after_an_outage(server, proxy, tmp_path, monkeypatch, ending):
     """Started again, it sends what waits, and ends as if there had been no outage."""
     process = start_script(tmp_path, COUNTS)
     proxy.down()
@@ -562,7 +562,7 @@ def test_an_own_loop_continues_after_an_outage(server, proxy, tmp_path, monkeypa
     assert journals(tmp_path) == []
 
 
-def test_a_refused_tag_holds_no_row_up(server, proxy, tmp_path):
+def test_a_rejected_tag_does_not_delay_rows(server, proxy, tmp_path):
     """Rows arrive, the refusal is reported, and sync completes the run once it is allowed."""
 
     def refuse_tags(method, path):
@@ -601,7 +601,7 @@ with clear_mlflow.track(buckets=1, num_instances=10, dataset="next") as run:
 """
 
 
-def test_ctrl_c_while_an_own_loop_waits_for_the_server(server, proxy, tmp_path, monkeypatch):
+def test_ctrl_c_while_a_custom_loop_waits_for_the_server(server, proxy, tmp_path, monkeypatch):
     """It lets go of its run at once, and how it ended is kept for sync."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "3600")
     process = start_script(tmp_path, INTERRUPTED)

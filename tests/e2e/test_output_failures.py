@@ -110,7 +110,7 @@ def test_a_training_and_a_table_need_no_utf8(finished_run, store, experiment_id)
     check_run_is_complete(store, experiment_id)
 
 
-def test_a_reader_that_leaves_does_not_end_a_training(store, experiment_id):
+def test_a_closed_pipe_does_not_end_a_training(store, experiment_id):
     """``| head -1`` reads one line of the result."""
     process = ForkedPython(
         *("-m", "clear_mlflow", *TRAIN), stdout=subprocess.PIPE, stderr=subprocess.STDOUT

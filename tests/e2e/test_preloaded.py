@@ -52,7 +52,7 @@ def test_it_stores_what_the_program_stores(store, experiment_id, log):
     assert "ONLY_THERE" not in os.environ
 
 
-def test_a_refusal_is_its_line_in_the_log_and_its_exit_code(store, log):
+def test_an_error_is_one_line_in_the_log_and_an_exit_code(store, log):
     """No training was asked for: the process that waits to train ends with it."""
     process = start_forked_program(options(lr="fast"), dict(os.environ), str(log))
     assert process.wait(LONG) == 2
@@ -81,7 +81,7 @@ def training(store, experiment_id, process):
     return trainer
 
 
-def test_a_signal_stops_it_as_it_stops_the_program(store, experiment_id, log):
+def test_a_signal_stops_a_preloaded_training(store, experiment_id, log):
     """The rows so far are scored."""
     process = start_forked_program(options(**SLOW), dict(os.environ), str(log))
     trainer = training(store, experiment_id, process)
@@ -101,7 +101,7 @@ def test_a_signal_right_after_the_start_is_not_lost(store, log):
     assert process.wait(60) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
-def test_its_training_ends_with_it(store, experiment_id, log):
+def test_its_training_ends_with_the_supervisor(store, experiment_id, log):
     """Killed as by a machine that is short of memory."""
     process = start_forked_program(options(**SLOW), dict(os.environ), str(log))
     trainer = training(store, experiment_id, process)

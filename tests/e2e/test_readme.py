@@ -28,7 +28,7 @@ SHORT = " -P model=small_cnn -P image_size=32 -P epochs=1"
 SHORTER = " -P features=pixels -P epochs=1"
 
 
-def test_the_commands_of_the_first_screen_are_known():
+def test_the_readmes_commands_are_tested():
     """If the README changes so that nothing is found, the tests below would test nothing."""
     installs = [line for line in LINES if line.startswith("pip install")]
     assert [line.partition(" && ")[2] for line in installs] == [

@@ -366,7 +366,7 @@ def shared_run(guarded, monkeypatch):
     ids=["reader", "stranger", "wrong password"],
 )
 @pytest.mark.parametrize("command", ["train", "evaluate", "compare"])
-def test_a_user_without_permission_is_refused(
+def test_a_user_without_permission_is_rejected(
     guarded, shared_run, user, says, command, monkeypatch
 ):
     """MLflow's own words on one line, exit code 2, and nothing is written."""
@@ -387,7 +387,7 @@ def test_a_user_without_permission_is_refused(
     assert guarded.everything() == before
 
 
-def test_what_a_user_may_read_can_be_looked_at(guarded, shared_run, monkeypatch):
+def test_a_user_can_show_and_compare_readable_runs(guarded, shared_run, monkeypatch):
     """A dry run asks for no more than to read."""
     guarded.log_in(monkeypatch, READER)
     before = guarded.everything()
@@ -396,7 +396,7 @@ def test_what_a_user_may_read_can_be_looked_at(guarded, shared_run, monkeypatch)
     assert guarded.everything() == before
 
 
-def test_a_user_who_may_edit_trains_and_evaluates(guarded, monkeypatch):
+def test_a_user_with_edit_permission_trains_and_evaluates(guarded, monkeypatch):
     """In an experiment that somebody else has made."""
     client = guarded.use(monkeypatch)
     experiment_id = client.create_experiment("edited")
@@ -425,7 +425,7 @@ def page(guarded):
     return ask
 
 
-def test_a_page_is_for_whom_mlflow_lets_read(shared_run, page):
+def test_pages_follow_mlflows_permissions(shared_run, page):
     """Of an experiment, or of a run, which asks again and again. Else nothing of the runs."""
     run_id, wrong = shared_run.info.run_id, (READER[0], "a wrong password")
     may = {None: 401, wrong: 401, STRANGER: 403, READER: 200, ADMIN: 200, TRAINER: 200}
@@ -443,7 +443,7 @@ def test_a_page_is_for_whom_mlflow_lets_read(shared_run, page):
         assert page("compare", user, method, experiment_id=of_shown).status_code in (403, 405)
 
 
-def test_the_list_has_the_experiments_that_one_may_read(guarded, shared_run, page, monkeypatch):
+def test_the_list_contains_only_readable_experiments(guarded, shared_run, page, monkeypatch):
     """Others are not named, neither in the list nor by their number."""
     client = guarded.use(monkeypatch)
     hidden = client.create_experiment("not for readers")
@@ -476,7 +476,7 @@ def test_no_run_of_another_experiment_is_shown(guarded, shared_run, page, monkey
         assert secret.run_name not in response.text
 
 
-def test_runs_at_once(plain_server, monkeypatch):
+def test_concurrent_trainings_share_a_server(plain_server, monkeypatch):
     """Four trainings into an experiment that none has made yet: each point is there one time."""
     client = plain_server.use(monkeypatch)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "at once")
@@ -494,7 +494,7 @@ def test_runs_at_once(plain_server, monkeypatch):
         assert_stored_once(plain_server, client, run_id, EXPECTED)
 
 
-def test_evaluates_at_once(plain_server, monkeypatch):
+def test_concurrent_evaluations_share_a_server(plain_server, monkeypatch):
     """Two evaluates, of which each waits for the other at every run: nothing twice, no failure."""
     client = plain_server.use(monkeypatch)
     experiment_id = client.create_experiment("evaluated at once")

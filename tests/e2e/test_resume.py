@@ -100,7 +100,7 @@ def terminate(process):
     process.send_signal(signal.SIGTERM)
 
 
-def test_killed_again_and_again(project, store, experiment_id, short_stream):
+def test_a_run_killed_again_and_again_is_resumed(project, store, experiment_id, short_stream):
     """Supervisor killed, training killed, stopped, restarted: in the end all is as if it was not.
 
     Rows to the byte (but for the time), every point of every series once, each file of predictions,
@@ -199,7 +199,7 @@ def snapshot(client, run_id):
     return run.info.status, run.data.tags, run.data.params, files
 
 
-def test_two_resumes_at_once(project, interrupted):
+def test_two_concurrent_resumes(project, interrupted):
     """One goes on to the end. The other is refused, or comes when all is done."""
     client, run_id = interrupted
     processes = [start(project, "--resume", run_id) for _ in range(2)]
@@ -215,7 +215,7 @@ def test_two_resumes_at_once(project, interrupted):
     assert run.data.tags[names.RESUMES_TAG] == "1"
 
 
-def test_mlflow_run_goes_on_with_another_run(project, interrupted):
+def test_mlflow_run_resumes_another_run(project, interrupted):
     """The run that mlflow run opens says what it is, is closed, and is passed over by evaluate."""
     client, run_id = interrupted
     done = run_shell(
@@ -235,7 +235,7 @@ def test_mlflow_run_goes_on_with_another_run(project, interrupted):
     assert names.ROWS_TAG not in second_run.data.tags
 
 
-def test_what_is_wrong_is_one_line_and_changes_nothing(project, interrupted):
+def test_an_invalid_resume_is_one_line_and_changes_nothing(project, interrupted):
     """Exit code 2, no traceback, no other status."""
     client, run_id = interrupted
     before = snapshot(client, run_id)
@@ -247,7 +247,7 @@ def test_what_is_wrong_is_one_line_and_changes_nothing(project, interrupted):
     assert snapshot(client, run_id) == before
 
 
-def test_other_parameters_and_other_data_are_refused(interrupted, tmp_path):
+def test_changed_parameters_and_data_are_rejected(interrupted, tmp_path):
     """What differs is named, with both values. Where it computes may differ, and the folder."""
     point = read_resume_point(*interrupted, tmp_path)
     for overrides, message in (
@@ -276,7 +276,7 @@ def rewrite(path, change):
     path.write_text(json.dumps(content))
 
 
-def test_another_version_is_refused(interrupted, tmp_path):
+def test_another_version_is_rejected(interrupted, tmp_path):
     """Of the package that trained, as the run tells."""
     client, run_id = interrupted
     client.set_tag(run_id, "clear_mlflow.version", "99.1")
@@ -284,7 +284,7 @@ def test_another_version_is_refused(interrupted, tmp_path):
         read_resume_point(client, run_id, tmp_path)
 
 
-def test_a_damaged_state_gives_way_to_the_one_before(interrupted, tmp_path, capfd):
+def test_an_earlier_state_replaces_a_damaged_one(interrupted, tmp_path, capfd):
     """Which is named. Without one the run is refused, and nothing of it is changed."""
     client, run_id = interrupted
     folder = artifacts(client.get_run(run_id)) / "training_state"
@@ -303,7 +303,7 @@ def test_a_damaged_state_gives_way_to_the_one_before(interrupted, tmp_path, capf
         read_resume_point(client, run_id, tmp_path)
 
 
-def test_runs_that_cannot_be_resumed_say_why(interrupted, tmp_path):
+def test_runs_that_cannot_be_resumed_have_a_reason(interrupted, tmp_path):
     """No such run, no training, no parameters, no state."""
     client, run_id = interrupted
     run = client.get_run(run_id)
@@ -327,7 +327,7 @@ def test_runs_that_cannot_be_resumed_say_why(interrupted, tmp_path):
     check_refused(TrackingError, "it is deleted")
 
 
-def test_a_run_that_is_trained_into_is_refused(interrupted, tmp_path):
+def test_a_run_in_training_is_rejected(interrupted, tmp_path):
     """While its process lives. A claim of another process goes before ours."""
     client, run_id = interrupted
     point = read_resume_point(client, run_id, tmp_path)
@@ -341,7 +341,7 @@ def test_a_run_that_is_trained_into_is_refused(interrupted, tmp_path):
         read_resume_point(client, run_id, tmp_path)
 
 
-def test_a_recent_claim_blocks_until_its_process_has_resumed(interrupted, tmp_path):
+def test_a_recent_reservation_blocks_until_its_process_has_resumed(interrupted, tmp_path):
     """Then the tag counts it, and the next interruption may follow at once."""
     client, run_id = interrupted
     point = read_resume_point(client, run_id, tmp_path)
@@ -355,7 +355,7 @@ def test_a_recent_claim_blocks_until_its_process_has_resumed(interrupted, tmp_pa
     assert client.get_run(run_id).data.tags[names.RESUMES_TAG] == "3"
 
 
-def test_only_a_run_without_a_second_row_begins_anew(interrupted, tmp_path):
+def test_only_a_run_without_a_second_row_starts_again(interrupted, tmp_path):
     """Its first state is stored while bucket 2 is trained. Later rows without one are refused."""
     client, run_id = interrupted
     folder = artifacts(client.get_run(run_id))
@@ -391,7 +391,7 @@ def format_foreign_lease(minutes, **changes):
     )
 
 
-def test_a_claim_of_a_process_that_is_gone_blocks_nobody(interrupted, tmp_path):
+def test_a_reservation_of_a_dead_process_blocks_nobody(interrupted, tmp_path):
     """Else one parameter, which nobody can take away again, would keep the run for ever."""
     client, run_id = interrupted
     client.log_param(run_id, "resumed/1", format_foreign_lease(60 * 24 * 365))
@@ -425,9 +425,7 @@ def held_elsewhere(client, run_id):
 
 
 @pytest.mark.parametrize("option", ["MLFLOW_RUN_ID", "--resume"])
-def test_who_is_not_to_wait_for_a_process_elsewhere_leaves_to_come_again(
-    project, interrupted, option
-):
+def test_without_waiting_a_resume_exits_with_75_to_be_started_again(project, interrupted, option):
     """With its own code, which the scripts of schedulers know. The run stays as it is."""
     client, run_id = interrupted
     before = held_elsewhere(client, run_id)
@@ -439,7 +437,7 @@ def test_who_is_not_to_wait_for_a_process_elsewhere_leaves_to_come_again(
     assert snapshot(client, run_id) == before
 
 
-def test_a_wait_for_a_process_elsewhere_ends_at_once_when_it_is_asked_to(project, interrupted):
+def test_a_signal_ends_the_wait_for_a_process_elsewhere(project, interrupted):
     """Not after three minutes, when a scheduler has long killed it."""
     client, run_id = interrupted
     before = held_elsewhere(client, run_id)
@@ -453,7 +451,7 @@ def test_a_wait_for_a_process_elsewhere_ends_at_once_when_it_is_asked_to(project
     assert snapshot(client, run_id) == before
 
 
-def test_what_waits_is_sent_before_a_resume(interrupted, unsent_folder, tmp_path):
+def test_unsent_rows_are_sent_before_a_resume(interrupted, unsent_folder, tmp_path):
     """The row is there then, the journal is gone, and another process may take the run over."""
     client, run_id = interrupted
     run = client.get_run(run_id)
@@ -469,7 +467,7 @@ def test_what_waits_is_sent_before_a_resume(interrupted, unsent_folder, tmp_path
     )
 
 
-def test_a_journal_that_is_written_to_says_that_the_run_trains(
+def test_a_locked_run_folder_means_that_the_run_is_in_training(
     interrupted, unsent_folder, tmp_path
 ):
     """Who writes to it is at work on the run, whether or not the run reports it yet."""
@@ -483,7 +481,7 @@ def test_a_journal_that_is_written_to_says_that_the_run_trains(
     assert 2 in read_resume_point(client, run_id, tmp_path).records
 
 
-def test_what_waits_is_looked_at_before_a_resume_sends_it(interrupted, unsent_folder, tmp_path):
+def test_unsent_rows_are_checked_before_a_resume_sends_them(interrupted, unsent_folder, tmp_path):
     """As sync looks at it: one line, the journal stays, and so does what the run holds.
 
     Of a row that is there twice the second one must not take the first one's place; a folder is
@@ -508,7 +506,7 @@ def test_what_waits_is_looked_at_before_a_resume_sends_it(interrupted, unsent_fo
         assert snapshot(client, run_id) == before
 
 
-def test_a_run_that_has_changed_is_refused(interrupted, tmp_path):
+def test_a_changed_run_is_rejected(interrupted, tmp_path):
     """Somebody went on with it between our look at it and our claim."""
     client, run_id = interrupted
     point = read_resume_point(client, run_id, tmp_path)
@@ -518,7 +516,7 @@ def test_a_run_that_has_changed_is_refused(interrupted, tmp_path):
     assert client.get_run(run_id).info.status == "KILLED"
 
 
-def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupted):
+def test_a_stored_row_is_not_replaced_by_a_different_measurement(project, interrupted):
     """As after a kill between a row and its state, on a device that repeats no last digit.
 
     Nothing is refused: the stored row is scored, and the rest of the run follows.
@@ -565,7 +563,7 @@ def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupt
     assert predictions_file_name(last_row + 2) in read_tensors(run, "predictions")
 
 
-def test_a_stored_row_of_other_images_is_no_matter_of_arithmetic(interrupted, tmp_path):
+def test_a_stored_row_of_other_images_is_not_a_rounding_difference(interrupted, tmp_path):
     """The run is left as it is. The same row is known."""
     point = read_resume_point(*interrupted, tmp_path)
     row = point.records[2].row

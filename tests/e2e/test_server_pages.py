@@ -90,7 +90,7 @@ def reason(response):
     return html.unescape(re.search(r'<p class="faint">(.*?)</p>', response.text)[1])
 
 
-def test_runs_are_grouped_ticked_and_filtered(client, ask):
+def test_runs_are_grouped_selected_and_filtered(client, ask):
     """The page is of the runs that the address names, with their matrices as they were stored."""
     experiment_id = client.create_experiment("four kinds")
     runs = four_kinds(client, experiment_id)
@@ -126,7 +126,7 @@ def test_runs_are_grouped_ticked_and_filtered(client, ask):
     assert f'value="{html.escape(run_filter).replace("&#x27;", "&#39;")}"' in some.text
 
 
-def test_the_page_follows_the_store(client, ask):
+def test_the_page_shows_changes_of_the_store(client, ask):
     """A row that comes, a new run and a new name are there at the next request, in each worker."""
     experiment_id = client.create_experiment("followed")
     run_id = client.create_run(experiment_id, run_name="in training").info.run_id
@@ -150,7 +150,7 @@ def test_the_page_follows_the_store(client, ask):
     assert "another" in ask("compare", experiment_id=experiment_id).text
 
 
-def test_a_run_in_training_is_followed(client, ask):
+def test_the_page_of_a_run_in_training_is_updated(client, ask):
     """The page asks whether something came. The answer changes with a row, and at the end."""
     experiment_id = client.create_experiment("in training")
     run_id = client.create_run(experiment_id, run_name="its name").info.run_id
@@ -186,7 +186,7 @@ def test_a_run_in_training_is_followed(client, ask):
     assert "connect-src 'self'" in page
 
 
-def test_a_run_s_classes_are_those_of_its_predictions(client, ask, tmp_path):
+def test_a_runs_class_table_comes_from_its_predictions(client, ask, tmp_path):
     """Each answer is in the page. Of predictions that are damaged or too large, one sentence is."""
     experiment_id = client.create_experiment("classes")
     right = counts(120, 0)
@@ -209,7 +209,7 @@ def test_a_run_s_classes_are_those_of_its_predictions(client, ask, tmp_path):
     assert "Its predictions were left out: row_002.safetensors: " in page.text
 
 
-def test_names_from_outside_are_text(client, ask):
+def test_untrusted_names_are_shown_as_text(client, ask):
     """Of experiments, runs and tags, in pages and in refusals. A policy says so to the browser."""
     experiment_id = client.create_experiment(f"called {HOSTILE}")
     run = log_run(
@@ -280,7 +280,7 @@ def test_each_experiment_is_listed_with_its_newest_run(client, ask):
         "no workspaces",
     ],
 )
-def test_what_cannot_be_shown_is_refused_in_one_line(ask, query, status, says):
+def test_an_invalid_request_is_rejected_in_one_line(ask, query, status, says):
     """With the status that states whose mistake it is, and nothing of where runs are kept."""
     response = ask("compare", **query)
     assert response.status_code == status
@@ -288,7 +288,7 @@ def test_what_cannot_be_shown_is_refused_in_one_line(ask, query, status, says):
     assert "sqlite" not in response.text
 
 
-def test_the_server_is_mlflow_s_own(server, client, ask):
+def test_the_server_is_mlflows_server(server, client, ask):
     """Its checks hold for our pages, its pages are as before, and no worker loads torch."""
     assert ask("", host="elsewhere.example").status_code == 403
     assert ask("compare", host="elsewhere.example", experiment_id="0").status_code == 403
@@ -330,7 +330,7 @@ def start(monkeypatch, tmp_path):
     os.environ.update(environment)
 
 
-def test_what_cannot_start_is_refused_in_one_line(start, monkeypatch):
+def test_a_server_that_cannot_start_is_a_one_line_error(start, monkeypatch):
     """Before a worker is started, which would fail and be started again and again."""
     hook = "_get_proxied_run_artifact_destination_path"
     with monkeypatch.context() as patch:

@@ -144,7 +144,7 @@ def workers(process):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_killed_at_random_it_ends_with_every_run_once(
+def test_a_sweep_with_random_kills_trains_every_run_once(
     store, experiment_id, grid, hold, monkeypatch, engine
 ):
     """Whichever process is killed, and whenever. The second call does nothing."""
@@ -226,7 +226,9 @@ def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, h
     assert again(second_path).exit_code == 0
 
 
-def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, hold, monkeypatch):
+def test_a_killed_sweep_continues_within_its_parent_run(
+    store, experiment_id, grid, hold, monkeypatch
+):
     """What was measured is not measured again. What follows is as if nobody had killed it."""
     path = grid({"fixed": QUICK, "grid": {"strategy": ["held:Replay", "held:Ncm"]}})
     killed = sweep_killed_at_row(store, experiment_id, path, hold, 2)  # a state is complete by then
@@ -276,7 +278,7 @@ def change_data_digest(manifest):
         ("*.json", change_data_digest, "cannot be resumed with this dataset"),
     ],
 )
-def test_what_cannot_be_gone_on_with_is_begun_anew(
+def test_a_run_that_cannot_be_resumed_starts_again(
     store, experiment_id, grid, hold, files, spoil, reason
 ):
     """And it is reported why. The earlier try is in the trash."""
@@ -295,7 +297,7 @@ def test_what_cannot_be_gone_on_with_is_begun_anew(
     assert store.get_run(killed.info.run_id).info.lifecycle_stage == "deleted"
 
 
-def test_a_failing_run_stops_no_other_and_is_told(store, experiment_id, grid):
+def test_a_failed_run_is_reported_and_stops_no_other(store, experiment_id, grid):
     """Exit code 2, its reason on the terminal and in MLflow. The next call would try it alone."""
     diverging = {"lr": "1e30", "weight_decay": "1", "strategy": "naive"}
     content = {"fixed": QUICK, "runs": [{"strategy": "ncm"}, diverging]}
@@ -337,7 +339,7 @@ class Meeting(Naive):
 """
 
 
-def test_as_many_runs_are_trained_at_once_as_jobs_says(grid, tmp_path, monkeypatch):
+def test_jobs_limits_the_number_of_concurrent_runs(grid, tmp_path, monkeypatch):
     """Each run waits for the other one to start."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "started").mkdir()
@@ -348,7 +350,7 @@ def test_as_many_runs_are_trained_at_once_as_jobs_says(grid, tmp_path, monkeypat
     assert "2 done" in done.output
 
 
-def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
+def test_a_sweep_trains_ensembles(store, experiment_id, grid):
     """Each with its members below it. All members are compared. Done ones are left alone.
 
     Measured on validation images, it ends with the command that tests each strategy.
@@ -390,7 +392,7 @@ def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
 
 
 @pytest.mark.parametrize("engine", ["local", "ray"])
-def test_stopped_it_scores_what_is_there_and_goes_on(store, experiment_id, grid, hold, engine):
+def test_a_stopped_sweep_is_scored_and_continues(store, experiment_id, grid, hold, engine):
     """A Ctrl-C ends all runs under way as it would end each alone."""
     path = grid({"fixed": SLOWER, "grid": {"seed": [0, 1]}})
     process = start_sweep(path, "--engine", engine, "--jobs", "1")
@@ -477,7 +479,7 @@ def wait_for_machines(address, machines, process):
         time.sleep(0.1)
 
 
-def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid, hold):
+def test_a_lost_machine_of_the_cluster_is_replaced(store, experiment_id, grid, hold):
     """What it trained is gone on with by another machine, when there is one."""
     path = grid({"fixed": SLOWER, "grid": {"seed": [0]}})
     where = ("--engine", "ray", "--cpus", str(CORES))  # of which the first machine has too few
@@ -503,7 +505,7 @@ def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid, hold):
     assert_every_run_is_there_once(store, experiment_id, path)
 
 
-def test_a_run_on_ray_has_a_gpu_where_there_are_any(tmp_path):
+def test_a_run_on_ray_gets_a_gpu_if_there_are_any(tmp_path):
     """Two GPUs, which are names to Ray: two runs side by side, each with its own. A third waits."""
 
     def train(parameters, run_id, experiment_id, tracking_uri):
@@ -549,7 +551,7 @@ def test_a_run_on_ray_has_a_gpu_where_there_are_any(tmp_path):
         (["--group-by", ","], "--group-by is ','"),
     ],
 )
-def test_wrong_options_are_told_before_anything_starts(store, grid, hold, arguments, message):
+def test_invalid_options_are_reported_before_anything_starts(store, grid, hold, arguments, message):
     """One line, exit code 2."""
     grid_option = ["--grid", str(grid(FOUR))] if arguments else []
     result = CliRunner().invoke(main, ["sweep", *grid_option, *arguments])
@@ -558,7 +560,9 @@ def test_wrong_options_are_told_before_anything_starts(store, grid, hold, argume
     assert len(result.output.splitlines()) == 1
 
 
-def test_a_wrong_argument_of_a_strategy_is_told_before_anything_starts(store, experiment_id, grid):
+def test_an_invalid_strategy_argument_is_reported_before_anything_starts(
+    store, experiment_id, grid
+):
     """Of the last run, before the first is opened."""
     path = grid({"fixed": QUICK, "runs": [{"seed": 0}, {"strategy_args": "nope=1"}]})
     result = again(path)
@@ -567,7 +571,7 @@ def test_a_wrong_argument_of_a_strategy_is_told_before_anything_starts(store, ex
     assert not store.search_runs([experiment_id])
 
 
-def test_a_store_that_is_a_file_is_refused_where_workers_are_elsewhere():
+def test_a_file_store_is_rejected_if_workers_are_on_other_machines():
     """One line that names the store and the machines. A server is taken."""
 
     def node(name):

@@ -57,7 +57,7 @@ def test_batches_of_predictions_have_the_metrics_of_the_matrix(family):
     assert metric.reasons() == explain(expected, metrics=FAMILIES[family])
 
 
-def test_labels_and_mixed_buckets_are_the_same():
+def test_labels_and_mixed_buckets_have_equal_results():
     """One batch over all buckets, and classes instead of logits."""
     batches, _ = draw_batches()
     by_bucket, mixed = (MatrixMetrics(BUCKETS, metrics=renate.METRICS) for _ in range(2))
@@ -74,7 +74,7 @@ def test_labels_and_mixed_buckets_are_the_same():
     assert to_floats(mixed.compute()) == to_floats(by_bucket.compute())
 
 
-def test_states_of_several_processes_are_added_up():
+def test_states_of_several_processes_are_summed():
     """Two processes count half of the images each. Sync adds their counts, unsync undoes it."""
     batches, _ = draw_batches()
     complete, *halves = (MatrixMetrics(BUCKETS) for _ in range(3))
@@ -117,7 +117,7 @@ def test_undefined_metrics_have_a_reason():
     assert set(partial.compute()) == {"clear/in_domain_accuracy", "clear/accuracy"}
 
 
-def test_reset_copies_pickles_and_forward():
+def test_reset_copy_pickle_and_forward():
     """Torchmetrics can do with this metric what it does with any other."""
     batches, _ = draw_batches()
     metric = MatrixMetrics(BUCKETS, metrics=clear.METRICS)

@@ -94,7 +94,7 @@ def torchvisions(path: Path, size: int) -> np.ndarray:
 
 @pytest.mark.filterwarnings("ignore:Palette images")
 @pytest.mark.parametrize("size", [224, 99])
-def test_tests_see_the_bytes_that_torchvision_shows(tmp_path, size):
+def test_test_images_equal_torchvisions(tmp_path, size):
     """Every kind of photo, at the recipe's size and at others, small and odd ones too."""
     for name, save in PROBLEM_TYPES.items():
         save(tmp_path / name)
@@ -108,9 +108,7 @@ def test_tests_see_the_bytes_that_torchvision_shows(tmp_path, size):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(8, 70), st.sampled_from(["jpg", "png"]))
-def test_any_size_is_cropped_where_torchvision_crops_it(
-    tmp_path_factory, width, height, size, suffix
-):
+def test_crops_of_any_size_equal_torchvisions(tmp_path_factory, width, height, size, suffix):
     """Which way a half is rounded, too."""
     path = tmp_path_factory.getbasetemp() / f"{width}x{height}.{suffix}"
     photo(width, height).save(path)
@@ -133,7 +131,7 @@ def draw_crops(path: Path, augment: str, size: int, *, epochs: int) -> np.ndarra
 
 
 @pytest.mark.parametrize(("width", "height"), [(60, 40), (40, 60)])
-def test_training_crops_lie_anywhere_and_are_never_mirrored(tmp_path, width, height):
+def test_training_crops_are_anywhere_and_never_mirrored(tmp_path, width, height):
     """Each of 17 places along the longer side is as likely as any other. All is as torchvision's.
 
     The chance of a false alarm is 1 in 10,000, and the draws are the same at every run.

@@ -86,7 +86,7 @@ class LiteralCount:
 
 
 @pytest.mark.parametrize("strategy", BY_GRADIENTS)
-def test_flops_are_those_of_every_layer(strategy, tmp_path, monkeypatch):
+def test_flops_equal_the_sum_over_layers(strategy, tmp_path, monkeypatch):
     """Three buckets of a small network, with all that the strategy adds to a step."""
     stream, settings = image_stream(tmp_path), on_images(strategy)
     fisher = []
@@ -162,7 +162,7 @@ def test_counting_changes_nothing(tmp_path, monkeypatch):
         assert torch.equal(weight, counted[name]), name
 
 
-def test_images_are_those_of_the_bucket_and_others(tmp_path):
+def test_images_of_the_bucket_and_replayed_ones_are_counted(tmp_path):
     """Two epochs of 7, 6 and 5 images. Up to 5 of the buffer are shuffled among them."""
     costs_by_strategy = {}
     for strategy in ("naive", "replay", "er_ace", "cumulative", "gdumb", "joint"):
@@ -179,7 +179,7 @@ def test_images_are_those_of_the_bucket_and_others(tmp_path):
     assert [sum(images) for images in costs_by_strategy["gdumb"]] == [0, 8, 10, 10]
 
 
-def test_bytes_are_those_of_images_and_state(tmp_path):
+def test_stored_bytes_are_those_of_images_and_state(tmp_path):
     """Of 8 pixels a side, 192 bytes an image. 32 more of each in a class-balanced buffer."""
     bytes_by_strategy = {}
     for strategy in ("naive", "replay", "si", "cumulative"):
@@ -220,7 +220,7 @@ def spent(rows):
 
 
 @pytest.mark.parametrize("strategy", sorted({*BY_GRADIENTS} - {"joint"}))
-def test_a_run_spends_its_budget(strategy, tmp_path):
+def test_a_run_uses_its_budget(strategy, tmp_path):
     """As much as naive learning, and less than a step more. EWC's importances are charged later."""
     changes = {
         "epochs": "12",
@@ -376,7 +376,7 @@ class Extravagant(Naive):
         self.model(torch.zeros(180, 3, 8, 8))
 
 
-def test_what_a_bucket_overspends_is_missing_in_the_next(tmp_path):
+def test_overspending_is_charged_to_the_next_bucket(tmp_path):
     """What follows the steps of a bucket is charged to the next one, and known by then."""
     changes = {"epochs": "40", "lr": "0.001"}
     naive = train_all(
@@ -395,7 +395,7 @@ def test_what_a_bucket_overspends_is_missing_in_the_next(tmp_path):
     assert 200 < own[2].row.cost.images < 280
 
 
-def test_seconds_of_tests_are_not_of_the_training(monkeypatch):
+def test_seconds_of_tests_are_not_training_seconds(monkeypatch):
     """Several tests add up, by the clock and of the processors. Counted on clocks set by hand."""
     clock = {"perf_counter": 100.0, "process_time": 10.0}
 
@@ -452,12 +452,12 @@ def test_a_closed_form_that_takes_more_than_its_budget_fails_in_the_first_bucket
 
 
 @pytest.mark.parametrize("budget", ["naive", "naive:0", "images:1.5", "-1", "much", "naive:x"])
-def test_a_budget_that_is_none_is_refused(budget):
+def test_an_invalid_budget_is_rejected(budget):
     with pytest.raises(ConfigError, match="expected off; FLOPs a bucket"):
         config(budget=budget)
 
 
-def test_a_budget_does_not_go_with_a_strategy_that_trains_in_one_bucket():
+def test_a_budget_conflicts_with_a_strategy_that_trains_in_one_bucket():
     with pytest.raises(ConfigError, match="strategy joint does not train in each bucket"):
         check(config(budget="naive:1", strategy="joint"))
 
@@ -474,7 +474,9 @@ def test_a_buffer_fills_its_bytes(strategy, tmp_path):
     ("strategy", "bytes_needed", "rows_before"),
     [("ewc", "three", 1), ("si", "three", 0), ("cumulative", 18 * 192, 0)],
 )
-def test_what_does_not_fit_into_its_bytes_is_refused(strategy, bytes_needed, rows_before, tmp_path):
+def test_a_strategy_that_exceeds_its_bytes_is_rejected(
+    strategy, bytes_needed, rows_before, tmp_path
+):
     """Just what it keeps is enough. A byte less is refused, once it is kept or certain."""
     stream = image_stream(tmp_path)
     if bytes_needed == "three":
@@ -491,7 +493,7 @@ def test_what_does_not_fit_into_its_bytes_is_refused(strategy, bytes_needed, row
         next(rows)
 
 
-def test_what_ewc_keeps_are_trained_weights(tmp_path):
+def test_ewc_stores_only_trained_weights(tmp_path):
     """Frozen ones are not among them."""
     settings = on_images("ewc", freeze="backbone", lr="0.001")
     stored_bytes = train_all(image_stream(tmp_path), settings)[-1].row.cost.stored_bytes
@@ -502,7 +504,7 @@ def test_what_ewc_keeps_are_trained_weights(tmp_path):
     )
 
 
-def test_what_is_kept_beside_a_buffer_is_in_the_bytes(tmp_path):
+def test_state_next_to_a_buffer_counts_as_bytes(tmp_path):
     """Of a custom strategy. The buffer has room for as many images as fit without it."""
     settings = on_images(f"{__name__}:WithACopy", memory_budget=2000)
     with pytest.raises(ConfigError, match="or memory=N images and memory_budget=0"):
@@ -528,7 +530,7 @@ class WithACopy(ErAce):
         ("0.50", "0.5"),
     ],
 )
-def test_a_budget_has_one_text(text, same):
+def test_equal_budgets_have_one_text(text, same):
     """However it is written, it is one method. A rate, too."""
     for option in ("budget", "stream_rate"):
         parameters = {"strategy": "naive", "epochs": "1", option: text}
@@ -536,6 +538,6 @@ def test_a_budget_has_one_text(text, same):
         assert getattr(config(**parameters | {option: same}), option) == same
 
 
-def test_bytes_without_room_for_an_image_are_refused(tmp_path):
+def test_a_memory_budget_below_one_image_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="an image in the memory of strategy derpp takes 236"):
         train_all(image_stream(tmp_path), on_images("derpp", memory_budget=200))

@@ -71,7 +71,7 @@ def kept(folder: Path, pattern: str = "*.npy") -> list[Path]:
     return sorted(folder.glob(pattern))
 
 
-def test_cached_images_are_the_decoded_ones_and_are_built_once(tmp_path):
+def test_cached_images_equal_decoded_ones_and_are_built_once(tmp_path):
     """First and second answers equal decode. The second one needs no image file any more."""
     images = write_images(tmp_path / "images")
     literal = decode(images, RESIZE)
@@ -88,7 +88,7 @@ def test_cached_images_are_the_decoded_ones_and_are_built_once(tmp_path):
     assert suffixes(tmp_path / "cache") == BUILT
 
 
-def test_pixels_are_mapped_and_what_is_done_to_them_does_not_reach_the_file(tmp_path):
+def test_changes_of_mapped_pixels_do_not_reach_the_file(tmp_path):
     """A tensor takes the mapped memory as it is, without a warning. The file keeps its bytes."""
     images = write_images(tmp_path / "images", 3)
     cache = quiet_cache(tmp_path / "cache")
@@ -161,7 +161,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_entry_is_built_anew(tmp_path, damage):
+def test_a_damaged_entry_is_built_again(tmp_path, damage):
     """A file that is not as it was written is replaced, never read as images. A line reports it."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
@@ -181,7 +181,7 @@ def test_a_damaged_entry_is_built_anew(tmp_path, damage):
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".json"])
-def test_a_file_that_others_may_write_to_is_built_anew(tmp_path, suffix):
+def test_a_file_that_others_may_write_is_built_again(tmp_path, suffix):
     """And what is written can be written by its owner alone, whatever the umask allows."""
     images = write_images(tmp_path / "images", 3)
     umask = os.umask(0)
@@ -211,7 +211,7 @@ def test_a_file_that_others_may_write_to_is_built_anew(tmp_path, suffix):
         (1000, 1000, 0o010600, "is not a regular file"),
     ],
 )
-def test_whose_files_count(monkeypatch, owner, user, mode, why):
+def test_which_owners_files_are_trusted(monkeypatch, owner, user, mode, why):
     """The user's own and root's, where nobody else may write."""
     monkeypatch.setattr(os, "geteuid", lambda: user)
     status = os.stat_result((mode, 1, 1, 1, owner, owner, 10, 0, 0, 0))
@@ -316,7 +316,7 @@ def test_an_entry_of_an_earlier_version_is_verified_completely(tmp_path, complet
 
 
 @pytest.mark.parametrize("damage", ["size", "first", "middle", "last"])
-def test_a_damaged_disk_that_kept_a_files_time_is_noticed(tmp_path, damage):
+def test_damage_with_an_unchanged_time_is_noticed(tmp_path, damage):
     """A lost end, or a byte of the sample. Each is built anew."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
@@ -395,7 +395,7 @@ def digest(images: ImageSet) -> str:
     return hashlib.sha256(decoded.sizes.tobytes() + decoded.pixels.tobytes()).hexdigest()
 
 
-def test_a_builder_killed_half_way_leaves_nothing_that_is_read(tmp_path):
+def test_a_killed_builder_leaves_no_entry(tmp_path):
     """After SIGKILL nothing counts as built. The next one builds all and clears up."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     with builder(folder, images, "pause") as process:
@@ -428,7 +428,7 @@ def test_of_several_builders_at_once_one_builds_and_the_others_wait(tmp_path, ki
     assert suffixes(folder) == BUILT
 
 
-def test_where_the_disk_is_full_images_are_decoded_all_the_same(tmp_path):
+def test_images_are_decoded_if_the_disk_is_full(tmp_path):
     """What cannot be written whole is not kept at all. One line tells, and the pixels are right."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     results, err = answer(builder(folder, images, "small disk"))
@@ -438,7 +438,7 @@ def test_where_the_disk_is_full_images_are_decoded_all_the_same(tmp_path):
     assert suffixes(folder) == [""]
 
 
-def test_where_the_folder_cannot_be_made_images_are_decoded_all_the_same(tmp_path):
+def test_images_are_decoded_if_the_folder_cannot_be_created(tmp_path):
     """The warning comes once, however many image sets are asked for."""
     (tmp_path / "file").write_text("no folder")
     messages: list[str] = []
@@ -451,7 +451,7 @@ def test_where_the_folder_cannot_be_made_images_are_decoded_all_the_same(tmp_pat
     assert "CLEAR_MLFLOW_CACHE" in messages[0]
 
 
-def test_a_file_changed_since_it_was_hashed_is_refused(tmp_path):
+def test_a_file_changed_since_it_was_hashed_is_rejected(tmp_path):
     """Pixels are never kept under the name of a content that they do not come from."""
     images = write_images(tmp_path / "images", 3)
     write_image(images.paths[1], size=(20, 20), seed="changed")
@@ -460,7 +460,7 @@ def test_a_file_changed_since_it_was_hashed_is_refused(tmp_path):
     assert kept(tmp_path / "cache") == []
 
 
-def test_damaged_images_are_listed_all_and_remembered(tmp_path):
+def test_damaged_images_are_all_listed_and_cached(tmp_path):
     """Each by position and reason. Asked again, no file is opened."""
     images = write_images(tmp_path / "images", 40)
     images.paths[3].write_bytes(b"<html>")
@@ -503,7 +503,7 @@ def clock(monkeypatch):
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_file_that_is_as_it_was_is_hashed_once(tmp_path):
+def test_an_unchanged_file_is_hashed_once(tmp_path):
     """The second look computes nothing. A name that is no Unicode is as good as any."""
     paths = [settled(tmp_path / "a"), settled(tmp_path / os.fsdecode(b"\xff"), b"other")]
     first, computed = looked_up(tmp_path / "cache", tmp_path, *paths)
@@ -514,7 +514,7 @@ def test_a_file_that_is_as_it_was_is_hashed_once(tmp_path):
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_changed_file_is_hashed_anew(tmp_path, replaced):
+def test_a_changed_file_is_hashed_again(tmp_path, replaced):
     """Not even a file of the same size and time is taken for the old one."""
     path = settled(tmp_path / "a")
     looked_up(tmp_path / "cache", tmp_path, path)
@@ -528,7 +528,7 @@ def test_a_changed_file_is_hashed_anew(tmp_path, replaced):
     assert computed == [path]
 
 
-def test_a_file_written_a_moment_ago_is_not_yet_remembered(tmp_path):
+def test_the_hash_of_a_just_written_file_is_not_cached(tmp_path):
     """It may change again without a change of its times."""
     path = settled(tmp_path / "a")
     os.utime(path, (0, 0))  # as an archive sets it, which says nothing of when it was written
@@ -537,7 +537,7 @@ def test_a_file_written_a_moment_ago_is_not_yet_remembered(tmp_path):
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_damaged_memory_is_begun_anew(tmp_path):
+def test_a_damaged_hash_cache_is_replaced(tmp_path):
     """Hashes stay right, and the next run but one remembers again."""
     path = settled(tmp_path / "a")
     first, _ = looked_up(tmp_path / "cache", tmp_path, path)
@@ -549,7 +549,7 @@ def test_a_damaged_memory_is_begun_anew(tmp_path):
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("mode", [0o644, 0o666])
-def test_hashes_that_others_may_write_to_are_not_believed(tmp_path, mode):
+def test_hashes_that_others_may_write_are_not_trusted(tmp_path, mode):
     """A hash that somebody wrote there would be the digest of images that were never read."""
     path = settled(tmp_path / "a")
     looked_up(tmp_path / "cache", tmp_path, path)

@@ -43,7 +43,7 @@ def test_a_tree_without_its_test_set_has_features_under_other_protocols(tmp_path
     assert load_features(stream, "mine", cache_dir=cache).width == 512
 
 
-def test_a_damaged_image_is_told_in_words_that_fit(tmp_path, cache):
+def test_a_damaged_image_is_reported_with_a_fitting_remedy(tmp_path, cache):
     """No option is named that this command does not have."""
     root = write_released(tmp_path / "data")
     image = root / "train/labeled_images/1/bus/235821044.jpg"
@@ -62,7 +62,7 @@ def write(folder, stream, extraction):
     extraction.write(get_array_path(folder, 0), stream.buckets[0].train, array)
 
 
-def test_a_name_stands_for_one_arithmetic(tmp_path):
+def test_a_name_belongs_to_one_precision(tmp_path):
     """What was computed otherwise is stored elsewhere, and needs its own name."""
     stream = load_stream("clear10", str(write_released(tmp_path / "data")), cache_dir=tmp_path)
     extraction = Extraction("mine", "resnet18", "random:0", "made up")

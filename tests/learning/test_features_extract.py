@@ -83,7 +83,7 @@ def one_line(function, *arguments, **options):
     return str(caught.value)
 
 
-def test_features_are_the_backbones_own(root, full_folder, backbone):
+def test_features_equal_the_backbones_outputs(root, full_folder, backbone):
     """One image at a time through torchvision's own layers and transforms gives the same."""
     stream = load_test_stream(root, full_folder)
     features = load_features(stream, "mine", cache_dir=full_folder)
@@ -97,7 +97,7 @@ def test_features_are_the_backbones_own(root, full_folder, backbone):
             np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_interrupted_extraction_goes_on(root, full_folder, tmp_path, backbone):
+def test_an_interrupted_extraction_continues(root, full_folder, tmp_path, backbone):
     """A set that is complete is not computed again. Nothing is used before all are."""
 
     def stop_at(count):
@@ -133,7 +133,7 @@ def test_one_extraction_serves_all_protocols(root, full_folder, backbone, chosen
             np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_features_of_another_decoder_are_none(root, folder, tmp_path, backbone, monkeypatch):
+def test_features_of_another_decoder_are_not_used(root, folder, tmp_path, backbone, monkeypatch):
     """After an upgrade of Pillow old arrays are of other pixels. New ones lie beside them."""
     (folder / "000.npy").unlink()  # whoever reads it fails
     monkeypatch.setattr(decode, "_DECODER", 99)
@@ -144,7 +144,7 @@ def test_features_of_another_decoder_are_none(root, folder, tmp_path, backbone, 
 
 
 @pytest.mark.usefixtures("folder")
-def test_changed_data_has_no_features(root, tmp_path):
+def test_features_of_changed_data_are_not_used(root, tmp_path):
     """One image that was replaced is reported, and not given the old one's features."""
     changed = tmp_path / "changed"
     shutil.copytree(root, changed)
@@ -157,7 +157,7 @@ def test_changed_data_has_no_features(root, tmp_path):
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_name_stands_for_one_backbone(root, tmp_path, backbone):
+def test_a_name_belongs_to_one_backbone(root, tmp_path, backbone):
     """A name that is taken by other weights, or is the dataset's own, is refused."""
     other = Backbone(backbone.model, "resnet18", "sha256:1", TINY)
     assert "used by features with weights" in one_line(extract_features, root, tmp_path, other)
@@ -191,7 +191,7 @@ def _swap_two_images(path):
         ("000.json", lambda path: path.chmod(0o666)),
     ],
 )
-def test_damaged_stored_features_are_told(root, folder, tmp_path, file, damage):
+def test_damaged_stored_features_are_reported(root, folder, tmp_path, file, damage):
     """Each damage to the cache is one line with the path, and states what to do."""
     damage(folder / file)
     message = one_line(load_features, load_test_stream(root, tmp_path), "mine", cache_dir=tmp_path)
@@ -207,7 +207,7 @@ def _read_files(folder):
     }
 
 
-def test_damaged_features_are_extracted_anew(root, folder, tmp_path, backbone):
+def test_damaged_features_are_extracted_again(root, folder, tmp_path, backbone):
     """What the line about them says. The other files stay as they are."""
     before = _read_files(folder)
     inode = (folder / "001.npy").stat().st_ino
@@ -226,7 +226,7 @@ def test_an_unreadable_image_stops_the_extraction(tmp_path, backbone):
     assert str(images.paths[4]) in one_line(extract_features, root, tmp_path, backbone)
 
 
-def test_a_backbone_gone_wrong_is_told(root, tmp_path, backbone):
+def test_nonfinite_features_are_reported(root, tmp_path, backbone):
     """Numbers that are not finite are not stored."""
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 4))
     torch.nn.init.constant_(model[1].bias, torch.nan)
@@ -256,7 +256,7 @@ def test_weights_come_from_a_file(tmp_path):
         ("vit_b_16", "IMAGENET1K_SWAG_E2E_V1", "crop_size=[384] resize_size=[384]"),
     ],
 )
-def test_known_weights_bring_the_transform_that_they_were_made_for(name, tag, transform):
+def test_known_weights_have_their_transform(name, tag, transform):
     """A file that torchvision published is known by its hash, however it is called."""
     weights = torchvision.models.get_model_weights(name)[tag]
     digest = parse_hash_prefix(weights.url) + "0" * 56
@@ -278,7 +278,7 @@ def test_known_weights_bring_the_transform_that_they_were_made_for(name, tag, tr
         (lambda: torchvision.models.resnet18(), "is refused"),
     ],
 )
-def test_foreign_weights_are_told(tmp_path, content, message):
+def test_weights_of_another_model_are_reported(tmp_path, content, message):
     """Each is one line with the path. A complete pickled model is refused."""
     path = tmp_path / "weights.pth"
     torch.save(content(), path)
@@ -305,7 +305,7 @@ def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
     assert "--weights PATH" in message
 
 
-def test_a_network_with_a_normalisation_of_its_own_is_as_torchvision_makes_it(tmp_path):
+def test_a_network_with_its_own_normalisation_equals_torchvisions(tmp_path):
     """Given weights, torchvision normalises its input once more: a plain turn, by hand."""
     made = torchvision.models.googlenet(weights=None, aux_logits=True, init_weights=False)
     path = tmp_path / "weights.pth"
@@ -333,7 +333,7 @@ def test_a_network_with_a_normalisation_of_its_own_is_as_torchvision_makes_it(tm
         ("squeezenet1_1", 512),
     ],
 )
-def test_heads_of_other_families_are_left_out(name, width):
+def test_heads_of_all_families_are_removed(name, width):
     """What comes out is what the head would have been given."""
     model = load_backbone(name, "none").model
     with torch.inference_mode():

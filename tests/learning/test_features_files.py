@@ -81,7 +81,7 @@ def assert_features_belong_to_images(features, stream, width=5):
 
 
 @pytest.mark.parametrize("chosen", [{"protocol": "streaming"}, {"split": "0"}, {"split": "3"}])
-def test_released_features_go_to_their_images(released_root, tmp_path, chosen):
+def test_released_features_are_matched_to_their_images(released_root, tmp_path, chosen):
     """Every image has its own features, though the files list them in another order."""
     stream = load_test_stream(released_root, tmp_path, **chosen)
     features = load_features(stream, KIND, cache_dir=tmp_path)
@@ -90,7 +90,7 @@ def test_released_features_go_to_their_images(released_root, tmp_path, chosen):
 
 
 @pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "3"}])
-def test_older_features_go_to_their_images(tmp_path, chosen):
+def test_older_features_are_matched_to_their_images(tmp_path, chosen):
     """Features are stored in the order of the file list, which is not that of the stream."""
     root = write_older(tmp_path / "older")
     stream = load_test_stream(root, tmp_path, **chosen)
@@ -101,7 +101,7 @@ def test_older_features_go_to_their_images(tmp_path, chosen):
 @pytest.mark.parametrize(
     ("layout", "split", "per_bucket"), [("released", "0", 2), ("older", "1", 1)]
 )
-def test_features_go_to_their_images_in_buckets_of_new_classes(
+def test_features_are_matched_in_buckets_of_new_classes(
     released_root, tmp_path, layout, split, per_bucket, times
 ):
     """Whose keys are no longer those of the files."""
@@ -112,7 +112,7 @@ def test_features_go_to_their_images_in_buckets_of_new_classes(
     assert_features_belong_to_images(load_features(dealt, KIND, cache_dir=tmp_path), dealt)
 
 
-def test_the_digest_is_that_of_the_features(released_root, tmp_path):
+def test_the_digest_is_computed_from_the_features(released_root, tmp_path):
     """The same features give the same digest in another place, one changed number another."""
     first = load_stored_features(released_root, tmp_path)
     root = write_released(tmp_path / "again", train=4)
@@ -124,7 +124,7 @@ def test_the_digest_is_that_of_the_features(released_root, tmp_path):
     assert load_stored_features(root, tmp_path).digest != first.digest
 
 
-def test_types_are_found_by_looking(released_root, tmp_path):
+def test_feature_types_are_found_in_the_folder(released_root, tmp_path):
     """Any folder of features is a type."""
     assert list_shipped_names(load_test_stream(released_root, tmp_path)) == (KIND,)
 
@@ -139,7 +139,7 @@ def test_types_are_listed_in_alphabetical_order(released_root, tmp_path):
     assert list_shipped_names(load_test_stream(root, tmp_path)) == tuple(expected)
 
 
-def test_a_test_set_without_features_is_told(released_root, tmp_path):
+def test_a_test_set_without_features_is_reported(released_root, tmp_path):
     """The released test set has none: the line states what else to pass."""
     message = problem(released_root, tmp_path, protocol="iid")
     assert f"{released_root / 'test'} contains no features {KIND}" in message
@@ -166,7 +166,7 @@ class Malice:
 
 
 @pytest.mark.parametrize("form", ["torch", "pickle"])
-def test_a_pickle_that_runs_code_is_refused(tmp_path, form):
+def test_a_pickle_that_runs_code_is_rejected(tmp_path, form):
     """It is refused in one line with its path, and what it wanted did not happen."""
     root = write_released(tmp_path / "data")
     write_released_features(root / "train")
@@ -227,7 +227,7 @@ def in_ids(change):
         (in_ids(lambda by_id: list(by_id)), "no features of image"),
     ],
 )
-def test_damaged_released_features_are_told(tmp_path, damage, message):
+def test_damaged_released_features_are_reported(tmp_path, damage, message):
     """Each damage to one file is one line."""
     root = write_released(tmp_path / "data", buckets=("1", "2"), classes=("bus", "camera"))
     write_released_features(root / "train")
@@ -243,7 +243,7 @@ def test_damaged_released_features_are_told(tmp_path, damage, message):
         (lambda index: index["1"].update(bus="../../../x.pth"), "no '..'"),
     ],
 )
-def test_a_damaged_index_is_told(tmp_path, change, message):
+def test_a_damaged_index_is_reported(tmp_path, change, message):
     """features.json is trusted no more than the metadata is."""
     root = write_released(tmp_path / "data")
     write_released_features(root / "train")
@@ -281,7 +281,7 @@ def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
         (lambda rows, labels: (torch.zeros(1, 1).expand(8, 5), labels), "all in the file"),
     ],
 )
-def test_damaged_older_features_are_told(tmp_path, change, message):
+def test_damaged_older_features_are_reported(tmp_path, change, message):
     """A file that does not go with its file list is refused: positions are all that it has."""
     root = write_older(tmp_path / "older")
     torch.save(change(*torch.load(list_all_images(root), weights_only=True)), list_all_images(root))

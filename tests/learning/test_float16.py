@@ -27,7 +27,7 @@ def fp16(**changes):
 
 
 @pytest.mark.parametrize("name", IN_STEPS)
-def test_a_resumed_training_is_the_undisturbed_one(tmp_path, name):
+def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, name):
     """Whatever strategy and row, to the bit: the scale and when it grows are in each state."""
     settings = fp16(strategy=name, clip_norm=1)
     rows, states, weights = train_with_states(image_stream(tmp_path / "whole"), settings)
@@ -73,7 +73,7 @@ def assert_close_for_float16(values, exact):
     assert (values - exact).norm() < 0.02 * exact.norm()
 
 
-def test_strategies_see_the_gradients_of_the_loss_itself(tmp_path):
+def test_strategies_get_unscaled_gradients(tmp_path):
     """Those of float32 to float16's digits, however small."""
     stream = image_stream(tmp_path)
 
@@ -86,7 +86,7 @@ def test_strategies_see_the_gradients_of_the_loss_itself(tmp_path):
     assert_close_for_float16(gradients("fp16"), gradients("off"))
 
 
-def test_what_limits_agems_steps_is_a_gradient_of_float32(tmp_path, monkeypatch):
+def test_agems_reference_gradient_is_float32(tmp_path, monkeypatch):
     """No scale is that of its loss."""
     stream = image_stream(tmp_path)
 
@@ -106,7 +106,7 @@ def test_what_limits_agems_steps_is_a_gradient_of_float32(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["naive", "agem", "ewc", "si"])
-def test_a_step_whose_gradients_overflow_is_not_taken(tmp_path, name):
+def test_a_step_with_overflowing_gradients_is_skipped(tmp_path, name):
     """Weights stay, each halves the scale, and all that strategies add up is finite."""
     stream = image_stream(tmp_path)
     settings = fp16(strategy=name, epochs=3, batch_size=4)
@@ -133,7 +133,7 @@ def test_a_step_whose_gradients_overflow_is_not_taken(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["naive", "derpp"])
-def test_a_share_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, name):
+def test_a_process_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, name):
     """Not even what is not a number: the scale itself has no place in float16."""
     stream = image_stream(tmp_path)
     settings = fp16(strategy=name)
@@ -147,7 +147,7 @@ def test_a_share_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, name
     assert all(weight.grad.eq(0).all() for weight in model.parameters())
 
 
-def test_a_loss_that_is_no_number_still_ends_the_training(tmp_path):
+def test_a_nan_loss_ends_the_training(tmp_path):
     """Its steps are not taken, and it is reported."""
     with pytest.raises(DivergedError, match="no longer a finite number in epoch"):
         train_rows(image_stream(tmp_path), fp16(lr="1e9", epochs=20))
@@ -161,14 +161,14 @@ class Steep(Strategy):
         return loss + (loss - loss.detach()) * 1e36
 
 
-def test_gradients_that_are_never_finite_are_said(tmp_path):
+def test_gradients_that_are_never_finite_are_reported(tmp_path):
     """Else the training would end with the model that it began with, and a finite loss."""
     steep = fp16(strategy=f"{__name__}:Steep", epochs=20, batch_size=4)
     with pytest.raises(DivergedError, match="gradients on bucket key0 are not finite in float16"):
         train_rows(image_stream(tmp_path), steep)
 
 
-def test_derpp_keeps_its_answers_in_float32(tmp_path):
+def test_derpp_stores_logits_in_float32(tmp_path):
     """Of whatever precision they are: so bytes are counted."""
     stream = image_stream(tmp_path)
     for precision in ("bf16", "fp16"):
@@ -177,7 +177,7 @@ def test_derpp_keeps_its_answers_in_float32(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["agem", "derpp", "ewc"])
-def test_flops_are_those_of_float32(tmp_path, name):
+def test_flops_equal_those_of_float32(tmp_path, name):
     """Scaling is none that counts."""
     stream = image_stream(tmp_path)
     of_rows = [

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 SMALL = "--device cpu --size 32 --buckets 2 --train 12 --test 6 --epochs 1 --batch 8 --memory 6"
 
 
-def test_each_strategy_is_measured_beside_a_bare_loop(monkeypatch, capsys):
+def test_each_strategy_is_measured_next_to_a_bare_loop(monkeypatch, capsys):
     """A line each with seconds of both. A precision that is none of ours is reported."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     gpu = importlib.import_module("gpu")

@@ -48,7 +48,7 @@ def held(buffer):
 @pytest.mark.parametrize("name", BUFFERS)
 @settings(max_examples=25, deadline=None)
 @given(labels_of_buckets=streams, capacity=st.integers(1, 12))
-def test_a_buffer_tells_what_it_kept(name, labels_of_buckets, capacity):
+def test_a_buffer_returns_the_kept_indices(name, labels_of_buckets, capacity):
     """What is carried along with an image stays next to it. Nothing is held twice or too much."""
     buffer = build_buffer(name, capacity)
     retained = []
@@ -64,7 +64,7 @@ def test_a_buffer_tells_what_it_kept(name, labels_of_buckets, capacity):
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_what_is_held_follows_from_the_seed(name):
+def test_the_buffers_content_depends_on_the_seed(name):
     """Another seed holds other images. The same one the same."""
     labels = [[0, 1, 2, 3] * 10] * 3
     first, same, other = (
@@ -85,7 +85,7 @@ def arrivals(seed, bucket_index, count):
 @pytest.mark.parametrize("alpha", ["0.5", "1", "2.5", "0.75n/k", "1*n/k"])
 @settings(max_examples=25, deadline=None)
 @given(labels_of_buckets=streams, capacity=st.integers(1, 12))
-def test_biased_reservoir_is_the_papers_loop_over_images(alpha, labels_of_buckets, capacity):
+def test_biased_reservoir_equals_the_papers_loop(alpha, labels_of_buckets, capacity):
     """Fill the buffer. Then each image, with probability alpha k / n, for one that is held."""
     reservoir, n = [], 0
     for bucket_index, labels in enumerate(labels_of_buckets):
@@ -115,7 +115,7 @@ def test_biased_reservoir_is_the_papers_loop_over_images(alpha, labels_of_bucket
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     capacity=st.integers(1, 18),
 )
-def test_the_authors_reservoir_is_their_storage_policy(alpha, sizes, capacity):
+def test_the_authors_reservoir_equals_their_storage_policy(alpha, sizes, capacity):
     """Of a bucket, at most as many as fit. Those let in cut as many newest ones off the end."""
     buffer_index_list = []
     buffer = AuthorsReservoir(capacity=capacity, num_classes=1, seed=0, alpha=alpha)
@@ -177,7 +177,7 @@ def chances(sizes, capacity, insertion):
         ("biased_reservoir", "0.4n/k", lambda n: 0.4),
     ],
 )
-def test_inclusion_probabilities(name, alpha, insertion):
+def test_inclusion_probabilities_match_theory(name, alpha, insertion):
     """Within five sigma of the formula, for every image. Sorted classes are no advantage."""
     sizes, capacity, runs = (8, 4, 10), 5, 800
     labels = [sorted([0, 1, 2, 3] * 3)[:size] for size in sizes]
@@ -215,7 +215,7 @@ def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability()
 @pytest.mark.parametrize(
     "alpha", ["0", "-1", "nan", "inf", "n/k", "1.5n/k", "0n/k", "dynamic", "none", "2n", "2n/k "]
 )
-def test_a_wrong_alpha_is_one_line(alpha):
+def test_an_invalid_alpha_is_a_one_line_error(alpha):
     """It states what is expected. A biased reservoir has no default of its own."""
     parameters = config(strategy="replay", strategy_args=f"buffer=biased_reservoir,alpha={alpha}")
     with pytest.raises(
@@ -226,7 +226,7 @@ def test_a_wrong_alpha_is_one_line(alpha):
 
 
 @pytest.mark.parametrize("name", sorted(set(BUFFERS) - {"biased_reservoir"}))
-def test_alpha_is_refused_where_it_means_nothing(name):
+def test_alpha_without_effect_is_rejected(name):
     """Rather than ignored."""
     with pytest.raises(ConfigError, match="only buffer=biased_reservoir takes"):
         parse_strategy_arguments(config(strategy="replay", strategy_args=f"buffer={name},alpha=2"))
@@ -234,7 +234,7 @@ def test_alpha_is_refused_where_it_means_nothing(name):
 
 @settings(max_examples=25, deadline=None)
 @given(labels_of_buckets=streams, capacity=st.integers(1, 12))
-def test_greedy_balanced_is_algorithm_1_of_gdumb(labels_of_buckets, capacity):
+def test_greedy_balanced_equals_algorithm_1_of_gdumb(labels_of_buckets, capacity):
     """The paper's loop: Y classes seen, C counts, D the memory of pairs."""
     seen_classes, counts, memory = set(), {}, []
     for bucket_index, labels in enumerate(labels_of_buckets):

@@ -192,7 +192,7 @@ def test_a_frozen_backbone_changes_in_nothing_but_its_head(name):
     assert changed <= of_head
 
 
-def test_restarting_forgets_weights_and_optimiser(tmp_path):
+def test_restarting_resets_weights_and_optimiser(tmp_path):
     """As if the run began at this bucket."""
     stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
@@ -234,7 +234,7 @@ class Counting:
         return call
 
 
-def test_full_batches_are_compiled_for_their_size_and_the_rest_is_not(monkeypatch):
+def test_only_full_batches_are_compiled(monkeypatch):
     """One graph, whose sizes are fixed, however often a smaller batch comes between."""
     backend, compiled = Counting(), torch.compile
     torch._dynamo.reset()

@@ -60,7 +60,7 @@ def test_batches_cover_every_image_once_and_never_leave_one_alone(count, batch_s
     assert count == 1 or batch_size == 1 or 1 not in sizes
 
 
-def test_normalised_equals_the_definition_pixel_by_pixel():
+def test_normalisation_equals_its_definition_pixel_by_pixel():
     """The broadcast over long rows gives each channel its own mean and deviation."""
     images = torch.randint(0, 256, (2, 3, 4, 3), dtype=torch.uint8)
     result = normalise(images)
@@ -71,7 +71,7 @@ def test_normalised_equals_the_definition_pixel_by_pixel():
         assert result[i, channel, row, column].item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_gpu_makes_input_of_bytes_in_one_operation():
+def test_a_gpu_converts_bytes_in_one_operation():
     """Which rounds once: a digit less in float32, and nothing else in what follows from it."""
     every = torch.arange(256, dtype=torch.uint8)[:, None].expand(256, 3)
     line = every.reshape(1, 1, 768)
@@ -86,7 +86,7 @@ def test_a_gpu_makes_input_of_bytes_in_one_operation():
 
 
 @pytest.mark.parametrize("model", ["small_cnn", "resnet18", "vit_b_32", "googlenet"])
-def test_images_become_what_the_first_convolution_computes_in(model):
+def test_images_have_the_dtype_of_the_first_convolution(model):
     """One that scales its own input gets float32, whose rounding would change that."""
     built = build_model(model, num_classes=3, image_size=32)
     assert get_input_dtype(built, "off") == get_input_dtype(built, "tf32") == torch.float32
@@ -101,7 +101,7 @@ def test_images_become_what_the_first_convolution_computes_in(model):
     st.sampled_from(["random_crop", "random_crop_flip", "none"]),
     st.integers(0, 2**32),
 )
-def test_crops_are_those_of_a_loop_over_images(sizes, chosen, name, seed):
+def test_crops_equal_a_loop_over_images(sizes, chosen, name, seed):
     """The gather of lines gives what slicing one image after another gives."""
     random = np.random.default_rng(seed)
     images = [random.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in sizes]
@@ -134,7 +134,7 @@ def test_crops_are_those_of_a_loop_over_images(sizes, chosen, name, seed):
     assert torch.equal(together.parts[0], torch.from_numpy(flat))
 
 
-def test_an_epoch_without_margin_is_every_image_once_and_untouched():
+def test_an_epoch_without_crops_has_every_image_once_and_unchanged():
     """Small images are neither cropped nor mirrored, and labels stay with their images."""
     pixels = torch.randint(0, 256, (10, 8, 8, 3), dtype=torch.uint8)
     epoch = batches(Samples(squares(pixels), torch.arange(10)))
@@ -145,7 +145,7 @@ def test_an_epoch_without_margin_is_every_image_once_and_untouched():
         assert torch.equal(images, normalise(pixels[labels]))
 
 
-def test_order_and_crops_follow_from_seed_bucket_and_epoch_alone():
+def test_order_and_crops_depend_only_on_seed_bucket_and_epoch():
     """What was drawn before changes nothing. Each of the three changes everything."""
     pixels = torch.randint(0, 256, (20, 10, 10, 3), dtype=torch.uint8)
     transform = build_augmentation("random_crop_flip", 8)
@@ -169,7 +169,7 @@ def test_seeds_differ_by_purpose_and_take_any_whole_number():
     )
 
 
-def test_decoded_stream_has_every_file_where_its_bucket_is(tmp_path):
+def test_a_decoded_stream_has_every_file_in_its_bucket(tmp_path):
     """Test sets lie end to end with their bucket's position. Training sets come one by one."""
     stream, pixels = random_stream(tmp_path, train=(3, 5, 4), test=(2, 1, 4), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)

@@ -14,7 +14,7 @@ from clear_mlflow.learning.models import build_model, check_model, list_model_na
 
 
 @pytest.mark.parametrize("side", [8, 9, 32, 64])
-def test_small_cnn_takes_any_small_image(side):
+def test_small_cnn_accepts_any_small_image(side):
     """One row of logits per image, from 8 pixels on."""
     model = build_model("small_cnn", num_classes=7, image_size=side)
     assert model(torch.zeros(2, 3, side, side)).shape == (2, 7)
@@ -32,14 +32,14 @@ def test_torchvision_models_get_a_new_head_and_return_logits(name, side):
     assert model(torch.zeros(2, 3, side, side, device="meta")).shape == (2, 11)
 
 
-def test_names_are_those_of_torchvision_and_our_own():
+def test_model_names_are_those_of_torchvision_and_our_own():
     """Detection and segmentation models are no classifiers."""
     assert {"small_cnn", "resnet18", "efficientnet_b0"} <= set(list_model_names())
     assert "fasterrcnn_resnet50_fpn" not in list_model_names()
 
 
 @pytest.mark.parametrize("act", [build_model, check_model])
-def test_an_unknown_model_is_answered_with_close_names(act):
+def test_an_unknown_model_is_an_error_with_similar_names(act):
     """One line that names what was probably meant, and how to list all."""
     options = {"num_classes": 2} if act is build_model else {"batch_size": 2}
     with pytest.raises(ConfigError, match=r"'resnet81'; did you mean .*resnet18.*list_models"):
@@ -55,14 +55,14 @@ def test_an_unknown_model_is_answered_with_close_names(act):
         ("maxvit_t", 64, "image_size=224"),
     ],
 )
-def test_a_size_that_a_model_cannot_take_is_refused_with_one_that_it_can(name, side, advice):
+def test_an_unsupported_image_size_is_an_error_with_a_supported_one(name, side, advice):
     """One line instead of a traceback from inside the model."""
     with pytest.raises(ConfigError, match=rf"{name} cannot take images of {side} .*{advice}") as e:
         check_model(name, image_size=side, batch_size=2)
     assert "\n" not in str(e.value)
 
 
-def test_a_batch_too_small_for_batch_normalisation_is_refused():
+def test_a_batch_too_small_for_batch_normalisation_is_rejected():
     """ResNet-18 shrinks 32 pixels to one: a batch of one image has nothing to normalise."""
     with pytest.raises(ConfigError, match="batch of 1 at 32 pixels"):
         check_model("resnet18", image_size=32, batch_size=1)
@@ -70,7 +70,7 @@ def test_a_batch_too_small_for_batch_normalisation_is_refused():
     check_model("resnet18", image_size=64, batch_size=1)
 
 
-def test_a_model_that_cannot_be_built_on_the_meta_device_is_checked_all_the_same():
+def test_a_model_that_cannot_be_built_on_the_meta_device_is_checked():
     """RegNet's builder computes with tensors, which need numbers."""
     check_model("regnet_x_400mf", image_size=32, batch_size=2)
 
@@ -91,7 +91,7 @@ def build(**changes):
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_weights_come_from_a_file_and_a_missing_head_is_fresh(tmp_path, suffix):
+def test_weights_from_a_file_without_a_head_get_a_new_head(tmp_path, suffix):
     """All of them where the file has a head. Without one, all but that layer."""
     donor = build()
     donor.fc.weight.data.fill_(7)
@@ -105,7 +105,7 @@ def test_weights_come_from_a_file_and_a_missing_head_is_fresh(tmp_path, suffix):
     assert not (fresh.fc.weight == 7).any()
 
 
-def test_weights_that_do_not_fit_are_one_line(tmp_path):
+def test_weights_that_do_not_fit_are_a_one_line_error(tmp_path):
     """Another class count, another model, a shape, a foreign tensor, no tensors, no file."""
     state = build().state_dict()
     cases = [
@@ -164,7 +164,7 @@ def published(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "squeezenet1_1", "densenet121"])
-def test_pretrained_weights_get_a_fresh_head_for_the_datasets_classes(name, published):
+def test_pretrained_weights_get_a_new_head_for_the_datasets_classes(name, published):
     """With torchvision's own weights, which this test does not download."""
     published(name)
     model = build(name=name, weights="DEFAULT", image_size=224, num_classes=11)
@@ -173,7 +173,7 @@ def test_pretrained_weights_get_a_fresh_head_for_the_datasets_classes(name, publ
 
 
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
-def test_a_stored_model_answers_as_the_one_that_was_trained(name, published):
+def test_a_stored_model_predicts_like_the_trained_one(name, published):
     """Whatever its weights came from: these normalise their input, and have two heads more."""
     path = published(name, aux_logits=True, init_weights=False)
     trained = build(name=name, weights="DEFAULT", image_size=96).eval()
@@ -187,7 +187,7 @@ def test_a_stored_model_answers_as_the_one_that_was_trained(name, published):
     assert torch.equal(next(from_file.parameters()), next(trained.parameters()))
 
 
-def test_weights_of_old_densenets_are_known_by_their_names(tmp_path):
+def test_old_names_of_densenet_weights_are_recognised(tmp_path):
     """Torchvision publishes files in which layers have a dot in their names."""
     state = build(name="densenet121").state_dict()
     old = {re.sub(r"(denselayer\d+\.(?:norm|conv))(\d)", r"\1.\2", k): v for k, v in state.items()}

@@ -113,7 +113,7 @@ def apart(first, other):
         ),
     ],
 )
-def test_the_same_weights_and_cells_as_nc_benchmark(stream, monkeypatch, strategy, changes, plugin):
+def test_weights_and_cells_equal_nc_benchmarks(stream, monkeypatch, strategy, changes, plugin):
     if strategy == "ewc":  # theirs differentiates the likelihood of an image's true label alone
         only = lambda _, batch: (batch.labels[:, None], torch.ones(len(batch.labels), 1))  # noqa: E731
         monkeypatch.setattr(Ewc, "_select_labels", only)
@@ -124,7 +124,7 @@ def test_the_same_weights_and_cells_as_nc_benchmark(stream, monkeypatch, strateg
     assert (cells[-1][1][0] < cells[0][1][0] / 10) == (strategy in ("naive", "lwf"))
 
 
-def test_derpp_is_avalanches_where_all_is_remembered(stream):
+def test_derpp_equals_avalanches_if_all_images_are_stored(stream):
     """Then its one batch of the memory is our two. Theirs keeps the answers after the bucket."""
     their_der = partial(DerOfLastStep, mem_size=2000, alpha=0.5, beta=0.5)
     cells, expected = measure_own(stream, "derpp"), measure_avalanche(stream, strategy=their_der)
@@ -136,7 +136,7 @@ def test_derpp_is_avalanches_where_all_is_remembered(stream):
     assert apart(cells, as_it_is)[-1] > 100 * TOLERANCE
 
 
-def test_lwf_distils_classes_that_did_not_come_yet(stream):
+def test_lwf_distils_future_classes(stream):
     """Avalanche's LwF distils the classes seen so far alone: the same in the first two buckets."""
     cells = measure_own(stream, "lwf", strategy_args="strength=1,temperature=2")
     other = measure_avalanche(stream, LwfInEvaluation(alpha=1, temperature=2))
@@ -144,7 +144,7 @@ def test_lwf_distils_classes_that_did_not_come_yet(stream):
     assert first < TOLERANCE < second
 
 
-def test_the_first_bucket_alone_is_answered_after_it(stream):
+def test_after_the_first_bucket_only_its_classes_are_predicted(stream):
     """Nothing of a class that did not come is answered right. The row is measured all the same."""
     (_, first), *_, (_, last) = measure_own(stream, "naive", epochs="30")
     assert first[0] > 0
@@ -153,7 +153,7 @@ def test_the_first_bucket_alone_is_answered_after_it(stream):
 
 
 @pytest.mark.parametrize("strategy", ["naive", "replay", "lwf", "ewc", "derpp"])
-def test_answers_of_a_task_are_its_classes(tmp_path, strategy):
+def test_predictions_of_a_task_are_its_classes(tmp_path, strategy):
     """Of both scenarios the training is the same. Of tasks, answers are of the tested bucket."""
     rows = {}
     for scenario in ("class", "task"):

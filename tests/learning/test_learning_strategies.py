@@ -72,7 +72,7 @@ def literal_quotas(num_seen, memory):
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 100))
-def test_quotas_are_dealt_round_after_round(num_seen, memory):
+def test_quotas_are_distributed_in_rounds(num_seen, memory):
     """Classes of lower labels take what is left over, one each."""
     assert compute_class_quotas(np.array(num_seen), memory).tolist() == literal_quotas(
         num_seen, memory
@@ -88,7 +88,7 @@ def held(strategy, stream):
     )
 
 
-def test_what_means_nothing_to_a_strategy_is_what_its_class_says():
+def test_ignored_parameters_are_those_of_the_class():
     """The lists name those without a buffer, and those whose numbers no step of descent makes."""
     classes = {name: load_strategy(name) for name in list_strategies()}
     assert {
@@ -99,7 +99,7 @@ def test_what_means_nothing_to_a_strategy_is_what_its_class_says():
     } == WITHOUT_STEPS
 
 
-def test_an_unknown_strategy_is_answered_with_the_known_ones():
+def test_an_unknown_strategy_is_an_error_with_the_known_ones():
     """Nothing outside the package's own modules is imported by name."""
     for name in ("rehearsal", "_base", "os"):
         with pytest.raises(ConfigError, match=r"or one of .*cumulative, .*naive, .*replay"):
@@ -124,7 +124,7 @@ def test_cumulative_trains_on_all_buckets_so_far_in_stream_order(tmp_path):
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=5),
     st.integers(1, 20),
 )
-def test_buffer_is_what_the_whole_past_would_have_given(labels_of_buckets, memory):
+def test_the_buffer_equals_a_draw_from_the_complete_past(labels_of_buckets, memory):
     """Letting go bucket by bucket loses nothing: as if all images seen were drawn from at once."""
     stream = NumberedStream(labels_of_buckets, 4)
     strategy = made("replay", stream, memory=memory)

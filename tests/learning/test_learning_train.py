@@ -102,7 +102,7 @@ def test_counts_equal_testing_image_by_image():
     assert 0 < sum(expected) < total
 
 
-def test_row_0_is_of_the_untrained_model_and_later_rows_are_not(tmp_path):
+def test_only_row_0_is_of_the_untrained_model(tmp_path):
     """A model that has seen the test images knows them. Before training it does not."""
     stream, _ = random_stream(tmp_path, train=(12,), test=(1,), side=8)
     [bucket] = stream.buckets
@@ -116,7 +116,7 @@ def test_row_0_is_of_the_untrained_model_and_later_rows_are_not(tmp_path):
     assert untrained.correct == measure(model, held_out, device=CPU).correct
 
 
-def test_nothing_is_trained_before_the_next_row_is_asked_for(tmp_path):
+def test_nothing_is_trained_before_the_next_row_is_requested(tmp_path):
     """Whoever stores a row has stored it before the next bucket begins."""
     stream, _ = random_stream(tmp_path, train=(6, 6), test=(2, 2), side=8)
     progress = Recorded()
@@ -130,7 +130,7 @@ def test_nothing_is_trained_before_the_next_row_is_asked_for(tmp_path):
     assert progress.told[1:] == expected
 
 
-def test_what_layers_draw_does_not_depend_on_what_was_drawn_before():
+def test_random_layers_do_not_depend_on_earlier_draws():
     """Dropout at one bucket and epoch is the same, however much was tested or resumed before."""
     images = squares(torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8))
     samples = Samples(images, torch.arange(8) % 3)
@@ -145,7 +145,7 @@ def test_what_layers_draw_does_not_depend_on_what_was_drawn_before():
     assert torch.equal(*trained)
 
 
-def test_what_layers_draw_is_new_in_each_epoch_of_each_bucket():
+def test_random_layers_differ_between_epochs_and_buckets():
     """A mask that came again would leave the same weights untrained."""
     masks = []
 
@@ -175,7 +175,7 @@ def test_a_last_batch_of_one_image_does_not_stop_training(tmp_path, count):
     assert progress.told.count(("step",)) == count // 4
 
 
-def test_a_loss_that_is_no_number_ends_the_training_with_the_place_and_a_way_out(tmp_path):
+def test_a_nan_loss_ends_training_with_bucket_epoch_and_remedy(tmp_path):
     """The bucket, the epoch and the learning rate are named. The rows so far were given."""
     stream, _ = random_stream(tmp_path, train=(12, 12), test=(2, 2), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
@@ -185,7 +185,7 @@ def test_a_loss_that_is_no_number_ends_the_training_with_the_place_and_a_way_out
         next(rows)
 
 
-def test_weights_broken_by_the_last_step_are_not_measured(tmp_path):
+def test_nonfinite_weights_of_the_last_step_are_not_tested(tmp_path):
     """The loss of one step is finite before it. The model after it must not be scored."""
     stream, _ = random_stream(tmp_path, train=(3,), test=(2,), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
@@ -195,7 +195,7 @@ def test_weights_broken_by_the_last_step_are_not_measured(tmp_path):
         next(rows)
 
 
-def test_a_device_that_is_full_is_told_in_one_line(tmp_path):
+def test_a_full_device_is_a_one_line_error(tmp_path):
     """No traceback. The progress is left, and other errors of torch are not mistaken for it."""
 
     class Greedy(Recorded):
@@ -234,7 +234,7 @@ def test_a_device_that_is_full_is_told_in_one_line(tmp_path):
         ),
     ],
 )
-def test_every_way_of_cuda_to_be_full_is_known(error):
+def test_every_out_of_memory_error_of_cuda_is_recognised(error):
     """As torch words them."""
     raises_full = pytest.raises(
         TrainingError, match=r"^the device has not enough memory for this; wait$"
@@ -243,7 +243,7 @@ def test_every_way_of_cuda_to_be_full_is_known(error):
         raise error
 
 
-def test_no_bucket_is_held_while_the_strategy_or_the_next_bucket_needs_room(tmp_path, monkeypatch):
+def test_a_bucket_is_freed_before_the_next_one_is_loaded(tmp_path, monkeypatch):
     """What a strategy gave away for training is gone once it is trained on."""
     batches = []
     alive = []
@@ -265,7 +265,7 @@ def test_no_bucket_is_held_while_the_strategy_or_the_next_bucket_needs_room(tmp_
     assert alive == [[], [False], [False], [False] * 2, [False] * 2, [False] * 3]
 
 
-def test_a_training_tells_its_dataset_and_always_leaves_its_progress(tmp_path):
+def test_progress_shows_the_dataset_and_is_always_closed(tmp_path):
     """Facts come before any row. A training that is dropped tidies up."""
     stream, _ = random_stream(tmp_path, train=(6, 4), test=(2, 3), side=8)
     progress = Recorded()
@@ -282,7 +282,7 @@ def test_a_training_tells_its_dataset_and_always_leaves_its_progress(tmp_path):
     assert progress.told[-1] == ("left", GeneratorExit)
 
 
-def test_a_bucket_of_one_image_is_refused_where_the_model_cannot_train_on_it(tmp_path):
+def test_a_bucket_of_one_image_is_rejected_with_batch_normalisation(tmp_path):
     """Known as soon as the dataset is, and not in the middle of the stream."""
     stream, _ = random_stream(tmp_path, train=(4, 1), test=(1, 1), side=32)
     settings = check(config(model="resnet18", image_size=32))
@@ -290,7 +290,7 @@ def test_a_bucket_of_one_image_is_refused_where_the_model_cannot_train_on_it(tmp
         check_stream(settings, stream)
 
 
-def test_cuda_that_is_not_there_is_refused(monkeypatch):
+def test_missing_cuda_is_rejected(monkeypatch):
     """With what to pass. Auto takes the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device("cpu") == "cpu"
@@ -324,7 +324,7 @@ def held_out_features(count):
     )
 
 
-def test_a_test_for_which_there_is_no_room_takes_fewer_images_at_once():
+def test_a_test_without_enough_memory_uses_smaller_batches():
     """Half as many until they fit. The answers are those of all at once."""
     held_out = held_out_features(1500)
     model = Narrow(300)
@@ -341,7 +341,7 @@ def test_a_test_for_which_there_is_no_room_takes_fewer_images_at_once():
 
 
 @pytest.mark.parametrize("model", ["small_cnn", "resnet18", "squeezenet1_1"])
-def test_what_bfloat16_cannot_tell_apart_is_no_tie(model):
+def test_logits_are_compared_in_float32(model):
     """Of two classes whose logits differ by less than that, the larger one is predicted."""
     torch.manual_seed(0)
     network = build_model(model, num_classes=2, image_size=64).eval()

@@ -69,7 +69,7 @@ def test_past_buckets_standardise_and_later_ones_do_not():
         np.testing.assert_allclose(inputs, scaler.transform(tests), atol=1e-5)
 
 
-def test_as_they_are():
+def test_vectors_are_used_unchanged():
     stream, placed = weather("none")
     assert placed.train(2).images.numpy().tobytes() == raw(stream, 2).tobytes()
 
@@ -92,7 +92,7 @@ def test_strategies_learn_from_vectors(changes):
 
 @pytest.mark.parametrize("model", ["linear", "mlp:12"])
 @pytest.mark.parametrize("standardise", ["first", "past"])
-def test_a_stored_model_takes_vectors_as_they_were_given(tmp_path, model, standardise):
+def test_a_stored_model_accepts_raw_vectors(tmp_path, model, standardise):
     """It answers raw numbers as the run's own test did, which standardised them."""
     made = training(model=model, dataset_args=f"standardise={standardise}", log_models="last")
     *_, last = made.rows()
@@ -117,7 +117,7 @@ def test_a_resumed_training_standardises_by_its_past(tmp_path):
     assert [r.row for r in resumed.rows()] == [r.row for r in full_run[4:]]
 
 
-def test_widths_are_those_of_the_name():
+def test_hidden_widths_come_from_the_model_name():
     model = build_feature_model("mlp:7-5", 3, num_classes=2)
     layers = [layer for layer in model.children() if hasattr(layer, "bias")]
     assert [(of.in_features, of.out_features) for of in layers] == [(3, 7), (7, 5), (5, 2)]
@@ -132,6 +132,6 @@ def test_widths_are_those_of_the_name():
         ({"dataset": "digits", "model": "mlp:8"}, "stored features are for the models"),
     ],
 )
-def test_what_does_not_go_with_vectors_is_one_line(changes, message):
+def test_options_that_conflict_with_vectors_are_one_line_errors(changes, message):
     with pytest.raises(ConfigError, match=message):
         training(**changes)

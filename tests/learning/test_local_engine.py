@@ -42,7 +42,7 @@ def started(monkeypatch):
     return processes
 
 
-def test_cores_that_this_process_may_not_use_are_not_shared_out(started, monkeypatch):
+def test_only_available_cores_are_distributed(started, monkeypatch):
     """As a scheduler leaves them: 4 of 64."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 32)
@@ -68,7 +68,7 @@ def gpus(started):
     return [process.env.get("CUDA_VISIBLE_DEVICES") for process in started]
 
 
-def test_trainings_at_a_time_are_spread_over_the_gpus(started, two_gpus, monkeypatch):
+def test_concurrent_trainings_are_spread_over_the_gpus(started, two_gpus, monkeypatch):
     """Each sees one: that on which the fewest run."""
     monkeypatch.setattr(local, "_collect_result", lambda running: running)
     engine = LocalEngine(3)
@@ -81,9 +81,7 @@ def test_trainings_at_a_time_are_spread_over_the_gpus(started, two_gpus, monkeyp
     assert gpus(started)[3] == "GPU-bb"
 
 
-def test_gpus_that_the_sweep_was_given_are_those_that_are_shared_out(
-    started, two_gpus, monkeypatch
-):
+def test_only_visible_gpus_are_distributed(started, two_gpus, monkeypatch):
     """By a scheduler, or by hand."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-cc")
     engine = LocalEngine(2)
@@ -93,7 +91,7 @@ def test_gpus_that_the_sweep_was_given_are_those_that_are_shared_out(
 
 
 @pytest.mark.parametrize(("jobs", "given"), [(1, None), (1, "0,1"), (2, "")])
-def test_what_a_training_sees_is_left_as_it_is(started, two_gpus, monkeypatch, jobs, given):
+def test_an_existing_gpu_selection_is_unchanged(started, two_gpus, monkeypatch, jobs, given):
     """Where there is one at a time, or no GPU is to be used."""
     if given is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)

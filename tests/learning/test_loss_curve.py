@@ -50,7 +50,7 @@ def build_feature_stream():
 
 
 @pytest.mark.parametrize("epochs", [3, 40])
-def test_a_point_is_the_mean_of_what_the_steps_since_the_last_one_descended(tmp_path, epochs):
+def test_a_point_is_the_mean_loss_since_the_previous_point(tmp_path, epochs):
     """Steps are counted over all buckets. A window may begin in one epoch and end in the next."""
     Literal.seen = []
     settings = config(strategy=f"{__name__}:Literal", epochs=epochs, schedule="cosine")
@@ -88,7 +88,7 @@ def test_every_strategy_that_takes_steps_has_a_curve(strategy):
     assert bool(steps) == (strategy not in ("ncm", "slda"))
 
 
-def test_a_row_brings_the_points_of_its_bucket():
+def test_a_row_includes_the_points_of_its_bucket():
     """None before the first. Those of a bucket that takes long come while it is trained on."""
     rows = list(training(on_features(batch_size=8)).rows())
     steps = [[point.step for point in row.curve] for row in rows]
@@ -97,7 +97,7 @@ def test_a_row_brings_the_points_of_its_bucket():
     assert [len(of_row) for of_row in steps[1:]] == [10, 10, 10]
 
 
-def test_a_bucket_that_takes_long_hands_its_points_on(monkeypatch):
+def test_a_long_bucket_reports_its_points_early(monkeypatch):
     """Each point once, in order. The row brings the rest."""
     monkeypatch.setattr("clear_mlflow.learning.progress._SECONDS_BETWEEN_POINTS", 0.0)
     live = []
@@ -107,7 +107,7 @@ def test_a_bucket_that_takes_long_hands_its_points_on(monkeypatch):
     assert all(row.curve == () for row in rows)
 
 
-def test_no_step_asks_the_device_for_a_number(monkeypatch):
+def test_no_step_synchronises_with_the_device(monkeypatch):
     """One look at each point, however many the steps are. None at the end of an epoch."""
     reads = []
 
@@ -150,7 +150,7 @@ class Event:
         return 500.0  # milliseconds
 
 
-def test_points_come_when_the_device_has_come_to_them(monkeypatch):
+def test_points_are_reported_when_the_device_has_computed_them(monkeypatch):
     """The host waits for none but at the bucket's end. Seconds are the device's."""
     monkeypatch.setattr(
         "clear_mlflow.learning.training.observers.record_event", lambda device: Event()

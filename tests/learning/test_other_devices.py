@@ -87,7 +87,7 @@ def assert_steps_on_the_cpu(state):
         assert of_weight["exp_avg"].device.type == "meta"
 
 
-def test_a_snapshot_on_a_cpu_leaves_the_gpu_alone(monkeypatch):
+def test_a_snapshot_on_a_cpu_does_not_touch_the_gpu(monkeypatch):
     """Its generator's state is asked for only where this process computes on it."""
 
     def check_refused():
@@ -201,13 +201,13 @@ for place, theirs in ("mkldnn", "bf16"), ("all", "ieee"):
 """
 
 
-def test_what_convolutions_inherit_they_inherit_afterwards():
+def test_inherited_convolution_settings_are_restored():
     """In a process that has touched nothing else: torch's own default cannot be set again."""
     subprocess.run([sys.executable, "-c", INHERITED], check=True, timeout=240)
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_torchs_older_settings_are_read_as_they_are_meant(precision):
+def test_torchs_older_precision_setting_follows(precision):
     """By what compiles a model, for example. Torch refuses to state where the two kinds differ."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
@@ -262,7 +262,7 @@ def images_on_the_device(monkeypatch, folder):
 
 
 @pytest.mark.parametrize(("at_once", "parts"), [(2**26, 1), (600, 3), (1, 9)])
-def test_images_are_sent_to_a_gpu_together_and_without_waiting(
+def test_images_are_copied_to_a_gpu_together_and_asynchronously(
     monkeypatch, tmp_path, at_once, parts
 ):
     """Some of bounded size in one copy. They come to lie there as they are here."""
@@ -322,7 +322,7 @@ def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_pat
     assert device.waits == []
 
 
-def test_a_gpus_loss_that_diverged_is_seen_after_the_next_epoch(monkeypatch, tmp_path):
+def test_a_diverged_loss_on_a_gpu_is_noticed_after_the_next_epoch(monkeypatch, tmp_path):
     """And named with the epoch that it is of. After the last, when the bucket ends."""
     for epochs, begun in (4, 2), (1, 1):
         stream = images_on_the_device(monkeypatch, tmp_path / str(epochs))
@@ -347,7 +347,7 @@ def with_images_apart(monkeypatch):
 
 
 @pytest.mark.parametrize("strategy", ["naive", "derpp"])
-def test_a_bucket_that_does_not_fit_the_device_gives_the_same_run(
+def test_a_bucket_too_large_for_the_device_gives_the_same_run(
     monkeypatch, tmp_path, capsys, strategy
 ):
     """To the bit, as its batches come in the same order. One line states that they are sent."""
@@ -364,9 +364,7 @@ def test_a_bucket_that_does_not_fit_the_device_gives_the_same_run(
     assert "training images of bucket key0 take 0.00 GiB" in error_lines[0]
 
 
-def test_batches_of_a_bucket_that_does_not_fit_are_made_ahead_and_sent_from_pinned_memory(
-    monkeypatch, tmp_path
-):
+def test_batches_of_a_too_large_bucket_are_prefetched_in_pinned_memory(monkeypatch, tmp_path):
     """On a thread that ends where an epoch is left. Its errors are those of the epoch."""
     stream, _ = random_stream(tmp_path, train=(40,), test=(4,), side=8)
     samples = DecodedStream(stream, image_size=8, augment="random_crop", device=DEVICE).train(0)
@@ -393,7 +391,7 @@ def test_batches_of_a_bucket_that_does_not_fit_are_made_ahead_and_sent_from_pinn
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_steps_on_a_gpu_are_those_of_fused_optimisers(optimizer):
+def test_steps_on_a_gpu_equal_those_of_fused_optimisers(optimizer):
     """On a CPU they are torch's own choice, whose digits are known. Tensors of no GPU stand in."""
     parameters = on_features(strategy="naive", optimizer=optimizer)
     for device, fused in ("cuda", True), ("cpu", None):

@@ -188,13 +188,13 @@ def test_si(stream, monkeypatch):
 
 
 @pytest.mark.parametrize("deviation", sorted(SI_DEVIATIONS))
-def test_each_of_avalanches_deviations_from_si_matters(stream, monkeypatch, deviation):
+def test_each_deviation_of_avalanches_si_matters(stream, monkeypatch, deviation):
     model = network()
     cells = train_own(stream, model, "si", strategy_args="strength=0.5,damping=0.1")
     assert_other(cells, avalanches_si(stream, model, monkeypatch, {deviation}))
 
 
-def test_avalanches_si_holds_nothing_on_a_cpu(stream):
+def test_avalanches_si_has_no_importances_on_a_cpu(stream):
     """What it takes for the weights before a step is the weights themselves: no way is made."""
     model = network()
     cells = train_avalanche(

@@ -114,7 +114,7 @@ def nccl(monkeypatch, rendezvous):
 
 
 @pytest.mark.parametrize(("rank", "bound"), [(SECOND, "lo"), (SECOND_MACHINE, None)])
-def test_processes_of_one_machine_are_heard_by_no_other(nccl, monkeypatch, rank, bound):
+def test_processes_of_one_machine_listen_only_locally(nccl, monkeypatch, rank, bound):
     """Neither gloo nor NCCL, which has its own variable, listens beyond the machine."""
     with process_group(rank, "cuda"):
         assert os.environ.get("GLOO_SOCKET_IFNAME") == bound
@@ -125,7 +125,7 @@ def test_processes_of_one_machine_are_heard_by_no_other(nccl, monkeypatch, rank,
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(143)])
-def test_a_group_of_gpus_is_aborted_where_something_fails(nccl, error):
+def test_a_gpu_group_is_aborted_after_an_error(nccl, error):
     """What the GPU still waits for would otherwise keep the process at its exit."""
     with pytest.raises(type(error)), process_group(SECOND, "cuda"):
         raise error
@@ -135,7 +135,7 @@ def test_a_group_of_gpus_is_aborted_where_something_fails(nccl, error):
     assert nccl[-1] == ("destroy",)
 
 
-def test_a_group_of_gpus_that_was_not_met_is_not_aborted(nccl, monkeypatch):
+def test_an_unused_gpu_group_is_not_aborted(nccl, monkeypatch):
     """The error is that of the meeting."""
 
     def check_refused(*_, **__):
@@ -147,7 +147,7 @@ def test_a_group_of_gpus_that_was_not_met_is_not_aborted(nccl, monkeypatch):
     assert ("abort",) not in nccl
 
 
-def test_each_process_may_see_one_gpu_alone(nccl, rendezvous, monkeypatch):
+def test_each_process_may_see_only_one_gpu(nccl, rendezvous, monkeypatch):
     """As Slurm gives them out: number 0 of each, and not the same one. Else its own of all."""
     with process_group(SECOND, "cuda"):
         pass
@@ -162,7 +162,7 @@ def test_each_process_may_see_one_gpu_alone(nccl, rendezvous, monkeypatch):
     assert selected == options["device_id"] == torch.device("cuda", 0)
 
 
-def test_processes_that_see_the_same_gpu_are_refused(nccl, rendezvous, monkeypatch):
+def test_processes_that_share_a_gpu_are_rejected(nccl, rendezvous, monkeypatch):
     """Before NCCL is started: it would take ten lines to say so."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     rendezvous.set("gpu/0", "uuid of 0")
@@ -173,7 +173,7 @@ def test_processes_that_see_the_same_gpu_are_refused(nccl, rendezvous, monkeypat
 
 
 @pytest.mark.parametrize(("present", "one_each"), [(1, False), (2, False), (2, True)])
-def test_fewer_gpus_than_processes_are_refused(monkeypatch, present, one_each):
+def test_fewer_gpus_than_processes_are_rejected(monkeypatch, present, one_each):
     """By whoever starts processes always. By one of them unless it sees a GPU alone."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: present)
     four = DistributedEnv(size=4, local_size=4)
@@ -182,7 +182,7 @@ def test_fewer_gpus_than_processes_are_refused(monkeypatch, present, one_each):
     check_devices(four, "cpu", one_each=one_each)
 
 
-def test_processes_that_would_compute_differently_are_refused(nccl, rendezvous):
+def test_processes_with_different_settings_are_rejected(nccl, rendezvous):
     """As auto is resolved by each for its own device."""
     rendezvous.set("precision/0", "off")
     message = "precision is off, bf16 in processes 0 to 1.* pass precision=off"

@@ -51,7 +51,7 @@ def meanwhile(act):
     return thread
 
 
-def test_it_trains_along_and_keeps_no_record(tmp_path, monkeypatch, capfd):
+def test_it_works_during_training_and_stores_nothing(tmp_path, monkeypatch, capfd):
     """Rows are let go: no store, no file, no line."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")  # nobody is there to be asked
@@ -64,7 +64,7 @@ def test_it_trains_along_and_keeps_no_record(tmp_path, monkeypatch, capfd):
     assert not trainings()
 
 
-def test_where_rank_0_cannot_meet_the_error_it_is_told_here(capfd):
+def test_an_error_that_rank_0_cannot_meet_is_printed_by_its_rank(capfd):
     """Bad input is exit code 2 and one line that names the rank."""
     assert part(ALONE_ON_ITS_MACHINE, WRONG) == 2
     (line,) = capfd.readouterr().err.splitlines()
@@ -72,7 +72,7 @@ def test_where_rank_0_cannot_meet_the_error_it_is_told_here(capfd):
     assert "not an argument of strategy linear" in line
 
 
-def test_what_rank_0_meets_too_is_told_by_rank_0_alone(capfd, monkeypatch):
+def test_an_error_of_all_ranks_is_printed_only_by_rank_0(capfd, monkeypatch):
     """It tells, ends, and torchrun's signal reaches this one, which waits for it."""
 
     def end_like_torchrun(_):
@@ -84,7 +84,7 @@ def test_what_rank_0_meets_too_is_told_by_rank_0_alone(capfd, monkeypatch):
     assert "error" not in capfd.readouterr().err
 
 
-def test_a_training_process_that_is_killed_is_a_bug_told_in_one_line(capfd):
+def test_a_killed_training_process_is_reported_in_one_line(capfd):
     """Exit code 1, by which torchrun ends the others."""
     thread = meanwhile(lambda child: child.kill())
     assert part(SECOND_HERE, LONG) == 1
@@ -92,7 +92,7 @@ def test_a_training_process_that_is_killed_is_a_bug_told_in_one_line(capfd):
     assert capfd.readouterr().err == ("error: rank 1: the training process was ended by SIGKILL\n")
 
 
-def test_an_order_to_stop_is_handed_on(capfd):
+def test_a_stop_signal_is_forwarded(capfd):
     """The training process ends, the exit code is the signal's, and nothing is an error."""
     thread = meanwhile(lambda child: os.kill(os.getpid(), signal.SIGTERM))
     assert part(SECOND_HERE, LONG) == 128 + signal.SIGTERM
@@ -101,7 +101,7 @@ def test_an_order_to_stop_is_handed_on(capfd):
     assert not trainings()
 
 
-def test_a_training_process_that_does_not_react_is_killed(monkeypatch):
+def test_an_unresponsive_training_process_is_killed(monkeypatch):
     """One that is suspended does not even see that it is to end."""
     monkeypatch.setattr("clear_mlflow.process.training_process._GRACE_SECONDS", 0.1, raising=False)
     with TrainingProcess(TrainConfig.resolve(LONG)) as process:

@@ -144,7 +144,7 @@ class Own(Strategy):
         self._own_steps.step()
 
 
-def test_a_strategy_of_ones_own():
+def test_a_custom_strategy():
     """Modules, optimisers, weights, and draws from the global generators."""
     assert_resumes_everywhere(feature_stream, on_features(strategy=f"{__name__}:Own"))
 
@@ -177,7 +177,7 @@ class Twice(Own):
         (Twice, "_weights in state_attributes of strategy Twice is a weight of the model"),
     ],
 )
-def test_what_is_not_kept_is_named(strategy_class, message):
+def test_attributes_that_are_not_saved_are_named(strategy_class, message):
     """The attribute, and what to do. The training itself continues."""
     parameters = on_features(strategy=f"{__name__}:{strategy_class.__name__}")
     rows = train(feature_stream(), parameters, progress=TrainingProgress())
@@ -223,7 +223,7 @@ class Keeping(Strategy):
         (lambda: 1, "function"),
     ],
 )
-def test_values_that_cannot_be_kept(keeping, value, message):
+def test_values_that_cannot_be_saved(keeping, value, message):
     """Each is an error that states what it is."""
     model, strategy, trainer = keeping
     strategy.extra = value
@@ -284,7 +284,7 @@ def keeping():
 
 @settings(max_examples=60, deadline=None)
 @given(value=VALUES)
-def test_values_come_back_as_they_were(keeping, value):
+def test_values_round_trip(keeping, value):
     """Types, order of dictionaries, and every bit."""
     model, strategy, trainer = keeping
     strategy.extra = value
@@ -296,7 +296,7 @@ def test_values_come_back_as_they_were(keeping, value):
     assert (saved.row, saved.predictions) == (row, None)
 
 
-def test_what_was_frozen_stays_frozen():
+def test_frozen_weights_stay_frozen():
     """As a custom class may have done once, long before."""
     model, strategy, trainer = parts("naive")
     model.bias.requires_grad_(False)
@@ -308,7 +308,7 @@ def test_what_was_frozen_stays_frozen():
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["weight"]
 
 
-def test_damaged_files_are_told():
+def test_damaged_files_are_reported():
     """Cut off, overwritten, of another strategy, or made up: one error, and nothing else."""
     _, states, _ = train_with_states(
         feature_stream(), on_features(strategy="ewc", optimizer_state="keep")
@@ -343,7 +343,7 @@ def test_damaged_files_are_told():
         (lambda d: d.update(random=3), "not fit this model"),
     ],
 )
-def test_descriptions_that_ask_for_more(change, message):
+def test_invalid_state_descriptions_are_rejected(change, message):
     """A file sets attributes of a strategy to values, and does nothing else."""
     from safetensors.torch import load, save
 
@@ -356,7 +356,7 @@ def test_descriptions_that_ask_for_more(change, message):
         restore(read_state(state).snapshot, *parts("replay"))
 
 
-def test_two_processes_go_on_from_the_state_that_one_has(tmp_path):
+def test_two_processes_continue_from_the_state_of_one(tmp_path):
     """The first hands it on. Rows, predictions and the last state are those of no interruption."""
     port = free_port()
     together = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
@@ -374,7 +374,7 @@ def test_two_processes_go_on_from_the_state_that_one_has(tmp_path):
 
 
 @pytest.mark.parametrize("log_models", ["none", "last", "all"])
-def test_the_row_that_a_training_resumes_from_has_its_weights_again(tmp_path, log_models):
+def test_a_resumed_training_has_the_weights_of_its_row(tmp_path, log_models):
     """Where they are kept: who was killed before they were stored stores them now."""
     parameters = {"features": "made_up", "device": "cpu", "epochs": "2", "log_models": log_models}
     settings = TrainConfig.resolve(parameters)

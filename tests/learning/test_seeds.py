@@ -29,7 +29,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("changes", SETTINGS)
-def test_each_member_is_the_training_with_its_seed(changes):
+def test_each_member_equals_a_training_with_its_seed(changes):
     """Rows, predictions, weights, loss curve and tests within buckets are equal to the bit."""
     settings = config(
         **{"batch_size": 6, "log_models": "last", **changes, "seeds": ",".join(map(str, SEEDS))}
@@ -62,7 +62,7 @@ def measure(made):
     return [tests, *rows]
 
 
-def test_members_share_what_is_the_same_for_all():
+def test_strategies_of_several_seeds_share_one_training_set():
     """One training set of all buckets so far would otherwise be copied for each strategy."""
     stream = training(config()).build_training_stream()
     cumulative = load_strategy("cumulative")

@@ -45,7 +45,7 @@ numbers = st.lists(st.integers(-9, 9), min_size=13, max_size=13)
 
 @settings(max_examples=100, deadline=None)
 @given(numbers, numbers)
-def test_the_projection_is_the_papers(gradient, reference):
+def test_the_projection_equals_the_papers(gradient, reference):
     """What points apart is taken away. What does not stays to the bit. Nothing is divided by 0."""
     projected = split(gradient)
     project(projected, split(reference))

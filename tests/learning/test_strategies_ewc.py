@@ -50,7 +50,7 @@ def literal_fisher(model, images, order):
 
 
 @pytest.mark.parametrize("at_once", [2, 256])
-def test_fisher_is_the_mean_of_each_images_squared_gradient(tmp_path, monkeypatch, at_once):
+def test_fisher_equals_the_mean_squared_gradient_of_each_image(tmp_path, monkeypatch, at_once):
     """However many images are differentiated at once. Never the square of their mean."""
     monkeypatch.setattr(ewc, "_MAX_GRADIENTS", at_once)
     stream = image_stream(tmp_path, train=(3, 11))
@@ -62,7 +62,7 @@ def test_fisher_is_the_mean_of_each_images_squared_gradient(tmp_path, monkeypatc
     assert_close(strategy._compute_fisher(1), literal_fisher(model, images, order))
 
 
-def test_all_images_are_used_where_none_are_left_out():
+def test_all_images_are_used_if_none_are_left_out():
     """0 is not a limit, and neither is a number above the bucket's."""
     stream, settings = feature_stream(), on_features(strategy="ewc", strategy_args="images=0")
     model, _ = random_head()
@@ -122,7 +122,7 @@ def test_online_there_is_one_parabola_that_fades():
     assert_close(added_by(strategy, weights), torch.autograd.grad(penalty, weights), atol=1e-5)
 
 
-def test_no_weight_is_thrown_beyond_where_it_is_pulled_to():
+def test_a_penalty_step_does_not_overshoot():
     """Firmer than 1 / lr, one step would overshoot: there the parabola is made as flat as that."""
     strategy, weights, _, ends = after_three_buckets("strength=70,online=yes", lr=0.05)
     stiff = [70 * 0.95 * part for part in strategy._curvature]
@@ -135,7 +135,7 @@ def test_no_weight_is_thrown_beyond_where_it_is_pulled_to():
     assert_close(added_by(strategy, weights), expected, atol=1e-5)
 
 
-def test_parabolas_are_added_however_flat_they_are():
+def test_small_importances_are_added():
     """Their vertex is the mean of theirs, weighted with curvatures far below one."""
     model, _ = random_head()
     strategy, _ = strategy_on(feature_stream(), on_features(strategy="ewc"), model)
@@ -148,7 +148,7 @@ def test_parabolas_are_added_however_flat_they_are():
     assert_close(strategy._vertex, [torch.full_like(weight, 3.0) for weight in model.parameters()])
 
 
-def test_a_weight_that_no_bucket_depends_on_is_free():
+def test_an_unimportant_weight_has_no_penalty():
     """An input that is always 0: no division by nothing, and no pull."""
     stream = feature_stream()
     model, _ = random_head()
@@ -171,7 +171,7 @@ def test_a_weight_that_no_bucket_depends_on_is_free():
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_processes_share_the_images_and_use_what_they_have_added_up(tmp_path, size):
+def test_processes_divide_the_images_and_use_the_sum(tmp_path, size):
     """Each measures a part of the Fisher information, maybe of no image, and all go on alike."""
     parts, exchanged = [], []
 
@@ -200,7 +200,7 @@ def test_processes_share_the_images_and_use_what_they_have_added_up(tmp_path, si
 
 
 @pytest.mark.parametrize(("free", "at_once"), [(2**28, 6), (14 * 2**30, 42), (139 * 2**30, 256)])
-def test_a_gpu_computes_as_many_gradients_together_as_have_room(monkeypatch, free, at_once):
+def test_a_gpu_computes_as_many_gradients_as_fit(monkeypatch, free, at_once):
     """Of a ResNet-18: six on a CPU, and as many more as there is memory."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3)
@@ -210,13 +210,13 @@ def test_a_gpu_computes_as_many_gradients_together_as_have_room(monkeypatch, fre
     assert ewc.count_gradients_at_once(size, torch.device("cuda")) == at_once
 
 
-def test_of_a_model_larger_than_the_memory_one_gradient_is_computed_at_a_time():
+def test_a_model_larger_than_the_memory_has_one_gradient_at_a_time():
     """It may fail for want of memory then, but not for want of a gradient."""
     assert ewc.count_gradients_at_once(2**40, torch.device("cpu")) == 1
 
 
 @pytest.mark.parametrize("gamma", [0, 1])
-def test_gamma_may_be_either_end_of_its_range(gamma):
+def test_gamma_may_be_zero_or_one(gamma):
     """At 1 nothing fades, at 0 only the newest bucket counts."""
     strategy, weights, fishers, ends = after_three_buckets(f"strength=70,online=yes,gamma={gamma}")
     running = [sum(of_weight) for of_weight in zip(*fishers, strict=True)]

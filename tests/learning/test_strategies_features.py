@@ -55,7 +55,7 @@ def literal_slda(rows, labels, shrinkage):
     return weight, -(weight * means).sum(axis=1) / 2
 
 
-def test_ncm_is_the_nearest_of_running_means():
+def test_ncm_equals_the_nearest_running_mean():
     """After every bucket: distances to means that were counted image by image."""
     points, _ = held_out()
     for bucket_index, (_, weight, bias) in enumerate(train_counts(config(strategy="ncm"))[1:]):
@@ -67,7 +67,7 @@ def test_ncm_is_the_nearest_of_running_means():
 
 
 @pytest.mark.parametrize("shrinkage", [1e-4, 0.3])
-def test_slda_is_the_papers_recursion(shrinkage):
+def test_slda_equals_the_papers_recursion(shrinkage):
     """After every bucket: scores by a covariance that was updated image by image."""
     points, _ = held_out()
     run = train_counts(config(strategy="slda", strategy_args=f"shrinkage={shrinkage}"))
@@ -82,7 +82,7 @@ def test_slda_is_the_papers_recursion(shrinkage):
 
 
 @pytest.mark.parametrize("strategy", ["ncm", "slda"])
-def test_closed_forms_know_no_seed_and_no_optimiser(strategy):
+def test_closed_forms_ignore_seed_and_optimiser(strategy):
     """One pass, without a gradient: nothing is drawn, and nothing is stepped."""
     first = train_rows(config(strategy=strategy, seed=0, epochs=1, batch_size=3))
     other = train_rows(config(strategy=strategy, seed=5, epochs=4, lr=0.01, optimizer="adam"))
@@ -91,7 +91,7 @@ def test_closed_forms_know_no_seed_and_no_optimiser(strategy):
 
 
 @pytest.mark.parametrize("strategy", ["ncm", "slda"])
-def test_a_class_not_yet_seen_is_no_answer(strategy):
+def test_an_unseen_class_is_never_predicted(strategy):
     """Nor is it an infinite number, which would be called a divergence."""
     buckets = made_up(without=(0, 1))
     run = train_counts(config(strategy=strategy), buckets)
@@ -104,7 +104,7 @@ def test_a_class_not_yet_seen_is_no_answer(strategy):
     assert 1 in (points @ weight.T + bias).argmax(axis=1)
 
 
-def test_linear_is_naive_on_features():
+def test_linear_equals_naive_on_features():
     """Under the name that results are compared by."""
     assert train_rows(config(strategy="linear", batch_size=8)) == train_rows(
         config(strategy="naive", batch_size=8)
@@ -112,14 +112,14 @@ def test_linear_is_naive_on_features():
 
 
 @pytest.mark.parametrize("strategy", ["linear", "ncm", "slda"])
-def test_images_are_refused(strategy):
+def test_images_are_rejected(strategy):
     """They are told where features are to be had."""
     with pytest.raises(ConfigError, match="features=pixels, which every dataset has"):
         check(TrainConfig.resolve({"strategy": strategy}))
 
 
 @pytest.mark.parametrize("args", ["shrinkage=0", "shrinkage=1.5", "shrinkage=x"])
-def test_slda_refuses_what_it_cannot_compute(args):
+def test_slda_rejects_invalid_arguments(args):
     """In one line."""
     with pytest.raises(ConfigError, match="strategy_args has"):
         check(config(strategy="slda", strategy_args=args))

@@ -38,7 +38,7 @@ numbers = st.floats(-8, 8, width=32)
     st.lists(st.tuples(*[numbers] * 6), min_size=1, max_size=4),
     st.sampled_from([0.5, 1.0, 2.0, 5.0]),
 )
-def test_the_distillation_is_the_papers_sum(rows, temperature):
+def test_the_distillation_loss_equals_the_papers_sum(rows, temperature):
     """Minus the sum of y_old' log y', each y' softened by 1 / T. Mean over images."""
     expected = 0.0
     for row in rows:

@@ -46,7 +46,7 @@ WITH_MEMORY = ["replay", "gdumb", "er_ace", "derpp", "agem"]
 
 
 @pytest.mark.parametrize("strategy", WITH_MEMORY)
-def test_memory_zero_is_one_line(strategy):
+def test_memory_zero_is_a_one_line_error(strategy):
     """A buffer of nothing is refused before any data is read."""
     with pytest.raises(ConfigError, match="memory is 0, but strategy") as raised:
         parse_strategy_arguments(config(strategy=strategy, memory=0))
@@ -90,7 +90,7 @@ def trained_alone(stream, settings, samples, bucket_index, epochs=None):
 
 
 @pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
-def test_from_scratch_is_a_fresh_run_on_each_bucket(optimizer_state, tmp_path):
+def test_from_scratch_equals_a_new_run_on_each_bucket(optimizer_state, tmp_path):
     """To the bit, running statistics included. Each bucket starts from weights of its own."""
     stream = image_stream(tmp_path)
     settings = config(strategy="from_scratch", optimizer_state=optimizer_state, seed=3)
@@ -108,7 +108,7 @@ def test_from_scratch_is_a_fresh_run_on_each_bucket(optimizer_state, tmp_path):
 
 
 @pytest.mark.parametrize("epochs", [0, 5])
-def test_joint_trains_once_on_the_whole_stream(epochs, tmp_path):
+def test_joint_trains_once_on_the_complete_stream(epochs, tmp_path):
     """In the first bucket on all images of all buckets. Later rows repeat its answers."""
     stream = image_stream(tmp_path)
     settings = config(strategy="joint", strategy_args=f"epochs={epochs}")
@@ -129,7 +129,7 @@ def test_joint_trains_once_on_the_whole_stream(epochs, tmp_path):
 
 
 @pytest.mark.parametrize(("buffer", "epochs"), [("greedy_balanced", 0), ("class_balanced", 3)])
-def test_gdumb_is_a_fresh_run_on_its_memory_alone(buffer, epochs, tmp_path):
+def test_gdumb_equals_a_new_run_on_its_memory(buffer, epochs, tmp_path):
     """The bucket is sampled first. Then a new model sees what the memory holds and nothing else."""
     stream = image_stream(tmp_path)
     settings = config(strategy="gdumb", strategy_args=f"buffer={buffer},epochs={epochs}", memory=5)
@@ -176,7 +176,7 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
 
 
 @pytest.mark.parametrize(("batch_size", "size"), [("3", 3), ("7", 7), ("64", 7), ("full", 7)])
-def test_rehearsal_goes_through_the_buffer_again_and_again(batch_size, size):
+def test_rehearsal_cycles_through_the_buffer(batch_size, size):
     """As many images as in a batch, or all. Each as often as any other, give or take one."""
     buffer_samples = feature_stream().train(1)
     settings = on_features(batch_size=batch_size)
@@ -364,7 +364,7 @@ def stream_without_classes(folder):
     return DecodedStream(stream, image_size=8, device=CPU), labels
 
 
-def test_cwr_consolidates_as_algorithm_1_written_out(tmp_path):
+def test_cwr_equals_algorithm_1_written_out(tmp_path):
     """Class by class, weight by weight. The head starts each bucket as the paper says."""
     stream, labels = stream_without_classes(tmp_path)
     settings = config(strategy="cwr", epochs=2, lr=0.1)
@@ -435,7 +435,7 @@ def test_cwr_changes_nothing_but_the_head_after_the_first_bucket(optimizer_state
     ("strategy", "arguments"),
     [("er_ace", "none"), ("derpp", "none"), ("agem", "none"), ("replay", "batches=balanced")],
 )
-def test_the_buffer_of_before_is_let_go_of_before_the_next_one_is_fetched(strategy, arguments):
+def test_the_old_buffer_is_freed_before_the_next_one_is_loaded(strategy, arguments):
     """Nothing that was drawn from for an epoch keeps its images until the next bucket."""
     fetched, alive = [], []
 

@@ -28,7 +28,7 @@ def importable(project, monkeypatch):
 
 
 @pytest.mark.usefixtures("importable")
-def test_the_example_trains_through_the_loop(tmp_path):
+def test_the_example_strategy_trains(tmp_path):
     """Its arguments are read, defaults are reported, and it does something."""
     settings = check(config(strategy=NAME, strategy_args="strength=2"))
     assert settings.strategy_args == {"strength": 2.0}
@@ -40,9 +40,7 @@ def test_the_example_trains_through_the_loop(tmp_path):
     assert not any(torch.equal(weight, other) for weight, other in pairs)
 
 
-def test_the_training_process_finds_it_below_the_folder_that_the_command_ran_in(
-    project, monkeypatch
-):
+def test_the_training_process_imports_it_from_the_working_folder(project, monkeypatch):
     """As ``clear-mlflow train`` and ``mlflow run`` start it."""
     monkeypatch.chdir(project)
     with TrainingProcess(config(strategy=NAME, strategy_args="strength=0.5")) as process:
@@ -86,7 +84,7 @@ def own(tmp_path, monkeypatch):
         ("str", "x", "a=b", "a=b"),
     ],
 )
-def test_arguments_are_the_same_when_they_are_read_back(own, hint, default, text, value):
+def test_arguments_round_trip(own, hint, default, text, value):
     """From the text that a user writes, and from the text that a run stores."""
     for parameters, expected in (({}, default), ({"strategy_args": f"value={text}"}, value)):
         settings = check(own(hint, default, **parameters))
@@ -106,13 +104,13 @@ def test_arguments_are_the_same_when_they_are_read_back(own, hint, default, text
         ("tuple[int, ...]", (), {"strategy_args": "value=1"}),
     ],
 )
-def test_an_argument_that_no_text_can_store_is_refused(own, hint, default, parameters):
+def test_an_argument_that_text_cannot_store_is_rejected(own, hint, default, parameters):
     """Otherwise the run would train to its end, and could not be resumed."""
     with pytest.raises(ConfigError, match=r"value.*expected"):
         check(own(hint, default, **parameters))
 
 
-def test_what_a_name_leads_to_is_a_strategy(tmp_path, monkeypatch):
+def test_the_named_object_must_be_a_strategy(tmp_path, monkeypatch):
     """Anything else, or nothing, is refused in one line."""
     (tmp_path / "theirs.py").write_text("OTHER = 3\n")
     monkeypatch.syspath_prepend(tmp_path)

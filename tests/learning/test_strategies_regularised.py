@@ -47,7 +47,7 @@ def test_images_are_trained_on_and_the_same_seed_gives_the_same_bits(tmp_path, n
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_frozen_backbone_stays_as_it_is(tmp_path, name):
+def test_a_frozen_backbone_does_not_change(tmp_path, name):
     """What is not trained is neither measured nor held, and the head still learns."""
     settings = config(strategy=name, freeze="backbone", precision="bf16")
     stream = image_stream(tmp_path)
@@ -88,7 +88,7 @@ def test_nothing_in_a_step_waits_for_the_device(name):
 
 
 @pytest.mark.parametrize("name", ["ewc", "si", "lwf"])
-def test_a_strength_of_nothing_is_naive(tmp_path, name):
+def test_strength_zero_equals_naive(tmp_path, name):
     """To the bit: what a strategy measures between steps and buckets disturbs nothing."""
     stream = image_stream(tmp_path)
     rows, model = train_rows(stream, config(strategy=name, strategy_args="strength=0"))
@@ -122,7 +122,7 @@ def test_a_strength_of_nothing_is_naive(tmp_path, name):
         ("replay", "batches=half", "pass shuffled or balanced"),
     ],
 )
-def test_what_cannot_be_is_refused(name, arguments, message):
+def test_impossible_arguments_are_rejected(name, arguments, message):
     """In one line that states what to pass."""
     with pytest.raises(ConfigError) as refused:
         parse_strategy_arguments(config(strategy=name, strategy_args=arguments))
@@ -130,7 +130,7 @@ def test_what_cannot_be_is_refused(name, arguments, message):
     assert "\n" not in str(refused.value)
 
 
-def test_a_weight_that_the_loss_does_not_reach_has_a_gradient_of_zeros():
+def test_a_weight_without_effect_on_the_loss_has_a_zero_gradient():
     """Lists of weights and of gradients stay of one length."""
     model = nn.Linear(2, 2)
     model.weight.sum().backward()

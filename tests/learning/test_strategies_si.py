@@ -69,7 +69,7 @@ def test_three_buckets_equal_the_written_out_ones(clip, damping):
     assert any((part > 0.1).any() for part in importance)
 
 
-def test_nothing_is_held_with_negative_stiffness():
+def test_negative_importances_become_zero():
     """What raised the loss on its way loses importance, down to none. The path starts anew."""
     model, _ = random_head()
     arguments = "strength=0.01,damping=0.5"

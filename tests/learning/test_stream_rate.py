@@ -156,7 +156,7 @@ def count_correct(stream, model):
 
 @pytest.mark.parametrize("rate", ["naive:0.7", "naive:1", "naive:2.5"])
 @pytest.mark.parametrize("strategy", ["naive", "replay", "ewc", "derpp"])
-def test_what_is_seen_is_what_a_literal_clock_lets_through(strategy, rate):
+def test_seen_images_equal_those_of_a_literal_clock(strategy, rate):
     """The same images of each bucket, the same cells, and each image in the row's costs."""
     stream = feature_stream(COUNTS)
     changes = {"strategy_args": "images=2"} if strategy == "ewc" else {"memory": "20"}
@@ -181,7 +181,7 @@ def test_what_is_seen_is_what_a_literal_clock_lets_through(strategy, rate):
         (6, [0, 6]),
     ],
 )
-def test_which_batches_pass_by_is_what_the_papers_program_has(cost, taken):
+def test_missed_batches_equal_those_of_the_papers_program(cost, taken):
     """Ghunaim et al., arXiv:2302.01047, of ER, LwF, RWalk, MIR and GSS: their delays."""
     costs, stream = SimpleNamespace(flops=0), feature_stream((40,))
     stream_clock = StreamClock(Fraction(15), stream, costs)  # a batch of 4 images in 60 FLOPs
@@ -217,7 +217,7 @@ def test_naive_keeps_up_with_its_own_pace(tmp_path):
 
 
 @pytest.mark.parametrize("strategy", IN_PASSING)
-def test_nothing_that_passed_by_is_ever_used(strategy, monkeypatch):
+def test_missed_images_are_never_used(strategy, monkeypatch):
     """What the model trained on is what the stream has of a past bucket, for whatever asks it."""
     stream = feature_stream(COUNTS)
     images = {
@@ -260,7 +260,7 @@ def test_nothing_that_passed_by_is_ever_used(strategy, monkeypatch):
 
 
 @pytest.mark.parametrize("strategy", IN_PASSING)
-def test_a_killed_run_goes_on_in_the_same_stream(strategy):
+def test_a_killed_run_continues_in_the_same_stream(strategy):
     """What was seen, and how late it is, is in the state: rows, costs and states are the same."""
     settings = passing_by(strategy, "naive:1.3", memory="12")
     full_run = [
@@ -289,7 +289,7 @@ def test_a_killed_run_goes_on_in_the_same_stream(strategy):
             assert (cost.images, cost.replayed_images) == (before.images, before.replayed_images)
 
 
-def test_a_bucket_may_pass_by_whole(tmp_path):
+def test_a_complete_bucket_may_be_missed(tmp_path):
     """EWC is still at the importances of the first bucket's images, and is as it was."""
     stream = image_stream(tmp_path)
     settings = config(strategy="ewc", epochs="1", stream_rate="naive:1")
@@ -329,19 +329,19 @@ class Twice(Strategy):
         ({"stream_rate": "images:3"}, "expected off; a multiple of the pace of naive"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(changes, message):
+def test_conflicting_options_are_rejected(changes, message):
     """In one line, before any training."""
     with pytest.raises(ConfigError, match=message) as error:
         check(on_features(**{"epochs": "1", "stream_rate": "naive:1", **changes}))
     assert "\n" not in str(error.value)
 
 
-def test_a_bucket_that_would_pass_twice_is_refused():
+def test_a_second_pass_over_a_bucket_is_rejected():
     with pytest.raises(ConfigError, match="trains more than once on a bucket"):
         train_all(feature_stream(), passing_by(f"{__name__}:Twice"))
 
 
-def test_whole_buckets_are_counted_as_before():
+def test_indices_of_a_reduced_bucket_count_its_remaining_images():
     """Indices of a bucket that passed are of what was seen of it."""
     stream = feature_stream((6,))
     everything = stream.train(0)

@@ -92,7 +92,7 @@ def test_a_model_that_draws_random_numbers_when_it_is_tested_learns_the_same(tmp
 
 
 @pytest.mark.parametrize("interval", ["1", "2", "3steps", "2steps"])
-def test_tests_are_due_at_each_multiple_of_the_interval_but_the_last(tmp_path, interval):
+def test_tests_are_at_each_multiple_of_the_interval_except_the_last(tmp_path, interval):
     """In their order, before the bucket's row."""
     stream = image_stream(tmp_path, train=(9, 7, 5))
     parameters = config(epochs=4, test_every=interval)
@@ -109,7 +109,7 @@ def test_tests_are_due_at_each_multiple_of_the_interval_but_the_last(tmp_path, i
     assert progress.order == order
 
 
-def test_a_test_after_an_epoch_counts_what_a_training_of_so_many_epochs_ends_with(tmp_path):
+def test_a_test_after_an_epoch_equals_the_row_of_a_shorter_training(tmp_path):
     """The model is the one at that moment, and all test sets are asked."""
     progress, rows = collect_tests(image_stream(tmp_path / "a"), config(epochs=4, test_every=1))
     firsts = [test.correct for test in progress.tests if test.bucket == 1]
@@ -121,14 +121,14 @@ def test_a_test_after_an_epoch_counts_what_a_training_of_so_many_epochs_ends_wit
     assert {test.num_instances for test in progress.tests} == {rows[0].num_instances}
 
 
-def test_an_output_that_is_no_number_inside_a_bucket_ends_the_training(tmp_path):
+def test_a_nan_output_within_a_bucket_ends_the_training(tmp_path):
     """With the place, before the epoch's loss tells."""
     with pytest.raises(DivergedError, match=r"after 2 of \d+ steps on bucket key0 .* lower lr"):
         collect_tests(image_stream(tmp_path), config(lr=1e30, epochs=3, test_every="2steps"))
 
 
 @pytest.mark.parametrize("strategy", WITHOUT_STEPS)
-def test_a_strategy_without_steps_in_every_bucket_is_refused(strategy):
+def test_a_strategy_without_steps_in_every_bucket_is_rejected(strategy):
     """Before any data is read."""
     assert not load_strategy(strategy).steps_in_every_bucket
     settings = feature_streams.config(strategy=strategy, test_every="1")
@@ -136,7 +136,7 @@ def test_a_strategy_without_steps_in_every_bucket_is_refused(strategy):
         check(settings)
 
 
-def test_an_interval_as_long_as_a_bucket_is_refused(tmp_path):
+def test_an_interval_as_long_as_a_bucket_is_rejected(tmp_path):
     """Where epochs say so before any data is read, and where steps do in the first bucket."""
     with pytest.raises(ConfigError, match="test_every is 2 and a bucket takes no more epochs"):
         check(config(epochs=2, test_every=2))
@@ -149,7 +149,7 @@ def test_an_interval_as_long_as_a_bucket_is_refused(tmp_path):
         collect_tests(stream, config(epochs=4000, test_every="1steps"))
 
 
-def test_a_strategy_says_how_many_epochs_a_bucket_takes(tmp_path):
+def test_a_strategy_defines_the_epochs_of_a_bucket(tmp_path):
     """Its epochs count, not the run's. Steps are those of what it trains on."""
     ten = {"strategy": "gdumb", "strategy_args": "epochs=10", "epochs": 2, "memory": 4}
     check(config(**ten, test_every=9))
@@ -172,7 +172,7 @@ class Twice(naive.Naive):
         super().learn(bucket_index, trainer)
 
 
-def test_a_strategy_that_descends_twice_in_a_bucket_is_told(tmp_path, monkeypatch):
+def test_a_strategy_that_trains_twice_in_a_bucket_is_reported(tmp_path, monkeypatch):
     """Nobody could state how far a test is."""
     monkeypatch.setattr(naive, "Naive", Twice)
     stream = image_stream(tmp_path)

@@ -68,7 +68,7 @@ def from_hub(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [TINY, "test_resnet", "test_convnext"])
-def test_features_are_timms_own(tmp_path, name, from_hub):
+def test_features_equal_timms(tmp_path, name, from_hub):
     """Image by image through timm's own model, weights and transform: the same numbers."""
     root = write_released(
         tmp_path / "data", buckets=("1", "2"), classes=("bus", "camera"), size=(61, 40), train=2
@@ -96,7 +96,7 @@ def test_features_are_timms_own(tmp_path, name, from_hub):
     assert metadata["preprocessing"].startswith("timm: 160 x 160, crop 0.95 center, bi")
 
 
-def test_heads_that_normalise_first_are_left_out_whole(from_hub):
+def test_heads_with_normalisation_are_removed_completely(from_hub):
     """LeViT's have a batch normalisation of their own, which is not a part of the features."""
     saved = build_weights("levit_128s")
     assert "head.bn.weight" in saved
@@ -167,7 +167,7 @@ def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
     assert "copy the folder HF_HOME from a machine that has them" in message
 
 
-def test_names_that_timm_has_not_are_told(monkeypatch):
+def test_names_that_timm_lacks_are_reported(monkeypatch):
     """A model, a tag of it, and the package itself."""
     assert "unknown backbone 'timm:resnet19'" in one_line(load_backbone, "timm:resnet19", "none")
     for name in ("timm:hf-hub:someone/model", "timm:local-dir:/tmp", "timm:"):
@@ -180,7 +180,7 @@ def test_names_that_timm_has_not_are_told(monkeypatch):
     assert "pip install 'clear_mlflow[timm]'" in one_line(load_backbone, f"timm:{TINY}", "none")
 
 
-def test_heads_are_trained_on_them(tmp_path, monkeypatch):
+def test_heads_are_trained_on_timm_features(tmp_path, monkeypatch):
     """By the command from the images to features, and from these a linear head, NCM and SLDA."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     root, parameters = tmp_path / "data", {"dataset": "folder", "dataset_args": "name=photos"}

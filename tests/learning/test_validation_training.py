@@ -61,7 +61,7 @@ def training(root, **options):
     ],
     ids=lambda options: " ".join(options.values()),
 )
-def test_rows_are_those_of_a_tree_that_was_divided_by_hand(trees, options):
+def test_validation_rows_equal_those_of_a_manual_split(trees, options):
     """The twin: no strategy or head sees what is held out, and nothing else differs."""
     full_tree, divided = trees
     measured = training(full_tree, split="validation", **options)

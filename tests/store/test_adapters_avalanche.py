@@ -72,7 +72,7 @@ def _quiet():
     warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 
-def test_the_matrix_is_avalanches_own_cell_by_cell(store, experiment_id):
+def test_the_matrix_equals_avalanches_cell_by_cell(store, experiment_id):
     """Twelve experiences, so past the tenth. Row 0 before any training. Counts of each size."""
     stream = benchmark(12)
     logger = MLflowAccuracyMatrix(dataset="toy", strategy="naive", seed=0)
@@ -116,7 +116,7 @@ def test_evaluations_within_training(store, options):
     np.testing.assert_allclose(logger.matrix.values, expected, atol=1e-7)
 
 
-def test_a_part_of_the_buckets_and_tests_in_pieces(store):
+def test_evaluations_of_some_buckets_are_combined(store):
     """Cells without a test are missing, and several tests of a model are one row."""
     stream = benchmark(4)
     logger = MLflowAccuracyMatrix()
@@ -194,7 +194,7 @@ def test_one_test_set_for_all_experiences_is_an_error(store):
         )
 
 
-def test_options_are_checked_at_once():
+def test_options_are_checked_in_the_constructor():
     """Not after the first bucket is trained."""
     with pytest.raises(ConfigError, match="unexpected keyword argument 'sede'"):
         MLflowAccuracyMatrix(sede=1)

@@ -75,7 +75,7 @@ def own_numbers(results):
     return [results[j][f"test_acc/dataloader_idx_{j}"] for j in range(len(results))]
 
 
-def test_the_matrix_is_lightnings_own_cell_by_cell(store, experiment_id):
+def test_the_matrix_equals_lightnings_cell_by_cell(store, experiment_id):
     """A new Trainer for each bucket, one callback. Past the tenth. Counts restored exactly."""
     train, test = loaders()
     callback, model = MLflowAccuracyMatrix(dataset="toy", seed=0), Model()

@@ -60,7 +60,7 @@ def own_numbers(results):
     return [results[f"eval_{key}_accuracy"] for key in KEYS]
 
 
-def test_the_matrix_is_the_trainers_own_cell_by_cell(store, experiment_id, tmp_path):
+def test_the_matrix_equals_the_trainers_cell_by_cell(store, experiment_id, tmp_path):
     """A new Trainer for each bucket, one callback. Past the tenth. Counts restored exactly.
 
     Evaluations during training are not rows.

@@ -82,7 +82,7 @@ def finished(store, experiment_id, fill_once):
     return only_run(store, experiment_id)
 
 
-def test_every_test_is_a_file_beside_the_rows(store, finished):
+def test_every_test_is_a_file_next_to_the_rows(store, finished):
     """And none is a row: rows, matrix and their metrics are those of a run without."""
     assert [path.name for path in sorted(get_tests_folder(finished).iterdir())] == FILES
     assert stored_tests(finished) == [test for tests in TESTS.values() for test in tests]
@@ -118,7 +118,7 @@ def test_scoring_again_writes_nothing(store, finished):
     assert select_values(finished).items() <= quick.scores.results.values_by_name.items()
 
 
-def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_id):
+def test_evaluate_logs_metrics_of_tests_for_a_run_without_them(store, experiment_id):
     """Rows and tests as any program may have written them, and the tag that reports it."""
     run = stored_run(store, experiment_id)
     get_tests_folder(run).mkdir()
@@ -134,7 +134,7 @@ def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_i
     assert rescore(store, run).action == "unchanged"
 
 
-def test_a_damaged_test_is_told_and_the_rows_are_scored(store, finished):
+def test_a_damaged_test_is_reported_and_the_rows_are_scored(store, finished):
     """Whatever is stored in its place."""
     (get_tests_folder(finished) / FILES[3]).write_text("{")
     verdict = rescore(store, finished)
@@ -164,9 +164,7 @@ class LosingStore(KnownTraining):
         return super().rows(on_curve, report_test, on_state)
 
 
-def test_tests_that_the_store_does_not_take_are_sent_by_sync(
-    store, experiment_id, tmp_path, monkeypatch
-):
+def test_unsent_tests_are_sent_by_sync(store, experiment_id, tmp_path, monkeypatch):
     """They wait on local disk from the moment they are measured. Then each is there, once."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "0.5")
     training = LosingStore(FOUR_BUCKETS, tests=TESTS)
@@ -186,7 +184,7 @@ def test_tests_that_the_store_does_not_take_are_sent_by_sync(
     assert select_values(run) == pytest.approx(EXPECTED)
 
 
-def test_a_journal_never_takes_the_place_of_a_test_that_is_stored(store, finished, tmp_path):
+def test_a_run_folder_never_replaces_a_stored_test(store, finished, tmp_path):
     """Its bucket was trained on again since, by another process, with other numbers perhaps."""
     other = inside_bucket(2, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
     (get_tests_folder(finished) / FILES[3]).unlink()
@@ -242,7 +240,7 @@ def load_comparison(store, runs):
     return compare_stored_runs(store, runs, group_by=(), explicit=True).comparison
 
 
-def test_a_comparison_has_their_metrics(store, finished):
+def test_a_comparison_has_metrics_of_tests(store, finished):
     """Of a scored run as they were logged. Of another one, computed from its tests."""
     logged = dict.fromkeys(EXPECTED, -1.0)
     comparison = load_comparison(store, [finished, plain_run(store, finished, [5] * 4)])

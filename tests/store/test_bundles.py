@@ -59,7 +59,7 @@ def write(path, files):
             archive.addfile(member, io.BytesIO(content))
 
 
-def test_it_is_read_like_a_store(bundle):
+def test_bundles_are_read_like_a_store(bundle):
     """All that a run is: the same numbers, predictions and intervals, from anywhere."""
     path, run = bundle
     read = clear_mlflow.load(path)
@@ -91,7 +91,7 @@ def test_bundles_are_compared_with_runs_and_with_each_other(store, experiment_id
     assert (refused.action, "is a bundle" in refused.detail) == ("failed", True)
 
 
-def test_an_experiment_is_no_folder_of_its_name(store, experiment_id, bundle, monkeypatch):
+def test_an_experiment_takes_precedence_over_a_folder(store, experiment_id, bundle, monkeypatch):
     """A name is an experiment if one has it, else a path. A Path is never an experiment."""
     path, run = bundle
     monkeypatch.chdir(path.parent.parent)
@@ -106,7 +106,7 @@ def test_an_experiment_is_no_folder_of_its_name(store, experiment_id, bundle, mo
     assert find_compared_id(Path("bundles")) == find_compared_id("only_bundles") == run.run_id
 
 
-def test_one_byte_changed_is_refused(bundle):
+def test_a_changed_byte_is_rejected(bundle):
     """Of any file, and of what describes them. A file that is added or lacks, too."""
     path, _ = bundle
     files = read_files(path)
@@ -171,7 +171,7 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("ending", [".gz", ".tar", ".tar.gz", ".tgz", ".zip"])
-def test_an_archive_of_another_format_is_refused(store, experiment_id, tmp_path, ending):
+def test_an_archive_of_another_format_is_rejected(store, experiment_id, tmp_path, ending):
     """Rather than a folder of that name, which no unpacker opens."""
     run = kept_run(store, experiment_id)
     target = tmp_path / f"paper{ending}"
@@ -217,7 +217,7 @@ def test_an_archive_writes_nowhere_else(tmp_path, member):
         clear_mlflow.load(pack_archive(tmp_path / "x.tar.xz", member))
 
 
-def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+def test_an_archive_bomb_is_rejected(tmp_path, monkeypatch):
     """Before it fills the disk."""
     monkeypatch.setattr(bundle_module, "_MAX_BYTES", 2**24)
     path = pack_archive(tmp_path / "x.tar.xz", (tarfile.TarInfo("run.json"), bytes(2**25)))
@@ -226,7 +226,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
         clear_mlflow.load(path)
 
 
-def test_a_header_takes_no_memory_that_it_announces(tmp_path):
+def test_an_announced_size_takes_no_memory(tmp_path):
     """Neither the name of a member, of any length, nor the dictionary of the xz stream."""
     name = build_member("run.json", tarfile.GNUTYPE_LONGNAME)[0], bytes(2**27)
     long_name = pack_archive(tmp_path / "name.tar.xz", name)
@@ -246,7 +246,7 @@ def test_a_header_takes_no_memory_that_it_announces(tmp_path):
     tracemalloc.stop()
 
 
-def test_bytes_around_the_files_of_an_archive_are_refused(store, experiment_id, tmp_path):
+def test_extra_bytes_in_an_archive_are_rejected(store, experiment_id, tmp_path):
     """After its end, in its padding, in the headers of its files, and another order of them."""
     run_id = stored_run(store, experiment_id).info.run_id
     path = clear_mlflow.export(run_id, tmp_path / "run.tar.xz")
@@ -298,7 +298,7 @@ def test_of_two_copies_of_a_run_the_more_complete_is_used(store, experiment_id, 
         clear_mlflow.compare([complete, run_id], log=False)
 
 
-def test_a_name_that_is_a_folder_is_not_walked(store, tmp_path, monkeypatch):
+def test_links_to_the_folder_itself_are_not_followed(store, tmp_path, monkeypatch):
     """Two links to the folder itself would never end."""
     monkeypatch.chdir(tmp_path)
     folder = Path("study", "deep")
@@ -334,7 +334,7 @@ def test_reading_creates_no_store(store, experiment_id, tmp_path, monkeypatch):
 
 
 @given(content=st.binary(max_size=2000), is_packed=st.booleans())
-def test_what_is_no_archive_is_one_line(tmp_path_factory, content, is_packed):
+def test_an_invalid_archive_is_a_one_line_error(tmp_path_factory, content, is_packed):
     """Whatever is stored in the file."""
     path = tmp_path_factory.mktemp("x") / "x.tar.xz"
     path.write_bytes(lzma.compress(content) if is_packed else content)
@@ -347,7 +347,7 @@ def test_what_is_no_archive_is_one_line(tmp_path_factory, content, is_packed):
     ("path", "value"),
     [("files", None), ("name", 3), ("status", "x"), ("files/00000001-params.json", 3)],
 )
-def test_a_forged_description_is_one_line(store, experiment_id, tmp_path, path, value):
+def test_a_forged_header_is_a_one_line_error(store, experiment_id, tmp_path, path, value):
     """Whoever writes one can write its digest, too."""
     bundle = clear_mlflow.export(stored_run(store, experiment_id).info.run_id, tmp_path / "b")
     description = json.loads((bundle / "run.json").read_text())

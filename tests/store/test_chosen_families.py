@@ -49,7 +49,7 @@ def scored_by(store, run_id):
     )
 
 
-def test_a_training_logs_the_families_it_was_told(store, experiment_id):
+def test_a_training_logs_the_requested_families(store, experiment_id):
     """Per row and at its end. Its description holds them, and no other ones are computed."""
     training = KnownTraining(FOUR_BUCKETS, metrics="gem,worst_bucket")
     train_in_process(store, training, {"metrics": "gem,worst_bucket"})
@@ -65,7 +65,7 @@ def test_a_training_logs_the_families_it_was_told(store, experiment_id):
     assert json.loads(run.data.tags[names.VERSIONS_TAG]).keys() >= {m.name for m in chosen}
 
 
-def test_a_loop_of_ones_own_logs_the_families_it_was_told(store, experiment_id):
+def test_a_custom_loop_logs_the_requested_families(store, experiment_id):
     """As a list or as a text. The metrics of a row are there before the next one."""
     loop = {"buckets": 4, "num_instances": NUM_TEST}
     with clear_mlflow.track(**loop, metrics=["renate", "tic"]) as run:
@@ -108,7 +108,7 @@ def test_evaluate_adds_families_to_old_runs(store, experiment_id):
     assert "wild_time/stream_worst" in result.output
 
 
-def test_a_family_that_only_a_later_version_knows_stays(store, experiment_id):
+def test_a_family_of_a_later_version_is_preserved(store, experiment_id):
     """It is left in the tag, and the others are computed."""
     tags = {names.METRICS_TAG: "gem,of_tomorrow"}
     run = log_run(store, experiment_id, "a", counts(150, 0), strategy="a", tags=tags)
@@ -141,7 +141,7 @@ def test_a_run_with_an_unknown_family_is_shown_with_its_intervals(store, experim
         ("train",),
     ],
 )
-def test_an_unknown_family_is_one_line_with_the_list(command):
+def test_an_unknown_family_is_a_one_line_error_with_the_list(command):
     """Before anything is opened or trained."""
     done = invoke(*command, "--metrics", "clear,rennate")
     error = done.exception if isinstance(done.exception, ConfigError) else done.output

@@ -44,7 +44,7 @@ def test_other_options_come_after_all_groups(words):
     assert [heading for heading in headings if heading != "Examples:"][-1] == "Other options:"
 
 
-def test_what_has_to_be_given_is_asked_for():
+def test_missing_required_arguments_are_reported():
     result = CliRunner().invoke(main, ["data", "features", "somewhere"])
     assert result.exit_code == 2
     assert "Missing option '--backbone'" in result.output
@@ -74,7 +74,7 @@ def test_examples_are_commands(words, example):
         (["evaluate", "--rows-scale"], "p", ["percent"]),
     ],
 )
-def test_a_shell_completes_it(arguments, typed, offered):
+def test_a_shell_completes_commands(arguments, typed, offered):
     shell = ShellComplete(main, {}, "clear-mlflow", "_CLEAR_MLFLOW_COMPLETE")
     completions = [item.value for item in shell.get_completions(arguments, typed)]
     assert sorted(completions) == sorted(offered)
@@ -89,7 +89,7 @@ def environment(monkeypatch):
     return monkeypatch
 
 
-def test_runs_go_where_the_options_say(store, environment):
+def test_runs_go_to_the_store_and_experiment_of_the_options(store, environment):
     """Those that MLflow makes active, and those next to them. The environment's own tags stay."""
     environment.setenv("MLFLOW_RUN_CONTEXT", json.dumps({"site": "a"}))
     environment.setenv("MLFLOW_EXPERIMENT_ID", "0")
@@ -113,7 +113,7 @@ def test_runs_go_where_the_options_say(store, environment):
         ((None, None, ["clear_mlflow.rows=complete"]), "are reserved"),
     ],
 )
-def test_what_is_no_tag_is_refused(environment, arguments, message):
+def test_an_invalid_tag_is_rejected(environment, arguments, message):
     before = dict(os.environ)
     with pytest.raises(ConfigError, match=message):
         apply_run_options(*arguments)
@@ -121,7 +121,7 @@ def test_what_is_no_tag_is_refused(environment, arguments, message):
 
 
 @pytest.mark.parametrize("arguments", [("e", None, []), (None, "n", []), (None, None, ["a=b"])])
-def test_a_run_that_is_there_keeps_what_it_has(environment, arguments):
+def test_an_existing_run_keeps_its_name_and_tags(environment, arguments):
     apply_run_options(None, None, [], resume="run")
     with pytest.raises(ConfigError, match="exists already"):
         apply_run_options(*arguments, resume="run")

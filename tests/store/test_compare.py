@@ -56,7 +56,7 @@ def load_comparison(store, experiment_id):
     return comparison, artifact_folder(comparison)
 
 
-def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
+def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
     """Page, table, CSV, pictures, list, tags and description. The terminal tells the same."""
     result = invoke("--runs", "test")
     assert result.exit_code == 0, result.output
@@ -111,7 +111,7 @@ def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
     assert str(folder / names.COMPARISON_PAGE) in result.output
 
 
-def test_neither_compare_nor_evaluate_looks_at_a_comparison(store, experiment_id, runs):
+def test_compare_and_evaluate_skip_comparisons(store, experiment_id, runs):
     """A second comparison is of the same four runs."""
     invoke("--runs", "test")
     assert invoke("--runs", "test").exit_code == 0
@@ -137,7 +137,9 @@ def test_neither_compare_nor_evaluate_looks_at_a_comparison(store, experiment_id
         (["--runs", "test", "--filter", "tags.strategy = 'none'"], "none of the chosen runs"),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(store, experiment_id, runs, arguments, message):
+def test_runs_that_cannot_be_compared_are_a_one_line_error(
+    store, experiment_id, runs, arguments, message
+):
     """Exit code 2, and nothing is written."""
     result = invoke(*(word.replace("RUN", runs[0].info.run_id) for word in arguments))
     assert result.exit_code == 2
@@ -168,7 +170,7 @@ def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
     assert run.data.tags[names.COMPARED_COUNT_TAG] == "3"
 
 
-def test_stored_predictions_settle_single_runs(store, experiment_id, tmp_path):
+def test_stored_predictions_compare_single_runs(store, experiment_id, tmp_path):
     """Read back from the artifacts, and paired."""
     for strategy, level in (("naive", 120), ("replay", 180)):
         correct = counts(level, 0)
@@ -190,7 +192,7 @@ def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_i
     assert "Predictions of naive are not used" in result.output
 
 
-def test_parameters_quoted_by_mlflow_group_as_they_were_meant(store, experiment_id):
+def test_parameters_quoted_by_mlflow_are_unquoted_for_groups(store, experiment_id):
     """Under mlflow run 'a b' has apostrophes. What was used goes before what was asked for."""
     for seed, memory in enumerate(("auto", "'auto'")):
         run = log_run(store, experiment_id, "r", counts(180, seed), strategy="replay", seed=seed)
@@ -249,7 +251,7 @@ def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, exp
     assert group["metrics"]["clear/in_domain_accuracy"]["n"] == 2
 
 
-def test_what_is_undecided_names_the_command_that_trains_more_seeds(store, experiment_id):
+def test_an_inconclusive_verdict_names_the_command_that_trains_more_seeds(store, experiment_id):
     """As a training logs them: the grid asks for the same parameters, and for new seeds."""
     for strategy in ("naive", "replay"):
         for seed in range(2):
@@ -362,7 +364,7 @@ def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
     assert sorted(len(group["runs"]) for group in content["groups"]) == [1, 2]
 
 
-def test_own_loops_with_other_parameters_are_separate_groups(store, experiment_id):
+def test_custom_loops_with_different_parameters_are_separate_groups(store, experiment_id):
     """Names, folders, seeds and machine settings of another program separate nothing."""
     for seed in range(4):
         run = log_run(

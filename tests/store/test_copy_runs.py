@@ -113,7 +113,7 @@ def test_two_processes_at_once_make_one_copy(store, target):
     check_equal(store, run_id, target, copy.info.run_id)
 
 
-def test_a_run_that_was_continued_updates_its_copy(store, target, monkeypatch):
+def test_a_continued_run_updates_its_copy(store, target, monkeypatch):
     """The copy then has the rows, status and end of the longer run."""
     run_id = track_loop(1)
     (first,) = copy_all(store.tracking_uri, target)

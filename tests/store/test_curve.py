@@ -47,7 +47,7 @@ def build_series(*points):
     }
 
 
-def test_a_curve_is_three_series_over_the_steps_of_the_optimiser(store, experiment_id):
+def test_a_curve_has_three_series_over_optimiser_steps(store, experiment_id):
     """At the times when they were measured. Scoring the run again leaves them alone."""
     training = KnownTraining(FOUR_BUCKETS, live={1: [FIRST]}, curve={1: [SECOND], 2: [THIRD]})
     train_in_process(store, training, {})
@@ -82,7 +82,7 @@ def test_a_point_is_in_the_store_while_its_bucket_is_trained_on(store):
     assert "renate/average_accuracy" not in training.seen
 
 
-def test_a_training_that_breaks_off_loses_no_point(store, experiment_id):
+def test_an_interrupted_training_loses_no_point(store, experiment_id):
     """Not even one that no row has followed."""
     broken = RuntimeError("out of power")
     training = KnownTraining(FOUR_BUCKETS[:2], curve={1: [FIRST]}, ends_with=broken)
@@ -100,7 +100,7 @@ def test_a_training_that_breaks_off_loses_no_point(store, experiment_id):
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_no_finite_number_is_in_no_chart(store, experiment_id, loss):
+def test_a_loss_that_is_not_finite_is_in_no_chart(store, experiment_id, loss):
     """Rate and speed are: the steps were taken."""
     diverged = CurvePoint(3, loss, 0.05, 200.0, 2_000)
     train_in_process(store, KnownTraining(FOUR_BUCKETS, curve={1: [FIRST, diverged]}), {})
@@ -120,7 +120,7 @@ def left_spool(store, run_id, *batches):
     journal.close()
 
 
-def test_what_waited_is_sent_where_the_run_holds_no_point_at_its_step(store, run_id):
+def test_unsent_points_are_sent_if_the_run_lacks_their_step(store, run_id):
     """Another machine resumed the run meanwhile, and came by the same steps at other times."""
     for name, ((step, time, value), *_) in build_series(SECOND).items():
         store.log_metric(run_id, name, value + 0.25, timestamp=time + 99, step=step)
@@ -140,7 +140,7 @@ def test_what_waited_is_sent_where_the_run_holds_no_point_at_its_step(store, run
     assert histories(store, run_id) == expected, "a row's point follows from the row alone"
 
 
-def test_a_bucket_that_is_trained_on_again_doubles_nothing(store, run_id):
+def test_a_repeated_bucket_duplicates_no_point(store, run_id):
     """The first point of a step stays. What the run lacks of each series is added."""
     store.log_metric(run_id, names.CURVE_LOSS, 9.0, timestamp=500, step=FIRST.step)
     writer = RunRecorder(store, run_id, ())
@@ -153,7 +153,7 @@ def test_a_bucket_that_is_trained_on_again_doubles_nothing(store, run_id):
     assert read_curve(store, run_id) == expected
 
 
-def test_a_disk_that_takes_nothing_for_a_while_costs_no_point(store, run_id, monkeypatch):
+def test_a_temporarily_full_disk_loses_no_point(store, run_id, monkeypatch):
     """The points wait, more of them than one request takes."""
     writer = RunRecorder(store, run_id, ())
     writer.open(store.get_run(run_id))

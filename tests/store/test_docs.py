@@ -48,7 +48,7 @@ def read_python_blocks(page):
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.S | re.M)
 
 
-def test_all_python_is_run():
+def test_all_python_blocks_are_run():
     """A page that begins to show Python is listed above."""
     page_names = {page.name for page in (ROOT / "docs").glob("*.md") if read_python_blocks(page)}
     assert page_names <= RUNS.keys() | ELSEWHERE

@@ -108,7 +108,7 @@ def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experimen
         assert predictions.correct(images) == correct
 
 
-def test_the_run_above_holds_the_summary_and_no_rows(finished):
+def test_the_parent_run_has_the_summary_and_no_rows(finished):
     """Mean and standard deviation over the members, and the seeds."""
     parent, members = finished
     assert {run.data.tags["mlflow.parentRunId"] for run in members.values()} == {parent.info.run_id}
@@ -186,7 +186,7 @@ def test_seeds_after_an_error_have_no_run(store, experiment_id):
     assert set(find_runs(store, experiment_id)[1]) == {2}
 
 
-def test_an_active_run_is_joined_as_the_one_above(store):
+def test_an_active_run_becomes_the_parent(store):
     """It stays open, and its members are closed."""
     with mlflow.start_run(run_name="mine") as active:
         train_ensemble_in_process(store, build_training(config(**ASKED)), ASKED)

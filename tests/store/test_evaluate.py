@@ -29,7 +29,7 @@ def everything(store, run_id):
     return run.data.tags, run.data.params, histories(store, run_id), files, run.info.status
 
 
-def test_what_was_removed_comes_back(store, experiment_id, tmp_path):
+def test_removed_values_are_restored(store, experiment_id, tmp_path):
     """A series, a changed value, points in the middle of a series, and a report."""
     import sqlite3
 
@@ -54,7 +54,7 @@ def test_what_was_removed_comes_back(store, experiment_id, tmp_path):
     assert [v.action for v in run_evaluate(store, run.info.run_id)] == ["unchanged"]
 
 
-def test_a_store_that_cannot_be_read_stops_only_its_own_runs(store, experiment_id):
+def test_an_unreadable_artifact_store_affects_only_its_own_runs(store, experiment_id):
     """An artifact root whose plugin is not installed ends in a line, and the rest is scored."""
     store.create_experiment("elsewhere", artifact_location="nowhere://bucket/path")
     elsewhere = store.get_experiment_by_name("elsewhere").experiment_id
@@ -87,9 +87,7 @@ def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
         assert run.data.metrics["clear/in_domain_accuracy"] == pytest.approx((0.90 + 0.92) / 2)
 
 
-def test_metrics_are_named_in_a_list_or_in_one_text_with_commas(
-    store, experiment_id, tmp_path, monkeypatch
-):
+def test_metrics_are_a_list_or_a_text_with_commas(store, experiment_id, tmp_path, monkeypatch):
     """Families and functions of the user's. Each that is named is logged, and no other."""
     (tmp_path / "lab_worst.py").write_text("def worst(matrix):\n    return matrix.values.min()\n")
     monkeypatch.chdir(tmp_path)
@@ -102,7 +100,7 @@ def test_metrics_are_named_in_a_list_or_in_one_text_with_commas(
         assert "wild_time" not in logged
 
 
-def test_a_training_whose_artifacts_cannot_be_read_failed_and_another_run_is_skipped(store):
+def test_a_training_with_unreadable_artifacts_fails_and_another_run_is_skipped(store):
     """In an experiment, where nobody has said that each run has rows."""
     experiment_id = store.create_experiment("away", artifact_location="nowhere://bucket")
     tags = {names.KIND_TAG: names.KIND_TRAIN}

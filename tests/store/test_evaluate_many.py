@@ -83,7 +83,7 @@ def test_each_damaged_run_is_named_and_every_other_is_scored(store, many, jobs, 
         assert metrics["clear/in_domain_accuracy"] == pytest.approx((11 + 29) / 200)
 
 
-def test_another_metric_writes_that_metric_alone(store, many):
+def test_another_metric_writes_only_that_metric(store, many):
     """No other point, no picture, no table of the run is touched. The second time, nothing."""
     (run,) = many("one")
     search(store)
@@ -110,7 +110,7 @@ def evaluate_command(*options):
     )
 
 
-def test_ctrl_c_tells_what_is_done_and_the_next_call_does_the_rest(store, many, experiment_id):
+def test_ctrl_c_reports_progress_and_the_next_call_does_the_rest(store, many, experiment_id):
     """The first signal stops it within a moment, with a summary. The repeat is ignored."""
     many(*map(str, range(48)))
     process = evaluate_command()
@@ -134,7 +134,7 @@ def test_ctrl_c_tells_what_is_done_and_the_next_call_does_the_rest(store, many, 
     assert f"{48 - done} scored, {done} unchanged" in out
 
 
-def test_the_summary_of_many_runs_names_those_that_lack_something(store, many, capsys):
+def test_the_summary_of_many_runs_names_incomplete_ones(store, many, capsys):
     """A line for a run that ended early and for a damaged one, none for the other fifty-one."""
     from clear_mlflow.cli.evaluate import print_results
 

@@ -155,9 +155,7 @@ def _each_fails(train_failing, failing, seed):
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from there on"])
-def test_no_row_is_lost_by_a_file_that_cannot_be_written(
-    train_failing, tmp_path, monkeypatch, lasting
-):
+def test_no_row_is_lost_by_an_unwritable_file(train_failing, tmp_path, monkeypatch, lasting):
     """Each open, write, flush, rename and removal in the cache, the journal and the artifacts."""
     _each_fails(
         train_failing,
@@ -167,7 +165,7 @@ def test_no_row_is_lost_by_a_file_that_cannot_be_written(
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from there on"])
-def test_no_row_is_lost_by_a_call_that_the_store_refuses(train_failing, monkeypatch, lasting):
+def test_no_row_is_lost_by_a_rejected_call_of_the_store(train_failing, monkeypatch, lasting):
     """Each call to MLflow."""
     _each_fails(
         train_failing, lambda n: failing_store(monkeypatch, n, lasting=lasting), 3 + lasting
@@ -205,7 +203,7 @@ def test_a_full_disk_ends_a_training_with_one_error_that_names_the_row(
     assert list(rows_in(store, run_id)) == [f"row_00{row}.json" for row in range(3)]
 
 
-def test_what_is_kept_is_handed_over_whatever_happens_in_between(store, own_cache, monkeypatch):
+def test_unsent_files_are_delivered_despite_all_faults(store, own_cache, monkeypatch):
     """A bug, or Ctrl-C, between the disk and the store: the row is stored before the run ends."""
     append_points = RunRecorder._write_points
 

@@ -36,7 +36,7 @@ def test_the_same_seed_gives_the_same_weights(strategy):
     assert np.abs(weights(3)).max() > 1e-3
 
 
-def test_the_untrained_row_takes_all_for_the_first_class():
+def test_the_untrained_linear_head_predicts_the_first_class():
     """A head of zeros has no opinion, whatever the seed."""
     stream, _ = made_up()
     firsts = tuple(int((bucket.test.labels == 0).sum()) for bucket in stream.buckets)
@@ -64,7 +64,7 @@ def test_a_stream_of_features_keeps_every_row_with_its_label():
     assert samples.labels.tolist() == classes
 
 
-def test_features_choose_the_papers_protocol():
+def test_features_select_the_papers_protocol():
     """With features, auto means a linear head by the paper's settings. Without, nothing changes."""
     linear = TrainConfig.resolve({"features": KIND, "dataset": "clear10", "data_root": "x"})
     assert (linear.model, linear.batch_size, linear.lr, linear.momentum) == ("linear", 512, 1, 0.9)
@@ -73,13 +73,13 @@ def test_features_choose_the_papers_protocol():
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".", "", "a b", "x" * 65, "..", "/etc"])
-def test_a_name_is_no_path(name):
+def test_a_features_name_is_not_a_path(name):
     """A name of features is the name of a folder, and of nothing above it."""
     with pytest.raises(ConfigError, match="features is"):
         TrainConfig.resolve({"features": name})
 
 
-def test_a_run_on_own_features_is_recorded_as_such(store, experiment_id, tmp_path):
+def test_a_run_on_custom_features_records_them(store, experiment_id, tmp_path):
     """From a tree on disk through the training process into MLflow: name and digest are kept."""
     root = write_released(tmp_path / "data", train=4)
     write_released_features(root / "train")
@@ -99,7 +99,7 @@ def test_a_run_on_own_features_is_recorded_as_such(store, experiment_id, tmp_pat
     assert record.extra["features"] == {"name": KIND, "digest": metadata.features_digest}
 
 
-def test_a_run_on_images_says_nothing_of_features():
+def test_a_run_on_images_records_no_features():
     """What was not used is not recorded."""
     assert training(config()).metadata.features == "made_up"
     stream, _ = made_up()

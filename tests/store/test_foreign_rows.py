@@ -33,7 +33,7 @@ INITIAL = [0.125, 0.0, 0.25]
         ("a.b", ["aXb"], {}),
     ],
 )  # fmt: skip
-def test_a_pattern_tells_which_file_is_which_row(pattern, paths, rows):
+def test_a_pattern_maps_files_to_rows(pattern, paths, rows):
     """Numbers order rows, and texts do not: 10 comes after 2."""
     assert RowPattern(pattern).find_rows(paths) == rows
 
@@ -53,7 +53,7 @@ def test_a_pattern_tells_which_file_is_which_row(pattern, paths, rows):
         ("", [], "a path within a run"),
     ],
 )
-def test_what_a_pattern_leaves_open_is_asked(pattern, paths, part):
+def test_an_ambiguous_pattern_is_an_error(pattern, paths, part):
     """Whether 0 is the untrained model is nothing to guess."""
     with pytest.raises((ConfigError, RecordError)) as caught:
         RowPattern(pattern).find_rows(paths)
@@ -61,7 +61,7 @@ def test_what_a_pattern_leaves_open_is_asked(pattern, paths, part):
     assert str(caught.value).isprintable()
 
 
-def test_the_last_row_of_as_many_buckets_as_are_allowed_is_found():
+def test_the_last_row_of_the_largest_matrix_is_found():
     """Its number is that of the last bucket. One more is refused."""
     paths = ["rows/0999.json", "rows/1000.json"]
     assert RowPattern("rows/{row}.json").find_rows(paths) == {999: paths[0], 1000: paths[1]}
@@ -92,7 +92,7 @@ def test_a_row_has_many_forms(content):
 
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=80) | st.text(max_size=60).map(str.encode))
-def test_any_bytes_are_a_row_or_one_line(content):
+def test_any_bytes_are_a_row_or_a_one_line_error(content):
     """What is stored in other people's runs may be anything."""
     message = ""
     try:
@@ -124,7 +124,7 @@ def build_name(rows, first=0):
     return {f"results/acc_after_{first + i}.json": json.dumps(row) for i, row in enumerate(rows)}
 
 
-def test_rows_under_other_names_are_scored(store, foreign):
+def test_rows_of_other_programs_are_scored(store, foreign):
     """They become rows of the run. What was there stays, and a second time changes nothing."""
     run_id = foreign(build_name([INITIAL, *SQUARE]), dataset="clear10", seed="7", strategy="mine")
     done = evaluate("--runs", run_id, "--rows", "results/acc_after_{row}.json")
@@ -143,7 +143,7 @@ def test_rows_under_other_names_are_scored(store, foreign):
     assert evaluate("--runs", run_id).exit_code == 0
 
 
-def test_rows_that_were_half_written_are_completed(store, foreign):
+def test_partially_written_rows_are_completed(store, foreign):
     """A command that was stopped is run again, and the run is complete."""
     run_id = foreign(build_name(SQUARE, first=1))
     pattern = "results/acc_after_{row}.json"
@@ -157,7 +157,7 @@ def test_rows_that_were_half_written_are_completed(store, foreign):
     assert assemble(read_rows(store, store.get_run(run_id))).missing == ()
 
 
-def test_rows_of_a_training_are_not_completed_from_elsewhere(store, foreign):
+def test_rows_of_a_training_are_not_completed_from_other_files(store, foreign):
     """What is stored next to them may be of another measurement."""
     name = "row_001.json"
     own = {f"accuracy_matrix/rows/{name}": row_texts()[name]}
@@ -166,7 +166,7 @@ def test_rows_of_a_training_are_not_completed_from_elsewhere(store, foreign):
     assert list(read_rows(store, store.get_run(run_id))) == [name]
 
 
-def test_each_run_of_an_experiment_is_told_of(store, foreign):
+def test_each_run_of_an_experiment_is_reported(store, foreign):
     """One with damaged rows is named. One without any is none of ours. The others are scored."""
     good = foreign(build_name(SQUARE, first=1))
     bad = foreign({**build_name(SQUARE, first=1), "results/acc_after_2.json": "[0.5"})
@@ -184,7 +184,7 @@ def test_each_run_of_an_experiment_is_told_of(store, foreign):
     assert "clear/accuracy" in store.get_run(complete_run).data.metrics
 
 
-def test_percent_and_zeros_are_said_here_too(store, foreign):
+def test_scale_and_future_options_apply_to_rows(store, foreign):
     """What a script meant is not guessed. A dry run cannot write rows."""
     rows = [[75, 0, 0], [62.5, 87.5, 0], [50, 56.25, 93.75]]
     run_id = foreign(build_name(rows, first=1))

@@ -352,7 +352,7 @@ def test_weights(tmp_path, weights, suffix, data):
     ],
     ids=["sparse", "complex", "not a number", "meta", "bool", "quantised"],
 )
-def test_curious_tensors_are_no_weights(tmp_path, weights, change):
+def test_unusual_tensors_are_rejected_as_weights(tmp_path, weights, change):
     """Tensors that torch reads, and that a model would take, fall over, or silently change."""
     path = tmp_path / "weights.pth"
     torch.save({**weights, "0.weight": change(weights["0.weight"])}, path)

@@ -69,7 +69,7 @@ class TakenOver(KnownTraining):
             yield measured
 
 
-def test_who_lost_a_run_stores_nothing_more_and_says_who_holds_it(store):
+def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store):
     """One error. The run is as the other left it, and what was measured is on local disk."""
     training = TakenOver(store, after=2)
     with pytest.raises(
@@ -94,7 +94,7 @@ def test_who_lost_a_run_stores_nothing_more_and_says_who_holds_it(store):
     assert all(len(points) <= 2 for points in histories(store, run.info.run_id).values())
 
 
-def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
+def test_a_run_folder_with_stored_rows_duplicates_nothing(store):
     """After an outage longer than the limit: sent when the other has ended, the same rows."""
     training = TakenOver(store, after=3)
     with pytest.raises(LeaseLostError):
@@ -118,7 +118,7 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
     assert (histories(store, run.info.run_id), missing_row.read_bytes()) == before
 
 
-def test_a_journal_is_not_sent_while_another_process_trains(store):
+def test_a_run_folder_is_not_sent_while_another_process_trains(store):
     """It would store rows that the other is about to measure."""
     training = TakenOver(store, after=2)
     with pytest.raises(LeaseLostError):
@@ -171,7 +171,7 @@ def sleeps(monkeypatch):
 
 @pytest.mark.parametrize("hours", [1, -1])
 @pytest.mark.parametrize("is_renewed", [True, False])
-def test_a_lease_that_seems_expired_is_watched_before_its_run_is_closed(
+def test_a_seemingly_expired_lease_is_observed_before_its_run_is_closed(
     store, experiment_id, sleeps, capfd, hours, is_renewed
 ):
     """An hour old, or from the future: a clock is wrong, or the process is gone."""
@@ -207,7 +207,7 @@ def test_a_lease_dated_in_the_future_expires_when_it_was_seen_unchanged(
     assert not is_being_trained(store, run)
 
 
-def test_a_claim_from_the_future_does_not_block_a_run_for_ever(store, experiment_id):
+def test_a_reservation_from_the_future_does_not_block_a_run_forever(store, experiment_id):
     """An hour ahead, a clock was wrong."""
     at = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat(timespec="seconds")
     run = store.create_run(experiment_id)
@@ -215,7 +215,7 @@ def test_a_claim_from_the_future_does_not_block_a_run_for_ever(store, experiment
     assert reserve_resume(store, store.get_run(run.info.run_id)) == 2
 
 
-def test_of_two_that_reserve_a_resume_at_one_moment_one_succeeds(store, experiment_id):
+def test_one_of_two_concurrent_reservations_succeeds(store, experiment_id):
     """Both read the run before either had reserved: a reservation is never overwritten."""
     run = store.create_run(experiment_id)
     store.log_param(run.info.run_id, "resumed/1", format_foreign_lease())
@@ -223,7 +223,7 @@ def test_of_two_that_reserve_a_resume_at_one_moment_one_succeeds(store, experime
         reserve_resume(store, run)
 
 
-def test_a_refusal_says_when_the_lease_was_renewed_and_what_to_do(store, experiment_id):
+def test_an_error_names_the_time_of_renewal_and_a_remedy(store, experiment_id):
     """As after a restart of the machine: the process is gone, and nobody can look it up."""
     run_id = store.create_run(experiment_id).info.run_id
     at = (datetime.now(timezone.utc) - timedelta(seconds=100)).isoformat(timespec="seconds")
@@ -235,7 +235,7 @@ def test_a_refusal_says_when_the_lease_was_renewed_and_what_to_do(store, experim
         check_not_being_trained(store, run, "wait")
 
 
-def test_a_process_elsewhere_is_waited_for(store, experiment_id, sleeps, capfd):
+def test_a_resume_waits_for_a_process_elsewhere(store, experiment_id, sleeps, capfd):
     """Until it renews its lease, has ended, or the lease has expired. Or not at all."""
     later = (datetime.now(timezone.utc) + timedelta(seconds=30)).isoformat()
 
@@ -338,7 +338,7 @@ def test_a_renewal_sets_a_run_back_to_running_that_evaluate_closed(store, experi
         check_not_being_trained(store, run, "wait")
 
 
-def test_a_late_renewal_takes_the_lease_from_nobody(store, experiment_id, sleeps):
+def test_a_late_renewal_takes_over_no_lease(store, experiment_id, sleeps):
     """A process that lost the lease sent it right after its check. The new holder renews soon."""
     old = (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat(timespec="seconds")
     fields = json.loads(format_lease())
@@ -357,7 +357,7 @@ def test_a_late_renewal_takes_the_lease_from_nobody(store, experiment_id, sleeps
     assert not sleeps
 
 
-def test_a_released_lease_is_that_of_the_holder_before(store, experiment_id):
+def test_a_released_lease_returns_to_the_previous_holder(store, experiment_id):
     """Its rows had changed since they were read, so the process that acquired it ends."""
     for tags in ({}, {names.HOLDER_TAG: format_foreign_lease()}):
         run_id = store.create_run(experiment_id, tags=tags).info.run_id
@@ -373,7 +373,7 @@ def test_a_released_lease_is_that_of_the_holder_before(store, experiment_id):
 
 
 @pytest.mark.parametrize("seconds", [5, -5, 3600, -3600])
-def test_a_clock_that_is_set_makes_nobody_dead(store, experiment_id, monkeypatch, sleeps, seconds):
+def test_a_changed_clock_expires_no_lease(store, experiment_id, monkeypatch, sleeps, seconds):
     """Of this machine's process, by the ticks at its start. Of another's, by its next renewal."""
     here = store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
     other_run = store.create_run(
@@ -408,9 +408,7 @@ def sync(*words):
     return CliRunner().invoke(main, ["sync", *map(str, words)])
 
 
-def test_sync_takes_no_run_from_a_live_training_with_another_journal(
-    store, experiment_id, journals
-):
+def test_sync_takes_over_no_run_from_a_live_training(store, experiment_id, journals):
     """The journal is of an earlier process. That of the live one is in another cache folder."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:2])
     journal = leave_journal(store, run, journals, Outcome("KILLED"))
@@ -433,7 +431,7 @@ def test_sync_takes_no_run_from_a_live_training_with_another_journal(
     assert (rows_folder(run) / "row_002.json").exists()
 
 
-def test_sync_ends_well_next_to_a_live_training(store, experiment_id, journals):
+def test_sync_succeeds_next_to_a_live_training(store, experiment_id, journals):
     """It sends what others left. What waits for the live one is sent by that."""
     live, killed = (stored_run(store, experiment_id, FOUR_BUCKETS[:2]) for _ in range(2))
     journal = leave_journal(store, live, journals)
@@ -446,7 +444,7 @@ def test_sync_ends_well_next_to_a_live_training(store, experiment_id, journals):
     assert len(journal.list_entries()) == 1
 
 
-def test_sync_sends_each_journal_to_its_own_store(
+def test_sync_sends_each_run_folder_to_its_own_store(
     store, experiment_id, journals, empty_store, tmp_path
 ):
     """MLFLOW_TRACKING_URI names one of them. With FOLDER, it takes precedence."""

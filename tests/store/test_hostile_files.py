@@ -26,7 +26,7 @@ def evaluate(run) -> str:
     return CliRunner().invoke(main, ["evaluate", "--runs", run.info.run_id]).output
 
 
-def test_a_row_that_is_read_is_read_up_to_its_bound():
+def test_reading_a_row_stops_at_the_size_limit():
     """A file that grows after it was listed, or that has no end, is not read to its end."""
     run = SimpleNamespace(info=SimpleNamespace(run_id="run", artifact_uri="file:///"))
     folder = ArtifactFolder(SimpleNamespace(tracking_uri=""), run, "dev")
@@ -34,7 +34,7 @@ def test_a_row_that_is_read_is_read_up_to_its_bound():
         folder.read_files(["zero"], MAX_ROW_BYTES)
 
 
-def test_a_row_of_very_many_buckets_is_refused(store, experiment_id):
+def test_a_row_of_very_many_buckets_is_rejected(store, experiment_id):
     """The matrix of a megabyte's row would take forty gigabytes."""
     text = json.loads(row_texts()["row_002.json"])
     keys = [str(j) for j in range(20_000)]
@@ -80,7 +80,7 @@ def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment
     assert not trap.exists()
 
 
-def test_a_configuration_is_read_up_to_its_bound(tmp_path):
+def test_reading_a_configuration_stops_at_the_size_limit(tmp_path):
     """A device gives bytes without end. A parameter said twice would be read as one of the two."""
     with pytest.raises(ConfigError, match="larger than 1 MiB"):
         read_config_file(Path("/dev/zero"))
@@ -91,7 +91,7 @@ def test_a_configuration_is_read_up_to_its_bound(tmp_path):
 
 
 @pytest.mark.parametrize("position", [-1, 625, 10**6])
-def test_a_generators_position_beyond_its_numbers_is_refused(position):
+def test_an_invalid_generator_state_is_rejected(position):
     """The library takes it, and ends the process where it reads."""
     states = _get_random_states()
     generator_name, keys, _, *rest = states["numpy"]
@@ -127,7 +127,7 @@ print("done")
 """
 
 
-def test_a_megabyte_from_outside_takes_no_time_that_grows_with_its_square():
+def test_parsing_time_does_not_grow_quadratically():
     """Of any few characters again and again, through all that foreign text reaches.
 
     In a process that the system ends after two minutes of computing: 32 kB once took 24 s.

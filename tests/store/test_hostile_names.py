@@ -99,7 +99,7 @@ def test_a_comparison_shows_a_hostile_name_as_text(name):
 
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_title_is_drawn(name):
+def test_a_hostile_title_is_drawn_as_text(name):
     """A picture's title is text: no mathematics is typeset, and its size does not change."""
     matrix = AccuracyMatrix([[0.9, 0.5], [0.8, 0.9]])
     plain_png, hostile_png = draw_heatmap_png(matrix, "title"), draw_heatmap_png(matrix, name)

@@ -21,7 +21,7 @@ def source(store, experiment_id, tmp_path, request):
     return str(clear_mlflow.export(run, paths[request.param])), run
 
 
-def test_a_stored_number_is_identified(source):
+def test_a_stored_runs_number_is_identified(source):
     """As JSON and as a table. The formula is printed."""
     name, run = source
     number = f"{run.metrics['renate/backward_transfer'].value * 100:.3f}"
@@ -36,7 +36,7 @@ def test_a_stored_number_is_identified(source):
     assert "12345.6: none of " in table
 
 
-def test_a_file_that_does_not_prove_its_orientation_is_read_in_both(tmp_path):
+def test_a_file_of_unproven_orientation_is_read_both_ways(tmp_path):
     """The last row and the last column of the file are both tests after the last bucket."""
     path = tmp_path / "m.csv"
     path.write_text("0.9,0.4,0.3\n0.8,0.9,0.5\n0.6,0.7,0.95\n")

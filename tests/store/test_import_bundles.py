@@ -105,7 +105,7 @@ def test_import_is_the_inverse_of_export(store, my_store, experiment_id, tmp_pat
     assert run_names == {store.get_run(run_id).info.run_name for run_id in run_ids}
 
 
-def test_other_rows_are_refused(store, my_store, experiment_id, tmp_path):
+def test_different_rows_are_rejected(store, my_store, experiment_id, tmp_path):
     """Of a copy, and in the store that the run comes from. The other runs are imported."""
     run = stored_run(store, experiment_id)
     other = stored_run(store, experiment_id, seed=8)

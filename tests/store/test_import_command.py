@@ -92,7 +92,7 @@ def test_the_same_content_is_imported_once(store, experiment_id, matrix_file, tm
     assert set(find_runs_by_name(store, other)) == {"copy"}
 
 
-def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_path):
+def test_a_folder_is_searched_and_an_invalid_file_is_named(store, experiment_id, tmp_path):
     """The others are imported. What is no result is passed over, and hidden files are not seen."""
     folder = tmp_path / "runs"
     (folder / "er" / "results").mkdir(parents=True)
@@ -138,7 +138,7 @@ def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_
         (["nowhere.csv", "--future", "tested"], "error: nowhere.csv is not a file"),
     ],
 )
-def test_what_a_person_says_wrong_is_one_line(store, experiment_id, matrix_file, options, part):
+def test_an_invalid_option_is_a_one_line_error(store, experiment_id, matrix_file, options, part):
     """And no run is left behind."""
     done = run_import(*([matrix_file] if options[0].startswith("--") else []), *options)
     assert done.exit_code == 2
@@ -146,7 +146,7 @@ def test_what_a_person_says_wrong_is_one_line(store, experiment_id, matrix_file,
     assert not find_runs_by_name(store, experiment_id)
 
 
-def test_a_store_that_breaks_leaves_no_run_that_looks_whole(
+def test_a_failing_store_leaves_no_run_that_looks_complete(
     store, experiment_id, matrix_file, tmp_path
 ):
     """The run is FAILED, not known as imported, and the same command imports it later."""
@@ -191,7 +191,7 @@ def test_a_folder_of_many_files_is_listed_once(store, monkeypatch, folder):
     assert len([path for path in listed if str(folder) in map(str, path)]) <= 2
 
 
-def test_a_matrix_of_the_same_data_is_compared_with_runs_tracked_here(
+def test_an_imported_matrix_of_the_same_data_is_compared_with_tracked_runs(
     store, experiment_id, tmp_path
 ):
     """--same-data-as takes dataset, digest, buckets and test counts from a run."""
@@ -225,7 +225,7 @@ def test_a_matrix_of_the_same_data_is_compared_with_runs_tracked_here(
         ((), "0.5,0.25,0.5\n0.5,0.75,0.5\n", "2 bucket keys arrived for 3 columns"),
     ],
 )
-def test_a_matrix_that_contradicts_the_run_of_the_same_data_is_refused(
+def test_a_matrix_that_contradicts_the_run_of_the_same_data_is_rejected(
     store, tmp_path, options, content, part
 ):
     with track(buckets=2, num_instances=8, dataset="photos", dataset_digest="ab") as run:
@@ -237,7 +237,7 @@ def test_a_matrix_that_contradicts_the_run_of_the_same_data_is_refused(
     assert part in done.output
 
 
-def test_the_experiment_that_is_named_is_the_one_that_is_checked(store, matrix_file, monkeypatch):
+def test_the_named_experiment_is_checked(store, matrix_file, monkeypatch):
     """Not that of the environment, which may be deleted. The other way round."""
     store.delete_experiment(store.create_experiment("deleted"))
     store.create_experiment("present")

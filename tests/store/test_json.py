@@ -105,7 +105,7 @@ def test_scoring_comparing_importing(runs, experiment_id, tmp_path):
     }
 
 
-def test_what_a_metric_prints_is_beside_it_and_its_value_is_shown(runs, tmp_path, monkeypatch):
+def test_output_printed_by_a_metric_does_not_mix_with_json(runs, tmp_path, monkeypatch):
     """A program reads JSON alone. A metric of one's own stands in `show` as it was logged."""
     (tmp_path / "loud.py").write_text(
         "import os\ndef half(matrix):\n    print('loud')\n    os.system('echo louder')\n"

@@ -37,7 +37,7 @@ def put(journal, name, text):
     return journal.append(f"{ROWS_FOLDER}/{name}", text.encode())
 
 
-def test_rows_and_files_are_sent_in_order_and_forgotten(store, run, journal):
+def test_rows_and_files_are_sent_in_order_and_removed(store, run, journal):
     """A row that is there already, written at another time, is the same row."""
     texts = row_texts(CORRECT)
     again = {**json.loads(texts["row_001.json"]), "written_at": "2026-02-01T00:00:00+00:00"}
@@ -83,7 +83,7 @@ def test_a_row_that_another_process_stores_meanwhile_ends_it(store, run, journal
     assert entry_names == [f"{ROWS_FOLDER}/row_002.json", "behind.txt"]
 
 
-def test_of_two_in_one_journal_the_first_counts(store, run, journal):
+def test_the_first_of_two_equal_rows_in_a_run_folder_counts(store, run, journal):
     """As if it had been sent the moment it was measured."""
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
     put(journal, "row_002.json", row_texts([*CORRECT[:2], [0, 0]])["row_002.json"])
@@ -92,7 +92,7 @@ def test_of_two_in_one_journal_the_first_counts(store, run, journal):
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT
 
 
-def test_what_a_store_never_takes_holds_nothing_else_up(store, run, journal, monkeypatch):
+def test_an_entry_that_the_store_rejects_does_not_block_others(store, run, journal, monkeypatch):
     """It stays, and is reported. What waits behind it is stored."""
 
     def refusing(client, run_id, content, artifact):
@@ -110,7 +110,7 @@ def test_what_a_store_never_takes_holds_nothing_else_up(store, run, journal, mon
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT
 
 
-def test_a_journal_that_cannot_be_read_stops_no_other(store, run, journal, tmp_path, monkeypatch):
+def test_an_unreadable_run_folder_does_not_stop_others(store, run, journal, tmp_path, monkeypatch):
     """As on a disk with a fault."""
     journal.close()
     broken = RunFolder.create(tmp_path / "broken", run.info.run_id, store.tracking_uri)
@@ -129,7 +129,7 @@ def test_a_journal_that_cannot_be_read_stops_no_other(store, run, journal, tmp_p
 
 
 @pytest.mark.parametrize("name", ["row_001.json", "row_003.json"])
-def test_a_file_that_is_damaged_or_renamed_is_no_row(store, run, journal, name):
+def test_a_damaged_or_renamed_file_is_not_sent(store, run, journal, name):
     """It is reported before anything is stored under its name."""
     put(journal, name, "{" if name == "row_001.json" else row_texts(CORRECT)["row_002.json"])
     before = {path.name: path.read_bytes() for path in rows_folder(run).iterdir()}

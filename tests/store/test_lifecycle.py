@@ -50,7 +50,7 @@ def end_and_load(store, run_id):
     return run.info.status, tags.get(names.ERROR_TAG), tags.get(names.DIVERGED_TAG)
 
 
-def test_an_end_says_why_and_forgets_the_process(store, experiment_id):
+def test_a_closed_run_has_a_reason_and_no_process(store, experiment_id):
     """The status before the process: while a run is RUNNING, its process has to be known."""
     happened = []
 
@@ -75,7 +75,7 @@ def test_an_end_says_why_and_forgets_the_process(store, experiment_id):
     assert names.PROCESS_TAG not in store.get_run(running_run).data.tags
 
 
-def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch):
+def test_a_run_in_training_is_rejected(store, experiment_id, monkeypatch):
     """Also where the environment names it. It is left as it is."""
     run_id = running(store, experiment_id)
     message = (
@@ -93,7 +93,7 @@ def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch
     check_not_being_trained(store, store.get_run(run_id), "wait")
 
 
-def test_a_run_that_ended_well_is_scored_and_finished(store, experiment_id):
+def test_a_completed_run_is_scored_and_finished(store, experiment_id):
     """One of the user's own stays open."""
     for sets_status, status in ((True, "FINISHED"), (False, "RUNNING")):
         run_id = running(store, experiment_id)
@@ -105,7 +105,7 @@ def test_a_run_that_ended_well_is_scored_and_finished(store, experiment_id):
         )
 
 
-def test_a_record_that_is_not_in_order_fails_a_run(store, experiment_id):
+def test_an_invalid_record_fails_a_run(store, experiment_id):
     """However well its training went. The exit code of one that went ill stays."""
     for before, code, status in (
         (RunResult(0, "FINISHED", None), 2, "FAILED"),
@@ -138,7 +138,7 @@ def test_the_summary_of_an_ensemble_has_what_all_members_define(store, experimen
     assert parent.data.tags[names.MEMBERS_TAG] == "3"
 
 
-def test_a_run_that_another_process_has_taken_is_left_to_it(store, experiment_id):
+def test_a_run_taken_over_by_another_process_is_left_to_it(store, experiment_id):
     """Nothing is scored, closed or ended for MLflow's own end of the process. Exit code 2."""
     run_id = open_run(store, "a run", lambda run: None)
     taken = json.dumps({**json.loads(format_lease()), "host": "another", "token": "another's"})
@@ -164,7 +164,7 @@ def test_a_run_that_another_process_has_taken_is_left_to_it(store, experiment_id
         (TrackingError("no"), [], (2, "FAILED")),
     ],
 )
-def test_how_a_training_in_a_child_ended(error, received, expected):
+def test_outcome_of_a_training_in_a_child_process(error, received, expected):
     """Stopped from outside, broken, or refused: the exit code of each."""
     result = build_result(error, "r", received)
     assert (result.exit_code, result.status) == expected
@@ -175,7 +175,7 @@ def test_how_a_training_in_a_child_ended(error, received, expected):
     assert (result.exit_code, result.status, result.unsent) == (*expected, unsent)
 
 
-def test_how_a_training_in_this_process_ended():
+def test_outcome_of_a_training_in_this_process():
     """To its end, by an exception, or by Ctrl-C. What diverged."""
     for error, status in (
         (None, "FINISHED"),
@@ -192,7 +192,7 @@ def test_how_a_training_in_this_process_ended():
     assert build_result(ValueError("x"), "r").error == "ValueError: x"
 
 
-def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
+def test_the_outcome_is_kept_while_the_store_is_unreachable(store, experiment_id):
     """And sync closes the run so, though evaluate has called it KILLED meanwhile."""
     run_id = running(store, experiment_id)
     unsent = UnsentError("waits")
@@ -228,7 +228,7 @@ def leave_rows(store, run_id, tmp_path, reason=None):
         ("RUNNING", None, "RUNNING"),
     ],
 )
-def test_the_status_that_sync_gives(store, experiment_id, tmp_path, status, message, expected):
+def test_the_status_that_sync_sets(store, experiment_id, tmp_path, status, message, expected):
     """What a person or a training said stays. A run whose process lives is left open."""
     run_id = running(store, experiment_id)
     store.update_run(run_id, status=status)
@@ -238,7 +238,7 @@ def test_the_status_that_sync_gives(store, experiment_id, tmp_path, status, mess
     assert "clear/accuracy" in store.get_run(run_id).data.metrics
 
 
-def test_a_run_whose_process_is_gone_is_closed_as_killed(store, experiment_id, tmp_path):
+def test_a_run_of_a_dead_process_is_closed_as_killed(store, experiment_id, tmp_path):
     """It lived too short to state how it ended. What a deleted run's journal holds stays."""
     run_id = running(store, experiment_id)
     tag = store.get_run(run_id).data.tags[names.PROCESS_TAG]
@@ -258,7 +258,7 @@ def test_a_run_whose_process_is_gone_is_closed_as_killed(store, experiment_id, t
     assert folder.exists()
 
 
-def test_a_run_that_gives_a_sign_of_life_is_not_closed(store, experiment_id):
+def test_a_run_with_a_renewed_lease_is_not_closed(store, experiment_id):
     """Between the look that found its process gone and the closing, another one took it."""
     observed = store.get_run(running(store, experiment_id))
     store.set_tag(observed.info.run_id, names.HOLDER_TAG, "another")

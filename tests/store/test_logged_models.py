@@ -109,7 +109,7 @@ def test_models_with_tied_weights_are_stored(store, experiment_id, photos):
         assert not np.array_equal(weights["3.bias"], weights["4.bias"])
 
 
-def test_row_three_is_answered_by_mlflow_alone(store, run, photos):
+def test_mlflow_alone_loads_the_model_of_row_three(store, run, photos):
     """In a process that trains nothing: the stored predictions of row 3, cell for cell."""
     folder = artifact_folder(run) / "predictions"
     images = EvaluationSet.load(folder / "evaluation_set.safetensors")
@@ -154,7 +154,7 @@ def test_each_row_is_a_model_with_its_accuracies(store, experiment_id, run):
     assert models[2].params["bucket"] == "2"
 
 
-def test_a_server_answers_about_raw_images_of_any_size(store, run, photos):
+def test_a_model_server_predicts_raw_images_of_any_size(store, run, photos):
     model = mlflow.pyfunc.load_model(f"models:/{stored_models(store, run)[3].model_id}")
     contents = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:3]]
     direct = model.predict(pd.DataFrame({"image": contents}))
@@ -173,7 +173,7 @@ def test_nothing_in_a_model_is_a_pickle(store, run):
     assert files == {"", ".yaml", ".txt", ".json", ".safetensors"}
 
 
-def test_scoring_again_makes_what_lacks(store, run):
+def test_rescoring_logs_missing_models(store, run):
     """None twice. One that was deleted, anew. One that a process began and did not end is ended."""
     before = {row: model.model_id for row, model in stored_models(store, run).items()}
     rescore(store, run)
@@ -188,13 +188,13 @@ def test_scoring_again_makes_what_lacks(store, run):
     assert len(stored_models(store, run)[1].metrics) == BUCKETS
 
 
-def test_a_dry_run_makes_none(store, run):
+def test_a_dry_run_logs_no_model(store, run):
     store.delete_logged_model(stored_models(store, run)[2].model_id)
     rescore(store, run, dry_run=True)
     assert sorted(stored_models(store, run)) == [0, 1, 3]
 
 
-def test_heads_on_features_are_asked_about_features(store, experiment_id):
+def test_models_on_features_predict_features(store, experiment_id):
     """Of each member of an ensemble, in its own run."""
     train_ensemble(features="pixels", seeds=[0, 1], epochs=1, log_models="last", predictions="none")
     models = store.search_logged_models([experiment_id])
@@ -254,7 +254,7 @@ def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_
                 assert np.allclose(predictions["probability"], largest, atol=1e-3)
 
 
-def test_a_task_model_asks_for_the_bucket(store, experiment_id):
+def test_a_task_model_requires_the_bucket(store, experiment_id):
     """Without a bucket, or with one that does not exist, it names those that exist."""
     run = train_run(store, experiment_id, **{**SETTINGS["task"], **FAST}, scenario_args="times=all")
     model = mlflow.pyfunc.load_model(f"models:/{stored_models(store, run)[5].model_id}")
@@ -284,7 +284,7 @@ def test_a_task_model_asks_for_the_bucket(store, experiment_id):
     ],
     ids=str,
 )
-def test_what_a_file_says_of_itself_may_be_anything(tmp_path, wrong):
+def test_any_metadata_of_a_model_file_is_handled(tmp_path, wrong):
     """It comes from a store: one line, and no gigabytes."""
     description = ModelDescription(
         model="small_cnn", num_classes=2, class_names=("a", "b"), width=0, image_size=24,
@@ -301,7 +301,7 @@ def test_what_a_file_says_of_itself_may_be_anything(tmp_path, wrong):
         read_description(path)
 
 
-def test_weights_that_do_not_say_what_they_are_of(store, run):
+def test_damaged_weights_are_reported_in_one_line(store, run):
     """Each is reported in one line."""
     file = artifact_folder(run) / "models" / "after_001.safetensors"
     store.delete_logged_model(stored_models(store, run)[1].model_id)

@@ -56,7 +56,9 @@ def files_below(folder):
 
 
 @pytest.mark.parametrize("run_names", [True, False])
-def test_evaluate_refuses_and_leaves_the_run_as_it_is(store, trained, unmount, tmp_path, run_names):
+def test_evaluate_rejects_the_run_and_leaves_it_unchanged(
+    store, trained, unmount, tmp_path, run_names
+):
     """Its tag stays complete, and no report is written into the empty folder."""
     run_id = trained.info.run_id
     before = known(store, run_id)
@@ -70,7 +72,7 @@ def test_evaluate_refuses_and_leaves_the_run_as_it_is(store, trained, unmount, t
     assert not files_below(tmp_path / "artifacts")
 
 
-def test_commands_say_so_in_one_line(store, trained, unmount):
+def test_commands_report_missing_rows_in_one_line(store, trained, unmount):
     """Exit code 2: a run that lacks its rows is none without rows."""
     unmount()
     for command in (["evaluate", "--runs"], ["compare"]):
@@ -81,7 +83,7 @@ def test_commands_say_so_in_one_line(store, trained, unmount):
         assert "is a disk not mounted" in line
 
 
-def test_a_run_that_was_cut_off_is_refused_too(store, trained, unmount):
+def test_an_interrupted_run_with_missing_rows_is_rejected(store, trained, unmount):
     """No scoring has written its tags yet: its points tell that there were rows."""
     run_id = trained.info.run_id
     for tag in (names.ROWS_TAG, names.SCORED_TAG, names.MATRIX_TAG, names.VERSIONS_TAG):
@@ -95,7 +97,9 @@ def test_a_run_that_was_cut_off_is_refused_too(store, trained, unmount):
     assert known(store, run_id) == before
 
 
-def test_a_run_that_was_cut_off_in_its_first_bucket_is_refused_too(store, experiment_id, unmount):
+def test_a_run_interrupted_in_its_first_bucket_with_missing_rows_is_rejected(
+    store, experiment_id, unmount
+):
     """The points of its row before training are not stored yet."""
     run = store.create_run(experiment_id)
     Lease(store, run.info.run_id).acquire()
@@ -122,7 +126,7 @@ class MovedAway(KnownTraining):
             yield measured
 
 
-def test_a_training_whose_rows_are_gone_at_its_end_fails(store, experiment_id, unmount):
+def test_a_training_with_missing_rows_at_its_end_fails(store, experiment_id, unmount):
     """The rows that are left are scored and counted, the others are named."""
     with pytest.raises(RecordError, match=r"stored rows that are missing now in .*: 0, 1, 2; put"):
         train_in_process(store, MovedAway(FOUR_BUCKETS, unmount=unmount), {})
@@ -135,7 +139,7 @@ def test_a_training_whose_rows_are_gone_at_its_end_fails(store, experiment_id, u
     assert mlflow.active_run() is None
 
 
-def test_no_training_goes_into_it(store, trained, unmount, tmp_path):
+def test_no_training_continues_in_it(store, trained, unmount, tmp_path):
     """Neither by resume nor by joining it: no point is doubled, and nothing is trained."""
     run_id = trained.info.run_id
     points = histories(store, run_id)
@@ -167,7 +171,7 @@ def test_rows_that_are_added_to_a_scored_run_are_not_missing(store, experiment_i
     assert clear_mlflow.load(run.info.run_id).matrix.is_complete
 
 
-def test_a_row_of_a_matrix_too_large_for_a_tag_is_missed(store, experiment_id):
+def test_a_missing_row_of_a_matrix_too_large_for_a_tag_is_noticed(store, experiment_id):
     """Where no tag contains the names of the rows, that the run is complete states how many."""
     counts = random.Random(0)
     correct = [[counts.randrange(101) for _ in range(90)] for _ in range(91)]

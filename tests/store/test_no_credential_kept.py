@@ -61,7 +61,7 @@ def leaks_in(folder):
 
 
 @pytest.mark.parametrize("address", REFUSED.values(), ids=REFUSED)
-def test_no_refusal_shows_a_credential(location, monkeypatch, address):
+def test_no_error_shows_a_credential(location, monkeypatch, address):
     """Each command says in one line that the store cannot be used, without what lets anyone in."""
     use(monkeypatch, address.format(SECRET))
     for command in (
@@ -81,7 +81,7 @@ def test_no_refusal_shows_a_credential(location, monkeypatch, address):
     assert not leaks_in(location)
 
 
-def test_no_command_leaves_a_credential_behind(empty_store, location, monkeypatch):
+def test_no_command_stores_a_credential(empty_store, location, monkeypatch):
     """In a store that works: the terminal, every artifact, tag and row of it, cache and journal."""
     shutil.copy(empty_store, location / "mlflow.db")
     address = f"sqlite:///{location / 'mlflow.db'}?key={SECRET}"
@@ -108,7 +108,7 @@ def test_no_command_leaves_a_credential_behind(empty_store, location, monkeypatc
     assert not leaks_in(location)
 
 
-def test_the_server_takes_no_address_without_end(monkeypatch):
+def test_the_server_limits_the_length_of_addresses(monkeypatch):
     """What is masked in an answer is bounded, whatever web server lets it through."""
     for name in ("_MLFLOW_SERVER_FILE_STORE", "_MLFLOW_SERVER_REGISTRY_STORE"):
         monkeypatch.setenv(name, "sqlite:///x.db")

@@ -48,7 +48,7 @@ def list_copies(store):
     return store.search_runs([e.experiment_id for e in store.search_experiments()])
 
 
-def test_an_own_loop_is_recorded_offline_and_synced_once(store, folder, monkeypatch):
+def test_a_custom_loop_is_recorded_offline_and_synced_once(store, folder, monkeypatch):
     """The store of the environment is never asked; the copy is the run that was recorded."""
     run_id = track_loop(offline=True)
     assert clear_mlflow.load(run_id).status == "FINISHED"

@@ -66,7 +66,7 @@ def test_an_experiment_opens_as_a_leaderboard(store, experiment_id):
     assert len(state["selectedColumns"]) == 6
 
 
-def test_the_leaderboard_brings_charts_of_what_runs_hold(store, experiment_id):
+def test_the_leaderboard_has_charts_of_the_logged_metrics(store, experiment_id):
     """Of our runs alone. Each chart in a section, of metrics and of a picture that is logged."""
     train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
     (run,) = store.search_runs([experiment_id])
@@ -94,7 +94,7 @@ def read_view(store):
 
 
 @pytest.mark.parametrize("lower_is_better", [True, False])
-def test_of_another_score_the_leaderboard_has_its_metrics(store, experiment_id, lower_is_better):
+def test_the_leaderboard_of_another_score_has_its_metrics(store, experiment_id, lower_is_better):
     """Columns and charts that the runs hold, the best first. Renewed when such runs come."""
     assert read_view(store)["orderByKey"] == "metrics.`clear/challenge_score`"
     for level in (2.0, 1.0):
@@ -123,7 +123,7 @@ def test_of_another_score_the_leaderboard_has_its_metrics(store, experiment_id, 
     assert titles == {"rmse and forgetting", "rmse matrices"}
 
 
-def test_what_is_not_there_is_told(store):
+def test_a_missing_run_is_reported(store):
     for target in ("no such", "0123456789abcdef0123456789abcdef", "77"):
         with pytest.raises(TrackingError, match="no experiment has the name or id"):
             find_page_url(store, target)
@@ -134,7 +134,7 @@ def test_what_is_not_there_is_told(store):
     assert "port is 'many'" in result.output
 
 
-def test_import_and_a_loop_of_ones_own_end_with_the_links(store, experiment_id, tmp_path, capfd):
+def test_imports_and_custom_loops_end_with_links(store, experiment_id, tmp_path, capfd):
     """A run's own where there is one. Of several runs, their experiment's."""
     with clear_mlflow.track(buckets=2) as loop:
         loop.log_values(1, [0.5, 0.25])
@@ -180,7 +180,7 @@ def test_the_command_names_the_store_unless_it_is_the_default(tmp_path, monkeypa
     assert format_run_links(client, run) == [f"open     {command}"]
 
 
-def test_a_port_of_another_program_is_refused_at_once(store, experiment_id):
+def test_a_port_in_use_is_rejected_at_once(store, experiment_id):
     """Whether that answers or is mute, as here: it is not opened, and not waited for."""
     stored_run(store, experiment_id)
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -43,7 +43,7 @@ def read_text(store, run, path):
     return Path(mlflow.artifacts.download_artifacts(f"{run.info.artifact_uri}/{path}")).read_text()
 
 
-def test_a_loops_errors_are_a_run(store, experiment_id):
+def test_a_loops_rmse_is_stored_as_a_run(store, experiment_id):
     """Rows, series under the score's name, metrics with their direction, and no accuracy at all."""
     tracked = track_whole(seed=3)
     (run,) = store.search_runs([experiment_id])
@@ -76,7 +76,7 @@ def test_a_loops_errors_are_a_run(store, experiment_id):
     assert "rmse matrix" in render_live_run(store, run, [], "")
 
 
-def test_it_is_scored_again_without_a_change(store, experiment_id):
+def test_rescoring_changes_nothing(store, experiment_id):
     """Also with every point looked at, and with further families."""
     track_whole()
     again = invoke("evaluate", "--runs", "test", "--dry-run")
@@ -89,7 +89,7 @@ def test_it_is_scored_again_without_a_change(store, experiment_id):
     assert run.data.metrics["tic/backward_rmse"] == np.mean([2.6, 2.9, 2.5])
 
 
-def test_a_run_goes_on_with_its_own_score_alone(store, experiment_id, monkeypatch):
+def test_a_run_continues_only_with_its_own_score(store, experiment_id, monkeypatch):
     """Rows of another score, or of the other direction, are refused before anything is written."""
     with track() as run:
         run.log_values(1, ERRORS[1])
@@ -104,13 +104,13 @@ def test_a_run_goes_on_with_its_own_score_alone(store, experiment_id, monkeypatc
     assert run.matrix.num_rows == 2
 
 
-def test_accuracies_are_no_errors(store):
+def test_accuracies_cannot_be_logged_as_errors(store):
     """A fraction under the name of an error would be ranked the wrong way round."""
     with track() as run, pytest.raises(ClearError, match="the score is rmse; pass it to log_value"):
         run.log_accuracies(1, [0.5, 0.5, 0.5])
 
 
-def test_a_name_that_metrics_have_is_refused_before_a_run(store, experiment_id):
+def test_a_score_name_that_metrics_use_is_rejected_before_a_run(store, experiment_id):
     with pytest.raises(ClearError, match="rename the score"):
         track(score="challenge_score")
     assert store.search_runs([experiment_id]) == []
@@ -146,7 +146,9 @@ def test_a_file_of_errors_is_imported(store, experiment_id, errors_file):
         (["--score", "challenge_score"], "rename the score"),
     ],
 )
-def test_what_cannot_be_imported_so_is_one_line(store, experiment_id, errors_file, arguments, part):
+def test_an_invalid_score_of_a_file_is_a_one_line_error(
+    store, experiment_id, errors_file, arguments, part
+):
     done = invoke("import", errors_file, "--initial", "first-row", *arguments)
     assert done.exit_code == 2
     (line,) = [line for line in done.output.splitlines() if line.startswith("error:")]
@@ -154,7 +156,7 @@ def test_what_cannot_be_imported_so_is_one_line(store, experiment_id, errors_fil
     assert store.search_runs([experiment_id]) == []
 
 
-def test_comparing_and_ranking_go_the_right_way(store, experiment_id):
+def test_lower_scores_rank_first_if_lower_is_better(store, experiment_id):
     """The lowest error leads, a run of accuracies is left out of a search, and refused by name."""
     for seed in range(3):
         shift = 0.01 * seed**2

@@ -51,7 +51,7 @@ def log_all(run, order=range(5)):
         run.log_counts(i, FOUR_BUCKETS[i])
 
 
-def test_a_script_of_somebody_else(store, experiment_id, tmp_path):
+def test_a_plain_script_with_a_custom_loop(store, experiment_id, tmp_path):
     """It imports clear_mlflow alone, in another folder, and its rows are scored in its run."""
     script = tmp_path / "elsewhere" / "loop.py"
     script.parent.mkdir()
@@ -78,7 +78,7 @@ def test_a_script_of_somebody_else(store, experiment_id, tmp_path):
     assert run.data.metrics["test_accuracy/bucket_d"] == 0.95
 
 
-def test_everything_that_is_told_stands_in_the_run(store, experiment_id):
+def test_all_passed_metadata_is_stored_in_the_run(store, experiment_id):
     """Tags and parameters to group by, the dataset as an input, and the reports of any run."""
     with clear_mlflow.track(
         **LOOP,
@@ -150,7 +150,7 @@ def test_rows_come_in_any_order_and_twice(store, experiment_id):
     assert values(run.run_id) == values(in_order.run_id)
 
 
-def test_a_row_with_other_numbers_is_refused(store, experiment_id):
+def test_a_row_with_different_numbers_is_rejected(store, experiment_id):
     """In one line. The first ones stay."""
     run = clear_mlflow.track(**LOOP)
 
@@ -166,7 +166,7 @@ def test_a_row_with_other_numbers_is_refused(store, experiment_id):
     assert only_run(store, experiment_id).info.status == "FAILED"
 
 
-def test_a_run_is_continued_by_the_same_loop_alone(store, monkeypatch):
+def test_a_run_is_continued_only_by_the_same_loop(store, monkeypatch):
     """A job that was killed goes on in its run. Rows of another loop are not mixed with it."""
     with mlflow.start_run() as active, clear_mlflow.track(**LOOP, seed=1) as run:
         log_all(run, range(3))
@@ -201,7 +201,7 @@ def test_accuracies_instead_of_counts(store):
     assert both.metrics["renate/micro_average_accuracy"].value == 3 / 7
 
 
-def test_a_tracked_run_shows_itself_as_the_stored_one(store):
+def test_a_tracked_run_prints_like_the_stored_one(store):
     """Before, while and after its block: no address of an object."""
     run = clear_mlflow.track(**LOOP, seed=3)
     description = "LoopRun('own loop own seed 3', not entered, 0 rows of 4 buckets)"
@@ -222,7 +222,7 @@ def test_a_tracked_run_shows_itself_as_the_stored_one(store):
 LABELS = [[0, 1, 2], [2, 1], [0, 0, 0, 1]]
 
 
-def test_predictions_are_counted_kept_and_scored(store):
+def test_predictions_are_counted_stored_and_scored(store):
     """Labels alone give the row. Probabilities give it, too, and calibration."""
     outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     probabilities = [np.eye(3)[of_bucket] * 0.7 + 0.1 for of_bucket in outputs]
@@ -253,7 +253,7 @@ def test_predictions_may_be_an_array_of_arrays():
     assert row.correct == (2, 1, 3)
 
 
-def test_the_true_labels_may_come_with_the_answers(store, monkeypatch):
+def test_the_true_labels_may_be_passed_with_the_predictions(store, monkeypatch):
     """The run is then one whose track was given them. Other ones, or later ones, are refused."""
     outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     with clear_mlflow.track(buckets=3) as run:
@@ -378,7 +378,7 @@ def test_buckets_may_be_years(store):
         ((build_prediction_row, 1, [1, 2]), "the images are not known"),
     ],
 )
-def test_what_is_no_row_is_refused_in_one_line(row, message):
+def test_an_invalid_row_is_rejected_in_one_line(row, message):
     """Before anything of it is stored."""
     measured, *arguments = row
     with pytest.raises((ConfigError, RecordError), match=message) as caught:
@@ -386,7 +386,7 @@ def test_what_is_no_row_is_refused_in_one_line(row, message):
     assert "\n" not in str(caught.value)
 
 
-def test_names_of_classes_are_no_predictions():
+def test_class_names_are_rejected_as_predictions():
     """Nor true labels: both are indices."""
     loop = describe_loop(buckets=3, test_labels=LABELS)
     with pytest.raises(ConfigError, match=r"row 1 are texts of .*; expected a class index, 0 to C"):
@@ -405,12 +405,12 @@ def test_names_of_classes_are_no_predictions():
     ],
     ids=lambda keys: type(keys).__name__,
 )
-def test_buckets_are_named_by_any_list(keys):
+def test_buckets_may_be_any_iterable(keys):
     assert describe_loop(buckets=keys).buckets == ("2004", "2005")
 
 
 @pytest.mark.parametrize("outputs", [[256, 257, 258], [3] * 3])
-def test_a_class_that_there_is_not_is_refused(outputs):
+def test_an_unknown_class_is_rejected(outputs):
     """Before it is kept in eight bits, where 256 would be class 0."""
     loop = describe_loop(buckets=3, test_labels=LABELS)
     with pytest.raises(ConfigError, match=r"row 1 contain class \d+; expected 0 to 2: pass"):
@@ -442,14 +442,14 @@ def test_a_class_that_there_is_not_is_refused(outputs):
         ({"buckets": 2, "test_labels": [[0], [5]], "class_names": ["a"]}, "do not fit"),
     ],
 )
-def test_what_is_no_loop_is_refused_in_one_line(arguments, message):
+def test_invalid_loop_metadata_is_rejected_in_one_line(arguments, message):
     """By the call itself: nothing is opened yet."""
     with pytest.raises((ConfigError, RecordError), match=message) as refusal:
         clear_mlflow.track(**arguments)
     assert "\n" not in str(refusal.value)
 
 
-def test_a_row_outside_of_the_block_is_refused(store):
+def test_a_row_outside_of_the_block_is_rejected(store):
     """Nobody would score it."""
     run = clear_mlflow.track(**LOOP)
     with pytest.raises(TrackingError, match="log rows inside of"):
@@ -460,7 +460,7 @@ def test_a_row_outside_of_the_block_is_refused(store):
         run.log_counts(0, FOUR_BUCKETS[0])
 
 
-def test_a_second_loop_into_a_run_that_is_being_tracked_is_refused(store):
+def test_a_second_loop_in_the_same_run_is_rejected(store):
     """Two loops at once would write rows of two models into one run."""
     with clear_mlflow.track(**LOOP) as run:
         with (
@@ -509,7 +509,7 @@ def test_an_adapters_run_may_stop_before_its_last_row(store):
     assert store.get_run(run.run_id).info.status == "FINISHED"
 
 
-def test_an_adapters_run_takes_no_other_numbers_once_it_is_closed(store):
+def test_a_closed_adapters_run_accepts_no_different_numbers(store):
     """The same once more is not news."""
     run = Adapter({})
     run._log_row(1, "a", [0.5], [None])  # the last bucket's
@@ -519,7 +519,7 @@ def test_an_adapters_run_takes_no_other_numbers_once_it_is_closed(store):
     assert run.metrics["clear/in_domain_accuracy"].value == 0.5
 
 
-def test_several_processes_track_in_the_first_alone(store, experiment_id, monkeypatch):
+def test_only_the_first_of_several_processes_tracks(store, experiment_id, monkeypatch):
     """Each of the others would open its own run."""
     values = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     for name, value in {**values, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
@@ -547,7 +547,7 @@ def log_tested(run, buckets=(1, 2, 3)):
         run.log_counts(bucket, ROWS_AFTER[bucket])
 
 
-def test_tests_inside_a_bucket_are_stored_and_scored(store, experiment_id, monkeypatch):
+def test_tests_within_a_bucket_are_stored_and_scored(store, experiment_id, monkeypatch):
     """As those of a training: their own artifacts, metrics of them, also where a loop goes on."""
     with clear_mlflow.track(buckets=3, num_instances=100) as run:
         log_tested(run, [1, 2])
@@ -593,7 +593,7 @@ def test_tests_inside_a_bucket_are_stored_and_scored(store, experiment_id, monke
         ({"num_instances": 9}, {"num_tests": 1.5}, "num_tests is 1.5; expected a whole number"),
     ],
 )
-def test_a_test_inside_a_bucket_that_fits_nothing_is_one_line(loop, changes, part):
+def test_an_invalid_test_within_a_bucket_is_a_one_line_error(loop, changes, part):
     arguments = {"bucket": 1, "correct": [1, 2, 3], "test": 1, "num_tests": 2, "step": 1}
     with pytest.raises((ConfigError, RecordError)) as caught:
         build_test(describe_loop(buckets=3, **loop), **{**arguments, "num_steps": 3, **changes})
@@ -601,7 +601,7 @@ def test_a_test_inside_a_bucket_that_fits_nothing_is_one_line(loop, changes, par
     assert str(caught.value).isprintable()
 
 
-def test_a_loop_says_what_its_rows_cost(store, experiment_id):
+def test_a_loop_logs_the_cost_of_its_rows(store, experiment_id):
     """As metrics of its run, at each step. A run without reports it on its page alone."""
     with clear_mlflow.track(**LOOP) as run:
         for i, correct in enumerate(FOUR_BUCKETS):
@@ -654,7 +654,7 @@ def test_a_loop_killed_after_a_row_continues(store, experiment_id, monkeypatch, 
     assert [step for step, _, _ in points] == [0, 1, 2, 3]
 
 
-def test_a_journal_of_an_earlier_process_is_sent_first(store, monkeypatch):
+def test_a_run_folder_of_an_earlier_process_is_sent_first(store, monkeypatch):
     """Predictions that wait there are scored, and checked against this loop."""
     outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     run = clear_mlflow.track(buckets=3, test_labels=LABELS)
@@ -702,7 +702,7 @@ def test_a_loop_that_counts_from_0_is_an_error(store, monkeypatch, joined):
 
 
 @pytest.mark.parametrize("rows", [range(3), range(1, 4)])
-def test_a_loop_that_stopped_early_is_no_error(store, rows):
+def test_a_loop_may_stop_early(store, rows):
     """Only rows 0 to T-1 look like a wrong count."""
     with clear_mlflow.track(**LOOP) as run:
         log_all(run, rows)
@@ -748,7 +748,7 @@ def test_threads_that_log_tests_and_rows(store):
     assert stored.data.tags[names.ROWS_TAG] == "complete"
 
 
-def test_a_call_that_was_interrupted_may_be_repeated(store, monkeypatch):
+def test_an_interrupted_call_may_be_repeated(store, monkeypatch):
     """The row is on the disk by then."""
     interrupts = [KeyboardInterrupt()]
     wait = Uploader.wait_until_stored
@@ -788,7 +788,7 @@ with clear_mlflow.track(buckets=1, num_instances=10) as run:
 """
 
 
-def test_a_forked_child_is_refused(store, experiment_id, tmp_path):
+def test_a_forked_child_is_rejected(store, experiment_id, tmp_path):
     """At once, in one line. It does not close the run of its parent, either."""
     done = run_script(tmp_path, FORKS)
     assert done.returncode == 0, done.stderr
@@ -846,7 +846,7 @@ def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
     assert other.run_id != run.run_id
 
 
-def test_a_loop_refused_by_an_active_run_leaves_it_to_the_next(store):
+def test_a_loop_rejected_by_an_active_run_does_not_block_the_next(store):
     """The refused one no longer counts as a process that trains into it."""
     with mlflow.start_run():
         with clear_mlflow.track(**LOOP, seed=1) as run:

@@ -33,7 +33,7 @@ def root(tmp_path, own_cache):
     return tmp_path / "yearbook"
 
 
-def test_a_run_says_what_it_was_trained_on(store, experiment_id, root):
+def test_a_run_records_its_dataset(store, experiment_id, root):
     """Name, digest, source and licence. Its arguments, each as a parameter. It repeats."""
     parameters = {"dataset": "folder", "data_root": root, "dataset_args": {"licence": "CC BY 4.0"}}
     clear_mlflow.train(**parameters, **SMALL)
@@ -107,7 +107,7 @@ def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, o
         assert assemble({row_file_name(other.row.row): other}).times == ()
 
 
-def test_what_a_store_names_is_not_imported(store, experiment_id, root, monkeypatch):
+def test_functions_named_in_a_store_are_not_imported(store, experiment_id, root, monkeypatch):
     """A function of one's own runs where it is named, and nowhere else."""
     (root.parent / "of_mine.py").write_text(MODULE)
     monkeypatch.syspath_prepend(root.parent)
@@ -131,7 +131,7 @@ def test_what_a_store_names_is_not_imported(store, experiment_id, root, monkeypa
     assert again.dataset == "of_mine:photos"
 
 
-def test_embedded_datasets_say_their_licence(store, experiment_id, own_cache):
+def test_embedded_datasets_record_their_licence(store, experiment_id, own_cache):
     """As the page of the scans says. Their source is the package."""
     clear_mlflow.train(dataset="digits-writers", features="pixels", epochs=1)
     (entry,) = only_training(store, experiment_id).inputs.dataset_inputs

@@ -14,7 +14,7 @@ def server_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("_MLFLOW_SERVER_FILE_STORE", f"sqlite:///{tmp_path}/mlflow.db")
 
 
-def test_a_page_is_drawn_once_for_each_state():
+def test_a_report_is_rendered_once_per_state():
     """A page is drawn again if its state has changed, or if sixteen others were shown since."""
     num_drawn = 0
     cache = PageCache()
@@ -36,7 +36,7 @@ def test_a_page_is_drawn_once_for_each_state():
     assert request_page(["a", {"rows": 1}]) == "page 18"
 
 
-def test_a_request_that_would_wait_too_long_is_refused():
+def test_a_request_that_would_wait_too_long_is_rejected():
     """RequestError is raised only while another page is drawn."""
     cache = PageCache(max_wait_seconds=0.01)
     with pytest.raises(ZeroDivisionError):

@@ -159,7 +159,7 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(
     assert 0 < without_config < 10
 
 
-def test_a_torn_row_is_written_anew(cuts, store, tmp_path, capfd):
+def test_a_torn_row_is_written_again(cuts, store, tmp_path, capfd):
     """As a store leaves it that does not flush: from the journal, or from the training state."""
     run_id, rows, folders, disks = cuts
     artifacts = Path("artifacts", run_id, "artifacts")

@@ -24,7 +24,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 
 
-def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
+def test_metrics_of_predictions_are_logged(store, experiment_id):
     """Metrics with a value for every step. A second scoring changes nothing."""
     run = kept_run(store, experiment_id, probs=True, kept="probs")
     assert score(store, run, dry_run=True).action == "scored"
@@ -102,7 +102,7 @@ def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id):
         assert score(store, run).is_problem
 
 
-def test_predictions_that_were_removed_are_reported(store, experiment_id):
+def test_removed_predictions_are_reported(store, experiment_id):
     """What was computed of them stays. A row whose predictions alone are gone leaves a gap."""
     run = kept_run(store, experiment_id)
     (predictions_folder(run) / "row_001.safetensors").unlink()
@@ -122,7 +122,7 @@ def test_predictions_that_were_removed_are_reported(store, experiment_id):
     assert histories(store, run.info.run_id) == logged
 
 
-def test_predictions_that_changed_are_scored_again(store, experiment_id):
+def test_changed_predictions_are_scored_again(store, experiment_id):
     """As many answers of each bucket are right as before, and they are others."""
     run = kept_run(store, experiment_id, kept="probs", probs=True)
     score(store, run)
@@ -137,14 +137,14 @@ def test_predictions_that_changed_are_scored_again(store, experiment_id):
     assert score(store, run, metrics=newer).scores.stored.predictions is not None
 
 
-def test_a_large_file_is_not_fetched(store, experiment_id, monkeypatch):
+def test_a_too_large_file_is_not_downloaded(store, experiment_id, monkeypatch):
     """What the store calls too large is refused before it is downloaded."""
     run = kept_run(store, experiment_id)
     monkeypatch.setattr(run_record, "MAX_PREDICTIONS_BYTES", 100)
     assert "bytes; expected at most 100 bytes" in score(store, run).detail
 
 
-def test_own_metrics_over_rows_and_predictions(store, experiment_id, tmp_path, monkeypatch):
+def test_custom_metrics_of_rows_and_predictions(store, experiment_id, tmp_path, monkeypatch):
     """From the command line, as a user would. One that fails is reported and stops no other."""
     tmp_path.joinpath("lab_of_mine.py").write_text(
         textwrap.dedent(

@@ -32,7 +32,7 @@ def finished(store, experiment_id):
     return run
 
 
-def test_streaming_is_in_the_record_and_masks_what_is_no_evidence(store, finished):
+def test_streaming_is_recorded_and_masks_trained_buckets(store, finished):
     """Only next-domain accuracy and forward transfer are left, live and in the summary."""
     logged = {name for name in finished.data.metrics if "bucket" not in name}
     assert logged == set(summarize_streaming())

@@ -22,7 +22,7 @@ from clear_mlflow.store import client as store_client
 from clear_mlflow.store.client import preflight
 
 
-def test_an_address_that_keeps_no_artifacts_is_one_line(store, monkeypatch):
+def test_an_artifact_location_that_stores_nothing_is_a_one_line_error(store, monkeypatch):
     """MLflow takes it for an experiment, and fails at the first artifact."""
     store.create_experiment("elsewhere", artifact_location="http://127.0.0.1:9/x")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "elsewhere")
@@ -30,7 +30,7 @@ def test_an_address_that_keeps_no_artifacts_is_one_line(store, monkeypatch):
         preflight()
 
 
-def test_a_memory_of_a_strategy_without_memory_is_refused(store, experiment_id):
+def test_memory_for_a_strategy_without_memory_is_rejected(store, experiment_id):
     """On the command line and in Python. A grid may set it for all of its strategies."""
     done = CliRunner().invoke(main, ["train", "--strategy", "ewc", "--memory", "100"])
     assert done.exit_code == 2
@@ -73,7 +73,7 @@ def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
     assert len(calls) == 1
 
 
-def test_a_database_that_cannot_be_opened_is_refused_within_seconds(tmp_path, monkeypatch):
+def test_an_unreadable_database_is_an_error_within_seconds(tmp_path, monkeypatch):
     """MLflow's own tries take 101 s, in which nothing is printed."""
     naps = []
     monkeypatch.setattr("mlflow.store.db.utils.time", SimpleNamespace(sleep=naps.append))
@@ -83,7 +83,7 @@ def test_a_database_that_cannot_be_opened_is_refused_within_seconds(tmp_path, mo
     assert 0 < sum(naps) < 10
 
 
-def test_a_database_that_is_locked_is_one_line(store, experiment_id):
+def test_a_locked_database_is_a_one_line_error(store, experiment_id):
     """Without MLflow's own traceback before it."""
     run_id = stored_run(store, experiment_id).info.run_id
     with closing(sqlite3.connect(store.tracking_uri.removeprefix("sqlite:///"))) as connection:

@@ -31,7 +31,7 @@ def journal(tmp_path):
     folder.close()
 
 
-def test_an_entry_and_an_end_are_on_the_disk_before_they_count(journal, monkeypatch):
+def test_entries_and_outcomes_are_flushed_before_they_count(journal, monkeypatch):
     """Content first, then the name: a machine that goes down leaves all of it or nothing."""
     happened = []  # ("flush", path, content) and ("name", from, to)
     fsync, replace = os.fsync, Path.replace
@@ -66,7 +66,7 @@ def test_an_entry_and_an_end_are_on_the_disk_before_they_count(journal, monkeypa
         ]
 
 
-def test_what_the_disk_does_not_take_is_not_there(journal, monkeypatch):
+def test_a_failed_write_leaves_no_entry(journal, monkeypatch):
     """Nothing of it is left, and the next entry has its number."""
     first = journal.append("a.json", b"1")
 
@@ -84,7 +84,7 @@ def test_what_the_disk_does_not_take_is_not_there(journal, monkeypatch):
     assert journal.append("c.json", b"3").file.name == "00000002-c.json"
 
 
-def test_points_that_do_not_all_fit_on_the_disk_are_not_kept_in_part(journal, monkeypatch):
+def test_points_on_a_full_disk_are_written_completely_or_not_at_all(journal, monkeypatch):
     """Whoever measured them keeps them, and would write those again that are there."""
     monkeypatch.setattr(run_folder, "MAX_POINTS", 1)
     results = iter([None])
@@ -100,7 +100,7 @@ def test_points_that_do_not_all_fit_on_the_disk_are_not_kept_in_part(journal, mo
     assert journal.list_entries() == []
 
 
-def test_a_journal_is_one_process_s(journal):
+def test_a_run_folder_belongs_to_one_process(journal):
     """Another one is refused. When it is closed, what waits is there for the next, in order."""
     with pytest.raises(FolderLockedError, match="another process writes to"):
         RunFolder.reopen(journal.folder)
@@ -121,7 +121,7 @@ def test_a_journal_is_one_process_s(journal):
         RunFolder.create(journal.folder, RUN, "http://host:1")
 
 
-def test_an_entry_is_numbered_after_the_last_one_though_earlier_ones_were_sent(journal):
+def test_entry_numbers_continue_after_entries_were_sent(journal):
     """Else it would be sent before what was measured earlier, or replace it."""
     entries = [journal.append("a.json", str(number).encode()) for number in range(4)]
     for entry in entries[:2]:
@@ -133,14 +133,14 @@ def test_an_entry_is_numbered_after_the_last_one_though_earlier_ones_were_sent(j
     again.close()
 
 
-def test_a_point_that_is_not_a_number_is_read_back(journal):
+def test_a_nan_point_is_read_back(journal):
     """MLflow stores it, so it may wait for MLflow."""
     journal.append_metrics([Metric("loss", float("nan"), 1_000, 3)])
     ((point,),) = [entry.read_metrics() for entry in journal.list_entries()]
     assert str(point.value) == "nan"
 
 
-def test_what_no_training_wrote_is_neither_sent_nor_removed(journal, tmp_path):
+def test_foreign_files_are_neither_sent_nor_removed(journal, tmp_path):
     """A link, a folder, a name that is not a path of ours. The rest of the journal goes."""
     secret = tmp_path / "secret.txt"
     secret.write_text("a secret of this machine")
@@ -154,7 +154,7 @@ def test_what_no_training_wrote_is_neither_sent_nor_removed(journal, tmp_path):
     assert sorted(journal.folder.iterdir()) == sorted(strange)
 
 
-def test_whose_journal_it_is(journal, tmp_path, monkeypatch):
+def test_a_run_folder_has_its_runs_id_and_store(journal, tmp_path, monkeypatch):
     """Without the password, and with a path that means the same elsewhere."""
     origin = read_header(journal.folder)
     assert (origin.run_id, origin.tracking_uri) == (RUN, "http://***@host:1")
@@ -170,7 +170,7 @@ def test_whose_journal_it_is(journal, tmp_path, monkeypatch):
         read_header(local.folder)
 
 
-def test_an_end_is_read_back_and_a_new_training_starts_without_one(journal):
+def test_an_outcome_is_read_back_and_a_new_training_starts_without_one(journal):
     """What an earlier one left does not close the run of the next."""
     assert journal.read_outcome() is None
     journal.append_json(OUTCOME_JSON, Outcome("KILLED", "two\nlines", diverged=True))
@@ -188,7 +188,7 @@ def test_an_end_is_read_back_and_a_new_training_starts_without_one(journal):
     assert not journal.folder.exists()
 
 
-def test_journals_that_were_left_are_found(tmp_path, own_cache, monkeypatch):
+def test_leftover_run_folders_are_found(tmp_path, own_cache, monkeypatch):
     """Of all runs, or of one. Where the cache is, and in the working folder."""
     monkeypatch.chdir(tmp_path)
     runs = ["a" * 32, "b" * 32]

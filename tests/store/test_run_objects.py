@@ -38,7 +38,7 @@ def build_tracked_run(store, experiment_id, *rows, **tags):
     return run
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_exists():
     """A room of a verb's name would stand in its place once it is loaded: there is none."""
     assert all(getattr(clear_mlflow, name) is not None for name in clear_mlflow.__all__)
     assert all(callable(getattr(clear_mlflow, name)) for name in clear_mlflow._LAZY_MODULES)
@@ -49,7 +49,7 @@ def result(store, experiment_id):
     return load_run(stored_run(store, experiment_id, name="<b>a run</b>"))
 
 
-def test_a_run_is_all_that_it_holds(store, experiment_id):
+def test_a_run_object_has_all_stored_values(store, experiment_id):
     """Matrix, metrics with their course, configuration, curves; the same in JSON."""
     run = load_run(kept_run(store, experiment_id))
     assert run.matrix.num_rows == run.matrix.num_buckets == len(run.curves)
@@ -67,7 +67,7 @@ def test_a_run_is_all_that_it_holds(store, experiment_id):
     assert run.links == (f"open     clear-mlflow open {run.run_id}",)
 
 
-def test_runs_are_found_as_mlflow_finds_them(store, experiment_id):
+def test_runs_are_searched_as_mlflow_searches_them(store, experiment_id):
     """An experiment's runs with rows, by a filter; and what is not there is one line."""
     for seed in (1, 3):
         build_tracked_run(store, experiment_id, seed=seed)
@@ -81,7 +81,7 @@ def test_runs_are_found_as_mlflow_finds_them(store, experiment_id):
         clear_mlflow.load("no_such_run")
 
 
-def test_a_run_without_rows_says_so(store, experiment_id):
+def test_a_run_without_rows_is_an_error(store, experiment_id):
     run = load_run(store.create_run(experiment_id))
     with pytest.raises(RecordError, match="contains no rows"):
         run.matrix  # noqa: B018
@@ -108,7 +108,7 @@ def test_a_notebook_shows_matrix_metrics_and_links(result):
     assert cells == re.findall(r"center[^>]*>(.*?)</td>", result.matrix._repr_html_())
 
 
-def test_a_matrix_and_a_list_of_verdicts_are_read_as_they_are_shown(store, experiment_id):
+def test_displayed_matrices_and_verdicts_have_the_values(store, experiment_id):
     """The numbers of a matrix are printed; what evaluate gives, without scores."""
     run = stored_run(store, experiment_id)
     lines = str(load_run(run).matrix).splitlines()
@@ -137,7 +137,7 @@ def test_print_shows_tables_and_links(store, experiment_id):
     assert run.metrics["renate/forgetting"].reason.startswith("needs a past bucket")
 
 
-def test_the_picture_is_the_heat_map_and_is_saved_with_its_fonts(result, tmp_path):
+def test_plot_draws_the_heat_map_and_embeds_fonts(result, tmp_path):
     """A notebook asks an object for its PNG; no pyplot is needed; a PDF has no Type 3 font."""
     figure = result.plot(width=3.3)
     assert figure._repr_png_().startswith(b"\x89PNG")
@@ -164,7 +164,7 @@ def test_runs_are_compared(store, experiment_id):
         clear_mlflow.compare([first, "no_such_run"])
 
 
-def test_a_comparison_is_a_table_of_a_paper(store, experiment_id):
+def test_a_comparison_becomes_a_papers_table(store, experiment_id):
     """Frames, LaTeX and Markdown say what the groups say; the best mean is bold."""
     for strategy, less in (("na_ive", 0), ("replay", 10)):
         for seed in range(3):
@@ -201,7 +201,7 @@ def test_a_comparison_is_a_table_of_a_paper(store, experiment_id):
 
 
 @pytest.mark.parametrize("width", [0, -1, 1.5, float("nan"), float("inf")])
-def test_a_width_that_no_figure_has_is_one_line(width):
+def test_an_invalid_figure_width_is_a_one_line_error(width):
     with pytest.raises(ConfigError, match=r"expected at least 2\.7 inches"):
         AccuracyMatrix([[0.5]]).plot(width=width)
 
@@ -213,7 +213,7 @@ def test_latex_writes_powers_of_ten():
     )
 
 
-def test_runs_that_name_no_strategy_are_compared(store, experiment_id):
+def test_runs_without_a_strategy_are_compared(store, experiment_id):
     """As a loop of one's own stores them: nobody asked to group by it. A text is one name."""
     for seed in (0, 1):
         build_tracked_run(store, experiment_id, seed=seed)
@@ -258,7 +258,7 @@ class Shown:
         self.texts.append(content.data)
 
 
-def test_the_matrix_grows_row_by_row():
+def test_the_notebooks_matrix_grows_row_by_row():
     """Each row is shown when it is measured, under streaming without what is no evidence."""
     assert not is_notebook()
     for protocol, cells in (("iid", 4), ("streaming", 3)):

@@ -85,7 +85,7 @@ def score_with(store, run_id, metric):
     return scores
 
 
-def test_a_first_scoring_changes_no_value(store, experiment_id):
+def test_the_first_scoring_changes_no_value(store, experiment_id):
     """Those that are there a training logged on its way."""
     run_id = stored_run(store, experiment_id, [[5, 5, 5]] * 4).info.run_id
     store.log_metric(run_id, "clear/accuracy", 0.1, step=1)
@@ -109,7 +109,7 @@ def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
     assert score_with(store, run_id, highest).changes.is_empty
 
 
-def test_a_step_has_the_time_of_its_row_or_of_the_last_before(store, experiment_id):
+def test_a_step_has_the_time_of_its_row_or_the_previous_one(store, experiment_id):
     """Rows were written a second apart. Two of them were lost."""
     texts = row_texts()
     first, last = (

@@ -30,7 +30,7 @@ def matrices(draw):
 
 
 @given(masked_matrix=matrices())
-def test_what_the_rows_add_one_by_one_is_the_whole(masked_matrix):
+def test_metrics_logged_row_by_row_equal_those_at_once(masked_matrix):
     """The series that scoring computes are those that a training sent, row by row."""
     sent: dict[str, dict[int, float]] = {}
     for step in range(masked_matrix.num_rows + 1):
@@ -65,7 +65,7 @@ def test_a_long_stream_charts_a_bounded_number_of_buckets(num_buckets):
     assert set(collect_series(matrix, {})) == {names[j] for j in chosen}
 
 
-def test_buckets_whose_names_mlflow_does_not_take_have_a_series_each():
+def test_bucket_names_that_mlflow_rejects_have_a_series_each():
     """However many become the same when it is cleaned, and whatever others are called."""
     for keys in (("a b", "a/b", "a?b"), ("a_b.2", "a b", "a/b"), ("a_b.1", "a b", "a?b")):
         assert len(set(build_bucket_series_names(keys))) == 3

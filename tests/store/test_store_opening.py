@@ -42,7 +42,7 @@ def test_a_program_without_our_lock_can_set_up_the_store(tmp_path):
     assert count_failures(tmp_path, "beside", 1) == [0]
 
 
-def test_a_file_that_is_not_a_database_is_an_error(tmp_path, store, monkeypatch):
+def test_a_file_other_than_a_database_is_an_error(tmp_path, store, monkeypatch):
     """After a wait for a program that may be writing it. The file is not changed."""
     monkeypatch.setattr(sqlite, "_ABANDONED_SECONDS", 0.5)
     file = tmp_path / "other.db"

@@ -55,14 +55,14 @@ def test_a_tag_has_at_most_the_length_that_mlflow_stores():
     assert pack_matrix_tag("run", {}) is None
 
 
-def test_a_tag_of_another_run_is_none():
+def test_the_matrix_tag_of_another_run_is_ignored():
     """A run that was copied with its tags is read from its artifacts."""
     assert read_matrix_tag("another", pack_matrix_tag("run", ROWS)) == {}
 
 
 @settings(max_examples=200)
 @given(data=st.data())
-def test_a_tag_that_was_changed_is_none(data):
+def test_a_modified_matrix_tag_is_ignored(data):
     """Another character, a truncated tag, or any text: ignored, unless the rows are the same."""
     text = pack_matrix_tag("run", ROWS)
     at = data.draw(st.integers(0, len(text) - 1))
@@ -73,14 +73,14 @@ def test_a_tag_that_was_changed_is_none(data):
 
 
 @pytest.mark.parametrize("packed", [b"null", b"[]", b"{}", b"[" * 9999, b'{"a": 1}', b"\xff"])
-def test_a_tag_of_other_json_is_none(packed):
+def test_a_matrix_tag_of_other_json_is_ignored(packed):
     """No kind of JSON stops a listing."""
     text = hash_rows("run", {}) + b64encode(zlib.compress(packed)).decode()
     assert read_matrix_tag("run", text) == {}
     assert read_matrix_tag("run", None) == {}
 
 
-def test_a_tag_that_swells_takes_no_memory():
+def test_a_compression_bomb_in_a_tag_takes_no_memory():
     """A hundred megabytes that fit a tag are not unpacked."""
     bomb = hash_rows("run", {}) + b64encode(zlib.compress(b" " * 10**8)).decode()
     tracemalloc.start()
@@ -89,7 +89,7 @@ def test_a_tag_that_swells_takes_no_memory():
     tracemalloc.stop()
 
 
-def test_matrices_are_read_from_a_listing(store, experiment_id):
+def test_matrices_are_read_from_search_results(store, experiment_id):
     """No artifact is read, and the matrix is identical to the bit."""
     run = stored_run(store, experiment_id)
     (from_rows,) = matrices(store)
@@ -112,7 +112,7 @@ def test_a_run_without_a_matrix_has_a_problem(store, experiment_id):
     assert empty.problem == "contains no rows of an accuracy matrix"
 
 
-def test_the_tag_of_a_run_that_can_grow_is_not_trusted(store, experiment_id):
+def test_the_matrix_tag_of_an_open_run_is_not_trusted(store, experiment_id):
     """A run that stopped early may be resumed, so its artifacts are read each time."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     score_run(store)
@@ -121,7 +121,7 @@ def test_the_tag_of_a_run_that_can_grow_is_not_trusted(store, experiment_id):
     assert matrix.record.rows == (0, 1, 2, 3)
 
 
-def test_files_on_this_machine_precede_the_tag(store, experiment_id):
+def test_local_files_take_precedence_over_the_tag(store, experiment_id):
     """A row that was replaced by one of the same size is noticed and scored."""
     run = stored_run(store, experiment_id)
     score_run(store)
@@ -133,7 +133,7 @@ def test_files_on_this_machine_precede_the_tag(store, experiment_id):
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_threads_keep_the_order_and_take_few_items_ahead(jobs):
+def test_threads_keep_the_order_and_compute_few_items_ahead(jobs):
     """However long each item takes, and even if items never end."""
     taken = []
 
@@ -166,7 +166,7 @@ def server(empty_store, tmp_path_factory):
         yield starting.wait(), artifacts
 
 
-def test_behind_a_server(store, server, monkeypatch):
+def test_matrices_behind_a_server(store, server, monkeypatch):
     """Rows are read and scored as on a database. Changed rows are noticed for runs by name."""
     uri, artifacts = server
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)

@@ -39,7 +39,7 @@ def trained_run(store, experiment_id, root, *, process=False, **options):
 
 
 @pytest.mark.parametrize("prediction_mode", ["labels", "probs", "none"])
-def test_predictions_are_stored_and_count_what_the_rows_say(
+def test_stored_predictions_have_the_counts_of_the_rows(
     store, experiment_id, released, prediction_mode
 ):
     """Through the training process into artifacts: every row, every image, one set for the run."""

@@ -29,7 +29,7 @@ def forget(store, run):
     store.delete_tag(run.info.run_id, names.SCORED_TAG)
 
 
-def test_a_training_leaves_its_page(store, experiment_id):
+def test_a_training_stores_its_report(store, experiment_id):
     """With its configuration and dataset, linked first in the description."""
     train_in_process(store, KnownTraining(FOUR_BUCKETS), {"seed": "7", "epochs": "auto"})
     (run,) = store.search_runs([experiment_id])
@@ -48,7 +48,7 @@ def test_a_training_leaves_its_page(store, experiment_id):
     assert page_file(run).stat() == before
 
 
-def test_a_run_without_a_page_gets_its_page(store, experiment_id):
+def test_a_run_without_a_report_gets_one(store, experiment_id):
     """Also where all else is stored and predictions need not be read. Once."""
     run = kept_run(store, experiment_id)
     score(store, run)
@@ -65,7 +65,7 @@ def test_a_run_without_a_page_gets_its_page(store, experiment_id):
     assert score(store, run).action == "unchanged"
 
 
-def test_a_page_that_was_lost_is_written_again(store, experiment_id):
+def test_a_lost_report_is_written_again(store, experiment_id):
     """By a look at everything. A quick one trusts the tag."""
     run = stored_run(store, experiment_id)
     score(store, run)
@@ -96,7 +96,7 @@ def test_a_description_is_updated_unless_a_person_has_changed_it(store, experime
     assert "Report" in description_after_rows(5)
 
 
-def test_what_earlier_versions_did_not_count_is_said_in_one_place(store, experiment_id):
+def test_runs_of_earlier_versions_have_no_cost_metrics(store, experiment_id):
     """As earlier versions left it: scored, shown and compared, and no metric of it is 0."""
     runs = [stored_run(store, experiment_id, seed=seed) for seed in (0, 1)]
     assert {score(store, run).action for run in runs} == {"scored"}
@@ -109,7 +109,7 @@ def test_what_earlier_versions_did_not_count_is_said_in_one_place(store, experim
         assert "cost" not in text
 
 
-def test_classes_stay_on_the_page_when_predictions_are_removed(store, experiment_id):
+def test_classes_remain_in_the_report_after_predictions_are_removed(store, experiment_id):
     """Whoever makes room keeps what was made of them."""
     run = kept_run(store, experiment_id)
     score(store, run, explicit=True)

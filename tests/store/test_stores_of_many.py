@@ -41,7 +41,7 @@ def ago(**time):
     return (datetime.now(timezone.utc) - timedelta(**time)).isoformat(timespec="seconds")
 
 
-def test_a_number_that_was_given_out_again_is_another_process(store, experiment_id):
+def test_a_reused_process_id_is_another_process(store, experiment_id):
     """Only its start tells that the process which trained is gone."""
     assert is_being_trained(store, create_leased_run(store, experiment_id))
     run = create_leased_run(store, experiment_id, started=_read_start_time(os.getpid()) - 2)
@@ -91,7 +91,7 @@ def test_a_lease_of_another_machine_expires_three_minutes_after_it_was_seen(
     assert lease.EXPIRY_SECONDS == 180
 
 
-def test_processes_are_as_psutil_has_them(monkeypatch):
+def test_process_details_equal_those_of_psutil(monkeypatch):
     """Where Linux is read itself, and where psutil is asked, as on other systems."""
     seconds = psutil.Process(os.getppid()).create_time()
     ticks = (seconds - psutil.boot_time()) * os.sysconf("SC_CLK_TCK")
@@ -102,7 +102,7 @@ def test_processes_are_as_psutil_has_them(monkeypatch):
             _read_start_time(2**30)
 
 
-def test_a_process_that_cannot_be_read_is_alive_until_it_is_gone(
+def test_a_process_that_cannot_be_inspected_counts_as_alive(
     store, experiment_id, tmp_path, monkeypatch
 ):
     """Of another user, for example: with hidepid, /proc contains no file of its processes."""
@@ -129,7 +129,7 @@ def test_a_run_without_a_lease_never_expires(store, experiment_id):
     assert not is_being_trained(store, others)
 
 
-def test_rows_come_in_their_order_and_other_files_are_not_looked_at(store, experiment_id):
+def test_rows_are_read_in_order_and_other_files_are_ignored(store, experiment_id):
     """By number: the thousandth comes after the last of three digits, whatever else lies there."""
     run = stored_run(store, experiment_id)
     folder = rows_folder(run)
@@ -167,7 +167,7 @@ def manifest(row, content, **changes):
     return Manifest(**{**fields, **changes})
 
 
-def test_the_newest_whole_state_is_the_one_to_go_on_from(store, experiment_id, tmp_path):
+def test_a_resume_starts_from_the_newest_complete_state(store, experiment_id, tmp_path):
     """One that is damaged, cut off, or another row's gives way, with what is wrong."""
     run = store.get_run(store.create_run(experiment_id).info.run_id)
     run_id = run.info.run_id
@@ -201,7 +201,7 @@ def test_the_newest_whole_state_is_the_one_to_go_on_from(store, experiment_id, t
     assert read_newest_state(store, run, tmp_path) == (None, [])
 
 
-def test_files_of_others_next_to_states_are_left_alone(store, experiment_id, tmp_path):
+def test_other_files_next_to_states_are_ignored(store, experiment_id, tmp_path):
     """However many they are, they neither count as states nor are they removed with them."""
     run = store.get_run(store.create_run(experiment_id).info.run_id)
     store_state(store, run.info.run_id, manifest(1, b"state"), b"state")
@@ -235,16 +235,14 @@ def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path, m
 
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"row": "1"}, {"data": [1]}, {"row": None}])
-def test_what_is_no_manifest_is_refused(change):
+def test_an_invalid_manifest_is_rejected(change):
     """A field of another type, or another format."""
     content = {**json.loads(manifest(1, b"s").to_json()), **change}
     with pytest.raises(RecordError, match="is not a manifest of a training state"):
         Manifest.from_json(json.dumps(content), source="m")
 
 
-def test_a_listing_brings_each_run_once_however_many_start_at_once(
-    store, experiment_id, monkeypatch
-):
+def test_a_search_returns_each_run_once_while_others_start(store, experiment_id, monkeypatch):
     """Over pages of two, of which one is full of runs of one millisecond."""
     monkeypatch.setattr(search, "_PAGE_SIZE", 2)
     times = [1_000, 2_000, 2_000, 2_000, 2_000, 2_000, 3_000, 4_000, 5_000]
@@ -274,7 +272,7 @@ def test_a_listing_brings_each_run_once_however_many_start_at_once(
         list(select_runs(store, filter="nonsense"))
 
 
-def test_what_mlflow_refuses_is_one_line_without_a_password():
+def test_an_mlflow_error_is_one_line_without_a_password():
     """And what is clear already stays as it is."""
     with pytest.raises(TrackingError) as caught, mlflow_errors("read it"):
         raise ValueError("two\nlines of mysql://me:secret@host/db")
@@ -286,7 +284,7 @@ def test_what_mlflow_refuses_is_one_line_without_a_password():
     assert caught.value is own
 
 
-def test_a_filter_of_very_many_conditions_is_refused_at_once(store, experiment_id):
+def test_a_filter_of_very_many_conditions_is_rejected_at_once(store, experiment_id):
     """A database cannot join so many tables. Words in quotes are no conditions."""
     with pytest.raises(ConfigError, match="filter has 301 conditions; expected at most 50"):
         list(select_runs(store, filter=" and ".join(["tags.a = 'b'"] * 301)))

@@ -44,7 +44,7 @@ def sweep(store, experiment_id, tmp_path):
     return lambda client=store: train_and_compare(grid, client, experiment_id, ENGINE)
 
 
-def test_a_comparison_that_is_gone_is_made_again(store, sweep):
+def test_a_deleted_comparison_is_made_again(store, sweep):
     """In the trash, or beyond it."""
     first = sweep()
     assert first.is_complete
@@ -69,7 +69,9 @@ def test_a_comparison_that_is_gone_is_made_again(store, sweep):
 @pytest.mark.parametrize(
     ("signum", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 )
-def test_stopped_in_python_it_raises(store, experiment_id, monkeypatch, capsys, signum, raised):
+def test_a_sweep_stopped_in_python_raises(
+    store, experiment_id, monkeypatch, capsys, signum, raised
+):
     """When what was under way is scored. The caller's next line is not reached."""
     started = LocalEngine.start
 
@@ -126,7 +128,7 @@ def test_a_dry_run_creates_no_store(tmp_path, monkeypatch):
         ([{"seeds": [0, 1]}], "in a sweep, use `seed`"),
     ],
 )
-def test_a_run_that_cannot_be_trained_is_refused_before_anything_starts(
+def test_a_run_that_cannot_be_trained_is_rejected_before_anything_starts(
     store, experiment_id, runs, problem
 ):
     """A run that is equal to another one, too."""
@@ -150,7 +152,7 @@ def test_a_run_that_is_equal_in_effect_is_done_already(store, experiment_id):
     assert second.counts == {"done before": 1}
 
 
-def test_what_was_not_compared_says_why():
+def test_a_missing_comparison_has_a_reason():
     """In one line, as a notebook shows it, too."""
     result = SweepResult("some", (), problems=("the runs were not compared: <b>",))
     with pytest.raises(ConfigError, match="compared in sweep some: no runs; the runs were not"):
@@ -158,7 +160,7 @@ def test_what_was_not_compared_says_why():
     assert "not compared: &lt;b&gt;</p>" in result._repr_html_()
 
 
-def test_a_thread_sweeps(experiment_id):
+def test_a_thread_can_sweep(experiment_id):
     """Where Python allows no handler of signals. Names in one text, as `compare` takes them."""
     with ThreadPoolExecutor(1) as threads:
         options = {"experiment": "test", "group_by": "strategy,seed"}
@@ -167,9 +169,7 @@ def test_a_thread_sweeps(experiment_id):
     assert swept.compared.comparison.group_by == ("strategy", "seed")
 
 
-def test_of_two_sweeps_that_start_the_same_run_at_once_one_trains_it(
-    store, experiment_id, sweep, tmp_path
-):
+def test_one_of_two_concurrent_sweeps_trains_a_common_run(store, experiment_id, sweep, tmp_path):
     """Both have read that it is missing before either opened it."""
     file = tmp_path / "other.yaml"
     file.write_text("grid: {seed: [2]}")
@@ -204,7 +204,7 @@ def elsewhere():
     return json.dumps({**json.loads(format_lease()), "host": "elsewhere", "token": "another's"})
 
 
-def test_of_two_that_go_on_at_once_one_works(store, sweep):
+def test_one_of_two_concurrent_continuations_works(store, sweep):
     """MLflow lets one of them write the parameter that both want to."""
     parent_id = sweep().run_id
 

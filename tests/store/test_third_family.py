@@ -46,7 +46,7 @@ def invoke(*arguments, metric="evenness:METRICS"):
     return CliRunner().invoke(main, [*arguments, "--metrics", metric])
 
 
-def test_scores_reports_and_pages_take_it(store, experiment_id):
+def test_a_custom_family_is_scored_reported_and_compared(store, experiment_id):
     """Stored with a value per step, in the run's description, ranked, charted and tested."""
     runs = {}
     for strategy, rise in (("naive", 2), ("replay", 15)):
@@ -79,7 +79,7 @@ def test_scores_reports_and_pages_take_it(store, experiment_id):
     assert "evenness/late" in (folder / names.COMPARISON_PAGE).read_text()
 
 
-def test_what_fails_is_left_out_of_a_comparison_and_told(store, experiment_id):
+def test_a_failing_run_is_left_out_of_a_comparison_and_reported(store, experiment_id):
     """In a warning, with the first reason. A metric of predictions is no metric to compare by."""
     for seed in (0, 1):
         log_run(store, experiment_id, "naive", counts(120, seed), strategy="naive", seed=seed)

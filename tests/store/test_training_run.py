@@ -88,7 +88,7 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
     assert pictures == [(f"images/{names.IMAGE_FINAL}", "0"), (by_row, "0"), (by_row, "2")]
 
 
-def test_a_run_lives_while_its_artifact_store_is_away(store, experiment_id):
+def test_a_run_survives_an_unreachable_artifact_store(store, experiment_id):
     """The lease is in the tracking store alone."""
     run = store.create_run(experiment_id, tags=build_lease_tags())
     recorder = RunRecorder(store, run.info.run_id, ())
@@ -123,7 +123,7 @@ def test_tags_params_and_dataset(finished):
     assert "| " in tags["mlflow.note.content"]
 
 
-def test_the_commit_is_the_user_s(store, experiment_id, tmp_path, monkeypatch):
+def test_the_logged_commit_is_the_users(store, experiment_id, tmp_path, monkeypatch):
     """Of the folder that they work in. This program's commit has its own tag."""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     subprocess.run([*git, "init", "-q"], check=True)
@@ -140,7 +140,7 @@ def test_the_commit_is_the_user_s(store, experiment_id, tmp_path, monkeypatch):
         assert tags.get(names.COMMIT_TAG) != tags["git_commit"]
 
 
-def test_what_a_run_is_judged_by_comes_first(finished, store, experiment_id):
+def test_headline_metrics_come_first(finished, store, experiment_id):
     """MLflow's page of a run lists metrics in the order in which a database has them."""
     imported = stored_run(store, experiment_id)  # rows that scoring logs
     score(store, imported.info.run_id)
@@ -175,7 +175,7 @@ def test_active_run_is_joined_and_left_open(store):
     )
 
 
-def test_a_data_root_that_is_not_there_opens_no_run(store, experiment_id):
+def test_a_missing_data_root_opens_no_run(store, experiment_id):
     """It is found with the parameters."""
     parameters = {"dataset": "clear10", "data_root": "/no/where"}
     with StoppingSignals(print_message=False) as signals:
@@ -186,7 +186,7 @@ def test_a_data_root_that_is_not_there_opens_no_run(store, experiment_id):
     assert store.search_runs([experiment_id]) == []
 
 
-def test_training_that_failed_before_its_first_row_says_so(store, experiment_id):
+def test_a_training_that_failed_before_its_first_row_has_a_reason(store, experiment_id):
     """Nothing is stored, and that is reported."""
     with pytest.raises(RuntimeError):
         train_in_process(store, KnownTraining([[1, 2]], ends_with=RuntimeError("no")), ASKED)
@@ -195,7 +195,7 @@ def test_training_that_failed_before_its_first_row_says_so(store, experiment_id)
     assert run.info.status == "FAILED"
 
 
-def test_a_run_that_is_named_and_finished_is_left_as_it_is(store, finished, monkeypatch):
+def test_a_named_finished_run_is_left_unchanged(store, finished, monkeypatch):
     """A scheduler that names an old run again does not turn it into a failed one."""
     monkeypatch.setenv("MLFLOW_RUN_ID", finished.info.run_id)
     with pytest.raises(TrackingError, match="already contains 5 rows"):

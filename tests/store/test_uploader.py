@@ -108,7 +108,7 @@ def contents(folder):
 
 
 @pytest.mark.usefixtures("hurried")
-def test_what_cannot_be_stored_now_is_tried_again_in_order(store, run_id, folder):
+def test_failed_uploads_are_retried_in_order(store, run_id, folder):
     """Nothing overtakes it, and the folder is empty when the store has everything."""
     client = Stutters(store.tracking_uri, a=[later(), later()])
     uploader = start_uploader(client, run_id)
@@ -153,7 +153,7 @@ def test_an_upload_may_be_repeated(store, run_id, folder):
 
 
 @pytest.mark.usefixtures("hurried")
-def test_what_a_store_refuses_is_tried_once_more_at_the_end(store, run_id, folder):
+def test_rejected_uploads_are_tried_once_more_at_the_end(store, run_id, folder):
     """A permission may have come meanwhile. Until then it holds nothing else up."""
     client = Stutters(store.tracking_uri, a=[never()])
     uploader = start_uploader(client, run_id)
@@ -168,7 +168,7 @@ def test_what_a_store_refuses_is_tried_once_more_at_the_end(store, run_id, folde
 
 
 @pytest.mark.usefixtures("hurried")
-def test_what_a_store_never_takes_stays_in_the_folder(store, run_id, folder):
+def test_rejected_files_remain_in_the_folder(store, run_id, folder):
     """The end waits no longer than it was told to, and names the folder."""
     errors = {"a": [never(), never()], "b": [later() for _ in range(10_000)]}
     uploader = start_uploader(Stutters(store.tracking_uri, **errors), run_id)
@@ -182,7 +182,7 @@ def test_what_a_store_never_takes_stays_in_the_folder(store, run_id, folder):
     assert contents(folder) == {"a.txt": b"a", "b.txt": b"b"}
 
 
-def test_what_waits_on_two_disks_is_named_by_both(store, run_id, tmp_path, monkeypatch):
+def test_a_warning_names_both_folders_with_unsent_files(store, run_id, tmp_path, monkeypatch):
     """The first one was full: each folder with the command that sends what is in it."""
     monkeypatch.chdir(tmp_path)
     uploader = Uploader(store, run_id)
@@ -196,7 +196,7 @@ def test_what_waits_on_two_disks_is_named_by_both(store, run_id, tmp_path, monke
     assert all(f"'clear-mlflow sync {path}'" in message for path in folders)
 
 
-def test_whoever_waits_for_a_file_returns_when_the_store_has_it(store, run_id, folder):
+def test_waiting_for_a_file_ends_when_it_is_stored(store, run_id, folder):
     """Or at once when the store is away, which is reported."""
     uploader = start_uploader(
         Stutters(store.tracking_uri, b=[later() for _ in range(10_000)]), run_id
@@ -226,7 +226,7 @@ def wait(condition):
     ("final", "statuses"),
     [(True, (400, 401, 403, 404, 413, 499)), (False, (399, 408, 425, 429, 500, 502, 503))],
 )
-def test_which_answers_are_final(final, statuses):
+def test_which_http_errors_are_permanent(final, statuses):
     """A store that says later is asked again. What it will never take is set aside."""
     error = TrackingError("not stored")
     for status in statuses:
@@ -239,7 +239,7 @@ def test_which_answers_are_final(final, statuses):
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 60), ("0", 0), ("2.5", 2.5), ("86400", 86400)])
-def test_how_long_an_end_waits(monkeypatch, text, seconds):
+def test_how_long_finish_waits(monkeypatch, text, seconds):
     """A minute, unless the environment says else. What is not a number of seconds is refused."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", text)
     assert read_exit_wait() == seconds

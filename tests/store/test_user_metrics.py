@@ -100,7 +100,7 @@ def test_functions_are_named_by_package_and_function() -> None:
     }
 
 
-def test_the_working_folder_goes_before_installed_packages(tmp_path, monkeypatch) -> None:
+def test_the_working_folder_precedes_installed_packages(tmp_path, monkeypatch) -> None:
     """As under ``python -m``: a package of the same name elsewhere does not hide the user's own."""
     for folder, value in (("installed", 0.1), ("here", 0.2)):
         package = tmp_path / folder / "lab_examples"
@@ -116,7 +116,7 @@ def test_the_working_folder_goes_before_installed_packages(tmp_path, monkeypatch
 
 
 @pytest.mark.usefixtures("lab")
-def test_a_family_is_named_as_one() -> None:
+def test_custom_metrics_declare_family_direction_and_version() -> None:
     """A module as those of this package, with directions and versions. It pickles, for workers."""
     own = load_custom_metrics(["lab_module:METRICS"])
     assert [m.name for m in own] == ["mylab/worst", "mylab/whole", "mylab/answers"]
@@ -126,7 +126,7 @@ def test_a_family_is_named_as_one() -> None:
 
 
 @pytest.mark.usefixtures("lab")
-def test_a_functions_mistakes_are_told_with_its_name() -> None:
+def test_errors_of_a_function_name_it() -> None:
     """And stop no other metric. A reason that it gives itself is told as it is."""
     wrong = ("undefined", "failing", "gives_none", "gives_nan", "gives_text", "gives_array")
     own = load_custom_metrics([f"lab_module:{name}" for name in (*wrong, "worst")])
@@ -171,7 +171,7 @@ def test_a_functions_mistakes_are_told_with_its_name() -> None:
         ("lab_module:named,lab_module:rival", "two metrics are named 'mylab/worst'"),
     ],
 )
-def test_what_is_no_metric_is_refused_in_one_line(reference: str, message: str) -> None:
+def test_an_invalid_metric_is_rejected_in_one_line(reference: str, message: str) -> None:
     """Before any run is looked at, with what to do about it."""
     with pytest.raises(ConfigError) as caught:
         load_custom_metrics(reference.split(","))
@@ -179,7 +179,7 @@ def test_what_is_no_metric_is_refused_in_one_line(reference: str, message: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_a_function_may_take_further_arguments_that_nobody_has_to_pass(tmp_path, monkeypatch):
+def test_a_function_may_have_optional_arguments(tmp_path, monkeypatch):
     """With a default, or as *args and **options."""
     tmp_path.joinpath("lab_optional.py").write_text(
         "def best(matrix, *args, scale=1.0, **options):\n    return scale * matrix.values.max()\n"

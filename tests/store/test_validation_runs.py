@@ -52,7 +52,7 @@ def find_comparison(store, experiment_id):
     return run, artifact_folder(run)
 
 
-def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp_path, own_cache):
+def test_every_output_shows_the_split(store, experiment_id, tmp_path, own_cache):
     """Parameter, tag, dataset input, rows, the tag that holds them, description, screen."""
     root = write_released(tmp_path / "data", train=12)
     clear_mlflow.train(data_root=root, split="validation", **SMALL)
@@ -73,7 +73,7 @@ def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp
     assert "measured on validation images: use these numbers to choose, not to report" in output
 
 
-def test_own_loops_say_what_they_measure_on(store, experiment_id):
+def test_custom_loops_record_their_split(store, experiment_id):
     """And are not continued as something else."""
     loop = {"buckets": 4, "num_instances": NUM_TEST}
     with clear_mlflow.track(**loop, split="validation") as run:
@@ -92,7 +92,7 @@ def test_own_loops_say_what_they_measure_on(store, experiment_id):
         clear_mlflow.track(**loop, split="valid")
 
 
-def test_validation_runs_are_never_set_beside_test_runs(store, experiment_id):
+def test_validation_runs_are_never_compared_with_test_runs(store, experiment_id):
     """Of one dataset, strategy and digest: two groups, never tested against each other."""
     for split, level in (("validation", 150), ("auto", 120)):
         for seed in range(3):
@@ -148,7 +148,7 @@ def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
 
 
 @pytest.mark.parametrize("by", ["strategy,lr", "strategy"])
-def test_a_grid_on_test_images_is_told_that_it_chose_on_them(store, experiment_id, by):
+def test_a_grid_on_test_images_gets_a_warning(store, experiment_id, by):
     """One line, where groups differ in what is tuned alone. Strategies are no candidates."""
     log_grid(store, experiment_id, "auto", "sha256:00")
     result = invoke("compare", "--runs", "test", "--group-by", by)

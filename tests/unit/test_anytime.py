@@ -97,7 +97,7 @@ def by_loops(within_bucket_tests, k):
     return {f"continual_evaluation/{name}": value for name, value in values_by_metric.items()}
 
 
-def test_the_authors_program_gives_these_numbers():
+def test_the_authors_program_computes_these_numbers():
     """WF, WP, min-ACC and WC-ACC of Mattdl/ContinualEvaluation, bae2a58, on this course."""
     matrix = build_matrix(COURSE)
     metrics = summarize(matrix)
@@ -125,7 +125,7 @@ def courses(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(courses())
-def test_every_metric_is_what_loops_give(drawn):
+def test_every_metric_equals_literal_loops(drawn):
     """At every step of the run, and with as many tests inside a bucket as it takes."""
     width, trained, tests = drawn
     matrix = build_matrix(tests, width)
@@ -139,7 +139,7 @@ def test_every_metric_is_what_loops_give(drawn):
     assert expected.keys() | explain(matrix).keys() == {metric.name for metric in METRICS}
 
 
-def test_without_inside_bucket_nothing_is_defined():
+def test_without_tests_within_buckets_nothing_is_defined():
     """A matrix of rows alone has none of these numbers, however many rows it has."""
     rows = AccuracyMatrix([[0.9, 0.1], [0.5, 0.9]])
     matrix = AnytimeMatrix.from_tests([], rows)
@@ -149,7 +149,7 @@ def test_without_inside_bucket_nothing_is_defined():
     assert len(explain(matrix)) == len(METRICS)
 
 
-def test_a_test_that_is_not_stored_leaves_the_steps_behind_it_undefined():
+def test_a_missing_test_leaves_later_steps_undefined():
     """What was complete before it stays defined."""
     full_matrix = build_matrix(COURSE)
     tests = [test for of in full_matrix.tests.values() for test in of]
@@ -161,7 +161,7 @@ def test_a_test_that_is_not_stored_leaves_the_steps_behind_it_undefined():
     assert steps == {1: summarize(full_matrix.after(1))["continual_evaluation/worst_case_accuracy"]}
 
 
-def test_a_bucket_in_training_counts_when_its_row_is_there():
+def test_a_bucket_in_training_counts_once_its_row_exists():
     """Tests of a bucket that a run was stopped in are kept, and change no number."""
     stopped = build_matrix(COURSE, trained=2)
     assert 2 in stopped.tests
@@ -169,7 +169,7 @@ def test_a_bucket_in_training_counts_when_its_row_is_there():
     assert stopped.is_complete
 
 
-def test_tests_on_training_images_are_no_evidence():
+def test_tests_on_training_images_are_masked():
     """Under the protocol streaming a bucket's test images were trained on."""
     (reason,) = set(explain(build_matrix(COURSE, protocol="streaming")).values())
     assert reason.startswith("under the streaming protocol")
@@ -183,7 +183,7 @@ def test_tests_on_training_images_are_no_evidence():
         ({"num_tests": 9}, "the first of its bucket one of 3"),
     ],
 )
-def test_tests_of_another_run_are_refused(change, message):
+def test_tests_of_another_run_are_rejected(change, message):
     """They contradict the rows, or each other."""
     full_matrix = build_matrix(COURSE)
     *rest, last = full_matrix.tests[1]
@@ -206,7 +206,7 @@ def test_a_file_reads_back_to_the_same_test():
     assert parse_anytime_file_name(name) == (2, 1)
 
 
-def test_no_reader_takes_one_kind_of_row_for_the_other():
+def test_rows_and_tests_are_not_confused():
     """Neither by its name nor by its content."""
     (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
     assert parse_row_index(anytime_file_name(2, 1)) is None
@@ -233,7 +233,7 @@ def test_no_reader_takes_one_kind_of_row_for_the_other():
         ({"schema": {"name": "clear_mlflow/anytime_row", "version": "2.0"}}, "upgrade it"),
     ],
 )
-def test_a_file_that_is_no_test_is_one_line(change, message):
+def test_an_invalid_test_file_is_a_one_line_error(change, message):
     """It names the file."""
     tests = inside_bucket(2, [[1, 2, 3], [2, 3, 4], [3, 4, 5]], (9, 9, 9))
     content = {**json.loads(tests[1].to_json(WHEN)), **change}
@@ -256,7 +256,7 @@ def heights(chart):
     return numbers[1::2]
 
 
-def test_a_chart_of_many_tests_loses_no_drop():
+def test_a_chart_of_many_tests_shows_every_drop():
     """Of 4,000 tests, some hundred points are drawn, the one test that falls to 0 among them."""
     counts = [[30]] * 1233 + [[0]] + [[30]] * 2766
     matrix = build_matrix([(0, height_list) for height_list in [*counts, [30]]], width=1)
@@ -294,7 +294,7 @@ def test_the_curve_of_a_bucket_begins_at_the_end_of_the_bucket_before():
     assert begins[3:] == [first_end, second_end]
 
 
-def test_nothing_is_drawn_where_no_test_is_evidence():
+def test_masked_tests_are_not_drawn():
     """Or where there is none."""
     assert build_within_bucket_charts(build_matrix(COURSE, protocol="streaming")) is None
     assert build_within_bucket_charts(AnytimeMatrix.from_tests([], AccuracyMatrix([[0.5]]))) is None

@@ -92,7 +92,7 @@ def test_a_wrong_value_is_one_clear_error(value, message):
         clear_mlflow.train(**value)
 
 
-def test_an_unknown_parameter_is_python_s_own_error():
+def test_an_unknown_parameter_is_a_type_error():
     """As of every function, with what was probably meant. So it is in a file or a sweep."""
     with pytest.raises(TypeError, match=r"train\(\) has no option 'epoch'; did you mean epochs"):
         clear_mlflow.train(epoch=3)

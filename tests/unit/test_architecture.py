@@ -95,12 +95,12 @@ def find_room(module: str) -> str:
     return parts[1] if len(parts) > 1 and parts[1] != "__main__" else ""
 
 
-def test_the_rooms_are_those_of_the_contract():
+def test_the_packages_are_those_of_the_import_rules():
     """A new room has to state what it may use."""
     assert {find_room(name) for name in MODULES} - {""} == set(ROOMS)
 
 
-def test_the_contract_itself_runs_downwards():
+def test_the_import_rules_have_no_cycles():
     """A room is named after all that it may use, so there are no circles among rooms."""
     order = list(ROOMS)
     for room, uses in ROOMS.items():
@@ -108,7 +108,7 @@ def test_the_contract_itself_runs_downwards():
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_what_it_may(room):
+def test_a_package_imports_only_allowed_packages(room):
     """Counting imports inside of functions and of type checkers."""
     wrong = {
         f"{name} imports {other}"
@@ -123,7 +123,7 @@ def test_a_room_imports_only_what_it_may(room):
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_names_no_module_in_vain(room):
+def test_every_allowed_import_is_used(room):
     """What the contract allows is used: it does not grow beyond the code."""
     used = {
         find_room(other)
@@ -136,7 +136,7 @@ def test_a_room_names_no_module_in_vain(room):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_framework_is_named_only_where_it_belongs(framework):
+def test_frameworks_are_imported_only_where_allowed(framework):
     """Learning never sees MLflow, and metrics see neither MLflow nor torch."""
     naming = {
         find_room(name)
@@ -164,7 +164,7 @@ def test_no_two_modules_import_each_other_in_a_circle():
             visit(name, ())
 
 
-def test_what_mlflow_keeps_to_itself_is_named_in_one_module():
+def test_private_names_of_mlflow_are_used_in_one_module():
     """When MLflow changes, one file has to follow."""
     private = {
         name
@@ -196,7 +196,7 @@ def test_runs_are_opened_and_ended_in_one_module_each():
     }
 
 
-def test_a_folder_can_be_taken_in_at_a_glance():
+def test_packages_have_few_modules():
     """About a dozen modules. More only where each is one thing of a kind."""
     for folder in {path.parent for path in MODULES.values()}:
         folder_name = folder.relative_to(PACKAGE).as_posix()
@@ -214,7 +214,7 @@ def test_a_module_name_means_one_thing():
     assert repeated == {"renate": {"metrics", "importers"}}
 
 
-def test_contributing_names_every_room():
+def test_contributing_lists_every_package():
     """The table of rooms is the package's."""
     page = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `clear_mlflow/")]

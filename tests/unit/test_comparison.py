@@ -91,7 +91,7 @@ def test_new_classes_are_ranked_by_average_accuracy(scenario):
         ({"buckets": ["a", "b", "c", "d"]}, "buckets"),
     ],
 )
-def test_other_test_sets_are_never_in_one_group(other, said):
+def test_different_test_sets_are_never_in_one_group(other, said):
     """Kept apart, never tested against each other, and the difference is named."""
     runs = [
         *seeds_of("replay", 180, range(7)),
@@ -106,7 +106,7 @@ def test_other_test_sets_are_never_in_one_group(other, said):
     )
 
 
-def test_a_run_given_twice_counts_once():
+def test_a_repeated_run_counts_once():
     """By its id, and by its seed and matrix: neither is a second piece of evidence."""
     runs = seeds_of("replay", 180, range(3))
     copy = subject("replay", counts(180, 1), seed=1, run_id="copy")
@@ -116,7 +116,7 @@ def test_a_run_given_twice_counts_once():
     assert any("repeats" in warning and "copy" in warning for warning in comparison.warnings)
 
 
-def test_a_seed_twice_with_other_numbers_is_told():
+def test_a_repeated_seed_with_different_numbers_is_reported():
     """The spread of such a group is not one over seeds."""
     runs = [
         *seeds_of("replay", 180, [1]),
@@ -153,7 +153,7 @@ def test_a_run_that_ended_early_is_left_out_of_means():
     assert any("trained on 2 of 4 buckets" in warning for warning in comparison.warnings)
 
 
-def test_streaming_shows_only_its_evidence():
+def test_streaming_shows_only_valid_cells():
     """Cells that score training images are not measured, in matrices and in metrics."""
     runs = seeds_of("replay", 180, range(2), protocol="streaming")
     (group,) = compared(runs).groups
@@ -175,7 +175,7 @@ def test_predictions_of_single_runs_are_paired():
     )
 
 
-def test_other_test_images_are_not_paired():
+def test_different_test_images_are_not_paired():
     """The dataset's digest is the same, the images are not: no test."""
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
     arrangement = rank_groups([subject(name, c) for name, c in cells.items()], BY)
@@ -186,7 +186,7 @@ def test_other_test_images_are_not_paired():
     assert any("different test images" in warning for warning in comparison.warnings)
 
 
-def test_no_label_no_group():
+def test_runs_without_the_label_are_an_error():
     """What runs cannot be grouped by is one line that names what there is."""
     with pytest.raises(ConfigError, match=r"group_by names 'memory'.*there are dataset, strategy"):
         rank_groups(seeds_of("replay", 180, [0]), ["memory"])
@@ -196,7 +196,7 @@ def test_no_label_no_group():
         rank_groups([], BY)
 
 
-def test_leaderboard_says_what_the_groups_say():
+def test_the_leaderboard_has_the_values_of_the_groups():
     """In twelve digits; what is not defined is empty in both files, and never 0."""
     comparison = compared([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
     table = json.loads(format_leaderboard_json(comparison))
@@ -318,7 +318,7 @@ def test_a_legend_stays_in_its_figure(groups, width):
     assert figure.axes[0].get_window_extent().height > 0.3 * wide
 
 
-def test_the_note_fits_and_leads_with_what_is_real():
+def test_the_description_fits_and_starts_with_significant_differences():
     """Many groups with long hostile names stay below MLflow's 8,000 characters."""
     runs = [
         run
@@ -338,7 +338,7 @@ def with_tests(name, level, seed, every):
     return dataclasses.replace(run, summary=summary, test_every=every)
 
 
-def test_metrics_of_tests_inside_buckets_are_compared_as_all_others():
+def test_metrics_of_tests_within_buckets_are_compared():
     """In the leaderboard, tested over seeds, and to rank by; what lacks them is named."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "2") for seed in range(3)]
@@ -351,7 +351,7 @@ def test_metrics_of_tests_inside_buckets_are_compared_as_all_others():
     assert line.startswith("2 of 8 runs have no tests within buckets (test_every): ")
 
 
-def test_tests_at_other_intervals_are_shown_and_not_tested():
+def test_different_test_intervals_are_shown_but_not_tested():
     """A shorter interval finds lower minima: that is no difference of methods."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "1") for seed in range(3)]
@@ -362,7 +362,7 @@ def test_tests_at_other_intervals_are_shown_and_not_tested():
     assert compared(runs, rank_by=MINIMUM).list_pairs() == []
 
 
-def test_of_two_runs_of_one_training_the_one_with_tests_counts():
+def test_the_copy_with_tests_within_buckets_counts():
     """Whichever is listed first."""
     run = with_tests("naive", 120, 0, "2")
     plain = dataclasses.replace(run, run_id="plain", test_every=None)

@@ -30,7 +30,7 @@ def three_groups(seeds=3):
     ]
 
 
-def test_it_needs_nothing_but_itself():
+def test_a_page_needs_no_other_file():
     assert_needs_nothing_but_itself(build_page(three_groups())[1])
 
 
@@ -113,7 +113,7 @@ def test_sentences_and_warnings_are_on_the_page():
     assert "adjusted by Holm's method" in page_text
 
 
-def test_what_is_there_for_the_ear_alone_widens_no_page():
+def test_text_for_screen_readers_does_not_widen_a_page():
     """Hidden texts are placed within what scrolls, not within the page: 941 pixels on a phone."""
     _, text = build_page(three_groups())
     (hidden,) = re.findall(r"\.hidden {(.*?)}", text)
@@ -146,7 +146,7 @@ def test_fifty_runs_fit():
     Page(text)
 
 
-def test_runs_without_any_evidence_make_a_page():
+def test_runs_without_valid_cells_make_a_page():
     """Under streaming the last row scores training images alone: no curve, no metric, no crash."""
     runs = []
     for run in build_seed_runs("[/x]", 180, [0, 1], protocol="streaming", dataset="[/x]"):

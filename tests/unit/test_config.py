@@ -65,7 +65,7 @@ def test_a_recipe_names_every_value_that_is_auto(dataset):
         ({"dataset": "clear10", "data_root": "a\0b"}, "printable"),
     ],
 )
-def test_a_wrong_value_is_told_in_one_line(parameters, message):
+def test_an_invalid_value_is_a_one_line_error(parameters, message):
     """With the parameter's name or what was expected of it."""
     with pytest.raises(ConfigError) as error:
         TrainConfig.resolve(parameters)
@@ -114,14 +114,14 @@ def test_every_conflict_is_found_before_data_is_read(requested, conflict):
     assert "{" not in str(error.value)
 
 
-def test_a_memory_without_effect_is_refused_only_if_it_was_passed():
+def test_memory_without_effect_is_rejected_only_if_it_was_passed():
     """A sweep over strategies, and the config.json of a run, have one for every strategy."""
     assert TrainConfig.resolve({"memory": "5"}).memory == 5
     assert TrainConfig.resolve({"memory": "auto"}, passed=["memory"]).strategy == "naive"
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"seed": 3}', b"\xff", b"[" * 100_000], ids=len)
-def test_a_damaged_configuration_file_is_told_with_its_path(tmp_path, content):
+def test_a_damaged_configuration_file_is_reported_with_its_path(tmp_path, content):
     """Whatever is stored there: one line."""
     file = tmp_path / "config.json"
     file.write_bytes(content)
@@ -130,7 +130,7 @@ def test_a_damaged_configuration_file_is_told_with_its_path(tmp_path, content):
 
 
 @given(st.dictionaries(st.sampled_from(sorted(list_parameter_defaults())), st.text(max_size=20)))
-def test_any_texts_are_resolved_or_refused(asked):
+def test_any_texts_are_resolved_or_rejected(asked):
     """Nothing but a ConfigError, and what is accepted reads back."""
     try:
         config = TrainConfig.resolve(asked)
@@ -157,7 +157,7 @@ SOME_ASKED = st.fixed_dictionaries(
 
 
 @given(SOME_ASKED, st.sampled_from(["alone", "mlflow run", "all were logged"]))
-def test_what_a_run_logs_tells_what_was_asked_for(asked, how):
+def test_logged_parameters_include_the_requested_values(asked, how):
     """However it was started: a sweep finds its run again."""
     config = TrainConfig.resolve(asked)
     trained = replace(config, device="cpu", precision="off")
@@ -172,7 +172,7 @@ def test_what_a_run_logs_tells_what_was_asked_for(asked, how):
     assert TrainConfig.resolve(select_training_parameters(logged)) == config
 
 
-def test_a_parameter_is_the_value_in_force_where_it_plays_a_role():
+def test_a_logged_parameter_is_the_effective_value():
     """The text that was passed is logged, too, if it has no effect. What is none or off is not."""
     parameters = {
         "memory": "500",
@@ -195,7 +195,7 @@ def test_a_parameter_is_the_value_in_force_where_it_plays_a_role():
     assert {"epochs", "used/lr", "asked/epochs"}.isdisjoint(others)
 
 
-def test_values_go_to_another_process_as_they_are():
+def test_values_are_passed_to_another_process_unchanged():
     """Resolved once: what JSON hands over makes the same configuration, and its text does, too."""
     parameters = {
         "strategy": "replay",

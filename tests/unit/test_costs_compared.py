@@ -63,7 +63,7 @@ def compare_all(*runs, **options):
     return compare_groups(rank_groups(run_list, ["strategy"], metrics=ALL, **options))
 
 
-def test_a_cost_is_in_the_rows_file_and_read_back():
+def test_a_cost_round_trips_in_the_rows_file():
     """A field of the row's own; one that says nothing is left out."""
     record = add_costs(row_records(counts(180, 0)), 5)["row_002.json"]
     text = record.to_json()
@@ -96,14 +96,14 @@ def bare(row):
 @pytest.mark.parametrize(
     "cost", [{"images": -1}, {"images": 1.5}, {"seconds": "2"}, {"training_flops": 2**63}, [1]]
 )
-def test_a_cost_that_is_none_is_refused(cost):
+def test_an_invalid_cost_is_rejected(cost):
     record = add_costs(row_records(counts(180, 0)), 5)["row_002.json"]
     document = {**json.loads(record.to_json()), "cost": cost}
     with pytest.raises(RecordError, match="cost"):
         RowRecord.from_json(json.dumps(document), source="row_002.json")
 
 
-def test_a_loop_says_what_it_knows():
+def test_a_loop_may_pass_some_costs():
     assert parse_row_cost({"seconds": 2}) == RowCost(seconds=2.0)
     assert parse_row_cost(None) is None
     with pytest.raises(ConfigError, match="cost names 'flops'; expected some of training_flops"):
@@ -122,12 +122,12 @@ def test_a_loop_says_what_it_knows():
         ({"images": np.ones(2)}, "cost.images: expected"),
     ],
 )
-def test_a_cost_that_a_loop_cannot_mean_is_one_line(cost, message):
+def test_an_invalid_cost_of_a_loop_is_a_one_line_error(cost, message):
     with pytest.raises(RecordError, match=message):
         parse_row_cost(cost)
 
 
-def test_costs_add_up_and_what_is_kept_is_the_most():
+def test_costs_are_summed_and_stored_bytes_are_the_maximum():
     """Of a run cut off, those of its own buckets; a row without cost leaves them undefined."""
     records = add_costs(row_records(counts(180, 0)), 5)
     matrix = assemble(records).matrix
@@ -147,7 +147,7 @@ def test_costs_add_up_and_what_is_kept_is_the_most():
     assert add_cost_metrics((), assemble(add_costs(records.values(), None)).matrix) == ()
 
 
-def test_a_verdict_says_what_the_better_one_cost():
+def test_a_verdict_states_the_cost_of_the_better_method():
     """Within 1 % nothing, and nothing where a side says nothing."""
     naive = build_runs("naive", 120, 1000)
     for price, sentence in (
@@ -162,7 +162,7 @@ def test_a_verdict_says_what_the_better_one_cost():
         assert ("FLOPs" in verdict["sentence"]) == ("FLOPs" in sentence)
 
 
-def test_the_page_and_its_picture_show_the_front():
+def test_the_page_and_its_picture_show_the_pareto_front():
     """The dearer and worse one is not on it."""
     both = compare_all(
         build_runs("naive", 120, 1), build_runs("replay", 180, 2), build_runs("lwf", 110, 3)
@@ -184,7 +184,7 @@ def test_the_page_and_its_picture_show_the_front():
     assert not [w for w in without.warnings if "cost" in w]
 
 
-def test_names_of_methods_that_lie_close_together_do_not_overlap():
+def test_names_of_close_methods_do_not_overlap():
     """Where two names would be on the same stretch, they are a line apart."""
     levels = {"naive": (120, 100), "naive, momentum": (121, 104), "other": (120, 103)}
     near = [build_runs(name, *level_and_price) for name, level_and_price in levels.items()]
@@ -202,14 +202,14 @@ def test_names_of_methods_that_lie_close_together_do_not_overlap():
             assert abs(y - other_y) >= 10
 
 
-def test_runs_without_costs_beside_others_are_told_of_once():
+def test_runs_without_costs_are_reported_once():
     mixed = compare_all(build_runs("naive", 120, None), build_runs("replay", 180, 2))
     (cost_warning,) = [warning for warning in mixed.warnings if "cost" in warning]
     assert cost_warning.startswith("3 of 6 runs have not logged their cost")
     assert mixed.ranked_by == "clear/challenge_score"
 
 
-def test_at_equal_cost_the_most_runs_stay():
+def test_equal_cost_selects_the_most_runs():
     """The others are named with what they cost; where no two are equal, that is an error."""
     naive, replay = build_runs("naive", 120, 1000), build_runs("replay", 180, 1005)
     derpp, old = build_runs("derpp", 190, 2800), build_runs("si", 110, None)
@@ -230,7 +230,7 @@ def test_at_equal_cost_the_most_runs_stay():
         select_equal_cost(old, "images", BY)
 
 
-def test_at_equal_cost_two_methods_are_more_than_one_of_many_seeds():
+def test_equal_cost_prefers_two_methods_to_many_seeds_of_one():
     """What is left out is named by what it is grouped by, and counted from the seventh on."""
     many = build_runs("lwf", 110, 500, range(10))
     others = [run for i in range(7) for run in build_runs(f"own{i}", 120, 10000 * 2**i, [0])]

@@ -39,7 +39,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("around", ["{}", "cannot read '{}': no answer", "({}) twice: {}"])
-def test_an_address_is_shown_without_what_lets_anyone_in(form, around):
+def test_addresses_are_shown_without_credentials(form, around):
     """Alone, within a message and in every error of ours. What is masked once stays as it is."""
     address = form.format(SECRET)
     message = around.format(address, address)
@@ -83,7 +83,7 @@ def test_a_driver_may_quote_a_part_of_an_address(address, message):
         "databricks://profile",
     ],
 )
-def test_what_carries_no_credentials_stays(address):
+def test_texts_without_credentials_are_unchanged(address):
     """An @ in a path is a character like any other."""
     assert mask_credentials(address, address) == address
     assert not has_credentials(address)
@@ -111,7 +111,7 @@ FRAGMENTS = [*" a1-+._/@'", "a:", "://", "?a=", "e1", "T1:", "\\ud8"]
 )
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=3).map("".join))
-def test_no_text_takes_the_square_of_its_length(read, fragment):
+def test_masking_takes_linear_time(read, fragment):
     """Of the processor's time, four times the text takes about four times as much, never 16."""
 
     def seconds(length):

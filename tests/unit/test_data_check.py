@@ -37,7 +37,7 @@ def check_messages(findings: Findings) -> list[tuple[str, str]]:
     return [(p.type, str(p.path.relative_to(findings.root))) for p in findings.problems]
 
 
-def test_a_whole_dataset_is_found_whole(root, tmp_path):
+def test_a_valid_dataset_has_no_problems(root, tmp_path):
     """Layout, digest, buckets, classes and counts. Nothing is wrong."""
     findings = check_layout(root)
     assert findings.problems == ()
@@ -114,7 +114,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "problems", "loads"), DAMAGES)
-def test_each_damage_is_found_once(root, damage, problems, loads):
+def test_each_problem_is_reported_once(root, damage, problems, loads):
     """Its kind and its path, once, and nothing else."""
     damage(root)
     findings = check_layout(root)
@@ -136,7 +136,7 @@ def test_lists_that_cannot_be_read_are_an_error(root, file, content):
         check_layout(root)
 
 
-def test_it_goes_on_after_the_first_problem(root):
+def test_the_check_continues_after_the_first_problem(root):
     """Problems of images that the loader would stop at, all at once. The copies are all named."""
     for number in (4, 5):
         (root / IMAGES / f"1/bus/23582104{number}.jpg").unlink()
@@ -174,7 +174,7 @@ def test_a_link_out_of_the_dataset_is_not_followed(root, tmp_path):
         check_layout(root)
 
 
-def test_older_lists_are_held_against_the_images(tmp_path):
+def test_older_lists_are_compared_with_the_images(tmp_path):
     """A listed image that is missing is a problem, and a line that is none an error."""
     root = LAYOUTS["older"](tmp_path / "root", PHOTOS)
     missing = PHOTOS.of("train", "1")[3].path
@@ -187,7 +187,7 @@ def test_older_lists_are_held_against_the_images(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["older", "challenge"])
-def test_hidden_entries_are_let_be(tmp_path, layout):
+def test_hidden_entries_are_ignored(tmp_path, layout):
     """What file managers and notebooks leave behind is no problem, as it is none to the loader."""
     root = LAYOUTS[layout](tmp_path / "root", PHOTOS)
     result = check_layout(root)
@@ -208,7 +208,7 @@ def test_a_file_too_large_for_an_image_is_not_read(root):
 
 
 @pytest.mark.parametrize("make", [None, "folder", "file"])
-def test_a_folder_without_a_dataset_is_bad_input(tmp_path, make):
+def test_a_folder_without_a_dataset_is_an_error(tmp_path, make):
     """One line and exit code 2, not a list of problems."""
     root = tmp_path / "root"
     if make == "folder":
@@ -222,7 +222,7 @@ def test_a_folder_without_a_dataset_is_bad_input(tmp_path, make):
     assert re.fullmatch(rf"error: [^\n]*{root}[^\n]+\n", done.stderr)
 
 
-def test_json_is_what_the_documentation_says(root, project):
+def test_json_follows_its_documentation(root, project):
     """Exit code 0 and 1. Every key and every kind is in the documentation."""
     done = CliRunner().invoke(main, ["data", "check", str(root), "--json"])
     assert done.exit_code == 0
@@ -256,7 +256,7 @@ def test_names_are_shown_escaped(tmp_path):
     assert "\n1 problem\n" in done.stdout
 
 
-def test_a_leak_is_told_where_only_the_loader_tells_the_test_set(tmp_path):
+def test_a_leak_is_reported_if_only_the_loader_knows_the_test_set(tmp_path):
     """One tree of images: the split decides whether a copy within a class is a leak."""
     root = LAYOUTS["challenge"](tmp_path / "root", PHOTOS)
     bucket = load_stream("x", str(root), cache_dir=tmp_path).buckets[0]

@@ -272,7 +272,7 @@ def check(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_random_damage(tmp_path, intact_tree, layout):
+def test_randomly_damaged_files_are_handled(tmp_path, intact_tree, layout):
     """Each of many seeded corruptions: the right stream, or one line with a path."""
     counts: Counter[str] = Counter()
     seed = 0

@@ -48,7 +48,7 @@ def break_images(stream: BucketStream) -> list[Path]:
 
 
 @pytest.mark.parametrize("damaged", ["stop", "leave_out"])
-def test_a_sound_stream_is_left_as_it_is(root, cache, damaged):
+def test_an_undamaged_stream_is_unchanged(root, cache, damaged):
     """The stream itself comes back, its images are in the cache, and progress ends at all."""
     stream, reported = read(root, cache), []
     checked, left_out = sound(
@@ -77,7 +77,7 @@ def test_damaged_images_stop_the_run_unless_they_may_be_left_out(root, cache):
     assert "damaged=leave_out" in messages[0]
 
 
-def test_left_out_images_are_gone_from_sets_digest_and_counts_and_are_told(root, cache):
+def test_left_out_images_are_not_in_sets_digest_or_counts_and_are_reported(root, cache):
     """The stream is that of a tree that never held them, except for the warnings that name them."""
     broken = break_images(read(root, cache))
     stream = read(root, cache)
@@ -99,7 +99,7 @@ def test_left_out_images_are_gone_from_sets_digest_and_counts_and_are_told(root,
     assert sound(stream, cache, "leave_out")[0].digest == checked.digest
 
 
-def test_what_is_left_is_in_the_cache_before_anything_is_trained_on(root, cache):
+def test_remaining_images_are_cached_before_training(root, cache):
     """Every set can be had although its files are gone. A second start decodes nothing."""
     break_images(read(root, cache))
     stream, reported = read(root, cache), []
@@ -116,7 +116,7 @@ def test_what_is_left_is_in_the_cache_before_anything_is_trained_on(root, cache)
             assert len(pixels.sizes) == len(images)
 
 
-def test_a_set_that_is_trained_and_tested_on_stays_one(root, cache):
+def test_a_set_for_training_and_tests_stays_one_set(root, cache):
     """Under the streaming protocol an image is looked at, and told, once."""
     break_images(read(root, cache))
     streaming = load_stream("clear10", str(root), cache_dir=cache, protocol="streaming")
@@ -146,7 +146,7 @@ def test_more_damaged_images_than_anyone_reads_are_counted(tmp_path, cache):
     assert checked.warnings[-1].startswith("50 more images")
 
 
-def test_a_bucket_of_which_nothing_is_left_is_an_error(root, cache):
+def test_a_bucket_without_remaining_images_is_an_error(root, cache):
     """No bucket is trained or tested on nothing."""
     for n, path in enumerate(read(root, cache).buckets[1].test.paths):
         path.write_bytes(HTML + bytes([n]))
@@ -154,7 +154,7 @@ def test_a_bucket_of_which_nothing_is_left_is_an_error(root, cache):
         sound(read(root, cache), cache, "leave_out")
 
 
-def test_a_file_that_went_away_is_not_a_damaged_one(root, cache):
+def test_a_missing_file_is_not_a_damaged_one(root, cache):
     """What cannot be read at all is never left out in silence: it stops either way."""
     stream = read(root, cache)
     gone = stream.buckets[0].train.paths[0]

@@ -43,7 +43,7 @@ def test_ten_balanced_buckets(stream):
         assert np.bincount(bucket.test.labels).tolist() == [5] * 10
 
 
-def test_every_image_shows_a_scan_of_its_own(stream):
+def test_every_image_shows_a_different_scan(stream):
     """No two of the stream show the same one. File names are the scans' numbers, of their class."""
     images = [images for bucket in stream.buckets for images in (bucket.train, bucket.test)]
     scans = [int(path.stem) for of_part in images for path in of_part.paths]
@@ -52,7 +52,7 @@ def test_every_image_shows_a_scan_of_its_own(stream):
     assert (load_digits().target[scans] == labels).all()
 
 
-def test_second_use_reads_what_the_first_wrote(stream, digits_cache):
+def test_the_second_use_reads_the_cache(stream, digits_cache):
     """The cache folder is written once, and nothing else is left in it."""
     image = digits_cache / digits.FOLDER / "train/1/0"
     before = image.stat().st_mtime_ns
@@ -61,7 +61,7 @@ def test_second_use_reads_what_the_first_wrote(stream, digits_cache):
     assert [entry.name for entry in digits_cache.iterdir()] == [digits.FOLDER]
 
 
-def test_writers_that_die_or_write_at_once_end_with_one_whole_dataset(tmp_path):
+def test_killed_or_concurrent_writers_leave_one_complete_dataset(tmp_path):
     """Nothing of one that was killed is read. Of two, the last to rename takes the other's."""
     code = (
         "import os, sys, pathlib\n"
@@ -108,7 +108,7 @@ def test_a_damaged_cache_is_noticed(digits_cache, tmp_path):
 
 
 @pytest.mark.parametrize("in_the_way", ["cache", f"cache/{digits.FOLDER}"])
-def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path, in_the_way):
+def test_an_unwritable_cache_is_an_error_with_a_remedy(tmp_path, in_the_way):
     """A file where a folder should be: one line with the path and the variable."""
     (tmp_path / in_the_way).parent.mkdir(exist_ok=True)
     (tmp_path / in_the_way).write_text("in the way")

@@ -84,7 +84,7 @@ def gap(parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[float
     return float(accuracy[own].mean()), float(accuracy[~own].mean())
 
 
-def test_another_hand_is_harder_and_a_shuffled_order_is_not(stream):
+def test_another_writer_is_harder_and_a_shuffled_order_is_not(stream):
     """scikit-learn's logistic regression: some 14 points between own and other buckets' images.
 
     The same numbers of scans in random order leave nothing of it: the difference is the writers.

@@ -129,14 +129,14 @@ def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
         ["truncate", "ignore", "good"],
     ],
 )
-def test_passing_trouble_is_overcome(release, hub, tree, tmp_path, moods):
+def test_temporary_errors_are_retried(release, hub, tree, tmp_path, moods):
     """Whatever went wrong at first, the dataset is whole in the end. Nobody waits 9,000 seconds."""
     hub.moods = moods
     fetch(release, tmp_path / "root", hub)
     assert same_as(tree, tmp_path / "root")
 
 
-def test_a_second_run_goes_on_where_the_first_one_gave_up(release, hub, files, tree, tmp_path):
+def test_a_second_download_continues_the_first(release, hub, files, tree, tmp_path):
     """What arrived is kept between runs. The split that was done is not asked for again."""
     hub.moods = ["good", "truncate", "503"]
     with pytest.raises(DataError, match="the server responds 503"):
@@ -160,9 +160,7 @@ def test_a_second_run_goes_on_where_the_first_one_gave_up(release, hub, files, t
         ("truncate", r"\(3 attempts in a row\)"),
     ],
 )
-def test_lasting_trouble_ends_in_one_line_that_says_what_to_do(
-    release, hub, tmp_path, mood, message
-):
+def test_a_permanent_error_is_one_line_with_a_remedy(release, hub, tmp_path, mood, message):
     """The line names the folder and what to run. No split is there."""
     hub.moods = [mood]
     with pytest.raises(DataError, match=message) as error:
@@ -186,7 +184,7 @@ def test_a_complete_part_is_used(release, hub, tree, files, tmp_path):
     assert hub.ranges == [f"bytes={len(files[TRAIN])}-", None]
 
 
-def test_a_part_of_something_else_does_no_harm(release, hub, tree, files, tmp_path):
+def test_an_unrelated_partial_file_is_replaced(release, hub, tree, files, tmp_path):
     """A longer or other part is found out, and the archive fetched from the beginning."""
     work = tmp_path / WORK_FOLDER
     work.mkdir()
@@ -197,7 +195,7 @@ def test_a_part_of_something_else_does_no_harm(release, hub, tree, files, tmp_pa
     assert same_as(tree, tmp_path)
 
 
-def test_a_crash_while_unpacking_leaves_no_split(release, hub, tree, tmp_path):
+def test_a_crash_while_unpacking_leaves_no_partial_split(release, hub, tree, tmp_path):
     """Killed at any point, the folder has a complete split or none. The next run finishes it."""
     code = (
         "import os, sys\n"
@@ -217,7 +215,7 @@ def test_a_crash_while_unpacking_leaves_no_split(release, hub, tree, tmp_path):
     assert same_as(tree, tmp_path)
 
 
-def test_somebody_elses_folder_is_left_alone(release, hub, tree, tmp_path):
+def test_an_existing_folder_is_left_unchanged(release, hub, tree, tmp_path):
     """A split that this command did not unpack, or unpacked from another archive, is kept."""
     shutil.copytree(tree / "test", tmp_path / "test")
     with pytest.raises(DataError, match="was not unpacked from"):
@@ -249,7 +247,7 @@ def test_two_at_once_download_once(release, hub, tree, tmp_path):
     assert same_as(tree, tmp_path)
 
 
-def test_the_room_that_it_takes_is_said_before_the_first_byte(release, hub, files, tmp_path):
+def test_the_required_disk_space_is_printed_first(release, hub, files, tmp_path):
     """All that is fetched, and the most that is there at once: both splits and the last archive."""
     reported = []
     hub.sizes = {TRAIN: 3_000_000_000, TEST: 2_000_000_000}
@@ -264,7 +262,7 @@ def test_the_room_that_it_takes_is_said_before_the_first_byte(release, hub, file
     assert hub.ranges == []
 
 
-def test_a_folder_that_cannot_be_written_is_told(release, hub, tmp_path):
+def test_an_unwritable_folder_is_reported(release, hub, tmp_path):
     """Nothing is asked of the network before."""
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/clear")):
@@ -274,7 +272,7 @@ def test_a_folder_that_cannot_be_written_is_told(release, hub, tmp_path):
 
 
 @pytest.mark.parametrize("below", [1000, 500_000])
-def test_a_full_disk_is_told_in_one_line(hub, tmp_path, below):
+def test_a_full_disk_is_a_one_line_error(hub, tmp_path, below):
     """While downloading, and while unpacking: here by a limit on the size of a file."""
     archive = tmp_path / "large.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
@@ -321,7 +319,7 @@ def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path
     assert same_as(tree, tmp_path / "root")
 
 
-def test_offline_mode_is_told_at_once(tmp_path, monkeypatch):
+def test_offline_mode_is_an_immediate_error(tmp_path, monkeypatch):
     """The command line's one line, with CLEAR-10's own file and the folder."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # as the variable sets it
     done = CliRunner().invoke(main, ["data", "download", "clear10", str(tmp_path)])

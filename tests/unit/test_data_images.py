@@ -103,7 +103,7 @@ def test_orientation_of_the_camera_is_undone(tmp_path, orientation, width, heigh
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_damaged_exif_is_no_reason_to_refuse_a_photo(tmp_path):
+def test_photos_with_damaged_exif_are_decoded(tmp_path):
     """EXIF that cannot be read counts as no EXIF."""
     quadrants(32, 32).save(
         tmp_path / "bad.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff" + b"\xff" * 9
@@ -149,7 +149,7 @@ def test_every_kind_of_image_becomes_rgb(tmp_path, name):
     assert np.abs(difference).max() <= 2
 
 
-def test_order_is_kept_and_progress_told(tmp_path):
+def test_order_is_kept_and_progress_reported(tmp_path):
     """Images come out in the order they went in, however many threads. Progress ends at N."""
     paths = [tmp_path / f"{n}.png" for n in range(50)]
     for n, path in enumerate(paths):
@@ -164,7 +164,7 @@ def test_order_is_kept_and_progress_told(tmp_path):
 
 
 @pytest.mark.parametrize("height", [518, 4 * 518])
-def test_images_decoded_ahead_are_bounded_in_bytes(tmp_path, monkeypatch, height):
+def test_images_decoded_ahead_are_limited_in_bytes(tmp_path, monkeypatch, height):
     """On 64 cores, as DINOv2 takes images: at most 1 GiB waits, also of higher images."""
     monkeypatch.setattr(decode_module, "count_usable_cores", lambda: 64)
     path = tmp_path / "image.png"
@@ -228,7 +228,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_no_whole_image_is_refused_by_name(tmp_path, name):
+def test_damaged_images_are_rejected_by_name(tmp_path, name):
     """Truncated, empty, or something else altogether: one line with the path."""
     (tmp_path / name).write_bytes(BROKEN[name])
     assert "cannot be decoded" in refusal(tmp_path / name)
@@ -272,7 +272,7 @@ else:
 
 
 @pytest.mark.parametrize("cause", ["cache", "memory", "check"])
-def test_an_image_that_the_memory_is_too_small_for_is_one_line(tmp_path, cause):
+def test_an_image_too_large_for_the_memory_is_a_one_line_error(tmp_path, cause):
     """80 megapixels, some hundred kilobytes as a file. Wherever an image is decoded."""
     path = tmp_path / "large.png"
     Image.new("I;16", (9000, 8900)).save(path)

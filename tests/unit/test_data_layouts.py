@@ -78,7 +78,7 @@ def test_each_layout_has_the_same_seeded_split(trees, layout, seed):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_auto_takes_the_released_test_set_or_else_split_0(trees, layout):
+def test_auto_uses_the_released_test_set_or_else_split_0(trees, layout):
     """Where a test set was released it is used. Where none was, 30 % are held out."""
     stream = load(trees[layout])
     if layout in ("released", "unpacked"):
@@ -103,7 +103,7 @@ def test_the_digest_is_the_same_in_every_layout(trees, protocol, split):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("zero", "final_newline"), [(True, False), (False, True)])
-def test_eleven_buckets_classes_with_spaces_and_final_newlines(
+def test_eleven_buckets_and_classes_with_spaces_and_final_newlines(
     tmp_path, layout, zero, final_newline
 ):
     """The traps of the archives: key "0" or not, "10" after "9", names of several words."""
@@ -130,7 +130,7 @@ def test_eleven_buckets_classes_with_spaces_and_final_newlines(
         }
 
 
-def test_the_older_layouts_own_splits_are_used(tmp_path):
+def test_the_older_layouts_stored_splits_are_used(tmp_path):
     """Its lists need not be in order, so its stored splits are not always those made anew."""
     root = write_older(tmp_path, PHOTOS, order=lambda listed: sorted(listed, key=repr)[::-1])
     truth = find_contents(root, PHOTOS)
@@ -151,7 +151,7 @@ def test_the_older_layouts_own_splits_are_used(tmp_path):
     assert differs
 
 
-def test_a_split_that_is_not_stored_is_made_anew_and_told(tmp_path, trees):
+def test_a_split_that_is_not_stored_is_drawn_with_a_warning(tmp_path, trees):
     """A run states that it is not on the published split, where one could think so."""
     root = write_older(tmp_path, PHOTOS, seeds=[0])
     assert load(root, split="0").warnings == ()
@@ -185,21 +185,21 @@ def test_a_split_that_is_not_stored_is_made_anew_and_told(tmp_path, trees):
     ],
     ids=["overlap", "image left out", "bucket left out", "swapped", "foreign image"],
 )
-def test_a_stored_split_that_is_no_split_is_refused(tmp_path, edit, words):
+def test_an_invalid_stored_split_is_rejected(tmp_path, edit, words):
     """A stored split divides exactly the images that the bucket has."""
     root = write_older(tmp_path, PHOTOS)
     edit(root / "training_folder/testset_ratio_0.3/split_0/2")
     assert words in refusal(root)
 
 
-def test_too_few_images_to_hold_out_any(tmp_path):
+def test_too_few_images_for_a_test_set_are_an_error(tmp_path):
     """A bucket of three has no 30 %."""
     root = write_challenge(tmp_path, Photos(classes=("a", "b", "c"), train=1))
     assert "has 3 images; expected at least 4" in refusal(root)
     assert len(load(root, "streaming").buckets[0].test) == 3
 
 
-def test_a_missing_test_set_is_never_made_up(tmp_path):
+def test_a_missing_test_set_is_an_error(tmp_path):
     """A test archive that was not unpacked is reported. Holding out 30 % has to be asked for."""
     root = write_released(tmp_path, PHOTOS)
     shutil.rmtree(root / "test")
@@ -218,7 +218,7 @@ def test_a_missing_test_set_is_never_made_up(tmp_path):
         (("streaming", "0"), "nothing is held out"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(trees, options, words):
+def test_meaningless_options_are_rejected(trees, options, words):
     """Before anything is read, in one line."""
     with pytest.raises(ConfigError) as caught:
         load(trees["challenge"], *options)
@@ -227,14 +227,14 @@ def test_options_that_make_no_sense_are_refused(trees, options, words):
 
 
 @pytest.mark.parametrize("folder", ["clear10", "clear10_neurips2021", "clear10-train", "CLEAR10_x"])
-def test_finds_the_folder_below_the_root_that_is_called_as_the_dataset(tmp_path, folder):
+def test_the_folder_named_like_the_dataset_is_found(tmp_path, folder):
     """What an archive unpacks to is found, and its neighbour clear100 is not mistaken for it."""
     write_challenge(tmp_path / "clear100", Photos(classes=("other",)))
     write_older(tmp_path / folder, PHOTOS)
     assert load(tmp_path).class_names == PHOTOS.classes
 
 
-def test_several_datasets_below_the_root_are_told(tmp_path):
+def test_several_datasets_below_the_root_are_an_error(tmp_path):
     """Which of two is meant is never guessed."""
     write_older(tmp_path / "clear10_neurips2021", PHOTOS)
     write_challenge(tmp_path / "clear10_challenge", PHOTOS)
@@ -246,7 +246,7 @@ def test_several_datasets_below_the_root_are_told(tmp_path):
     ("first", "second"),
     [("released", "challenge"), ("released", "older"), ("older", "released")],
 )
-def test_two_layouts_in_one_folder_are_told(tmp_path, below, first, second):
+def test_two_layouts_in_one_folder_are_an_error(tmp_path, below, first, second):
     """Neither is read in silence, by the loader or by the check, which have one rule."""
     LAYOUTS[first](tmp_path / below, PHOTOS)
     LAYOUTS[second](tmp_path / below, Photos(buckets=("1", "2")))
@@ -274,7 +274,7 @@ def add_class(root: Path) -> None:
     shutil.copytree(root / "labeled_images/2/bus", root / "labeled_images/2/new")
 
 
-def test_challenge_folders_that_are_not_as_expected_are_told(tmp_path):
+def test_unexpected_challenge_folders_are_an_error(tmp_path):
     """Without lists, the folders themselves are what can be wrong."""
     for number, (make, words) in enumerate(
         [
@@ -296,7 +296,7 @@ def test_challenge_folders_that_are_not_as_expected_are_told(tmp_path):
     assert len(load(root).buckets) == 3
 
 
-def test_the_embedded_dataset_takes_protocols_too(digits_cache):
+def test_the_embedded_dataset_supports_protocols(digits_cache):
     """It is proven to be what was written, then divided as asked."""
     without_protocol = load_stream("digits", "auto", cache_dir=digits_cache)
     streaming = load_stream("digits", "auto", cache_dir=digits_cache, protocol="streaming")

@@ -106,7 +106,7 @@ def test_buckets_are_matched_by_key_and_ordered_as_numbers(tmp_path):
             assert [path.parent.parent.name for path in images.paths] == [bucket.key]
 
 
-def test_root_may_be_a_link_and_links_may_stay_inside(root, tmp_path):
+def test_the_root_and_files_within_it_may_be_links(root, tmp_path):
     """Links are followed as long as they stay below the data root."""
     image = root / "train/labeled_images/1/bus/235821044.jpg"
     image.rename(root / "moved.jpg")
@@ -139,7 +139,7 @@ def test_digest_equals_its_definition(intact_tree):
     ],
     ids=["pixels", "bucket", "class", "split", "one image less"],
 )
-def test_digest_sees_every_change_of_content(intact_tree, root, change):
+def test_every_change_of_content_changes_the_digest(intact_tree, root, change):
     """An image changed, moved to another bucket, class or split, or left out: another digest."""
     change(root)
     assert read_any(root, name="x").digest != read_any(intact_tree, name="x").digest
@@ -229,7 +229,7 @@ def _path(path: object) -> Callable[[Path], None]:
         (_link_out("test"), "test", "is a link that leads out of"),
     ],
 )
-def test_damage_is_refused_in_one_line_that_says_where_and_what(root, damage, damaged_name, words):
+def test_damage_is_a_one_line_error_with_path_and_reason(root, damage, damaged_name, words):
     """What would pass if it were not looked for is named for what it is."""
     damage(root)
     message = refusal(root)
@@ -237,7 +237,7 @@ def test_damage_is_refused_in_one_line_that_says_where_and_what(root, damage, da
     assert words in message
 
 
-def test_a_class_file_in_another_folder_is_refused(root):
+def test_a_class_file_in_another_folder_is_rejected(root):
     """Though it is in the dataset and contains what a class file holds."""
     listed = read_json(root / "train" / "labeled_metadata.json")
     stored = listed["1"]["bus"]
@@ -249,7 +249,7 @@ def test_a_class_file_in_another_folder_is_refused(root):
     assert "starts with labeled_metadata/" in message
 
 
-def test_oversized_metadata_is_refused_before_it_is_read(root):
+def test_oversized_metadata_is_rejected_before_it_is_read(root):
     """A metadata file of absurd size (sparse here) costs no memory."""
     os.truncate(root / BUS, MAX_METADATA_BYTES + 1)
     message = refusal(root)
@@ -257,7 +257,7 @@ def test_oversized_metadata_is_refused_before_it_is_read(root):
     assert "268435456 at most" in message
 
 
-def test_a_root_that_is_no_dataset_says_what_was_expected_and_what_found(tmp_path):
+def test_an_unknown_layout_is_an_error_with_the_expected_ones(tmp_path):
     """Missing, empty, a file, or of another layout: each has its own words."""
     assert "No such file" in refusal(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
@@ -273,7 +273,7 @@ def test_a_root_that_is_no_dataset_says_what_was_expected_and_what_found(tmp_pat
     assert str(tmp_path / "other") in message
 
 
-def test_a_few_shared_images_are_told_and_not_refused(root):
+def test_a_few_shared_images_are_a_warning(root):
     """Real collections have a few photos twice. Their number and the first two are reported."""
     first, second = "train/labeled_images/1/bus", "train/labeled_images/2/bus"
     shutil.copy(root / first / "235821044.jpg", root / second / "235821044.jpg")
@@ -293,7 +293,7 @@ def test_a_few_shared_images_are_told_and_not_refused(root):
     )
 
 
-def test_half_is_still_told_and_one_more_is_refused(root):
+def test_more_than_half_shared_images_are_an_error(root):
     """The boundary between a warning and an error is half of the smaller set."""
     train, test = root / "train/labeled_images/1", root / "test/labeled_images/1"
     for class_name in ("bus", "camera", "sweater"):
@@ -303,7 +303,7 @@ def test_half_is_still_told_and_one_more_is_refused(root):
     assert "share 4 of 6 images" in refusal(root)
 
 
-def test_copies_within_one_bucket_split_and_class_are_let_be(root):
+def test_copies_within_one_bucket_split_and_class_are_ignored(root):
     """The same photo twice under one class of one bucket leaks nothing."""
     folder = root / "train/labeled_images/1/bus"
     shutil.copy(folder / "235821044.jpg", folder / "235821045.jpg")

@@ -8,7 +8,7 @@ from clear_mlflow.core import disk
 from clear_mlflow.core.disk import create_durably, write_durably
 
 
-def test_what_is_there_stays(tmp_path):
+def test_an_existing_file_is_not_replaced(tmp_path):
     """A file that another process writes just before this one would is not overwritten."""
     file = tmp_path / "rows" / "row.json"
     assert create_durably(file, b"first")
@@ -17,7 +17,7 @@ def test_what_is_there_stays(tmp_path):
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_what_came_between_the_look_and_the_write_stays(tmp_path, monkeypatch):
+def test_a_file_written_meanwhile_is_not_replaced(tmp_path, monkeypatch):
     """As when this process is stopped there for an hour."""
     file = tmp_path / "row.json"
     flush_file = disk.flush_file

@@ -63,7 +63,7 @@ def test_the_embedded_dataset_has_them(digits, tmp_path):
     assert file_names[-1] == (1700, 1700)
 
 
-def test_their_name_is_taken(digits, tmp_path):
+def test_the_name_pixels_is_reserved(digits, tmp_path):
     """Nobody extracts others under it."""
     with pytest.raises(ConfigError, match="pass another --name"):
         check_extraction_name(digits, Extraction(PIXELS, "resnet18", "x", "y"), cache_dir=tmp_path)

@@ -80,7 +80,7 @@ def offences(source: str) -> Iterator[str]:
                 yield f"line {node.lineno}: passes {argument}={value}"
 
 
-def test_no_module_makes_a_call_that_runs_what_a_file_says():
+def test_no_module_calls_functions_that_execute_file_content():
     """Pickles, shells, templates without escapes, archives that unpack themselves."""
     calls_by_path = {
         path: [
@@ -116,12 +116,12 @@ def test_no_module_makes_a_call_that_runs_what_a_file_says():
         "Markup(name)",
     ],
 )
-def test_what_is_looked_for_is_found(source):
+def test_the_check_finds_each_forbidden_call(source):
     """Each of these would be seen."""
     assert list(offences(source))
 
 
-def test_the_pages_template_marks_nothing_as_safe():
+def test_page_templates_escape_everything():
     """The page's own style and script are the only texts that are not escaped."""
     folder = PACKAGE / "comparison" / "page"
     template = (folder / "page.html").read_text(encoding="utf-8")

@@ -148,7 +148,7 @@ def square_matrices(draw):
 
 @settings(deadline=None)
 @given(square_matrices(), st.integers(2, 6), st.sampled_from([1, 100]), st.booleans(), st.data())
-def test_what_a_definition_gives_is_identified_as_it(matrix, digits, factor, transpose, data):
+def test_values_of_a_definition_are_identified_as_it(matrix, digits, factor, transpose, data):
     """Rounded, at any step, as a fraction or in percent, from the matrix or its transpose."""
     step = data.draw(st.integers(1, matrix.num_rows))
     metrics = [metric for metric in ALL_METRICS if metric.needs == MATRIX]
@@ -167,13 +167,13 @@ def test_what_a_definition_gives_is_identified_as_it(matrix, digits, factor, tra
     )
 
 
-def test_a_number_that_was_cut_off_ranks_below_one_that_was_rounded():
+def test_truncated_numbers_rank_below_rounded_ones():
     result, cut_off = identify(AccuracyMatrix([[0.86667]]), ["86.7", "86.6"])
     assert {match.rounding for match in result.matches} == {"rounded"}
     assert {match.rounding for match in cut_off.matches} == {"cut off"}
 
 
-def test_what_explains_more_numbers_ranks_first():
+def test_definitions_that_explain_more_numbers_rank_first():
     """A number of the transpose decides how 0.5 is read."""
     matrix = AccuracyMatrix([[0.5, 0.31], [0.72, 0.5]])
     single = identify(matrix, ["0.5"])[0]
@@ -202,7 +202,7 @@ def test_another_score_has_no_percent():
     assert in_percent.matches == ()
 
 
-def test_counts_make_weighted_averages_known(tmp_path):
+def test_counts_allow_weighted_averages(tmp_path):
     file = tmp_path / "gfr.csv"
     np.savetxt(file, np.nan_to_num(GFR.values), delimiter=",", fmt="%.3f")
     counts = identify(file, ["0.651"], future="not-tested", num_instances="5000, 500, 500, 500")
@@ -230,7 +230,7 @@ def test_files_are_read_as_import_reads_them(tmp_path):
 
 
 @pytest.mark.parametrize("number", ["x", "", "nan", "inf", "1e999", None, "6,145"])
-def test_a_value_that_is_no_number_is_one_line(number):
+def test_a_value_other_than_a_number_is_a_one_line_error(number):
     with pytest.raises(ConfigError, match=r"expected numbers such as 6\.145"):
         identify(CDDB, [number])
 
@@ -242,6 +242,6 @@ def test_a_value_that_is_no_number_is_one_line(number):
         (np.eye(3), "expected an object of AccuracyMatrix or a path or a string"),
     ],
 )
-def test_a_matrix_of_another_type_is_one_line(matrix, message):
+def test_a_matrix_of_another_type_is_a_one_line_error(matrix, message):
     with pytest.raises(ConfigError, match=message):
         identify(matrix, [0.5])

@@ -132,7 +132,7 @@ def test_checkpoints_and_data_sets_are_rows_and_columns(name):
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in LOGS.iterdir()))
-def test_a_truncated_log_is_refused(name):
+def test_a_truncated_log_is_rejected(name):
     """Cut a log at many places: each is an error, unless no number of the matrix is missing."""
     complete = (LOGS / name).read_bytes()
     runs = [run.matrix.values for run in read(name, complete)]
@@ -172,7 +172,7 @@ def test_a_run_that_stopped_is_imported_if_the_user_states_it():
         ("zscl_mtil.txt", "Evaluating on DTD", "Evaluating on Aircraft"),
     ],
 )
-def test_a_changed_or_transposed_log_is_refused(name, old, new):
+def test_a_changed_or_transposed_log_is_rejected(name, old, new):
     text = (LOGS / name).read_text()
     if old == "mean":
         old = "Average Accuracy (CNN): 68.5825"
@@ -186,7 +186,7 @@ def test_a_changed_or_transposed_log_is_refused(name, old, new):
         read(name, text)
 
 
-def test_groups_that_are_not_the_tasks_are_refused():
+def test_groups_other_than_the_tasks_are_rejected():
     """Read a log of tasks of five classes, which PyCIL groups by ten."""
     log = (LOGS / "c3box.log").read_text()
     log = re.sub(r", '10-19': np.float64\([0-9.]+\)", "", log)
@@ -194,7 +194,7 @@ def test_groups_that_are_not_the_tasks_are_refused():
         read("c3box.log", log)
 
 
-def test_damaged_logs_end_in_one_line():
+def test_damaged_logs_are_one_line_errors():
     """Overwrite bytes, and drop, repeat and exchange lines."""
     rng = random.Random(3)
     for path in sorted(LOGS.iterdir()):
@@ -238,7 +238,7 @@ def test_a_printed_average_decides_orientation_and_scale():
         read("a.txt", printed.replace(f"{average:.1f}", "60.1") + str(SQUARE))
 
 
-def test_what_nothing_proves_is_refused_with_what_both_would_result_in():
+def test_an_unproven_orientation_is_an_error_with_both_results():
     for content in (str(SQUARE), "\n".join(",".join(map(str, row)) for row in SQUARE)):
         with pytest.raises(RecordError) as caught:
             read("a.txt", content)
@@ -251,7 +251,7 @@ def test_what_nothing_proves_is_refused_with_what_both_would_result_in():
 
 
 @pytest.mark.parametrize("start", ["", "\ufeff", "\ufeffsep=;\n"])
-def test_excel_writes_decimal_commas(start):
+def test_decimal_commas_of_excel_are_read(start):
     """Read semicolons and a byte order mark. The average column is the proof."""
     lines = [
         ";".join(f"{cell:.2f}".replace(".", ",") for cell in (*row, row[: i + 1].mean()))

@@ -112,7 +112,7 @@ SAMPLES = [
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample[0]} {sample[1]}")
-def test_a_file_is_known_and_read(sample):
+def test_every_format_is_detected_and_read(sample):
     """The format is found by looking, and every cell is the one that was written."""
     format_name, name, content, rows, initial, options = sample
     assert detect_format(result_file(name, content)).name == format_name
@@ -182,13 +182,13 @@ def test_labels_zeros_and_names_decide_what_a_cell_is(content, options, rows):
         (str(np.zeros((40, 40))), "save it with numpy.savetxt"),
     ],
 )
-def test_what_is_ambiguous_is_refused_with_the_argument_that_decides(content, advice):
+def test_an_ambiguous_file_is_an_error_that_names_the_option(content, advice):
     """Orientation, columns and row labels are never guessed."""
     with pytest.raises(RecordError, match=advice):
         read("acc.txt", content)
 
 
-def test_reading_options_that_a_format_contradicts_are_refused():
+def test_reading_options_that_a_format_contradicts_are_rejected():
     """Avalanche's rows are marked, and a column that is not there cannot be a bucket."""
     with pytest.raises(ConfigError, match="leave orientation out"):
         read("e.csv", files.avalanche_csv(SQUARE), orientation="columns")
@@ -212,7 +212,7 @@ def test_runs_that_stopped_have_fewer_rows():
     assert_equal(read("acc_taw.txt", stopped, future="not-tested"), PAST_ONLY[:2])
 
 
-def test_mammoths_lines_are_runs_of_their_own():
+def test_each_line_of_mammoth_is_a_run():
     """One file holds every run of a model. A line's own digest stays when others are added."""
     lines = [files.mammoth_line(PAST_ONLY, seed=seed, backbone="resnet18") for seed in (0, 1)]
     first_run = read_runs(result_file("logs.pyd", lines[0]))
@@ -245,7 +245,7 @@ def test_avalanches_collected_metrics_are_all_of_its_tests():
     assert_equal(read("all.json", json.dumps(collected)), SQUARE)
 
 
-def test_avalanches_test_stream_goes_before_others():
+def test_avalanches_test_stream_is_preferred():
     """Train and test streams are often tested both."""
 
     def streams(**rows):
@@ -262,7 +262,7 @@ def test_avalanches_test_stream_goes_before_others():
         read("e.json", streams(valid=SQUARE[0], train=SQUARE[1]))
 
 
-def test_capymoas_own_scores_are_those_of_what_is_read():
+def test_imported_matrices_have_capymoas_scores():
     """Right answers of 40, and the scores that CapyMOA 0.15.1 (``_OCLEvaluator``) made of them."""
     right = [[39, 11, 13, 11], [36, 36, 11, 12], [30, 30, 37, 17], [29, 33, 34, 39]]
     matrix = read("ocl.npz", files.npz(matrix=np.array(right, np.float32) / 40))
@@ -279,7 +279,7 @@ def test_capymoas_own_scores_are_those_of_what_is_read():
         )
 
 
-def test_counts_and_keys_are_kept_or_said():
+def test_counts_and_keys_are_read_or_passed():
     """They come from the file where it tells them, else from a person. One count serves all."""
     stored_values = {
         "matrix": SQUARE,
@@ -396,7 +396,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "content", "options", "part"), WRONG)
-def test_what_is_wrong_or_not_known_is_told_in_one_line(name, content, options, part):
+def test_invalid_or_unknown_files_are_one_line_errors(name, content, options, part):
     """Nothing is guessed: percent, zeros and first rows are asked for, and damage is named."""
     with pytest.raises((RecordError, ConfigError)) as caught:
         read(name, content, **options)
@@ -407,7 +407,7 @@ def test_what_is_wrong_or_not_known_is_told_in_one_line(name, content, options, 
     assert len(message) < 500
 
 
-def test_sizes_are_bounded_before_memory_is_taken(tmp_path):
+def test_sizes_are_limited_before_memory_is_allocated(tmp_path):
     """A small file that tells of a large matrix is refused by what it tells."""
     bomb = files.npz(matrix=np.zeros((3000, 1000)))
     assert len(bomb) < 100_000
@@ -433,7 +433,7 @@ def test_sizes_are_bounded_before_memory_is_taken(tmp_path):
         load_file(tmp_path)
 
 
-def test_a_first_column_of_row_labels_may_begin_with_the_untrained_model():
+def test_row_labels_may_start_with_the_untrained_model():
     """Its other labels are numbers, which alone could be accuracies."""
     content = "initial,0.125,0.0,0.25\n" + "".join(
         f"{row},{','.join(map(str, cells))}\n" for row, cells in enumerate(SQUARE, start=1)
@@ -441,7 +441,7 @@ def test_a_first_column_of_row_labels_may_begin_with_the_untrained_model():
     assert_equal(read("acc.csv", content), SQUARE, INITIAL)
 
 
-def test_as_many_buckets_are_read_as_are_allowed():
+def test_the_largest_allowed_matrix_is_read():
     """A thousand, with a line of names and a row of the untrained model."""
     names = ",".join(["", *(f"b{j}" for j in range(1000))])
     rows = [f"{label}{',' * 999},0.5" for label in ("initial", *range(1, 1001))]
@@ -459,6 +459,6 @@ def test_as_many_buckets_are_read_as_are_allowed():
         (["training_results.csv"], [False]),
     ],
 )
-def test_files_that_lie_beside_a_matrix_are_find_skipped_files(names, passed):
+def test_files_next_to_a_matrix_are_skipped(names, passed):
     """A folder of Renate's or Avalanche's holds other files, and earlier states of one run."""
     assert [name in find_skipped_files(names) for name in names] == passed

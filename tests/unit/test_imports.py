@@ -34,7 +34,7 @@ def loaded_after(code: str) -> set[str]:
     return set(subprocess.check_output([sys.executable, "-c", listing_code], text=True).split())
 
 
-def test_the_pure_core_is_pure():
+def test_pure_packages_import_neither_torch_nor_mlflow():
     """Scoring rows needs numpy alone: no torch, no mlflow, and matplotlib only to draw."""
     loaded = loaded_after(f"import {', '.join(PURE)}")
     assert "numpy" in loaded
@@ -54,7 +54,7 @@ def test_reading_runs_loads_no_statistics_of_scipy():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_gate_needs_no_more_than_numpy():
+def test_reading_untrusted_files_needs_only_numpy():
     """The readers of rows for other programs bring no more."""
     loaded = loaded_after("import clear_mlflow.core.untrusted")
     assert loaded.isdisjoint(["mlflow", "torch", "PIL", "scipy", "pandas"])

@@ -34,7 +34,7 @@ def project(tmp_path):
 
 
 @pytest.mark.parametrize("rule", VIOLATIONS)
-def test_a_count_that_rises_is_an_error_that_names_the_place(project, capsys, rule):
+def test_a_rising_count_is_an_error_with_its_line(project, capsys, rule):
     """One line per rule, with file and line. Nothing is printed as long as no count rises."""
     assert main([], project) == 0
     assert capsys.readouterr().out == ""

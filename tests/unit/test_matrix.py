@@ -19,7 +19,7 @@ def row(number: int, *correct: int, buckets=None, total: int = 10) -> AccuracyRo
     return AccuracyRow(number, keys, correct, (total,) * len(correct))
 
 
-def test_row_derives_accuracy_and_the_bucket_trained_through():
+def test_a_row_computes_accuracy_and_the_last_trained_bucket():
     """Counts are the record. The fraction and the key follow from them."""
     measured = AccuracyRow(2, ("2004", "2005"), (1, 2), (3, 4))
     assert measured.cells == (1 / 3, 0.5)
@@ -27,7 +27,7 @@ def test_row_derives_accuracy_and_the_bucket_trained_through():
     assert row(0, 1, 2).trained_through is None
 
 
-def test_a_row_may_hold_fractions_in_place_of_counts():
+def test_a_row_may_have_fractions_instead_of_counts():
     """Other programs kept no counts: such a row equals itself, also where it was not measured."""
     first = AccuracyRow.from_values(1, ["a", "b"], [0.25, float("nan")])
     other = AccuracyRow.from_values(1, ["a", "b"], [0.25, float("nan")])
@@ -70,7 +70,7 @@ def test_a_row_may_hold_fractions_in_place_of_counts():
         ((0, ("a",), None, (2, 2), (0.5,)), "num_instances has 2 entries for 1"),
     ],
 )
-def test_impossible_rows_are_refused_in_one_line(arguments, part):
+def test_impossible_rows_are_rejected_in_one_line(arguments, part):
     """Whatever does not fit is named, and the message stays a short line."""
     with pytest.raises(RecordError) as caught:
         AccuracyRow(*arguments)
@@ -124,7 +124,7 @@ def test_arrays_are_copies_and_read_only():
         {"values": [[0.5]], "buckets": []},
     ],
 )
-def test_impossible_matrices_are_refused_in_one_line(arguments):
+def test_impossible_matrices_are_rejected_in_one_line(arguments):
     """Percentages, infinities and shapes that do not fit end in an error a user can act on."""
     with pytest.raises(RecordError) as caught:
         AccuracyMatrix(**arguments)
@@ -151,13 +151,13 @@ def test_rows_in_any_order_become_the_matrix():
         ([row(1, 1, 2), row(0, 1, 2, total=11)], "rows 0 and 1 contradict"),
     ],
 )
-def test_rows_that_are_not_of_one_run_are_refused(rows, part):
+def test_rows_of_different_runs_are_rejected(rows, part):
     """The message names the two rows."""
     with pytest.raises(RecordError, match=part):
         AccuracyMatrix.from_rows(rows)
 
 
-def test_cut_off_after_k_keeps_k_rows_also_unmeasured_ones():
+def test_after_k_has_k_rows_including_unmeasured_ones():
     """What the run would have scored after a missing row is not known, and not row 1's score."""
     matrix = AccuracyMatrix.from_rows([row(1, 1, 2, 3), row(3, 1, 2, 3)])
     assert [matrix.after(k).num_rows for k in range(4)] == [0, 1, 2, 3]
@@ -179,7 +179,7 @@ def test_streaming_leaves_the_strict_upper_triangle_and_all_rows():
         matrix.mask("offline")
 
 
-def test_equality_sees_every_part():
+def test_equality_compares_every_part():
     """NaN equals NaN. A changed cell, count or key does not go unnoticed."""
     first = AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"])
     assert first.equals(AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"]))

@@ -192,7 +192,7 @@ def build(values, initial, counts, width) -> AccuracyMatrix:
 
 @settings(deadline=None)
 @given(measured_matrices())
-def test_summary_is_what_loops_compute(case):
+def test_the_summary_equals_literal_loops(case):
     """The same names are defined, with the same values. Every other name has a reason."""
     matrix = build(*case)
     summary, reasons = summarize(matrix), explain(matrix)
@@ -208,7 +208,7 @@ def test_summary_is_what_loops_compute(case):
 
 @settings(deadline=None)
 @given(measured_matrices())
-def test_a_series_is_the_summary_of_every_cut_off_run(case):
+def test_a_series_equals_the_summary_of_truncated_runs(case):
     """Step k is the metric of the run after k buckets. The last step is the summary, exactly."""
     values, *rest = case
     metric_series = series(build(*case))
@@ -226,7 +226,7 @@ def test_a_series_is_the_summary_of_every_cut_off_run(case):
 
 @settings(deadline=None)
 @given(measured_matrices())
-def test_streaming_keeps_what_needs_no_training_image(case):
+def test_streaming_keeps_metrics_of_future_buckets(case):
     """What looks at buckets to come alone remains, as under iid. The rest is reported."""
     matrix = build(*case)
     remaining = {"clear/next_domain_accuracy", "renate/forward_transfer", "gem/forward_transfer"}
@@ -248,7 +248,7 @@ def test_streaming_keeps_what_needs_no_training_image(case):
 
 @settings(deadline=None)
 @given(measured_matrices(), st.data())
-def test_one_unmeasured_cell_undefines_just_the_metrics_that_use_it(case, data):
+def test_an_unmeasured_cell_affects_only_metrics_that_use_it(case, data):
     """A metric is defined without a cell only where changing that cell does not change it."""
     values, initial, counts, width = case
     if not values:
@@ -272,7 +272,7 @@ def test_one_unmeasured_cell_undefines_just_the_metrics_that_use_it(case, data):
         assert value == with_low[name] == with_high[name]
 
 
-def test_published_matrix_gives_the_published_numbers():
+def test_the_published_matrix_has_the_published_numbers():
     """The matrix of the challenge's second place, and what its organisers made of it."""
     matrix = AccuracyMatrix(np.array(SECOND_PLACE))
     expected = {
@@ -324,7 +324,7 @@ def test_published_matrix_gives_the_published_numbers():
         ),
     ],
 )
-def test_a_family_is_what_its_authors_program_computes(family, published):
+def test_a_family_equals_its_authors_program(family, published):
     metric_series = metrics.summarize(EXAMPLE, metrics=FAMILIES[family])
     expected = {f"{family}/{name}": value for name, value in published.items()}
     assert metric_series == pytest.approx(expected, abs=1e-9)
@@ -337,7 +337,7 @@ def test_a_family_is_what_its_authors_program_computes(family, published):
         (GAINING, (0.7285714285714285, 1.0, 0.15666666666666665)),
     ],
 )
-def test_diaz_rodriguez_is_what_continuum_computes(matrix, published):
+def test_diaz_rodriguez_equals_continuum(matrix, published):
     """``accuracy_A``, ``remembering``, ``positive_backward_transfer`` of Continuum, 43ba009."""
     metric_series = metrics.summarize(matrix, metrics=FAMILIES["diaz_rodriguez"])
     names = ("accuracy", "remembering", "positive_backward_transfer")
@@ -354,7 +354,7 @@ def test_diaz_rodriguez_is_what_continuum_computes(matrix, published):
         (3, 0.48888888888888893, 0.3583333333333),
     ],
 )
-def test_eval_stream_is_what_its_authors_program_computes(ahead, average, worst):
+def test_eval_stream_equals_its_authors_program(ahead, average, worst):
     """``evaluate_online`` of Wild-Time with ``eval_next_timesteps``, 1875f1e."""
     assert wild_time.stream_average(EXAMPLE, ahead) == pytest.approx(average, abs=1e-9)
     assert wild_time.stream_worst(EXAMPLE, ahead) == pytest.approx(worst, abs=1e-9)
@@ -370,7 +370,7 @@ def test_eval_stream_is_what_its_authors_program_computes(ahead, average, worst)
         (2, [40, 80, 50, 40, 40, 40], 0.5588235294117647, 0.5583333333333333, 0.45),
     ],
 )
-def test_eval_fix_is_what_its_authors_program_computes(split, counts, known_value, average, worst):
+def test_eval_fix_equals_its_authors_program(split, counts, known_value, average, worst):
     """``evaluate_offline`` with ``update_historical`` of Wild-Time's yearbook, 1875f1e."""
     matrix = AccuracyMatrix(np.array(CORRECT) / counts, num_instances=counts)
     assert wild_time.fix_id_accuracy(matrix, split) == pytest.approx(known_value, abs=1e-9)
@@ -436,7 +436,7 @@ MISSING_ROW = AccuracyMatrix([[0.8] * 4, [math.nan] * 4, [0.8] * 4])
         (MISSING_ROW, {"clear/in_domain_accuracy": "row 2, column 2 was not measured"}),
     ],
 )
-def test_what_is_undefined_says_why(matrix, reasons):
+def test_undefined_metrics_have_a_reason(matrix, reasons):
     """Never 0, as others return for one bucket."""
     reasons_given = explain(matrix)
     assert reasons.items() <= reasons_given.items()
@@ -470,7 +470,7 @@ def test_a_missing_row_leaves_gaps_in_the_series():
 
 
 @pytest.mark.parametrize("split", [None, 2])
-def test_accuracy_over_all_images_needs_their_numbers(split):
+def test_micro_average_accuracy_needs_counts(split):
     """Buckets of unlike size weigh as many images as they have. A mean of means is none."""
     with pytest.raises(UndefinedMetricError, match="needs test counts per bucket"):
         wild_time.fix_id_accuracy(EXAMPLE, split)

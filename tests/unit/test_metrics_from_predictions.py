@@ -93,7 +93,7 @@ def without(run_predictions: Predictions, *rows: int) -> Predictions:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), protocol=st.sampled_from(["iid", "streaming"]))
-def test_class_accuracies_are_those_of_a_loop(seed: int, protocol: str) -> None:
+def test_class_accuracies_equal_a_loop(seed: int, protocol: str) -> None:
     """Image by image. NaN where there is not an image, no prediction, or no evidence."""
     run_predictions = without(predictions(seed, protocol=protocol), 2)
     images, cells = run_predictions.images, class_accuracies(run_predictions)
@@ -114,7 +114,7 @@ def test_class_accuracies_are_those_of_a_loop(seed: int, protocol: str) -> None:
                     assert cells[row, j, c] == right / len(expected_cells)
 
 
-def test_macro_accuracy_is_scikit_learns_macro_recall() -> None:
+def test_macro_accuracy_equals_scikit_learns_macro_recall() -> None:
     """In every cell, and its summaries are those of the matrix of such cells."""
     run_predictions = predictions(1, counts=(40, 50, 60))
     matrix = macro_matrix(run_predictions)
@@ -134,7 +134,7 @@ def test_macro_accuracy_is_scikit_learns_macro_recall() -> None:
     assert values["macro_accuracy/average"] == metrics.renate.average_accuracy(matrix)
 
 
-def test_amca_is_what_a_loop_computes() -> None:
+def test_amca_equals_a_loop() -> None:
     """Every class of all buckets counts equally in a row, and every row but the untrained one."""
     run_predictions = predictions(3)
     rows = [
@@ -172,7 +172,7 @@ def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class
     assert not _has_balanced_classes(predictions(seed, (CLASSES * 3 + 1,) * 2, rows=2))
 
 
-def test_confusion_is_scikit_learns() -> None:
+def test_confusion_equals_scikit_learns() -> None:
     """Rows are true, columns predicted. Under streaming only images of buckets to come count."""
     run_predictions = predictions(2)
     for row, row_predictions in run_predictions.rows.items():
@@ -186,7 +186,7 @@ def test_confusion_is_scikit_learns() -> None:
         confusion(without(run_predictions, 2), 2)
 
 
-def test_calibration_is_that_of_loops_and_of_scikit_learn() -> None:
+def test_calibration_equals_loops_and_scikit_learn() -> None:
     """Of the last row, on the buckets trained on by then."""
     run_predictions = predictions(3, counts=(60, 70, 80), probs=True).after(2)
     where = run_predictions.images.bucket < 2
@@ -241,7 +241,7 @@ def test_bins_are_closed_above() -> None:
     assert np.isnan(accuracy[2])
 
 
-def test_what_is_not_there_is_told() -> None:
+def test_a_missing_run_is_reported() -> None:
     """Labels alone have no calibration. Streaming has no learned bucket as evidence."""
     full_run = predictions(counts=(30, 30, 30))
     assert summarize(full_run).keys() == MACRO
@@ -263,7 +263,7 @@ def test_what_is_not_there_is_told() -> None:
     assert summarize(full_run).keys() == MACRO | CALIBRATION
 
 
-def test_a_series_is_the_run_cut_off() -> None:
+def test_a_series_equals_truncated_runs() -> None:
     """Its last value is the summary. A row whose predictions are missing leaves a gap."""
     run_predictions = predictions(4, probs=True)
     series = compute_series(run_predictions)
@@ -280,7 +280,7 @@ def test_a_series_is_the_run_cut_off() -> None:
     assert summarize(without(run_predictions, 3)) == {}
 
 
-def test_predictions_have_to_count_up_to_the_rows() -> None:
+def test_predictions_must_match_the_rows() -> None:
     """Other buckets, other counts, another accuracy, a row that is not there: no evidence."""
     run_predictions = predictions(5)
     cells = [
@@ -317,7 +317,7 @@ def test_predictions_have_to_count_up_to_the_rows() -> None:
         Predictions(run_predictions.images, foreign.rows)
 
 
-def test_the_reference_lists_just_these_metrics(project: object) -> None:
+def test_the_reference_lists_exactly_these_metrics(project: object) -> None:
     """docs/metrics.md has one line per metric, with the direction that the code has."""
     text = (project / "docs" / "metrics.md").read_text()
     part = text.split("## From stored predictions")[1].split("\n## ")[0]
@@ -339,7 +339,7 @@ def changing(seed: int, *, probs: bool = True, protocol: str = "iid") -> Predict
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_changes_of_classes_are_those_of_loops_and_of_scikit_learn(seed: int) -> None:
+def test_class_changes_equal_loops_and_scikit_learn(seed: int) -> None:
     run_predictions = changing(seed)
     images, values = run_predictions.images, summarize(run_predictions)
 
@@ -363,7 +363,7 @@ def test_changes_of_classes_are_those_of_loops_and_of_scikit_learn(seed: int) ->
     assert values["class_changes/unseen_auroc"] == pytest.approx(area)
 
 
-def test_changes_of_classes_that_are_not_measured_are_told() -> None:
+def test_unmeasured_class_changes_have_a_reason() -> None:
     assert explain(changing(0, probs=False))["class_changes/unseen_auroc"].startswith(
         "needs stored"
     )

@@ -78,7 +78,7 @@ def test_results_are_shown_as_a_table():
     assert results == dict(results)
 
 
-def test_scores_take_what_a_matrix_is_made_of():
+def test_scores_accepts_matrices_and_lists():
     """A frame as the matrix gives it has the untrained model's row, and the keys."""
     from_lists = scores([[0.8, 0.6], [0.7, 0.9]])
     assert from_lists == scores(np.array([[0.8, 0.6], [0.7, 0.9]]))
@@ -132,13 +132,13 @@ def test_every_function_of_a_family_is_declared_under_its_own_name():
     "name",
     ["", "a:b", "a@b", "a[0]", "ä", "a\n", "x" * 251, "/a", "a/", "a//b", "../a", "./a", "a/../b"],
 )
-def test_names_that_mlflow_refuses_are_refused_here(name):
+def test_metric_names_that_mlflow_rejects_are_rejected(name):
     """Found when the package is loaded, and not at the end of somebody's training."""
     with pytest.raises(ConfigError, match="MLflow refuses"):
         check_metric_names([Metric(name=name, function=renate.forgetting)])
 
 
-def test_a_name_stands_once():
+def test_a_metric_name_is_unique():
     """Two definitions under one name is what the families are there to prevent."""
     metric = Metric(name="a/b", function=renate.forgetting)
     assert check_metric_names([metric]) == (metric,)
@@ -154,7 +154,7 @@ def test_protocols_are_checked():
 
 
 @pytest.mark.parametrize("text", ["", "claer", "clear,,gem", "clear gem", "clear/accuracy"])
-def test_unknown_families_are_one_line_with_the_list(text):
+def test_unknown_families_are_a_one_line_error_with_the_list(text):
     """What arrived, and what there is."""
     with pytest.raises(ConfigError, match="expected some of clear, renate, ") as error:
         split_families(text)
@@ -168,7 +168,7 @@ def test_the_reference_names_the_source_of_every_family(project):
     assert set(re.findall(r"^\| `(\w+)` \|", sources, re.M)) >= set(FAMILIES)
 
 
-def test_the_page_shows_what_the_published_matrix_gives(project):
+def test_the_page_shows_the_metrics_of_the_published_matrix(project):
     """Two formulas that share words, each with its own number, in four digits."""
     page = (project / "docs" / "metrics.md").read_text(encoding="utf-8")
     page_values = dict(re.findall(r"`(\w+/\w+)` is (0\.[0-9]{4})", " ".join(page.split())))

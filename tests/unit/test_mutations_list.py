@@ -11,7 +11,7 @@ RUNNER = runpy.run_path(str(ROOT / "tools" / "mutations" / "run.py"))
 
 
 @pytest.mark.parametrize("mutation", RUNNER["read_list"]([]), ids=lambda mutation: mutation["why"])
-def test_a_mistake_can_still_be_made(mutation):
+def test_every_listed_mutation_still_applies(mutation):
     """Its text occurs once, is Python with the mistake in it, too, and its tests are there."""
     module = RUNNER["find_module"](mutation, ROOT)
     ast.parse(module.read_text(encoding="utf-8").replace(mutation["old"], mutation["new"]))

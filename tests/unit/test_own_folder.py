@@ -99,7 +99,7 @@ def test_files_of_operating_systems_are_skipped(root):
     assert after.warnings == before.warnings
 
 
-def test_names_that_tell_no_order_need_one(tmp_path):
+def test_bucket_names_without_an_order_need_one(tmp_path):
     """It is not guessed, and it is held against what is there."""
     write_years(tmp_path / "photos", buckets=("spring", "autumn"), train=4)
     with pytest.raises(DataError, match="order=FIRST:SECOND"):
@@ -168,7 +168,7 @@ def file_linked_out(root):
         (file_linked_out, "leads out of"),
     ],
 )
-def test_what_is_no_such_folder_is_one_line(root, change, message):
+def test_an_invalid_folder_is_a_one_line_error(root, change, message):
     """With the path, and what was expected there."""
     change(root)
     if not message:
@@ -218,7 +218,7 @@ def check(*arguments):
     return CliRunner().invoke(main, ["data", "check", *map(str, arguments)])
 
 
-def test_data_check_looks_over_a_folder(root):
+def test_data_check_checks_a_folder(root):
     """Everything that is wrong, once. The digest is that of a training."""
     done = check(root, "--dataset", "folder", "--json")
     report = json.loads(done.stdout)
@@ -240,7 +240,7 @@ def test_data_check_looks_over_a_folder(root):
     assert report["problems"][0]["path"].endswith("2004-bus-train-0.png")
 
 
-def test_data_check_lists_all_files_that_are_no_images(root):
+def test_data_check_lists_all_files_other_than_images(root):
     """A training stops at the first one, when it decodes the images."""
     for year in ("2004", "2006"):
         (root / year / "bus" / "notes.txt").write_text("x")
@@ -251,7 +251,7 @@ def test_data_check_lists_all_files_that_are_no_images(root):
     ]
 
 
-def test_data_check_refuses_what_is_no_stream_of_ones_own(root):
+def test_data_check_rejects_anything_but_a_custom_stream(root):
     """One line, and exit code 2."""
     for arguments, message in (
         ([root, "--dataset", "digits"], "a custom stream"),
@@ -264,7 +264,7 @@ def test_data_check_refuses_what_is_no_stream_of_ones_own(root):
         assert message in done.output
 
 
-def test_names_that_are_no_line_of_text_are_escaped(root):
+def test_names_with_control_characters_are_escaped(root):
     """A line break, and bytes that are no UTF-8: every test image is stored, and read, as one."""
     bus = root / "2004" / "bus"
     (bus / "2004-bus-train-0.png").rename(bus / "a\nb.png")

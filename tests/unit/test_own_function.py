@@ -73,7 +73,7 @@ def load(root, function, **arguments):
     )
 
 
-def test_what_a_function_lists_is_the_stream_of_the_folder(root):
+def test_a_function_returns_the_stream_of_the_folder(root):
     """One digest. Keywords are dataset_args, of their annotated types."""
     folder = load_stream("folder", str(root), cache_dir=root.parent / "cache")
     stream = load(root, "years")
@@ -95,7 +95,7 @@ def test_what_a_function_lists_is_the_stream_of_the_folder(root):
         complete_dataset_arguments("own_photos:years", str(root), {"last": "2005"})
 
 
-def test_a_function_is_a_dataset_without_being_loaded_to_be_named():
+def test_naming_a_function_does_not_import_it():
     """Parameters are resolved where its module need not be. It may need no folder."""
     config = TrainConfig.resolve({"dataset": "lab.photos:by_year"})
     assert (config.stream_name, config.memory) == ("by_year", 0.1)
@@ -118,7 +118,7 @@ def test_a_function_is_a_dataset_without_being_loaded_to_be_named():
         ("odd_split", "has a split 'valid'"),
     ],
 )
-def test_what_a_function_does_wrong_is_one_line(root, function, message):
+def test_an_error_of_a_function_is_one_line(root, function, message):
     """With its name, and what was expected."""
     with pytest.raises((ConfigError, DataError)) as error:
         load(root, function)

@@ -83,7 +83,7 @@ def test_a_saved_dataset_is_the_stream_of_its_folder(saved, protocol, split, buc
         assert bucket.test.labels.tolist() == folder_bucket.test.labels.tolist()
 
 
-def test_images_are_written_once_and_anew_where_they_are_gone(saved, tmp_path):
+def test_images_are_written_once_and_again_if_they_are_missing(saved, tmp_path):
     """By their content. A file that is gone or cut short is written again."""
     _, root = saved
     first = load(root, cache=tmp_path)
@@ -149,7 +149,7 @@ def test_other_splits_are_left_out_with_a_warning(tmp_path):
         load(tmp_path / "b")
 
 
-def test_labels_that_are_no_classes_are_one_line(tmp_path):
+def test_labels_without_classes_are_a_one_line_error(tmp_path):
     """As of every table."""
     rows = write_years(tmp_path / "photos", train=1)
     as_dataset(tmp_path / "photos", rows, label=[-1] * len(rows)).save_to_disk(
@@ -169,7 +169,7 @@ def test_arguments_are_checked_before_a_dataset_is_opened(tmp_path, name, value)
         load(tmp_path / "nowhere", **{name: value})
 
 
-def test_what_is_no_saved_dataset_is_one_line(saved, tmp_path):
+def test_an_invalid_saved_dataset_is_a_one_line_error(saved, tmp_path):
     """A folder of something else, a damaged one, and one whose files are stored elsewhere."""
     photos, root = saved
     with pytest.raises(DataError, match=r"no state\.json; expected a folder that datasets'"):
@@ -194,7 +194,7 @@ def test_what_is_no_saved_dataset_is_one_line(saved, tmp_path):
         load(tmp_path / "damaged")
 
 
-def test_a_hub_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
+def test_an_unreachable_hub_is_a_one_line_error(tmp_path, monkeypatch):
     """With the dataset's name. A folder or a name, and not both."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match="nobody/nothing cannot be loaded") as error:
@@ -207,7 +207,7 @@ def test_a_hub_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
         complete_dataset_arguments("huggingface", "auto", {"hub": "https://host/x"})
 
 
-def test_without_the_package_it_says_what_to_install(saved, monkeypatch):
+def test_an_error_names_the_package_to_install(saved, monkeypatch):
     """An extra, which nothing else needs."""
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"pip install 'clear_mlflow\[huggingface\]'"):

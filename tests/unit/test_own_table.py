@@ -184,7 +184,7 @@ def test_buckets_have_dates(years, root):
 
 
 @pytest.mark.parametrize("buckets", ["week", "equal", "equal:0", "equal:x", "equal:9999", "year:1"])
-def test_wrong_buckets_are_one_line(buckets):
+def test_invalid_buckets_are_a_one_line_error(buckets):
     """Before any file is looked at."""
     with pytest.raises(ConfigError, match="expected none, year, half, quarter, month, or equal:N"):
         complete_dataset_arguments("table", "/nowhere", {"buckets": buckets})
@@ -206,7 +206,7 @@ def test_columns_of_other_names(root):
     assert image_index.class_names == ("3", "10")  # as numbers, for all are
 
 
-def test_texts_are_taken_as_they_are(root):
+def test_texts_are_kept_unchanged(root):
     """What other programs call missing or a number is a name here."""
     names = ["NA", "None", "007", "nan", "null"]
     lines = [f"images/{i}.png,{name},2004,1,train" for i, name in enumerate(names)]
@@ -244,7 +244,7 @@ EAST = timezone(timedelta(hours=2))
         ([], "has no rows"),
     ],
 )  # fmt: skip
-def test_what_a_table_must_not_hold_is_one_line(root, lines, reason):
+def test_invalid_values_of_a_table_are_one_line_errors(root, lines, reason):
     """With the table, the row as an editor counts it, and what was expected."""
     (root / "out").symlink_to(root.parent)
     write(root, *lines)
@@ -256,13 +256,13 @@ def test_what_a_table_must_not_hold_is_one_line(root, lines, reason):
 @pytest.mark.parametrize(
     "time", ["", "yesterday", "2004-13", "2004-02-30", "31.12.2004", "1072915200"]
 )
-def test_a_time_that_is_none_is_one_line(root, time):
+def test_an_invalid_time_is_a_one_line_error(root, time):
     """It is never guessed what somebody meant."""
     write(root, f"{A},x,2004", f"{B},y,{time}", header="path,label,time")
     assert f"row 3 has time {time!r}; expected a year, a date" in refusal(root, buckets="year")
 
 
-def test_a_time_that_is_not_exact_enough_is_one_line(root):
+def test_a_too_coarse_time_is_a_one_line_error(root):
     """A year says no month."""
     write(root, f"{A},x,2004-05", f"{B},y,2004", header="path,label,time")
     assert "row 3 has time '2004', which lacks the month" in refusal(root, buckets="month")
@@ -280,7 +280,7 @@ def test_a_time_that_is_not_exact_enough_is_one_line(root):
         ("path,label,bucket", {"bucket": "label"}, "one column for two things"),
     ],
 )
-def test_a_column_that_is_missing_is_one_line(root, header, arguments, message):
+def test_a_missing_column_is_a_one_line_error(root, header, arguments, message):
     """With those that there are, and the argument that names another."""
     write(root, "images/a.png,x,2004", header=header)
     assert message in refusal(root, **arguments)
@@ -317,7 +317,7 @@ def parquet(root, **columns):
         ({"split": [1, 0]}, "row 1 has '1' as 'split'; expected train or test"),
     ],
 )
-def test_columns_of_wrong_types_are_one_line(root, columns, message):
+def test_columns_of_wrong_types_are_a_one_line_error(root, columns, message):
     """Regression and several labels among them."""
     parquet(root, **columns)
     assert message in refusal(root)
@@ -336,13 +336,13 @@ def test_columns_of_wrong_types_are_one_line(root, columns, message):
         pa.array([datetime(2004, 5, 1), datetime(2005, 1, 1)], pa.timestamp("ns", "Europe/Berlin")),
     ],
 )  # fmt: skip
-def test_times_of_all_types_of_parquet(root, times):
+def test_all_time_types_of_parquet_are_read(root, times):
     """Years, days, moments with a zone and without, texts."""
     parquet(root, time=times)
     assert list_images(root, buckets="year") == {"2004": ["a"], "2005": ["b"]}
 
 
-def test_a_parquet_file_says_beforehand_what_it_unpacks_to(root):
+def test_the_unpacked_size_of_a_parquet_file_is_limited(root):
     """A few bytes may become millions of rows: refused before memory is taken."""
     number = MAX_TABLE_ROWS + 1
     column = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0), number), pa.array(["x"]))
@@ -357,7 +357,7 @@ def test_a_parquet_file_says_beforehand_what_it_unpacks_to(root):
     "content", [b"", b"PAR1", b"\xff\xfe\x00", b"path,label,bucket", b"a" * 2_000_000]
 )
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
-def test_a_damaged_table_is_one_line(root, name, content):
+def test_a_damaged_table_is_a_one_line_error(root, name, content):
     """Whatever is stored there."""
     (root / name).write_bytes(content)
     refusal(root)
@@ -367,7 +367,7 @@ def test_a_damaged_table_is_one_line(root, name, content):
     max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 @given(data=st.data())
-def test_any_change_of_a_parquet_file_is_read_or_refused(years, tmp_path_factory, data):
+def test_any_changed_parquet_file_is_read_or_rejected(years, tmp_path_factory, data):
     """No change of its bytes does anything but give other rows, or one line."""
     root, _ = years
     content = bytearray((root / "photos.parquet").read_bytes())

@@ -98,7 +98,7 @@ def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
     )
 
 
-def test_splits_are_of_the_vectors_and_not_of_their_order(table, tmp_path):
+def test_splits_do_not_depend_on_the_order_of_vectors(table, tmp_path):
     """Seeded and validation splits of a table that was shuffled."""
     for split in ("3", "validation:3"):
         first, other = (
@@ -115,7 +115,7 @@ def test_splits_are_of_the_vectors_and_not_of_their_order(table, tmp_path):
         assert first.buckets[0].test.contents == other.buckets[0].test.contents
 
 
-def test_safetensors_hold_numbers_alone(table, tmp_path):
+def test_safetensors_contain_only_numbers(table, tmp_path):
     stream = load_vectors(write_table(table, tmp_path, "safetensors"), tmp_path)
     assert stream.class_names == ("0", "1")
     assert [b.key for b in stream.buckets] == ["2004", "2005", "2006", "2007"]
@@ -133,7 +133,7 @@ def test_features_are_the_vectors_themselves(table, tmp_path):
         load_features(stream, "pixels", cache_dir=tmp_path)
 
 
-def test_what_is_missing_is_filled_where_one_says_so(table, tmp_path):
+def test_missing_numbers_are_filled_if_requested(table, tmp_path):
     table.loc[5, "b"] = np.nan
     for file_format, row in (("csv", 7), ("parquet", 6), ("npz", 6)):
         file = write_table(table, tmp_path, file_format)
@@ -153,12 +153,12 @@ def test_what_is_missing_is_filled_where_one_says_so(table, tmp_path):
         ({"label": "1.5"}, "regression is not supported"),
     ],
 )
-def test_what_is_no_vector_is_one_line(table, tmp_path, change, message):
+def test_an_invalid_vector_is_a_one_line_error(table, tmp_path, change, message):
     with pytest.raises(DataError, match=message):
         load_vectors(write_table(table.astype(object).assign(**change), tmp_path, "csv"), tmp_path)
 
 
-def test_a_date_of_parquet_is_no_number(table, tmp_path):
+def test_a_date_of_parquet_is_not_a_number(table, tmp_path):
     for column in (pd.to_datetime(table["time"]), pd.to_datetime(table["time"]).dt.date):
         file = write_table(table.assign(measured=column), tmp_path, "parquet")
         with pytest.raises(DataError, match="in column 'measured'; expected numbers: pass"):
@@ -167,7 +167,7 @@ def test_a_date_of_parquet_is_no_number(table, tmp_path):
 
 
 @pytest.mark.parametrize("file_format", ["csv", "parquet", "npz"])
-def test_vectors_are_as_wide_as_features_may_be(tmp_path, file_format):
+def test_the_width_of_vectors_is_limited(tmp_path, file_format):
     """ResNet-50's are of 2,048 numbers. One limit for all kinds of files."""
     for width, message in ((2048, ""), (MAX_FEATURES_WIDTH + 1, "expected 16384 at most")):
         numbers = pd.DataFrame(np.ones((4, width)), columns=[f"n{i}" for i in range(width)])
@@ -182,7 +182,7 @@ def test_vectors_are_as_wide_as_features_may_be(tmp_path, file_format):
             read_stream_index("vectors", str(file), cache_dir=tmp_path)
 
 
-def test_types_that_numpy_lacks_are_one_line(tmp_path):
+def test_types_that_numpy_lacks_are_a_one_line_error(tmp_path):
     header = json.dumps({"vectors": {"dtype": "BF16", "shape": [4, 2], "data_offsets": [0, 16]}})
     content = struct.pack("<Q", len(header)) + header.encode() + bytes(16)
     (tmp_path / "x.safetensors").write_bytes(content)
@@ -202,12 +202,12 @@ def test_types_that_numpy_lacks_are_one_line(tmp_path):
         ({"label": "class"}, "no column 'class'"),
     ],
 )
-def test_columns_that_are_not_there_are_one_line(table, tmp_path, arguments, message):
+def test_missing_columns_are_a_one_line_error(table, tmp_path, arguments, message):
     with pytest.raises(DataError, match=message):
         load_vectors(write_table(table, tmp_path, "csv"), tmp_path, **arguments)
 
 
-def test_arrays_of_other_shapes_are_one_line(tmp_path):
+def test_arrays_of_other_shapes_are_a_one_line_error(tmp_path):
     file = tmp_path / "x.npz"
     for arrays, message in (
         (
@@ -240,7 +240,7 @@ def test_arrays_of_other_shapes_are_one_line(tmp_path):
             read_stream_index("vectors", str(file), cache_dir=tmp_path)
 
 
-def test_repeated_rows_are_told_and_copied_buckets_refused(table, tmp_path):
+def test_repeated_rows_are_a_warning_and_copied_buckets_an_error(table, tmp_path):
     """Tables repeat rows. More than half of a bucket in another one is a mistake."""
     table.loc[39, COLUMNS] = table.loc[0, COLUMNS].to_numpy()
     (warning, *_) = load_vectors(write_table(table, tmp_path, "csv"), tmp_path).warnings
@@ -305,7 +305,7 @@ DIGEST = "sha256:bb268a4fd8d86a9c078035ffd5d4a653166611ed3d2533396600450171f9a3f
 # --- texts
 
 
-def test_a_text_is_scikit_learns_hashed_words(tmp_path):
+def test_a_text_becomes_scikit_learns_hashed_words(tmp_path):
     """The same of CSV and Parquet. A width of one's own. A row without a text is refused."""
     texts = [f"{word} of day{i}: Rain" for i, word in enumerate(["Snow", "sun"] * 8)]
     frame = pd.DataFrame({"text": texts, "label": ["a", "b"] * 8, "bucket": [1] * 8 + [2] * 8})

@@ -40,7 +40,7 @@ def row_predictions(images: EvaluationSet, labels: list[int], **options: object)
     )
 
 
-def test_an_evaluation_set_reads_back(tmp_path: Path) -> None:
+def test_an_evaluation_set_round_trips(tmp_path: Path) -> None:
     """All parts, and the digest that settles what was tested on."""
     images = evaluation_set()
     (tmp_path / EVALUATION_SET_FILE).write_bytes(images.to_bytes())
@@ -74,7 +74,7 @@ def test_the_digest_follows_from_every_part(part: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(labels=st.lists(st.integers(0, 3), min_size=5, max_size=5), probs=st.booleans())
-def test_predictions_read_back_and_count_as_their_row_says(
+def test_predictions_round_trip_with_the_counts_of_their_row(
     tmp_path_factory: pytest.TempPathFactory, labels: list[int], probs: bool
 ) -> None:
     """Labels and probabilities to the bit, and the counts that a slow loop gives."""
@@ -91,7 +91,7 @@ def test_predictions_read_back_and_count_as_their_row_says(
     back.check(images, (correct[0] / 3, correct[1] / 2))
 
 
-def test_predictions_of_another_row_or_set_are_refused(tmp_path: Path) -> None:
+def test_predictions_of_another_row_or_set_are_rejected(tmp_path: Path) -> None:
     """What counts otherwise than its row, answers other images, or was renamed, is no evidence."""
     images = evaluation_set()
     row = row_predictions(images, [0, 1, 2, 3, 0])
@@ -104,7 +104,7 @@ def test_predictions_of_another_row_or_set_are_refused(tmp_path: Path) -> None:
         RowPredictions.load(tmp_path / predictions_file_name(3))
 
 
-def test_predictions_are_held_against_the_rows_accuracies() -> None:
+def test_predictions_are_compared_with_the_rows_accuracies() -> None:
     """To within half an image. What was not measured says nothing."""
     images = evaluation_set()
     row = row_predictions(images, [0, 1, 0, 3, 0])  # 2 of 3 right, and 2 of 2
@@ -116,7 +116,7 @@ def test_predictions_are_held_against_the_rows_accuracies() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 1.5, -0.25])
-def test_probabilities_are_probabilities(bad: float) -> None:
+def test_probabilities_are_checked(bad: float) -> None:
     """NaN, and what is stored outside 0 to 1, is refused."""
     probabilities = np.full((5, 4), 0.25, dtype=np.float16)
     probabilities[3, 1] = bad
@@ -160,7 +160,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_is_one_line(tmp_path: Path, name: str) -> None:
+def test_a_hostile_file_is_a_one_line_error(tmp_path: Path, name: str) -> None:
     """Every one of them ends in a RecordError that names the file."""
     path = tmp_path / predictions_file_name(2)
     path.write_bytes(HOSTILE[name])

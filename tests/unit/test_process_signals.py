@@ -10,7 +10,7 @@ import pytest
 from clear_mlflow.process.signals import StoppingSignals, interrupt_on_signal
 
 
-def test_first_signal_is_handed_on_and_repeats_are_ignored():
+def test_the_first_signal_is_forwarded_and_repeats_are_ignored():
     """A Ctrl-C under mlflow run arrives twice."""
     stopped = []
     with StoppingSignals() as signals:
@@ -25,7 +25,7 @@ def test_first_signal_is_handed_on_and_repeats_are_ignored():
     assert stopped == [1, 2]
 
 
-def test_ignored_signal_stays_ignored():
+def test_an_ignored_signal_stays_ignored():
     """What nohup set is what the user wants."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -36,7 +36,7 @@ def test_ignored_signal_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_signal_is_handed_on_where_nobody_reads_standard_error():
+def test_a_signal_is_forwarded_if_standard_error_is_closed():
     """The terminal may be what has gone."""
     code = (
         "import os, signal, sys\n"

@@ -25,7 +25,7 @@ def shown(project):
     return block, matrix, metrics
 
 
-def test_the_metrics_are_those_of_the_matrix(shown):
+def test_step_metrics_equal_those_of_the_matrix(shown):
     """The cells have one decimal of a percent, so that a mean of them is known to 0.0005."""
     _, matrix, metrics = shown
     computed = summarize(matrix)
@@ -34,7 +34,7 @@ def test_the_metrics_are_those_of_the_matrix(shown):
         assert metrics[name] == pytest.approx(value, abs=0.001), name
 
 
-def test_the_form_is_the_programs(shown):
+def test_the_readmes_output_has_the_format_of_the_program(shown):
     block, matrix, metrics = shown
     out = io.StringIO()
     console = Console(file=out, width=80)

@@ -111,7 +111,7 @@ def records(draw):
 
 @settings(max_examples=60)
 @given(records())
-def test_what_is_written_is_read_back(written):
+def test_a_record_round_trips(written):
     """Every field survives to the last digit, unknown ones too."""
     text = written.to_json()
     assert read(text) == written
@@ -122,7 +122,7 @@ def test_what_is_written_is_read_back(written):
     assert ("num_instances" in content) == (written.row.num_instances is not None)
 
 
-def test_a_row_without_counts_says_what_was_not_measured():
+def test_a_row_without_counts_marks_unmeasured_buckets():
     """docs/record-format.md has the same fields. NaN is no JSON, so it is null."""
     assert document(ACCURACIES)["accuracy"] == [0.2, 0.25, None]
     run_record = assemble({"row_002.json": ACCURACIES})
@@ -134,7 +134,7 @@ def test_a_row_without_counts_says_what_was_not_measured():
     np.testing.assert_array_equal(num_instances, [10, 20, 30])
 
 
-def test_rows_with_and_without_counts_are_not_of_one_run():
+def test_rows_with_and_without_counts_are_rejected_as_one_run():
     """Nobody measured one run in two ways: a foreign row is named, and nothing crashes."""
     with pytest.raises(RecordError, match=r"num_instances is \(10, 20, 30\) and None"):
         assemble(index_records(record(1), ACCURACIES))
@@ -163,7 +163,7 @@ def test_the_fields_are_the_documented_ones():
     assert read(json.dumps(errors)) == ERRORS
 
 
-def test_a_later_version_is_read_and_a_newer_major_one_asks_for_an_upgrade():
+def test_a_newer_major_version_is_an_error_that_asks_for_an_upgrade():
     """Its further fields are kept. Of version 2 the rest may well be different."""
     later = document(schema={"name": SCHEMA_NAME, "version": "1.7", "x": 1}, further=[1])
     assert read(json.dumps(later)) == record(2, extra={"further": [1]})
@@ -241,7 +241,7 @@ WRONG_SCORES = [
         *((ERRORS, *case) for case in WRONG_SCORES),
     ],
 )
-def test_wrong_fields_are_refused_in_one_line(of, changes, part):
+def test_invalid_fields_are_rejected_in_one_line(of, changes, part):
     """Percent is never taken for a fraction, nor one type for another."""
     check_refused(json.dumps(document(of, **changes)), part)
 
@@ -261,7 +261,7 @@ GOOD = record(2).to_json()
         (GOOD.replace("digits", "é" * (1 << 19)), "larger than 1 MiB"),
     ],
 )
-def test_texts_that_are_no_row_are_refused_in_one_line(text, part):
+def test_texts_other_than_rows_are_rejected_in_one_line(text, part):
     """Nothing that a file may hold ends in another error than ours."""
     check_refused(text, part)
 
@@ -282,7 +282,7 @@ def test_extra_cannot_shadow_a_field():
 
 
 @given(st.integers(0, 10**9 - 1))
-def test_a_file_name_gives_its_row_back(number):
+def test_row_file_names_round_trip(number):
     """Reading is the inverse of writing: three digits at least, and one name per row."""
     assert ROWS_FOLDER == "accuracy_matrix/rows"
     assert parse_row_index(row_file_name(number)) == number
@@ -295,7 +295,7 @@ def test_a_file_name_gives_its_row_back(number):
         *("row_001.jsonl", "../row_001.json", "row_" + "9" * 5000 + ".json"),
     ],
 )
-def test_other_file_names_are_no_rows(name):
+def test_other_file_names_are_not_rows(name):
     """Whatever else is stored in the folder is left alone."""
     assert parse_row_index(name) is None
 
@@ -364,14 +364,14 @@ def test_contradicting_rows_are_named_with_both_values(foreign, difference):
 
 
 @pytest.mark.parametrize("name", ["row_003.json", "row_2.json", "notes.txt", "row_003\n.json"])
-def test_a_file_under_another_rows_name_is_refused(name):
+def test_a_file_under_another_rows_name_is_rejected(name):
     """A copied file would stand for a row that was never measured."""
     with pytest.raises(RecordError, match=r"contains row 2, whose file is row_002\.json") as caught:
         assemble({name: record(2)})
     assert str(caught.value).isprintable()
 
 
-def test_a_run_without_rows_is_no_record():
+def test_a_run_without_rows_has_no_record():
     """Nothing is assembled from nothing."""
     with pytest.raises(RecordError, match="without rows"):
         assemble({})

@@ -78,7 +78,7 @@ def test_project_urls():
         ("clear_mlflow/core/version.py", '__version__ = "0.0.1"\n'),
     ],
 )
-def test_what_is_refused(tmp_path, file, text):
+def test_releases_with_inconsistent_versions_are_rejected(tmp_path, file, text):
     """A version that the package, the changelog or the citation does not name."""
     files = {
         "clear_mlflow/core/version.py": '__version__ = "1.2.3"\n',

@@ -40,7 +40,7 @@ def matrices(draw):
 
 
 @given(matrices())
-def test_json_gives_the_matrix_back(matrix):
+def test_a_matrix_round_trips_through_json(matrix):
     """Full precision, null for what was not measured."""
     content = json.loads(format_matrix_json(matrix), parse_constant=pytest.fail)
     assert content["schema"] == {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
@@ -54,7 +54,7 @@ def counts_and_keys(matrix):
 
 
 @given(matrices())
-def test_csv_gives_the_cells_back(matrix):
+def test_cells_round_trip_through_csv(matrix):
     """Full precision, an empty cell for what was not measured, one line per row."""
     header, *lines = csv.reader(io.StringIO(format_matrix_csv(matrix)))
     assert header[0] == "trained_through"
@@ -67,7 +67,7 @@ def test_csv_gives_the_cells_back(matrix):
 
 
 @pytest.mark.parametrize("key", ["=1+1", "+1", "-1", "@SUM(A1)", "＝1", '=HYPERLINK("x","y")'])
-def test_csv_holds_no_formulas(key):
+def test_csv_contains_no_formulas(key):
     """A bucket key must not run in somebody's spreadsheet."""
     text = format_matrix_csv(AccuracyMatrix([[0.5]], buckets=[key]))
     header, line = csv.reader(io.StringIO(text))
@@ -120,7 +120,7 @@ def test_description_shows_matrix_and_metrics():
     assert "| `renate/forgetting` | 0.4000 | lower is better |" in lines
 
 
-def test_description_of_a_partial_run_tells_what_is_missing_and_why():
+def test_the_description_of_a_partial_run_names_missing_rows_and_the_reason():
     """Undefined metrics stand there with their reason, missing rows with their number."""
     text = describe(
         build_stored_record(AccuracyMatrix([[0.9, 0.6, 0.1], [0.5, 0.8, 0.1]]), without=(0, 1))
@@ -171,7 +171,7 @@ PUNCTUATED = st.text(st.sampled_from("ab1 _*`~[]()<>&|\\\\!#+-=.:/@\"'{}"), max_
 @example("1. a")
 @example("- a")
 @example("&lt;")
-def test_a_text_from_outside_reads_as_it_is(text):
+def test_untrusted_text_is_shown_unchanged(text):
     """In a list and in a table's cell, by a reader of Markdown. Its source can be read."""
     read = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     spaces = re.compile(r"\s+")

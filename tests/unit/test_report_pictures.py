@@ -83,7 +83,7 @@ def test_any_keys_fit_into_eighty_columns(keys):
     assert all(line.count(" 100.0") == (width if width <= 11 else 10) for line in lines[2:])
 
 
-def test_metrics_stand_with_value_or_reason():
+def test_metrics_are_shown_with_value_or_reason():
     """Every metric has its line, in the order of the registry, a user's own behind them."""
     matrix = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])
     summary = {"mylab/spread": 0.5, **summarize(matrix)}
@@ -140,7 +140,7 @@ def test_colours_are_on_a_fixed_scale():
     assert (first_colours != other).any()
 
 
-def test_unmeasured_looks_unlike_zero():
+def test_unmeasured_cells_look_different_from_zero():
     """A hatched grey cell, and not the colour of 0 %. No number stands in it."""
     zero = AccuracyMatrix([[0.0]])
     unknown = AccuracyMatrix(np.empty((0, 1)))
@@ -154,7 +154,7 @@ def test_unmeasured_looks_unlike_zero():
 
 
 @pytest.mark.parametrize("size", [1, 2, 12, 40, 300])
-def test_matrices_of_any_size_stay_on_a_screen(size):
+def test_matrices_of_any_size_fit_on_a_screen(size):
     """Large ones show colours only, and some of their keys."""
     matrix = AccuracyMatrix(np.full((size, size), 0.5))
     figure = draw_heatmap(matrix, "title")
@@ -168,7 +168,7 @@ LONG = [f"camera {j} of the north, first half of the year" for j in range(3)]
 
 @pytest.mark.parametrize("keys", [["old", "new"], MONTHS, LONG, [str(j) for j in range(40)]])
 @pytest.mark.parametrize("width", [2.7, 3.3, 6.5, None])
-def test_nothing_is_outside_of_the_figure_or_on_another_text(keys, width):
+def test_texts_do_not_overlap_or_leave_the_figure(keys, width):
     """At the width asked for: keys that do not fit are upright, and the longest are cut."""
     figure = draw_heatmap(AccuracyMatrix(np.eye(len(keys)), buckets=keys), None, width=width)
     assert width is None or figure.get_size_inches()[0] == pytest.approx(width)
@@ -186,7 +186,7 @@ def test_nothing_is_outside_of_the_figure_or_on_another_text(keys, width):
         assert [text.get_text() for text in cell_texts].count("2024-12") == 2
 
 
-def test_what_is_cut_tells_least_apart():
+def test_truncated_labels_remain_distinct():
     """The end, the beginning, or what all begin with and then the end."""
     middle = [f"camera {j} of the north, first half of the year" for j in range(2)]
     assert fit_labels(middle, 9, 0.65, 20) == ["…0 of t…", "…1 of t…"]
@@ -195,7 +195,7 @@ def test_what_is_cut_tells_least_apart():
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
-def test_the_diagonal_is_seen_on_every_colour(value):
+def test_the_diagonal_is_visible_on_every_colour(value):
     """A line within the cell, whose colour is on both of its sides."""
     figure = draw_heatmap(AccuracyMatrix(np.full((6, 6), value)), None)
     outlines = [part for part in figure.axes[0].patches if not part.get_fill()]

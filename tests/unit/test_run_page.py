@@ -100,7 +100,7 @@ def unpack_array(text, dtype):
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype)
 
 
-def test_it_needs_nothing_but_itself_and_is_the_same_again():
+def test_a_page_needs_no_other_file_and_is_reproducible():
     report = build_report(build_predictions(3, 4, 5))
     text = render_run_page(report)
     assert_needs_nothing_but_itself(text)
@@ -165,7 +165,7 @@ def test_every_cell_is_on_the_page():
     assert "Not stored: row 2." in text
 
 
-def test_metrics_have_their_meaning_or_why_there_is_none():
+def test_metrics_have_their_meaning_or_the_reason_without_a_value():
     """CLEAR's and Renate's, all of them. Others in a table."""
     report = build_report(counts={1: THREE[1]})
     own = make_results({"lab/own": 0.25}, lower_is_better=["lab/own"])
@@ -183,7 +183,7 @@ def test_metrics_have_their_meaning_or_why_there_is_none():
     assert re.search(r"lab/own</code></th><td>0.2500</td>.*lower is better", text)
 
 
-def test_tests_inside_buckets_have_their_metrics_beside_their_charts():
+def test_tests_within_buckets_have_metrics_next_to_their_charts():
     """And not in the table of other metrics once more."""
     report = build_report(counts=THREE)
     tests = [
@@ -205,7 +205,7 @@ def test_tests_inside_buckets_have_their_metrics_beside_their_charts():
 
 @pytest.mark.parametrize("classes", [3, 300])
 @pytest.mark.parametrize("protocol", ["iid", "streaming"])
-def test_the_page_holds_every_confusion(classes, protocol):
+def test_the_page_contains_every_confusion_matrix(classes, protocol):
     """Read as its script reads it, against the count over images one by one."""
     predictions = build_predictions(3, classes, 4, protocol=protocol)
     page_answers = read_page_data(render_run_page(build_report(predictions)))["predictions"]
@@ -233,7 +233,7 @@ def test_the_page_holds_every_confusion(classes, protocol):
         assert np.array_equal(confusions[first:].sum(axis=0), confusion(predictions, int(row)))
 
 
-def test_its_size_is_bounded(monkeypatch):
+def test_the_pages_size_is_limited(monkeypatch):
     """Of what does not fit, the last rows' predictions stay. Of more classes, none are shown."""
     predictions = build_predictions(4, 200, 5, skill=0.2)
     page = render_run_page(build_report(predictions))

@@ -46,7 +46,7 @@ def test_domain_is_the_stream_itself():
     assert apply_scenario(stream, "domain") is stream
 
 
-def test_each_bucket_brings_classes_of_its_own():
+def test_each_bucket_has_its_own_classes():
     """The last what is left. Every image of all times keeps its label and its side of the split."""
     stream = made()
     scenario = apply_scenario(stream, "class", {"classes_per_bucket": 2, "times": "all"})
@@ -79,7 +79,7 @@ def test_in_the_streams_own_time_new_classes_come_with_drift():
         assert set(bucket.train.contents) == expected
 
 
-def test_years_that_are_no_multiple_of_the_buckets_go_to_the_later_ones():
+def test_remaining_years_go_to_the_later_buckets():
     """Four years in three buckets: one, one and two."""
     stream = made()
     buckets = apply_scenario(stream, "class", {"classes_per_bucket": 3})
@@ -89,7 +89,7 @@ def test_years_that_are_no_multiple_of_the_buckets_go_to_the_later_ones():
     assert years == [{"2004"}, {"2005"}, {"2006", "2007"}]
 
 
-def test_an_order_is_said_or_drawn():
+def test_the_class_order_is_given_or_random():
     stream = made()
     named_order = apply_scenario(stream, "class", {"order": "g:f:e:d:c:b:a", "times": "all"})
     assert named_order.list_classes("train")[0] == ["f", "g"]
@@ -100,7 +100,7 @@ def test_an_order_is_said_or_drawn():
     assert sides(drawn_order) == sides(again) != sides(other)
 
 
-def test_scenarios_and_orders_are_data_of_their_own():
+def test_scenarios_and_orders_have_their_own_digest():
     """Of task and class the images are the same, and the digest is not: nothing mixes them."""
     stream = made()
     digests = [
@@ -123,18 +123,18 @@ def test_scenarios_and_orders_are_data_of_their_own():
         ({"classes_per_bucket": 1}, "makes 7 buckets of the 7 classes"),
     ],
 )
-def test_what_cannot_be_dealt_out_is_one_line(arguments, message):
+def test_an_impossible_division_of_classes_is_a_one_line_error(arguments, message):
     with pytest.raises(ConfigError, match=message):
         apply_scenario(made(), "class", arguments)
 
 
-def test_a_class_that_is_not_there_in_its_time_is_one_line():
+def test_a_class_missing_in_its_time_is_a_one_line_error():
     stream = made(without={("a", "2004"), ("b", "2004")})
     with pytest.raises(DataError, match="has 0 training and 0 test images of a, b"):
         apply_scenario(stream, "class", {"classes_per_bucket": 2})
 
 
-def test_of_two_classes_the_one_that_is_not_there_is_said():
+def test_the_missing_one_of_two_classes_is_named():
     """Its bucket brings it all the same: it may be answered, and the record has it."""
     stream = made(without={("b", "2004")})
     assert apply_scenario(stream, "task", {"classes_per_bucket": 4}).absent_classes == {}
@@ -144,5 +144,5 @@ def test_of_two_classes_the_one_that_is_not_there_is_said():
     assert scenario.absent_classes == {"train": {"1": ["b"]}, "test": {"1": ["b"]}}
 
 
-def test_runs_are_called_as_their_scenario():
+def test_run_names_contain_the_scenario():
     assert TrainConfig.resolve({"scenario": "task"}).stream_name == "digits (task)"

@@ -79,7 +79,7 @@ def build_tracked_run(values=ERRORS, initial=UNTRAINED, score=RMSE, seed=0):
         ("Accuracy", True, "expected accuracy"),
     ],
 )
-def test_a_score_without_a_name_or_a_direction_is_refused(name, higher, part):
+def test_a_score_without_a_name_or_a_direction_is_rejected(name, higher, part):
     """Its name becomes part of metrics' names, and an accuracy has one direction."""
     with pytest.raises(RecordError, match=part) as caught:
         Score(name, higher)
@@ -87,7 +87,7 @@ def test_a_score_without_a_name_or_a_direction_is_refused(name, higher, part):
 
 
 @pytest.mark.parametrize("other", [ACCURACY, MACRO_F1, Score("rmse")])
-def test_a_row_of_another_score_is_not_of_the_run(other):
+def test_a_row_of_another_score_is_rejected(other):
     """Neither of another name, nor of another direction."""
     rows = [record(1, [0.5, 0.25]), record(2, [0.5, 0.25], other)]
     with pytest.raises(RecordError, match="contradict each other: score is"):
@@ -107,7 +107,7 @@ cells = st.floats(-100, 100, allow_subnormal=False) | st.just(NAN)
     st.none() | st.lists(cells, min_size=4, max_size=4),
     st.sampled_from(["iid", "streaming"]),
 )
-def test_a_negated_matrix_says_the_same(values, initial, protocol):
+def test_a_negated_matrix_has_the_same_metrics(values, initial, protocol):
     """Whether one writes down an error or its negative, nothing changes but the sign of levels."""
     matrix = AccuracyMatrix(values, initial, [3, 1, 4, 1], score=Score("gain"))
     flipped = AccuracyMatrix(
@@ -149,14 +149,14 @@ def test_error_rates_of_a_published_matrix():
             assert of_error[metric.adapt(error_rate).name] == pytest.approx(expected, abs=1e-12)
 
 
-def test_counts_inside_buckets_are_not_mixed_with_another_score():
+def test_tests_within_buckets_are_not_mixed_with_another_score():
     test = AnytimeRow(1, 1, 1, 1, 2, ("1", "2", "3"), (1, 2, 3), (9, 9, 9))
     matrix = AccuracyMatrix(ERRORS, None, [9, 9, 9], score=RMSE)
     with pytest.raises(RecordError, match="measure accuracy, but rows rmse"):
         AnytimeMatrix.from_tests([test], matrix)
 
 
-def test_what_needs_an_accuracy_is_left_out_with_its_reason():
+def test_metrics_that_need_accuracies_are_omitted_with_a_reason():
     """Counts of images, 1 - x, and the challenge's score are of accuracies alone."""
     matrix = AccuracyMatrix(ERRORS, UNTRAINED, [10, 10, 10], score=RMSE)
     reasons = explain(matrix)
@@ -175,7 +175,7 @@ def test_what_needs_an_accuracy_is_left_out_with_its_reason():
     }
 
 
-def test_a_metric_of_ones_own_says_whether_it_takes_any_score():
+def test_a_custom_metric_declares_whether_it_accepts_any_score():
     """Undeclared it is of accuracies: nobody's minimum becomes the best value without a word."""
     matrix = AccuracyMatrix(ERRORS, score=RMSE)
     own = Metric(name="lab/lowest", function=lambda m: float(m.values.min()))
@@ -187,7 +187,7 @@ def test_a_metric_of_ones_own_says_whether_it_takes_any_score():
     assert metrics.summarize(matrix, metrics=[level]) == {"lab/highest_rmse": 6.0}
 
 
-def test_a_score_that_is_called_as_a_metric_is_refused():
+def test_a_score_named_like_a_metric_is_rejected():
     with pytest.raises(ConfigError, match="two metrics 'clear/challenge_score'"):
         adapt_metrics(ALL_METRICS, Score("challenge_score"))
 
@@ -196,7 +196,7 @@ def loop(**changes):
     return describe_loop(**{"buckets": 3, "score": "rmse", "lower_is_better": True, **changes})
 
 
-def test_a_loops_rows_hold_its_score():
+def test_a_loops_rows_have_its_score():
     row = build_value_row(loop(num_instances=9), 1, {"1": 2.5, "3": 1e4})
     assert (row.score, row.num_instances) == (RMSE, (9, 9, 9))
     assert row.cells[::2] == (2.5, 1e4)
@@ -225,7 +225,7 @@ def test_a_loops_rows_hold_its_score():
         ({"score": "accuracy"}, (build_value_row, []), "accuracy', lower is better"),
     ],
 )
-def test_a_loop_is_refused_numbers_of_another_kind(changes, arguments, part):
+def test_a_loop_rejects_numbers_of_another_kind(changes, arguments, part):
     measured, cells = arguments
     with pytest.raises((ConfigError, RecordError)) as caught:
         measured(loop(**changes), 1, cells)
@@ -234,14 +234,14 @@ def test_a_loop_is_refused_numbers_of_another_kind(changes, arguments, part):
 
 
 @given(st.floats(-1e150, 1e150), st.integers(2, 5))
-def test_a_shown_number_is_the_number(value, digits):
+def test_displayed_numbers_equal_the_values(value, digits):
     """To its digits, in few characters where the size is not extreme."""
     text = format_significant(value, digits)
     assert float(text) == pytest.approx(value, rel=0.6 * 10 ** (1 - digits))
     assert len(text) <= digits + 7
 
 
-def test_brighter_is_better():
+def test_better_values_are_brighter():
     """Whatever direction the score has, the brightest cell is the best one of the trained rows."""
     grid = np.array([UNTRAINED, *ERRORS])
     lower, higher = build_cell_scale(RMSE, [grid]), build_cell_scale(Score("mean_reward"), [grid])
@@ -253,7 +253,7 @@ def test_brighter_is_better():
     assert float(build_cell_scale(RMSE, [np.full((3, 2), 4.0)]).shade(4.0)) == 0.5
 
 
-def test_colours_of_a_run_that_has_only_its_untrained_model():
+def test_colours_of_a_run_with_only_the_untrained_model():
     """Nothing was trained: the scale is that of the one row there is."""
     grid = np.array([UNTRAINED, *np.full((3, 3), np.nan)])
     scale = build_cell_scale(RMSE, [grid])

@@ -72,7 +72,7 @@ def by_loops(
     return results
 
 
-def test_the_bootstrap_is_its_slow_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bootstrap_equals_a_slow_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every metric, forgetting included, to the bit of its draws. However it is cut in blocks."""
     a, b = random_hits(3), random_hits(4, share=0.7)
     values_a = summarize(matrix_of(a), metrics=ALL_METRICS)
@@ -96,7 +96,7 @@ def test_the_bootstrap_is_its_slow_twin(monkeypatch: pytest.MonkeyPatch) -> None
         assert intervals[metric.name] == pytest.approx(tuple(np.quantile(alone, [0.1, 0.9])))
 
 
-def test_runs_that_are_drawn_once_give_what_each_pair_gives_alone() -> None:
+def test_shared_resamples_equal_those_of_each_pair() -> None:
     """To the bit: of runs that stopped early, whatever came before."""
     a, b, c = (random_hits(seed, share=0.6 + seed / 50) for seed in range(3))
     runs = [a, b, c.after(2)]
@@ -108,7 +108,7 @@ def test_runs_that_are_drawn_once_give_what_each_pair_gives_alone() -> None:
         assert together.test(one, other) == paired_bootstrap(one, other, **asked)
 
 
-def test_metrics_that_fail_on_a_draw_are_computed_on_the_others() -> None:
+def test_metrics_undefined_on_a_resample_use_the_others() -> None:
     """Of a user's own. One that no draw changes is not evidence of anything."""
 
     def failing(matrix: AccuracyMatrix) -> float:
@@ -158,7 +158,7 @@ def test_false_positives_stay_within_the_level_and_intervals_cover() -> None:
     assert outside <= most
 
 
-def test_runs_of_other_lengths_and_protocols() -> None:
+def test_runs_of_different_lengths_and_protocols() -> None:
     """Both are cut off after the shorter one. Under streaming the future alone is compared."""
     a, b = random_hits(6), random_hits(7).after(2)
     results = paired_bootstrap(a, b, resamples=20)
@@ -181,7 +181,7 @@ def test_memory_does_not_grow_with_the_number_of_resamples() -> None:
     assert peak < 150e6
 
 
-def test_input_that_cannot_be_is_one_line() -> None:
+def test_invalid_input_is_a_one_line_error() -> None:
     """Other images are never paired, whatever their number."""
     a, other = random_hits(1), hits(np.ones((4, 18), bool), (7, 6, 5))
     with pytest.raises(RecordError, match=r"different images .* cannot be paired"):
@@ -192,7 +192,7 @@ def test_input_that_cannot_be_is_one_line() -> None:
         ImageBootstrap(resamples=0)
 
 
-def test_an_interval_is_over_the_draws_on_which_the_metric_is_defined() -> None:
+def test_an_interval_uses_resamples_where_the_metric_is_defined() -> None:
     """A share of what was right is undefined where a draw has nothing right."""
 
     def share_kept(matrix: AccuracyMatrix) -> float:

@@ -31,7 +31,7 @@ values = st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=2, max_
 
 @settings(max_examples=60, deadline=None)
 @given(a=values, b=values, level=st.sampled_from([0.9, 0.95]))
-def test_t_tests_are_scipys(a: list[float], b: list[float], level: float) -> None:
+def test_t_tests_equal_scipys(a: list[float], b: list[float], level: float) -> None:
     """p, degrees of freedom and interval of both; the interval holds 0 just where p is high."""
     result = welch_t(a, b)
     if result is None:
@@ -53,7 +53,7 @@ def test_t_tests_are_scipys(a: list[float], b: list[float], level: float) -> Non
         assert pairs.interval(level) == pytest.approx(tuple(expected.confidence_interval(level)))
 
 
-def test_no_spread_is_no_test() -> None:
+def test_equal_values_have_no_test() -> None:
     """The same difference in every seed, or one value: nothing to test against, no width of 0."""
     assert paired_t([0.5, 0.7], [0.4, 0.6]) is None
     assert paired_t([0.5], [0.4]) is None
@@ -99,7 +99,7 @@ def test_hedges_g_is_unbiased() -> None:
     # Cohen 1988's tables at 80 %, two-sided 5 %: t of one sample, and of two.
     [(0.5, True, 34), (0.8, True, 15), (1.0, True, 10), (0.8, False, 26), (0.5, False, 64)],
 )
-def test_seeds_needed_are_cohens(effect: float, paired: bool, needed: int) -> None:
+def test_seeds_needed_equal_cohens_table(effect: float, paired: bool, needed: int) -> None:
     """And with as many the power is there, with one fewer it is not."""
     n = 5
     error = math.sqrt((1 if paired else 2) / n)
@@ -128,7 +128,7 @@ def test_power_uses_at_least_one_degree_of_freedom() -> None:
     assert power(test, 2) == pytest.approx(expected)
 
 
-def test_seeds_needed_has_an_end() -> None:
+def test_seeds_needed_has_a_maximum() -> None:
     """No difference is never found; a clear one, at three; equivalence in its own number."""
     none = TTest(0.0, 0.1, 4, 5, 5, paired=True)
     assert seeds_needed(none) is None
@@ -164,7 +164,7 @@ p_values = st.lists(st.floats(0, 1), min_size=1, max_size=6)
 
 @settings(max_examples=40, deadline=None)
 @given(numbers=values, level=st.sampled_from([0.8, 0.95]))
-def test_a_summary_is_scipys_t_interval(numbers: list[float], level: float) -> None:
+def test_a_summary_equals_scipys_t_interval(numbers: list[float], level: float) -> None:
     """Mean, the sample's standard deviation, and the interval of the mean."""
     summary = seed_summary(numbers, level=level)
     assert (summary.n, summary.mean) == (len(numbers), pytest.approx(np.mean(numbers)))
@@ -293,7 +293,7 @@ def test_the_sentence_on_two_single_runs_is_about_two_models() -> None:
     )
 
 
-def test_input_that_cannot_be_is_one_line() -> None:
+def test_invalid_input_is_a_one_line_error() -> None:
     """What arrived, what was expected; NaN would silently make every test meaningless."""
     test = TTest(0.1, 0.1, 4, 5, 5, paired=True)
     for call, error, message in (

@@ -8,7 +8,7 @@ from clear_mlflow.store import names
 PREFIX = "clear_" + "mlflow."
 
 
-def test_the_tags_of_stored_runs_stay():
+def test_names_of_stored_tags_do_not_change():
     """A constant may be renamed, but not its value."""
     tag_names = {key: text for key, text in vars(names).items() if key.endswith("_TAG")}
     hidden = {key for key, text in tag_names.items() if text.startswith("mlflow.")}
@@ -58,7 +58,7 @@ def test_the_tags_of_stored_runs_stay():
     }
 
 
-def test_the_artifacts_of_stored_runs_stay():
+def test_names_of_stored_artifacts_do_not_change():
     """Row files first of all."""
     assert f"{ROWS_FOLDER}/{row_file_name(3)}" == "accuracy_matrix/rows/row_003.json"
     test = f"{ANYTIME_FOLDER}/{anytime_file_name(3, 12)}"

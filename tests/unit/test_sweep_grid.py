@@ -33,7 +33,7 @@ def write_grid(tmp_path, content):
 
 @settings(deadline=None)
 @given(grid=SOME.filter(len), fixed=SOME)
-def test_runs_are_those_of_nested_loops(tmp_path_factory, grid, fixed):
+def test_a_grids_runs_equal_nested_loops(tmp_path_factory, grid, fixed):
     """All combinations, in the file's order, over what is fixed. Each resolved by its own."""
     fixed = {name: values[0] for name, values in fixed.items() if name not in grid}
     path = write_grid(
@@ -52,7 +52,7 @@ def test_runs_are_those_of_nested_loops(tmp_path_factory, grid, fixed):
     assert set(sweep_grid.varied) == {name for name in names if len(grid[name]) > 1}
 
 
-def test_entries_of_runs_are_grids_of_their_own(tmp_path):
+def test_entries_of_runs_are_separate_grids(tmp_path):
     """They come after the grid's, and may say otherwise than what is fixed."""
     sweep_grid = read_grid(
         write_grid(
@@ -77,7 +77,7 @@ def test_entries_of_runs_are_grids_of_their_own(tmp_path):
     assert sweep_grid.group_by == ("strategy", "dataset", "strategy_args", "epochs")
 
 
-def test_what_follows_from_a_parameter_names_no_run(tmp_path):
+def test_dependent_parameters_are_not_in_run_names(tmp_path):
     """Features have another recipe: model, epochs and rates vary with them."""
     sweep_grid = read_grid(
         write_grid(tmp_path, "runs: [{strategy: ewc}, {strategy: ncm, features: pixels}]")
@@ -86,7 +86,7 @@ def test_what_follows_from_a_parameter_names_no_run(tmp_path):
     assert sweep_grid.runs[1].name == "ncm digits seed 0 features=pixels"
 
 
-def test_values_are_the_texts_that_stand_there(tmp_path):
+def test_yaml_values_are_kept_as_text(tmp_path):
     """YAML's own on, 1_0 and 1:30 would be a truth value, ten and ninety."""
     sweep_grid = read_grid(write_grid(tmp_path, "runs: [{compile: on, seed: 7, lr: 1e-3}]"))
     assert sweep_grid.runs[0].parameters == {"compile": "on", "seed": "7", "lr": "1e-3"}
@@ -95,14 +95,14 @@ def test_values_are_the_texts_that_stand_there(tmp_path):
         read_grid(write_grid(tmp_path, "runs: [{seed: 1:30}]"))
 
 
-def test_paths_are_those_of_the_folder_that_it_was_read_in(tmp_path, monkeypatch):
+def test_paths_are_relative_to_the_working_folder(tmp_path, monkeypatch):
     """A worker elsewhere finds the same files."""
     monkeypatch.chdir(tmp_path)
     sweep_grid = read_grid(write_grid(tmp_path, "runs: [{dataset: clear10, data_root: data}]"))
     assert sweep_grid.runs[0].parameters["data_root"] == str(tmp_path / "data")
 
 
-def test_fingerprint_is_of_what_is_in_force(tmp_path):
+def test_the_config_hash_uses_resolved_parameters(tmp_path):
     """However it was asked for, and in whatever order. Another value is another one."""
     auto = TrainConfig.resolve({"dataset": "digits"})
     spelled_out = TrainConfig.resolve({"epochs": "24", "lr": "2e-2", "model": "small_cnn"})
@@ -144,14 +144,14 @@ def test_fingerprint_is_of_what_is_in_force(tmp_path):
         (json.dumps({"grid": {"seed": list(range(200)), "epochs": list(range(1, 200))}}), "39800"),
     ],
 )
-def test_a_wrong_file_is_told_in_one_line(tmp_path, content, message):
+def test_an_invalid_file_is_a_one_line_error(tmp_path, content, message):
     """Before anything is started, and whatever stands in it."""
     with pytest.raises(ConfigError, match=message) as refusal:
         read_grid(write_grid(tmp_path, content))
     assert len(str(refusal.value)) < 900
 
 
-def test_files_that_are_no_text_are_told(tmp_path):
+def test_unreadable_grid_files_are_reported(tmp_path):
     """Absent, binary, and larger than any grid."""
     with pytest.raises(ConfigError, match="cannot read the sweep"):
         read_grid(tmp_path / "absent.yaml")

@@ -33,7 +33,7 @@ def test_memory_that_is_freed_is_reused():
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MALLOC_MMAP_MAX_"])
-def test_what_a_user_says_stays(name):
+def test_a_users_settings_are_kept(name):
     """Of threads by either name."""
     environment = build_child_environment({name: "7"})
     assert environment[name] == "7"

@@ -60,7 +60,7 @@ def receive_all(connection):
             return received
 
 
-def test_a_state_and_other_messages_arrive_complete():
+def test_states_and_messages_arrive_complete():
     """A pipe takes 64 KiB at once, so a state is sent in parts."""
     process, _commands, messages = start()
     received = receive_all(messages)
@@ -80,7 +80,7 @@ def test_a_process_that_is_stopped_does_not_wait_for_its_supervisor():
 
 
 @pytest.mark.parametrize("error", [DivergedError("the loss"), DataError("no file")])
-def test_errors_arrive_as_they_were_raised(error):
+def test_errors_arrive_unchanged(error):
     reader, writer = Pipe(duplex=False)
     send(writer, "error", error)
     message_type, received = receive(reader)

@@ -55,7 +55,7 @@ def test_every_document_is_read_as_json_reads_it(document):
         (b" " * 101, "larger than 100 bytes"),
     ],
 )
-def test_what_cannot_be_walked_or_written_again_is_refused(text, words):
+def test_documents_that_cannot_be_written_again_are_rejected(text, words):
     """In one line, whatever the reader of JSON itself raises."""
     largest = 10**6 if "100 bytes" not in words else 100
     with pytest.raises(RecordError) as caught:
@@ -64,20 +64,20 @@ def test_what_cannot_be_walked_or_written_again_is_refused(text, words):
     assert "\n" not in str(caught.value)
 
 
-def test_the_deepest_document_that_is_read_is_as_deep_as_the_limit():
+def test_the_depth_limit_is_exact():
     """And an escaped backslash before a u is not a surrogate."""
     deep = "[" * untrusted.MAX_JSON_LEVELS + "]" * untrusted.MAX_JSON_LEVELS
     assert untrusted.json_value(deep, 10**6)
     assert untrusted.json_value(r'"\\ud800"', 100) == r"\ud800"
 
 
-def test_no_more_of_a_file_is_held_than_its_bound():
+def test_no_more_of_a_file_is_read_than_its_limit():
     """A device gives bytes without end."""
     with pytest.raises(RecordError, match="larger than 1 MiB"):
         untrusted.read_bytes(Path("/dev/zero"), untrusted.MAX_ROW_BYTES)
 
 
-def test_deep_nesting_is_handled_at_the_gate_alone():
+def test_deep_nesting_is_handled_only_by_the_parser():
     """Elsewhere only where YAML is read, which has no bound of its own."""
     handling = {
         str(path.relative_to(PACKAGE))

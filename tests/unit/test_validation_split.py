@@ -79,7 +79,7 @@ def test_a_numbered_split_has_its_own_validation(trees):
 
 
 @given(st.lists(st.integers(1, 120), min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_what_is_held_out_does_not_change_with_other_images(sizes, random):
+def test_the_validation_set_does_not_change_with_other_images(sizes, random):
     """It follows from each image and the size of its class: not from their order."""
     entries = {
         str(n): [(0, Path(f"{n}/{n * 1000 + i}.jpg")) for i in range(size)]
@@ -104,7 +104,7 @@ def test_what_is_held_out_does_not_change_with_other_images(sizes, random):
     assert {key: len(held_out) for key, held_out in chosen[False].items()} == expected
 
 
-def test_the_released_test_set_is_not_there_to_be_read(trees, tmp_path):
+def test_the_released_test_set_is_not_read(trees, tmp_path):
     """What is held out is the same without it, and with nothing in its files."""
     expected = load(trees["released"])
     without = write_released(tmp_path / "without", PHOTOS)
@@ -119,7 +119,7 @@ def test_the_released_test_set_is_not_there_to_be_read(trees, tmp_path):
         load(spoilt, "auto")
 
 
-def test_too_few_images_are_one_line(tmp_path):
+def test_too_few_images_are_a_one_line_error(tmp_path):
     """One image of a class is trained on. Of two, one is held out."""
     pair = write_released(tmp_path / "two", Photos(classes=("bus",), train=2))
     assert [len(bucket.test) for bucket in load(pair).buckets] == [1, 1, 1]
@@ -130,7 +130,7 @@ def test_too_few_images_are_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("split", ["validation", "validation:3"])
-def test_under_streaming_nothing_is_held_out(split):
+def test_streaming_has_no_validation_set(split):
     """A bucket is tested on what it trains on next. One line states how to choose."""
     with pytest.raises(ConfigError, match="pass protocol=iid, or leave split at auto"):
         check_split("streaming", split)
@@ -141,7 +141,7 @@ def test_under_streaming_nothing_is_held_out(split):
 @pytest.mark.parametrize(
     "split", ["validation:", "validation:x", "Validation", "test", ":3", "3:4"]
 )
-def test_what_is_no_split_is_one_line(split):
+def test_an_invalid_split_is_a_one_line_error(split):
     """By the parameter, and by whoever reads data."""
     with pytest.raises(ConfigError, match=r"split is .*validation:N"):
         TrainConfig.resolve({"split": split})

@@ -93,7 +93,7 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
         assert verdict.details == [f"Effect size: Hedges' g {verdict.hedges_g:.1f}."]
 
 
-def test_an_interval_holds_zero_just_where_nothing_is_found() -> None:
+def test_an_interval_contains_zero_exactly_if_p_is_not_significant() -> None:
     """Small differences, some found and some not: verdict, adjusted p and interval agree."""
     comparison = compared(
         [r for i in range(6) for r in runs(f"m{i}", 80 + 0.6 * i, range(4), spread=2)]
@@ -112,7 +112,7 @@ def test_an_interval_holds_zero_just_where_nothing_is_found() -> None:
     assert outcomes == {"different", "not shown"}
 
 
-def test_of_many_groups_each_is_tested_against_the_leader() -> None:
+def test_many_groups_are_tested_against_the_leader() -> None:
     """Also the last one; adjusted for all pairs, because the leader was found by looking."""
     comparison = compared([r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
     assert [(v.a_index, v.b_index) for v in verdicts(comparison)] == [(0, i) for i in range(1, 9)]
@@ -124,7 +124,7 @@ def test_of_many_groups_each_is_tested_against_the_leader() -> None:
     assert "tested against the leader, m8" in warning
 
 
-def test_a_baseline_is_adjusted_for_its_own_pairs_alone() -> None:
+def test_a_baseline_is_adjusted_only_for_its_own_pairs() -> None:
     """Every other group against it, m - 1 in all; by its name or a label of it."""
     subjects = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
     comparison = compared(subjects, baseline="m0")
@@ -197,7 +197,7 @@ def test_equal_methods_are_called_different_in_few_comparisons() -> None:
     assert wrong <= stats.binom.ppf(1 - 1e-4, times, 0.05)
 
 
-def test_two_seeds_are_told_how_many_more() -> None:
+def test_two_seeds_get_the_number_of_additional_seeds() -> None:
     """No verdict at two; what it would take is named, as more seeds of each."""
     comparison = compared([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
     (verdict,) = verdicts(comparison)
@@ -256,7 +256,7 @@ def test_a_seed_that_diverged_is_a_result() -> None:
     assert "| naive | 3, 2 diverged |" in format_description(comparison, page="p")
 
 
-def test_a_method_of_which_all_seeds_diverged_is_not_left_out() -> None:
+def test_a_method_whose_seeds_all_diverged_is_shown() -> None:
     """With rows it is a group without metrics; without any row it is named."""
     whole = [diverged("naive", seed) for seed in range(3)]
     comparison = compared([*runs("replay", 90, range(3)), *whole])
@@ -298,7 +298,7 @@ def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
     assert len(ranked.list_runs_to_bootstrap()) == 24
 
 
-def test_seeds_pair_up_where_one_of_them_diverged() -> None:
+def test_seeds_are_paired_if_one_of_them_diverged() -> None:
     """The same seeds were trained of both: those that ended well in both are pairs."""
     a = [*runs("replay", 90, range(5))]
     b = [*runs("naive", 55, range(4)), diverged("naive", 4)]
@@ -308,7 +308,7 @@ def test_seeds_pair_up_where_one_of_them_diverged() -> None:
     assert "Welch's t-test, 5 and 5 seeds" in verdict.sentence
 
 
-def test_seeds_pair_up_where_one_method_was_trained_with_some_of_the_other_ones_seeds() -> None:
+def test_seeds_are_paired_if_one_method_has_some_of_the_others_seeds() -> None:
     """In either order; with a seed of its own on each side there are two samples."""
     five, three = range(5), range(3)
     for of_replay, of_naive in ((five, three), (three, five)):
@@ -329,7 +329,7 @@ def trained_runs(seeds: int) -> list[ComparedRun]:
     ]
 
 
-def test_real_runs_are_judged_as_published() -> None:
+def test_real_runs_have_the_published_verdicts() -> None:
     """Word by word, as docs/statistics.md has it: at three seeds, and at five with a margin."""
     undecided, *_ = verdicts(compared(trained_runs(3)))
     assert undecided.sentence == (
@@ -357,7 +357,7 @@ def test_real_runs_are_judged_as_published() -> None:
     assert "95 % CI 0.8 to 3.1, p = 0.0073, Bonferroni-adjusted for 3 comparisons," in last.sentence
 
 
-def test_seeds_that_are_named_are_enough_by_themselves() -> None:
+def test_the_recommended_number_of_seeds_is_sufficient() -> None:
     """Of four methods too, whatever the other pairs show: in four of five tries."""
     comparison = compared([r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)])
     undecided = [v for v in verdicts(comparison) if v.outcome == "not shown"]
@@ -380,7 +380,7 @@ def test_seeds_that_are_named_are_enough_by_themselves() -> None:
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
-def test_new_seeds_alone_find_what_is_not_there_as_rarely_as_any(seeds: int) -> None:
+def test_new_seeds_have_the_nominal_error_rate(seeds: int) -> None:
     """Simulated: two equal methods, undecided, and then as many new seeds as were named."""
     draws, looks, wrong = np.random.default_rng(seeds), 0, 0
     for _ in range(700):
@@ -394,7 +394,7 @@ def test_new_seeds_alone_find_what_is_not_there_as_rarely_as_any(seeds: int) -> 
     assert wrong <= stats.binom.ppf(1 - 1e-4, looks, 0.05)
 
 
-def test_a_seed_that_collapsed_and_unlike_spreads_are_named() -> None:
+def test_collapsed_seeds_and_unequal_spreads_are_mentioned() -> None:
     """Where the tests err more often than they say; of ordinary seeds nothing is said."""
     steady = runs("a", 80, range(5))
     (verdict,) = verdicts(compared([*steady, *runs("b", 75, range(5))]))
@@ -411,7 +411,7 @@ def test_a_seed_that_collapsed_and_unlike_spreads_are_named() -> None:
 
 
 @pytest.mark.parametrize("case", [-1, -2, -3, -4])
-def test_the_benchmark_gives_what_the_page_says_of_its_last_cases(case: int) -> None:
+def test_the_benchmark_reproduces_the_pages_last_cases(case: int) -> None:
     """A method that may collapse 33 %, skewed and unequal spreads 8 to 12, at five seeds."""
     simulation = runpy.run_path(str(SIMULATION))
     share = simulation["false_findings"](simulation["CASES"][case], 5, 2, None, 1000)

@@ -18,7 +18,7 @@ def test_a_warning_is_one_line_on_standard_error(capsys):
     assert len(line) <= len("warning: ") + 2000
 
 
-def test_a_warning_that_nobody_can_read_ends_nothing():
+def test_a_warning_to_a_closed_stream_is_ignored():
     """The terminal has gone, or what the output was piped into."""
     code = (
         "import os, sys\n"
