@@ -29,6 +29,6 @@ def test_a_callers_types_are_checked(project, tmp_path):
 
 
 def test_an_editor_resolves_the_package_outside_of_the_checkout(tmp_path):
-    """On the path, also when installed with -e: type checkers miss what a hook of imports finds."""
+    """The package is importable by path; type checkers do not run import hooks."""
     look = "from importlib.machinery import PathFinder; assert PathFinder.find_spec('clear_mlflow')"
     subprocess.run([sys.executable, "-c", look], cwd=tmp_path, check=True, timeout=60)

@@ -1,7 +1,7 @@
-"""``mlflow run . -P dataset=clear10``, to the letter: what is not there is downloaded.
+"""``mlflow run .
 
-The hub is a server of this test, with small archives in the released layout; what would be fetched
-otherwise is 5 GB. Their checksums take the places of the authors' in each process that starts.
+-P dataset=clear10``: a missing dataset is downloaded. The hub is a server of this test with small
+archives in the released layout, whose checksums replace the authors' in each process that starts.
 """
 
 from __future__ import annotations
@@ -109,7 +109,10 @@ def the_error(process: ForkedPython) -> str:
 def test_killed_while_downloading_and_run_again(
     start_download, hub, store, experiment_id, archives, tmp_path
 ):
-    """What had arrived stays. The next run says what it fetches, trains, and needs no hub again."""
+    """Downloaded parts are kept.
+
+    The next run reports what it fetches and trains; the one after needs no hub.
+    """
     hub.moods = ["stall", "good"]
     first = start_download()
     part = tmp_path / "data" / "clear10" / WORK_FOLDER / f"{TRAIN}.part"
@@ -143,7 +146,7 @@ def test_killed_while_downloading_and_run_again(
 
 
 def test_two_at_once_download_once(start_download, hub, store, experiment_id):
-    """Each archive is asked for once. Both runs train."""
+    """Each archive is requested once, and both runs train."""
     for output in [wait_for_success(process) for process in (start_download(), start_download())]:
         assert "clear/in_domain_accuracy" in output
     assert hub.ranges == [None, None]
@@ -155,7 +158,7 @@ def test_two_at_once_download_once(start_download, hub, store, experiment_id):
 def test_a_failed_download_is_a_one_line_error(
     start_download, hub, store, experiment_id, cause, tmp_path
 ):
-    """It names the folder, and the command for a machine that has a network. Nothing is trained."""
+    """It names the folder and the command for a machine with a network. Nothing is trained."""
     if cause == "no network":
         process = start_download(HF_ENDPOINT="http://127.0.0.1:9")
     elif cause == "offline":

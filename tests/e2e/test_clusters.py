@@ -1,6 +1,6 @@
 """examples/slurm and examples/docker: a job is one run, from its start over requeues to its end.
 
-A node is a host name and process numbers of its own: namespaces, which a user may make, too.
+A node has its own host name and process ids by namespaces, which need no root.
 """
 
 import os
@@ -29,7 +29,7 @@ LONG = 240  # seconds: a bound, not a measurement
 
 @pytest.fixture
 def slurm(empty_store, tmp_path):
-    """A folder to submit from, and commands that do what Slurm's do: run, and note a requeue."""
+    """A folder to submit from, with commands that run jobs and record requeues as Slurm's do."""
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     commands = tmp_path / "bin"
     commands.mkdir()
@@ -60,7 +60,7 @@ TRAINED = ["--features", "pixels", "--strategy", "naive", "--epochs", "3", "--de
 
 
 def on_node(name, *words):
-    """Return a command on a node, all of which dies when its first process is killed."""
+    """Return a command on a node whose processes all die when its first process is killed."""
     spaces = ["--map-root-user", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
     return ["unshare", *spaces, "sh", "-c", 'hostname "$0" && exec "$@"', name, *words]
 
@@ -77,7 +77,7 @@ def start_piped(words, folder, environment):
 
 
 def end_as_if_undisturbed(client, run_id, resumes):
-    """It has all rows, each point of each metric once, and what a run without a break has."""
+    """Check that a run has all rows and points once, equal to an uninterrupted run."""
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
     assert run.data.tags.get("clear_mlflow.resumed") == resumes
@@ -100,7 +100,7 @@ main()
 
 
 def test_a_container_that_was_killed_is_resumed_when_its_lease_has_expired(slurm):
-    """Its processes cannot be looked up from the next container."""
+    """The next container cannot see its processes."""
     folder, _ = slurm
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     run_id = client.create_run("0").info.run_id
@@ -127,7 +127,7 @@ def test_a_container_that_was_killed_is_resumed_when_its_lease_has_expired(slurm
 
 
 def test_a_job_that_receives_sigterm_resumes_its_run(slurm):
-    """SIGTERM to the step: the job queues again. Its next start completes the one run it has."""
+    """SIGTERM to the step requeues the job, and its next start completes the run."""
     folder, start = slurm
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     job = start(SLURM_ARRAY_TASK_ID="3")
@@ -155,7 +155,7 @@ def test_a_job_that_receives_sigterm_resumes_its_run(slurm):
 
 
 def test_a_job_that_fails_is_not_queued_again(slurm):
-    """Only what was asked to stop is: a wrong option would fail for ever."""
+    """Only a stopped job is: an invalid option would fail forever."""
     folder, start = slurm
     job = start(SLURM_ARRAY_TASK_ID="many")
     printed, _ = job.communicate(timeout=120)
@@ -173,7 +173,7 @@ def _run_of(folder, job):
 
 
 def test_the_containers_project_passes_every_parameter():
-    """MLflow reads it as a project in a container, whose command our command line takes."""
+    """MLflow reads it as a project in a container, and the command line accepts its command."""
     project = load_project(ROOT / "examples/docker")
     assert project.docker_env == {"image": "clear_mlflow"}
     # Kubernetes makes a job's name of it: letters, digits and hyphens.
@@ -186,7 +186,7 @@ def test_the_containers_project_passes_every_parameter():
 
 
 def test_kubernetes_ranks_come_from_the_job():
-    """The template has a place for a job's name, image, command and environment."""
+    """The template has a job's name, image, command and environment."""
     job = yaml.safe_load((ROOT / "examples/kubernetes/job.yaml").read_text())
     assert "name" in job["metadata"]
     (container,) = job["spec"]["template"]["spec"]["containers"]

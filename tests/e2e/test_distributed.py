@@ -31,7 +31,7 @@ from clear_mlflow.store import names
 
 
 class ForOne(Strategy):
-    """A strategy of somebody's own, which says nothing of several processes."""
+    """A custom strategy that does not support several processes."""
 
 
 WORKER = Path(__file__).parents[1] / "support" / "distributed_worker.py"
@@ -125,7 +125,7 @@ def rank_variables(rank, size, port):
 
 @pytest.fixture(scope="module")
 def by_processes(tmp_path_factory):
-    """What 1, 2 and 3 processes find in each case: {number: [arrays of each rank]}."""
+    """The results of 1, 2 and 3 processes in each case: {number: [arrays of each rank]}."""
     rows_by_count = {}
     for size, cases in ((2, CASES), (3, OF_THREE)):
         folder = tmp_path_factory.mktemp(f"of{size}")
@@ -145,9 +145,9 @@ def by_processes(tmp_path_factory):
     ("size", "case"), [*((2, case) for case in CASES), *((3, case) for case in OF_THREE)]
 )
 def test_several_processes_compute_the_matrix_of_one(by_processes, size, case):
-    """Counts and predictions to the image, weights up to rounding. All ranks agree to the bit.
+    """Counts and predictions are equal, weights up to rounding, and all ranks agree to the bit.
 
-    So many steps do not yet amplify rounding to where an image changes its class.
+    So few steps do not amplify rounding until a prediction changes.
     """
     (alone,) = by_processes[1]
     keys = [key for key in alone if key.startswith(f"{case}/")]
@@ -165,7 +165,7 @@ def test_several_processes_compute_the_matrix_of_one(by_processes, size, case):
 
 
 def start(project, *command):
-    """A launcher as a user starts it; of ours only itself is signalled, and all may be forked."""
+    """Start a launcher as a user does. Only its own signals are ours; the rest may be forked."""
     # Rank 0 looks into the environments of the others, which of forked ones says nothing.
     start = ForkedPython if command[0] == "-m" else partial(subprocess.Popen, text=True)
     return start(
@@ -183,7 +183,7 @@ OURS = ("-m", "clear_mlflow", "train-distributed", "--processes", "2")
 
 
 def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
-    """The entry point gives the matrix of one process, in one run, told once."""
+    """The entry point computes the matrix of one process, in one run, reported once."""
     options = "-P processes=2 -P device=cpu -P features=pixels -P epochs=1"
     done = run_shell(
         f"mlflow run {project} --env-manager local -e train_distributed {options}",
@@ -205,7 +205,7 @@ def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
 
 
 def rank_1(process, module):
-    """Of the processes of rank 1, the one that keeps no arithmetic, or the one that trains."""
+    """Return the supervisor or the training process of rank 1."""
     for child in psutil.Process(process.pid).children(recursive=True):
         if child.environ().get("RANK") == "1" and module in " ".join(child.cmdline()):
             return child
@@ -217,12 +217,12 @@ def kill_second_training(process):
 
 
 def interrupt(process):
-    """Ctrl-C in a terminal."""
+    """Press Ctrl-C in a terminal: send SIGINT to the foreground process group."""
     os.killpg(process.pid, signal.SIGINT)
 
 
 def runs_still(process):
-    """Not so of one that has ended, and that nobody has asked yet how."""
+    """Return True unless a process has ended, also if it was not waited for."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE and process.is_running()
     except psutil.NoSuchProcess:
@@ -240,7 +240,7 @@ def runs_still(process):
 def test_an_interrupted_distributed_run_is_scored_and_closed(
     project, store, experiment_id, short_stream, hold, launcher, end, status, message
 ):
-    """Whichever process dies or is told to stop: rows are kept, and no process stays behind."""
+    """Whichever process is killed or stopped, rows are stored and no process remains."""
     parameters = {**short_stream, **HELD, "batch_size": "2", "device": "cpu"}
     process = start(project, *launcher, *options(parameters))
     until = time.monotonic() + LONG
@@ -287,7 +287,7 @@ def test_invalid_options_are_rejected_before_any_process_starts(arguments, messa
 
 
 def test_strategies_that_need_one_process_are_rejected():
-    """By those that would train, whoever started them."""
+    """By the training processes, whoever started them."""
     two = DistributedEnv(rank=0, size=2, local_rank=0, local_size=2)
     check(TrainConfig.resolve({"device": "cpu"}), two)
     with pytest.raises(ConfigError, match="ForOne trains in one process and this is one of 2"):
@@ -295,7 +295,7 @@ def test_strategies_that_need_one_process_are_rejected():
 
 
 def test_rank_and_size_are_those_of_torchrun():
-    """Half of what it says is an error. Nothing of it is one process alone."""
+    """Incomplete variables are an error; none mean a single process."""
     environment = {
         "RANK": "3",
         "WORLD_SIZE": "4",
@@ -317,7 +317,7 @@ def test_rank_and_size_are_those_of_torchrun():
 
 
 def test_train_in_python_rejects_several_processes():
-    """Otherwise each process would train for itself, into its own run."""
+    """Otherwise each process would train its own run."""
     code = (
         "import clear_mlflow\n"
         "try:\n    clear_mlflow.train(epochs=1)\n"

@@ -30,7 +30,7 @@ LONG = 180  # seconds: a bound, not a measurement
 
 
 def mlflow_run(project, *arguments, forked=False, **options):
-    """As a user types it. A signal to a group has to reach a shell and new interpreters."""
+    """Start ``mlflow run`` with a real shell, so that a signal reaches all new interpreters."""
     words = ["-m", "mlflow", "run", str(project), "--env-manager", "local", *arguments]
     words += ["--experiment-name", "test"]
     start = ForkedPython if forked else partial(subprocess.Popen, text=True)
@@ -102,7 +102,7 @@ def test_mlflow_run_and_evaluate(project, store, experiment_id):
 
 
 def test_every_layout_is_the_same_dataset(project, store, experiment_id, tmp_path):
-    """The same images under the same split, whatever the layout. The last one by mlflow run."""
+    """The same images under the same split give the same rows. The last one by mlflow run."""
     photos = Photos(buckets=("1", "2", "10"))
     options = {"split": "0", "model": "small_cnn", "image_size": "32", "epochs": "1"}
     roots = [write(tmp_path / name, photos) for name, write in LAYOUTS.items()]
@@ -122,7 +122,7 @@ def test_every_layout_is_the_same_dataset(project, store, experiment_id, tmp_pat
 
 
 def wait_until_closed(store, run):
-    """Wait until the run is closed. The supervisor outlives mlflow run for a moment."""
+    """Wait until the run is closed. The supervisor outlives mlflow run briefly."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         closed = store.get_run(run.info.run_id)
@@ -133,7 +133,7 @@ def wait_until_closed(store, run):
 
 
 def interrupt(process):
-    """Ctrl-C in a terminal: SIGINT to all of the foreground process group."""
+    """Press Ctrl-C in a terminal: send SIGINT to the foreground process group."""
     os.killpg(process.pid, signal.SIGINT)
 
 
@@ -146,7 +146,7 @@ def kill_training(process):
 
 
 def held(short_stream):
-    """Return parameters of mlflow run whose third bucket is still trained when row 2 is seen."""
+    """Return parameters of mlflow run that hold the third bucket until row 2 is seen."""
     parameters = {**short_stream, **HELD}
     return [word for name, value in parameters.items() for word in ("-P", f"{name}={value}")]
 
@@ -155,7 +155,7 @@ def held(short_stream):
 def test_a_stopped_run_is_scored_and_closed(
     project, store, experiment_id, short_stream, hold, stop
 ):
-    """Rows 0 to 2 stay, with the metrics that they define. The run is never left RUNNING."""
+    """Rows 0 to 2 are stored, with the metrics that they define. The run is never left RUNNING."""
     options = {"forked": stop is not interrupt, "start_new_session": True}
     process = mlflow_run(project, *held(short_stream), **options)
     run = wait_for_row(store, experiment_id, 2, process)
@@ -177,7 +177,7 @@ def test_a_stopped_run_is_scored_and_closed(
 def test_a_training_stopped_before_its_first_row(
     project, store, experiment_id, short_stream, hold, after, forked
 ):
-    """From when the command listens to signals on, the run that mlflow run opened is closed."""
+    """As soon as the command handles signals, the run that mlflow run opened is closed."""
     options = {"forked": forked, "start_new_session": True}
     process = mlflow_run(project, *held(short_stream), **options)
     until = time.monotonic() + LONG
@@ -200,7 +200,7 @@ def below(process):
 
 
 def listens(process):
-    """Return True if it is the program, and has said what a signal does."""
+    """Return True if the process is the command and handles signals."""
     with suppress(psutil.Error, FileNotFoundError):
         caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
         is_ours = "-m clear_mlflow" in " ".join(process.cmdline()) and process.name() != "bash"
@@ -211,7 +211,7 @@ def listens(process):
 def test_options_override_a_configuration_file(
     project, store, experiment_id, short_stream, tmp_path
 ):
-    """Also one that states what the default is. Before the environment."""
+    """Also an option equal to the default. Both override the environment."""
     file = tmp_path / "config.json"
     parameters = {"seed": "3", "strategy": "replay", "epochs": "1", "features": "pixels"}
     file.write_text(json.dumps({**short_stream, **parameters}))
@@ -241,7 +241,7 @@ def test_options_override_a_configuration_file(
 def test_killed_supervisor_leaves_rows_that_evaluate_scores(
     project, store, experiment_id, short_stream, hold
 ):
-    """Training stops by itself, and evaluate closes the run that nobody else will."""
+    """Training stops by itself, and evaluate closes the run."""
     process = Forked(
         *("train", *options({**short_stream, **HELD})),
         env=environment(),
@@ -279,7 +279,7 @@ BAD_STREAMS = [
 
 @pytest.mark.parametrize(("arguments", "message"), [*BAD_INPUT, *BAD_STREAMS])
 def test_invalid_input_is_one_line_and_exit_code_2(store, experiment_id, arguments, message):
-    """It states what arrived and what was expected, and nothing has begun."""
+    """It states what arrived and what was expected. Nothing was started."""
     if (arguments, message) in BAD_INPUT:  # before a process is started
         done = CliRunner().invoke(main, ["train", *arguments])
         code, output = done.exit_code, done.output
@@ -320,7 +320,7 @@ def test_conflicting_parameters_are_an_error_before_a_run_is_opened(
 def test_a_diverged_training_keeps_its_rows_and_is_tagged(
     project, store, experiment_id, short_stream
 ):
-    """One line, exit code 2, a tag to search by. What was measured before is stored and scored."""
+    """One line, exit code 2 and a tag. The rows before are stored and scored."""
     network = {"model": "small_cnn", "image_size": "32", "batch_size": "4"}
     parameters = ["--lr", "10000", "--epochs", "5", "--optimizer-state", "keep"]
     done = clear_mlflow("train", *options({**short_stream, **network}), *parameters, cwd=project)

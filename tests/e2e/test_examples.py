@@ -38,7 +38,7 @@ COMPOSE = yaml.safe_load((ROOT / "examples" / "server" / "docker-compose.yaml").
 
 @pytest.fixture(scope="module")
 def folder(empty_store, tmp_path_factory):
-    """One store for all commands, in which they find each other's runs, and a small dataset."""
+    """A small dataset, and one store for all commands."""
     folder = tmp_path_factory.mktemp("examples")
     shutil.copy(empty_store, folder / "mlflow.db")
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
@@ -74,7 +74,7 @@ def run(command, folder):
 
 
 def test_the_page_lists_every_example():
-    """One that is not listed would not be run."""
+    """An unlisted example would not be run."""
     files = {
         path.relative_to(ROOT / "examples").as_posix()
         for path in (ROOT / "examples").rglob("*")
@@ -91,7 +91,7 @@ def test_the_page_lists_every_example():
 
 @pytest.mark.parametrize("command", dict.fromkeys(SHORTER.get(c, c) for c in COMMANDS))
 def test_command(folder, command):
-    """It ends well and prints something. What it left in the store is complete."""
+    """It succeeds and prints something. Its stored runs are complete."""
     output = run(command, folder)
     assert output
     if "import_and_compare" in command:  # six seeds of each, one test set: a verdict, no warning
@@ -106,7 +106,7 @@ def test_command(folder, command):
 
 
 def test_the_compose_file_is_complete():
-    """MLflow knows the server's options. Nothing is open to the network. No password is given."""
+    """MLflow knows the server's options. No port is public, and no password is included."""
     services = COMPOSE["services"]
     server = mlflow_command.commands["server"]
     (server_command,) = (shlex.split(line) for line in LINES if line.startswith("mlflow server"))

@@ -1,4 +1,4 @@
-"""Trainings that are killed, suspended, cut off or out of disk at random moments lose nothing."""
+"""Trainings that are killed, suspended or disconnected at random moments lose nothing."""
 
 import os
 
@@ -9,10 +9,10 @@ SEED = int(os.environ.get("FAULTS_SEED", "6"))
 
 
 def test_only_one_of_several_processes_stores_rows_of_a_run(empty_store, tmp_path):
-    """Struck, taken over by another machine, woken. ``FAULTS=100`` does more.
+    """Processes are killed, suspended, or lose the run to another machine.
 
-    Every row that was measured is stored once and stays; every point of every metric is there once;
-    who lost the run reports it and ends with 2.
+    Every measured row and every point is stored once; a process that lost the run reports it and
+    exits with 2. ``FAULTS=100`` does more.
     """
     outcome = strike_and_take_over(tmp_path, empty_store, times=TIMES, seed=SEED)
     struck = [outcome.did[fault] for fault in ("suspend", "cut_off", "fill", "kill")]

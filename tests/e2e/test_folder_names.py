@@ -1,4 +1,4 @@
-"""Every command, in a folder with characters in its name that URIs and shells treat specially."""
+"""Every command, in a folder with special characters in its name."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def list_commands(group=main, *words):
 
 @pytest.fixture
 def folder(request, tmp_path, empty_store, monkeypatch):
-    """The working folder, with its store: MLflow's default, a relative sqlite URI, or a server."""
+    """The working folder, with its store: MLflow's default, a relative SQLite URI, or a server."""
     folder = tmp_path / "parent" / NAME
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
@@ -116,7 +116,6 @@ def check_names(folder):
 
 @pytest.mark.parametrize("folder", ["default store"], indirect=True)
 def test_every_command_works(folder, monkeypatch):
-    """No command of the program is left out."""
     commands = Commands()
     data, train_options = write_dataset(folder)
     commands.run("data", "check", data)
@@ -150,7 +149,7 @@ def test_every_command_works(folder, monkeypatch):
 
 @pytest.mark.parametrize("folder", ["sqlite", "server"], indirect=True)
 def test_other_stores_are_written_and_read(folder):
-    """The same names in the URI of a store, and in the paths of its artifacts."""
+    """The store's URI and artifact paths contain the same characters."""
     commands = Commands()
     trained = train(commands, write_dataset(folder)[1])
     assert "clear/in_domain_accuracy" in commands.run("show", trained)
@@ -182,7 +181,7 @@ def download_release(commands, data, monkeypatch):
 
 
 def resend_run(commands, trained):
-    """Send a run from a journal, as a training leaves it that was killed."""
+    """Send a run from a run folder, as a killed training leaves it."""
     client = preflight()
     run = client.get_run(trained)
     tags = {name: text for name, text in run.data.tags.items() if name == "clear_mlflow.kind"}
@@ -199,7 +198,7 @@ def resend_run(commands, trained):
 
 
 def open_report(commands, run_id):
-    """Open a run's page in a server of the command's own, or in the one that there is."""
+    """Open a run's page in a server of the command, or in the existing one."""
     words = ("open", run_id, "--browser", "no")
     process = Forked(
         *words, env=commands.environment, stdout=subprocess.PIPE, start_new_session=True

@@ -1,4 +1,4 @@
-"""What compare leaves undecided, its printed command decides: trained, and compared again."""
+"""The command that compare prints for an inconclusive verdict trains and compares more seeds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compare_runs() -> tuple[dict, str]:
 def test_the_printed_command_trains_the_seeds_that_the_next_comparison_uses(
     store: MlflowClient, experiment_id: str, tmp_path: Path
 ) -> None:
-    """Two seeds of each decide nothing. Those that are named are new ones, and compared alone."""
+    """Two seeds per method are inconclusive. Only the new seeds are compared."""
     grid = tmp_path / "grid.yaml"
     swept = {"strategy": ["naive", "cumulative"], "seed": [0, 1]}
     grid.write_text(yaml.safe_dump({"fixed": SHORT, "grid": swept}))

@@ -14,7 +14,7 @@ PROJECT = Path(__file__).parents[2]
 
 @pytest.fixture
 def fast(short_stream):
-    """The options of a training of a second."""
+    """Return options of a training of about a second."""
     return {
         **short_stream,
         "strategy": "naive",
@@ -32,7 +32,7 @@ def run_offline(line, folder, **variables):
 
 
 def test_mlflow_run_records_offline(store, experiment_id, fast, tmp_path):
-    """MLflow itself opens a run in a store, which remains empty."""
+    """MLflow opens a run in a store, which remains empty."""
     parameters = " ".join(f"-P {name}={value}" for name, value in fast.items())
     output, (run,) = run_offline(
         f"mlflow run {PROJECT} --env-manager local -P offline=yes {parameters}",
@@ -47,7 +47,7 @@ def test_mlflow_run_records_offline(store, experiment_id, fast, tmp_path):
 
 
 def test_several_processes_record_one_run_offline(store, fast, tmp_path):
-    """No process contacts the store of the environment, which does not answer."""
+    """No process contacts the store of the environment, which does not respond."""
     _, (run,) = run_offline(
         f"clear-mlflow train-distributed --processes 2 --offline {' '.join(options(fast))}",
         tmp_path,

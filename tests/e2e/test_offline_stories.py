@@ -25,7 +25,7 @@ def read_commands(heading):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, empty_store):
-    """The address of a server that hands artifacts on to a folder."""
+    """The address of a server that proxies artifacts to a folder."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_store, folder / "mlflow.db")
     artifacts = (folder / "artifacts").as_uri()
@@ -34,7 +34,7 @@ def server(tmp_path_factory, empty_store):
 
 
 class Person:
-    """Somebody with a working folder and an environment, who types commands of the page."""
+    """A user with a working folder and an environment, who types commands of the page."""
 
     def __init__(self, folder, **variables):
         folder.mkdir(exist_ok=True)
@@ -45,7 +45,7 @@ class Person:
         self.environment |= variables
 
     def type(self, line, **replacements):
-        """Run one line, with the names of this test in it, and return what it prints."""
+        """Run one line, with names replaced for this test, and return its output."""
         for name, text in replacements.items():
             line = line.replace(name, str(text))
         if line.startswith("export MLFLOW_TRACKING_URI="):
@@ -65,7 +65,7 @@ def read_runs(uri, experiment):
 
 
 def test_a_node_without_network(server, tmp_path):
-    """Two seeds in a folder, read there, copied, and sent to a server; twice is once."""
+    """Two offline seeds are read, copied, and synced to a server. Repeating changes nothing."""
     *trainings, compare, show, copy, export, sync = read_commands("A node without network")
     unreachable = "http://127.0.0.1:9"
     node = Person(tmp_path / "node", MLFLOW_TRACKING_URI=unreachable)
@@ -93,7 +93,7 @@ def test_a_node_without_network(server, tmp_path):
 
 
 def test_a_colleagues_results(store, server, empty_store, tmp_path):
-    """An archive is compared with stored runs, and becomes runs of another store."""
+    """An archive is compared with stored runs, and imported into another store."""
     export, compare, compare_mine, import_, compare_stored = read_commands("A colleague's results")
     paper = store.create_experiment("paper", artifact_location=(tmp_path / "files").as_uri())
     runs = [stored_run(store, paper, seed=seed) for seed in (0, 1)]
@@ -123,7 +123,7 @@ def stored_rows(run):
 
 
 def test_moving_to_another_server(server, empty_store, tmp_path):
-    """All runs of a store, each to the experiment of its name."""
+    """All runs of a store are imported, each into the experiment of its name."""
     export, copy = read_commands("Moving to another server")
     me = Person(tmp_path / "me")
     shutil.copy(empty_store, me.folder / "mlflow.db")

@@ -1,4 +1,4 @@
-"""A tracking server that goes away, stutters or lies, behind a proxy: what the server has after."""
+"""A tracking server that fails, behind a proxy: what the server has afterwards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LONG = 120  # seconds: a bound against hangs
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, empty_store):
-    """A tracking server on sqlite that hands artifacts on to a folder."""
+    """A tracking server on SQLite that proxies artifacts to a folder."""
     folder = tmp_path_factory.mktemp("server")
     database = folder / "mlflow.db"
     shutil.copy(empty_store, database)
@@ -58,7 +58,10 @@ def server(tmp_path_factory, empty_store):
 
 @pytest.fixture
 def proxy(server, tmp_path, monkeypatch):
-    """A proxy in front of it, which the environment names. Calls give up within a second."""
+    """A proxy in front of the server, which the environment names.
+
+    Calls time out after a second.
+    """
     proxy = FaultyProxy(server)
     for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"):
         monkeypatch.delenv(name, raising=False)
@@ -93,7 +96,7 @@ LIVE, REST = (
 
 @dataclass
 class Events(KnownTraining):
-    """Does something before it measures a row; tells what it measured."""
+    """Acts before it measures a row, and returns the measured rows."""
 
     live: Mapping[int, Sequence[CurvePoint]] = field(default_factory=lambda: LIVE)
     curve: Mapping[int, Sequence[CurvePoint]] = field(default_factory=lambda: REST)
@@ -129,7 +132,7 @@ def rows_in(client, run_id) -> dict[str, dict]:
 
 
 def check_whole(client, run_id, correct: Sequence[Sequence[int]] = FOUR_BUCKETS) -> None:
-    """Every row once, as it was measured. Every point of every series once, in order."""
+    """Check that every row and every point is stored once, in order, as measured."""
     rows = rows_in(client, run_id)
     assert {name: row["correct"] for name, row in rows.items()} == {
         f"row_{i:03d}.json": row for i, row in enumerate(correct)
@@ -158,14 +161,14 @@ def journals(tmp_path) -> list[Path]:
 
 
 def list_row_requests(proxy) -> list[int]:
-    """Rows that reached the server, in order."""
+    """Return the rows that reached the server, in order."""
     puts = [path for method, path in proxy.tally.requests if method == "PUT"]
     sent = [re.search(r"row_(\d+)\.json$", path) for path in puts]
     return [int(match[1]) for match in sent if match]
 
 
 def test_a_row_is_stored_before_the_next_bucket(server, proxy, tmp_path):
-    """While the server is well. Then nothing of the journal is left."""
+    """While the server responds. Nothing of the run folder remains."""
     client = preflight()
     stored_counts = []
 
@@ -182,7 +185,7 @@ def test_a_row_is_stored_before_the_next_bucket(server, proxy, tmp_path):
 
 
 def test_training_continues_while_the_server_is_unreachable(server, proxy, tmp_path, capsys):
-    """Rows and metrics wait on the disk and are sent in order when it is back, once each."""
+    """Rows and metrics are kept on disk and sent once, in order, when it is back."""
 
     def come_back():
         (journal,) = journals(tmp_path)
@@ -220,7 +223,7 @@ STUTTERS = [
 def test_an_unreliable_server_gets_every_row_once(
     server, proxy, tmp_path, monkeypatch, number, part
 ):
-    """Requests dropped, answers lost or cut in half. 500, 429 and 503, to be tried in an hour."""
+    """Requests are dropped, responses are lost or truncated, or have status 500, 429 and 503."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "30")
 
@@ -240,7 +243,7 @@ def test_an_unreliable_server_gets_every_row_once(
 
 
 def left_behind(proxy, tmp_path, **options) -> Path:
-    """The journal of a training whose server went away after the second row and never came back."""
+    """The run folder of a training whose server never came back after the second row."""
     training = Events(FOUR_BUCKETS, before={2: proxy.down}, **options)
     with pytest.raises(UnsentError) as caught:
         train_in_process(preflight(), training, ASKED)
@@ -252,7 +255,7 @@ def left_behind(proxy, tmp_path, **options) -> Path:
 
 
 def test_sync_sends_what_was_left(server, proxy, tmp_path):
-    """Then the run is as if nothing had been, and the folder is gone. A copy doubles nothing."""
+    """The run is then complete, and the folder is gone. A copy duplicates nothing."""
     journal = left_behind(proxy, tmp_path)
     copy = shutil.copytree(journal, tmp_path / "copy")
     direct, (run,) = find_runs(server, tmp_path)
@@ -277,7 +280,7 @@ def test_sync_sends_what_was_left(server, proxy, tmp_path):
 
 
 def test_a_silent_server_delays_training_by_seconds(server, proxy, tmp_path, monkeypatch):
-    """It takes connections and never answers: one row waits for it, the others do not."""
+    """It accepts connections and never responds: one row waits for it, the others do not."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 
     def fall_silent():
@@ -300,7 +303,7 @@ def test_a_silent_server_delays_training_by_seconds(server, proxy, tmp_path, mon
 
 
 def test_an_unwritable_cache_is_reported(server, proxy, tmp_path, monkeypatch, capsys):
-    """The journal is stored in the working folder instead, where sync finds it, too."""
+    """The run folder is created in the working folder instead, where sync finds it."""
     (tmp_path / "no folder").write_text("")
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "no folder"))
     training = Events(FOUR_BUCKETS, before={2: proxy.down})
@@ -314,7 +317,7 @@ def test_an_unwritable_cache_is_reported(server, proxy, tmp_path, monkeypatch, c
 
 
 def test_nothing_in_a_run_folder_is_trusted(server, proxy, tmp_path):
-    """Rows that contradict, other JSON, another format: each refused in one line, nothing sent."""
+    """Contradicting rows, other JSON and other formats are one-line errors, and nothing is sent."""
     journal = left_behind(proxy, tmp_path)
     proxy.up()
     direct, (run,) = find_runs(server, tmp_path)
@@ -335,7 +338,7 @@ def test_nothing_in_a_run_folder_is_trusted(server, proxy, tmp_path):
 
 
 def test_credentials_are_not_sent_to_a_store_that_a_run_folder_names(proxy, tmp_path, monkeypatch):
-    """Whoever hands somebody a journal would get them: the environment has to name the store."""
+    """A received run folder could steal them: the environment has to name the store."""
     journal = left_behind(proxy, tmp_path)
     copy = shutil.copytree(journal, tmp_path / "from elsewhere")
     proxy.up()
@@ -350,7 +353,7 @@ def test_credentials_are_not_sent_to_a_store_that_a_run_folder_names(proxy, tmp_
 
 
 def test_the_last_member_of_an_ensemble_is_sent_later(server, proxy, tmp_path, monkeypatch):
-    """Its rows into its own run. Then the parent run gets the means and ends."""
+    """Its rows are stored in its own run. Then the parent run gets the means and ends."""
     parameters = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
     lose_server(monkeypatch, proxy, seed=2)
     with pytest.raises(UnsentError, match="clear-mlflow sync") as errors:
@@ -396,7 +399,7 @@ def test_an_outage_between_two_seeds_ends_the_ensemble(server, proxy, tmp_path, 
 
 
 def lose_server(monkeypatch, proxy, *, seed):
-    """Make the server unreachable when row 2 of the training with this seed was measured."""
+    """Make the server unreachable after row 2 of the training with this seed."""
     rows = StreamTraining.rows
 
     def measure_rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):
@@ -409,7 +412,7 @@ def lose_server(monkeypatch, proxy, *, seed):
 
 
 def test_the_command_prints_where_unsent_rows_are(server, proxy, short_stream, hold, tmp_path):
-    """clear-mlflow train ends with 2 and the command that sends them. After it, all is as ever."""
+    """The command exits with 2 and prints the command that sends them."""
     process = Forked(
         *("train", *options({**short_stream, **HELD})),
         env={**os.environ, "CLEAR_MLFLOW_CACHE": str(tmp_path / "cache")},
@@ -435,7 +438,7 @@ def test_the_command_prints_where_unsent_rows_are(server, proxy, short_stream, h
 
 
 def test_a_sweep_survives_an_outage(server, proxy, short_stream, hold, tmp_path, monkeypatch):
-    """The run under way keeps its rows, the next one is opened when the server is there again."""
+    """The current run keeps its rows, and the next one is opened when the server is back."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "60")
     grid = tmp_path / "sweep.yaml"
     content = {"fixed": {**short_stream, **HELD}, "runs": [{"seed": "0"}, {"seed": "1"}]}
@@ -519,7 +522,7 @@ def check_closed(client, run_id, rows):
 def test_a_custom_loop_logs_predictions_and_tests_while_the_server_is_unreachable(
     server, proxy, tmp_path
 ):
-    """Sync stores them with the tags by which they are scored, and with the true labels' digest."""
+    """Sync stores them with the tags that scoring needs, and the digest of the true labels."""
     process = start_script(tmp_path, PREDICTIONS)
     proxy.down()
     go_on(process)
@@ -540,7 +543,7 @@ def test_a_custom_loop_logs_predictions_and_tests_while_the_server_is_unreachabl
 
 @pytest.mark.parametrize("ending", ["killed", "ended"])
 def test_a_custom_loop_continues_after_an_outage(server, proxy, tmp_path, monkeypatch, ending):
-    """Started again, it sends what waits, and ends as if there had been no outage."""
+    """Started again, it sends unsent rows, and ends like a loop without an outage."""
     process = start_script(tmp_path, COUNTS)
     proxy.down()
     go_on(process)
@@ -563,7 +566,7 @@ def test_a_custom_loop_continues_after_an_outage(server, proxy, tmp_path, monkey
 
 
 def test_a_rejected_tag_does_not_delay_rows(server, proxy, tmp_path):
-    """Rows arrive, the refusal is reported, and sync completes the run once it is allowed."""
+    """Rows are stored, the error is reported, and sync completes the run once it is allowed."""
 
     def refuse_tags(method, path):
         is_refused = path.endswith(("runs/set-tag", "runs/log-batch"))
@@ -602,7 +605,7 @@ with clear_mlflow.track(buckets=1, num_instances=10, dataset="next") as run:
 
 
 def test_ctrl_c_while_a_custom_loop_waits_for_the_server(server, proxy, tmp_path, monkeypatch):
-    """It lets go of its run at once, and how it ended is kept for sync."""
+    """It stops at once, and its outcome is kept for sync."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "3600")
     process = start_script(tmp_path, INTERRUPTED)
     proxy.down()

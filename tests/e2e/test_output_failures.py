@@ -86,7 +86,6 @@ def test_closed_input_and_output_do_not_end_a_training(store, experiment_id):
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1:strict"])
 def test_characters_that_cannot_be_encoded_are_replaced(finished_run, encoding):
-    """A table does not end in a traceback."""
     run_id, uri = finished_run
     environment = {**os.environ, "MLFLOW_TRACKING_URI": uri, "PYTHONIOENCODING": encoding}
     table = run_python("-m", "clear_mlflow", "show", run_id, env=environment)
@@ -96,7 +95,7 @@ def test_characters_that_cannot_be_encoded_are_replaced(finished_run, encoding):
 
 
 def test_a_training_and_a_table_need_no_utf8(finished_run, store, experiment_id):
-    """In the locale C, whose encoding is ASCII, also for names of files."""
+    """In the locale C, whose encoding is ASCII, also for file names."""
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     run_id, uri = finished_run
     table = run_in_new_interpreter(
@@ -135,14 +134,13 @@ def test_a_result_that_cannot_be_written_is_an_error(finished_run, monkeypatch, 
 
 
 def test_a_full_disk_for_both_streams_is_an_exit_code(finished_run, monkeypatch):
-    """No message can be printed."""
     run_id, uri = finished_run
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert run_redirected("1full 2full", "show", run_id, "--json").returncode == 2
 
 
 def test_a_library_call_trains_with_standard_error_on_a_full_disk(store, experiment_id):
-    """``clear_mlflow.train`` in a script, which keeps its own streams."""
+    """``clear_mlflow.train`` in a script with its own streams."""
     code = "import clear_mlflow, os; clear_mlflow.train(epochs=1); os._exit(0)"
     with open("/dev/full", "w") as full:  # noqa: PTH123
         done = run_python("-c", code, stderr=full)

@@ -1,4 +1,4 @@
-"""A paper's table and figures by three commands, as docs/compare.md describes them."""
+"""A paper's table and figures by the three commands of docs/compare.md."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ COMMANDS = (
 
 
 def test_the_commands_of_a_paper(store, tmp_path):
-    """One after another in an empty folder. The seeds of the example with an epoch each."""
+    """Run in an empty folder, with the example's seeds and one epoch."""
     grid = yaml.safe_load((ROOT / "examples" / "sweep.yaml").read_text())
     grid["fixed"]["epochs"] = 1
     (tmp_path / "examples").mkdir()

@@ -1,4 +1,4 @@
-"""Trainings of a sweep that are forked from one loaded process are what the program stores."""
+"""Trainings of a sweep that are forked from a preloaded process store the same as the command."""
 
 import os
 import signal
@@ -33,14 +33,14 @@ def log(tmp_path):
 
 
 def read_newest_run(store, experiment_id):
-    """Return the newest run: its parameters, the correct answers of its rows, and its status."""
+    """Return the newest run's parameters, counts of correct predictions, and status."""
     run = store.search_runs([experiment_id], order_by=["start_time DESC"])[0]
     rows = [record.row for record in read_rows(store, run).values()]
     return run.data.params, [(row.row, row.correct) for row in rows], run.info.status
 
 
 def test_it_stores_what_the_program_stores(store, experiment_id, log):
-    """The same parameters and rows. What it sets in its environment stays in it."""
+    """Parameters and rows are equal. Changes of its environment stay in it."""
     environment = {**os.environ, "ONLY_THERE": "1"}
     stored_runs = []
     for start in (start_program, start_forked_program):
@@ -53,20 +53,20 @@ def test_it_stores_what_the_program_stores(store, experiment_id, log):
 
 
 def test_an_error_is_one_line_in_the_log_and_an_exit_code(store, log):
-    """No training was asked for: the process that waits to train ends with it."""
+    """The preloaded training process ends with it."""
     process = start_forked_program(options(lr="fast"), dict(os.environ), str(log))
     assert process.wait(LONG) == 2
     assert log.read_text().startswith("error: --lr is 'fast'")
 
 
 def list_server_children():
-    """Return the processes that multiprocessing's server forked, and those that these forked."""
+    """Return the processes forked by multiprocessing's fork server, and their children."""
     children = [p for p in psutil.Process().children() if "forkserver" in " ".join(p.cmdline())]
     return [child for server in children for child in server.children(recursive=True)]
 
 
 def training(store, experiment_id, process):
-    """Return the process that trains, once the first rows are there."""
+    """Return the training process, once the first rows are stored."""
     until = time.monotonic() + LONG
     while time.monotonic() < until and process.poll() is None:
         runs = store.search_runs([experiment_id])
@@ -102,7 +102,7 @@ def test_a_signal_right_after_the_start_is_not_lost(store, log):
 
 
 def test_its_training_ends_with_the_supervisor(store, experiment_id, log):
-    """Killed as by a machine that is short of memory."""
+    """After SIGKILL, as by the kernel when memory is short."""
     process = start_forked_program(options(**SLOW), dict(os.environ), str(log))
     trainer = training(store, experiment_id, process)
     process.kill()
@@ -111,7 +111,7 @@ def test_its_training_ends_with_the_supervisor(store, experiment_id, log):
 
 
 def test_a_sweep_forks_its_trainings(store, experiment_id, tmp_path):
-    """Typed by a user. Nothing is left of it, and nothing is said but by the sweep."""
+    """No process remains, and only the sweep prints."""
     grid = tmp_path / "grid.yaml"
     grid.write_text(yaml.safe_dump({"fixed": QUICK, "grid": {"strategy": ["ncm"], "seed": [0, 1]}}))
     command = ("sweep", "--grid", str(grid))

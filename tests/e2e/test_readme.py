@@ -1,4 +1,4 @@
-"""Every command and every piece of Python that the README shows is run."""
+"""Every command and Python block of the README is run."""
 
 import os
 import re
@@ -29,7 +29,7 @@ SHORTER = " -P features=pixels -P epochs=1"
 
 
 def test_the_readmes_commands_are_tested():
-    """If the README changes so that nothing is found, the tests below would test nothing."""
+    """Without any command found, the tests below would test nothing."""
     installs = [line for line in LINES if line.startswith("pip install")]
     assert [line.partition(" && ")[2] for line in installs] == [
         "mlflow run . --env-manager local",
@@ -41,7 +41,7 @@ def test_the_readmes_commands_are_tested():
 
 @pytest.fixture(scope="module")
 def trained(empty_store, tmp_path_factory):
-    """A store with a run, for commands that read one. What they add, the others pass over."""
+    """A store with a run, for commands that read one. Runs that they add are ignored by others."""
     folder = tmp_path_factory.mktemp("trained")
     shutil.copy(empty_store, folder / "mlflow.db")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
@@ -58,7 +58,7 @@ def trained(empty_store, tmp_path_factory):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command(store, experiment_id, trained, monkeypatch, tmp_path, command):
-    """It ends well, and a training leaves a complete run."""
+    """It succeeds, and a training leaves a complete run."""
     if "evaluate" in command or "compare" in command:
         store, experiment_id = trained
         monkeypatch.setenv("MLFLOW_TRACKING_URI", store.tracking_uri)
@@ -85,6 +85,5 @@ def test_command(store, experiment_id, trained, monkeypatch, tmp_path, command):
 
 @pytest.mark.parametrize("code", PYTHON)
 def test_python(store, code):
-    """It runs as it stands."""
     done = run_python("-c", code, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

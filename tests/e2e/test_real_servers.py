@@ -1,4 +1,4 @@
-"""Servers as a laboratory runs them: PostgreSQL, an S3-compatible store, MLflow's accounts."""
+"""PostgreSQL, an S3-compatible store and MLflow's accounts."""
 
 import json
 import os
@@ -43,7 +43,7 @@ QUICK = ("--features", "pixels", "--strategy", "ncm")  # a second on the embedde
 
 @dataclass(frozen=True)
 class Server:
-    """A tracking server, and what stands behind it."""
+    """A tracking server with its database and object store."""
 
     url: str
     database: str
@@ -52,7 +52,7 @@ class Server:
     asks_who: bool  # whether it knows users
 
     def use(self, patch, user=TRAINER) -> MlflowClient:
-        """Work on it from here on, as a user's environment says it."""
+        """Use this server from here on, by the environment."""
         for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
             patch.delenv(name, raising=False)
         patch.setenv("MLFLOW_TRACKING_URI", self.url)
@@ -70,14 +70,14 @@ class Server:
                 patch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
 
     def points(self, run_id) -> list[tuple[object, ...]]:
-        """Return every point that the database contains of a run."""
+        """Return every point of a run in the database."""
         return self.postgres.rows(
             self.database,
             f"SELECT key, step, timestamp, value FROM metrics WHERE run_uuid = '{run_id}'",
         )
 
     def everything(self) -> tuple[object, ...]:
-        """All that a refused command could have changed, in the database and in the store."""
+        """Return all that a rejected command could have changed in database and store."""
         tables = ("experiments", "runs", "metrics", "latest_metrics", "params", "tags", "inputs")
         return (
             *(Counter(self.postgres.rows(self.database, f"SELECT * FROM {t}")) for t in tables),
@@ -95,7 +95,7 @@ def machines():
 
 @pytest.fixture(scope="module")
 def servers(machines, tmp_path_factory):
-    """Both tracking servers, by name. Starting together, they take half the time."""
+    """Both tracking servers, by name, started at the same time."""
     database, objects = machines
     plain_folder, guarded = (tmp_path_factory.mktemp(name) for name in ("plain", "guarded"))
     database.set_up("plain", "guarded")
@@ -143,13 +143,13 @@ def _is_of(process, group):
 
 @pytest.fixture
 def plain_server(servers):
-    """A server that lets everybody in."""
+    """A server without accounts."""
     return servers["plain"]
 
 
 @pytest.fixture
 def guarded(servers):
-    """A server that asks for a password, where users see nothing that they were not given."""
+    """A server with accounts, where users see only what they have permission for."""
     return servers["guarded"]
 
 
@@ -171,7 +171,7 @@ def give(server, user, experiment_id, permission):
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
-    """MLflow keeps where it was sent in the process, too."""
+    """Restore MLflow's settings of this process."""
     before = mlflow.get_tracking_uri()
     yield
     while mlflow.active_run():
@@ -181,7 +181,7 @@ def as_before(monkeypatch):
 
 @pytest.fixture
 def started():
-    """Start commands. None outlives its test, to write into what the next one looks at."""
+    """Start commands, and end them with the test."""
     processes = []
 
     def start(*arguments):
@@ -199,7 +199,7 @@ def started():
 
 
 def wait_for(condition):
-    """Ask until there is an answer. Give it."""
+    """Poll until there is a result, and return it."""
     until = time.monotonic() + LONG
     while not (result := condition()):
         assert time.monotonic() < until, "it never came"
@@ -233,7 +233,7 @@ def names_in(run, folder):
 
 
 def assert_stored_once(server, client, run_id, matrix):
-    """Each row has each of its points, one time, and no other point of these series is there."""
+    """Check that each row's points are stored once, and no others."""
     run = client.get_run(run_id)
     assert sorted(names_in(run, ROWS_FOLDER)) == [
         f"row_{i:03}.json" for i in range(matrix.num_rows + 1)
@@ -256,7 +256,7 @@ def assert_stored_once(server, client, run_id, matrix):
 
 
 def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold, monkeypatch):
-    """A training that is killed, resumed, evaluated before and after, compared: all read back."""
+    """A training that is killed, resumed, evaluated and compared, read back from the servers."""
     server, client = guarded, guarded.use(monkeypatch)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "first")
     training = started("train", *options({**short_stream, **HELD}))
@@ -325,7 +325,7 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold,
 
 
 def test_artifacts_without_the_server_between(plain_server, monkeypatch):
-    """An experiment whose artifacts are in S3 itself: written and read there by the program."""
+    """An experiment whose artifacts are in S3, written and read directly."""
     client = plain_server.use(monkeypatch)
     client.create_experiment("direct", artifact_location=f"s3://{BUCKET}/direct")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "direct")
@@ -343,7 +343,7 @@ def test_artifacts_without_the_server_between(plain_server, monkeypatch):
 
 @pytest.fixture
 def shared_run(guarded, monkeypatch):
-    """A run that the reader may read and the stranger may not know of."""
+    """A run that the reader may read and the stranger may not see."""
     client = guarded.use(monkeypatch)
     experiment = client.get_experiment_by_name("shown")
     if experiment is None:
@@ -369,7 +369,7 @@ def shared_run(guarded, monkeypatch):
 def test_a_user_without_permission_is_rejected(
     guarded, shared_run, user, says, command, monkeypatch
 ):
-    """MLflow's own words on one line, exit code 2, and nothing is written."""
+    """MLflow's reason on one line, exit code 2, and nothing is written."""
     guarded.log_in(monkeypatch, user)
     before = guarded.everything()
     arguments = {
@@ -388,7 +388,7 @@ def test_a_user_without_permission_is_rejected(
 
 
 def test_a_user_can_show_and_compare_readable_runs(guarded, shared_run, monkeypatch):
-    """A dry run asks for no more than to read."""
+    """A dry run needs only read permission."""
     guarded.log_in(monkeypatch, READER)
     before = guarded.everything()
     result = CliRunner().invoke(main, ["evaluate", "--runs", "shown", "--dry-run"])
@@ -397,7 +397,7 @@ def test_a_user_can_show_and_compare_readable_runs(guarded, shared_run, monkeypa
 
 
 def test_a_user_with_edit_permission_trains_and_evaluates(guarded, monkeypatch):
-    """In an experiment that somebody else has made."""
+    """In an experiment of another user."""
     client = guarded.use(monkeypatch)
     experiment_id = client.create_experiment("edited")
     give(guarded, EDITOR, experiment_id, "EDIT")
@@ -416,7 +416,7 @@ def test_a_user_with_edit_permission_trains_and_evaluates(guarded, monkeypatch):
 
 @pytest.fixture
 def page(guarded):
-    """Ask for a page of ours, as a user or as nobody."""
+    """Request one of our pages, as a user or anonymously."""
 
     def ask(path, user=None, method="GET", **query):
         address = f"{guarded.url}/clear/{path}"
@@ -426,7 +426,7 @@ def page(guarded):
 
 
 def test_pages_follow_mlflows_permissions(shared_run, page):
-    """Of an experiment, or of a run, which asks again and again. Else nothing of the runs."""
+    """For an experiment and for a run, on every request. Otherwise nothing of the runs is shown."""
     run_id, wrong = shared_run.info.run_id, (READER[0], "a wrong password")
     may = {None: 401, wrong: 401, STRANGER: 403, READER: 200, ADMIN: 200, TRAINER: 200}
     for path in ("compare", "run", "run/state"):
@@ -444,7 +444,7 @@ def test_pages_follow_mlflows_permissions(shared_run, page):
 
 
 def test_the_list_contains_only_readable_experiments(guarded, shared_run, page, monkeypatch):
-    """Others are not named, neither in the list nor by their number."""
+    """Others appear neither in the list nor in a count."""
     client = guarded.use(monkeypatch)
     hidden = client.create_experiment("not for readers")
     run = stored_by_another_program(client, hidden)
@@ -460,7 +460,7 @@ def test_the_list_contains_only_readable_experiments(guarded, shared_run, page, 
 
 
 def test_no_run_of_another_experiment_is_shown(guarded, shared_run, page, monkeypatch):
-    """Whatever the address names: the runs are those of the experiment that was checked."""
+    """Whatever the address names, runs are those of the experiment that was checked."""
     client = guarded.use(monkeypatch)
     hidden = client.create_experiment("ticked from elsewhere")
     secret = stored_by_another_program(client, hidden).info
@@ -477,7 +477,7 @@ def test_no_run_of_another_experiment_is_shown(guarded, shared_run, page, monkey
 
 
 def test_concurrent_trainings_share_a_server(plain_server, monkeypatch):
-    """Four trainings into an experiment that none has made yet: each point is there one time."""
+    """Four trainings create one experiment, and each point is stored once."""
     client = plain_server.use(monkeypatch)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "at once")
     ready = threading.Barrier(4)
@@ -495,7 +495,7 @@ def test_concurrent_trainings_share_a_server(plain_server, monkeypatch):
 
 
 def test_concurrent_evaluations_share_a_server(plain_server, monkeypatch):
-    """Two evaluates, of which each waits for the other at every run: nothing twice, no failure."""
+    """Two evaluations that meet at every run store nothing twice and do not fail."""
     client = plain_server.use(monkeypatch)
     experiment_id = client.create_experiment("evaluated at once")
     runs = [stored_by_another_program(client, experiment_id) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Runs that are interrupted and gone on with, in their own processes, on a real store."""
+"""Interrupted runs are resumed, in their own processes, on a real store."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def artifacts(run):
 
 
 def read_tensors(run, folder):
-    """Return what was sent for each row, and nothing that is derived from it."""
+    """Return what was sent for each row, without anything derived from it."""
     files = (artifacts(run) / folder).iterdir()
     # Not their bytes: in which order safetensors writes what it tells of a file is chance.
     return {
@@ -101,10 +101,10 @@ def terminate(process):
 
 
 def test_a_run_killed_again_and_again_is_resumed(project, store, experiment_id, short_stream):
-    """Supervisor killed, training killed, stopped, restarted: in the end all is as if it was not.
+    """The result of kills, stops and restarts equals an uninterrupted run.
 
-    Rows to the byte (but for the time), every point of every series once, each file of predictions,
-    and the last model; a state is stored there only while there is something left to train.
+    Rows (except times), points, predictions and the last model are equal; a training state is
+    stored only until training is complete.
     """
     asked = options({**short_stream, **PARAMETERS})
     code, said = finish(start(project, *asked))
@@ -167,7 +167,7 @@ def test_a_run_killed_again_and_again_is_resumed(project, store, experiment_id, 
 
 @pytest.fixture
 def interrupted(store, experiment_id, short_stream, monkeypatch, fill_once):
-    """A run that was stopped after row 2 of 4 and its state: the client, and the run's id."""
+    """A run that was stopped after row 2 of 4 with its state: the client and the run's id."""
     parameters = {**short_stream, "features": "pixels", "strategy": "linear", "epochs": "15"}
 
     def train():
@@ -193,14 +193,14 @@ def interrupted(store, experiment_id, short_stream, monkeypatch, fill_once):
 
 
 def snapshot(client, run_id):
-    """Return all that a refusal must leave as it is."""
+    """Return everything that a rejected command must not change."""
     run = client.get_run(run_id)
     files = {str(path): path.read_bytes() for path in artifacts(run).rglob("*") if path.is_file()}
     return run.info.status, run.data.tags, run.data.params, files
 
 
 def test_two_concurrent_resumes(project, interrupted):
-    """One goes on to the end. The other is refused, or comes when all is done."""
+    """One continues to the end. The other is rejected, or finds a complete run."""
     client, run_id = interrupted
     processes = [start(project, "--resume", run_id) for _ in range(2)]
     results = [finish(process) for process in processes]
@@ -216,7 +216,7 @@ def test_two_concurrent_resumes(project, interrupted):
 
 
 def test_mlflow_run_resumes_another_run(project, interrupted):
-    """The run that mlflow run opens says what it is, is closed, and is passed over by evaluate."""
+    """The run that mlflow run opens is tagged, closed, and skipped by evaluate."""
     client, run_id = interrupted
     done = run_shell(
         f"mlflow run {project} --env-manager local -P resume={run_id} --experiment-name test",
@@ -236,7 +236,7 @@ def test_mlflow_run_resumes_another_run(project, interrupted):
 
 
 def test_an_invalid_resume_is_one_line_and_changes_nothing(project, interrupted):
-    """Exit code 2, no traceback, no other status."""
+    """Exit code 2, no traceback, the same status."""
     client, run_id = interrupted
     before = snapshot(client, run_id)
     code, output = finish(start(project, "--resume", run_id, "--epochs", "5", "--device", "auto"))
@@ -248,7 +248,7 @@ def test_an_invalid_resume_is_one_line_and_changes_nothing(project, interrupted)
 
 
 def test_changed_parameters_and_data_are_rejected(interrupted, tmp_path):
-    """What differs is named, with both values. Where it computes may differ, and the folder."""
+    """The error names the difference with both values. Device and folder may differ."""
     point = read_resume_point(*interrupted, tmp_path)
     for overrides, message in (
         ({"epochs": "5", "seed": "0"}, "epochs is 5 and the run has 15"),
@@ -277,7 +277,6 @@ def rewrite(path, change):
 
 
 def test_another_version_is_rejected(interrupted, tmp_path):
-    """Of the package that trained, as the run tells."""
     client, run_id = interrupted
     client.set_tag(run_id, "clear_mlflow.version", "99.1")
     with pytest.raises(TrackingError, match=r"trained with clear_mlflow 99\.1"):
@@ -285,7 +284,7 @@ def test_another_version_is_rejected(interrupted, tmp_path):
 
 
 def test_an_earlier_state_replaces_a_damaged_one(interrupted, tmp_path, capfd):
-    """Which is named. Without one the run is refused, and nothing of it is changed."""
+    """The damaged one is named. Without another one, the run is rejected and unchanged."""
     client, run_id = interrupted
     folder = artifacts(client.get_run(run_id)) / "training_state"
     (manifest,) = folder.glob("*.json")
@@ -328,7 +327,7 @@ def test_runs_that_cannot_be_resumed_have_a_reason(interrupted, tmp_path):
 
 
 def test_a_run_in_training_is_rejected(interrupted, tmp_path):
-    """While its process lives. A claim of another process goes before ours."""
+    """While its process is alive. The reservation of another process takes precedence."""
     client, run_id = interrupted
     point = read_resume_point(client, run_id, tmp_path)
     elsewhere = json.loads(format_lease()) | {"host": "another"}
@@ -356,7 +355,7 @@ def test_a_recent_reservation_blocks_until_its_process_has_resumed(interrupted, 
 
 
 def test_only_a_run_without_a_second_row_starts_again(interrupted, tmp_path):
-    """Its first state is stored while bucket 2 is trained. Later rows without one are refused."""
+    """Its first state is stored while bucket 2 is trained. Later rows without one are an error."""
     client, run_id = interrupted
     folder = artifacts(client.get_run(run_id))
     shutil.rmtree(folder / "training_state")
@@ -378,7 +377,7 @@ def test_only_a_run_without_a_second_row_starts_again(interrupted, tmp_path):
 
 
 def train_elsewhere(client, run_id, lease):
-    """As another process does that takes the run, and reports it."""
+    """Act as a process of another machine that takes over the run."""
     client.set_tag(run_id, names.PROCESS_TAG, lease)
     client.set_tag(run_id, names.HOLDER_TAG, lease)
 
@@ -392,7 +391,7 @@ def format_foreign_lease(minutes, **changes):
 
 
 def test_a_reservation_of_a_dead_process_blocks_nobody(interrupted, tmp_path):
-    """Else one parameter, which nobody can take away again, would keep the run for ever."""
+    """A parameter cannot be deleted, so it would block the run forever."""
     client, run_id = interrupted
     client.log_param(run_id, "resumed/1", format_foreign_lease(60 * 24 * 365))
     client.log_param(
@@ -407,7 +406,7 @@ def test_a_reservation_of_a_dead_process_blocks_nobody(interrupted, tmp_path):
 
 @pytest.fixture
 def unsent_folder(interrupted, tmp_path, monkeypatch):
-    """The journal of a process that is gone, with row 2 in it, which the run holds, too."""
+    """The run folder of a dead process, with row 2, which the run has, too."""
     client, run_id = interrupted
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     row = artifacts(client.get_run(run_id)) / "accuracy_matrix" / "rows" / "row_002.json"
@@ -418,7 +417,7 @@ def unsent_folder(interrupted, tmp_path, monkeypatch):
 
 
 def held_elsewhere(client, run_id):
-    """As a process on another machine leaves it that is killed, or works on."""
+    """A run with the lease of a process on another machine."""
     client.update_run(run_id, status="RUNNING")
     train_elsewhere(client, run_id, format_foreign_lease(0))
     return snapshot(client, run_id)
@@ -426,7 +425,7 @@ def held_elsewhere(client, run_id):
 
 @pytest.mark.parametrize("option", ["MLFLOW_RUN_ID", "--resume"])
 def test_without_waiting_a_resume_exits_with_75_to_be_started_again(project, interrupted, option):
-    """With its own code, which the scripts of schedulers know. The run stays as it is."""
+    """Schedulers' scripts know this exit code. The run is unchanged."""
     client, run_id = interrupted
     before = held_elsewhere(client, run_id)
     by_id = option == "MLFLOW_RUN_ID"
@@ -438,7 +437,7 @@ def test_without_waiting_a_resume_exits_with_75_to_be_started_again(project, int
 
 
 def test_a_signal_ends_the_wait_for_a_process_elsewhere(project, interrupted):
-    """Not after three minutes, when a scheduler has long killed it."""
+    """At once, before a scheduler kills it."""
     client, run_id = interrupted
     before = held_elsewhere(client, run_id)
     process = start(project, "--resume", run_id)
@@ -452,7 +451,7 @@ def test_a_signal_ends_the_wait_for_a_process_elsewhere(project, interrupted):
 
 
 def test_unsent_rows_are_sent_before_a_resume(interrupted, unsent_folder, tmp_path):
-    """The row is there then, the journal is gone, and another process may take the run over."""
+    """The row is stored, the run folder is gone, and another process may take over the run."""
     client, run_id = interrupted
     run = client.get_run(run_id)
     row = artifacts(run) / "accuracy_matrix" / "rows" / "row_002.json"
@@ -470,7 +469,7 @@ def test_unsent_rows_are_sent_before_a_resume(interrupted, unsent_folder, tmp_pa
 def test_a_locked_run_folder_means_that_the_run_is_in_training(
     interrupted, unsent_folder, tmp_path
 ):
-    """Who writes to it is at work on the run, whether or not the run reports it yet."""
+    """Also if the run's tags do not show it yet."""
     client, run_id = interrupted
     folder = RunFolder.reopen(unsent_folder)
     try:
@@ -482,10 +481,9 @@ def test_a_locked_run_folder_means_that_the_run_is_in_training(
 
 
 def test_unsent_rows_are_checked_before_a_resume_sends_them(interrupted, unsent_folder, tmp_path):
-    """As sync looks at it: one line, the journal stays, and so does what the run holds.
+    """As by sync: errors are one line, and run folder and run are unchanged.
 
-    Of a row that is there twice the second one must not take the first one's place; a folder is
-    named after its run by whoever copied it.
+    A repeated row must not replace the first one; a folder may be renamed by whoever copied it.
     """
     client, run_id = interrupted
     good = shutil.copytree(unsent_folder, tmp_path / "good")
@@ -507,7 +505,7 @@ def test_unsent_rows_are_checked_before_a_resume_sends_them(interrupted, unsent_
 
 
 def test_a_changed_run_is_rejected(interrupted, tmp_path):
-    """Somebody went on with it between our look at it and our claim."""
+    """Another process has continued it since it was read."""
     client, run_id = interrupted
     point = read_resume_point(client, run_id, tmp_path)
     next(artifacts(client.get_run(run_id)).glob("training_state/*.json")).unlink()
@@ -517,9 +515,9 @@ def test_a_changed_run_is_rejected(interrupted, tmp_path):
 
 
 def test_a_stored_row_is_not_replaced_by_a_different_measurement(project, interrupted):
-    """As after a kill between a row and its state, on a device that repeats no last digit.
+    """After a kill between a row and its state, on a device with other rounding.
 
-    Nothing is refused: the stored row is scored, and the rest of the run follows.
+    The stored row is scored, and training continues.
     """
     client, run_id = interrupted
     run = client.get_run(run_id)
@@ -564,7 +562,7 @@ def test_a_stored_row_is_not_replaced_by_a_different_measurement(project, interr
 
 
 def test_a_stored_row_of_other_images_is_not_a_rounding_difference(interrupted, tmp_path):
-    """The run is left as it is. The same row is known."""
+    """It is an error, and the run is unchanged."""
     point = read_resume_point(*interrupted, tmp_path)
     row = point.records[2].row
     assert point.find_stored_row(row) == row
@@ -575,7 +573,7 @@ def test_a_stored_row_of_other_images_is_not_a_rounding_difference(interrupted, 
 
 
 def test_a_stopped_ensemble_names_the_member_to_resume(project, store, experiment_id, short_stream):
-    """The member resumes to the rows that its seed alone would have measured."""
+    """The resumed member has the rows of a training with its seed."""
     arguments = options({**short_stream, **PARAMETERS})
     process = start(project, *arguments, "--seeds", "3,4")
     deadline = time.monotonic() + LONG

@@ -1,4 +1,7 @@
-"""Our pages in MLflow's own server: workers of gunicorn, a prefix. Accounts: test_real_servers."""
+"""Our pages in MLflow's server, with gunicorn workers and a prefix.
+
+See test_real_servers for accounts.
+"""
 
 import base64
 import html
@@ -26,7 +29,7 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x>"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, empty_store):
-    """Two workers of gunicorn on sqlite. Addresses have a prefix, artifacts lie on the disk."""
+    """Two gunicorn workers on SQLite, with a prefix in addresses and artifacts on disk."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_store, folder / "mlflow.db")
     started = tracking_server(
@@ -45,7 +48,7 @@ def server(tmp_path_factory, empty_store):
 
 @pytest.fixture
 def client(server, monkeypatch):
-    """A client of the server, as a person has it."""
+    """A client of the server."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(server.url)
@@ -55,7 +58,7 @@ def client(server, monkeypatch):
 
 @pytest.fixture
 def ask(server):
-    """Ask for a page of ours."""
+    """Request one of our pages."""
 
     def request(path, method="GET", host=None, **query):
         headers = {"Host": host} if host else {}
@@ -77,7 +80,7 @@ def four_kinds(client, experiment_id, seeds=3):
 
 
 def read_page_data(page):
-    """Return what the page's script reads."""
+    """Return the data of the page's script."""
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     return json.loads(match[1])
 
@@ -91,7 +94,7 @@ def reason(response):
 
 
 def test_runs_are_grouped_selected_and_filtered(client, ask):
-    """The page is of the runs that the address names, with their matrices as they were stored."""
+    """The page shows the runs that the address names, with their stored matrices."""
     experiment_id = client.create_experiment("four kinds")
     runs = four_kinds(client, experiment_id)
     ids = [run.info.run_id for run in runs]
@@ -127,7 +130,7 @@ def test_runs_are_grouped_selected_and_filtered(client, ask):
 
 
 def test_the_page_shows_changes_of_the_store(client, ask):
-    """A row that comes, a new run and a new name are there at the next request, in each worker."""
+    """A new row, run or name is shown at the next request, by each worker."""
     experiment_id = client.create_experiment("followed")
     run_id = client.create_run(experiment_id, run_name="in training").info.run_id
     rows = row_records(counts(150, 0))
@@ -151,7 +154,7 @@ def test_the_page_shows_changes_of_the_store(client, ask):
 
 
 def test_the_page_of_a_run_in_training_is_updated(client, ask):
-    """The page asks whether something came. The answer changes with a row, and at the end."""
+    """The page polls. The response changes with a row and at the end."""
     experiment_id = client.create_experiment("in training")
     run_id = client.create_run(experiment_id, run_name="its name").info.run_id
     rows = row_records(counts(150, 0))
@@ -187,7 +190,7 @@ def test_the_page_of_a_run_in_training_is_updated(client, ask):
 
 
 def test_a_runs_class_table_comes_from_its_predictions(client, ask, tmp_path):
-    """Each answer is in the page. Of predictions that are damaged or too large, one sentence is."""
+    """Damaged or too large predictions are replaced by a sentence."""
     experiment_id = client.create_experiment("classes")
     right = counts(120, 0)
     run = log_run(client, experiment_id, "kept", right, strategy="naive")
@@ -210,7 +213,7 @@ def test_a_runs_class_table_comes_from_its_predictions(client, ask, tmp_path):
 
 
 def test_untrusted_names_are_shown_as_text(client, ask):
-    """Of experiments, runs and tags, in pages and in refusals. A policy says so to the browser."""
+    """Of experiments, runs and tags, in pages and in errors, with a content security policy."""
     experiment_id = client.create_experiment(f"called {HOSTILE}")
     run = log_run(
         client,
@@ -242,7 +245,7 @@ def test_untrusted_names_are_shown_as_text(client, ask):
 
 
 def test_each_experiment_is_listed_with_its_newest_run(client, ask):
-    """An experiment with many runs hides no other one. A trained run precedes a scored one."""
+    """A trained run precedes a scored one. An experiment with many runs hides no other."""
     many, few = client.create_experiment("many runs"), client.create_experiment("few runs")
     client.create_experiment("no runs")
     scored, trained = {names.ROWS_TAG: "complete"}, {names.KIND_TAG: names.KIND_TRAIN}
@@ -281,7 +284,7 @@ def test_each_experiment_is_listed_with_its_newest_run(client, ask):
     ],
 )
 def test_an_invalid_request_is_rejected_in_one_line(ask, query, status, says):
-    """With the status that states whose mistake it is, and nothing of where runs are kept."""
+    """With the right HTTP status, and without revealing where runs are stored."""
     response = ask("compare", **query)
     assert response.status_code == status
     assert says in reason(response)
@@ -289,7 +292,7 @@ def test_an_invalid_request_is_rejected_in_one_line(ask, query, status, says):
 
 
 def test_the_server_is_mlflows_server(server, client, ask):
-    """Its checks hold for our pages, its pages are as before, and no worker loads torch."""
+    """Its checks apply to our pages, its own pages are unchanged, and no worker loads torch."""
     assert ask("", host="elsewhere.example").status_code == 403
     assert ask("compare", host="elsewhere.example", experiment_id="0").status_code == 403
     assert ask("", method="HEAD").status_code == 405
@@ -309,7 +312,7 @@ def test_the_server_is_mlflows_server(server, client, ask):
 
 @pytest.fixture
 def start(monkeypatch, tmp_path):
-    """Start a server in this process, as far as it comes before any worker is started."""
+    """Start a server in this process, up to the start of workers."""
     import mlflow.cli
     import mlflow.server
 
@@ -331,7 +334,7 @@ def start(monkeypatch, tmp_path):
 
 
 def test_a_server_that_cannot_start_is_a_one_line_error(start, monkeypatch):
-    """Before a worker is started, which would fail and be started again and again."""
+    """Before a worker is started, which would be restarted again and again."""
     hook = "_get_proxied_run_artifact_destination_path"
     with monkeypatch.context() as patch:
         patch.delattr(f"mlflow.server.handlers.{hook}")

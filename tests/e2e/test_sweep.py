@@ -1,4 +1,4 @@
-"""Sweeps as a user types them, here and on Ray: killed, failing, stopped, gone on with."""
+"""Sweeps on this machine and on Ray: killed, failing, stopped and continued."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def grid(tmp_path, short_stream):
 
 
 def find_runs(store, experiment_id):
-    """(the run above, its runs by fingerprint, the comparisons) of all that is not in the trash."""
+    """Return parent run, runs by config hash, and comparisons, without deleted ones."""
     parents, below, compared = [], {}, []
     for run in store.search_runs([experiment_id]):
         run_kind = run.data.tags.get(names.KIND_TAG)
@@ -107,7 +107,7 @@ def find_runs(store, experiment_id):
 
 
 def assert_every_run_is_there_once(store, experiment_id, grid):
-    """Finished, complete, with the parameters that the grid asks for. Compared."""
+    """Check that each run is finished, complete and compared, with the grid's parameters."""
     parent, below, (comparison,) = find_runs(store, experiment_id)
     planned = {run.config_hash: run for run in read_checked_grid(grid, "local").runs}
     assert below.keys() == planned.keys()
@@ -125,7 +125,7 @@ def assert_every_run_is_there_once(store, experiment_id, grid):
 
 
 def workers(process):
-    """What may be killed of a sweep: processes that supervise a run, and those that train."""
+    """Return the processes of a sweep that may be killed: supervisors and trainings."""
     killable = []
     try:
         children = psutil.Process(process.pid).children(recursive=True)
@@ -147,7 +147,7 @@ def workers(process):
 def test_a_sweep_with_random_kills_trains_every_run_once(
     store, experiment_id, grid, hold, monkeypatch, engine
 ):
-    """Whichever process is killed, and whenever. The second call does nothing."""
+    """Any process is killed at any time. The second call does nothing."""
     hold.unlink()
     monkeypatch.setenv("CLEAR_TESTS_PAUSE", "0.4")
     rng = random.Random(engine)
@@ -178,9 +178,9 @@ def test_a_sweep_with_random_kills_trains_every_run_once(
 
 
 def sweep_killed_at_row(store, experiment_id, grid, hold, row):
-    """Kill every process of a sweep when a run has stored a row. Return that run.
+    """Kill every process of a sweep when a run has stored a row.
 
-    Afterwards, no training is held.
+    Return that run. Afterwards, no training is held.
     """
     process = start_sweep(grid)
     until = time.monotonic() + LONG
@@ -202,7 +202,7 @@ def sweep_killed_at_row(store, experiment_id, grid, hold, row):
 
 
 def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, hold, tmp_path):
-    """A run that another sweep trains now, or has finished meanwhile, is left as it is."""
+    """A run that the other sweep is training or has finished is left unchanged."""
     quick, held, other_held = {"strategy": "slda", "seed": 0}, {"seed": 1}, {"seed": 2}
     second_path = grid({"fixed": SLOWER, "runs": [other_held, quick, held]})
     second_path = second_path.rename(tmp_path / "second.yaml")
@@ -229,7 +229,7 @@ def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, h
 def test_a_killed_sweep_continues_within_its_parent_run(
     store, experiment_id, grid, hold, monkeypatch
 ):
-    """What was measured is not measured again. What follows is as if nobody had killed it."""
+    """No row is measured again. The result equals that of an uninterrupted sweep."""
     path = grid({"fixed": QUICK, "grid": {"strategy": ["held:Replay", "held:Ncm"]}})
     killed = sweep_killed_at_row(store, experiment_id, path, hold, 2)  # a state is complete by then
     before = read_stored_rows(killed)
@@ -260,12 +260,12 @@ def test_a_killed_sweep_continues_within_its_parent_run(
 
 
 def cut_short(state):
-    """As a disk that was full leaves it."""
+    """Truncate a state, as a full disk does."""
     state.write_bytes(state.read_bytes()[:-1])
 
 
 def change_data_digest(manifest):
-    """Only the worker, who reads the data, sees that they are others."""
+    """Change the digest, which only the training process compares."""
     text = manifest.read_text()
     digest = json.loads(text)["data"]["digest"]
     manifest.write_text(text.replace(digest, digest[:-4] + "0000"))
@@ -281,7 +281,7 @@ def change_data_digest(manifest):
 def test_a_run_that_cannot_be_resumed_starts_again(
     store, experiment_id, grid, hold, files, spoil, reason
 ):
-    """And it is reported why. The earlier try is in the trash."""
+    """The reason is reported, and the earlier run is deleted."""
     path = grid({"fixed": QUICK, "grid": {"strategy": ["held:Replay"]}})
     killed = sweep_killed_at_row(store, experiment_id, path, hold, 2)
     folder = Path(killed.info.artifact_uri.removeprefix("file://"), names.STATE_FOLDER)
@@ -298,7 +298,10 @@ def test_a_run_that_cannot_be_resumed_starts_again(
 
 
 def test_a_failed_run_is_reported_and_stops_no_other(store, experiment_id, grid):
-    """Exit code 2, its reason on the terminal and in MLflow. The next call would try it alone."""
+    """Exit code 2, with its reason on the terminal and in MLflow.
+
+    The next call would train only it.
+    """
     diverging = {"lr": "1e30", "weight_decay": "1", "strategy": "naive"}
     content = {"fixed": QUICK, "runs": [{"strategy": "ncm"}, diverging]}
     path = grid(content)
@@ -340,7 +343,7 @@ class Meeting(Naive):
 
 
 def test_jobs_limits_the_number_of_concurrent_runs(grid, tmp_path, monkeypatch):
-    """Each run waits for the other one to start."""
+    """Each run waits until the other one has started."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "started").mkdir()
     (tmp_path / "meeting.py").write_text(MEETING)
@@ -351,9 +354,10 @@ def test_jobs_limits_the_number_of_concurrent_runs(grid, tmp_path, monkeypatch):
 
 
 def test_a_sweep_trains_ensembles(store, experiment_id, grid):
-    """Each with its members below it. All members are compared. Done ones are left alone.
+    """Members are child runs, and all are compared.
 
-    Measured on validation images, it ends with the command that tests each strategy.
+    Completed ones are skipped. On validation images, it prints the command that tests each
+    strategy.
     """
     fixed = {**QUICK, "seeds": "0,1", "split": "validation"}
     path = grid({"fixed": fixed, "grid": {"strategy": ["naive", "cumulative"]}})
@@ -393,7 +397,7 @@ def test_a_sweep_trains_ensembles(store, experiment_id, grid):
 
 @pytest.mark.parametrize("engine", ["local", "ray"])
 def test_a_stopped_sweep_is_scored_and_continues(store, experiment_id, grid, hold, engine):
-    """A Ctrl-C ends all runs under way as it would end each alone."""
+    """Ctrl-C ends all current runs, each as if it were alone."""
     path = grid({"fixed": SLOWER, "grid": {"seed": [0, 1]}})
     process = start_sweep(path, "--engine", engine, "--jobs", "1")
     wait_for_a_row(store, experiment_id, process)
@@ -417,7 +421,7 @@ def test_a_stopped_sweep_is_scored_and_continues(store, experiment_id, grid, hol
 
 @contextmanager
 def ray_node(*options):
-    """A machine of a Ray cluster that somebody else starts; all that it started goes with it."""
+    """Run a machine of a Ray cluster; all processes that it started end with it."""
     process = subprocess.Popen(
         [
             *(str(Path(sys.executable).with_name("ray")), "start", "--block", *options),
@@ -449,7 +453,7 @@ def ray_node(*options):
 
 @contextmanager
 def ray_head(*options):
-    """Yield the first machine of a cluster. Gives the cluster's address once it is up."""
+    """Yield the address of a cluster's first machine once it is up."""
     address = f"127.0.0.1:{free_port()}"
     # Ray's sockets are stored in its folder, and a socket's path has a hundred characters at most.
     with (
@@ -480,7 +484,7 @@ def wait_for_machines(address, machines, process):
 
 
 def test_a_lost_machine_of_the_cluster_is_replaced(store, experiment_id, grid, hold):
-    """What it trained is gone on with by another machine, when there is one."""
+    """Another machine resumes its run."""
     path = grid({"fixed": SLOWER, "grid": {"seed": [0]}})
     where = ("--engine", "ray", "--cpus", str(CORES))  # of which the first machine has too few
     with ray_head("--num-cpus=1") as address:
@@ -506,7 +510,7 @@ def test_a_lost_machine_of_the_cluster_is_replaced(store, experiment_id, grid, h
 
 
 def test_a_run_on_ray_gets_a_gpu_if_there_are_any(tmp_path):
-    """Two GPUs, which are names to Ray: two runs side by side, each with its own. A third waits."""
+    """Two simulated GPUs: two concurrent runs have one each, and a third waits."""
 
     def train(parameters, run_id, experiment_id, tracking_uri):
         (tmp_path / run_id).touch()
@@ -572,7 +576,7 @@ def test_an_invalid_strategy_argument_is_reported_before_anything_starts(
 
 
 def test_a_file_store_is_rejected_if_workers_are_on_other_machines():
-    """One line that names the store and the machines. A server is taken."""
+    """One line names the store and the machines. A server is accepted."""
 
     def node(name):
         return {"NodeID": name, "NodeManagerHostname": f"host-{name}"}

@@ -18,7 +18,7 @@ STRANGER = ("stranger", "the password of a stranger 1")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, empty_store):
-    """MLflow's accounts in our app. Nobody may see what no permission is given for."""
+    """Our app with MLflow's accounts. Nobody sees anything without a permission."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_store, folder / "mlflow.db")
     settings = folder / "auth.ini"
@@ -53,7 +53,7 @@ def server(tmp_path_factory, empty_store):
 
 @pytest.fixture
 def lab(server, monkeypatch):
-    """The environment of a person who works in the workspace called lab."""
+    """The environment of a user who works in the workspace lab."""
     for name, text in {
         "MLFLOW_TRACKING_URI": server,
         "MLFLOW_TRACKING_USERNAME": ADMIN[0],
@@ -70,14 +70,14 @@ def lab(server, monkeypatch):
 
 
 def ran(*arguments):
-    """Return what a command printed."""
+    """Run a command and return its output."""
     done = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 
 
 def test_commands_and_pages_stay_in_a_workspace(lab, tmp_path, monkeypatch):
-    """track, import, evaluate, compare. Links lead there. Pages are for whom MLflow lets in."""
+    """track, import, evaluate and compare; links lead there, and pages require permission."""
     # mlflow.set_experiment would stay in force for whatever this process tests next.
     experiment_id = mlflow.create_experiment("rows")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "rows")

@@ -97,7 +97,7 @@ def test_states_of_several_processes_are_summed():
 
 
 def test_undefined_metrics_have_a_reason():
-    """An undefined metric is neither 0 nor NaN, but left out."""
+    """An undefined metric is neither 0 nor NaN, but omitted."""
     metric = MatrixMetrics(BUCKETS, metrics=renate.METRICS)
     for (row, bucket), (logits, target) in draw_batches()[0].items():
         if row == 1:
@@ -118,7 +118,6 @@ def test_undefined_metrics_have_a_reason():
 
 
 def test_reset_copy_pickle_and_forward():
-    """Torchmetrics can do with this metric what it does with any other."""
     batches, _ = draw_batches()
     metric = MatrixMetrics(BUCKETS, metrics=clear.METRICS)
     for (row, bucket), (logits, target) in batches.items():

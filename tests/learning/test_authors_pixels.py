@@ -1,4 +1,4 @@
-"""The CLEAR authors' pixels, against torchvision's own loader and transforms."""
+"""The CLEAR authors' pixels, compared with torchvision's loader and transforms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clear_mlflow.learning.samples import DecodedStream
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth colours with grain: no two places look alike."""
+    """Smooth colours with grain, so that no two regions look alike."""
     random = np.random.default_rng(seed)
     coarse = random.integers(0, 256, (6, 7, 3), dtype=np.uint8)
     smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
@@ -84,7 +84,7 @@ def build_stream(*paths: Path) -> BucketStream:
 
 
 def torchvisions(path: Path, size: int) -> np.ndarray:
-    """What torchvision tests on: its image loader, Resize, CenterCrop; before normalisation."""
+    """Return torchvision's test images: image loader, Resize, CenterCrop; before normalisation."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of palettes with transparency
         image = torchvision.datasets.folder.pil_loader(str(path))
@@ -109,7 +109,7 @@ def test_test_images_equal_torchvisions(tmp_path, size):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(8, 70), st.sampled_from(["jpg", "png"]))
 def test_crops_of_any_size_equal_torchvisions(tmp_path_factory, width, height, size, suffix):
-    """Which way a half is rounded, too."""
+    """Including how halves are rounded."""
     path = tmp_path_factory.getbasetemp() / f"{width}x{height}.{suffix}"
     photo(width, height).save(path)
     stream = DecodedStream(build_stream(path), image_size=size, augment="random_crop", device=CPU)
@@ -117,7 +117,7 @@ def test_crops_of_any_size_equal_torchvisions(tmp_path_factory, width, height, s
 
 
 def draw_crops(path: Path, augment: str, size: int, *, epochs: int) -> np.ndarray:
-    """(epochs * 64, size, size, 3): what epochs on one image, 64 times in a bucket, train on."""
+    """Return training crops of one image, 64 times in a bucket: (epochs * 64, size, size, 3)."""
     stream = DecodedStream(build_stream(*[path] * 64), image_size=size, augment=augment, device=CPU)
     photos = stream.train(0).images
     assert isinstance(photos, Photos)
@@ -132,9 +132,9 @@ def draw_crops(path: Path, augment: str, size: int, *, epochs: int) -> np.ndarra
 
 @pytest.mark.parametrize(("width", "height"), [(60, 40), (40, 60)])
 def test_training_crops_are_anywhere_and_never_mirrored(tmp_path, width, height):
-    """Each of 17 places along the longer side is as likely as any other. All is as torchvision's.
+    """All 17 positions along the longer side are equally likely, as in torchvision.
 
-    The chance of a false alarm is 1 in 10,000, and the draws are the same at every run.
+    The probability of a false alarm is 1 in 10,000, with the same draws in every run.
     """
     path = tmp_path / "photo.png"
     photo(width, height).save(path)

@@ -1,4 +1,4 @@
-"""What a row cost: held against a count by hooks on every layer, and against a resumed run."""
+"""Costs of rows, compared with hooks on every layer and with resumed runs."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ BY_GRADIENTS = sorted(set(list_strategies()) - ON_FEATURES)
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_transformer_costs_the_same_on_every_device(trains):
-    """A CPU computes some of the attention again in the backward pass, and tests it in one step."""
+    """A CPU recomputes parts of the attention in the backward pass, and fuses it in tests."""
 
     def count(device):
         model = VisionTransformer(16, 4, 2, 2, 8, 16, num_classes=3).to(device).train(trains)
@@ -48,7 +48,7 @@ def test_a_transformer_costs_the_same_on_every_device(trains):
 
 
 def on_images(strategy, **changes):
-    """Two epochs of three steps and less, the last of another size."""
+    """Return parameters of two epochs of at most three steps, the last of another size."""
     parameters = {"epochs": "2", "batch_size": "4", "memory": "5", "image_size": "8"}
     return config(strategy=strategy, **{**parameters, **changes})
 
@@ -58,7 +58,7 @@ def train_all(stream, settings, saved=None):
 
 
 class LiteralCount:
-    """What every convolution and linear layer computes, while it is entered, in both passes."""
+    """Counts every convolution and linear layer in both passes while it is active."""
 
     def __init__(self):
         self.forward = self.backward = 0
@@ -87,7 +87,7 @@ class LiteralCount:
 
 @pytest.mark.parametrize("strategy", BY_GRADIENTS)
 def test_flops_equal_the_sum_over_layers(strategy, tmp_path, monkeypatch):
-    """Three buckets of a small network, with all that the strategy adds to a step."""
+    """Three buckets of a small network, with everything that the strategy adds to a step."""
     stream, settings = image_stream(tmp_path), on_images(strategy)
     fisher = []
     with LiteralCount() as literal:
@@ -133,7 +133,7 @@ def test_flops_of_a_linear_head():
 
 @pytest.mark.parametrize("strategy", ["replay", "derpp", "ewc", "gdumb", "cwr"])
 def test_a_resumed_run_costs_the_same(strategy, tmp_path):
-    """From the state after any row: what is not a fact of the machine is the same to the digit."""
+    """From the state after any row, all costs except times and memory are equal."""
     stream, settings = image_stream(tmp_path), on_images(strategy)
     states, costs = [], []
     for trained_bucket in train(stream, settings, progress=TrainingProgress()):
@@ -151,7 +151,7 @@ def without_times(cost):
 
 
 def test_counting_changes_nothing(tmp_path, monkeypatch):
-    """Not a bit of the weights, and no random draw: held against steps that nothing counts."""
+    """Neither weights nor random draws differ from steps without counting."""
     stream, settings = image_stream(tmp_path), on_images("agem")
     counted = train_all(stream, settings)[-1].model.state_dict()
     monkeypatch.setattr(meter.FlopCounter, "__enter__", lambda counter: counter)
@@ -180,7 +180,7 @@ def test_images_of_the_bucket_and_replayed_ones_are_counted(tmp_path):
 
 
 def test_stored_bytes_are_those_of_images_and_state(tmp_path):
-    """Of 8 pixels a side, 192 bytes an image. 32 more of each in a class-balanced buffer."""
+    """An image of 8 x 8 pixels has 192 bytes, plus 32 in a class-balanced buffer."""
     bytes_by_strategy = {}
     for strategy in ("naive", "replay", "si", "cumulative"):
         rows = train_all(image_stream(tmp_path / strategy), on_images(strategy))
@@ -199,7 +199,7 @@ def test_stored_bytes_are_those_of_images_and_state(tmp_path):
 
 
 def test_closed_forms_follow_their_formulas():
-    """Of features of WIDTH numbers, and as many images as a bucket has."""
+    """For features of WIDTH numbers and the images of a bucket."""
     d, classes = WIDTH, CLASSES
     for strategy in WITHOUT_STEPS:
         rows = train_all(feature_stream((9, 7)), on_features(strategy=strategy))
@@ -221,7 +221,10 @@ def spent(rows):
 
 @pytest.mark.parametrize("strategy", sorted({*BY_GRADIENTS} - {"joint"}))
 def test_a_run_uses_its_budget(strategy, tmp_path):
-    """As much as naive learning, and less than a step more. EWC's importances are charged later."""
+    """As much as naive learning, exceeded by less than a step.
+
+    EWC's importances are charged later.
+    """
     changes = {
         "epochs": "12",
         "lr": "0.001",
@@ -245,7 +248,7 @@ NO_ARGS = {"strategy_args": "none"}
 
 
 def lefts(naive, rows):
-    """Yield what is left after each bucket."""
+    """Yield the remaining budget after each bucket."""
     remaining = 0
     for of_naive, own in zip(naive, rows, strict=True):
         remaining += of_naive.row.cost.training_flops - own.row.cost.training_flops
@@ -254,7 +257,7 @@ def lefts(naive, rows):
 
 @pytest.mark.parametrize("strategy", ["derpp", "ewc", "replay"])
 def test_a_budget_is_resumed(strategy, tmp_path):
-    """What a bucket overspent is in the state."""
+    """The state contains what a bucket overspent."""
     stream = image_stream(tmp_path)
     settings = on_images(strategy, epochs="9", lr="0.001", budget="naive:0.9")
     full_run = list(train(stream, settings, progress=TrainingProgress()))
@@ -273,13 +276,13 @@ def test_a_budget_is_resumed(strategy, tmp_path):
 
 
 def test_a_budget_of_images(tmp_path):
-    """Whole steps of two to five. What a step exceeds is taken from the next bucket."""
+    """In steps of two to five images. An excess is charged to the next bucket."""
     rows = train_all(image_stream(tmp_path), on_images("naive", budget="images:10"))
     assert [trained_bucket.row.cost.images for trained_bucket in rows] == [0, 11, 10, 10]
 
 
 def test_the_schedule_ends_with_the_budget(tmp_path):
-    """Half of the epochs, and the rate of a cosine has fallen as far."""
+    """After half of the epochs, a cosine schedule has decreased as far."""
     curve = Points()
     settings = on_images("naive", epochs="8", schedule="cosine", budget="naive:0.5")
     list(train(image_stream(tmp_path), settings, progress=curve))
@@ -322,7 +325,7 @@ def test_learning_rates_are_shares_of_the_budget(strategy, schedule, tmp_path):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_naive_is_the_same_with_a_budget_of_naive(schedule, tmp_path):
-    """To the bit, whatever the schedule."""
+    """To the bit, with every schedule."""
     changes = {"epochs": "12", "lr": "0.001", **SCHEDULES[schedule]}
     weights = [
         train_all(
@@ -353,7 +356,7 @@ def record_rates(stream, settings):
 
 @pytest.mark.parametrize("features", [False, True])
 def test_derpp_keeps_images_with_logits_only(features, tmp_path):
-    """A budget of seven steps, of ten in an epoch: images of no step are not in the buffer."""
+    """With a budget of seven of ten steps, images of no step are not in the buffer."""
     if features:
         stream, on_stream = feature_stream((40, 40, 40)), on_features
     else:
@@ -370,14 +373,14 @@ def test_derpp_keeps_images_with_logits_only(features, tmp_path):
 
 
 class Extravagant(Naive):
-    """Computes after each bucket as much as 15 steps."""
+    """Computes as much as 15 steps after each bucket."""
 
     def after_bucket(self, bucket_index):
         self.model(torch.zeros(180, 3, 8, 8))
 
 
 def test_overspending_is_charged_to_the_next_bucket(tmp_path):
-    """What follows the steps of a bucket is charged to the next one, and known by then."""
+    """Including work after the steps of a bucket."""
     changes = {"epochs": "40", "lr": "0.001"}
     naive = train_all(
         image_stream(tmp_path / "naive", train=(8, 8, 8)), on_images("naive", **changes)
@@ -396,7 +399,7 @@ def test_overspending_is_charged_to_the_next_bucket(tmp_path):
 
 
 def test_seconds_of_tests_are_not_training_seconds(monkeypatch):
-    """Several tests add up, by the clock and of the processors. Counted on clocks set by hand."""
+    """Several tests are summed, by wall clock and processor time. Counted on simulated clocks."""
     clock = {"perf_counter": 100.0, "process_time": 10.0}
 
     def pass_time(seconds):
@@ -464,7 +467,7 @@ def test_a_budget_conflicts_with_a_strategy_that_trains_in_one_bucket():
 
 @pytest.mark.parametrize("strategy", ["replay", "derpp", "gdumb", "agem"])
 def test_a_buffer_fills_its_bytes(strategy, tmp_path):
-    """All that is kept has room, and of one image more there is none."""
+    """One more image would exceed them."""
     rows = train_all(image_stream(tmp_path), on_images(strategy, memory_budget=2000, lr="0.001"))
     most = max(trained_bucket.row.cost.stored_bytes for trained_bucket in rows)
     assert 2000 - (192 + 32 + 12) - 3 * 8 < most <= 2000
@@ -477,7 +480,7 @@ def test_a_buffer_fills_its_bytes(strategy, tmp_path):
 def test_a_strategy_that_exceeds_its_bytes_is_rejected(
     strategy, bytes_needed, rows_before, tmp_path
 ):
-    """Just what it keeps is enough. A byte less is refused, once it is kept or certain."""
+    """The exact size is accepted, and one byte less is an error."""
     stream = image_stream(tmp_path)
     if bytes_needed == "three":
         bytes_needed = 12 * sum(
@@ -494,7 +497,7 @@ def test_a_strategy_that_exceeds_its_bytes_is_rejected(
 
 
 def test_ewc_stores_only_trained_weights(tmp_path):
-    """Frozen ones are not among them."""
+    """Not frozen ones."""
     settings = on_images("ewc", freeze="backbone", lr="0.001")
     stored_bytes = train_all(image_stream(tmp_path), settings)[-1].row.cost.stored_bytes
     enough = replace(settings, memory_budget=stored_bytes)
@@ -505,14 +508,14 @@ def test_ewc_stores_only_trained_weights(tmp_path):
 
 
 def test_state_next_to_a_buffer_counts_as_bytes(tmp_path):
-    """Of a custom strategy. The buffer has room for as many images as fit without it."""
+    """Of a custom strategy. The buffer gets as many images as fit without it."""
     settings = on_images(f"{__name__}:WithACopy", memory_budget=2000)
     with pytest.raises(ConfigError, match="or memory=N images and memory_budget=0"):
         train_all(image_stream(tmp_path), settings)
 
 
 class WithACopy(ErAce):
-    """Keeps the first weights, too."""
+    """Stores a copy of the first weights."""
 
     state_attributes = (*ErAce.state_attributes, "_first")
 
@@ -531,7 +534,7 @@ class WithACopy(ErAce):
     ],
 )
 def test_equal_budgets_have_one_text(text, same):
-    """However it is written, it is one method. A rate, too."""
+    """Different notations are one method, also for rates."""
     for option in ("budget", "stream_rate"):
         parameters = {"strategy": "naive", "epochs": "1", option: text}
         assert getattr(config(**parameters), option) == same

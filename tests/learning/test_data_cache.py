@@ -1,4 +1,4 @@
-"""The cache of decoded images: the same pixels, built once, whatever happens to its builder."""
+"""The cache of decoded images: the same pixels, built once, also if a builder is killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RESIZE = Resize(16)
 
 
 def build_image_set(*paths: Path) -> ImageSet:
-    """Images with their contents hashed, as a dataset's reader gives them."""
+    """Return images with content hashes, as a dataset's reader returns them."""
     contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
     return ImageSet(tuple(paths), np.zeros(len(paths), dtype=np.int64), contents)
 
@@ -72,7 +72,7 @@ def kept(folder: Path, pattern: str = "*.npy") -> list[Path]:
 
 
 def test_cached_images_equal_decoded_ones_and_are_built_once(tmp_path):
-    """First and second answers equal decode. The second one needs no image file any more."""
+    """The second call needs no image file."""
     images = write_images(tmp_path / "images")
     literal = decode(images, RESIZE)
     reported: list[int] = []
@@ -89,7 +89,7 @@ def test_cached_images_equal_decoded_ones_and_are_built_once(tmp_path):
 
 
 def test_changes_of_mapped_pixels_do_not_reach_the_file(tmp_path):
-    """A tensor takes the mapped memory as it is, without a warning. The file keeps its bytes."""
+    """A tensor shares the mapped memory without a warning. The file keeps its bytes."""
     images = write_images(tmp_path / "images", 3)
     cache = quiet_cache(tmp_path / "cache")
     pixels = cache.load(images, RESIZE).pixels
@@ -104,7 +104,7 @@ def test_changes_of_mapped_pixels_do_not_reach_the_file(tmp_path):
 
 @pytest.mark.parametrize("change", ["content", "order", "geometry", "fewer", "folder"])
 def test_whatever_changes_a_pixel_changes_the_key(tmp_path, change):
-    """Another content, order, number or geometry is another entry. Another folder is none."""
+    """Content, order, number and geometry change the key. The folder does not."""
     images = write_images(tmp_path / "images", 5)
     cache, resize = quiet_cache(tmp_path / "cache"), RESIZE
     cache.load(images, resize)
@@ -126,7 +126,7 @@ def test_whatever_changes_a_pixel_changes_the_key(tmp_path, change):
 
 
 def _black_pixels(path: Path) -> None:
-    """As a reviewer did it: the length and the header are as they were."""
+    """Replace the pixels, but keep length and header."""
     with path.open("r+b") as file:
         np.lib.format.read_magic(file)
         (pixels,), _, _ = np.lib.format.read_array_header_1_0(file)
@@ -141,7 +141,7 @@ def _other_sizes(path: Path) -> None:
 
 
 def _write_entry_of_other_images(path: Path) -> None:
-    """Whole, with its own JSON, and of as many images of the same sizes."""
+    """Write a complete entry of as many other images of the same sizes."""
     others = write_images(path.parent / "others", 3)
     quiet_cache(path.parent / "elsewhere").load(others, RESIZE)
     for suffix in (".npy", ".json"):
@@ -162,7 +162,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_built_again(tmp_path, damage):
-    """A file that is not as it was written is replaced, never read as images. A line reports it."""
+    """It is never read as images, and a line reports it."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
@@ -182,7 +182,7 @@ def test_a_damaged_entry_is_built_again(tmp_path, damage):
 
 @pytest.mark.parametrize("suffix", [".npy", ".json"])
 def test_a_file_that_others_may_write_is_built_again(tmp_path, suffix):
-    """And what is written can be written by its owner alone, whatever the umask allows."""
+    """New files are writable only by their owner, whatever the umask."""
     images = write_images(tmp_path / "images", 3)
     umask = os.umask(0)
     try:
@@ -212,7 +212,7 @@ def test_a_file_that_others_may_write_is_built_again(tmp_path, suffix):
     ],
 )
 def test_which_owners_files_are_trusted(monkeypatch, owner, user, mode, why):
-    """The user's own and root's, where nobody else may write."""
+    """The user's own and root's, if nobody else may write them."""
     monkeypatch.setattr(os, "geteuid", lambda: user)
     status = os.stat_result((mode, 1, 1, 1, owner, owner, 10, 0, 0, 0))
     monkeypatch.setattr(Path, "stat", lambda path: status)
@@ -247,7 +247,7 @@ def test_another_users_file_is_neither_read_nor_replaced(tmp_path, monkeypatch):
 
 @pytest.fixture
 def complete_reads(monkeypatch):
-    """The files that were read completely to verify them."""
+    """The files that were completely read to verify them."""
     paths: list[str] = []
     hash_all = caching._hash_all
     monkeypatch.setattr(
@@ -257,7 +257,7 @@ def complete_reads(monkeypatch):
 
 
 def test_a_start_reads_only_a_sample_of_a_file(tmp_path, complete_reads):
-    """What is written is hashed completely once. A later process reads a quarter of a MiB."""
+    """New files are completely hashed once. A later process reads a quarter of a MiB."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     assert len(complete_reads) == 1
@@ -269,7 +269,7 @@ def test_a_start_reads_only_a_sample_of_a_file(tmp_path, complete_reads):
 
 
 def test_a_file_with_another_time_is_verified_completely_once(tmp_path, complete_reads):
-    """A copied cache is used, and gets its time back. A changed file is built anew."""
+    """A copied cache is used, and its time is restored. A changed file is built again."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
@@ -290,7 +290,7 @@ def test_a_file_with_another_time_is_verified_completely_once(tmp_path, complete
 def test_a_file_whose_time_cannot_be_set_is_verified_once_in_a_process(
     tmp_path, complete_reads, monkeypatch
 ):
-    """As of a cache that root copied for a group."""
+    """For example, of a cache that root copied for a group."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
@@ -303,7 +303,7 @@ def test_a_file_whose_time_cannot_be_set_is_verified_once_in_a_process(
 
 
 def test_an_entry_of_an_earlier_version_is_verified_completely(tmp_path, complete_reads):
-    """It has one SHA-256 and neither size nor time. It is used as it is."""
+    """It has one SHA-256 and neither size nor time."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
@@ -317,7 +317,7 @@ def test_an_entry_of_an_earlier_version_is_verified_completely(tmp_path, complet
 
 @pytest.mark.parametrize("damage", ["size", "first", "middle", "last"])
 def test_damage_with_an_unchanged_time_is_noticed(tmp_path, damage):
-    """A lost end, or a byte of the sample. Each is built anew."""
+    """A truncated file, or a changed byte of the sample, is built again."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
@@ -363,7 +363,7 @@ print(json.dumps({"reported": len(reported), "pixels": digest.hexdigest()}))
 
 
 def builder(folder: Path, images: ImageSet, what: str = "build") -> subprocess.Popen[str]:
-    """Return a process that asks the cache for images. With mode "pause", it stops half-way."""
+    """Start a process that requests images from the cache. With mode "pause", it stops half-way."""
     described = {"paths": [str(path) for path in images.paths], "contents": images.contents}
     process = subprocess.Popen(
         [sys.executable, "-c", BUILDER, str(folder), json.dumps(described), what],
@@ -380,7 +380,7 @@ def builder(folder: Path, images: ImageSet, what: str = "build") -> subprocess.P
 
 
 def answer(process: subprocess.Popen[str]) -> tuple[dict, str]:
-    """What a builder returned, and what it wrote to standard error, after it was told to go on."""
+    """Let a builder continue, and return its result and its standard error."""
     with contextlib.suppress(BrokenPipeError):  # it may have ended already
         process.stdin.write("go on\n")
         process.stdin.close()
@@ -396,7 +396,7 @@ def digest(images: ImageSet) -> str:
 
 
 def test_a_killed_builder_leaves_no_entry(tmp_path):
-    """After SIGKILL nothing counts as built. The next one builds all and clears up."""
+    """The next builder builds everything and cleans up."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     with builder(folder, images, "pause") as process:
         process.kill()
@@ -411,7 +411,7 @@ def test_a_killed_builder_leaves_no_entry(tmp_path):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_of_several_builders_at_once_one_builds_and_the_others_wait(tmp_path, killed):
-    """They read what the first one built. Where it is killed, the lock goes with it."""
+    """They read its result. If it is killed, its lock is released."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     with (
         builder(folder, images, "pause") as first,
@@ -429,7 +429,7 @@ def test_of_several_builders_at_once_one_builds_and_the_others_wait(tmp_path, ki
 
 
 def test_images_are_decoded_if_the_disk_is_full(tmp_path):
-    """What cannot be written whole is not kept at all. One line tells, and the pixels are right."""
+    """No partial entry is kept, one line warns, and the pixels are right."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     results, err = answer(builder(folder, images, "small disk"))
     assert results["pixels"] == digest(images)
@@ -439,7 +439,7 @@ def test_images_are_decoded_if_the_disk_is_full(tmp_path):
 
 
 def test_images_are_decoded_if_the_folder_cannot_be_created(tmp_path):
-    """The warning comes once, however many image sets are asked for."""
+    """One warning, however many image sets are requested."""
     (tmp_path / "file").write_text("no folder")
     messages: list[str] = []
     cache = DecodedCache(tmp_path / "file" / "cache", warn=messages.append)
@@ -452,7 +452,7 @@ def test_images_are_decoded_if_the_folder_cannot_be_created(tmp_path):
 
 
 def test_a_file_changed_since_it_was_hashed_is_rejected(tmp_path):
-    """Pixels are never kept under the name of a content that they do not come from."""
+    """Pixels are never stored under another content's hash."""
     images = write_images(tmp_path / "images", 3)
     write_image(images.paths[1], size=(20, 20), seed="changed")
     with pytest.raises(DataError, match=r"1\.png is not the file whose content was hashed"):
@@ -461,7 +461,7 @@ def test_a_file_changed_since_it_was_hashed_is_rejected(tmp_path):
 
 
 def test_damaged_images_are_all_listed_and_cached(tmp_path):
-    """Each by position and reason. Asked again, no file is opened."""
+    """Each by position and reason. A second request opens no file."""
     images = write_images(tmp_path / "images", 40)
     images.paths[3].write_bytes(b"<html>")
     images.paths[35].write_bytes(images.paths[35].read_bytes()[:90])
@@ -484,7 +484,7 @@ def settled(path: Path, content: bytes = b"content") -> Path:
 
 
 def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[Path]]:
-    """Return the hashes of files, and which of them were read for it."""
+    """Return the hashes of files, and the files that were read for them."""
     with (
         mock.patch.object(caching, "hash_file", side_effect=hash_file) as read,
         HashCache(folder, root) as hashes,
@@ -504,7 +504,7 @@ def clock(monkeypatch):
 
 @pytest.mark.usefixtures("clock")
 def test_an_unchanged_file_is_hashed_once(tmp_path):
-    """The second look computes nothing. A name that is no Unicode is as good as any."""
+    """Names that are not Unicode are supported."""
     paths = [settled(tmp_path / "a"), settled(tmp_path / os.fsdecode(b"\xff"), b"other")]
     first, computed = looked_up(tmp_path / "cache", tmp_path, *paths)
     assert computed == paths
@@ -515,7 +515,7 @@ def test_an_unchanged_file_is_hashed_once(tmp_path):
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_changed_file_is_hashed_again(tmp_path, replaced):
-    """Not even a file of the same size and time is taken for the old one."""
+    """Even with the same size and time."""
     path = settled(tmp_path / "a")
     looked_up(tmp_path / "cache", tmp_path, path)
     before = path.stat()
@@ -529,7 +529,7 @@ def test_a_changed_file_is_hashed_again(tmp_path, replaced):
 
 
 def test_the_hash_of_a_just_written_file_is_not_cached(tmp_path):
-    """It may change again without a change of its times."""
+    """It may change again within the resolution of its time."""
     path = settled(tmp_path / "a")
     os.utime(path, (0, 0))  # as an archive sets it, which says nothing of when it was written
     for _ in range(2):
@@ -538,7 +538,7 @@ def test_the_hash_of_a_just_written_file_is_not_cached(tmp_path):
 
 @pytest.mark.usefixtures("clock")
 def test_a_damaged_hash_cache_is_replaced(tmp_path):
-    """Hashes stay right, and the next run but one remembers again."""
+    """Hashes remain right, and are cached again."""
     path = settled(tmp_path / "a")
     first, _ = looked_up(tmp_path / "cache", tmp_path, path)
     file = tmp_path / "cache" / HASHES_FILE
@@ -550,7 +550,7 @@ def test_a_damaged_hash_cache_is_replaced(tmp_path):
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("mode", [0o644, 0o666])
 def test_hashes_that_others_may_write_are_not_trusted(tmp_path, mode):
-    """A hash that somebody wrote there would be the digest of images that were never read."""
+    """A false hash would become the digest of images that were never read."""
     path = settled(tmp_path / "a")
     looked_up(tmp_path / "cache", tmp_path, path)
     (tmp_path / "cache" / HASHES_FILE).chmod(mode)

@@ -1,4 +1,4 @@
-"""The command that extracts features: the options that its error lines name are its own."""
+"""The command that extracts features names only its own options in errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(*arguments):
 
 @pytest.mark.parametrize("options", [("--split", "0"), ("--protocol", "streaming")])
 def test_a_tree_without_its_test_set_has_features_under_other_protocols(tmp_path, cache, options):
-    """What the error line says to pass can be passed, and training then finds the features."""
+    """The option that the error names works, and training finds the features."""
     root = write_released(tmp_path / "data", train=4, buckets=("1", "2"), classes=("bus", "camera"))
     shutil.rmtree(root / "test")
     refused = run(root)
@@ -44,7 +44,7 @@ def test_a_tree_without_its_test_set_has_features_under_other_protocols(tmp_path
 
 
 def test_a_damaged_image_is_reported_with_a_fitting_remedy(tmp_path, cache):
-    """No option is named that this command does not have."""
+    """The error names no option that this command lacks."""
     root = write_released(tmp_path / "data")
     image = root / "train/labeled_images/1/bus/235821044.jpg"
     image.write_bytes(b"no image")
@@ -57,13 +57,13 @@ def test_a_damaged_image_is_reported_with_a_fitting_remedy(tmp_path, cache):
 
 
 def write(folder, stream, extraction):
-    """Features of the first training images."""
+    """Write features of the first training images."""
     array = np.zeros((len(stream.buckets[0].train), 3), np.float32)
     extraction.write(get_array_path(folder, 0), stream.buckets[0].train, array)
 
 
 def test_a_name_belongs_to_one_precision(tmp_path):
-    """What was computed otherwise is stored elsewhere, and needs its own name."""
+    """Another precision is stored elsewhere, and needs its own name."""
     stream = load_stream("clear10", str(write_released(tmp_path / "data")), cache_dir=tmp_path)
     extraction = Extraction("mine", "resnet18", "random:0", "made up")
     rounded = dataclasses.replace(extraction, arithmetic="tf32")

@@ -1,4 +1,4 @@
-"""Extracting features: the backbone's own numbers, stored once, found by what images hold."""
+"""Extracted features equal the backbone's outputs, are stored once, and are found by content."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def extract_features(root, tmp_path, backbone, *, name="mine", **options):
 
 @pytest.fixture(scope="module")
 def full_folder(root, backbone, tmp_path_factory):
-    """A cache in which all features are extracted."""
+    """A cache with all features."""
     cache = tmp_path_factory.mktemp("extracted")
     extract_features(root, cache, backbone)
     return cache
@@ -70,7 +70,7 @@ def full_folder(root, backbone, tmp_path_factory):
 
 @pytest.fixture
 def folder(full_folder, tmp_path):
-    """The features in a copy of it, which a test may damage."""
+    """A copy of all features, which a test may damage."""
     shutil.copytree(full_folder, tmp_path, dirs_exist_ok=True)
     (features,) = (tmp_path / "features" / "mine").iterdir()
     return features
@@ -84,7 +84,7 @@ def one_line(function, *arguments, **options):
 
 
 def test_features_equal_the_backbones_outputs(root, full_folder, backbone):
-    """One image at a time through torchvision's own layers and transforms gives the same."""
+    """One image at a time through torchvision's layers and transforms."""
     stream = load_test_stream(root, full_folder)
     features = load_features(stream, "mine", cache_dir=full_folder)
     assert features.width == 512
@@ -98,7 +98,7 @@ def test_features_equal_the_backbones_outputs(root, full_folder, backbone):
 
 
 def test_an_interrupted_extraction_continues(root, full_folder, tmp_path, backbone):
-    """A set that is complete is not computed again. Nothing is used before all are."""
+    """Complete sets are not computed again, and nothing is used before all are complete."""
 
     def stop_at(count):
         def on_image(done, total):
@@ -124,7 +124,7 @@ def test_an_interrupted_extraction_continues(root, full_folder, tmp_path, backbo
 
 @pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "2"}])
 def test_one_extraction_serves_all_protocols(root, full_folder, backbone, chosen):
-    """Features are found by the content of images, whatever set the images are in."""
+    """Features are found by image content, whatever set the images are in."""
     stream = load_test_stream(root, full_folder, **chosen)
     features = load_features(stream, "mine", cache_dir=full_folder)
     for bucket, train, test in zip(stream.buckets, features.train, features.test, strict=True):
@@ -134,7 +134,10 @@ def test_one_extraction_serves_all_protocols(root, full_folder, backbone, chosen
 
 
 def test_features_of_another_decoder_are_not_used(root, folder, tmp_path, backbone, monkeypatch):
-    """After an upgrade of Pillow old arrays are of other pixels. New ones lie beside them."""
+    """After an upgrade of Pillow, old features are of other pixels.
+
+    New ones are stored next to them.
+    """
     (folder / "000.npy").unlink()  # whoever reads it fails
     monkeypatch.setattr(decode, "_DECODER", 99)
     message = one_line(load_features, load_test_stream(root, tmp_path), "mine", cache_dir=tmp_path)
@@ -145,7 +148,7 @@ def test_features_of_another_decoder_are_not_used(root, folder, tmp_path, backbo
 
 @pytest.mark.usefixtures("folder")
 def test_features_of_changed_data_are_not_used(root, tmp_path):
-    """One image that was replaced is reported, and not given the old one's features."""
+    """A replaced image is reported."""
     changed = tmp_path / "changed"
     shutil.copytree(root, changed)
     path = next(iter(iter_image_sets(load_test_stream(changed, tmp_path)))).paths[0]
@@ -158,7 +161,7 @@ def test_features_of_changed_data_are_not_used(root, tmp_path):
 
 @pytest.mark.usefixtures("folder")
 def test_a_name_belongs_to_one_backbone(root, tmp_path, backbone):
-    """A name that is taken by other weights, or is the dataset's own, is refused."""
+    """A name of other weights, or of the dataset's own features, is rejected."""
     other = Backbone(backbone.model, "resnet18", "sha256:1", TINY)
     assert "used by features with weights" in one_line(extract_features, root, tmp_path, other)
     own = write_released(tmp_path / "own")
@@ -167,7 +170,7 @@ def test_a_name_belongs_to_one_backbone(root, tmp_path, backbone):
 
 
 def _zeros(path):
-    """The header stays."""
+    """Fill with zeros, but keep the header."""
     content = path.read_bytes()
     path.write_bytes(content[:128] + bytes(len(content) - 128))
 
@@ -192,7 +195,7 @@ def _swap_two_images(path):
     ],
 )
 def test_damaged_stored_features_are_reported(root, folder, tmp_path, file, damage):
-    """Each damage to the cache is one line with the path, and states what to do."""
+    """One line with the path and the remedy."""
     damage(folder / file)
     message = one_line(load_features, load_test_stream(root, tmp_path), "mine", cache_dir=tmp_path)
     assert str(folder) in message
@@ -208,7 +211,7 @@ def _read_files(folder):
 
 
 def test_damaged_features_are_extracted_again(root, folder, tmp_path, backbone):
-    """What the line about them says. The other files stay as they are."""
+    """As the error recommends. The other files are unchanged."""
     before = _read_files(folder)
     inode = (folder / "001.npy").stat().st_ino
     _zeros(folder / "000.npy")
@@ -227,7 +230,7 @@ def test_an_unreadable_image_stops_the_extraction(tmp_path, backbone):
 
 
 def test_nonfinite_features_are_reported(root, tmp_path, backbone):
-    """Numbers that are not finite are not stored."""
+    """And not stored."""
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 4))
     torch.nn.init.constant_(model[1].bias, torch.nan)
     bad = Backbone(model, "resnet18", "sha256:2", TINY)
@@ -235,7 +238,7 @@ def test_nonfinite_features_are_reported(root, tmp_path, backbone):
 
 
 def test_weights_come_from_a_file(tmp_path):
-    """All weights but the head's are those of the file, whatever the head."""
+    """All weights except the head's."""
     torch.manual_seed(5)
     saved = torchvision.models.resnet18(num_classes=7)
     path = tmp_path / "weights.pth"
@@ -257,7 +260,7 @@ def test_weights_come_from_a_file(tmp_path):
     ],
 )
 def test_known_weights_have_their_transform(name, tag, transform):
-    """A file that torchvision published is known by its hash, however it is called."""
+    """A file that torchvision published is recognised by its hash, whatever its name."""
     weights = torchvision.models.get_model_weights(name)[tag]
     digest = parse_hash_prefix(weights.url) + "0" * 56
     made_for, published = find_preset(name, digest)
@@ -279,7 +282,7 @@ def test_known_weights_have_their_transform(name, tag, transform):
     ],
 )
 def test_weights_of_another_model_are_reported(tmp_path, content, message):
-    """Each is one line with the path. A complete pickled model is refused."""
+    """One line with the path. A pickled model is rejected."""
     path = tmp_path / "weights.pth"
     torch.save(content(), path)
     line = one_line(load_backbone, "resnet18", str(path))
@@ -288,7 +291,7 @@ def test_weights_of_another_model_are_reported(tmp_path, content, message):
 
 
 def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
-    """The line has the file, its address, and the option to pass it with."""
+    """One line with the address, the file and the option."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     # urllib makes its opener once, with the proxies of that moment: it must not outlive this test.
     monkeypatch.setattr(urllib.request, "_opener", None)
@@ -306,7 +309,7 @@ def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
 
 
 def test_a_network_with_its_own_normalisation_equals_torchvisions(tmp_path):
-    """Given weights, torchvision normalises its input once more: a plain turn, by hand."""
+    """With weights, torchvision normalises the input again, which is done by hand here."""
     made = torchvision.models.googlenet(weights=None, aux_logits=True, init_weights=False)
     path = tmp_path / "weights.pth"
     torch.save(made.state_dict(), path)
@@ -334,14 +337,13 @@ def test_a_network_with_its_own_normalisation_equals_torchvisions(tmp_path):
     ],
 )
 def test_heads_of_all_families_are_removed(name, width):
-    """What comes out is what the head would have been given."""
+    """The output is the head's input."""
     model = load_backbone(name, "none").model
     with torch.inference_mode():
         assert model(torch.zeros(1, 3, 224, 224)).shape == (1, width)
 
 
 def test_random_weights_are_always_the_same():
-    """So that what was tried with them can be tried again."""
     torch.manual_seed(1)
     first = load_backbone("resnet18", "none").model.conv1.weight
     torch.manual_seed(2)

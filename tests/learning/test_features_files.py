@@ -1,4 +1,4 @@
-"""The dataset's own feature files: matched by image, and every damage told in one line."""
+"""The dataset's own feature files are matched by image, and damage is a one-line error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def released_root(tmp_path_factory):
 
 
 def write_older(root):
-    """Write a dataset in the older layout, its file lists in no order, with features."""
+    """Write a dataset in the older layout with features, its file lists unsorted."""
 
     def shuffle(photos):
         return random.Random(0).sample(photos, len(photos))
@@ -57,7 +57,7 @@ def load_stored_features(root, tmp_path, **chosen):
 
 
 def problem(root, tmp_path, **chosen):
-    """Return the one line that a damaged tree gives."""
+    """Return the one-line error of a damaged dataset."""
     with pytest.raises(DataError) as caught:
         load_stored_features(root, tmp_path, **chosen)
     assert "\n" not in str(caught.value)
@@ -82,7 +82,7 @@ def assert_features_belong_to_images(features, stream, width=5):
 
 @pytest.mark.parametrize("chosen", [{"protocol": "streaming"}, {"split": "0"}, {"split": "3"}])
 def test_released_features_are_matched_to_their_images(released_root, tmp_path, chosen):
-    """Every image has its own features, though the files list them in another order."""
+    """Although the files have another order."""
     stream = load_test_stream(released_root, tmp_path, **chosen)
     features = load_features(stream, KIND, cache_dir=tmp_path)
     assert features.width == 5
@@ -91,7 +91,7 @@ def test_released_features_are_matched_to_their_images(released_root, tmp_path, 
 
 @pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "3"}])
 def test_older_features_are_matched_to_their_images(tmp_path, chosen):
-    """Features are stored in the order of the file list, which is not that of the stream."""
+    """Features are in the order of the file list, not of the stream."""
     root = write_older(tmp_path / "older")
     stream = load_test_stream(root, tmp_path, **chosen)
     assert_features_belong_to_images(load_features(stream, KIND, cache_dir=tmp_path), stream)
@@ -104,7 +104,7 @@ def test_older_features_are_matched_to_their_images(tmp_path, chosen):
 def test_features_are_matched_in_buckets_of_new_classes(
     released_root, tmp_path, layout, split, per_bucket, times
 ):
-    """Whose keys are no longer those of the files."""
+    """Bucket names differ from those of the files."""
     root = released_root if layout == "released" else write_older(tmp_path / "older")
     stream = load_test_stream(root, tmp_path, split=split)
     arguments = {"classes_per_bucket": per_bucket, "times": times}
@@ -113,7 +113,7 @@ def test_features_are_matched_in_buckets_of_new_classes(
 
 
 def test_the_digest_is_computed_from_the_features(released_root, tmp_path):
-    """The same features give the same digest in another place, one changed number another."""
+    """Equal features have equal digests in another folder; a changed number changes it."""
     first = load_stored_features(released_root, tmp_path)
     root = write_released(tmp_path / "again", train=4)
     write_released_features(root / "train")
@@ -130,7 +130,7 @@ def test_feature_types_are_found_in_the_folder(released_root, tmp_path):
 
 
 def test_types_are_listed_in_alphabetical_order(released_root, tmp_path):
-    """Whatever order the file system or a set has."""
+    """Whatever the order of the file system."""
     root = shutil.copytree(released_root, tmp_path / "copy")
     (folder,) = {path.parent for path in root.rglob(KIND) if path.is_dir()}
     for name in ("zebra", "alpha", "mike", "delta", "kilo", "echo"):
@@ -140,14 +140,13 @@ def test_types_are_listed_in_alphabetical_order(released_root, tmp_path):
 
 
 def test_a_test_set_without_features_is_reported(released_root, tmp_path):
-    """The released test set has none: the line states what else to pass."""
+    """The error names another option."""
     message = problem(released_root, tmp_path, protocol="iid")
     assert f"{released_root / 'test'} contains no features {KIND}" in message
     assert "split=0, split=validation or protocol=streaming" in message
 
 
 def test_features_of_training_and_test_images_have_one_width(tmp_path):
-    """As where they come from two models."""
     root = write_released(tmp_path / "released", train=4)
     for part, width in (("train", 5), ("test", 6)):
         write_released_features(root / part, width=width)
@@ -156,7 +155,7 @@ def test_features_of_training_and_test_images_have_one_width(tmp_path):
 
 
 class Malice:
-    """A pickle that makes a file when it is read."""
+    """A pickle that creates a file when it is loaded."""
 
     def __init__(self, path):
         self.path = path
@@ -167,7 +166,7 @@ class Malice:
 
 @pytest.mark.parametrize("form", ["torch", "pickle"])
 def test_a_pickle_that_runs_code_is_rejected(tmp_path, form):
-    """It is refused in one line with its path, and what it wanted did not happen."""
+    """One line with its path, and the code did not run."""
     root = write_released(tmp_path / "data")
     write_released_features(root / "train")
     trap = tmp_path / "trap"
@@ -228,7 +227,7 @@ def in_ids(change):
     ],
 )
 def test_damaged_released_features_are_reported(tmp_path, damage, message):
-    """Each damage to one file is one line."""
+    """One line for each kind of damage."""
     root = write_released(tmp_path / "data", buckets=("1", "2"), classes=("bus", "camera"))
     write_released_features(root / "train")
     damage(bus(root))
@@ -244,7 +243,7 @@ def test_damaged_released_features_are_reported(tmp_path, damage, message):
     ],
 )
 def test_a_damaged_index_is_reported(tmp_path, change, message):
-    """features.json is trusted no more than the metadata is."""
+    """features.json is as untrusted as the metadata."""
     root = write_released(tmp_path / "data")
     write_released_features(root / "train")
     path = root / "train/features" / KIND / "features.json"
@@ -255,7 +254,6 @@ def test_a_damaged_index_is_reported(tmp_path, change, message):
 
 
 def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
-    """Features elsewhere on the machine are not read."""
     root = write_released(tmp_path / "data")
     write_released_features(root / "train")
     elsewhere = tmp_path / "elsewhere.pth"
@@ -282,7 +280,7 @@ def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
     ],
 )
 def test_damaged_older_features_are_reported(tmp_path, change, message):
-    """A file that does not go with its file list is refused: positions are all that it has."""
+    """A file that contradicts its file list is rejected, since features have only positions."""
     root = write_older(tmp_path / "older")
     torch.save(change(*torch.load(list_all_images(root), weights_only=True)), list_all_images(root))
     assert message in problem(root, tmp_path)
@@ -292,7 +290,6 @@ def test_damaged_older_features_are_reported(tmp_path, change, message):
     "stored", [torch.tensor, tuple, lambda labels: [torch.tensor(n) for n in labels]]
 )
 def test_labels_may_be_tensors(tmp_path, stored):
-    """Labels are integers, however they are stored."""
     root = write_older(tmp_path / "older")
     before = load_stored_features(root, tmp_path)
     rows, labels = torch.load(list_all_images(root), weights_only=True)
@@ -301,7 +298,7 @@ def test_labels_may_be_tensors(tmp_path, stored):
 
 
 def test_a_zip_bomb_is_not_unpacked(tmp_path):
-    """A file that claims more than the bound is refused by what its directory says."""
+    """A file whose directory announces more than the limit is rejected."""
     path = tmp_path / "bomb.pth"
     torch.save({"1": torch.zeros(3)}, path)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:

@@ -1,6 +1,6 @@
-"""Training in float16, computed here as on a GPU: the loss is scaled and gradients are scaled back.
+"""Training in float16: the loss is scaled, and gradients are unscaled.
 
-On a CPU torch computes float16 and scales as it does on a GPU, only slowly.
+On a CPU, torch computes float16 and scales as on a GPU, only slowly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def fp16(**changes):
 
 @pytest.mark.parametrize("name", IN_STEPS)
 def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, name):
-    """Whatever strategy and row, to the bit: the scale and when it grows are in each state."""
+    """With every strategy and row, to the bit: states contain the scale and its counter."""
     settings = fp16(strategy=name, clip_norm=1)
     rows, states, weights = train_with_states(image_stream(tmp_path / "whole"), settings)
     assert all(weight.isfinite().all() for weight in weights.values())
@@ -42,13 +42,13 @@ def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, name):
 
 
 def read_scaler(state):
-    """Return what a training state says of the scale."""
+    """Return the scale in a training state."""
     described = read_state(state).snapshot.description["descent"]["dict"]
     return dict(dict(described)["scaler"]["dict"])
 
 
 class Seen(Strategy):
-    """Keeps the gradients that strategies see; its loss is so small that float16 has none of it."""
+    """Records the gradients that strategies get; its loss underflows in float16."""
 
     temporary_attributes = ("gradients",)
 
@@ -60,21 +60,21 @@ class Seen(Strategy):
 
 
 class Small(Agem):
-    """A-GEM, whose losses are as small."""
+    """A-GEM with losses that are as small."""
 
     def criterion(self, logits, labels):
         return super().criterion(logits, labels) * 1e-6
 
 
 def assert_close_for_float16(values, exact):
-    """Gradients of a small loss, by float16 and by float32."""
+    """Check that float16 and float32 gradients of a small loss are close."""
     values, exact = (torch.cat([part.flatten() for part in parts]) for parts in (values, exact))
     assert 0 < exact.abs().max() < 1e-5
     assert (values - exact).norm() < 0.02 * exact.norm()
 
 
 def test_strategies_get_unscaled_gradients(tmp_path):
-    """Those of float32 to float16's digits, however small."""
+    """Equal to float32's within float16's precision, however small."""
     stream = image_stream(tmp_path)
 
     def gradients(precision):
@@ -87,7 +87,6 @@ def test_strategies_get_unscaled_gradients(tmp_path):
 
 
 def test_agems_reference_gradient_is_float32(tmp_path, monkeypatch):
-    """No scale is that of its loss."""
     stream = image_stream(tmp_path)
 
     def references(precision):
@@ -107,7 +106,7 @@ def test_agems_reference_gradient_is_float32(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["naive", "agem", "ewc", "si"])
 def test_a_step_with_overflowing_gradients_is_skipped(tmp_path, name):
-    """Weights stay, each halves the scale, and all that strategies add up is finite."""
+    """Weights do not change, the scale is halved, and importances stay finite."""
     stream = image_stream(tmp_path)
     settings = fp16(strategy=name, epochs=3, batch_size=4)
     model = build_untrained_model(stream, settings)
@@ -134,7 +133,7 @@ def test_a_step_with_overflowing_gradients_is_skipped(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["naive", "derpp"])
 def test_a_process_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, name):
-    """Not even what is not a number: the scale itself has no place in float16."""
+    """Not even NaN if the scale overflows float16."""
     stream = image_stream(tmp_path)
     settings = fp16(strategy=name)
     model = build_untrained_model(stream, settings)
@@ -148,13 +147,13 @@ def test_a_process_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, na
 
 
 def test_a_nan_loss_ends_the_training(tmp_path):
-    """Its steps are not taken, and it is reported."""
+    """Its steps are skipped, and it is reported."""
     with pytest.raises(DivergedError, match="no longer a finite number in epoch"):
         train_rows(image_stream(tmp_path), fp16(lr="1e9", epochs=20))
 
 
 class Steep(Strategy):
-    """Its loss is that of naive, and its gradients fit float16 at no scale."""
+    """Has the loss of naive, and gradients that overflow float16 at every scale."""
 
     def compute_loss(self, forward, batch):
         loss = super().compute_loss(forward, batch)
@@ -162,14 +161,14 @@ class Steep(Strategy):
 
 
 def test_gradients_that_are_never_finite_are_reported(tmp_path):
-    """Else the training would end with the model that it began with, and a finite loss."""
+    """Otherwise training would end with the initial model."""
     steep = fp16(strategy=f"{__name__}:Steep", epochs=20, batch_size=4)
     with pytest.raises(DivergedError, match="gradients on bucket key0 are not finite in float16"):
         train_rows(image_stream(tmp_path), steep)
 
 
 def test_derpp_stores_logits_in_float32(tmp_path):
-    """Of whatever precision they are: so bytes are counted."""
+    """Whatever the precision: bytes are counted so."""
     stream = image_stream(tmp_path)
     for precision in ("bf16", "fp16"):
         _, states, _ = train_with_states(stream, fp16(strategy="derpp", precision=precision))
@@ -178,7 +177,7 @@ def test_derpp_stores_logits_in_float32(tmp_path):
 
 @pytest.mark.parametrize("name", ["agem", "derpp", "ewc"])
 def test_flops_equal_those_of_float32(tmp_path, name):
-    """Scaling is none that counts."""
+    """Scaling is not counted."""
     stream = image_stream(tmp_path)
     of_rows = [
         [row.cost.training_flops for row in train_rows(stream, fp16(strategy=name, precision=p))[0]]

@@ -1,4 +1,4 @@
-"""The benchmark for a GPU, small and on a CPU: where there is a GPU, it works the first time."""
+"""The GPU benchmark runs small and on a CPU, so that it works the first time on a GPU."""
 
 import importlib
 import math
@@ -12,7 +12,7 @@ SMALL = "--device cpu --size 32 --buckets 2 --train 12 --test 6 --epochs 1 --bat
 
 
 def test_each_strategy_is_measured_next_to_a_bare_loop(monkeypatch, capsys):
-    """A line each with seconds of both. A precision that is none of ours is reported."""
+    """One line with the seconds of both. An unknown precision is reported."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     gpu = importlib.import_module("gpu")
     small = [*SMALL.split(), "--fisher", "2"]

@@ -1,4 +1,4 @@
-"""What each buffer holds: against its algorithm, image by image, and against its probabilities."""
+"""The content of each buffer, compared with its algorithm and its probabilities."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ streams = st.lists(
 
 
 def build_buffer(name, capacity, *, alpha=None, seed=0):
-    """Return an empty buffer. A biased one prefers what is new."""
+    """Return an empty buffer. A biased one prefers newer images."""
     alpha = alpha or ("2" if name == "biased_reservoir" else "none")
     return load_buffer(name)(capacity=capacity, num_classes=CLASSES, seed=seed, alpha=alpha)
 
 
 def fill_buffer(buffer, labels_of_buckets):
-    """Return the buffer, once it was offered a stream."""
+    """Return the buffer after all buckets of a stream."""
     for bucket_index, labels in enumerate(labels_of_buckets):
         buffer.update(bucket_index, np.array(labels))
     return buffer
 
 
 def held(buffer):
-    """(bucket, index) of what it holds."""
+    """Return (bucket, index) of the images in a buffer."""
     return list(
         zip(
             buffer.sample_indices.bucket.tolist(), buffer.sample_indices.index.tolist(), strict=True
@@ -49,7 +49,10 @@ def held(buffer):
 @settings(max_examples=25, deadline=None)
 @given(labels_of_buckets=streams, capacity=st.integers(1, 12))
 def test_a_buffer_returns_the_kept_indices(name, labels_of_buckets, capacity):
-    """What is carried along with an image stays next to it. Nothing is held twice or too much."""
+    """Data next to an image stays with it.
+
+    No image is stored twice, and the capacity is respected.
+    """
     buffer = build_buffer(name, capacity)
     retained = []
     for bucket_index, labels in enumerate(labels_of_buckets):
@@ -65,7 +68,6 @@ def test_a_buffer_returns_the_kept_indices(name, labels_of_buckets, capacity):
 
 @pytest.mark.parametrize("name", BUFFERS)
 def test_the_buffers_content_depends_on_the_seed(name):
-    """Another seed holds other images. The same one the same."""
     labels = [[0, 1, 2, 3] * 10] * 3
     first, same, other = (
         held(fill_buffer(build_buffer(name, 12, seed=s), labels)) for s in (1, 1, 2)
@@ -75,7 +77,7 @@ def test_the_buffers_content_depends_on_the_seed(name):
 
 
 def arrivals(seed, bucket_index, count):
-    """Return what a biased reservoir draws for a bucket: the order, luck, and places."""
+    """Return a biased reservoir's draws for a bucket: order, luck and places."""
     draws = build_generator(seed, RngPurpose.BUFFER, bucket_index)
     order = torch.randperm(count, generator=draws).tolist()
     luck = torch.rand(count, generator=draws, dtype=torch.float64).tolist()
@@ -86,7 +88,7 @@ def arrivals(seed, bucket_index, count):
 @settings(max_examples=25, deadline=None)
 @given(labels_of_buckets=streams, capacity=st.integers(1, 12))
 def test_biased_reservoir_equals_the_papers_loop(alpha, labels_of_buckets, capacity):
-    """Fill the buffer. Then each image, with probability alpha k / n, for one that is held."""
+    """When full, each image replaces a stored one with probability alpha k / n."""
     reservoir, n = [], 0
     for bucket_index, labels in enumerate(labels_of_buckets):
         order, luck, draws = arrivals(0, bucket_index, len(labels))
@@ -116,7 +118,7 @@ def test_biased_reservoir_equals_the_papers_loop(alpha, labels_of_buckets, capac
     capacity=st.integers(1, 18),
 )
 def test_the_authors_reservoir_equals_their_storage_policy(alpha, sizes, capacity):
-    """Of a bucket, at most as many as fit. Those let in cut as many newest ones off the end."""
+    """At most as many images of a bucket as fit. New ones replace the newest at the end."""
     buffer_index_list = []
     buffer = AuthorsReservoir(capacity=capacity, num_classes=1, seed=0, alpha=alpha)
     for experience, size in enumerate(sizes):
@@ -140,7 +142,7 @@ def test_the_authors_reservoir_equals_their_storage_policy(alpha, sizes, capacit
 
 
 def test_the_authors_reservoir_has_all_classes_of_a_sorted_bucket():
-    """CLEAR-100: a third of a bucket that is sorted by class, as files are."""
+    """CLEAR-100: a third of a bucket whose files are sorted by class."""
     labels = np.repeat(np.arange(100), 99)
     buffer = AuthorsReservoir(capacity=3300, num_classes=100, seed=0, alpha="1")
     for bucket_index in range(2):
@@ -155,7 +157,7 @@ def test_the_authors_reservoir_has_all_classes_of_a_sorted_bucket():
 
 
 def chances(sizes, capacity, insertion):
-    """The probability that a random image of each bucket is held in the end, step by step."""
+    """Return the probability that an image of each bucket remains, step by step."""
     total = sum(sizes)
     of_arrival = []
     for n in range(1, total + 1):
@@ -178,7 +180,7 @@ def chances(sizes, capacity, insertion):
     ],
 )
 def test_inclusion_probabilities_match_theory(name, alpha, insertion):
-    """Within five sigma of the formula, for every image. Sorted classes are no advantage."""
+    """Within five sigma, for every image, also if classes are sorted."""
     sizes, capacity, runs = (8, 4, 10), 5, 800
     labels = [sorted([0, 1, 2, 3] * 3)[:size] for size in sizes]
     counts = Counter()
@@ -198,7 +200,7 @@ def test_inclusion_probabilities_match_theory(name, alpha, insertion):
 
 
 def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability():
-    """Two of the six images of each class, whichever bucket they came in. Within five sigma."""
+    """Two of six images per class, whatever their bucket. Within five sigma."""
     labels = [[0, 1, 2, 3] * 3, [3, 2, 1, 0], [0, 1, 2, 3] * 2]
     runs, counts = 800, Counter()
     for seed in range(runs):
@@ -216,7 +218,7 @@ def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability()
     "alpha", ["0", "-1", "nan", "inf", "n/k", "1.5n/k", "0n/k", "dynamic", "none", "2n", "2n/k "]
 )
 def test_an_invalid_alpha_is_a_one_line_error(alpha):
-    """It states what is expected. A biased reservoir has no default of its own."""
+    """A biased reservoir has no default alpha."""
     parameters = config(strategy="replay", strategy_args=f"buffer=biased_reservoir,alpha={alpha}")
     with pytest.raises(
         ConfigError, match=r"alpha=2, or a multiple of n/k, .* alpha=0\.75n/k"
@@ -227,7 +229,6 @@ def test_an_invalid_alpha_is_a_one_line_error(alpha):
 
 @pytest.mark.parametrize("name", sorted(set(BUFFERS) - {"biased_reservoir"}))
 def test_alpha_without_effect_is_rejected(name):
-    """Rather than ignored."""
     with pytest.raises(ConfigError, match="only buffer=biased_reservoir takes"):
         parse_strategy_arguments(config(strategy="replay", strategy_args=f"buffer={name},alpha=2"))
 

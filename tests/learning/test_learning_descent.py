@@ -1,4 +1,4 @@
-"""Optimisers, schedules, precision: each parameter does what it says, and nothing else."""
+"""Optimisers, schedules and precision."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def full(**changes):
 
 
 def literal(settings, samples, state, model, optimizer):
-    """One bucket of full-batch descent by the optimisers' papers, written out."""
+    """Return each bucket's images seen by steps, and the counts of all rows.
+
+    The clock counts images of the stream: naive learning takes 1 / rate of one for each image.
+    """
     for epoch in range(settings.epochs):
         lr = compute_learning_rate(settings, epoch)
         loss = cross_entropy(model(samples.images), samples.labels)
@@ -79,7 +82,7 @@ def literal(settings, samples, state, model, optimizer):
 @pytest.mark.parametrize("keeps_state", ["reset", "keep"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_optimisers_equal_their_papers_and_keep_or_lose_their_state(optimizer, keeps_state):
-    """Over three buckets. Peers differ silently in what becomes of momentum, here it is said."""
+    """Over three buckets, with momentum kept or reset."""
     settings = full(optimizer=optimizer, optimizer_state=keeps_state)
     reference, state = linear_model(), {}
     for bucket_index in range(3):
@@ -111,7 +114,7 @@ def test_schedules_are_their_formulas():
 
 
 def test_clipping_bounds_the_step_and_smoothing_spreads_the_target():
-    """Against the definitions, one full step each."""
+    """One full-batch step each, compared with the definitions."""
     samples, lr = features(), 0.5
     for changes in ({"clip_norm": 0.01}, {"label_smoothing": 0.4}):
         settings = config(batch_size="full", epochs=1, lr=lr, momentum=0, weight_decay=0, **changes)
@@ -133,7 +136,7 @@ def test_clipping_bounds_the_step_and_smoothing_spreads_the_target():
 
 
 def test_hooks_are_called_in_their_order_around_each_step():
-    """A strategy sees gradients before the step, and changed weights after it."""
+    """Gradients are read before the step, and changed weights after it."""
     events = []
 
     class Told(Strategy):
@@ -157,7 +160,7 @@ def test_hooks_are_called_in_their_order_around_each_step():
 
 
 def test_bf16_computes_in_bf16_and_keeps_float32_weights():
-    """Not the same to the last digit, but near."""
+    """Close to float32, but not equal."""
     dtypes = []
 
     class Seen(Strategy):
@@ -215,7 +218,7 @@ def test_restarting_resets_weights_and_optimiser(tmp_path):
 
 
 class Counting:
-    """A backend of torch.compile that computes as it is and counts its graphs."""
+    """A backend of torch.compile that counts graphs."""
 
     def __init__(self):
         self.calls: list[tuple[int, int]] = []  # (graph, images) of each forward pass
@@ -235,7 +238,7 @@ class Counting:
 
 
 def test_only_full_batches_are_compiled(monkeypatch):
-    """One graph, whose sizes are fixed, however often a smaller batch comes between."""
+    """One graph of fixed size, also if smaller batches come in between."""
     backend, compiled = Counting(), torch.compile
     torch._dynamo.reset()
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Decoding once, batches of bytes, and where they are cropped."""
+"""Decoding, batches of bytes, and crops."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def literal_normalised(pixel, channel):
 
 @given(st.integers(1, 200), st.integers(1, 70))
 def test_batches_cover_every_image_once_and_never_leave_one_alone(count, batch_size):
-    """A rest of one image joins the batch before it. All other batches are full."""
+    """A remainder of one image joins the previous batch. All other batches are full."""
     bounds = compute_batch_bounds(count, batch_size)
     assert [i for start, stop in bounds for i in range(start, stop)] == list(range(count))
     sizes = [stop - start for start, stop in bounds]
@@ -61,7 +61,6 @@ def test_batches_cover_every_image_once_and_never_leave_one_alone(count, batch_s
 
 
 def test_normalisation_equals_its_definition_pixel_by_pixel():
-    """The broadcast over long rows gives each channel its own mean and deviation."""
     images = torch.randint(0, 256, (2, 3, 4, 3), dtype=torch.uint8)
     result = normalise(images)
     assert result.shape == (2, 3, 3, 4)
@@ -72,7 +71,7 @@ def test_normalisation_equals_its_definition_pixel_by_pixel():
 
 
 def test_a_gpu_converts_bytes_in_one_operation():
-    """Which rounds once: a digit less in float32, and nothing else in what follows from it."""
+    """It rounds once, which differs in the last float32 digit."""
     every = torch.arange(256, dtype=torch.uint8)[:, None].expand(256, 3)
     line = every.reshape(1, 1, 768)
     scale, shift = torch.rand(768) / 60, -2 * torch.rand(768)
@@ -87,7 +86,7 @@ def test_a_gpu_converts_bytes_in_one_operation():
 
 @pytest.mark.parametrize("model", ["small_cnn", "resnet18", "vit_b_32", "googlenet"])
 def test_images_have_the_dtype_of_the_first_convolution(model):
-    """One that scales its own input gets float32, whose rounding would change that."""
+    """A model that scales its input gets float32."""
     built = build_model(model, num_classes=3, image_size=32)
     assert get_input_dtype(built, "off") == get_input_dtype(built, "tf32") == torch.float32
     expected = torch.float32 if model == "googlenet" else torch.bfloat16
@@ -102,7 +101,6 @@ def test_images_have_the_dtype_of_the_first_convolution(model):
     st.integers(0, 2**32),
 )
 def test_crops_equal_a_loop_over_images(sizes, chosen, name, seed):
-    """The gather of lines gives what slicing one image after another gives."""
     random = np.random.default_rng(seed)
     images = [random.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in sizes]
     flat = np.concatenate([image.reshape(-1) for image in images])
@@ -146,7 +144,7 @@ def test_an_epoch_without_crops_has_every_image_once_and_unchanged():
 
 
 def test_order_and_crops_depend_only_on_seed_bucket_and_epoch():
-    """What was drawn before changes nothing. Each of the three changes everything."""
+    """Not on earlier draws. Each of the three changes them."""
     pixels = torch.randint(0, 256, (20, 10, 10, 3), dtype=torch.uint8)
     transform = build_augmentation("random_crop_flip", 8)
     samples = Samples(squares(pixels, transform), torch.arange(20))
@@ -160,7 +158,7 @@ def test_order_and_crops_depend_only_on_seed_bucket_and_epoch():
 
 
 def test_seeds_differ_by_purpose_and_take_any_whole_number():
-    """Seeds are stable in [0, 2**63), for seeds of any size, and differ by purpose."""
+    """Seeds are stable in [0, 2**63), for integers of any size."""
     seeds = {derive_seed(0, purpose, 1) for purpose in RngPurpose}
     assert len(seeds) == len(RngPurpose)
     assert 0 <= derive_seed(10**40, RngPurpose.ORDER, 3, 2) < 2**63
@@ -170,7 +168,7 @@ def test_seeds_differ_by_purpose_and_take_any_whole_number():
 
 
 def test_a_decoded_stream_has_every_file_in_its_bucket(tmp_path):
-    """Test sets lie end to end with their bucket's position. Training sets come one by one."""
+    """Test sets are contiguous with their bucket's position. Training sets come one by one."""
     stream, pixels = random_stream(tmp_path, train=(3, 5, 4), test=(2, 1, 4), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     held_out = decoded.test()
@@ -188,7 +186,7 @@ def test_a_decoded_stream_has_every_file_in_its_bucket(tmp_path):
 
 
 def test_images_from_the_cache_are_the_same(tmp_path):
-    """With a cache, tensors are the same to the bit. All images come from its files."""
+    """To the bit, and all come from its files."""
     stream, _ = random_stream(tmp_path / "data", train=(3, 5), test=(2, 4), side=70)
     buckets = tuple(
         Bucket(b.key, add_contents(b.train), add_contents(b.test)) for b in stream.buckets
@@ -224,13 +222,13 @@ def mapped_at(address):
 
 
 def add_contents(images):
-    """Return an image set with its contents, as a dataset's reader gives it."""
+    """Return an image set with content hashes, as a dataset's reader returns it."""
     contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in images.paths)
     return dataclasses.replace(images, contents=contents)
 
 
 def test_picked_images_are_those_of_their_buckets(tmp_path):
-    """In any order and with repeats. In main memory they are not even copied."""
+    """In any order, with repeats, and without a copy in main memory."""
     stream, _ = random_stream(tmp_path / "s", train=(4, 3, 5), test=(1, 1, 1), side=80)
     cache = DecodedCache(tmp_path / "cache")
     decoded = DecodedStream(stream, image_size=64, augment="random_crop", device=CPU, cache=cache)

@@ -1,4 +1,4 @@
-"""Models by name: what they return, and which choices are refused before any data is read."""
+"""Models by name: their outputs, and choices that are rejected before any data is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_small_cnn_accepts_any_small_image(side):
     [("resnet18", 64), ("vit_b_16", 32), ("inception_v3", 96), ("googlenet", 64)],
 )
 def test_torchvision_models_get_a_new_head_and_return_logits(name, side):
-    """Also those that are built for one size, and those that have auxiliary heads in training."""
+    """Also models for one size, or with auxiliary heads."""
     check_model(name, image_size=side, batch_size=2)
     with torch.device("meta"):
         model = build_model(name, num_classes=11, image_size=side).train()
@@ -33,14 +33,14 @@ def test_torchvision_models_get_a_new_head_and_return_logits(name, side):
 
 
 def test_model_names_are_those_of_torchvision_and_our_own():
-    """Detection and segmentation models are no classifiers."""
+    """Without detection and segmentation models."""
     assert {"small_cnn", "resnet18", "efficientnet_b0"} <= set(list_model_names())
     assert "fasterrcnn_resnet50_fpn" not in list_model_names()
 
 
 @pytest.mark.parametrize("act", [build_model, check_model])
 def test_an_unknown_model_is_an_error_with_similar_names(act):
-    """One line that names what was probably meant, and how to list all."""
+    """One line that also tells how to list all."""
     options = {"num_classes": 2} if act is build_model else {"batch_size": 2}
     with pytest.raises(ConfigError, match=r"'resnet81'; did you mean .*resnet18.*list_models"):
         act("resnet81", image_size=32, **options)
@@ -56,14 +56,14 @@ def test_an_unknown_model_is_an_error_with_similar_names(act):
     ],
 )
 def test_an_unsupported_image_size_is_an_error_with_a_supported_one(name, side, advice):
-    """One line instead of a traceback from inside the model."""
+    """One line instead of a traceback of the model."""
     with pytest.raises(ConfigError, match=rf"{name} cannot take images of {side} .*{advice}") as e:
         check_model(name, image_size=side, batch_size=2)
     assert "\n" not in str(e.value)
 
 
 def test_a_batch_too_small_for_batch_normalisation_is_rejected():
-    """ResNet-18 shrinks 32 pixels to one: a batch of one image has nothing to normalise."""
+    """ResNet-18 reduces 32 pixels to one, which cannot be normalised for one image."""
     with pytest.raises(ConfigError, match="batch of 1 at 32 pixels"):
         check_model("resnet18", image_size=32, batch_size=1)
     check_model("resnet18", image_size=32, batch_size=2)
@@ -71,7 +71,7 @@ def test_a_batch_too_small_for_batch_normalisation_is_rejected():
 
 
 def test_a_model_that_cannot_be_built_on_the_meta_device_is_checked():
-    """RegNet's builder computes with tensors, which need numbers."""
+    """RegNet's builder reads values of tensors."""
     check_model("regnet_x_400mf", image_size=32, batch_size=2)
 
 
@@ -92,7 +92,7 @@ def build(**changes):
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_weights_from_a_file_without_a_head_get_a_new_head(tmp_path, suffix):
-    """All of them where the file has a head. Without one, all but that layer."""
+    """With a head in the file, all weights are loaded."""
     donor = build()
     donor.fc.weight.data.fill_(7)
     path = save_weights(tmp_path, donor.state_dict(), suffix)
@@ -106,7 +106,7 @@ def test_weights_from_a_file_without_a_head_get_a_new_head(tmp_path, suffix):
 
 
 def test_weights_that_do_not_fit_are_a_one_line_error(tmp_path):
-    """Another class count, another model, a shape, a foreign tensor, no tensors, no file."""
+    """Other classes, model, shape or keys, no tensors, no file."""
     state = build().state_dict()
     cases = [
         ({**state}, {"num_classes": 4}, "a head for 3 classes, but the dataset has 4"),
@@ -132,7 +132,7 @@ def test_weights_that_do_not_fit_are_a_one_line_error(tmp_path):
 
 
 class Intruder:
-    """What a pickle of code looks like."""
+    """A pickle that runs code."""
 
     def __reduce__(self):
         return (print, ("code ran",))
@@ -140,7 +140,6 @@ class Intruder:
 
 @pytest.mark.parametrize("content", [Intruder(), {"conv1.weight": Intruder()}])
 def test_a_file_of_weights_runs_no_code(tmp_path, content, capsys):
-    """Refused before anything in it is called."""
     path = tmp_path / "weights.pth"
     torch.save(content, path)
     with pytest.raises(ConfigError, match="a pickle that wants to run code"):
@@ -150,7 +149,7 @@ def test_a_file_of_weights_runs_no_code(tmp_path, content, capsys):
 
 @pytest.fixture
 def published(tmp_path, monkeypatch):
-    """Makes up torchvision's own weights of a model, where it would have downloaded them to."""
+    """Put weights where torchvision's download would store them."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
 
     def made_up(name, **options):
@@ -165,7 +164,7 @@ def published(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "squeezenet1_1", "densenet121"])
 def test_pretrained_weights_get_a_new_head_for_the_datasets_classes(name, published):
-    """With torchvision's own weights, which this test does not download."""
+    """With simulated torchvision weights."""
     published(name)
     model = build(name=name, weights="DEFAULT", image_size=224, num_classes=11)
     with torch.inference_mode():
@@ -174,7 +173,7 @@ def test_pretrained_weights_get_a_new_head_for_the_datasets_classes(name, publis
 
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
 def test_a_stored_model_predicts_like_the_trained_one(name, published):
-    """Whatever its weights came from: these normalise their input, and have two heads more."""
+    """Also of weights that normalise their input and have two more heads."""
     path = published(name, aux_logits=True, init_weights=False)
     trained = build(name=name, weights="DEFAULT", image_size=96).eval()
     stored = build(name=name, image_size=96).eval()
@@ -188,7 +187,7 @@ def test_a_stored_model_predicts_like_the_trained_one(name, published):
 
 
 def test_old_names_of_densenet_weights_are_recognised(tmp_path):
-    """Torchvision publishes files in which layers have a dot in their names."""
+    """Torchvision publishes files whose layers have dots in their names."""
     state = build(name="densenet121").state_dict()
     old = {re.sub(r"(denselayer\d+\.(?:norm|conv))(\d)", r"\1.\2", k): v for k, v in state.items()}
     assert old.keys() != state.keys()

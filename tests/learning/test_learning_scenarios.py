@@ -1,7 +1,7 @@
-"""Trainings on new classes, and Avalanche's class-incremental benchmark next to them.
+"""Trainings on new classes, compared with Avalanche's class-incremental benchmark.
 
-Both programs are given the same images and the same order of classes, and train on all of a bucket
-at once, as in test_parity_avalanche.py: then weights and cells agree.
+Both programs get the same images, order of classes and full batches, as in
+test_parity_avalanche.py, so that weights and cells agree.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def measure_own(stream, strategy, **changes):
 
 
 def measure_avalanche(stream, plugin=None, strategy=Naive):
-    """Avalanche deals out the images itself, from one dataset of all."""
+    """Train with Avalanche on one dataset that it splits itself."""
     parts = [stream.train(bucket_index) for bucket_index in range(len(stream.keys))]
     parts = [(part.images.clone(), part.labels.clone()) for part in parts]
     images, labels = (torch.cat(of) for of in zip(*parts, strict=True))
@@ -125,7 +125,7 @@ def test_weights_and_cells_equal_nc_benchmarks(stream, monkeypatch, strategy, ch
 
 
 def test_derpp_equals_avalanches_if_all_images_are_stored(stream):
-    """Then its one batch of the memory is our two. Theirs keeps the answers after the bucket."""
+    """Then its one batch of the memory equals our two. Its logits are from the end of a bucket."""
     their_der = partial(DerOfLastStep, mem_size=2000, alpha=0.5, beta=0.5)
     cells, expected = measure_own(stream, "derpp"), measure_avalanche(stream, strategy=their_der)
     assert max(apart(cells, expected)) < TOLERANCE
@@ -137,7 +137,7 @@ def test_derpp_equals_avalanches_if_all_images_are_stored(stream):
 
 
 def test_lwf_distils_future_classes(stream):
-    """Avalanche's LwF distils the classes seen so far alone: the same in the first two buckets."""
+    """Avalanche's LwF distils only seen classes: equal in the first two buckets."""
     cells = measure_own(stream, "lwf", strategy_args="strength=1,temperature=2")
     other = measure_avalanche(stream, LwfInEvaluation(alpha=1, temperature=2))
     first, second, *_ = apart(cells, other)
@@ -145,7 +145,7 @@ def test_lwf_distils_future_classes(stream):
 
 
 def test_after_the_first_bucket_only_its_classes_are_predicted(stream):
-    """Nothing of a class that did not come is answered right. The row is measured all the same."""
+    """Future classes have accuracy 0, and the row is measured."""
     (_, first), *_, (_, last) = measure_own(stream, "naive", epochs="30")
     assert first[0] > 0
     assert sum(first[1:]) == 0
@@ -154,7 +154,7 @@ def test_after_the_first_bucket_only_its_classes_are_predicted(stream):
 
 @pytest.mark.parametrize("strategy", ["naive", "replay", "lwf", "ewc", "derpp"])
 def test_predictions_of_a_task_are_its_classes(tmp_path, strategy):
-    """Of both scenarios the training is the same. Of tasks, answers are of the tested bucket."""
+    """Training is equal in both scenarios, but predictions are of the tested bucket's classes."""
     rows = {}
     for scenario in ("class", "task"):
         parameters = {"scenario": scenario, "scenario_args": "times=all", "features": "pixels"}

@@ -1,4 +1,4 @@
-"""What each strategy trains on, against its definition."""
+"""The training set of each strategy, compared with its definition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy
 
 
 class NumberedStream:
-    """A decoded stream whose images are one pixel each: the number of the image."""
+    """A decoded stream whose images are one pixel, the image's number."""
 
     def __init__(self, labels_of_buckets, num_classes):
         self.num_classes = num_classes
@@ -47,19 +47,19 @@ class NumberedStream:
 
 
 def made(strategy, stream, **changes):
-    """Return a strategy on a stream, with a model that nothing here looks at."""
+    """Return a strategy on a stream, with any model."""
     settings = config(strategy=strategy, **changes)
     arguments = parse_strategy_arguments(settings)
     return load_strategy(strategy)(settings, stream, torch.nn.Identity(), arguments)
 
 
 def numbers(samples):
-    """Return which images these are."""
+    """Return the numbers of images."""
     return samples.images.flatten().tolist()
 
 
 def literal_quotas(num_seen, memory):
-    """Deal the buffer's places one by one, round after round, in the order of the labels."""
+    """Distribute places one by one in rounds, in the order of the labels."""
     quotas = [0] * len(num_seen)
     while memory and any(
         quota < num_seen_of_class for quota, num_seen_of_class in zip(quotas, num_seen, strict=True)
@@ -73,14 +73,14 @@ def literal_quotas(num_seen, memory):
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 100))
 def test_quotas_are_distributed_in_rounds(num_seen, memory):
-    """Classes of lower labels take what is left over, one each."""
+    """Lower labels get the remainder, one each."""
     assert compute_class_quotas(np.array(num_seen), memory).tolist() == literal_quotas(
         num_seen, memory
     )
 
 
 def held(strategy, stream):
-    """Return which images a strategy's buffer holds."""
+    """Return the numbers of the images in a strategy's buffer."""
     return (
         []
         if len(strategy._buffer) == 0
@@ -89,7 +89,7 @@ def held(strategy, stream):
 
 
 def test_ignored_parameters_are_those_of_the_class():
-    """The lists name those without a buffer, and those whose numbers no step of descent makes."""
+    """Strategies without a buffer, or without gradient descent."""
     classes = {name: load_strategy(name) for name in list_strategies()}
     assert {
         name for name, strategy_class in classes.items() if not strategy_class.needs_memory
@@ -100,14 +100,14 @@ def test_ignored_parameters_are_those_of_the_class():
 
 
 def test_an_unknown_strategy_is_an_error_with_the_known_ones():
-    """Nothing outside the package's own modules is imported by name."""
+    """Only the package's own modules are imported by name."""
     for name in ("rehearsal", "_base", "os"):
         with pytest.raises(ConfigError, match=r"or one of .*cumulative, .*naive, .*replay"):
             load_strategy(name)
 
 
 def test_cumulative_trains_on_all_buckets_so_far_in_stream_order(tmp_path):
-    """Buckets of different sizes, one after another."""
+    """With buckets of different sizes."""
     stream, _ = random_stream(tmp_path, train=(3, 1, 4), test=(1, 1, 1), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     strategy = made("cumulative", decoded)
@@ -125,7 +125,7 @@ def test_cumulative_trains_on_all_buckets_so_far_in_stream_order(tmp_path):
     st.integers(1, 20),
 )
 def test_the_buffer_equals_a_draw_from_the_complete_past(labels_of_buckets, memory):
-    """Letting go bucket by bucket loses nothing: as if all images seen were drawn from at once."""
+    """Although it drops images bucket by bucket."""
     stream = NumberedStream(labels_of_buckets, 4)
     strategy = made("replay", stream, memory=memory)
     priority = {}

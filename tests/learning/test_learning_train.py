@@ -1,4 +1,4 @@
-"""The loop, against a literal twin; its rows, its errors, and its determinism."""
+"""The loop, compared with a literal implementation: its rows, errors and determinism."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from clear_mlflow.learning.training.trainer import Trainer
 
 
 class Recorded(TrainingProgress):
-    """A progress that keeps what is reported to it."""
+    """A progress that records its calls."""
 
     def __init__(self):
         self.told = []
@@ -70,13 +70,13 @@ def linear_model():
 
 
 def descent_on(model, settings):
-    """Gradient descent on a model, and the hooks of a strategy without any of its own."""
+    """Return a trainer for a model, with the hooks of a strategy that does nothing."""
     trainer = Trainer(model, settings, bucket_keys=("1", "2"), progress=Recorded())
     return trainer, Naive(settings, None, model, Naive.Arguments())
 
 
 def test_counts_equal_testing_image_by_image():
-    """One pass over the joined test sets counts what a loop over buckets and images counts."""
+    """One pass over all test sets equals a loop over buckets and images."""
     counts = (70, 1, 130)
     total = sum(counts)
     labels = torch.randint(0, 3, (total,))
@@ -103,7 +103,7 @@ def test_counts_equal_testing_image_by_image():
 
 
 def test_only_row_0_is_of_the_untrained_model(tmp_path):
-    """A model that has seen the test images knows them. Before training it does not."""
+    """A model trained on the test images knows them only after training."""
     stream, _ = random_stream(tmp_path, train=(12,), test=(1,), side=8)
     [bucket] = stream.buckets
     same = type(bucket)(bucket.key, bucket.train, bucket.train)
@@ -117,7 +117,7 @@ def test_only_row_0_is_of_the_untrained_model(tmp_path):
 
 
 def test_nothing_is_trained_before_the_next_row_is_requested(tmp_path):
-    """Whoever stores a row has stored it before the next bucket begins."""
+    """A row can be stored before the next bucket begins."""
     stream, _ = random_stream(tmp_path, train=(6, 6), test=(2, 2), side=8)
     progress = Recorded()
     rows = train(
@@ -131,7 +131,7 @@ def test_nothing_is_trained_before_the_next_row_is_requested(tmp_path):
 
 
 def test_random_layers_do_not_depend_on_earlier_draws():
-    """Dropout at one bucket and epoch is the same, however much was tested or resumed before."""
+    """Dropout of a bucket and epoch does not depend on tests or resumes before."""
     images = squares(torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8))
     samples = Samples(images, torch.arange(8) % 3)
     trained = []
@@ -146,7 +146,7 @@ def test_random_layers_do_not_depend_on_earlier_draws():
 
 
 def test_random_layers_differ_between_epochs_and_buckets():
-    """A mask that came again would leave the same weights untrained."""
+    """A repeated mask would leave the same weights untrained."""
     masks = []
 
     class Drawing(Naive):
@@ -166,7 +166,7 @@ def test_random_layers_differ_between_epochs_and_buckets():
 
 @pytest.mark.parametrize("count", [5, 9])
 def test_a_last_batch_of_one_image_does_not_stop_training(tmp_path, count):
-    """ResNet-18 at 32 pixels cannot normalise one image: the rest of one joins the batch before."""
+    """ResNet-18 cannot normalise one image of 32 pixels: it joins the previous batch."""
     stream, _ = random_stream(tmp_path, train=(count,), test=(2,), side=32)
     decoded = DecodedStream(stream, image_size=32, device=CPU)
     settings = config(model="resnet18", image_size=32, epochs=1)
@@ -176,7 +176,7 @@ def test_a_last_batch_of_one_image_does_not_stop_training(tmp_path, count):
 
 
 def test_a_nan_loss_ends_training_with_bucket_epoch_and_remedy(tmp_path):
-    """The bucket, the epoch and the learning rate are named. The rows so far were given."""
+    """The rows so far were yielded."""
     stream, _ = random_stream(tmp_path, train=(12, 12), test=(2, 2), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     rows = train(decoded, config(lr=1e30, weight_decay=0.1), progress=Recorded())
@@ -186,7 +186,7 @@ def test_a_nan_loss_ends_training_with_bucket_epoch_and_remedy(tmp_path):
 
 
 def test_nonfinite_weights_of_the_last_step_are_not_tested(tmp_path):
-    """The loss of one step is finite before it. The model after it must not be scored."""
+    """The loss before the step is finite, but the weights after it are not."""
     stream, _ = random_stream(tmp_path, train=(3,), test=(2,), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     rows = train(decoded, config(lr=1e38, epochs=1, weight_decay=100), progress=Recorded())
@@ -196,7 +196,7 @@ def test_nonfinite_weights_of_the_last_step_are_not_tested(tmp_path):
 
 
 def test_a_full_device_is_a_one_line_error(tmp_path):
-    """No traceback. The progress is left, and other errors of torch are not mistaken for it."""
+    """No traceback. Progress is closed, and other errors of torch are not confused with it."""
 
     class Greedy(Recorded):
         def step_done(self):
@@ -235,7 +235,7 @@ def test_a_full_device_is_a_one_line_error(tmp_path):
     ],
 )
 def test_every_out_of_memory_error_of_cuda_is_recognised(error):
-    """As torch words them."""
+    """With torch's messages."""
     raises_full = pytest.raises(
         TrainingError, match=r"^the device has not enough memory for this; wait$"
     )
@@ -244,7 +244,7 @@ def test_every_out_of_memory_error_of_cuda_is_recognised(error):
 
 
 def test_a_bucket_is_freed_before_the_next_one_is_loaded(tmp_path, monkeypatch):
-    """What a strategy gave away for training is gone once it is trained on."""
+    """Nothing keeps a training set after the bucket."""
     batches = []
     alive = []
 
@@ -266,7 +266,7 @@ def test_a_bucket_is_freed_before_the_next_one_is_loaded(tmp_path, monkeypatch):
 
 
 def test_progress_shows_the_dataset_and_is_always_closed(tmp_path):
-    """Facts come before any row. A training that is dropped tidies up."""
+    """The dataset is shown before any row. An abandoned training closes progress, too."""
     stream, _ = random_stream(tmp_path, train=(6, 4), test=(2, 3), side=8)
     progress = Recorded()
     training = StreamTraining(check(config(device="auto")), stream, "made up", progress)
@@ -283,7 +283,7 @@ def test_progress_shows_the_dataset_and_is_always_closed(tmp_path):
 
 
 def test_a_bucket_of_one_image_is_rejected_with_batch_normalisation(tmp_path):
-    """Known as soon as the dataset is, and not in the middle of the stream."""
+    """As soon as the dataset is read."""
     stream, _ = random_stream(tmp_path, train=(4, 1), test=(1, 1), side=32)
     settings = check(config(model="resnet18", image_size=32))
     with pytest.raises(ConfigError, match="batch of 1 at 32 pixels"):
@@ -291,7 +291,7 @@ def test_a_bucket_of_one_image_is_rejected_with_batch_normalisation(tmp_path):
 
 
 def test_missing_cuda_is_rejected(monkeypatch):
-    """With what to pass. Auto takes the CPU."""
+    """With a remedy. Auto uses the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device("cpu") == "cpu"
     with pytest.raises(ConfigError, match="device=cpu"):
@@ -299,7 +299,7 @@ def test_missing_cuda_is_rejected(monkeypatch):
 
 
 class Narrow(nn.Module):
-    """A model that has room for so many images at once, and notes how many it was given."""
+    """A model with memory for so many images, which records the batch sizes."""
 
     def __init__(self, room):
         super().__init__()
@@ -325,7 +325,7 @@ def held_out_features(count):
 
 
 def test_a_test_without_enough_memory_uses_smaller_batches():
-    """Half as many until they fit. The answers are those of all at once."""
+    """The batch is halved until it fits, with equal results."""
     held_out = held_out_features(1500)
     model = Narrow(300)
     tested = measure(model, held_out, device=CPU, probabilities=True)
@@ -342,7 +342,7 @@ def test_a_test_without_enough_memory_uses_smaller_batches():
 
 @pytest.mark.parametrize("model", ["small_cnn", "resnet18", "squeezenet1_1"])
 def test_logits_are_compared_in_float32(model):
-    """Of two classes whose logits differ by less than that, the larger one is predicted."""
+    """A difference below bfloat16's precision decides the prediction."""
     torch.manual_seed(0)
     network = build_model(model, num_classes=2, image_size=64).eval()
     head = get_head(network)

@@ -1,4 +1,4 @@
-"""Trainings on streams of vectors: standardised by the past alone, served as they were tested."""
+"""Trainings on streams of vectors, standardised by past buckets only."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def raw(stream, bucket_index):
 
 
 def test_the_first_bucket_standardises_all():
-    """As scikit-learn's StandardScaler that was fitted on its training part."""
+    """Like scikit-learn's StandardScaler fitted on its training vectors."""
     stream, placed = weather("first")
     scaler = StandardScaler().fit(raw(stream, 0))
     for bucket_index in (0, 3):
@@ -93,7 +93,7 @@ def test_strategies_learn_from_vectors(changes):
 @pytest.mark.parametrize("model", ["linear", "mlp:12"])
 @pytest.mark.parametrize("standardise", ["first", "past"])
 def test_a_stored_model_accepts_raw_vectors(tmp_path, model, standardise):
-    """It answers raw numbers as the run's own test did, which standardised them."""
+    """Its predictions equal those of the run's test, which standardised them."""
     made = training(model=model, dataset_args=f"standardise={standardise}", log_models="last")
     *_, last = made.rows()
     (tmp_path / "model.safetensors").write_bytes(last.model)
@@ -106,7 +106,7 @@ def test_a_stored_model_accepts_raw_vectors(tmp_path, model, standardise):
 
 
 def test_a_resumed_training_standardises_by_its_past(tmp_path):
-    """The rows that follow a saved state are those of a run that was not stopped."""
+    """Rows equal those of an uninterrupted run."""
     parameters = {"dataset_args": "standardise=past", "strategy": "replay", "memory": "40"}
     states = {}
     full_run = list(

@@ -1,4 +1,4 @@
-"""What a sweep on this machine gives to each of its trainings: cores, and a GPU."""
+"""Cores and GPUs of the trainings of a sweep on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TASK = Task(parameters={}, run_id="a", experiment_id="b", tracking_uri="c")
 
 
 class Process:
-    """A training that runs until it is told otherwise."""
+    """A training that runs until it is ended."""
 
     def __init__(self, command, *, env, **_):
         self.env = env
@@ -28,7 +28,7 @@ class Process:
 
 @pytest.fixture
 def started(monkeypatch):
-    """Trainings that were started, in their order, with the environment of each."""
+    """The started trainings, in order, with their environments."""
     processes = []
 
     def start(*arguments, **options):
@@ -43,7 +43,7 @@ def started(monkeypatch):
 
 
 def test_only_available_cores_are_distributed(started, monkeypatch):
-    """As a scheduler leaves them: 4 of 64."""
+    """For example, 4 of 64 by a scheduler."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 32)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 5, 6}, raising=False)
@@ -53,7 +53,7 @@ def test_only_available_cores_are_distributed(started, monkeypatch):
 
 @pytest.fixture
 def two_gpus(tmp_path, monkeypatch):
-    """A machine whose driver lists two."""
+    """A machine whose driver lists two GPUs."""
     smi = tmp_path / "nvidia-smi"
     smi.write_text(
         "#!/bin/sh\n"
@@ -69,7 +69,7 @@ def gpus(started):
 
 
 def test_concurrent_trainings_are_spread_over_the_gpus(started, two_gpus, monkeypatch):
-    """Each sees one: that on which the fewest run."""
+    """Each sees the GPU with the fewest trainings."""
     monkeypatch.setattr(local, "_collect_result", lambda running: running)
     engine = LocalEngine(3)
     for _ in range(3):
@@ -82,7 +82,7 @@ def test_concurrent_trainings_are_spread_over_the_gpus(started, two_gpus, monkey
 
 
 def test_only_visible_gpus_are_distributed(started, two_gpus, monkeypatch):
-    """By a scheduler, or by hand."""
+    """Selected by a scheduler, or by hand."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-cc")
     engine = LocalEngine(2)
     engine.start(TASK)
@@ -92,7 +92,7 @@ def test_only_visible_gpus_are_distributed(started, two_gpus, monkeypatch):
 
 @pytest.mark.parametrize(("jobs", "given"), [(1, None), (1, "0,1"), (2, "")])
 def test_an_existing_gpu_selection_is_unchanged(started, two_gpus, monkeypatch, jobs, given):
-    """Where there is one at a time, or no GPU is to be used."""
+    """With one training at a time, or without a GPU."""
     if given is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     engine = LocalEngine(jobs)

@@ -1,4 +1,4 @@
-"""The curve inside a bucket: what it is the mean of, at which steps, and what it costs."""
+"""The curve within a bucket: its means, steps and cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clear_mlflow.learning.training.trainer import compute_learning_rate
 
 
 class Literal(Strategy):
-    """Naive learning that writes down the loss of each step, as a float."""
+    """Naive learning that records the loss of each step as a float."""
 
     seen: list[float] = []  # noqa: RUF012  (of the one training in its test)
 
@@ -51,7 +51,7 @@ def build_feature_stream():
 
 @pytest.mark.parametrize("epochs", [3, 40])
 def test_a_point_is_the_mean_loss_since_the_previous_point(tmp_path, epochs):
-    """Steps are counted over all buckets. A window may begin in one epoch and end in the next."""
+    """Steps are counted over all buckets. A window may span two epochs."""
     Literal.seen = []
     settings = config(strategy=f"{__name__}:Literal", epochs=epochs, schedule="cosine")
     measured_points = collect_points(decode_stream(tmp_path), settings)
@@ -78,7 +78,7 @@ def test_a_point_is_the_mean_loss_since_the_previous_point(tmp_path, epochs):
 
 @pytest.mark.parametrize("strategy", list_strategies())
 def test_every_strategy_that_takes_steps_has_a_curve(strategy):
-    """One rising count of steps over all buckets, whatever is trained on. None without a step."""
+    """With rising steps over all buckets. Strategies without steps have none."""
     points = collect_points(
         build_feature_stream(), on_features(strategy=strategy, memory=12, batch_size=8)
     )
@@ -89,7 +89,7 @@ def test_every_strategy_that_takes_steps_has_a_curve(strategy):
 
 
 def test_a_row_includes_the_points_of_its_bucket():
-    """None before the first. Those of a bucket that takes long come while it is trained on."""
+    """None before the first. A long bucket reports points while it is trained."""
     rows = list(training(on_features(batch_size=8)).rows())
     steps = [[point.step for point in row.curve] for row in rows]
     assert steps[0] == []
@@ -98,7 +98,7 @@ def test_a_row_includes_the_points_of_its_bucket():
 
 
 def test_a_long_bucket_reports_its_points_early(monkeypatch):
-    """Each point once, in order. The row brings the rest."""
+    """Each point once, in order. The row has the rest."""
     monkeypatch.setattr("clear_mlflow.learning.progress._SECONDS_BETWEEN_POINTS", 0.0)
     live = []
     rows = list(training(on_features(batch_size=8)).rows(live.extend))
@@ -108,7 +108,7 @@ def test_a_long_bucket_reports_its_points_early(monkeypatch):
 
 
 def test_no_step_synchronises_with_the_device(monkeypatch):
-    """One look at each point, however many the steps are. None at the end of an epoch."""
+    """Only each point does, and no end of an epoch."""
     reads = []
 
     def watch(name, method):
@@ -135,7 +135,7 @@ def test_no_step_synchronises_with_the_device(monkeypatch):
 
 
 class Event:
-    """One of a GPU that has done nothing of what it was asked for, unless it is waited for."""
+    """A GPU event that is pending until it is waited for."""
 
     waited: list[Event] = []  # noqa: RUF012  (in the one test)
 
@@ -151,7 +151,7 @@ class Event:
 
 
 def test_points_are_reported_when_the_device_has_computed_them(monkeypatch):
-    """The host waits for none but at the bucket's end. Seconds are the device's."""
+    """The host waits only at the end of a bucket. Seconds are the device's."""
     monkeypatch.setattr(
         "clear_mlflow.learning.training.observers.record_event", lambda device: Event()
     )

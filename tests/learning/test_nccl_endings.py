@@ -1,4 +1,4 @@
-"""How NCCL ends a training process that waits for another one: by aborting it."""
+"""NCCL ends a training process that waits for another one by aborting it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_TWO |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 @pytest.fixture
 def child_that(tmp_path, monkeypatch):
-    """A training process that states which parameters it has checked, and then does as is said."""
+    """A training process that reports its checked parameters, and then runs some code."""
 
     def start_child(ending, **options):
         config = TrainConfig.resolve(options)
@@ -43,7 +43,7 @@ def child_that(tmp_path, monkeypatch):
 
 
 def heard(process):
-    """Return what a supervisor asks for."""
+    """Return the message that a supervisor requests."""
     return process.config, list(process.rows())
 
 
@@ -65,7 +65,7 @@ def heard(process):
 def test_an_abort_on_several_gpus_is_the_loss_of_another_process(
     child_that, monkeypatch, ending, device, several, error, message
 ):
-    """One line that states where to look. Of any other ending nothing is known of its cause."""
+    """One line names where to look. Other exits have an unknown cause."""
     for name, value in OF_TWO.items() if several else ():
         monkeypatch.setenv(name, value)
     with child_that(ending, device=device) as process, pytest.raises(error, match=message):

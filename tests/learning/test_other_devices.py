@@ -1,4 +1,4 @@
-"""What depends on the device, shown without a GPU: tensors without numbers stand in for its."""
+"""Behaviour on other devices, tested without a GPU by tensors without numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from clear_mlflow.learning.training.trainer import Trainer, build_optimizer
 
 
 class Stepping(Strategy):
-    """Keeps an optimiser that counts its steps."""
+    """Has an optimiser that counts its steps."""
 
     state_attributes = ("_scale", "_own_steps")
 
@@ -47,7 +47,7 @@ class Stepping(Strategy):
 
 
 def built(parameters, device, stream=None):
-    """Return a training on a device, as it is when it begins."""
+    """Return a newly built training on a device."""
     stream = stream or feature_stream()
     stream.device = torch.device(device)
     model = build_untrained_model(stream, parameters)
@@ -60,7 +60,7 @@ def built(parameters, device, stream=None):
 
 @pytest.mark.parametrize("strategy", ["naive", "derpp", "slda", f"{__name__}:Stepping"])
 def test_a_state_of_a_cpu_is_restored_on_another_device(strategy):
-    """Weights lie on the device. Random states and the optimiser's counts stay on the CPU."""
+    """Weights are on the device; random states and the optimiser's counters are on the CPU."""
     parameters = on_features(strategy=strategy, optimizer_state="keep", optimizer="adam")
     _, states, _ = train_with_states(feature_stream(), parameters)
     saved = read_state(states[-1])
@@ -80,7 +80,10 @@ def test_a_state_of_a_cpu_is_restored_on_another_device(strategy):
 
 
 def assert_steps_on_the_cpu(state):
-    """A count of steps on the device has the host wait for it once per weight and step."""
+    """Check that counters are on the CPU.
+
+    On the device, the host would wait once per weight and step.
+    """
     assert state["state"]
     for of_weight in state["state"].values():
         assert of_weight["step"].device.type == "cpu"
@@ -88,7 +91,7 @@ def assert_steps_on_the_cpu(state):
 
 
 def test_a_snapshot_on_a_cpu_does_not_touch_the_gpu(monkeypatch):
-    """Its generator's state is asked for only where this process computes on it."""
+    """Its generator is read only if this process computes on it."""
 
     def check_refused():
         raise AssertionError("CUDA is initialised: a context of hundreds of megabytes")
@@ -106,7 +109,7 @@ def test_a_snapshot_on_a_cpu_does_not_touch_the_gpu(monkeypatch):
 
 
 def watched_arithmetic(monkeypatch, run):
-    """Return what GPUs may round and try at each forward pass of *run*, and after it."""
+    """Return the arithmetic settings at each forward pass of *run*, and after it."""
     operations = set()
     forward = torch.nn.Linear.forward
 
@@ -131,7 +134,7 @@ def watched_arithmetic(monkeypatch, run):
     ("precision", "allowed"), [("off", False), ("tf32", True), ("bf16", False), ("fp16", False)]
 )
 def test_float32_on_a_gpu_is_float32(tmp_path, monkeypatch, precision, allowed):
-    """In testing as in training. What a caller allows in its own process is as before."""
+    """In training and tests. The caller's settings are restored."""
     stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
     settings = replace(check(config(epochs=1)), precision=precision)
     training = StreamTraining(settings, stream, "made up", TrainingProgress())
@@ -143,7 +146,7 @@ BACKENDS: Any = torch.backends  # what of it has a precision, its types do not s
 
 
 def newer_settings():
-    """Return torch's newer settings of float32 arithmetic, the general setting first."""
+    """Return torch's newer settings of float32 arithmetic, the general one first."""
     of = BACKENDS
     operations = (of.cuda.matmul, of.cudnn.conv, of.cudnn.rnn)
     on_cpus = (of.mkldnn.matmul, of.mkldnn.conv, of.mkldnn.rnn)
@@ -167,7 +170,7 @@ def newer_settings():
 def test_torchs_newer_settings_do_not_change_what_is_computed(
     torch_setting, torch_default, allowed
 ):
-    """Whichever a caller has set. Afterwards all are as they were, and what follows from them."""
+    """Whichever a caller has set. All are restored afterwards."""
     with allow_tf32(allowed):
         pass  # so that what convolutions default to, which cannot be set again, is explicit
     before, own = newer_settings(), torch_setting.fp32_precision
@@ -202,13 +205,13 @@ for place, theirs in ("mkldnn", "bf16"), ("all", "ieee"):
 
 
 def test_inherited_convolution_settings_are_restored():
-    """In a process that has touched nothing else: torch's own default cannot be set again."""
+    """In a new process: torch's default cannot be set again."""
     subprocess.run([sys.executable, "-c", INHERITED], check=True, timeout=240)
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_torchs_older_precision_setting_follows(precision):
-    """By what compiles a model, for example. Torch refuses to state where the two kinds differ."""
+    """Torch raises an error if both kinds of settings differ."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -225,7 +228,7 @@ EIGHT = LibraryTransform(lambda image: np.zeros((3, 8, 8), np.float32), side=8, 
 
 
 def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
-    """Whatever the device, so that one name and key stand for the same numbers."""
+    """On every device, so that a name always means the same numbers."""
     stream, _ = random_stream(tmp_path, train=(2,), test=(1,), side=8)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4))
     operations = watched_arithmetic(
@@ -238,7 +241,7 @@ def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
 
 
 def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
-    """Others are told what to pass."""
+    """Other devices get an error with a remedy."""
     with pytest.raises(ConfigError, match="pass precision=off"):
         resolve_precision("tf32", "cpu")
     assert resolve_precision("bf16", "cpu") == "bf16"
@@ -254,7 +257,7 @@ def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
 
 
 def images_on_the_device(monkeypatch, folder):
-    """Return a stream whose images are stored on a device, as on a GPU that has room for them."""
+    """Return a stream whose images are on a device, as on a GPU with enough memory."""
     home = "clear_mlflow.learning.samples.select_storage_device"
     monkeypatch.setattr(home, lambda num_bytes, device: device)
     stream, _ = random_stream(folder, train=(9, 7), test=(4, 4), side=8)
@@ -265,7 +268,7 @@ def images_on_the_device(monkeypatch, folder):
 def test_images_are_copied_to_a_gpu_together_and_asynchronously(
     monkeypatch, tmp_path, at_once, parts
 ):
-    """Some of bounded size in one copy. They come to lie there as they are here."""
+    """In copies of limited size."""
     monkeypatch.setattr("clear_mlflow.learning.photos._SENT_AT_ONCE", at_once)
     stream = images_on_the_device(monkeypatch, tmp_path)
     with DeviceWaits(monkeypatch) as device:
@@ -285,14 +288,14 @@ def test_images_are_copied_to_a_gpu_together_and_asynchronously(
 
 
 def learns_from_images_in_epochs(name):
-    """Return True if a strategy learns a bucket in one descent, and from images."""
+    """Return True if a strategy trains on images by one descent per bucket."""
     strategy_class = load_strategy(name)
     return strategy_class.learn is Strategy.learn and not strategy_class.needs_features
 
 
 @pytest.mark.parametrize("strategy", [*filter(learns_from_images_in_epochs, list_strategies())])
 def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strategy):
-    """Neither a step, nor a point of the curve, nor an epoch's end or beginning."""
+    """Neither a step, a point of the curve, nor the start or end of an epoch."""
     parameters = config(strategy=strategy, epochs=4, clip_norm=1, batch_size=3)
     stream = images_on_the_device(monkeypatch, tmp_path)
     _, made, trainer = built(parameters, DEVICE, stream)
@@ -309,7 +312,7 @@ def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strate
 
 @pytest.mark.parametrize("strategy", ["naive", "replay", "derpp"])
 def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_path, strategy):
-    """As where a GPU has no room for them: what is next to a batch is sent as the batch is."""
+    """As if a GPU lacks memory for them: everything of a batch is sent like the batch."""
     random_images, _ = random_stream(tmp_path, train=(9, 7), test=(4, 4), side=8)
     stream = DecodedStream(random_images, image_size=8, augment="random_crop_flip", device=DEVICE)
     _, made, trainer = built(config(strategy=strategy, epochs=2, batch_size=3), DEVICE, stream)
@@ -323,7 +326,10 @@ def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_pat
 
 
 def test_a_diverged_loss_on_a_gpu_is_noticed_after_the_next_epoch(monkeypatch, tmp_path):
-    """And named with the epoch that it is of. After the last, when the bucket ends."""
+    """The error names the right epoch.
+
+    After the last epoch, it is noticed at the end of the bucket.
+    """
     for epochs, begun in (4, 2), (1, 1):
         stream = images_on_the_device(monkeypatch, tmp_path / str(epochs))
         _, made, trainer = built(config(epochs=epochs), DEVICE, stream)
@@ -338,7 +344,7 @@ def test_a_diverged_loss_on_a_gpu_is_noticed_after_the_next_epoch(monkeypatch, t
 
 
 def with_images_apart(monkeypatch):
-    """Have images in main memory be sent to the device, as to a GPU that has no room for them."""
+    """Keep images in main memory, as for a GPU that lacks memory for them."""
     for user in ("training.trainer", "samples"):
         monkeypatch.setattr(
             f"clear_mlflow.learning.{user}.is_other_device", lambda home, device: True
@@ -350,7 +356,7 @@ def with_images_apart(monkeypatch):
 def test_a_bucket_too_large_for_the_device_gives_the_same_run(
     monkeypatch, tmp_path, capsys, strategy
 ):
-    """To the bit, as its batches come in the same order. One line states that they are sent."""
+    """To the bit. One line reports that batches are sent."""
     parameters = config(strategy=strategy, epochs=2, batch_size=3, lr=0.01)
     rows, states, _ = train_with_states(
         image_stream(tmp_path / "1", augment="random_crop_flip"), parameters
@@ -365,7 +371,7 @@ def test_a_bucket_too_large_for_the_device_gives_the_same_run(
 
 
 def test_batches_of_a_too_large_bucket_are_prefetched_in_pinned_memory(monkeypatch, tmp_path):
-    """On a thread that ends where an epoch is left. Its errors are those of the epoch."""
+    """By a thread that ends with the epoch. Its errors are raised in the epoch."""
     stream, _ = random_stream(tmp_path, train=(40,), test=(4,), side=8)
     samples = DecodedStream(stream, image_size=8, augment="random_crop", device=DEVICE).train(0)
     batch_arguments = {"batch_size": 4, "device": DEVICE, "seed": 0, "bucket_index": 0, "epoch": 0}
@@ -392,7 +398,7 @@ def test_batches_of_a_too_large_bucket_are_prefetched_in_pinned_memory(monkeypat
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_steps_on_a_gpu_equal_those_of_fused_optimisers(optimizer):
-    """On a CPU they are torch's own choice, whose digits are known. Tensors of no GPU stand in."""
+    """Tested with tensors without a GPU. On a CPU, torch chooses."""
     parameters = on_features(strategy="naive", optimizer=optimizer)
     for device, fused in ("cuda", True), ("cpu", None):
         with FakeTensorMode():

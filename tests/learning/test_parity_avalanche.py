@@ -1,9 +1,8 @@
-"""Each strategy next to Avalanche 0.6, run by Avalanche: the same weights after every bucket.
+"""Each strategy next to Avalanche 0.6: the same weights after every bucket.
 
-Both start from the same weights and take the same optimiser over a small stream, all images of a
-step at once, so that neither program's order of images matters. Where Avalanche does otherwise than
-the paper, a subclass here undoes it, and a test shows that it makes the difference: what
-docs/parity.md says of it is true as long as these pass.
+Both start from the same weights and use full batches, so that the order of images has no effect.
+Where Avalanche differs from the paper, a subclass here undoes it, and a test shows that the
+difference matters. docs/parity.md is true as long as these tests pass.
 """
 
 from __future__ import annotations
@@ -43,7 +42,10 @@ def stream():
 
 
 def network(*, norm=False, bias=True):
-    """Two layers: not convex, so that nothing converges to the same answer by another way."""
+    """Return two layers.
+
+    They are not convex, so that methods do not converge to the same weights.
+    """
     torch.manual_seed(5)
     middle = [nn.BatchNorm1d(10)] if norm else []
     return nn.Sequential(
@@ -52,7 +54,7 @@ def network(*, norm=False, bias=True):
 
 
 def train_own(stream, model, strategy, lr=0.1, **changes):
-    """Return the weights after each bucket, as this package trains them."""
+    """Return the weights after each bucket, trained by this package."""
     parameters = {"batch_size": "full", "epochs": "6", "lr": str(lr), "lr_step": "100"}
     parameters |= {"optimizer_state": "keep", "memory": "100", "strategy": strategy}
     settings = on_features(**{**parameters, **changes})
@@ -61,7 +63,7 @@ def train_own(stream, model, strategy, lr=0.1, **changes):
 
 
 def train_avalanche(stream, model, plugin=None, strategy=Naive, lr=0.1):
-    """Return the same, as Avalanche trains them."""
+    """Return the weights after each bucket, trained by Avalanche."""
     buckets = [stream.train(bucket_index) for bucket_index in range(len(stream.keys))]
     tensors = [(bucket.images, bucket.labels) for bucket in buckets]
     benchmark = tensors_benchmark(tensors, tensors, task_labels=[0] * len(buckets))
@@ -77,13 +79,13 @@ def apart(first, second):
 
 
 def assert_same(first, second):
-    """The weights are the same after every bucket. Each bucket has changed them."""
+    """Check that weights are equal after every bucket, and changed by each."""
     assert max(apart(first, second)) < TOLERANCE
     assert min(apart(first[1:], first[:-1])) > 0.01
 
 
 def assert_other(first, second):
-    """The weights are the same after the first bucket, and other ones by the last."""
+    """Check that weights are equal after the first bucket, and differ after the last."""
     assert apart(first, second)[-1] > 100 * TOLERANCE
 
 
@@ -104,14 +106,14 @@ def test_cumulative(stream):
 
 @pytest.fixture
 def of_true_labels(monkeypatch):
-    """Theirs differentiates the likelihood of an image's true label alone."""
+    """Return importances of the true label's likelihood, as Avalanche computes them."""
     only = lambda _, batch: (batch.labels[:, None], torch.ones(len(batch.labels), 1))  # noqa: E731
     monkeypatch.setattr(Ewc, "_select_labels", only)
 
 
 @pytest.mark.usefixtures("of_true_labels")
 def test_ewc(stream):
-    """One parabola per bucket. Their lambda lacks the half that the paper's has."""
+    """One quadratic per bucket. Their lambda lacks the paper's factor of one half."""
     model = network()
     cells = train_own(stream, model, "ewc", strategy_args="strength=2,images=0")
     assert_same(cells, train_avalanche(stream, model, lambda _: PerImageEwc(ewc_lambda=1.0)))
@@ -120,7 +122,7 @@ def test_ewc(stream):
 
 @pytest.mark.usefixtures("of_true_labels")
 def test_ewc_online(stream):
-    """The newest bucket's place alone. They let what is known fade once less."""
+    """Only the newest bucket's weights. Their importances decay once less."""
     model = network()
     arguments = "strength=4,online=yes,gamma=0.5,images=0"
     cells = train_own(stream, model, "ewc", strategy_args=arguments)
@@ -129,7 +131,7 @@ def test_ewc_online(stream):
 
 
 def test_avalanche_squares_the_gradient_of_a_batchs_mean(stream):
-    """Of a bucket in one batch almost nothing is left: as if there were no penalty."""
+    """For a bucket in one batch, the penalty nearly vanishes."""
     model = network()
     per_batch = train_avalanche(stream, model, lambda _: plugins.EWCPlugin(ewc_lambda=1.0))
     assert_other(train_avalanche(stream, model, lambda _: PerImageEwc(ewc_lambda=1.0)), per_batch)
@@ -140,7 +142,7 @@ def test_avalanche_squares_the_gradient_of_a_batchs_mean(stream):
 
 
 class LossAloneSi(SynapticIntelligencePlugin):
-    """The path integral is of the gradient of the loss alone, without the penalty's."""
+    """Avalanche's SI with a path integral of the loss without the penalty."""
 
     def after_training_iteration(self, strategy, **kwargs):
         for name, weight in self.allowed_parameters(strategy.model, set()):
@@ -155,7 +157,7 @@ SI_DEVIATIONS = {"aliased weights", "penalty in the path", "bound"}
 
 
 def avalanches_si(stream, model, monkeypatch, deviations):
-    """Avalanche's SI with these of its deviations, and without the others."""
+    """Avalanche's SI with some of its deviations undone."""
     if "aliased weights" not in deviations:
 
         @torch.no_grad()
@@ -180,7 +182,7 @@ def avalanches_si(stream, model, monkeypatch, deviations):
 
 
 def test_si(stream, monkeypatch):
-    """Importance adds up along the way. Their lambda is twice the paper's c."""
+    """Their lambda is twice the paper's c."""
     model = network()
     cells = train_own(stream, model, "si", strategy_args="strength=0.5,damping=0.1")
     assert_same(cells, avalanches_si(stream, model, monkeypatch, set()))
@@ -195,7 +197,7 @@ def test_each_deviation_of_avalanches_si_matters(stream, monkeypatch, deviation)
 
 
 def test_avalanches_si_has_no_importances_on_a_cpu(stream):
-    """What it takes for the weights before a step is the weights themselves: no way is made."""
+    """It stores the weights before a step without copying them."""
     model = network()
     cells = train_avalanche(
         stream, model, lambda _: SynapticIntelligencePlugin(si_lambda=1e6, eps=0.1)
@@ -207,7 +209,7 @@ def test_avalanches_si_has_no_importances_on_a_cpu(stream):
 
 
 def test_lwf(stream):
-    """Softened answers of the model before the bucket, of all classes, not times T squared."""
+    """Softened predictions of the old model, of all classes, not multiplied by T squared."""
     model = network(norm=True)
     cells = train_own(stream, model, "lwf", strategy_args="strength=1.5,temperature=2")
     assert_same(
@@ -217,7 +219,7 @@ def test_lwf(stream):
 
 
 def test_avalanches_teacher_stays_in_training_mode(stream):
-    """Batch normalisation takes the new batch's statistics in its answers: another teacher."""
+    """Batch normalisation uses the new batch's statistics."""
     model = network(norm=True)
     in_evaluation = train_avalanche(
         stream, model, lambda _: LwfInEvaluation(alpha=1.5, temperature=2)
@@ -232,7 +234,7 @@ def test_avalanches_teacher_stays_in_training_mode(stream):
 
 
 def test_agem(stream):
-    """The same projection, with all that was seen so far for a reference."""
+    """The same projection, with all seen images as reference."""
     model = network()
     limited = train_own(stream, model, "agem", lr=0.3)
     total = sum(COUNTS)
@@ -254,7 +256,7 @@ def test_cwr(stream):
 
 
 def test_avalanche_consolidates_no_bias(stream):
-    """With one, the heads differ."""
+    """With a bias, the heads differ."""
     model = network()
     assert_other(
         train_own(stream, model, "cwr"), train_avalanche(stream, model, plugins.CWRStarPlugin)
@@ -265,7 +267,7 @@ def test_avalanche_consolidates_no_bias(stream):
 
 
 def test_replay_in_equal_parts(stream):
-    """Each step has its batch of the bucket and one from the buffer, as Avalanche's."""
+    """Each step has a batch of the bucket and one from the buffer."""
     model = network()
     mixed = train_own(stream, model, "replay", strategy_args="batches=balanced")
     assert_same(mixed, train_avalanche(stream, model, lambda _: plugins.ReplayPlugin(mem_size=100)))

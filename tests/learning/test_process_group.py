@@ -1,4 +1,4 @@
-"""What several processes exchange, and on which device, shown without one."""
+"""What several processes exchange, and on which device, tested without a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clear_mlflow.learning.process_group import (
 
 
 class Context:
-    """What autograd hands from one pass to the other."""
+    """Autograd's context between both passes."""
 
     def save_for_backward(self, *tensors):
         self.saved_tensors = tensors
@@ -35,9 +35,9 @@ class Context:
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_batch_normalisation_on_gpus_exchanges_statistics_in_float32(monkeypatch, count):
-    """On the GPU, whatever the share: torch's own sends zeros of the input's type for an empty one.
+    """Also for an empty share, for which torch sends zeros of the input's type.
 
-    The tensors have a GPU's device and no numbers.
+    Tensors have a GPU's device and no numbers.
     """
     exchanged = []
 
@@ -73,7 +73,7 @@ SECOND_MACHINE = DistributedEnv(rank=1, size=2, local_rank=0, local_size=1)
 
 
 class Store(dict[str, bytes]):
-    """Where processes meet, in one."""
+    """A rendezvous store within one process."""
 
     def set(self, key, value):
         self[key] = value.encode()
@@ -81,7 +81,7 @@ class Store(dict[str, bytes]):
 
 @pytest.fixture
 def rendezvous(monkeypatch):
-    """Where the processes leave what they say of themselves. The first has its own GPU."""
+    """The values that processes exchange when they meet. The first has its own GPU."""
     store = Store()
     store.set("gpu/0", "uuid of the first")
     store.set("precision/0", "off")
@@ -96,7 +96,7 @@ def rendezvous(monkeypatch):
 
 @pytest.fixture
 def nccl(monkeypatch, rendezvous):
-    """What is asked of torch where a group of GPUs is met, in its order. Nothing is done."""
+    """Records torch's calls when a GPU group is created. Nothing is executed."""
     requests = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: requests.append(("set_device", gpu)))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -126,7 +126,7 @@ def test_processes_of_one_machine_listen_only_locally(nccl, monkeypatch, rank, b
 
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(143)])
 def test_a_gpu_group_is_aborted_after_an_error(nccl, error):
-    """What the GPU still waits for would otherwise keep the process at its exit."""
+    """Pending GPU work would otherwise block the process at its exit."""
     with pytest.raises(type(error)), process_group(SECOND, "cuda"):
         raise error
     assert nccl[-1] == ("abort",)
@@ -136,7 +136,7 @@ def test_a_gpu_group_is_aborted_after_an_error(nccl, error):
 
 
 def test_an_unused_gpu_group_is_not_aborted(nccl, monkeypatch):
-    """The error is that of the meeting."""
+    """The error is that of the rendezvous."""
 
     def check_refused(*_, **__):
         raise dist.DistNetworkError("the client socket has timed out")
@@ -148,7 +148,7 @@ def test_an_unused_gpu_group_is_not_aborted(nccl, monkeypatch):
 
 
 def test_each_process_may_see_only_one_gpu(nccl, rendezvous, monkeypatch):
-    """As Slurm gives them out: number 0 of each, and not the same one. Else its own of all."""
+    """As with Slurm, where number 0 is another GPU in each. Otherwise each uses its own of all."""
     with process_group(SECOND, "cuda"):
         pass
     assert nccl[0] == ("set_device", torch.device("cuda", 1))
@@ -163,7 +163,7 @@ def test_each_process_may_see_only_one_gpu(nccl, rendezvous, monkeypatch):
 
 
 def test_processes_that_share_a_gpu_are_rejected(nccl, rendezvous, monkeypatch):
-    """Before NCCL is started: it would take ten lines to say so."""
+    """Before NCCL is started, whose error takes ten lines."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     rendezvous.set("gpu/0", "uuid of 0")
     message = "2 processes share 1 GPUs, but each process needs one; pass processes=1"
@@ -174,7 +174,7 @@ def test_processes_that_share_a_gpu_are_rejected(nccl, rendezvous, monkeypatch):
 
 @pytest.mark.parametrize(("present", "one_each"), [(1, False), (2, False), (2, True)])
 def test_fewer_gpus_than_processes_are_rejected(monkeypatch, present, one_each):
-    """By whoever starts processes always. By one of them unless it sees a GPU alone."""
+    """By the launcher, and by a process unless it sees only one GPU."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: present)
     four = DistributedEnv(size=4, local_size=4)
     with pytest.raises(ConfigError, match=f"share {present} GPUs.* pass processes={present} "):
@@ -183,7 +183,7 @@ def test_fewer_gpus_than_processes_are_rejected(monkeypatch, present, one_each):
 
 
 def test_processes_with_different_settings_are_rejected(nccl, rendezvous):
-    """As auto is resolved by each for its own device."""
+    """For example, if auto is resolved differently on each device."""
     rendezvous.set("precision/0", "off")
     message = "precision is off, bf16 in processes 0 to 1.* pass precision=off"
     with (

@@ -1,4 +1,4 @@
-"""Every rank but the first: it trains along, keeps no record, and says once why it ended."""
+"""Every rank except the first trains, stores nothing, and reports its error once."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def part(rank, parameters):
 
 
 def trainings():
-    """Training processes below this one that live."""
+    """Return the living training processes below this one."""
     return [
         child
         for child in psutil.Process().children()
@@ -38,7 +38,7 @@ def trainings():
 
 
 def meanwhile(act):
-    """Do something to the training process as soon as there is one."""
+    """Act on the training process as soon as it exists."""
 
     def wait():
         until = time.monotonic() + 60
@@ -52,7 +52,7 @@ def meanwhile(act):
 
 
 def test_it_works_during_training_and_stores_nothing(tmp_path, monkeypatch, capfd):
-    """Rows are let go: no store, no file, no line."""
+    """No store, no file, no line."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")  # nobody is there to be asked
     assert part(SECOND_HERE, SHORT) == 0
@@ -65,7 +65,7 @@ def test_it_works_during_training_and_stores_nothing(tmp_path, monkeypatch, capf
 
 
 def test_an_error_that_rank_0_cannot_meet_is_printed_by_its_rank(capfd):
-    """Bad input is exit code 2 and one line that names the rank."""
+    """Exit code 2 and one line that names the rank."""
     assert part(ALONE_ON_ITS_MACHINE, WRONG) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: rank 1: ")
@@ -73,7 +73,7 @@ def test_an_error_that_rank_0_cannot_meet_is_printed_by_its_rank(capfd):
 
 
 def test_an_error_of_all_ranks_is_printed_only_by_rank_0(capfd, monkeypatch):
-    """It tells, ends, and torchrun's signal reaches this one, which waits for it."""
+    """It prints and ends, and torchrun's signal reaches this rank, which waits for it."""
 
     def end_like_torchrun(_):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -85,7 +85,7 @@ def test_an_error_of_all_ranks_is_printed_only_by_rank_0(capfd, monkeypatch):
 
 
 def test_a_killed_training_process_is_reported_in_one_line(capfd):
-    """Exit code 1, by which torchrun ends the others."""
+    """Exit code 1, after which torchrun ends the others."""
     thread = meanwhile(lambda child: child.kill())
     assert part(SECOND_HERE, LONG) == 1
     thread.join()
@@ -93,7 +93,7 @@ def test_a_killed_training_process_is_reported_in_one_line(capfd):
 
 
 def test_a_stop_signal_is_forwarded(capfd):
-    """The training process ends, the exit code is the signal's, and nothing is an error."""
+    """The training process ends, and the exit code is the signal's."""
     thread = meanwhile(lambda child: os.kill(os.getpid(), signal.SIGTERM))
     assert part(SECOND_HERE, LONG) == 128 + signal.SIGTERM
     thread.join()
@@ -102,7 +102,7 @@ def test_a_stop_signal_is_forwarded(capfd):
 
 
 def test_an_unresponsive_training_process_is_killed(monkeypatch):
-    """One that is suspended does not even see that it is to end."""
+    """A suspended process does not receive the signal."""
     monkeypatch.setattr("clear_mlflow.process.training_process._GRACE_SECONDS", 0.1, raising=False)
     with TrainingProcess(TrainConfig.resolve(LONG)) as process:
         assert process.config.epochs == 100000  # it runs

@@ -1,4 +1,4 @@
-"""What a training goes on from: for every strategy, after every bucket, to the last bit."""
+"""Training states: every strategy resumes after every bucket, identical to the bit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ON_FEATURES_ALONE = ("linear", "ncm", "slda")
 
 
 def assert_resumes_everywhere(make_stream, parameters):
-    """Stopped after any row, and gone on with by objects that saw nothing of it: no bit differs."""
+    """Check that trainings resumed after any row, by new objects, do not differ in any bit."""
     rows, states, weights = train_with_states(make_stream(), parameters)
     for k, state in enumerate(states):
         saved = read_state(state)
@@ -72,13 +72,13 @@ def scramble():
 )
 @pytest.mark.parametrize("strategy", list_strategies())
 def test_on_features(strategy, recipe):
-    """A linear head: closed forms, buffers, penalties."""
+    """Return parameters of a linear head: closed forms, buffers, penalties."""
     assert_resumes_everywhere(feature_stream, on_features(strategy=strategy, **recipe))
 
 
 @pytest.mark.parametrize("strategy", sorted(set(list_strategies()) - set(ON_FEATURES_ALONE)))
 def test_on_images(tmp_path, strategy):
-    """A network with batch normalisation, whose momentum is kept from bucket to bucket."""
+    """Return parameters of a network with batch normalisation, whose momentum is kept."""
     image_stream(tmp_path / "images")
     numbers = iter(range(100))
     assert_resumes_everywhere(
@@ -91,7 +91,7 @@ def test_on_images(tmp_path, strategy):
     "buffer", ["reservoir", "biased_reservoir", "class_balanced", "greedy_balanced"]
 )
 def test_with_every_buffer(buffer):
-    """What a sampler has counted and drawn goes with it."""
+    """A sampler's counts and generators are saved, too."""
     alpha = ",alpha=0.5n/k" if buffer == "biased_reservoir" else ""
     for batches in ("shuffled", "balanced"):
         args = f"buffer={buffer}{alpha},batches={batches}"
@@ -101,7 +101,7 @@ def test_with_every_buffer(buffer):
 
 
 class Own(Strategy):
-    """A user's own strategy, which keeps a bit of everything, and its loss depends on it."""
+    """A custom strategy with many kinds of state, on which its loss depends."""
 
     state_attributes = (
         "_teacher",
@@ -150,20 +150,20 @@ def test_a_custom_strategy():
 
 
 class Silent(Own):
-    """Says nothing of one attribute."""
+    """Does not declare one attribute."""
 
     temporary_attributes = ("_weights",)
 
 
 class Unkeepable(Own):
-    """Keeps an iterator."""
+    """Stores an iterator."""
 
     state_attributes = (*Own.state_attributes, "_batches")
     temporary_attributes = ("_weights",)
 
 
 class Twice(Own):
-    """Keeps a weight of the model's."""
+    """Stores a weight of the model."""
 
     state_attributes = (*Own.state_attributes, "_weights")
     temporary_attributes = ("_batches",)
@@ -178,7 +178,7 @@ class Twice(Own):
     ],
 )
 def test_attributes_that_are_not_saved_are_named(strategy_class, message):
-    """The attribute, and what to do. The training itself continues."""
+    """The error names the attribute and a remedy. Training itself continues."""
     parameters = on_features(strategy=f"{__name__}:{strategy_class.__name__}")
     rows = train(feature_stream(), parameters, progress=TrainingProgress())
     with pytest.raises(StateError, match=message):
@@ -187,7 +187,7 @@ def test_attributes_that_are_not_saved_are_named(strategy_class, message):
 
 
 def test_a_state_follows_its_row():
-    """Each row but the last has one, so that who resumes from it does not repeat the row."""
+    """Each row except the last has one, so that a resume does not repeat the row."""
     order = []
     made = training(on_features(strategy="replay", optimizer_state="keep", momentum="0.9"))
     for trained_bucket in made.rows(on_state=lambda state: order.append(f"state {state.row}")):
@@ -196,7 +196,7 @@ def test_a_state_follows_its_row():
 
 
 def test_a_state_that_cannot_be_made_ends_the_training(monkeypatch):
-    """It is a mistake of this program. The row before it is given first."""
+    """It is a bug. The row before it is yielded first."""
 
     def wrong(*arguments):
         raise ZeroDivisionError
@@ -209,7 +209,7 @@ def test_a_state_that_cannot_be_made_ends_the_training(monkeypatch):
 
 
 class Keeping(Strategy):
-    """Keeps whatever it is given."""
+    """Stores any value."""
 
     state_attributes = ("extra",)
     extra = None
@@ -224,7 +224,6 @@ class Keeping(Strategy):
     ],
 )
 def test_values_that_cannot_be_saved(keeping, value, message):
-    """Each is an error that states what it is."""
     model, strategy, trainer = keeping
     strategy.extra = value
     with pytest.raises(StateError, match=message):
@@ -232,7 +231,7 @@ def test_values_that_cannot_be_saved(keeping, value, message):
 
 
 def parts(strategy, **changes):
-    """Return a training that has just been built."""
+    """Return a newly built training."""
     parameters, stream = on_features(strategy=strategy, **changes), feature_stream()
     model = build_untrained_model(stream, parameters)
     made = load_strategy(strategy)(parameters, stream, model, parse_strategy_arguments(parameters))
@@ -285,7 +284,7 @@ def keeping():
 @settings(max_examples=60, deadline=None)
 @given(value=VALUES)
 def test_values_round_trip(keeping, value):
-    """Types, order of dictionaries, and every bit."""
+    """With types, order of dictionaries, and every bit."""
     model, strategy, trainer = keeping
     strategy.extra = value
     row = AccuracyRow(0, ("1",), (0,), (1,))
@@ -297,7 +296,7 @@ def test_values_round_trip(keeping, value):
 
 
 def test_frozen_weights_stay_frozen():
-    """As a custom class may have done once, long before."""
+    """As a custom class may have frozen them."""
     model, strategy, trainer = parts("naive")
     model.bias.requires_grad_(False)
     saved = read_state(
@@ -309,7 +308,7 @@ def test_frozen_weights_stay_frozen():
 
 
 def test_damaged_files_are_reported():
-    """Cut off, overwritten, of another strategy, or made up: one error, and nothing else."""
+    """Truncated, overwritten, of another strategy, or forged: one error and no other effect."""
     _, states, _ = train_with_states(
         feature_stream(), on_features(strategy="ewc", optimizer_state="keep")
     )
@@ -344,7 +343,7 @@ def test_damaged_files_are_reported():
     ],
 )
 def test_invalid_state_descriptions_are_rejected(change, message):
-    """A file sets attributes of a strategy to values, and does nothing else."""
+    """A file can only set attributes of a strategy to values."""
     from safetensors.torch import load, save
 
     _, states, _ = train_with_states(feature_stream(), on_features(strategy="replay"))
@@ -357,7 +356,7 @@ def test_invalid_state_descriptions_are_rejected(change, message):
 
 
 def test_two_processes_continue_from_the_state_of_one(tmp_path):
-    """The first hands it on. Rows, predictions and the last state are those of no interruption."""
+    """Rows, predictions and the last state equal those of an uninterrupted run."""
     port = free_port()
     together = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     together["MASTER_PORT"] = str(port)
@@ -375,7 +374,7 @@ def test_two_processes_continue_from_the_state_of_one(tmp_path):
 
 @pytest.mark.parametrize("log_models", ["none", "last", "all"])
 def test_a_resumed_training_has_the_weights_of_its_row(tmp_path, log_models):
-    """Where they are kept: who was killed before they were stored stores them now."""
+    """So that weights which were not stored before a kill are stored now."""
     parameters = {"features": "made_up", "device": "cpu", "epochs": "2", "log_models": log_models}
     settings = TrainConfig.resolve(parameters)
     states = {}

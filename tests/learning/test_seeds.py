@@ -63,7 +63,7 @@ def measure(made):
 
 
 def test_strategies_of_several_seeds_share_one_training_set():
-    """One training set of all buckets so far would otherwise be copied for each strategy."""
+    """Otherwise the set of all buckets so far would be copied for each strategy."""
     stream = training(config()).build_training_stream()
     cumulative = load_strategy("cumulative")
     strategies = [

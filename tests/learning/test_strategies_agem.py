@@ -1,4 +1,4 @@
-"""A-GEM against its definition: the projection in both cases, and the whole stream written out."""
+"""A-GEM, compared with its definition written out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def split(flat):
 
 
 def literal_projection(gradient, reference):
-    """With a branch, as in the paper."""
+    """Compute the projection with a branch, as in the paper."""
     along = sum(g * r for g, r in zip(gradient, reference, strict=True))
     if along >= 0:
         return gradient
@@ -46,7 +46,7 @@ numbers = st.lists(st.integers(-9, 9), min_size=13, max_size=13)
 @settings(max_examples=100, deadline=None)
 @given(numbers, numbers)
 def test_the_projection_equals_the_papers(gradient, reference):
-    """What points apart is taken away. What does not stays to the bit. Nothing is divided by 0."""
+    """Only a conflicting component is removed. Nothing is divided by 0."""
     projected = split(gradient)
     project(projected, split(reference))
     flat = torch.cat([part.flatten() for part in projected])
@@ -60,7 +60,7 @@ def test_the_projection_equals_the_papers(gradient, reference):
 
 @pytest.mark.parametrize("batch", [0, 5, 100])
 def test_three_buckets_equal_the_written_out_ones(batch):
-    """Which images limit which step, how many of them, and what becomes of the gradient."""
+    """Which images constrain each step, how many, and the resulting gradient."""
     stream = feature_stream()
     parameters = on_features(strategy="agem", strategy_args=f"batch={batch}", memory=6, seed=3)
     model, reference_model = random_head()

@@ -1,4 +1,4 @@
-"""EWC against its definition: one image at a time, one parabola per bucket, and autograd."""
+"""EWC, compared with its definition: one image at a time, one quadratic per bucket, autograd."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clear_mlflow.learning.strategies import ewc
 
 
 def small_network():
-    """A convolution, batch normalisation and a ReLU in place, as the networks that people train."""
+    """Return a convolution, batch normalisation and an in-place ReLU."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 2, 3),
@@ -36,7 +36,7 @@ def small_network():
 
 
 def literal_fisher(model, images, order):
-    """Image by image, label by label, with autograd and Python's sums."""
+    """Compute importances image by image and label by label, with autograd."""
     model.eval()
     total = [torch.zeros_like(weight) for weight in model.parameters()]
     for n in order:
@@ -63,7 +63,7 @@ def test_fisher_equals_the_mean_squared_gradient_of_each_image(tmp_path, monkeyp
 
 
 def test_all_images_are_used_if_none_are_left_out():
-    """0 is not a limit, and neither is a number above the bucket's."""
+    """0 means no limit, like a number above the bucket's."""
     stream, settings = feature_stream(), on_features(strategy="ewc", strategy_args="images=0")
     model, _ = random_head()
     strategy, _ = strategy_on(stream, settings, model)
@@ -73,7 +73,7 @@ def test_all_images_are_used_if_none_are_left_out():
 
 
 def after_three_buckets(arguments, lr=0.0001):
-    """Return a strategy after three buckets, their F and weights, and the weights moved on."""
+    """Return a strategy after three buckets, its importances, weights, and later weights."""
     stream = feature_stream()
     settings = on_features(strategy="ewc", strategy_args=arguments, lr=lr)
     model, _ = random_head()
@@ -103,7 +103,7 @@ def added_by(strategy, weights):
 
 
 def test_the_penalty_has_one_parabola_per_past_bucket():
-    """Two numbers per weight give the gradient of the sum over buckets, by autograd."""
+    """Two numbers per weight equal autograd's gradient of the sum over buckets."""
     strategy, weights, fishers, ends = after_three_buckets("strength=70")
     penalty = 0
     for fisher, end in zip(fishers, ends, strict=True):
@@ -113,7 +113,7 @@ def test_the_penalty_has_one_parabola_per_past_bucket():
 
 
 def test_online_there_is_one_parabola_that_fades():
-    """F*_k = gamma F*_(k-1) + F_k, around the newest bucket's weights, and gamma F* is used."""
+    """F*_k = gamma F*_(k-1) + F_k, around the newest weights; gamma F* is applied."""
     strategy, weights, fishers, ends = after_three_buckets("strength=70,online=yes,gamma=0.6")
     penalty = 0
     for i, weight in enumerate(weights):
@@ -123,7 +123,7 @@ def test_online_there_is_one_parabola_that_fades():
 
 
 def test_a_penalty_step_does_not_overshoot():
-    """Firmer than 1 / lr, one step would overshoot: there the parabola is made as flat as that."""
+    """Curvatures above 1 / lr are reduced to it."""
     strategy, weights, _, ends = after_three_buckets("strength=70,online=yes", lr=0.05)
     stiff = [70 * 0.95 * part for part in strategy._curvature]
     assert any((part > 20).any() for part in stiff)
@@ -136,7 +136,7 @@ def test_a_penalty_step_does_not_overshoot():
 
 
 def test_small_importances_are_added():
-    """Their vertex is the mean of theirs, weighted with curvatures far below one."""
+    """The minimum is the mean weighted by curvatures, also far below one."""
     model, _ = random_head()
     strategy, _ = strategy_on(feature_stream(), on_features(strategy="ewc"), model)
     for minimum, curvature in ((0.0, 1e-20), (4.0, 3e-20)):
@@ -149,7 +149,7 @@ def test_small_importances_are_added():
 
 
 def test_an_unimportant_weight_has_no_penalty():
-    """An input that is always 0: no division by nothing, and no pull."""
+    """For an input that is always 0, without a division by 0."""
     stream = feature_stream()
     model, _ = random_head()
     strategy, _ = strategy_on(stream, on_features(strategy="ewc"), model)
@@ -172,7 +172,7 @@ def test_an_unimportant_weight_has_no_penalty():
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_processes_divide_the_images_and_use_the_sum(tmp_path, size):
-    """Each measures a part of the Fisher information, maybe of no image, and all go on alike."""
+    """A process may have no image."""
     parts, exchanged = [], []
 
     class Exchanging(ProcessGroup):
@@ -201,7 +201,7 @@ def test_processes_divide_the_images_and_use_the_sum(tmp_path, size):
 
 @pytest.mark.parametrize(("free", "at_once"), [(2**28, 6), (14 * 2**30, 42), (139 * 2**30, 256)])
 def test_a_gpu_computes_as_many_gradients_as_fit(monkeypatch, free, at_once):
-    """Of a ResNet-18: six on a CPU, and as many more as there is memory."""
+    """Of a ResNet-18: six on a CPU, and as many as fit on a GPU."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1)
@@ -211,13 +211,12 @@ def test_a_gpu_computes_as_many_gradients_as_fit(monkeypatch, free, at_once):
 
 
 def test_a_model_larger_than_the_memory_has_one_gradient_at_a_time():
-    """It may fail for want of memory then, but not for want of a gradient."""
     assert ewc.count_gradients_at_once(2**40, torch.device("cpu")) == 1
 
 
 @pytest.mark.parametrize("gamma", [0, 1])
 def test_gamma_may_be_zero_or_one(gamma):
-    """At 1 nothing fades, at 0 only the newest bucket counts."""
+    """At 1 nothing decays, at 0 only the newest bucket counts."""
     strategy, weights, fishers, ends = after_three_buckets(f"strength=70,online=yes,gamma={gamma}")
     running = [sum(of_weight) for of_weight in zip(*fishers, strict=True)]
     expected = [

@@ -1,4 +1,4 @@
-"""Strategies that learn on frozen features in closed form, against per-image loops and sklearn."""
+"""Closed-form strategies on features, compared with per-image loops and scikit-learn."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def held_out(buckets=None):
 
 
 def center_scores(scores):
-    """Return what decides between classes: a score less the mean over the classes."""
+    """Return scores minus their mean over classes, which decide the prediction."""
     return scores - scores.mean(axis=1, keepdims=True)
 
 
 def literal_means(rows, labels):
-    """Compute the means of the classes one image after another."""
+    """Compute the means of classes one image after another."""
     means, counts = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES)
     for x, y in zip(rows, labels, strict=True):
         means[y] = (counts[y] * means[y] + x) / (counts[y] + 1)
@@ -41,7 +41,7 @@ def literal_means(rows, labels):
 
 
 def literal_slda(rows, labels, shrinkage):
-    """Hayes and Kanan's equations 2 to 5, one image after another. Gives (weight, bias)."""
+    """Compute Hayes and Kanan's equations 2 to 5 image by image. Returns (weight, bias)."""
     means, counts = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES)
     covariance = np.zeros((WIDTH, WIDTH))
     for t, (x, y) in enumerate(zip(rows, labels, strict=True)):
@@ -56,7 +56,7 @@ def literal_slda(rows, labels, shrinkage):
 
 
 def test_ncm_equals_the_nearest_running_mean():
-    """After every bucket: distances to means that were counted image by image."""
+    """After every bucket, with means computed image by image."""
     points, _ = held_out()
     for bucket_index, (_, weight, bias) in enumerate(train_counts(config(strategy="ncm"))[1:]):
         means = literal_means(*images_until(bucket_index))
@@ -68,7 +68,7 @@ def test_ncm_equals_the_nearest_running_mean():
 
 @pytest.mark.parametrize("shrinkage", [1e-4, 0.3])
 def test_slda_equals_the_papers_recursion(shrinkage):
-    """After every bucket: scores by a covariance that was updated image by image."""
+    """After every bucket, with a covariance updated image by image."""
     points, _ = held_out()
     run = train_counts(config(strategy="slda", strategy_args=f"shrinkage={shrinkage}"))
     for bucket_index, (_, weight, bias) in enumerate(run[1:]):
@@ -83,7 +83,6 @@ def test_slda_equals_the_papers_recursion(shrinkage):
 
 @pytest.mark.parametrize("strategy", ["ncm", "slda"])
 def test_closed_forms_ignore_seed_and_optimiser(strategy):
-    """One pass, without a gradient: nothing is drawn, and nothing is stepped."""
     first = train_rows(config(strategy=strategy, seed=0, epochs=1, batch_size=3))
     other = train_rows(config(strategy=strategy, seed=5, epochs=4, lr=0.01, optimizer="adam"))
     assert first == other
@@ -92,7 +91,7 @@ def test_closed_forms_ignore_seed_and_optimiser(strategy):
 
 @pytest.mark.parametrize("strategy", ["ncm", "slda"])
 def test_an_unseen_class_is_never_predicted(strategy):
-    """Nor is it an infinite number, which would be called a divergence."""
+    """Nor is its score infinite, which would be treated as divergence."""
     buckets = made_up(without=(0, 1))
     run = train_counts(config(strategy=strategy), buckets)
     points, _ = held_out(buckets)
@@ -105,7 +104,6 @@ def test_an_unseen_class_is_never_predicted(strategy):
 
 
 def test_linear_equals_naive_on_features():
-    """Under the name that results are compared by."""
     assert train_rows(config(strategy="linear", batch_size=8)) == train_rows(
         config(strategy="naive", batch_size=8)
     )
@@ -113,13 +111,12 @@ def test_linear_equals_naive_on_features():
 
 @pytest.mark.parametrize("strategy", ["linear", "ncm", "slda"])
 def test_images_are_rejected(strategy):
-    """They are told where features are to be had."""
+    """The error tells how to get features."""
     with pytest.raises(ConfigError, match="features=pixels, which every dataset has"):
         check(TrainConfig.resolve({"strategy": strategy}))
 
 
 @pytest.mark.parametrize("args", ["shrinkage=0", "shrinkage=1.5", "shrinkage=x"])
 def test_slda_rejects_invalid_arguments(args):
-    """In one line."""
     with pytest.raises(ConfigError, match="strategy_args has"):
         check(config(strategy="slda", strategy_args=args))

@@ -1,4 +1,4 @@
-"""LwF against its definition: the loss by Python's own arithmetic, and who the teacher is."""
+"""LwF, compared with its definition in plain Python."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from clear_mlflow.learning.strategies.lwf import compute_distillation_loss
 
 
 def literal_softmax(row, temperature):
-    """Of one image's logits."""
+    """Compute the softmax of one image's logits."""
     powers = [math.exp(z / temperature) for z in row]
     return [power / sum(powers) for power in powers]
 
@@ -39,7 +39,7 @@ numbers = st.floats(-8, 8, width=32)
     st.sampled_from([0.5, 1.0, 2.0, 5.0]),
 )
 def test_the_distillation_loss_equals_the_papers_sum(rows, temperature):
-    """Minus the sum of y_old' log y', each y' softened by 1 / T. Mean over images."""
+    """Minus the sum of y_old' log y', softened by 1 / T. Mean over images."""
     expected = 0.0
     for row in rows:
         new, old = (literal_softmax(half, temperature) for half in (row[:3], row[3:]))
@@ -50,7 +50,7 @@ def test_the_distillation_loss_equals_the_papers_sum(rows, temperature):
 
 
 def test_three_buckets_equal_the_written_out_ones():
-    """The teacher is the model as it was before the bucket, and stays so to the bucket's end."""
+    """The teacher is the model before the bucket, until its end."""
     stream = feature_stream()
     parameters = on_features(strategy="lwf", strategy_args="strength=1.6,temperature=3")
     model, reference = random_head()
@@ -75,7 +75,7 @@ def test_three_buckets_equal_the_written_out_ones():
 
 
 def test_the_teacher_is_in_evaluation_mode_and_learns_nothing(tmp_path):
-    """It answers the very inputs of a step, by running statistics that stay as they were."""
+    """It gets the inputs of each step, and its running statistics do not change."""
     stream = image_stream(tmp_path)
     torch.manual_seed(0)
     model = build_model("small_cnn", num_classes=3, image_size=8)

@@ -1,4 +1,4 @@
-"""What keeps images, or starts anew: each strategy against what defines it, written out."""
+"""Strategies with a memory or a new model, compared with their definitions written out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WITH_MEMORY = ["replay", "gdumb", "er_ace", "derpp", "agem"]
 
 @pytest.mark.parametrize("strategy", WITH_MEMORY)
 def test_memory_zero_is_a_one_line_error(strategy):
-    """A buffer of nothing is refused before any data is read."""
+    """Before any data is read."""
     with pytest.raises(ConfigError, match="memory is 0, but strategy") as raised:
         parse_strategy_arguments(config(strategy=strategy, memory=0))
     assert "\n" not in str(raised.value)
@@ -55,7 +55,7 @@ def test_memory_zero_is_a_one_line_error(strategy):
 
 @pytest.mark.parametrize("strategy", WITH_MEMORY)
 def test_memory_can_be_a_fraction_of_the_stream(strategy):
-    """Of 26 training images, rounded down. Less than one image is refused."""
+    """Of 26 training images, rounded down. Less than one image is an error."""
     stream = feature_stream()
     head, _ = random_head()
     made, _ = strategy_on(stream, on_features(strategy=strategy, memory=0.4), head)
@@ -78,7 +78,7 @@ def test_memory_can_be_a_fraction_of_the_stream(strategy):
 
 
 def trained_alone(stream, settings, samples, bucket_index, epochs=None):
-    """Return the weights of a fresh model after a plain descent on these samples."""
+    """Return the weights of a new model after descent on these samples."""
     where = (bucket_index,) if bucket_index else ()
     model = build_untrained_model(stream, settings, *where)
     if epochs is not None:
@@ -91,7 +91,7 @@ def trained_alone(stream, settings, samples, bucket_index, epochs=None):
 
 @pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
 def test_from_scratch_equals_a_new_run_on_each_bucket(optimizer_state, tmp_path):
-    """To the bit, running statistics included. Each bucket starts from weights of its own."""
+    """To the bit, with running statistics. Each bucket has other initial weights."""
     stream = image_stream(tmp_path)
     settings = config(strategy="from_scratch", optimizer_state=optimizer_state, seed=3)
     starts = []
@@ -109,7 +109,7 @@ def test_from_scratch_equals_a_new_run_on_each_bucket(optimizer_state, tmp_path)
 
 @pytest.mark.parametrize("epochs", [0, 5])
 def test_joint_trains_once_on_the_complete_stream(epochs, tmp_path):
-    """In the first bucket on all images of all buckets. Later rows repeat its answers."""
+    """In the first bucket. Later rows repeat its results."""
     stream = image_stream(tmp_path)
     settings = config(strategy="joint", strategy_args=f"epochs={epochs}")
     strategy, _ = strategy_on(stream, settings, random_head()[0])
@@ -130,7 +130,7 @@ def test_joint_trains_once_on_the_complete_stream(epochs, tmp_path):
 
 @pytest.mark.parametrize(("buffer", "epochs"), [("greedy_balanced", 0), ("class_balanced", 3)])
 def test_gdumb_equals_a_new_run_on_its_memory(buffer, epochs, tmp_path):
-    """The bucket is sampled first. Then a new model sees what the memory holds and nothing else."""
+    """After the bucket is sampled, a new model is trained only on the memory."""
     stream = image_stream(tmp_path)
     settings = config(strategy="gdumb", strategy_args=f"buffer={buffer},epochs={epochs}", memory=5)
     reference, _ = strategy_on(stream, settings, random_head()[0])
@@ -149,7 +149,7 @@ def test_gdumb_equals_a_new_run_on_its_memory(buffer, epochs, tmp_path):
 
 
 def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
-    """No fresh model, and only with the buffer that is theirs."""
+    """Without a new model, and only with their buffer."""
     stream = image_stream(tmp_path)
     args = "buffer=biased_reservoir,alpha=1,update=authors"
     settings = config(strategy="gdumb", strategy_args=args, memory=7)
@@ -177,7 +177,7 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
 
 @pytest.mark.parametrize(("batch_size", "size"), [("3", 3), ("7", 7), ("64", 7), ("full", 7)])
 def test_rehearsal_cycles_through_the_buffer(batch_size, size):
-    """As many images as in a batch, or all. Each as often as any other, give or take one."""
+    """As many images as in a batch, or all, equally often."""
     buffer_samples = feature_stream().train(1)
     settings = on_features(batch_size=batch_size)
     steps = list(draw_buffer_batches(buffer_samples, 10, settings, CPU, 0, 0))
@@ -200,13 +200,13 @@ def test_rehearsal_cycles_through_the_buffer(batch_size, size):
 
 
 def compute_log_softmax(logits, classes, label):
-    """Log of the share of one class among some, in plain Python."""
+    """Compute the log-probability of a class among some, in plain Python."""
     return logits[label] - math.log(sum(math.exp(logits[c]) for c in classes))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_the_asymmetric_cross_entropy_is_over_classes_that_occur(smoothing):
-    """Against loops. What does not occur gets no gradient, in spite of its logit."""
+    """Other classes have no gradient, whatever their logit."""
     draws = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 5, generator=draws, requires_grad=True)
     labels = torch.tensor([1, 3, 3, 1, 1, 3])
@@ -222,7 +222,7 @@ def test_the_asymmetric_cross_entropy_is_over_classes_that_occur(smoothing):
 
 
 def after_first_bucket(settings):
-    """Return a strategy in the second bucket, its head, and a batch of classes 0 and 1 alone."""
+    """Return a strategy in the second bucket, its head, and a batch of classes 0 and 1."""
     stream = feature_stream()
     model, _ = random_head()
     strategy, trainer = strategy_on(stream, settings, model)
@@ -254,7 +254,7 @@ def test_er_ace_adds_both_losses_of_equation_4():
 
 
 def test_balanced_replay_is_one_mean_over_both_batches():
-    """A batch of the bucket and one from the buffer. Every image of them counts the same."""
+    """Every image of both batches counts equally."""
     settings = on_features(strategy="replay", strategy_args="batches=balanced", batch_size=3)
     stream, strategy, model, first = after_first_bucket(settings)
     samples = strategy.load_training_set(1)
@@ -277,7 +277,7 @@ def test_balanced_replay_is_one_mean_over_both_batches():
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.7, 0.3), (0.0, 1.0), (2.0, 0.0)])
 def test_derpp_is_equation_6(alpha, beta):
-    """New cross-entropy, distance to stored logits, and old cross-entropy, each a literal mean."""
+    """Cross-entropy, distance to logits, and cross-entropy of the buffer, as literal means."""
     settings = on_features(strategy="derpp", strategy_args=f"alpha={alpha},beta={beta}")
     stream, strategy, model, batch = after_first_bucket(settings)
     buffer_samples = stream.select(strategy._buffer.sample_indices)
@@ -297,7 +297,7 @@ def test_derpp_is_equation_6(alpha, beta):
 
 
 def test_derpp_stores_the_logits_of_the_last_epochs_steps():
-    """Of each image held, what the model answered when it last trained on it. Old ones stay."""
+    """Of each stored image, when it was last trained on in its bucket."""
     stream = feature_stream()
     settings = on_features(strategy="derpp", memory=12)
     model, _ = random_head()
@@ -305,7 +305,7 @@ def test_derpp_stores_the_logits_of_the_last_epochs_steps():
     logits_by_image = {}
 
     class Listening(nn.Module):
-        """The model, which also notes its answer to each image of the bucket."""
+        """Records the logits of each image of the bucket."""
 
         def forward(self, inputs):
             logits = model(inputs)
@@ -332,7 +332,7 @@ def test_derpp_stores_the_logits_of_the_last_epochs_steps():
 
 
 def test_derpp_stores_logits_of_the_training_mode(tmp_path):
-    """With batch normalisation they are the step's own, not those that a test would give."""
+    """With batch normalisation, they differ from those of a test."""
     stream = image_stream(tmp_path)
     settings = config(strategy="derpp", epochs=1, batch_size="full", memory=7, lr=1e-9)
     model = build_untrained_model(stream, settings)
@@ -356,7 +356,7 @@ def test_derpp_stores_logits_of_the_training_mode(tmp_path):
 
 
 def stream_without_classes(folder):
-    """Three buckets of noise, of classes {0, 1}, {1, 2} and {0, 1, 2}, unevenly many."""
+    """Return three buckets of noise with classes {0, 1}, {1, 2} and {0, 1, 2}, unbalanced."""
     draws = np.random.default_rng(0)
     labels = [[0, 0, 0, 1, 1], [1, 2, 2, 2, 2, 2], [0, 1, 1, 2]]
     images = [draws.integers(0, 256, (len(of), 8, 8, 3), dtype=np.uint8) for of in labels]
@@ -365,7 +365,7 @@ def stream_without_classes(folder):
 
 
 def test_cwr_equals_algorithm_1_written_out(tmp_path):
-    """Class by class, weight by weight. The head starts each bucket as the paper says."""
+    """Class by class, with the head's initial weights as in the paper."""
     stream, labels = stream_without_classes(tmp_path)
     settings = config(strategy="cwr", epochs=2, lr=0.1)
     model = build_untrained_model(stream, settings)
@@ -414,7 +414,7 @@ def test_cwr_equals_algorithm_1_written_out(tmp_path):
 
 @pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
 def test_cwr_changes_nothing_but_the_head_after_the_first_bucket(optimizer_state, tmp_path):
-    """Neither weights nor running statistics. The first bucket trains them all."""
+    """Neither weights nor running statistics."""
     stream = image_stream(tmp_path)
     settings = config(
         strategy="cwr", optimizer_state=optimizer_state, weight_decay=0.1, clip_norm=1
@@ -436,7 +436,6 @@ def test_cwr_changes_nothing_but_the_head_after_the_first_bucket(optimizer_state
     [("er_ace", "none"), ("derpp", "none"), ("agem", "none"), ("replay", "batches=balanced")],
 )
 def test_the_old_buffer_is_freed_before_the_next_one_is_loaded(strategy, arguments):
-    """Nothing that was drawn from for an epoch keeps its images until the next bucket."""
     fetched, alive = [], []
 
     class Watched(FeatureStream):

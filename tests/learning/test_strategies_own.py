@@ -1,4 +1,4 @@
-"""A user's own strategy: the one in examples/."""
+"""Custom strategies, such as the one in examples/."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "examples.own_strategy:PullTowardsPast"
 
 @pytest.fixture
 def importable(project, monkeypatch):
-    """The checkout is on the path, as it is for the training process of a run in it."""
+    """Put the checkout on the path, as for a training process."""
     monkeypatch.syspath_prepend(project)
     yield
     for name in ("examples.own_strategy", "examples"):
@@ -29,7 +29,7 @@ def importable(project, monkeypatch):
 
 @pytest.mark.usefixtures("importable")
 def test_the_example_strategy_trains(tmp_path):
-    """Its arguments are read, defaults are reported, and it does something."""
+    """Its arguments and defaults are logged, and it has an effect."""
     settings = check(config(strategy=NAME, strategy_args="strength=2"))
     assert settings.strategy_args == {"strength": 2.0}
     assert check(config(strategy=NAME)).strategy_args == {"strength": 1.0}
@@ -85,7 +85,7 @@ def own(tmp_path, monkeypatch):
     ],
 )
 def test_arguments_round_trip(own, hint, default, text, value):
-    """From the text that a user writes, and from the text that a run stores."""
+    """From a user's text, and from a run's stored text."""
     for parameters, expected in (({}, default), ({"strategy_args": f"value={text}"}, value)):
         settings = check(own(hint, default, **parameters))
         assert settings.strategy_args == {"value": expected}
@@ -105,13 +105,13 @@ def test_arguments_round_trip(own, hint, default, text, value):
     ],
 )
 def test_an_argument_that_text_cannot_store_is_rejected(own, hint, default, parameters):
-    """Otherwise the run would train to its end, and could not be resumed."""
+    """Otherwise the run could not be resumed."""
     with pytest.raises(ConfigError, match=r"value.*expected"):
         check(own(hint, default, **parameters))
 
 
 def test_the_named_object_must_be_a_strategy(tmp_path, monkeypatch):
-    """Anything else, or nothing, is refused in one line."""
+    """Anything else is a one-line error."""
     (tmp_path / "theirs.py").write_text("OTHER = 3\n")
     monkeypatch.syspath_prepend(tmp_path)
     for name, problem in (("OTHER", "expected a subclass"), ("Missing", "cannot be loaded")):

@@ -1,4 +1,4 @@
-"""What all strategies that descend have in common, and what each of them refuses."""
+"""What all strategies trained by gradient descent have in common."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRATEGIES = (*REGULARISED, *ANEW, "joint", "er_ace", "derpp", "cwr")
 
 @pytest.mark.parametrize("name", [*STRATEGIES, "naive", "cumulative", "replay"])
 def test_images_are_trained_on_and_the_same_seed_gives_the_same_bits(tmp_path, name):
-    """Through the loop, whatever was drawn before. Another seed gives others."""
+    """Whatever was drawn before. Another seed gives other results."""
     stream = image_stream(tmp_path)
 
     def weights(seed):
@@ -48,7 +48,7 @@ def test_images_are_trained_on_and_the_same_seed_gives_the_same_bits(tmp_path, n
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_frozen_backbone_does_not_change(tmp_path, name):
-    """What is not trained is neither measured nor held, and the head still learns."""
+    """Frozen weights have no importances, and the head still learns."""
     settings = config(strategy=name, freeze="backbone", precision="bf16")
     stream = image_stream(tmp_path)
     _, model = train_rows(stream, settings)
@@ -60,7 +60,7 @@ def test_a_frozen_backbone_does_not_change(tmp_path, name):
 
 @pytest.mark.parametrize("name", [*REGULARISED, "er_ace", "derpp"])
 def test_nothing_in_a_step_waits_for_the_device(name):
-    """On a device whose tensors hold no numbers, whatever reads one fails."""
+    """On a device whose tensors have no numbers, reading one fails."""
     nowhere = torch.device("meta")
     model = nn.Linear(WIDTH, CLASSES, device=nowhere)
     weights = list(model.parameters())
@@ -89,7 +89,7 @@ def test_nothing_in_a_step_waits_for_the_device(name):
 
 @pytest.mark.parametrize("name", ["ewc", "si", "lwf"])
 def test_strength_zero_equals_naive(tmp_path, name):
-    """To the bit: what a strategy measures between steps and buckets disturbs nothing."""
+    """To the bit: measuring importances changes nothing."""
     stream = image_stream(tmp_path)
     rows, model = train_rows(stream, config(strategy=name, strategy_args="strength=0"))
     naive, reference = train_rows(stream, config(strategy="naive"))
@@ -123,7 +123,7 @@ def test_strength_zero_equals_naive(tmp_path, name):
     ],
 )
 def test_impossible_arguments_are_rejected(name, arguments, message):
-    """In one line that states what to pass."""
+    """In one line with a remedy."""
     with pytest.raises(ConfigError) as refused:
         parse_strategy_arguments(config(strategy=name, strategy_args=arguments))
     assert message in str(refused.value)
@@ -131,7 +131,7 @@ def test_impossible_arguments_are_rejected(name, arguments, message):
 
 
 def test_a_weight_without_effect_on_the_loss_has_a_zero_gradient():
-    """Lists of weights and of gradients stay of one length."""
+    """Lists of weights and gradients keep one length."""
     model = nn.Linear(2, 2)
     model.weight.sum().backward()
     own_gradients = collect_gradients(list(model.parameters()))

@@ -1,4 +1,4 @@
-"""SI against its definition: the complete stream, step by step, with everything written out."""
+"""SI, compared with its definition written out step by step."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from strategy_runs import (
 
 @pytest.mark.parametrize(("clip", "damping"), [(0, 0.05), (0.2, 0.001)])
 def test_three_buckets_equal_the_written_out_ones(clip, damping):
-    """The path integral takes the loss's gradient and the optimiser's full step.
+    """The path integral uses the loss's gradient and the complete step.
 
-    Momentum, weight decay, clipping and the penalty are in the step and not in the gradient.
+    The step includes momentum, weight decay, clipping and the penalty.
     """
     stream = feature_stream()
     arguments = f"strength=0.7,damping={damping}"
@@ -70,7 +70,7 @@ def test_three_buckets_equal_the_written_out_ones(clip, damping):
 
 
 def test_negative_importances_become_zero():
-    """What raised the loss on its way loses importance, down to none. The path starts anew."""
+    """And the path integral starts again after each bucket."""
     model, _ = random_head()
     arguments = "strength=0.01,damping=0.5"
     settings = on_features(strategy="si", strategy_args=arguments, lr=0.01)

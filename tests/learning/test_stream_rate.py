@@ -1,4 +1,4 @@
-"""A stream that does not wait: held against a plain loop that skips by its own clock."""
+"""A stream that does not wait, compared with a plain loop that skips by its own clock."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -33,7 +33,7 @@ IN_PASSING = sorted(set(list_strategies()) - set(WAITING))
 
 
 def passing_by(strategy, rate="naive:1", **changes):
-    """Return parameters of one pass in steps of four images, all as text."""
+    """Return parameters of one pass in steps of four images, as text."""
     return on_features(strategy=strategy, epochs="1", lr="0.1", stream_rate=rate, **changes)
 
 
@@ -42,9 +42,9 @@ def train_all(stream, settings, saved=None):
 
 
 def literal(settings):
-    """Return what each bucket's steps saw, of its own images, and the counts of all rows.
+    """Return each bucket's images seen by steps, and the counts of all rows.
 
-    The clock counts in images of the stream: naive learning takes 1 / rate of one for each image.
+    The clock counts images of the stream: naive learning takes 1 / rate of one for each image.
     """
     stream, strategy = feature_stream(COUNTS), settings.strategy
     model, rate = (
@@ -125,7 +125,7 @@ def literal(settings):
 
 
 def fisher(stream, model, bucket_index, seen_images, parabolas):
-    """Return how firmly EWC holds each weight, and where: one image, one label at a time."""
+    """Return EWC's importances and weights: one image, one label at a time."""
     samples, weights = stream.train(bucket_index), list(model.parameters())
     order = torch.randperm(
         len(seen_images), generator=build_generator(0, RngPurpose.FISHER, bucket_index, 0)
@@ -148,7 +148,7 @@ def fisher(stream, model, bucket_index, seen_images, parabolas):
 
 
 def count_correct(stream, model):
-    """Images right, of each bucket."""
+    """Return the correctly classified images of each bucket."""
     held_out = stream.test()
     right = model(held_out.images).argmax(dim=1) == held_out.labels
     return tuple(int(right[held_out.bucket == n].sum()) for n in range(len(held_out.counts)))
@@ -157,7 +157,7 @@ def count_correct(stream, model):
 @pytest.mark.parametrize("rate", ["naive:0.7", "naive:1", "naive:2.5"])
 @pytest.mark.parametrize("strategy", ["naive", "replay", "ewc", "derpp"])
 def test_seen_images_equal_those_of_a_literal_clock(strategy, rate):
-    """The same images of each bucket, the same cells, and each image in the row's costs."""
+    """And so do cells and costs."""
     stream = feature_stream(COUNTS)
     changes = {"strategy_args": "images=2"} if strategy == "ewc" else {"memory": "20"}
     settings = passing_by(strategy, rate, **changes)
@@ -182,7 +182,7 @@ def test_seen_images_equal_those_of_a_literal_clock(strategy, rate):
     ],
 )
 def test_missed_batches_equal_those_of_the_papers_program(cost, taken):
-    """Ghunaim et al., arXiv:2302.01047, of ER, LwF, RWalk, MIR and GSS: their delays."""
+    """Ghunaim et al., arXiv:2302.01047: the delays of ER, LwF, RWalk, MIR and GSS."""
     costs, stream = SimpleNamespace(flops=0), feature_stream((40,))
     stream_clock = StreamClock(Fraction(15), stream, costs)  # a batch of 4 images in 60 FLOPs
     stream_clock.begin_steps(stream.train(0), 0, compute_batch_bounds(40, 4), 1)
@@ -197,7 +197,7 @@ def test_missed_batches_equal_those_of_the_papers_program(cost, taken):
 
 
 def test_naive_keeps_up_with_its_own_pace(tmp_path):
-    """And trains, to the bit, as if the stream waited. At twice that pace, on every other batch."""
+    """To the bit as if the stream waited. At twice that pace, it sees every other batch."""
     changes = {"epochs": "1", "batch_size": "2"}
     waiting = train_with_states(image_stream(tmp_path / "0", train=(8, 6, 7)), config(**changes))
     settings = config(**changes, stream_rate="naive:1")
@@ -218,7 +218,7 @@ def test_naive_keeps_up_with_its_own_pace(tmp_path):
 
 @pytest.mark.parametrize("strategy", IN_PASSING)
 def test_missed_images_are_never_used(strategy, monkeypatch):
-    """What the model trained on is what the stream has of a past bucket, for whatever asks it."""
+    """A past bucket contains only the images that were trained on."""
     stream = feature_stream(COUNTS)
     images = {
         tuple(row): (bucket_index, n)
@@ -261,7 +261,7 @@ def test_missed_images_are_never_used(strategy, monkeypatch):
 
 @pytest.mark.parametrize("strategy", IN_PASSING)
 def test_a_killed_run_continues_in_the_same_stream(strategy):
-    """What was seen, and how late it is, is in the state: rows, costs and states are the same."""
+    """The state contains the seen images and the delay: rows, costs and states are equal."""
     settings = passing_by(strategy, "naive:1.3", memory="12")
     full_run = [
         (
@@ -290,7 +290,7 @@ def test_a_killed_run_continues_in_the_same_stream(strategy):
 
 
 def test_a_complete_bucket_may_be_missed(tmp_path):
-    """EWC is still at the importances of the first bucket's images, and is as it was."""
+    """While EWC computes importances of the first bucket, which stay unchanged."""
     stream = image_stream(tmp_path)
     settings = config(strategy="ewc", epochs="1", stream_rate="naive:1")
     rows = train_all(stream, settings)
@@ -300,7 +300,7 @@ def test_a_complete_bucket_may_be_missed(tmp_path):
 
 
 class Twice(Strategy):
-    """Descends twice in each bucket."""
+    """Trains twice on each bucket."""
 
     def learn(self, bucket_index, trainer):
         super().learn(bucket_index, trainer)
@@ -342,7 +342,6 @@ def test_a_second_pass_over_a_bucket_is_rejected():
 
 
 def test_indices_of_a_reduced_bucket_count_its_remaining_images():
-    """Indices of a bucket that passed are of what was seen of it."""
     stream = feature_stream((6,))
     everything = stream.train(0)
     stream.keep_only(0, np.array([1, 4]))

@@ -1,4 +1,4 @@
-"""Tests inside a bucket: what they count, and that training is to the bit what it is without."""
+"""Tests within a bucket, and that they do not change training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DESCENDING = sorted(set(list_strategies()) - set(WITHOUT_STEPS))
 
 
 class Kept(TrainingProgress):
-    """Keeps the tests inside buckets, and in which order they and the rows came."""
+    """Records tests within buckets and rows, in their order."""
 
     def __init__(self):
         self.tests, self.order = [], []
@@ -38,14 +38,14 @@ class Kept(TrainingProgress):
 
 
 def collect_tests(stream, parameters):
-    """Return the tests inside the buckets of a training."""
+    """Return the tests within the buckets of a training."""
     progress = Kept()
     rows = [trained_bucket.row for trained_bucket in train(stream, parameters, progress=progress)]
     return progress, rows
 
 
 def assert_nothing_changed(make_stream, parameters):
-    """Rows, weights and all that training goes on from, with tests and without."""
+    """Check that rows, weights and states are equal with and without tests."""
     without = train_with_states(make_stream(), parameters)
     tested = dataclasses.replace(parameters, test_every="1steps")
     progress, _ = collect_tests(make_stream(), tested)
@@ -58,13 +58,13 @@ def assert_nothing_changed(make_stream, parameters):
 
 @pytest.mark.parametrize("strategy", DESCENDING)
 def test_a_head_on_features_learns_the_same(strategy):
-    """Whether its step is written out by hand or not, and whatever the strategy keeps."""
+    """With a compiled or plain step, and with every strategy."""
     assert_nothing_changed(feature_stream, on_features(strategy=strategy, optimizer_state="keep"))
 
 
 @pytest.mark.parametrize("strategy", sorted(set(DESCENDING) - {"linear"}))
 def test_a_network_learns_the_same(tmp_path, strategy):
-    """With batch normalisation, which a test must neither change nor leave in its mode."""
+    """Tests must not change batch normalisation or its mode."""
     image_stream(tmp_path / "images")
     numbers = iter(range(100))
     assert_nothing_changed(
@@ -73,14 +73,14 @@ def test_a_network_learns_the_same(tmp_path, strategy):
 
 
 class Noisy(nn.Module):
-    """Draws a number whenever it is asked, in evaluation mode, too."""
+    """Draws a random number in each forward pass, in evaluation mode, too."""
 
     def forward(self, inputs):
         return inputs + torch.rand(()) * 1e-3
 
 
 def test_a_model_that_draws_random_numbers_when_it_is_tested_learns_the_same(tmp_path, monkeypatch):
-    """Dropout of the next step is what it would have been."""
+    """Dropout of the next step does not change."""
 
     def built(cls, config, stream):
         layers = nn.Flatten(), Noisy(), nn.Linear(3 * 8 * 8, 8), nn.Dropout(0.5), nn.Linear(8, 3)
@@ -93,7 +93,7 @@ def test_a_model_that_draws_random_numbers_when_it_is_tested_learns_the_same(tmp
 
 @pytest.mark.parametrize("interval", ["1", "2", "3steps", "2steps"])
 def test_tests_are_at_each_multiple_of_the_interval_except_the_last(tmp_path, interval):
-    """In their order, before the bucket's row."""
+    """In order, before the bucket's row."""
     stream = image_stream(tmp_path, train=(9, 7, 5))
     parameters = config(epochs=4, test_every=interval)
     progress, _ = collect_tests(stream, parameters)
@@ -110,7 +110,7 @@ def test_tests_are_at_each_multiple_of_the_interval_except_the_last(tmp_path, in
 
 
 def test_a_test_after_an_epoch_equals_the_row_of_a_shorter_training(tmp_path):
-    """The model is the one at that moment, and all test sets are asked."""
+    """For the model at that time, on all test sets."""
     progress, rows = collect_tests(image_stream(tmp_path / "a"), config(epochs=4, test_every=1))
     firsts = [test.correct for test in progress.tests if test.bucket == 1]
     shorter = [
@@ -122,7 +122,7 @@ def test_a_test_after_an_epoch_equals_the_row_of_a_shorter_training(tmp_path):
 
 
 def test_a_nan_output_within_a_bucket_ends_the_training(tmp_path):
-    """With the place, before the epoch's loss tells."""
+    """With its position, before the epoch's loss is checked."""
     with pytest.raises(DivergedError, match=r"after 2 of \d+ steps on bucket key0 .* lower lr"):
         collect_tests(image_stream(tmp_path), config(lr=1e30, epochs=3, test_every="2steps"))
 
@@ -137,7 +137,7 @@ def test_a_strategy_without_steps_in_every_bucket_is_rejected(strategy):
 
 
 def test_an_interval_as_long_as_a_bucket_is_rejected(tmp_path):
-    """Where epochs say so before any data is read, and where steps do in the first bucket."""
+    """Epochs before any data is read, steps in the first bucket."""
     with pytest.raises(ConfigError, match="test_every is 2 and a bucket takes no more epochs"):
         check(config(epochs=2, test_every=2))
     stream = image_stream(tmp_path, train=(12, 8))
@@ -150,7 +150,7 @@ def test_an_interval_as_long_as_a_bucket_is_rejected(tmp_path):
 
 
 def test_a_strategy_defines_the_epochs_of_a_bucket(tmp_path):
-    """Its epochs count, not the run's. Steps are those of what it trains on."""
+    """Its epochs count instead of the run's."""
     ten = {"strategy": "gdumb", "strategy_args": "epochs=10", "epochs": 2, "memory": 4}
     check(config(**ten, test_every=9))
     check(config(**ten, warmup_epochs=9))
@@ -165,7 +165,7 @@ def test_a_strategy_defines_the_epochs_of_a_bucket(tmp_path):
 
 
 class Twice(naive.Naive):
-    """Descends two times in each bucket."""
+    """Trains twice on each bucket."""
 
     def learn(self, bucket_index, trainer):
         super().learn(bucket_index, trainer)
@@ -173,7 +173,7 @@ class Twice(naive.Naive):
 
 
 def test_a_strategy_that_trains_twice_in_a_bucket_is_reported(tmp_path, monkeypatch):
-    """Nobody could state how far a test is."""
+    """The position of a test would be unknown."""
     monkeypatch.setattr(naive, "Naive", Twice)
     stream = image_stream(tmp_path)
     collect_tests(stream, config())

@@ -1,4 +1,4 @@
-"""Features of timm's models: its own weights, its own transforms, and their names in the record."""
+"""Features of timm's models, with its weights and transforms, and their recorded names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def one_line(function, *arguments) -> str:
 
 
 def use_hub(monkeypatch, address: str, cache) -> None:
-    """Another hub than Hugging Face's. The library reads its address when it is imported."""
+    """Use another hub than Hugging Face's. The library reads its address when it is imported."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "ENDPOINT", address)
     template = address + "/{repo_id}/resolve/{revision}/{filename}"
@@ -55,7 +55,7 @@ def use_hub(monkeypatch, address: str, cache) -> None:
 
 @pytest.fixture
 def from_hub(tmp_path, monkeypatch):
-    """A backbone with made-up weights of timm's, and the hub that they came from."""
+    """A backbone with random weights of timm's, and the hub that they came from."""
 
     def load(name: str):
         tag = timm.get_pretrained_cfg(name).tag
@@ -69,7 +69,7 @@ def from_hub(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", [TINY, "test_resnet", "test_convnext"])
 def test_features_equal_timms(tmp_path, name, from_hub):
-    """Image by image through timm's own model, weights and transform: the same numbers."""
+    """Image by image through timm's own model, weights and transform."""
     root = write_released(
         tmp_path / "data", buckets=("1", "2"), classes=("bus", "camera"), size=(61, 40), train=2
     )
@@ -97,7 +97,7 @@ def test_features_equal_timms(tmp_path, name, from_hub):
 
 
 def test_heads_with_normalisation_are_removed_completely(from_hub):
-    """LeViT's have a batch normalisation of their own, which is not a part of the features."""
+    """LeViT's heads contain a batch normalisation, which is not part of the features."""
     saved = build_weights("levit_128s")
     assert "head.bn.weight" in saved
     model = from_hub("levit_128s")[0].model
@@ -107,7 +107,7 @@ def test_heads_with_normalisation_are_removed_completely(from_hub):
 
 
 def test_photos_are_upright_and_on_white_before_the_transform(tmp_path):
-    """As for torchvision's backbones. Timm's own loader would leave both as they are stored."""
+    """As for torchvision's backbones, unlike timm's own loader."""
     root = tmp_path / "data"
     write_years(root, side=40, train=2)
     turned, lying = root / "2004/bus/turned.jpg", root / "2004/bus/lying.png"
@@ -141,7 +141,7 @@ def test_photos_are_upright_and_on_white_before_the_transform(tmp_path):
 
 
 def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub):
-    """Downloaded once, as huggingface_hub does, and read as safetensors. The tag is recorded."""
+    """Downloaded once by huggingface_hub and read as safetensors. The tag is recorded."""
     _, hub = from_hub(TINY)
     backbone = load_backbone(f"timm:{TINY}", "DEFAULT")  # with the hub gone
     # The library asks for one more address, of its own.
@@ -157,7 +157,7 @@ def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub):
 
 
 def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
-    """One line with the address, and what to bring from where there is one."""
+    """One line with the address, the file and the option."""
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)  # nothing listens there
     message = one_line(load_backbone, f"timm:{TINY}", "DEFAULT")
     assert "the weights of timm:test_vit.r160_in1k cannot be downloaded" in message
@@ -168,7 +168,7 @@ def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
 
 
 def test_names_that_timm_lacks_are_reported(monkeypatch):
-    """A model, a tag of it, and the package itself."""
+    """A model, a tag, and the package itself."""
     assert "unknown backbone 'timm:resnet19'" in one_line(load_backbone, "timm:resnet19", "none")
     for name in ("timm:hf-hub:someone/model", "timm:local-dir:/tmp", "timm:"):
         assert "unknown backbone" in one_line(load_backbone, name, "none")
@@ -181,7 +181,7 @@ def test_names_that_timm_lacks_are_reported(monkeypatch):
 
 
 def test_heads_are_trained_on_timm_features(tmp_path, monkeypatch):
-    """By the command from the images to features, and from these a linear head, NCM and SLDA."""
+    """A linear head, NCM and SLDA, by the commands."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     root, parameters = tmp_path / "data", {"dataset": "folder", "dataset_args": "name=photos"}
     write_years(root, side=40, train=4, test=2)

@@ -1,4 +1,4 @@
-"""Training while a tenth of the training images is held out: the same as on a tree without them."""
+"""Training with validation images equals training on a dataset without them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PER_CLASS = 12
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory):
-    """A dataset without a test set, and one whose files are divided as a validation divides it."""
+    """A dataset without a test set, and one whose files are split as for validation."""
     full_tree = write_released(
         tmp_path_factory.mktemp("whole"), train=PER_CLASS, buckets=("1", "2")
     )
@@ -62,7 +62,7 @@ def training(root, **options):
     ids=lambda options: " ".join(options.values()),
 )
 def test_validation_rows_equal_those_of_a_manual_split(trees, options):
-    """The twin: no strategy or head sees what is held out, and nothing else differs."""
+    """No strategy or head sees validation images, and nothing else differs."""
     full_tree, divided = trees
     measured = training(full_tree, split="validation", **options)
     expected = training(divided, **options)
@@ -74,7 +74,7 @@ def test_validation_rows_equal_those_of_a_manual_split(trees, options):
 
 
 def test_all_seeds_are_measured_on_the_same_images(trees):
-    """What is held out is not drawn by the run."""
+    """Validation images do not depend on the seed."""
     held_out = {
         training(trees[0], split="validation", seed=seed).metadata.evaluation_set
         for seed in ("0", "7")

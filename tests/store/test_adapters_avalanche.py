@@ -73,7 +73,7 @@ def _quiet():
 
 
 def test_the_matrix_equals_avalanches_cell_by_cell(store, experiment_id):
-    """Twelve experiences, so past the tenth. Row 0 before any training. Counts of each size."""
+    """Twelve experiences, with row 0 before any training, and test sets of different sizes."""
     stream = benchmark(12)
     logger = MLflowAccuracyMatrix(dataset="toy", strategy="naive", seed=0)
     trained = strategy(logger)
@@ -186,7 +186,7 @@ def test_intervals_may_evaluate_some_experiences(store):
 
 
 def test_one_test_set_for_all_experiences_is_an_error(store):
-    """The error comes before the first training."""
+    """Before the first training."""
     stream = benchmark(3, num_test_streams=1)
     with pytest.raises(ConfigError, match="'test' has 1 experiences, and 3 are trained"):
         strategy(MLflowAccuracyMatrix(), eval_every=0).train(

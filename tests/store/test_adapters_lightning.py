@@ -76,7 +76,10 @@ def own_numbers(results):
 
 
 def test_the_matrix_equals_lightnings_cell_by_cell(store, experiment_id):
-    """A new Trainer for each bucket, one callback. Past the tenth. Counts restored exactly."""
+    """A new Trainer for each bucket, one callback, more than ten buckets.
+
+    Counts are restored exactly.
+    """
     train, test = loaders()
     callback, model = MLflowAccuracyMatrix(dataset="toy", seed=0), Model()
     expected = [own_numbers(trainer(callback).test(model, test, verbose=False))]

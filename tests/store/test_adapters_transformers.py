@@ -61,9 +61,9 @@ def own_numbers(results):
 
 
 def test_the_matrix_equals_the_trainers_cell_by_cell(store, experiment_id, tmp_path):
-    """A new Trainer for each bucket, one callback. Past the tenth. Counts restored exactly.
+    """A new Trainer for each bucket, one callback, more than ten buckets.
 
-    Evaluations during training are not rows.
+    Counts are restored exactly. Evaluations during training are not rows.
     """
     train, test = buckets()
     callback, model = MLflowAccuracyMatrix(KEYS, dataset="toy", seed=0), Model()

@@ -1,4 +1,4 @@
-"""Tests inside buckets in MLflow: files of their own kind, every one once, scored with the rows."""
+"""Tests within buckets in MLflow: separate files, each stored once, scored with the rows."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ FILES = [anytime_file_name(bucket, test) for bucket in TESTS for test in (1, 2)]
 
 
 def get_tests_folder(run):
-    """Return where a run of a store without a server keeps its tests."""
+    """Return the folder with the tests of a run in a store without a server."""
     return artifact_folder(run) / ANYTIME_FOLDER
 
 
@@ -59,12 +59,12 @@ def stored_tests(run):
 
 
 def select_values(run):
-    """Return the metrics that need tests inside buckets."""
+    """Return the metrics that need tests within buckets."""
     return {n: v for n, v in run.data.metrics.items() if n.startswith("continual_evaluation/")}
 
 
 def plain_run(store, finished, untrained):
-    """A run of the same rows, but for that of the untrained model, without tests inside buckets."""
+    """A run of the same rows without tests within buckets."""
     train_in_process(store, KnownTraining([untrained, *FOUR_BUCKETS[1:]]), {})
     (run,) = (
         run
@@ -76,14 +76,14 @@ def plain_run(store, finished, untrained):
 
 @pytest.fixture
 def finished(store, experiment_id, fill_once):
-    """A run that tested inside its buckets."""
+    """A run with tests within buckets."""
     training = KnownTraining(FOUR_BUCKETS, tests=TESTS)
     fill_once(store, lambda: train_in_process(store, training, {}))
     return only_run(store, experiment_id)
 
 
 def test_every_test_is_a_file_next_to_the_rows(store, finished):
-    """And none is a row: rows, matrix and their metrics are those of a run without."""
+    """Rows, matrix and their metrics equal those of a run without tests."""
     assert [path.name for path in sorted(get_tests_folder(finished).iterdir())] == FILES
     assert stored_tests(finished) == [test for tests in TESTS.values() for test in tests]
     assert [list(r.row.correct) for r in read_rows(store, finished).values()] == FOUR_BUCKETS
@@ -98,7 +98,7 @@ def test_every_test_is_a_file_next_to_the_rows(store, finished):
 
 
 def test_metrics_are_those_of_the_tests_at_every_step(store, finished):
-    """Each a series over the buckets, as of every other family."""
+    """Each is a series over the buckets, like every other family."""
     assert select_values(finished) == pytest.approx(EXPECTED)
     stored = histories(store, finished.info.run_id)
     results = evaluate_metrics(WITHIN_BUCKET_METRICS, MATRIX.matrix, tests=MATRIX)
@@ -108,7 +108,7 @@ def test_metrics_are_those_of_the_tests_at_every_step(store, finished):
 
 
 def test_scoring_again_writes_nothing(store, finished):
-    """By a search, which reads no test, and by name, which reads all of them."""
+    """By a search, which reads no test, and by id, which reads all of them."""
     scores = read_scores(store, store.get_run(finished.info.run_id))
     assert scores.changes.is_empty
     assert scores.stored.tests is not None
@@ -119,7 +119,7 @@ def test_scoring_again_writes_nothing(store, finished):
 
 
 def test_evaluate_logs_metrics_of_tests_for_a_run_without_them(store, experiment_id):
-    """Rows and tests as any program may have written them, and the tag that reports it."""
+    """For rows and tests of any program, with the tag."""
     run = stored_run(store, experiment_id)
     get_tests_folder(run).mkdir()
     for test in (test for tests in TESTS.values() for test in tests):
@@ -149,7 +149,7 @@ def test_a_damaged_test_is_reported_and_the_rows_are_scored(store, finished):
 
 
 class LosingStore(KnownTraining):
-    """Loses its artifact store inside the third bucket."""
+    """Loses its artifact store within the third bucket."""
 
     folder: Path
 
@@ -165,7 +165,7 @@ class LosingStore(KnownTraining):
 
 
 def test_unsent_tests_are_sent_by_sync(store, experiment_id, tmp_path, monkeypatch):
-    """They wait on local disk from the moment they are measured. Then each is there, once."""
+    """They are kept on local disk, and stored once."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "0.5")
     training = LosingStore(FOUR_BUCKETS, tests=TESTS)
     training.folder = tmp_path / "artifacts"
@@ -185,7 +185,7 @@ def test_unsent_tests_are_sent_by_sync(store, experiment_id, tmp_path, monkeypat
 
 
 def test_a_run_folder_never_replaces_a_stored_test(store, finished, tmp_path):
-    """Its bucket was trained on again since, by another process, with other numbers perhaps."""
+    """Another process may have trained on its bucket again."""
     other = inside_bucket(2, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
     (get_tests_folder(finished) / FILES[3]).unlink()
     journal = RunFolder.create(
@@ -203,7 +203,7 @@ def test_a_run_folder_never_replaces_a_stored_test(store, finished, tmp_path):
 
 
 def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished):
-    """Of a bucket without a row, what is measured again takes the place of what was cut off."""
+    """Tests of a bucket without a row are replaced by new measurements."""
     run_id = finished.info.run_id
     (rows_folder(finished) / "row_003.json").unlink()
     (rows_folder(finished) / "row_004.json").unlink()
@@ -241,7 +241,7 @@ def load_comparison(store, runs):
 
 
 def test_a_comparison_has_metrics_of_tests(store, finished):
-    """Of a scored run as they were logged. Of another one, computed from its tests."""
+    """As logged for a scored run, otherwise computed from its tests."""
     logged = dict.fromkeys(EXPECTED, -1.0)
     comparison = load_comparison(store, [finished, plain_run(store, finished, [5] * 4)])
     (group,) = (g for g in comparison.groups if g.metrics.keys() >= EXPECTED.keys())
@@ -258,7 +258,7 @@ def test_a_comparison_has_metrics_of_tests(store, finished):
 
 
 def test_the_live_page_of_a_run_draws_its_tests(store, finished, monkeypatch):
-    """Also those inside the bucket in training. A page that is followed knows of each."""
+    """Also those within the bucket in training, each at the next update."""
     # A server removes the address of its store from messages.
     monkeypatch.setenv(BACKEND_STORE_URI_ENV_VAR, store.tracking_uri)
     run_id = finished.info.run_id

@@ -1,4 +1,4 @@
-"""Runs as folders or one archive: read like a store, and refused when a byte was changed."""
+"""Runs as folders or one archive: read like a store, and rejected if a byte was changed."""
 
 import hashlib
 import io
@@ -28,7 +28,7 @@ from clear_mlflow.store import names
 
 @pytest.fixture(params=["run", "run.tar.xz"])
 def bundle(store, experiment_id, tmp_path, request):
-    """A bundle, and the run that it is of."""
+    """A bundle and its run."""
     run = kept_run(store, experiment_id)
     store.set_tag(run.info.run_id, "strategy", "replay")
     path = tmp_path / "bundles" / request.param
@@ -40,7 +40,7 @@ def bundle(store, experiment_id, tmp_path, request):
 
 
 def read_files(path):
-    """Name to bytes, whether a folder or an archive."""
+    """Return name to bytes of a folder or an archive."""
     if path.is_dir():
         return {f.relative_to(path).as_posix(): f.read_bytes() for f in path.rglob("*.*")}
     with tarfile.open(path) as archive:
@@ -60,7 +60,7 @@ def write(path, files):
 
 
 def test_bundles_are_read_like_a_store(bundle):
-    """All that a run is: the same numbers, predictions and intervals, from anywhere."""
+    """The same numbers, predictions and intervals, from any folder."""
     path, run = bundle
     read = clear_mlflow.load(path)
     read_values, stored_values = read.to_dict(), run.to_dict()
@@ -92,7 +92,7 @@ def test_bundles_are_compared_with_runs_and_with_each_other(store, experiment_id
 
 
 def test_an_experiment_takes_precedence_over_a_folder(store, experiment_id, bundle, monkeypatch):
-    """A name is an experiment if one has it, else a path. A Path is never an experiment."""
+    """A text is an experiment if it exists, otherwise a path. A Path is never an experiment."""
     path, run = bundle
     monkeypatch.chdir(path.parent.parent)
     stored_run(store, store.create_experiment("bundles"), seed=3)
@@ -107,7 +107,7 @@ def test_an_experiment_takes_precedence_over_a_folder(store, experiment_id, bund
 
 
 def test_a_changed_byte_is_rejected(bundle):
-    """Of any file, and of what describes them. A file that is added or lacks, too."""
+    """Of any file and of the header. So are added and missing files."""
     path, _ = bundle
     files = read_files(path)
     entries = {re.sub(r"^[0-9]{8}-|row_[0-9]+|[+][^+]*$", "", name) for name in files}
@@ -132,7 +132,7 @@ def test_a_changed_byte_is_rejected(bundle):
 
 
 def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatch):
-    """A paper's supplement: all runs with rows, by a command. What they share is stored once."""
+    """A paper's supplement with all runs that have rows. Common content is stored once."""
     monkeypatch.chdir(tmp_path)
     runs = [kept_run(store, experiment_id) for _ in range(8)]
     store.create_run(experiment_id)  # contains no rows
@@ -172,7 +172,7 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("ending", [".gz", ".tar", ".tar.gz", ".tgz", ".zip"])
 def test_an_archive_of_another_format_is_rejected(store, experiment_id, tmp_path, ending):
-    """Rather than a folder of that name, which no unpacker opens."""
+    """Instead of writing a folder of that name."""
     run = kept_run(store, experiment_id)
     target = tmp_path / f"paper{ending}"
     with pytest.raises(ConfigError, match=r"name a folder, or a file in \.tar\.xz"):
@@ -181,7 +181,7 @@ def test_an_archive_of_another_format_is_rejected(store, experiment_id, tmp_path
 
 
 def pack_archive(path, *members):
-    """Return an archive of members that somebody else wrote."""
+    """Return an archive with any members."""
     with tarfile.open(path, "w:xz") as archive:
         for member, content in members:
             member.size = len(content)
@@ -212,7 +212,7 @@ def build_member(name, member_type, link=""):
     ],
 )
 def test_an_archive_writes_nowhere_else(tmp_path, member):
-    """Only files of a run, where they belong: no links, no folders above."""
+    """Only files of a run in their places: no links, no parent folders."""
     with pytest.raises(RecordError, match="which is not a file of a run"):
         clear_mlflow.load(pack_archive(tmp_path / "x.tar.xz", member))
 
@@ -227,7 +227,7 @@ def test_an_archive_bomb_is_rejected(tmp_path, monkeypatch):
 
 
 def test_an_announced_size_takes_no_memory(tmp_path):
-    """Neither the name of a member, of any length, nor the dictionary of the xz stream."""
+    """Neither a member's name nor the dictionary of the xz stream."""
     name = build_member("run.json", tarfile.GNUTYPE_LONGNAME)[0], bytes(2**27)
     long_name = pack_archive(tmp_path / "name.tar.xz", name)
     content = bytearray(lzma.compress(bytes(2**10)))
@@ -247,7 +247,7 @@ def test_an_announced_size_takes_no_memory(tmp_path):
 
 
 def test_extra_bytes_in_an_archive_are_rejected(store, experiment_id, tmp_path):
-    """After its end, in its padding, in the headers of its files, and another order of them."""
+    """After its end, in its padding, in headers of files, and in another order."""
     run_id = stored_run(store, experiment_id).info.run_id
     path = clear_mlflow.export(run_id, tmp_path / "run.tar.xz")
     content, files = path.read_bytes(), read_files(path)
@@ -276,7 +276,7 @@ def test_extra_bytes_in_an_archive_are_rejected(store, experiment_id, tmp_path):
 
 @pytest.mark.parametrize("ending", ["", ".tar.xz"])
 def test_of_two_copies_of_a_run_the_more_complete_is_used(store, experiment_id, tmp_path, ending):
-    """In any order, by every call. Two that contradict each other are refused by name."""
+    """In any order, by every call. Contradicting copies are rejected."""
     run = stored_run(store, experiment_id)
     run_id, last_row = run.info.run_id, rows_folder(run) / "row_004.json"
     complete = clear_mlflow.export(run_id, tmp_path / f"b_complete{ending}")
@@ -335,7 +335,6 @@ def test_reading_creates_no_store(store, experiment_id, tmp_path, monkeypatch):
 
 @given(content=st.binary(max_size=2000), is_packed=st.booleans())
 def test_an_invalid_archive_is_a_one_line_error(tmp_path_factory, content, is_packed):
-    """Whatever is stored in the file."""
     path = tmp_path_factory.mktemp("x") / "x.tar.xz"
     path.write_bytes(lzma.compress(content) if is_packed else content)
     with pytest.raises(RecordError) as refusal:
@@ -348,7 +347,7 @@ def test_an_invalid_archive_is_a_one_line_error(tmp_path_factory, content, is_pa
     [("files", None), ("name", 3), ("status", "x"), ("files/00000001-params.json", 3)],
 )
 def test_a_forged_header_is_a_one_line_error(store, experiment_id, tmp_path, path, value):
-    """Whoever writes one can write its digest, too."""
+    """A forger can compute its digest, too."""
     bundle = clear_mlflow.export(stored_run(store, experiment_id).info.run_id, tmp_path / "b")
     description = json.loads((bundle / "run.json").read_text())
     *outer, last = path.split("/")
@@ -362,7 +361,7 @@ def test_a_forged_header_is_a_one_line_error(store, experiment_id, tmp_path, pat
 
 
 def test_the_same_run_is_the_same_archive(store, experiment_id, tmp_path):
-    """So that a repository sees no change where there is none. Nothing is overwritten."""
+    """So that a repository sees no change. Nothing is overwritten."""
     run_id = stored_run(store, experiment_id).info.run_id
     first, other = (clear_mlflow.export(run_id, tmp_path / f"{n}.tar.xz") for n in (1, 2))
     assert first.read_bytes() == other.read_bytes()

@@ -1,4 +1,4 @@
-"""Which families of metrics a run logs: chosen when it begins, and added to when it is old."""
+"""The families of metrics of a run: chosen at its start, and extended later."""
 
 import json
 
@@ -24,12 +24,12 @@ def invoke(*arguments):
 
 
 def select_matrix_names(names):
-    """Return what is of the matrix among a run's metrics or series."""
+    """Return the names of matrix metrics among metrics or series."""
     return {name: value for name, value in names.items() if name.split("/")[0] in FAMILIES}
 
 
 def steps(store, run_id):
-    """Return each of these metrics at each step, of which none was logged twice."""
+    """Return each of these metrics at each step, and check that none was logged twice."""
     matrix_points = select_matrix_names(histories(store, run_id))
     in_steps = {name: {step: value for step, _, value in h} for name, h in matrix_points.items()}
     assert {n: len(h) for n, h in matrix_points.items()} == {n: len(h) for n, h in in_steps.items()}
@@ -42,7 +42,7 @@ def select_matrix_points(correct):
 
 
 def scored_by(store, run_id):
-    """Families of the metrics that a run holds, and those that its tag names."""
+    """Return the families of a run's metrics, and those in its tag."""
     data = store.get_run(run_id).data
     return {name.split("/")[0] for name in select_matrix_names(data.metrics)}, data.tags.get(
         names.METRICS_TAG
@@ -50,7 +50,7 @@ def scored_by(store, run_id):
 
 
 def test_a_training_logs_the_requested_families(store, experiment_id):
-    """Per row and at its end. Its description holds them, and no other ones are computed."""
+    """After each row and at the end. Its description has them, and no others are computed."""
     training = KnownTraining(FOUR_BUCKETS, metrics="gem,worst_bucket")
     train_in_process(store, training, {"metrics": "gem,worst_bucket"})
     run = only_run(store, experiment_id)
@@ -66,7 +66,7 @@ def test_a_training_logs_the_requested_families(store, experiment_id):
 
 
 def test_a_custom_loop_logs_the_requested_families(store, experiment_id):
-    """As a list or as a text. The metrics of a row are there before the next one."""
+    """As a list or a text. Metrics of a row are logged before the next one."""
     loop = {"buckets": 4, "num_instances": NUM_TEST}
     with clear_mlflow.track(**loop, metrics=["renate", "tic"]) as run:
         for row, correct in enumerate(FOUR_BUCKETS):
@@ -88,7 +88,10 @@ def test_a_custom_loop_logs_the_requested_families(store, experiment_id):
 
 
 def test_evaluate_adds_families_to_old_runs(store, experiment_id):
-    """With all their steps. What was there stays, twice changes nothing, and they stay chosen."""
+    """At all steps.
+
+    Logged metrics are unchanged, repeating changes nothing, and the families stay chosen.
+    """
     correct = counts(150, 0)
     run = log_run(store, experiment_id, "naive", correct, strategy="naive")
     assert invoke("evaluate", "--runs", "test").exit_code == 0
@@ -109,7 +112,7 @@ def test_evaluate_adds_families_to_old_runs(store, experiment_id):
 
 
 def test_a_family_of_a_later_version_is_preserved(store, experiment_id):
-    """It is left in the tag, and the others are computed."""
+    """It stays in the tag, and the others are computed."""
     tags = {names.METRICS_TAG: "gem,of_tomorrow"}
     run = log_run(store, experiment_id, "a", counts(150, 0), strategy="a", tags=tags)
     done = invoke("evaluate", "--runs", "test")
@@ -120,7 +123,7 @@ def test_a_family_of_a_later_version_is_preserved(store, experiment_id):
 
 
 def test_a_run_with_an_unknown_family_is_shown_with_its_intervals(store, experiment_id, tmp_path):
-    """Its metrics of known families are read in Python and by `show --json`."""
+    """In Python and by `show --json`."""
     tags = {names.METRICS_TAG: "gem,of_tomorrow"}
     correct = counts(150, 0)
     run = log_run(store, experiment_id, "a", correct, strategy="a", tags=tags)

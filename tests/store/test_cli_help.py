@@ -1,4 +1,4 @@
-"""What the program says of itself: --help, examples, completion, and where a run goes."""
+"""Help texts, examples, shell completion, and the store and experiment of a run."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_missing_required_arguments_are_reported():
     [(words, line) for words, command in ALL.items() for line in getattr(command, "examples", ())],
 )
 def test_examples_are_commands(words, example):
-    """Each is of options and values that there are."""
+    """With existing options and values."""
     example_words = shlex.split(example)
     if example_words[0] == "mlflow":
         assert {
@@ -82,7 +82,7 @@ def test_a_shell_completes_commands(arguments, typed, offered):
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Variables that are set here are gone again afterwards."""
+    """Restore the environment variables afterwards."""
     for name in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_CONTEXT"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -90,7 +90,7 @@ def environment(monkeypatch):
 
 
 def test_runs_go_to_the_store_and_experiment_of_the_options(store, environment):
-    """Those that MLflow makes active, and those next to them. The environment's own tags stay."""
+    """Whether MLflow activates them, or they are passed. Tags of the environment are kept."""
     environment.setenv("MLFLOW_RUN_CONTEXT", json.dumps({"site": "a"}))
     environment.setenv("MLFLOW_EXPERIMENT_ID", "0")
     apply_run_options("of options", None, ["paper=draft = 2"])

@@ -1,4 +1,4 @@
-"""The comparison run in a real store, read back; and what is refused."""
+"""Comparisons in a real store, read back, and their errors."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ SCORE = "clear/challenge_score"
 
 @pytest.fixture
 def runs(store, experiment_id, fill_once):
-    """Two strategies, two seeds each."""
+    """Two strategies with two seeds each."""
 
     def log_runs():
         return [
@@ -57,7 +57,7 @@ def load_comparison(store, experiment_id):
 
 
 def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
-    """Page, table, CSV, pictures, list, tags and description. The terminal tells the same."""
+    """Page, table, CSV, pictures, list, tags and description. The terminal shows the same."""
     result = invoke("--runs", "test")
     assert result.exit_code == 0, result.output
     run, folder = load_comparison(store, experiment_id)
@@ -112,7 +112,7 @@ def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
 
 
 def test_compare_and_evaluate_skip_comparisons(store, experiment_id, runs):
-    """A second comparison is of the same four runs."""
+    """A second comparison has the same four runs."""
     invoke("--runs", "test")
     assert invoke("--runs", "test").exit_code == 0
     comparisons = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
@@ -149,7 +149,7 @@ def test_runs_that_cannot_be_compared_are_a_one_line_error(
 
 
 def test_runs_without_rows(store, experiment_id, runs):
-    """Found by a search they are passed over. Asked for, they are reported. Alone, refused."""
+    """A search skips them, named ones are reported, and only such runs are an error."""
     empty = store.create_run(experiment_id, run_name="empty")
     assert "empty" not in invoke("--runs", "test").output
     result = invoke(empty.info.run_id, runs[0].info.run_id)
@@ -161,7 +161,7 @@ def test_runs_without_rows(store, experiment_id, runs):
 
 
 def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
-    """It is named with what is wrong. The others are compared."""
+    """The run is named with the reason. The others are compared."""
     (rows_folder(runs[0]) / "row_002.json").write_text("{")
     result = invoke("--runs", "test")
     assert result.exit_code == 0
@@ -171,7 +171,7 @@ def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
 
 
 def test_stored_predictions_compare_single_runs(store, experiment_id, tmp_path):
-    """Read back from the artifacts, and paired."""
+    """Read from the artifacts, and paired."""
     for strategy, level in (("naive", 120), ("replay", 180)):
         correct = counts(level, 0)
         run = log_run(store, experiment_id, strategy, correct, strategy=strategy)
@@ -183,7 +183,7 @@ def test_stored_predictions_compare_single_runs(store, experiment_id, tmp_path):
 
 
 def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_id, tmp_path):
-    """The rows are the record: they are compared, and the predictions are reported."""
+    """The rows are compared, and the predictions are reported."""
     for strategy, level in (("naive", 120), ("replay", 180)):
         run = log_run(store, experiment_id, strategy, counts(level, 0), strategy=strategy)
         log_predictions(store, run, counts(level, 1), tmp_path)
@@ -193,7 +193,7 @@ def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_i
 
 
 def test_parameters_quoted_by_mlflow_are_unquoted_for_groups(store, experiment_id):
-    """Under mlflow run 'a b' has apostrophes. What was used goes before what was asked for."""
+    """MLflow quotes 'a b'. Used values precede requested ones."""
     for seed, memory in enumerate(("auto", "'auto'")):
         run = log_run(store, experiment_id, "r", counts(180, seed), strategy="replay", seed=seed)
         store.log_param(run.info.run_id, "note", ["two words", "'two words'"][seed])
@@ -206,7 +206,7 @@ def test_parameters_quoted_by_mlflow_are_unquoted_for_groups(store, experiment_i
 
 
 def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_path):
-    """The entry point's run is the comparison: one run, named, and not among the compared."""
+    """The entry point's run becomes the comparison, and is not compared itself."""
     options = ("--env-manager", "local", "--experiment-name", "test", "-P", "runs=test")
     done = run_python("-m", "mlflow", "run", str(project), "-e", "compare", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -219,7 +219,7 @@ def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_p
 
 
 def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, runs):
-    """Found by a search it would be passed over: in the leaderboard and among the warnings."""
+    """In the leaderboard and in the warnings, also after a search."""
     diverged = store.create_run(experiment_id, run_name="naive clear10 seed 2")
     for name, text in (("strategy", "naive"), ("dataset", "clear10"), ("seed", "2")):
         store.set_tag(diverged.info.run_id, name, text)
@@ -234,7 +234,7 @@ def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, run
 
 
 def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, experiment_id):
-    """All seeds that count were trained on two buckets. A diverged seed reached a third."""
+    """Other seeds were trained on two buckets, and a diverged seed on three."""
     for seed, rows in ((0, 3), (1, 3), (2, 4)):
         run = log_run(
             store,
@@ -252,7 +252,7 @@ def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, exp
 
 
 def test_an_inconclusive_verdict_names_the_command_that_trains_more_seeds(store, experiment_id):
-    """As a training logs them: the grid asks for the same parameters, and for new seeds."""
+    """Its grid has the same parameters and new seeds."""
     for strategy in ("naive", "replay"):
         for seed in range(2):
             correct = counts(150 if strategy == "naive" else 155, seed)
@@ -277,7 +277,7 @@ def test_an_inconclusive_verdict_names_the_command_that_trains_more_seeds(store,
 
 
 def test_a_baseline_and_a_margin(store, experiment_id, runs):
-    """Both are parameters of the comparison. What is neither is one line."""
+    """Both are parameters of the comparison. Invalid ones are one-line errors."""
     result = invoke("--runs", "test", "--baseline", "naive", "--margin", "1")
     assert result.exit_code == 0, result.output
     run, _ = load_comparison(store, experiment_id)
@@ -303,7 +303,7 @@ def log_replay_runs(store, experiment_id):
 
 
 def test_different_parameters_are_separate_groups(store, experiment_id):
-    """The groups are labelled by the parameters that differ, without seeds and machine settings."""
+    """Labelled by the parameters that differ, except seeds and machine settings."""
     log_replay_runs(store, experiment_id)
     output = invoke("--runs", "test").output
     assert "mixes" not in output
@@ -318,7 +318,7 @@ def test_different_parameters_are_separate_groups(store, experiment_id):
 
 
 def test_merged_parameters_are_named_in_every_output(store, experiment_id):
-    """With --group-by strategy, the terminal, page, JSON, description and verdict name them."""
+    """With --group-by strategy: in terminal, page, JSON, description and verdict."""
     log_replay_runs(store, experiment_id)
     output = " ".join(invoke("--runs", "test", "--group-by", "strategy").output.split())
     mixed = "epochs 1 and 3, lr 0.01 and 0.02"
@@ -337,7 +337,7 @@ def test_merged_parameters_are_named_in_every_output(store, experiment_id):
 
 
 def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
-    """`mlflow run` logs the memory of naive, too, which has none."""
+    """`mlflow run` logs the memory of naive, too."""
     for seed, memory in enumerate(("auto", "100")):
         parameters = {"strategy": "naive", "seed": str(seed), "memory": memory}
         log_training(store, experiment_id, counts(120, seed), parameters)
@@ -351,7 +351,7 @@ def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
 
 
 def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
-    """One label is enough to separate an imported run from trainings of the same strategy."""
+    """An imported run is separate from trainings of the same strategy."""
     for seed in range(2):
         parameters = {"strategy": "replay", "seed": str(seed)}
         log_training(store, experiment_id, counts(180, seed), parameters)
@@ -365,7 +365,7 @@ def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
 
 
 def test_custom_loops_with_different_parameters_are_separate_groups(store, experiment_id):
-    """Names, folders, seeds and machine settings of another program separate nothing."""
+    """Names, folders, seeds and machine settings do not separate them."""
     for seed in range(4):
         run = log_run(
             store, experiment_id, f"loop {seed}", counts(150, seed), strategy="mine", seed=seed
@@ -400,7 +400,7 @@ declared.lower_is_better = True
 def test_a_function_ranks_only_with_a_declared_direction(
     store, experiment_id, tmp_path, monkeypatch
 ):
-    """Its attribute declares it, and the verdict states it."""
+    """Its attribute declares it, and the verdict uses it."""
     (tmp_path / "mylab.py").write_text(LOSS)
     monkeypatch.chdir(tmp_path)
     for seed in range(3):
@@ -425,7 +425,7 @@ def test_a_function_ranks_only_with_a_declared_direction(
 
 
 def test_an_experiment_and_run_ids_may_be_named_in_one_place(store, experiment_id, runs, tmp_path):
-    """Experiments, ids and unique beginnings of ids, on the command line and in Python."""
+    """Experiments, ids and unique prefixes of ids, in both interfaces."""
     assert invoke("test").exit_code == 0
     compared, _ = load_comparison(store, experiment_id)
     assert compared.data.tags[names.COMPARED_COUNT_TAG] == "4"
@@ -445,7 +445,7 @@ def test_an_experiment_and_run_ids_may_be_named_in_one_place(store, experiment_i
 
 
 def test_an_ambiguous_beginning_of_a_run_id_lists_the_runs(store, experiment_id):
-    """Fewer than six digits are not the beginning of an id."""
+    """A prefix has at least six digits."""
     ids = []
     with closing(sqlite3.connect(store.tracking_uri.removeprefix("sqlite:///"))) as database:
         for number in range(2):
@@ -465,7 +465,7 @@ def test_an_ambiguous_beginning_of_a_run_id_lists_the_runs(store, experiment_id)
 
 
 def test_the_tag_of_very_many_runs_is_as_long_as_mlflow_keeps_one():
-    """At once, however many there are."""
+    """And it is built quickly."""
     ids = [f"{number:032x}" for number in range(200_000)]
     assert join_run_ids(ids[:200]) == ",".join(ids[:200])
     assert len(join_run_ids(ids)) <= 8_000

@@ -1,4 +1,4 @@
-"""Runs copied from one store to another: the same run there, once, whatever happens meanwhile."""
+"""Runs copied from one store to another: equal, once, also after interruptions."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ SCRIPT = Path(__file__).parents[1] / "support" / "copying.py"
 
 @pytest.fixture
 def target(empty_store, tmp_path):
-    """The tracking URI of another store, which has an experiment for copies."""
+    """The tracking URI of another store with an experiment for copies."""
     folder = tmp_path / "target"
     folder.mkdir()
     shutil.copy(empty_store, folder / "mlflow.db")

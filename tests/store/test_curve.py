@@ -1,4 +1,4 @@
-"""The curve of a training in MLflow: every point once, whatever becomes of store and process."""
+"""The loss curve of a training in MLflow: every point once, despite outages and kills."""
 
 import math
 
@@ -26,7 +26,7 @@ THIRD = CurvePoint(5, 0.5, 0.025, 300.0, 3_000)
 
 @pytest.fixture
 def run_id(store, experiment_id):
-    """A run that this process holds."""
+    """A run whose lease this process has."""
     new_run_id = store.create_run(experiment_id).info.run_id
     Lease(store, new_run_id).acquire()
     return new_run_id
@@ -39,7 +39,7 @@ def read_curve(store, run_id):
 
 
 def build_series(*points):
-    """Return what a store contains of a curve that it has all of."""
+    """Return the series of a complete curve."""
     return {
         names.CURVE_LOSS: [(p.step, p.time, p.loss) for p in points],
         names.CURVE_LR: [(p.step, p.time, p.lr) for p in points],
@@ -48,7 +48,7 @@ def build_series(*points):
 
 
 def test_a_curve_has_three_series_over_optimiser_steps(store, experiment_id):
-    """At the times when they were measured. Scoring the run again leaves them alone."""
+    """With their times. Scoring the run again does not change them."""
     training = KnownTraining(FOUR_BUCKETS, live={1: [FIRST]}, curve={1: [SECOND], 2: [THIRD]})
     train_in_process(store, training, {})
     (run,) = store.search_runs([experiment_id])
@@ -58,7 +58,7 @@ def test_a_curve_has_three_series_over_optimiser_steps(store, experiment_id):
 
 
 class Watched(KnownTraining):
-    """In its first bucket, waits until the store contains a point of it."""
+    """In its first bucket, waits until the store has a point of it."""
 
     store: MlflowClient
     seen: dict[str, float]
@@ -74,7 +74,7 @@ class Watched(KnownTraining):
 
 
 def test_a_point_is_in_the_store_while_its_bucket_is_trained_on(store):
-    """Before there is any row but that of the untrained model."""
+    """Before any row except that of the untrained model."""
     training = Watched(FOUR_BUCKETS, live={1: [FIRST]})
     training.store = store
     train_in_process(store, training, {})
@@ -83,7 +83,7 @@ def test_a_point_is_in_the_store_while_its_bucket_is_trained_on(store):
 
 
 def test_an_interrupted_training_loses_no_point(store, experiment_id):
-    """Not even one that no row has followed."""
+    """Not even one without a later row."""
     broken = RuntimeError("out of power")
     training = KnownTraining(FOUR_BUCKETS[:2], curve={1: [FIRST]}, ends_with=broken)
 
@@ -101,7 +101,7 @@ def test_an_interrupted_training_loses_no_point(store, experiment_id):
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_in_no_chart(store, experiment_id, loss):
-    """Rate and speed are: the steps were taken."""
+    """Learning rate and speed are."""
     diverged = CurvePoint(3, loss, 0.05, 200.0, 2_000)
     train_in_process(store, KnownTraining(FOUR_BUCKETS, curve={1: [FIRST, diverged]}), {})
     (run,) = store.search_runs([experiment_id])
@@ -113,7 +113,7 @@ def test_a_loss_that_is_not_finite_is_in_no_chart(store, experiment_id, loss):
 
 
 def left_spool(store, run_id, *batches):
-    """What a process leaves that was killed while the store was away."""
+    """The run folder of a process that was killed while the store was unreachable."""
     journal = RunFolder.create(default_root() / run_id, run_id, store.tracking_uri)
     for batch in batches:
         journal.append_metrics(batch)
@@ -121,7 +121,7 @@ def left_spool(store, run_id, *batches):
 
 
 def test_unsent_points_are_sent_if_the_run_lacks_their_step(store, run_id):
-    """Another machine resumed the run meanwhile, and came by the same steps at other times."""
+    """Another machine resumed the run and logged the same steps at other times."""
     for name, ((step, time, value), *_) in build_series(SECOND).items():
         store.log_metric(run_id, name, value + 0.25, timestamp=time + 99, step=step)
     store.set_terminated(run_id)
@@ -141,7 +141,7 @@ def test_unsent_points_are_sent_if_the_run_lacks_their_step(store, run_id):
 
 
 def test_a_repeated_bucket_duplicates_no_point(store, run_id):
-    """The first point of a step stays. What the run lacks of each series is added."""
+    """The first point of a step is kept. Missing ones of each series are added."""
     store.log_metric(run_id, names.CURVE_LOSS, 9.0, timestamp=500, step=FIRST.step)
     writer = RunRecorder(store, run_id, ())
     writer.curve_steps = {(names.CURVE_LOSS, FIRST.step)}
@@ -154,7 +154,7 @@ def test_a_repeated_bucket_duplicates_no_point(store, run_id):
 
 
 def test_a_temporarily_full_disk_loses_no_point(store, run_id, monkeypatch):
-    """The points wait, more of them than one request takes."""
+    """More points than one request takes."""
     writer = RunRecorder(store, run_id, ())
     writer.open(store.get_run(run_id))
     points = [CurvePoint(step, 1 / step, 0.1, 5.0, step) for step in range(1, MAX_POINTS)]

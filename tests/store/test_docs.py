@@ -1,4 +1,4 @@
-"""Python on pages runs as it stands; tools/check_docs.py compares the rest with the code."""
+"""The Python on pages is run; tools/check_docs.py compares the rest with the code."""
 
 import os
 import re
@@ -49,14 +49,14 @@ def read_python_blocks(page):
 
 
 def test_all_python_blocks_are_run():
-    """A page that begins to show Python is listed above."""
+    """Every page with Python is in the list above."""
     page_names = {page.name for page in (ROOT / "docs").glob("*.md") if read_python_blocks(page)}
     assert page_names <= RUNS.keys() | ELSEWHERE
 
 
 @pytest.mark.parametrize("page", [name for name in RUNS if (ROOT / "docs" / name).exists()])
 def test_the_code_of_a_page(store, experiment_id, tmp_path, page):
-    """One block after another, in a process that has nothing but the package."""
+    """All blocks in order, in a process that has only the package."""
     script = tmp_path / "page.py"
     script.write_text(
         "\n".join(read_python_blocks(ROOT / "docs" / page)) + "\n" + THEN.get(page, "")
@@ -71,7 +71,7 @@ def test_the_code_of_a_page(store, experiment_id, tmp_path, page):
 
 
 def test_the_guide_can_be_followed(store, tmp_path):
-    """In a copy of the package, each file is found where it says, and what it tries comes true."""
+    """In a copy of the package, by the steps of CONTRIBUTING."""
     shutil.copytree(ROOT / "clear_mlflow", tmp_path / "clear_mlflow")
     tries = []
     for code in read_python_blocks(ROOT / "CONTRIBUTING.md"):

@@ -17,7 +17,7 @@ MODULES = sorted(
 
 @pytest.mark.parametrize("module", MODULES)
 def test_examples(module):
-    """Each prints what stands below it."""
+    """Each prints the expected output."""
     results = doctest.testmod(importlib.import_module(module))
     assert results.attempted > 0
     assert results.failed == 0

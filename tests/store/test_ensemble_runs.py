@@ -29,7 +29,7 @@ ASKED = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"
 
 
 def find_runs(store, experiment_id):
-    """(the parent, seed to member)."""
+    """Return the parent run, and seed to member."""
     parents, members = [], {}
     for run in store.search_runs([experiment_id]):
         if run.data.tags[names.KIND_TAG] == names.KIND_ENSEMBLE:
@@ -41,7 +41,7 @@ def find_runs(store, experiment_id):
 
 
 def rows_in(run) -> list[tuple[int, ...]]:
-    """Images right per bucket, row by row, by nothing but json."""
+    """Return the stored rows of a run, without fields that differ between machines."""
     files = sorted(artifact_folder(run).glob("accuracy_matrix/rows/*.json"))
     return [tuple(json.loads(file.read_text())["correct"]) for file in files]
 

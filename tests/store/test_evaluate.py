@@ -30,7 +30,7 @@ def everything(store, run_id):
 
 
 def test_removed_values_are_restored(store, experiment_id, tmp_path):
-    """A series, a changed value, points in the middle of a series, and a report."""
+    """A series, a changed value, points within a series, and a report."""
     import sqlite3
 
     run = stored_run(store, experiment_id)
@@ -55,7 +55,7 @@ def test_removed_values_are_restored(store, experiment_id, tmp_path):
 
 
 def test_an_unreadable_artifact_store_affects_only_its_own_runs(store, experiment_id):
-    """An artifact root whose plugin is not installed ends in a line, and the rest is scored."""
+    """An artifact root without its plugin is one error, and other runs are scored."""
     store.create_experiment("elsewhere", artifact_location="nowhere://bucket/path")
     elsewhere = store.get_experiment_by_name("elsewhere").experiment_id
     foreign = store.create_run(elsewhere).info.run_id
@@ -70,7 +70,7 @@ def test_an_unreadable_artifact_store_affects_only_its_own_runs(store, experimen
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
-    """A run that trains now is left alone. One whose process is gone is scored and closed."""
+    """A run in training is left unchanged. One of a dead process is scored and closed."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     store.update_run(run.info.run_id, status="RUNNING")
     process = json.loads(format_lease())
@@ -88,7 +88,7 @@ def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
 
 
 def test_metrics_are_a_list_or_a_text_with_commas(store, experiment_id, tmp_path, monkeypatch):
-    """Families and functions of the user's. Each that is named is logged, and no other."""
+    """Families and custom functions. Only named ones are logged."""
     (tmp_path / "lab_worst.py").write_text("def worst(matrix):\n    return matrix.values.min()\n")
     monkeypatch.chdir(tmp_path)
     for chosen in ("gem,tic,lab_worst:worst", ["gem", "tic", "lab_worst:worst"]):
@@ -101,7 +101,7 @@ def test_metrics_are_a_list_or_a_text_with_commas(store, experiment_id, tmp_path
 
 
 def test_a_training_with_unreadable_artifacts_fails_and_another_run_is_skipped(store):
-    """In an experiment, where nobody has said that each run has rows."""
+    """In an experiment, not every run must have rows."""
     experiment_id = store.create_experiment("away", artifact_location="nowhere://bucket")
     tags = {names.KIND_TAG: names.KIND_TRAIN}
     training = store.create_run(experiment_id, tags=tags).info.run_id

@@ -1,4 +1,4 @@
-"""Re-scoring many runs: damage, definitions, interruptions, and others at work at the same time."""
+"""Re-scoring many runs: damage, new definitions, interruptions and concurrency."""
 
 import re
 import signal
@@ -24,7 +24,7 @@ OWN = Metric(name="lab/bucket", function=worst_bucket)
 
 
 def search(client, **options):
-    """Evaluate the test's experiment as a search does. Verdicts in the order of the runs."""
+    """Evaluate the test's experiment. Return the results in the order of the runs."""
     runs = select_runs(client, experiment="test")
     return list(rescore_runs(client, runs, **options))
 
@@ -35,7 +35,7 @@ def by_name(verdicts):
 
 @pytest.fixture
 def many(store, experiment_id):
-    """Makes runs that hold rows and nothing else."""
+    """Return a function that creates runs with rows only."""
 
     def make(*run_names, **options):
         return [stored_run(store, experiment_id, name=name, **options) for name in run_names]
@@ -46,7 +46,7 @@ def many(store, experiment_id):
 @pytest.mark.parametrize("jobs", [1, 4])
 @pytest.mark.parametrize("scored_before", [False, True])
 def test_each_damaged_run_is_named_and_every_other_is_scored(store, many, jobs, scored_before):
-    """One corrupted row, one of another dataset, 9 of 10 rows, a newer version, one deleted."""
+    """A corrupted row, another dataset, 9 of 10 rows, a newer version, a deleted run."""
     correct = [[10 + i + j for j in range(10)] for i in range(11)]
     complete_runs = many("whole 1", "whole 2", correct=correct)
     corrupted, foreign, gap, newer = many("corrupted", "foreign", "gap", "newer", correct=correct)
@@ -84,7 +84,7 @@ def test_each_damaged_run_is_named_and_every_other_is_scored(store, many, jobs, 
 
 
 def test_another_metric_writes_only_that_metric(store, many):
-    """No other point, no picture, no table of the run is touched. The second time, nothing."""
+    """No other point, picture or table changes. A second time, nothing does."""
     (run,) = many("one")
     search(store)
     before = histories(store, run.info.run_id)
@@ -111,7 +111,7 @@ def evaluate_command(*options):
 
 
 def test_ctrl_c_reports_progress_and_the_next_call_does_the_rest(store, many, experiment_id):
-    """The first signal stops it within a moment, with a summary. The repeat is ignored."""
+    """The first signal stops it soon, with a summary. Its repetition is ignored."""
     many(*map(str, range(48)))
     process = evaluate_command()
     scored = f"tags.`{names.SCORED_TAG}` != ''"
@@ -135,7 +135,7 @@ def test_ctrl_c_reports_progress_and_the_next_call_does_the_rest(store, many, ex
 
 
 def test_the_summary_of_many_runs_names_incomplete_ones(store, many, capsys):
-    """A line for a run that ended early and for a damaged one, none for the other fifty-one."""
+    """One line each for an interrupted and a damaged run, none for fifty-one others."""
     from clear_mlflow.cli.evaluate import print_results
 
     early, damaged = many("early", "damaged")

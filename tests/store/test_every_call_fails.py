@@ -1,6 +1,6 @@
-"""A run whose Nth call to a file or to its store fails, for each N: no row is lost, none doubled.
+"""For each N, the Nth call of a run to a file or its store fails: no row is lost or duplicated.
 
-In CI some N, by a seed; ``CLEAR_MLFLOW_EVERY_CALL=1`` tries all of them.
+CI tests some N, chosen by a seed; ``CLEAR_MLFLOW_EVERY_CALL=1`` tests all.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SAMPLE = 6
 
 
 def rows_in(client, run_id):
-    """Return what was measured of each row that a run holds."""
+    """Return the stored rows of a run, without fields that differ between machines."""
     return {n: record.row for n, record in read_rows(client, client.get_run(run_id)).items()}
 
 
 def points_in(client, run_id):
-    """(metric, step) of every point that a run holds, as often as it is there."""
+    """Return (metric, step) of every point of a run, with duplicates."""
     keys = client.get_run(run_id).data.metrics
     return sorted(
         (key, point.step) for key in keys for point in client.get_metric_history(run_id, key)
@@ -52,7 +52,7 @@ def points_in(client, run_id):
 
 @pytest.fixture
 def train_failing(store, tmp_path, own_cache, monkeypatch, capfd):
-    """Train while a call fails, and look at what is left, as a user would."""
+    """Train while a call fails, and return what remains."""
     monkeypatch.setenv(uploader.EXIT_WAIT_VARIABLE, "0.2")
     monkeypatch.setattr(uploader, "_MAX_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(uploader, "_MAX_LAST_PAUSE_SECONDS", 0.01)
@@ -68,7 +68,7 @@ def train_failing(store, tmp_path, own_cache, monkeypatch, capfd):
     call_numbers = itertools.count()
 
     def attempt(failing):
-        """Return the calls that were made, what failed, and how the training ended, if it did."""
+        """Return the calls, what failed, and how the training ended."""
         monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / f"cache{next(call_numbers)}"))
         known_ids = {run.info.run_id for run in _runs(store)}
         stored = set()
@@ -112,7 +112,7 @@ def _runs(store):
 
 
 def check_recovery(store, run_id, stored, rows, points, failure, tmp_path):
-    """Sync, look, resume: what was kept is there once. In the end it is as if nothing failed."""
+    """Check that sync and resume store everything once, as if nothing had failed."""
     run = store.get_run(run_id)
     if names.PROCESS_TAG in run.data.tags:  # the process of a user has ended by then
         store.delete_tag(run_id, names.PROCESS_TAG)
@@ -136,7 +136,7 @@ def check_recovery(store, run_id, stored, rows, points, failure, tmp_path):
 
 
 def _each_fails(train_failing, failing, seed):
-    """Have each call of a run fail that is tried, in its own run."""
+    """Let each chosen call fail, in a separate run."""
     calls, _ = train_failing(lambda: failing(None))
     numbers = range(1, calls.count + 1)
     if not EVERY:
@@ -156,7 +156,7 @@ def _each_fails(train_failing, failing, seed):
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from there on"])
 def test_no_row_is_lost_by_an_unwritable_file(train_failing, tmp_path, monkeypatch, lasting):
-    """Each open, write, flush, rename and removal in the cache, the journal and the artifacts."""
+    """Each open, write, flush, rename and removal in the cache, run folder and artifacts."""
     _each_fails(
         train_failing,
         lambda n: failing_files(monkeypatch, (tmp_path,), n, lasting=lasting),
@@ -175,7 +175,7 @@ def test_no_row_is_lost_by_a_rejected_call_of_the_store(train_failing, monkeypat
 def test_a_full_disk_ends_a_training_with_one_error_that_names_the_row(
     store, own_cache, monkeypatch, tmp_path
 ):
-    """Neither the cache nor the working folder takes row 1. With room, a resume measures it."""
+    """Neither cache nor working folder is writable. With space, a resume measures the row."""
     monkeypatch.chdir(tmp_path)
     flush_file = disk.flush_file
 
@@ -204,7 +204,7 @@ def test_a_full_disk_ends_a_training_with_one_error_that_names_the_row(
 
 
 def test_unsent_files_are_delivered_despite_all_faults(store, own_cache, monkeypatch):
-    """A bug, or Ctrl-C, between the disk and the store: the row is stored before the run ends."""
+    """After a bug or Ctrl-C between disk and store, the row is stored before the run ends."""
     append_points = RunRecorder._write_points
 
     def interrupt(self, points=()):

@@ -1,4 +1,4 @@
-"""Training on stored features: to the bit, and as a user runs it."""
+"""Training on stored features."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clear_mlflow.tracking.tracked_training import train_in_process
 
 @pytest.mark.parametrize("strategy", ["naive", "cumulative", "replay"])
 def test_the_same_seed_gives_the_same_weights(strategy):
-    """To the bit, with batches in random order. Another seed gives others."""
+    """To the bit, with shuffled batches. Another seed gives others."""
 
     def weights(seed):
         _, weight, bias = train_counts(
@@ -37,14 +37,14 @@ def test_the_same_seed_gives_the_same_weights(strategy):
 
 
 def test_the_untrained_linear_head_predicts_the_first_class():
-    """A head of zeros has no opinion, whatever the seed."""
+    """Its weights are zero, whatever the seed."""
     stream, _ = made_up()
     firsts = tuple(int((bucket.test.labels == 0).sum()) for bucket in stream.buckets)
     assert train_rows(config(seed=1))[0] == train_rows(config(seed=2))[0] == firsts
 
 
 def test_a_stream_of_features_keeps_every_row_with_its_label():
-    """Training sets bucket by bucket, test sets end to end, and any pick of them."""
+    """In training sets, in joined test sets, and in any selection."""
     stream, features = made_up()
     placed = FeatureStream(stream, features, device=torch.device("cpu"))
     assert placed.keys == ("1", "2", "3")
@@ -65,7 +65,7 @@ def test_a_stream_of_features_keeps_every_row_with_its_label():
 
 
 def test_features_select_the_papers_protocol():
-    """With features, auto means a linear head by the paper's settings. Without, nothing changes."""
+    """With features, auto means a linear head with the paper's settings."""
     linear = TrainConfig.resolve({"features": KIND, "dataset": "clear10", "data_root": "x"})
     assert (linear.model, linear.batch_size, linear.lr, linear.momentum) == ("linear", 512, 1, 0.9)
     assert TrainConfig.resolve({"dataset": "clear10", "data_root": "x"}).model == "resnet18"
@@ -74,13 +74,13 @@ def test_features_select_the_papers_protocol():
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".", "", "a b", "x" * 65, "..", "/etc"])
 def test_a_features_name_is_not_a_path(name):
-    """A name of features is the name of a folder, and of nothing above it."""
+    """It is the name of a folder."""
     with pytest.raises(ConfigError, match="features is"):
         TrainConfig.resolve({"features": name})
 
 
 def test_a_run_on_custom_features_records_them(store, experiment_id, tmp_path):
-    """From a tree on disk through the training process into MLflow: name and digest are kept."""
+    """From a dataset on disk through the training process into MLflow: name and digest."""
     root = write_released(tmp_path / "data", train=4)
     write_released_features(root / "train")
     parameters = {"dataset": "clear10", "data_root": str(root), "features": KIND, "split": "1"}
@@ -100,7 +100,6 @@ def test_a_run_on_custom_features_records_them(store, experiment_id, tmp_path):
 
 
 def test_a_run_on_images_records_no_features():
-    """What was not used is not recorded."""
     assert training(config()).metadata.features == "made_up"
     stream, _ = made_up()
     images = TrainConfig.resolve({"device": "cpu", "model": "small_cnn"})

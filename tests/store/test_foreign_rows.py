@@ -1,4 +1,4 @@
-"""Rows that are stored in a run under other names: found, read, written as rows, and scored."""
+"""Rows of other programs, stored under other names: found, read, converted and scored."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ INITIAL = [0.125, 0.0, 0.25]
     ],
 )  # fmt: skip
 def test_a_pattern_maps_files_to_rows(pattern, paths, rows):
-    """Numbers order rows, and texts do not: 10 comes after 2."""
+    """By number: 10 comes after 2."""
     assert RowPattern(pattern).find_rows(paths) == rows
 
 
@@ -54,7 +54,7 @@ def test_a_pattern_maps_files_to_rows(pattern, paths, rows):
     ],
 )
 def test_an_ambiguous_pattern_is_an_error(pattern, paths, part):
-    """Whether 0 is the untrained model is nothing to guess."""
+    """For example, if 0 may be the untrained model."""
     with pytest.raises((ConfigError, RecordError)) as caught:
         RowPattern(pattern).find_rows(paths)
     assert part in str(caught.value)
@@ -62,7 +62,7 @@ def test_an_ambiguous_pattern_is_an_error(pattern, paths, part):
 
 
 def test_the_last_row_of_the_largest_matrix_is_found():
-    """Its number is that of the last bucket. One more is refused."""
+    """One more bucket is an error."""
     paths = ["rows/0999.json", "rows/1000.json"]
     assert RowPattern("rows/{row}.json").find_rows(paths) == {999: paths[0], 1000: paths[1]}
     with pytest.raises(RecordError, match="at most 1000 buckets"):
@@ -83,7 +83,7 @@ def test_the_last_row_of_the_largest_matrix_is_found():
     ],
 )
 def test_a_row_has_many_forms(content):
-    """JSON, a line, a column, and NumPy's own."""
+    """JSON, a line, a column, and NumPy's format."""
     content = content if isinstance(content, bytes) else content.encode()
     matrix = combine_rows({2: read_row(ResultFile("row", content))}, ReadOptions())
     np.testing.assert_array_equal(matrix.values[1], SQUARE[1])
@@ -93,7 +93,7 @@ def test_a_row_has_many_forms(content):
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=80) | st.text(max_size=60).map(str.encode))
 def test_any_bytes_are_a_row_or_a_one_line_error(content):
-    """What is stored in other people's runs may be anything."""
+    """Artifacts of other programs may contain anything."""
     message = ""
     try:
         combine_rows({1: read_row(ResultFile("row", content))}, ReadOptions())
@@ -104,7 +104,7 @@ def test_any_bytes_are_a_row_or_a_one_line_error(content):
 
 @pytest.fixture
 def foreign(store, experiment_id):
-    """Makes runs of another program, with rows as artifacts of its own names."""
+    """Return a function that creates runs of another program with such artifacts."""
 
     def make(artifacts, **tags):
         run = store.create_run(experiment_id, tags=tags)
@@ -125,7 +125,7 @@ def build_name(rows, first=0):
 
 
 def test_rows_of_other_programs_are_scored(store, foreign):
-    """They become rows of the run. What was there stays, and a second time changes nothing."""
+    """They are stored as rows. Other artifacts are unchanged, and repeating changes nothing."""
     run_id = foreign(build_name([INITIAL, *SQUARE]), dataset="clear10", seed="7", strategy="mine")
     done = evaluate("--runs", run_id, "--rows", "results/acc_after_{row}.json")
     assert done.exit_code == 0, done.output
@@ -144,7 +144,7 @@ def test_rows_of_other_programs_are_scored(store, foreign):
 
 
 def test_partially_written_rows_are_completed(store, foreign):
-    """A command that was stopped is run again, and the run is complete."""
+    """After an interruption, the same command completes the run."""
     run_id = foreign(build_name(SQUARE, first=1))
     pattern = "results/acc_after_{row}.json"
     assert evaluate("--runs", run_id, "--rows", pattern).exit_code == 0
@@ -158,7 +158,7 @@ def test_partially_written_rows_are_completed(store, foreign):
 
 
 def test_rows_of_a_training_are_not_completed_from_other_files(store, foreign):
-    """What is stored next to them may be of another measurement."""
+    """Other files may be of another measurement."""
     name = "row_001.json"
     own = {f"accuracy_matrix/rows/{name}": row_texts()[name]}
     run_id = foreign({**build_name(SQUARE, first=1), **own})
@@ -167,7 +167,7 @@ def test_rows_of_a_training_are_not_completed_from_other_files(store, foreign):
 
 
 def test_each_run_of_an_experiment_is_reported(store, foreign):
-    """One with damaged rows is named. One without any is none of ours. The others are scored."""
+    """Damaged rows are an error, runs without matching files are skipped, others are scored."""
     good = foreign(build_name(SQUARE, first=1))
     bad = foreign({**build_name(SQUARE, first=1), "results/acc_after_2.json": "[0.5"})
     foreign({"notes.txt": "none"})
@@ -185,7 +185,7 @@ def test_each_run_of_an_experiment_is_reported(store, foreign):
 
 
 def test_scale_and_future_options_apply_to_rows(store, foreign):
-    """What a script meant is not guessed. A dry run cannot write rows."""
+    """Nothing is guessed. A dry run writes no rows."""
     rows = [[75, 0, 0], [62.5, 87.5, 0], [50, 56.25, 93.75]]
     run_id = foreign(build_name(rows, first=1))
     options = ["--runs", run_id, "--rows", "results/acc_after_{row}.json"]

@@ -1,4 +1,4 @@
-"""Scripts of users that train with a framework's own MLflow logger next to our adapter."""
+"""Scripts that use a framework's own MLflow logger next to our adapter."""
 
 import json
 import os

@@ -1,8 +1,7 @@
-"""Damaged and made-up files: each is read as it says, or named in one line.
+"""Damaged and random files are read as they are, or rejected in one line.
 
-Hypothesis draws what is changed in a good file: values, bytes, or both. What is asserted is the
-same everywhere: no other exception than a ClearError of one line, and whatever is accepted says
-what the file says by a reader of ours that knows nothing of the program's.
+Hypothesis changes values or bytes of valid files. Each test asserts that only a ClearError of one
+line is raised, and that accepted content equals the result of an independent reader.
 """
 
 import copy
@@ -81,7 +80,7 @@ def fuzz(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def read_or_refused(read: Callable[[], object]) -> Any:
-    """Return what is read, or None if it is refused in one line that names what is wrong."""
+    """Return the read value, or None after a one-line error that names the file."""
     try:
         return read()
     except ClearError as error:
@@ -93,7 +92,7 @@ def read_or_refused(read: Callable[[], object]) -> Any:
 
 @st.composite
 def mangle_bytes(draw, content: bytes) -> bytes:
-    """A file with bytes changed, put in, taken out, or cut off."""
+    """Return a file with bytes changed, inserted, removed or truncated."""
     changed = bytearray(content)
     for _ in range(draw(st.sampled_from((1, 1, 1, 2, 5)))):
         at = draw(st.integers(0, len(changed)))
@@ -103,7 +102,7 @@ def mangle_bytes(draw, content: bytes) -> bytes:
 
 
 def alter_document(draw, value: Any) -> Any:
-    """Return a document with another value in one of its places, or without it."""
+    """Return a document in which one value is changed or missing."""
     if isinstance(value, (dict, list)) and value and draw(st.integers(0, 9)):
         offset = draw(
             st.sampled_from(sorted(value) if isinstance(value, dict) else range(len(value)))
@@ -120,7 +119,7 @@ def alter_document(draw, value: Any) -> Any:
 
 @st.composite
 def changed_json(draw, document: object, times: tuple[int, ...] = (0, 1, 1, 2, 4)) -> bytes:
-    """A JSON file that was changed in its values, in its bytes, or in both."""
+    """Return a JSON file with changed values, bytes, or both."""
     document, number = copy.deepcopy(document), draw(st.sampled_from(times))
     for _ in range(number):
         document = alter_document(draw, document)
@@ -136,7 +135,7 @@ def changed_json(draw, document: object, times: tuple[int, ...] = (0, 1, 1, 2, 4
 @fuzz(400)
 @given(ANY)
 def test_rows(data):
-    """A row's counts are the file's, and it is written back the same."""
+    """Accepted counts are those of the file, and writing the row returns the same."""
     name, text = data.draw(st.sampled_from(sorted(row_texts().items())))
     content = data.draw(changed_json(json.loads(text)))
     records = read_or_refused(lambda: parse_rows({name: content}))
@@ -157,7 +156,6 @@ def test_rows(data):
 @fuzz(200)
 @given(ANY)
 def test_tests_inside_a_bucket(data):
-    """Read as the file says it, or refused."""
     (good,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
     name = anytime_file_name(2, 1)
     content = data.draw(changed_json(json.loads(good.to_json("2026-01-31T12:00:00Z"))))
@@ -179,14 +177,14 @@ def evaluation_set() -> EvaluationSet:
 
 
 def split_safetensors(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and numbers of a safetensors file, by its specification."""
+    """Return header and numbers of a safetensors file, by its specification."""
     (length,) = struct.unpack("<Q", content[:8])
     return json.loads(content[8 : 8 + length]), content[8 + length :]
 
 
 @st.composite
 def changed_tensors(draw, content: bytes) -> bytes:
-    """A safetensors file with another header, other numbers, or other bytes anywhere."""
+    """Return a safetensors file with a changed header, numbers, or bytes."""
     if draw(st.integers(0, 2)) == 0:
         return draw(mangle_bytes(content))
     header, body = split_safetensors(content)
@@ -202,7 +200,7 @@ def changed_tensors(draw, content: bytes) -> bytes:
 @fuzz(200)
 @given(ANY)
 def test_predictions(tmp_path, data):
-    """What is accepted is, number by number, what the file holds."""
+    """Accepted predictions equal the numbers in the file."""
     images = evaluation_set()
     likely = np.random.default_rng(0).dirichlet([1, 1], len(images)).astype(np.float16)
     original = RowPredictions(
@@ -250,7 +248,7 @@ SAMPLES: list[tuple[str, bytes]] = [
 @fuzz(800)
 @given(ANY)
 def test_import_formats(data):
-    """Results of other programs: fractions or nothing, by the digits in the file."""
+    """Accepted cells are fractions or missing, equal to the numbers in the file."""
     name, content = data.draw(st.sampled_from(SAMPLES))
     if name.endswith(".json") and data.draw(st.booleans()):
         content = data.draw(changed_json(json.loads(content)))
@@ -296,7 +294,7 @@ TEXTS = [
 @fuzz(200)
 @given(ANY)
 def test_configurations(tmp_path, data):
-    """config.json: every parameter is in force as it stands there, or is refused."""
+    """config.json: every accepted parameter has the value in the file."""
     good = TrainConfig.resolve({"strategy": "replay", "seed": "3"}).as_text()
     good |= {"data_root": "auto"}
     good |= data.draw(
@@ -324,7 +322,7 @@ def weights() -> dict[str, torch.Tensor]:
 @fuzz(60)
 @given(ANY)
 def test_weights(tmp_path, weights, suffix, data):
-    """Files of weights: a model of finite numbers, or a line. No code is run."""
+    """Accepted weights are finite and of the model. No code is run."""
     path = tmp_path / f"weights{suffix}"
     torch.save(weights, path) if suffix == ".pth" else path.write_bytes(save(dict(weights)))
     content = bytearray(path.read_bytes())
@@ -353,7 +351,7 @@ def test_weights(tmp_path, weights, suffix, data):
     ids=["sparse", "complex", "not a number", "meta", "bool", "quantised"],
 )
 def test_unusual_tensors_are_rejected_as_weights(tmp_path, weights, change):
-    """Tensors that torch reads, and that a model would take, fall over, or silently change."""
+    """Tensors that torch loads, but that a model would reject or change silently."""
     path = tmp_path / "weights.pth"
     torch.save({**weights, "0.weight": change(weights["0.weight"])}, path)
     refusal = r"'0\.weight' is not a plain tensor"
@@ -365,7 +363,7 @@ def test_unusual_tensors_are_rejected_as_weights(tmp_path, weights, change):
 @fuzz(100)
 @given(ANY)
 def test_stored_features(tmp_path, data):
-    """Feature files: torch's finite numbers or a line. Our own as written or not."""
+    """Accepted features are torch's finite numbers."""
     path, other = tmp_path / "features.pth", tmp_path / "000.npy"
     torch.save({"feature": torch.ones(4, 3), "label": [0, 1, 0, 1]}, path)
     path.write_bytes(data.draw(mangle_bytes(path.read_bytes())))
@@ -391,7 +389,7 @@ PARAMETERS = on_features(strategy="replay", epochs="1")
 
 @pytest.fixture(scope="module")
 def state() -> bytes:
-    """What a training left after its first bucket."""
+    """The training state after the first bucket."""
     _, states, _ = train_with_states(feature_stream(), PARAMETERS)
     return states[1]
 
@@ -399,7 +397,7 @@ def state() -> bytes:
 @fuzz(60)
 @given(ANY)
 def test_training_states(state, data):
-    """A training's state: gone on from, or refused. Never a crash of the process."""
+    """A state is resumed from or rejected, and never crashes the process."""
     header, body = split_safetensors(state)
     described = json.loads(header["__metadata__"]["clear_mlflow"])
     if data.draw(st.booleans()):
@@ -415,7 +413,7 @@ def test_training_states(state, data):
 @fuzz(150)
 @given(ANY)
 def test_manifests_of_states(data):
-    """What tells a state's size and hash: read as it stands except for later fields, or refused."""
+    """Accepted manifests have the size and hash of the file."""
     good = Manifest(
         row=2,
         written_at="2026-01-31T12:00:00.123Z",
@@ -433,7 +431,7 @@ def test_manifests_of_states(data):
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory) -> Path:
-    """A journal that a training left."""
+    """The run folder of a training."""
     root = tmp_path_factory.mktemp("journal") / "journal"
     journal = RunFolder.create(root, "ab" * 16, "sqlite:////x.db")
     journal.append("accuracy_matrix/rows/row_001.json", b"one")
@@ -447,7 +445,7 @@ def journal(tmp_path_factory) -> Path:
 @fuzz(150)
 @given(ANY)
 def test_journals(tmp_path, journal, data):
-    """Journals on the local disk: sent in order as they are stored there, or refused."""
+    """Entries are sent in order as they are stored, or rejected."""
     root, outside = tmp_path / "journal", tmp_path / "outside.txt"
     outside.write_text("secret")
     shutil.rmtree(root, ignore_errors=True)
@@ -474,7 +472,7 @@ def test_journals(tmp_path, journal, data):
 
 
 def spoil(root: Path, outside: Path, draw: Callable[[Any], Any]) -> None:
-    """Do what a full disk, an editor or somebody unfriendly does to a folder."""
+    """Change a folder as a full disk, an editor or an attacker does."""
     path = draw(st.sampled_from([path for path in sorted(root.rglob("*")) if path.is_file()]))
     damage_type = draw(st.sampled_from(["mangle", "remove", "link", "pipe"]))
     if damage_type == "mangle":

@@ -1,4 +1,4 @@
-"""Which of two processes holds the lease of a run: tokens, renewals, clocks that are set."""
+"""The lease of a run between processes: tokens, renewals, and changed clocks."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def format_foreign_lease(**changes):
 
 
 class TakenOver(KnownTraining):
-    """Somewhere else another process takes the run, after some rows."""
+    """Another process takes over the run after some rows."""
 
     def __init__(self, store, after):
         super().__init__(FOUR_BUCKETS)
@@ -70,7 +70,7 @@ class TakenOver(KnownTraining):
 
 
 def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store):
-    """One error. The run is as the other left it, and what was measured is on local disk."""
+    """One error. The run is unchanged, and measured rows are on local disk."""
     training = TakenOver(store, after=2)
     with pytest.raises(
         LeaseLostError, match=r"is held by process \d+ on another since 20"
@@ -95,7 +95,7 @@ def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store):
 
 
 def test_a_run_folder_with_stored_rows_duplicates_nothing(store):
-    """After an outage longer than the limit: sent when the other has ended, the same rows."""
+    """After a long outage, it is sent when the other process has ended."""
     training = TakenOver(store, after=3)
     with pytest.raises(LeaseLostError):
         train_in_process(store, training, {})
@@ -119,7 +119,7 @@ def test_a_run_folder_with_stored_rows_duplicates_nothing(store):
 
 
 def test_a_run_folder_is_not_sent_while_another_process_trains(store):
-    """It would store rows that the other is about to measure."""
+    """It contains rows that the other process is about to measure."""
     training = TakenOver(store, after=2)
     with pytest.raises(LeaseLostError):
         train_in_process(store, training, {})
@@ -131,7 +131,7 @@ def test_a_run_folder_is_not_sent_while_another_process_trains(store):
 
 
 def test_a_stored_row_is_never_overwritten(store, experiment_id):
-    """The same row of another time is the row. Another is refused, and both stay."""
+    """The same row of another time is equal. Another one is rejected, and both are kept."""
     run = store.create_run(experiment_id)
     name = "row_002.json"
     first = row_texts()[name].encode()
@@ -149,9 +149,10 @@ def test_a_stored_row_is_never_overwritten(store, experiment_id):
 
 @pytest.fixture
 def sleeps(monkeypatch):
-    """Make time.sleep advance the monotonic clock at once. Return the list of all pauses.
+    """Make time.sleep advance the monotonic clock at once.
 
-    Append functions to ``sleeps.actions`` to have them called at the first, second ... pause.
+    Return the list of all pauses. Functions in ``sleeps.actions`` are called at the first, second
+    ... pause.
     """
 
     class Sleeps(list):
@@ -174,7 +175,7 @@ def sleeps(monkeypatch):
 def test_a_seemingly_expired_lease_is_observed_before_its_run_is_closed(
     store, experiment_id, sleeps, capfd, hours, is_renewed
 ):
-    """An hour old, or from the future: a clock is wrong, or the process is gone."""
+    """An old or future time may be due to a wrong clock."""
     run_id = store.create_run(experiment_id).info.run_id
 
     def renew(seconds):
@@ -196,7 +197,7 @@ def test_a_seemingly_expired_lease_is_observed_before_its_run_is_closed(
 def test_a_lease_dated_in_the_future_expires_when_it_was_seen_unchanged(
     store, experiment_id, sleeps
 ):
-    """Three minutes after it was first seen, though the other machine's clock is ahead."""
+    """Three minutes after it was first seen, whatever the other machine's clock."""
     at = datetime.fromtimestamp(time.time() + 120, timezone.utc).isoformat(timespec="seconds")
     tags = {names.PROCESS_TAG: format_foreign_lease(renewed_at=at)}
     run = store.create_run(experiment_id, tags=tags)
@@ -208,7 +209,7 @@ def test_a_lease_dated_in_the_future_expires_when_it_was_seen_unchanged(
 
 
 def test_a_reservation_from_the_future_does_not_block_a_run_forever(store, experiment_id):
-    """An hour ahead, a clock was wrong."""
+    """Its clock was an hour ahead."""
     at = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat(timespec="seconds")
     run = store.create_run(experiment_id)
     store.log_param(run.info.run_id, "resumed/1", format_foreign_lease(renewed_at=at))
@@ -216,7 +217,7 @@ def test_a_reservation_from_the_future_does_not_block_a_run_forever(store, exper
 
 
 def test_one_of_two_concurrent_reservations_succeeds(store, experiment_id):
-    """Both read the run before either had reserved: a reservation is never overwritten."""
+    """Both read the run before either reserved it: a reservation is never overwritten."""
     run = store.create_run(experiment_id)
     store.log_param(run.info.run_id, "resumed/1", format_foreign_lease())
     with pytest.raises(TrackingError, match="another process trains into run"):
@@ -224,7 +225,7 @@ def test_one_of_two_concurrent_reservations_succeeds(store, experiment_id):
 
 
 def test_an_error_names_the_time_of_renewal_and_a_remedy(store, experiment_id):
-    """As after a restart of the machine: the process is gone, and nobody can look it up."""
+    """For example, after a restart of the machine."""
     run_id = store.create_run(experiment_id).info.run_id
     at = (datetime.now(timezone.utc) - timedelta(seconds=100)).isoformat(timespec="seconds")
     store.set_tag(run_id, names.PROCESS_TAG, format_foreign_lease(renewed_at=at))
@@ -294,7 +295,7 @@ train_in_process(MlflowClient(), Training(FOUR_BUCKETS), {"seed": "7"})
 def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
     store, experiment_id, tmp_path, own_cache, monkeypatch, is_taken_over
 ):
-    """Evaluate closed its run as KILLED meanwhile. After a takeover it stores nothing more."""
+    """Evaluate has closed its run as KILLED. After a takeover, it stores nothing."""
     monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.5)
     support = str(Path(__file__).parents[1] / "support")
     monkeypatch.setenv("PYTHONPATH", support, prepend=os.pathsep)
@@ -327,7 +328,7 @@ def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
 
 
 def test_a_renewal_sets_a_run_back_to_running_that_evaluate_closed(store, experiment_id):
-    """Else another process could resume the run while the first one trains again."""
+    """Otherwise another process could resume the run."""
     run_id = store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
     store.set_terminated(run_id, "KILLED")
     store.delete_tag(run_id, names.PROCESS_TAG)
@@ -339,7 +340,7 @@ def test_a_renewal_sets_a_run_back_to_running_that_evaluate_closed(store, experi
 
 
 def test_a_late_renewal_takes_over_no_lease(store, experiment_id, sleeps):
-    """A process that lost the lease sent it right after its check. The new holder renews soon."""
+    """It was sent after a check by a process that then lost the lease. The holder renews soon."""
     old = (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat(timespec="seconds")
     fields = json.loads(format_lease())
     late = format_foreign_lease()
@@ -358,7 +359,7 @@ def test_a_late_renewal_takes_over_no_lease(store, experiment_id, sleeps):
 
 
 def test_a_released_lease_returns_to_the_previous_holder(store, experiment_id):
-    """Its rows had changed since they were read, so the process that acquired it ends."""
+    """The rows had changed since they were read, so that the resume ends."""
     for tags in ({}, {names.HOLDER_TAG: format_foreign_lease()}):
         run_id = store.create_run(experiment_id, tags=tags).info.run_id
         acquired = Lease(store, run_id)
@@ -374,7 +375,7 @@ def test_a_released_lease_returns_to_the_previous_holder(store, experiment_id):
 
 @pytest.mark.parametrize("seconds", [5, -5, 3600, -3600])
 def test_a_changed_clock_expires_no_lease(store, experiment_id, monkeypatch, sleeps, seconds):
-    """Of this machine's process, by the ticks at its start. Of another's, by its next renewal."""
+    """Processes of this machine are compared by ticks, others by their next renewal."""
     here = store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
     other_run = store.create_run(
         experiment_id, tags={names.PROCESS_TAG: format_foreign_lease()}
@@ -389,13 +390,13 @@ def test_a_changed_clock_expires_no_lease(store, experiment_id, monkeypatch, sle
 
 @pytest.fixture
 def journals(own_cache, tmp_path, monkeypatch):
-    """The folder of the journals of one test."""
+    """The run folders of one test."""
     monkeypatch.chdir(tmp_path)
     return default_root()
 
 
 def leave_journal(client, run, folder, end=None):
-    """Write a journal with the third row of a run that has two."""
+    """Write a run folder with the third row of a run that has two."""
     run_id = run.info.run_id
     journal = RunFolder.create(folder / run_id, run_id, client.tracking_uri)
     journal.append(f"{ROWS_FOLDER}/row_002.json", row_texts()["row_002.json"].encode())
@@ -409,7 +410,7 @@ def sync(*words):
 
 
 def test_sync_takes_over_no_run_from_a_live_training(store, experiment_id, journals):
-    """The journal is of an earlier process. That of the live one is in another cache folder."""
+    """The run folder is of an earlier process, and the live one has another cache."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:2])
     journal = leave_journal(store, run, journals, Outcome("KILLED"))
     journal.close()
@@ -432,7 +433,7 @@ def test_sync_takes_over_no_run_from_a_live_training(store, experiment_id, journ
 
 
 def test_sync_succeeds_next_to_a_live_training(store, experiment_id, journals):
-    """It sends what others left. What waits for the live one is sent by that."""
+    """It sends run folders of other processes only."""
     live, killed = (stored_run(store, experiment_id, FOUR_BUCKETS[:2]) for _ in range(2))
     journal = leave_journal(store, live, journals)
     leave_journal(store, killed, journals, Outcome("KILLED")).close()
@@ -447,7 +448,7 @@ def test_sync_succeeds_next_to_a_live_training(store, experiment_id, journals):
 def test_sync_sends_each_run_folder_to_its_own_store(
     store, experiment_id, journals, empty_store, tmp_path
 ):
-    """MLFLOW_TRACKING_URI names one of them. With FOLDER, it takes precedence."""
+    """MLFLOW_TRACKING_URI applies only with FOLDER."""
     other_file = shutil.copy(empty_store, tmp_path / "other.db")
     other = MlflowClient(f"sqlite:///{other_file}")
     runs = []
@@ -465,7 +466,7 @@ def test_sync_sends_each_run_folder_to_its_own_store(
 
 
 def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, journals):
-    """By no writer, and by no journal that is sent. A torn one is."""
+    """By no writer and no run folder. A truncated one is."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     name, content = "row_002.json", row_texts()["row_002.json"].encode()
     file = rows_folder(run) / name

@@ -1,4 +1,4 @@
-"""What somebody hands over leads nowhere: no link out, no code by name, no memory without bound."""
+"""Untrusted files: no links out, no imports by name, no unlimited memory."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def evaluate(run) -> str:
 
 
 def test_reading_a_row_stops_at_the_size_limit():
-    """A file that grows after it was listed, or that has no end, is not read to its end."""
+    """For a file that grows after it was listed, or that has no end."""
     run = SimpleNamespace(info=SimpleNamespace(run_id="run", artifact_uri="file:///"))
     folder = ArtifactFolder(SimpleNamespace(tracking_uri=""), run, "dev")
     with pytest.raises(RecordError, match="zero is larger than 1 MiB"):
@@ -35,7 +35,7 @@ def test_reading_a_row_stops_at_the_size_limit():
 
 
 def test_a_row_of_very_many_buckets_is_rejected(store, experiment_id):
-    """The matrix of a megabyte's row would take forty gigabytes."""
+    """Its matrix would take forty gigabytes."""
     text = json.loads(row_texts()["row_002.json"])
     keys = [str(j) for j in range(20_000)]
     text |= {"buckets": keys, "correct": [1] * len(keys), "num_instances": [2] * len(keys)}
@@ -47,7 +47,6 @@ def test_a_row_of_very_many_buckets_is_rejected(store, experiment_id):
 
 
 def test_very_many_classes_are_bounded():
-    """A set that asks for more is none."""
     assert len(build_images((1, 1), [0, 1], map(str, range(5000))).class_names) == 5000
     with pytest.raises(RecordError, match="classes arrived; expected"):
         build_images((1, 1), [0, 1], map(str, range(9_000_000)))
@@ -55,7 +54,7 @@ def test_very_many_classes_are_bounded():
 
 @pytest.fixture
 def trap(tmp_path, monkeypatch) -> Path:
-    """A module that leaves a file when it is imported."""
+    """A module that creates a file when it is imported."""
     owned = tmp_path / "owned"
     folder = tmp_path / "modules"
     folder.mkdir()
@@ -66,7 +65,7 @@ def trap(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment_id, trap):
-    """Unless the person who resumes it names the same class."""
+    """Unless the user names the same class."""
     config = TrainConfig.resolve({"strategy": "trap_module:Strategy"}).as_text()
     run = stored_run(store, experiment_id)
     config = TrainConfig.resolve(config)
@@ -81,7 +80,7 @@ def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment
 
 
 def test_reading_a_configuration_stops_at_the_size_limit(tmp_path):
-    """A device gives bytes without end. A parameter said twice would be read as one of the two."""
+    """For an endless device. Repeated parameters are an error."""
     with pytest.raises(ConfigError, match="larger than 1 MiB"):
         read_config_file(Path("/dev/zero"))
     path = tmp_path / "config.json"
@@ -92,7 +91,7 @@ def test_reading_a_configuration_stops_at_the_size_limit(tmp_path):
 
 @pytest.mark.parametrize("position", [-1, 625, 10**6])
 def test_an_invalid_generator_state_is_rejected(position):
-    """The library takes it, and ends the process where it reads."""
+    """The library accepts it, and later crashes the process."""
     states = _get_random_states()
     generator_name, keys, _, *rest = states["numpy"]
     with pytest.raises(ValueError, match="numpy's generator is at"):
@@ -128,9 +127,9 @@ print("done")
 
 
 def test_parsing_time_does_not_grow_quadratically():
-    """Of any few characters again and again, through all that foreign text reaches.
+    """For repetitions of a few characters, through all parsers of foreign text.
 
-    In a process that the system ends after two minutes of computing: 32 kB once took 24 s.
+    In a process that is ended after two minutes of computing: 32 kB once took 24 s.
     """
     done = subprocess.run(
         [sys.executable, "-c", MEGABYTES], capture_output=True, text=True, check=False, timeout=900

@@ -1,4 +1,4 @@
-"""Names from outside: shown in full, cut and escaped, and never a command."""
+"""Untrusted names are displayed safely, and never run as a command."""
 
 import io
 import re
@@ -67,13 +67,13 @@ def forked_programs():
 
 
 def is_safe_line(text: str) -> bool:
-    """Return True if a terminal shows a text as it is: lines, and nothing that steers it."""
+    """Return True if a text has no characters that control a terminal."""
     return all(line.isprintable() for line in text.split("\n"))
 
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_a_comparison_shows_a_hostile_name_as_text(name):
-    """Page, description and terminal: no element, link or escape comes of a run's name."""
+    """Page, description and terminal contain no element, link or escape of a run's name."""
     runs = [*build_seed_runs(name, 150, range(3)), *build_seed_runs("replay", 170, range(3))]
     comparison = compare_groups(rank_groups(runs, ["strategy"]))
     page = render_comparison_page(comparison, title=name, footer="made by a test")
@@ -100,7 +100,7 @@ def test_a_comparison_shows_a_hostile_name_as_text(name):
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_title_is_drawn_as_text(name):
-    """A picture's title is text: no mathematics is typeset, and its size does not change."""
+    """No formula is typeset, and the picture's size does not change."""
     matrix = AccuracyMatrix([[0.9, 0.5], [0.8, 0.9]])
     plain_png, hostile_png = draw_heatmap_png(matrix, "title"), draw_heatmap_png(matrix, name)
     assert hostile_png[:24] == plain_png[:24]  # the signature, and the header with width and height
@@ -108,7 +108,7 @@ def test_a_hostile_title_is_drawn_as_text(name):
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_a_run_with_a_hostile_name_is_scored_and_shown(store, experiment_id, name):
-    """The terminal and the description of a run say its name, and do nothing else."""
+    """Terminal and description show it without effects."""
     title = name.encode("utf-8", "replace").decode()
     run = stored_run(store, experiment_id, name=title[:5000])
     other = stored_run(store, experiment_id, name=title[:5000])
@@ -127,7 +127,7 @@ def test_a_run_with_a_hostile_name_is_scored_and_shown(store, experiment_id, nam
 
 
 def refusal(*arguments: str) -> str:
-    """What a command states that refuses its arguments: one line that a terminal shows as it is."""
+    """Return the one-line error of a dataset."""
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2, done.output
     assert isinstance(done.exception, SystemExit)
@@ -140,7 +140,7 @@ def refusal(*arguments: str) -> str:
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_an_error_about_a_hostile_name_is_one_short_line(store, tmp_path, name):
-    """Every command that takes a name refuses it in a line that a terminal shows as it is."""
+    """For every command that accepts a name."""
     refusal("evaluate", "--runs", name)
     refusal("evaluate", "--", name)
     refusal("evaluate", "--metrics", name, "--runs", "x")
@@ -158,9 +158,9 @@ def test_an_error_about_a_hostile_name_is_one_short_line(store, tmp_path, name):
 
 @pytest.mark.parametrize("entry_point", ["main", "train_distributed", "evaluate", "compare"])
 def test_no_parameter_of_mlflow_run_is_a_command(project, tmp_path, entry_point):
-    """Whatever a parameter holds, bash hands it to the program as one word, and runs nothing.
+    """Bash passes any value as one word, and runs nothing.
 
-    The command is MLflow's own; in place of our program, one that prints its words is called.
+    The command is MLflow's; instead of our program, one that prints its words is called.
     """
     point = load_project(str(project))._entry_points[entry_point]
     parameters = ("dataset", "strategy_args")

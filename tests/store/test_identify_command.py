@@ -13,7 +13,7 @@ from clear_mlflow.metrics import FAMILIES, scores
 
 @pytest.fixture(params=["id", "folder", "archive"])
 def source(store, experiment_id, tmp_path, request):
-    """What names a run on the command line, and the run."""
+    """A run, and its name on the command line."""
     run = clear_mlflow.load(kept_run(store, experiment_id).info.run_id)
     paths = {"folder": tmp_path / "run", "archive": tmp_path / "runs.tar.xz"}
     if request.param == "id":
@@ -22,7 +22,7 @@ def source(store, experiment_id, tmp_path, request):
 
 
 def test_a_stored_runs_number_is_identified(source):
-    """As JSON and as a table. The formula is printed."""
+    """As JSON and as a table, with the formula."""
     name, run = source
     number = f"{run.metrics['renate/backward_transfer'].value * 100:.3f}"
     done = CliRunner().invoke(main, ["identify", name, number, "--json"])

@@ -106,7 +106,7 @@ def test_import_is_the_inverse_of_export(store, my_store, experiment_id, tmp_pat
 
 
 def test_different_rows_are_rejected(store, my_store, experiment_id, tmp_path):
-    """Of a copy, and in the store that the run comes from. The other runs are imported."""
+    """Of a copy, and in the original's store. The other runs are imported."""
     run = stored_run(store, experiment_id)
     other = stored_run(store, experiment_id, seed=8)
     exported = clear_mlflow.export([run.info.run_id, other.info.run_id], tmp_path / "results")
@@ -130,7 +130,7 @@ def test_different_rows_are_rejected(store, my_store, experiment_id, tmp_path):
 def test_a_folder_contains_bundles_and_other_results(
     store, my_store, experiment_id, empty_store, tmp_path
 ):
-    """Each is imported as what it is. No option applies to bundles, and sync is for the rest."""
+    """Each is imported as what it is. No option applies to bundles."""
     folder = tmp_path / "results"
     run_id = stored_run(store, experiment_id).info.run_id
     clear_mlflow.export(run_id, folder / "deep" / "bundle")

@@ -1,4 +1,4 @@
-"""``clear-mlflow import``: files of other programs become runs that everything else finds."""
+"""``clear-mlflow import``: files of other programs become runs."""
 
 import json
 import os
@@ -22,7 +22,7 @@ PAST_ONLY = [[0.75, NAN, NAN], [0.625, 0.875, NAN], [0.5, 0.5625, 0.9375]]
 
 
 def run_import(*arguments):
-    """Run the command in this process. Its standard error is part of the output."""
+    """Run the command in this process. Standard error is part of the output."""
     return CliRunner().invoke(main, ["import", *map(str, arguments)])
 
 
@@ -43,7 +43,7 @@ def matrix_file(tmp_path):
 
 
 def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_file):
-    """Rows are the artifacts, the metrics come from them, and the run can be grouped."""
+    """Rows are artifacts, and the run can be grouped."""
     done = run_import(
         matrix_file, "--dataset", "clear10", "--strategy", "replay", "--seed", 3,
         "--num-instances", "560,544,528", "--buckets", "2004,2005,2006",
@@ -77,7 +77,7 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_
 
 
 def test_the_same_content_is_imported_once(store, experiment_id, matrix_file, tmp_path):
-    """Under any name, unless asked for. Into another experiment it may go."""
+    """Whatever its name, except with --again or into another experiment."""
     run_import(matrix_file)
     copy = tmp_path / "copy.csv"
     copy.write_bytes(matrix_file.read_bytes())
@@ -93,7 +93,7 @@ def test_the_same_content_is_imported_once(store, experiment_id, matrix_file, tm
 
 
 def test_a_folder_is_searched_and_an_invalid_file_is_named(store, experiment_id, tmp_path):
-    """The others are imported. What is no result is passed over, and hidden files are not seen."""
+    """Valid files are imported. Other and hidden files are skipped."""
     folder = tmp_path / "runs"
     (folder / "er" / "results").mkdir(parents=True)
     (folder / ".git").mkdir()
@@ -139,7 +139,7 @@ def test_a_folder_is_searched_and_an_invalid_file_is_named(store, experiment_id,
     ],
 )
 def test_an_invalid_option_is_a_one_line_error(store, experiment_id, matrix_file, options, part):
-    """And no run is left behind."""
+    """And no run is created."""
     done = run_import(*([matrix_file] if options[0].startswith("--") else []), *options)
     assert done.exit_code == 2
     assert part in done.output
@@ -149,7 +149,7 @@ def test_an_invalid_option_is_a_one_line_error(store, experiment_id, matrix_file
 def test_a_failing_store_leaves_no_run_that_looks_complete(
     store, experiment_id, matrix_file, tmp_path
 ):
-    """The run is FAILED, not known as imported, and the same command imports it later."""
+    """The run is FAILED, and the same command imports the file later."""
     (tmp_path / "artifacts").write_text("no folder")  # artifacts cannot be stored
     done = run_import(matrix_file)
     assert done.exit_code == 2
@@ -168,7 +168,7 @@ def folder(tmp_path):
 
 
 def test_the_same_matrix_in_two_formats_is_one_run(store, experiment_id, folder):
-    """A file of another type next to it with equal numbers is passed over. Others are imported."""
+    """A file of another type with equal numbers is skipped."""
     (folder / "acc.csv").write_text(files.savetxt(SQUARE, fmt="%.4f", delimiter=","))
     (folder / "acc.npy").write_bytes(files.npy(np.array(SQUARE)))
     (folder / "other.npy").write_bytes(files.npy(np.array(SQUARE) / 2))
@@ -180,7 +180,7 @@ def test_the_same_matrix_in_two_formats_is_one_run(store, experiment_id, folder)
 
 
 def test_a_folder_of_many_files_is_listed_once(store, monkeypatch, folder):
-    """Importing is not quadratic in the number of files of a folder."""
+    """Importing is not quadratic in the number of files."""
     for i in range(50):
         (folder / f"note{i}.txt").write_text("We had fun.\n")
     listed = []
@@ -238,7 +238,7 @@ def test_a_matrix_that_contradicts_the_run_of_the_same_data_is_rejected(
 
 
 def test_the_named_experiment_is_checked(store, matrix_file, monkeypatch):
-    """Not that of the environment, which may be deleted. The other way round."""
+    """Not that of the environment, which may be deleted."""
     store.delete_experiment(store.create_experiment("deleted"))
     store.create_experiment("present")
     for of_environment, chosen, exit_code in (("deleted", "present", 0), ("present", "deleted", 2)):
@@ -249,7 +249,7 @@ def test_the_named_experiment_is_checked(store, matrix_file, monkeypatch):
 
 
 def test_a_log_is_imported_with_the_averages_that_prove_it(store, experiment_id):
-    """Report the averages that fit, and import two classifiers as two runs."""
+    """The averages are reported, and two classifiers are two runs."""
     logs = Path(__file__).parent.parent / "support" / "published_logs"
     done = run_import(logs / "pycil_output.txt", logs / "moe_cil.json")
     assert done.exit_code == 0, done.output

@@ -1,4 +1,4 @@
-"""What commands print for programs is what docs/json.md says, and nothing else."""
+"""The JSON output of commands follows docs/json.md."""
 
 import json
 import re
@@ -25,7 +25,7 @@ MAY_BE_NULL = {"num_instances", "initial", "interval", "compared", "cost[]"}
 
 
 def misfits(value, shape, where=""):
-    """Return where a document is not as the page draws it."""
+    """Return where a document differs from the page's description."""
     name = where.rpartition(".")[2]
     if isinstance(shape, dict) and isinstance(value, dict):
         if "NAME" in shape:
@@ -45,7 +45,7 @@ def misfits(value, shape, where=""):
 
 
 def told(*arguments, code=0):
-    """Return the document that a command prints, without standard error."""
+    """Return the document that a command prints to standard output."""
     result = CliRunner().invoke(main, [*arguments, "--json"])
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
@@ -63,7 +63,7 @@ def runs(store, experiment_id):
 
 
 def test_a_run(runs):
-    """As Python gives it: full numbers, and null with a reason where nothing is defined."""
+    """Equal to Python's values: full precision, and null with a reason."""
     for run_id in runs[:2]:
         document = told("show", run_id)
         assert misfits(document, SHAPES["show"]) == []
@@ -77,7 +77,7 @@ def test_a_run(runs):
 
 
 def test_scoring_comparing_importing(runs, experiment_id, tmp_path):
-    """Exit codes are as ever: 2 where a run or a file cannot be read, with what was done."""
+    """The exit code is 2 if a run or a file cannot be read, with the results of the others."""
     document = told("evaluate", "--runs", experiment_id)
     assert misfits(document, SHAPES["evaluate"]) == []
     assert [run["action"] for run in document["runs"]] == ["scored"] * len(runs)
@@ -106,7 +106,7 @@ def test_scoring_comparing_importing(runs, experiment_id, tmp_path):
 
 
 def test_output_printed_by_a_metric_does_not_mix_with_json(runs, tmp_path, monkeypatch):
-    """A program reads JSON alone. A metric of one's own stands in `show` as it was logged."""
+    """It goes to standard error. `show` has the logged value of a custom metric."""
     (tmp_path / "loud.py").write_text(
         "import os\ndef half(matrix):\n    print('loud')\n    os.system('echo louder')\n"
         "    return 0.5\n"
@@ -122,7 +122,7 @@ def test_output_printed_by_a_metric_does_not_mix_with_json(runs, tmp_path, monke
 
 
 def test_a_sweep(store, tmp_path, monkeypatch):
-    """Of a dry run its runs, here of a strategy that lies beside. A real one is in tests/e2e."""
+    """The runs of a dry run. A real sweep is in tests/e2e."""
     (tmp_path / "lab_beside.py").write_text(
         "from clear_mlflow.learning.strategies import Strategy\nclass Mine(Strategy): pass\n"
     )

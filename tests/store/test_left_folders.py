@@ -1,4 +1,4 @@
-"""What a journal sends again: rows are looked at first, and contradict none that is stored."""
+"""Leftover run folders are uploaded: stored rows are compared, and never contradicted."""
 
 import json
 
@@ -22,7 +22,7 @@ CORRECT = [[1, 2], [6, 3], [4, 7]]
 
 @pytest.fixture
 def run(store, experiment_id):
-    """A run that contains the first two rows of three."""
+    """A run with the first two rows of three."""
     return stored_run(store, experiment_id, CORRECT[:2])
 
 
@@ -38,7 +38,7 @@ def put(journal, name, text):
 
 
 def test_rows_and_files_are_sent_in_order_and_removed(store, run, journal):
-    """A row that is there already, written at another time, is the same row."""
+    """A row that is stored already, with another time, is the same row."""
     texts = row_texts(CORRECT)
     again = {**json.loads(texts["row_001.json"]), "written_at": "2026-02-01T00:00:00+00:00"}
     put(journal, "row_001.json", json.dumps(again))
@@ -54,7 +54,7 @@ def test_rows_and_files_are_sent_in_order_and_removed(store, run, journal):
 
 
 def test_a_row_with_other_numbers_is_not_sent(store, run, journal):
-    """The first measurement stays, and both are named. What comes behind waits."""
+    """The first measurement is kept, both are named, and later entries are kept."""
     other = row_texts([[1, 2], [6, 4]])["row_001.json"]
     entry = put(journal, "row_001.json", other)
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
@@ -68,7 +68,7 @@ def test_a_row_with_other_numbers_is_not_sent(store, run, journal):
 
 
 def test_a_row_that_another_process_stores_meanwhile_ends_it(store, run, journal):
-    """With other numbers: what waits behind it was measured by a model that is given up."""
+    """Later entries are measurements of an abandoned model."""
     journal.append("before.txt", b"x")
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
     journal.append("behind.txt", b"x")
@@ -84,7 +84,7 @@ def test_a_row_that_another_process_stores_meanwhile_ends_it(store, run, journal
 
 
 def test_the_first_of_two_equal_rows_in_a_run_folder_counts(store, run, journal):
-    """As if it had been sent the moment it was measured."""
+    """As if it had been sent immediately."""
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
     put(journal, "row_002.json", row_texts([*CORRECT[:2], [0, 0]])["row_002.json"])
     with pytest.raises(RowConflictError, match=r"row_002\.json"):
@@ -93,7 +93,7 @@ def test_the_first_of_two_equal_rows_in_a_run_folder_counts(store, run, journal)
 
 
 def test_an_entry_that_the_store_rejects_does_not_block_others(store, run, journal, monkeypatch):
-    """It stays, and is reported. What waits behind it is stored."""
+    """It is kept and reported."""
 
     def refusing(client, run_id, content, artifact):
         if artifact == "too/large.bin":
@@ -111,7 +111,7 @@ def test_an_entry_that_the_store_rejects_does_not_block_others(store, run, journ
 
 
 def test_an_unreadable_run_folder_does_not_stop_others(store, run, journal, tmp_path, monkeypatch):
-    """As on a disk with a fault."""
+    """For example, on a faulty disk."""
     journal.close()
     broken = RunFolder.create(tmp_path / "broken", run.info.run_id, store.tracking_uri)
     broken.close()
@@ -139,7 +139,7 @@ def test_a_damaged_or_renamed_file_is_not_sent(store, run, journal, name):
 
 
 def test_sync_keeps_what_it_could_not_send(store, run, journal):
-    """The rest waits for the next time. Then the folder is gone."""
+    """The next call sends it. Then the folder is removed."""
     put(journal, "row_002.json", "{")
     journal.close()
     (synced,) = sync_folders([journal.folder])

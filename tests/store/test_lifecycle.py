@@ -1,4 +1,4 @@
-"""How a run of ours ends, whoever ends it: its status, what is said of it, and who learns of it."""
+"""How runs end: status, reason, scores and tags."""
 
 import json
 import os
@@ -36,7 +36,7 @@ from clear_mlflow.tracking.sync import sync_folders
 
 
 def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
-    """Return a run that holds rows, and that this process trains into."""
+    """Return a run with rows that this process trains."""
     run_id = stored_run(store, experiment_id, correct).info.run_id
     store.update_run(run_id, status="RUNNING")
     Lease(store, run_id).acquire()
@@ -51,7 +51,7 @@ def end_and_load(store, run_id):
 
 
 def test_a_closed_run_has_a_reason_and_no_process(store, experiment_id):
-    """The status before the process: while a run is RUNNING, its process has to be known."""
+    """The status is set before the process is removed from the tags."""
     happened = []
 
     class Watched(MlflowClient):
@@ -76,7 +76,7 @@ def test_a_closed_run_has_a_reason_and_no_process(store, experiment_id):
 
 
 def test_a_run_in_training_is_rejected(store, experiment_id, monkeypatch):
-    """Also where the environment names it. It is left as it is."""
+    """Also if the environment names it. It is unchanged."""
     run_id = running(store, experiment_id)
     message = (
         rf"another process trains into run .* now \(process {os.getpid()} of this machine.*; wait"
@@ -94,7 +94,7 @@ def test_a_run_in_training_is_rejected(store, experiment_id, monkeypatch):
 
 
 def test_a_completed_run_is_scored_and_finished(store, experiment_id):
-    """One of the user's own stays open."""
+    """A run of the user stays open."""
     for sets_status, status in ((True, "FINISHED"), (False, "RUNNING")):
         run_id = running(store, experiment_id)
         result = end_run(store, run_id, build_result(None, run_id), sets_status=sets_status)
@@ -106,7 +106,7 @@ def test_a_completed_run_is_scored_and_finished(store, experiment_id):
 
 
 def test_an_invalid_record_fails_a_run(store, experiment_id):
-    """However well its training went. The exit code of one that went ill stays."""
+    """Even if training succeeded. The exit code of a failed training is kept."""
     for before, code, status in (
         (RunResult(0, "FINISHED", None), 2, "FAILED"),
         (RunResult(130, "KILLED", None, error="stopped"), 130, "KILLED"),
@@ -139,7 +139,7 @@ def test_the_summary_of_an_ensemble_has_what_all_members_define(store, experimen
 
 
 def test_a_run_taken_over_by_another_process_is_left_to_it(store, experiment_id):
-    """Nothing is scored, closed or ended for MLflow's own end of the process. Exit code 2."""
+    """Nothing is scored or closed. Exit code 2."""
     run_id = open_run(store, "a run", lambda run: None)
     taken = json.dumps({**json.loads(format_lease()), "host": "another", "token": "another's"})
     store.set_tag(run_id, names.HOLDER_TAG, taken)
@@ -165,7 +165,7 @@ def test_a_run_taken_over_by_another_process_is_left_to_it(store, experiment_id)
     ],
 )
 def test_outcome_of_a_training_in_a_child_process(error, received, expected):
-    """Stopped from outside, broken, or refused: the exit code of each."""
+    """Stopped, crashed or rejected, with the exit code of each."""
     result = build_result(error, "r", received)
     assert (result.exit_code, result.status) == expected
     assert result.run_id == "r"
@@ -176,7 +176,7 @@ def test_outcome_of_a_training_in_a_child_process(error, received, expected):
 
 
 def test_outcome_of_a_training_in_this_process():
-    """To its end, by an exception, or by Ctrl-C. What diverged."""
+    """Completed, or ended by an exception, Ctrl-C or divergence."""
     for error, status in (
         (None, "FINISHED"),
         (SystemExit(0), "FINISHED"),
@@ -193,7 +193,7 @@ def test_outcome_of_a_training_in_this_process():
 
 
 def test_the_outcome_is_kept_while_the_store_is_unreachable(store, experiment_id):
-    """And sync closes the run so, though evaluate has called it KILLED meanwhile."""
+    """Sync sets it, even if evaluate has closed the run as KILLED."""
     run_id = running(store, experiment_id)
     unsent = UnsentError("waits")
     unsent.__cause__ = DivergedError("no number")
@@ -210,7 +210,7 @@ def test_the_outcome_is_kept_while_the_store_is_unreachable(store, experiment_id
 
 
 def leave_rows(store, run_id, tmp_path, reason=None):
-    """Return a journal in which nothing waits but, perhaps, how the training ended."""
+    """Return a run folder that contains at most an outcome."""
     journal = RunFolder.create(tmp_path / run_id, run_id, store.tracking_uri)
     if reason is not None:
         journal.append_json(OUTCOME_JSON, reason)
@@ -229,7 +229,7 @@ def leave_rows(store, run_id, tmp_path, reason=None):
     ],
 )
 def test_the_status_that_sync_sets(store, experiment_id, tmp_path, status, message, expected):
-    """What a person or a training said stays. A run whose process lives is left open."""
+    """The status of a user or a training is kept. A run of a live process stays open."""
     run_id = running(store, experiment_id)
     store.update_run(run_id, status=status)
     (synced,) = sync_folders([leave_rows(store, run_id, tmp_path, message)])
@@ -239,7 +239,7 @@ def test_the_status_that_sync_sets(store, experiment_id, tmp_path, status, messa
 
 
 def test_a_run_of_a_dead_process_is_closed_as_killed(store, experiment_id, tmp_path):
-    """It lived too short to state how it ended. What a deleted run's journal holds stays."""
+    """If it stored no outcome. The run folder of a deleted run is kept."""
     run_id = running(store, experiment_id)
     tag = store.get_run(run_id).data.tags[names.PROCESS_TAG]
 
@@ -259,7 +259,7 @@ def test_a_run_of_a_dead_process_is_closed_as_killed(store, experiment_id, tmp_p
 
 
 def test_a_run_with_a_renewed_lease_is_not_closed(store, experiment_id):
-    """Between the look that found its process gone and the closing, another one took it."""
+    """Another process acquired it after the check."""
     observed = store.get_run(running(store, experiment_id))
     store.set_tag(observed.info.run_id, names.HOLDER_TAG, "another")
     with pytest.raises(TrackingError, match="trained into again; it is left as it is"):
@@ -268,7 +268,7 @@ def test_a_run_with_a_renewed_lease_is_not_closed(store, experiment_id):
 
 
 def test_a_project_run_without_a_training_is_ended(store, experiment_id, monkeypatch):
-    """Check that a run of the user, or one that a process trained into, is left as it is."""
+    """A run of the user, or of another process, is left unchanged."""
     project = {"mlflow.project.entryPoint": "main"}
     for tags, status in (
         (project, "KILLED"),

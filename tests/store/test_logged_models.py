@@ -1,4 +1,4 @@
-"""Stored weights as models of MLflow's: loaded, served, ranked, registered by MLflow alone."""
+"""Stored weights as MLflow models: loaded, served, ranked and registered by MLflow alone."""
 
 import base64
 import hashlib
@@ -53,7 +53,7 @@ print(json.dumps([answers["class"].tolist(), answers["label"].tolist(), loaded])
 
 
 def stored_models(store, run):
-    """Return the models of a run by their rows, as MLflow's search finds them."""
+    """Return the models of a run by row, from MLflow's search."""
     models = store.search_logged_models(
         [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"
     )
@@ -70,7 +70,7 @@ def train_run(store, experiment_id, **options):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Photos wider than high, and higher than wide."""
+    """Return photos of landscape and portrait format."""
     keys = [str(j + 1) for j in range(BUCKETS)]
     return write_released(tmp_path_factory.mktemp("photos"), buckets=keys, train=4, test=5)
 
@@ -81,7 +81,7 @@ def run(store, experiment_id, photos, fill_once):
 
 
 class Tied(Strategy):
-    """A network of its own, two layers of which have the same weight."""
+    """A custom network with two layers that share weights."""
 
     @classmethod
     def build_model(cls, config, stream):
@@ -94,7 +94,7 @@ class Tied(Strategy):
 
 
 def test_models_with_tied_weights_are_stored(store, experiment_id, photos):
-    """Each name with its numbers. A network of somebody's own is not a model of MLflow's."""
+    """Each name has its numbers. A custom network is no MLflow model."""
     parameters = {
         **SMALL,
         "data_root": str(photos),
@@ -110,7 +110,7 @@ def test_models_with_tied_weights_are_stored(store, experiment_id, photos):
 
 
 def test_mlflow_alone_loads_the_model_of_row_three(store, run, photos):
-    """In a process that trains nothing: the stored predictions of row 3, cell for cell."""
+    """In a process without training: its predictions equal the stored ones."""
     folder = artifact_folder(run) / "predictions"
     images = EvaluationSet.load(folder / "evaluation_set.safetensors")
     by_content = {
@@ -137,7 +137,7 @@ def test_mlflow_alone_loads_the_model_of_row_three(store, run, photos):
 
 
 def test_each_row_is_a_model_with_its_accuracies(store, experiment_id, run):
-    """Linked to the run, its row and its dataset. The run's own series are as they were."""
+    """Linked to run, row and dataset. The run's own series are unchanged."""
     models = stored_models(store, run)
     assert sorted(models) == [0, 1, 2, 3]
     outputs = store.get_run(run.info.run_id).outputs.model_outputs
@@ -174,7 +174,7 @@ def test_nothing_in_a_model_is_a_pickle(store, run):
 
 
 def test_rescoring_logs_missing_models(store, run):
-    """None twice. One that was deleted, anew. One that a process began and did not end is ended."""
+    """Without duplicates. A deleted model is logged again, and an unfinished one is finished."""
     before = {row: model.model_id for row, model in stored_models(store, run).items()}
     rescore(store, run)
     assert {row: model.model_id for row, model in stored_models(store, run).items()} == before
@@ -219,7 +219,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("setting_name", SETTINGS)
 def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_name):
-    """On all test images, loaded from MLflow. With scenario=task, in one bucket at a time."""
+    """On all test images, loaded from MLflow. With scenario=task, for one bucket at a time."""
     parameters = {**FAST, "predictions": "labels", **SETTINGS[setting_name]}
     if "scenario" in parameters:
         parameters["scenario_args"] = "times=all"
@@ -255,7 +255,7 @@ def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_
 
 
 def test_a_task_model_requires_the_bucket(store, experiment_id):
-    """Without a bucket, or with one that does not exist, it names those that exist."""
+    """The error names the existing buckets."""
     run = train_run(store, experiment_id, **{**SETTINGS["task"], **FAST}, scenario_args="times=all")
     model = mlflow.pyfunc.load_model(f"models:/{stored_models(store, run)[5].model_id}")
     for params in (None, {"bucket": "6"}):
@@ -285,7 +285,7 @@ def test_a_task_model_requires_the_bucket(store, experiment_id):
     ids=str,
 )
 def test_any_metadata_of_a_model_file_is_handled(tmp_path, wrong):
-    """It comes from a store: one line, and no gigabytes."""
+    """Invalid ones are one-line errors, and take little memory."""
     description = ModelDescription(
         model="small_cnn", num_classes=2, class_names=("a", "b"), width=0, image_size=24,
         augment="none", precision="off", strategy="naive", dataset="digits",
@@ -302,7 +302,6 @@ def test_any_metadata_of_a_model_file_is_handled(tmp_path, wrong):
 
 
 def test_damaged_weights_are_reported_in_one_line(store, run):
-    """Each is reported in one line."""
     file = artifact_folder(run) / "models" / "after_001.safetensors"
     store.delete_logged_model(stored_models(store, run)[1].model_id)
     save_file(load_file(file), file)

@@ -1,4 +1,4 @@
-"""An artifact store that is not all there, its disk not mounted: refused, never "no rows"."""
+"""Missing artifacts, for example on an unmounted disk, are an error and not "no rows"."""
 
 import random
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def trained(store, experiment_id):
 
 @pytest.fixture
 def unmount(tmp_path):
-    """Puts an empty folder in the place of all artifacts."""
+    """Replace all artifacts by an empty folder."""
 
     def away():
         root = tmp_path / "artifacts"
@@ -46,7 +46,7 @@ def unmount(tmp_path):
 
 
 def known(store, run_id):
-    """Return all that the database contains of a run."""
+    """Return everything that the database has of a run."""
     run = store.get_run(run_id)
     return run.info.status, run.data.tags, run.data.params, histories(store, run_id)
 
@@ -59,7 +59,7 @@ def files_below(folder):
 def test_evaluate_rejects_the_run_and_leaves_it_unchanged(
     store, trained, unmount, tmp_path, run_names
 ):
-    """Its tag stays complete, and no report is written into the empty folder."""
+    """Its tag stays complete, and no report is written."""
     run_id = trained.info.run_id
     before = known(store, run_id)
     unmount()
@@ -73,7 +73,7 @@ def test_evaluate_rejects_the_run_and_leaves_it_unchanged(
 
 
 def test_commands_report_missing_rows_in_one_line(store, trained, unmount):
-    """Exit code 2: a run that lacks its rows is none without rows."""
+    """Exit code 2."""
     unmount()
     for command in (["evaluate", "--runs"], ["compare"]):
         done = CliRunner().invoke(main, [*command, trained.info.run_id])
@@ -84,7 +84,7 @@ def test_commands_report_missing_rows_in_one_line(store, trained, unmount):
 
 
 def test_an_interrupted_run_with_missing_rows_is_rejected(store, trained, unmount):
-    """No scoring has written its tags yet: its points tell that there were rows."""
+    """Its points show that there were rows, before any scoring."""
     run_id = trained.info.run_id
     for tag in (names.ROWS_TAG, names.SCORED_TAG, names.MATRIX_TAG, names.VERSIONS_TAG):
         store.delete_tag(run_id, tag)
@@ -100,7 +100,7 @@ def test_an_interrupted_run_with_missing_rows_is_rejected(store, trained, unmoun
 def test_a_run_interrupted_in_its_first_bucket_with_missing_rows_is_rejected(
     store, experiment_id, unmount
 ):
-    """The points of its row before training are not stored yet."""
+    """Before any point of a row is stored."""
     run = store.create_run(experiment_id)
     Lease(store, run.info.run_id).acquire()
     training = KnownTraining(FOUR_BUCKETS)
@@ -115,7 +115,7 @@ def test_a_run_interrupted_in_its_first_bucket_with_missing_rows_is_rejected(
 
 @dataclass
 class MovedAway(KnownTraining):
-    """A training whose artifacts somebody moves away after row 2."""
+    """A training whose artifacts are moved away after row 2."""
 
     unmount: Callable[[], object] = lambda: None
 
@@ -127,7 +127,7 @@ class MovedAway(KnownTraining):
 
 
 def test_a_training_with_missing_rows_at_its_end_fails(store, experiment_id, unmount):
-    """The rows that are left are scored and counted, the others are named."""
+    """Remaining rows are scored, and missing ones are named."""
     with pytest.raises(RecordError, match=r"stored rows that are missing now in .*: 0, 1, 2; put"):
         train_in_process(store, MovedAway(FOUR_BUCKETS, unmount=unmount), {})
     (run,) = store.search_runs([experiment_id])
@@ -140,7 +140,7 @@ def test_a_training_with_missing_rows_at_its_end_fails(store, experiment_id, unm
 
 
 def test_no_training_continues_in_it(store, trained, unmount, tmp_path):
-    """Neither by resume nor by joining it: no point is doubled, and nothing is trained."""
+    """Neither resume nor track: nothing is trained or duplicated."""
     run_id = trained.info.run_id
     points = histories(store, run_id)
     unmount()
@@ -153,7 +153,7 @@ def test_no_training_continues_in_it(store, trained, unmount, tmp_path):
 
 
 def test_missing_rows_are_named_from_the_first_to_the_last(store, trained):
-    """In order, whatever order a set has."""
+    """In order."""
     for row in range(4):
         (rows_folder(trained) / f"row_00{row}.json").unlink()
     (result,) = clear_mlflow.evaluate([trained.info.run_id])
@@ -161,7 +161,7 @@ def test_missing_rows_are_named_from_the_first_to_the_last(store, trained):
 
 
 def test_rows_that_are_added_to_a_scored_run_are_not_missing(store, experiment_id):
-    """The tag knows the rows of the last scoring. More than those may be there."""
+    """There may be more rows than at the last scoring."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     assert [result.action for result in clear_mlflow.evaluate([run.info.run_id])] == ["scored"]
     for name, text in row_texts(FOUR_BUCKETS).items():
@@ -172,7 +172,7 @@ def test_rows_that_are_added_to_a_scored_run_are_not_missing(store, experiment_i
 
 
 def test_a_missing_row_of_a_matrix_too_large_for_a_tag_is_noticed(store, experiment_id):
-    """Where no tag contains the names of the rows, that the run is complete states how many."""
+    """The tag of a complete run tells the number of rows."""
     counts = random.Random(0)
     correct = [[counts.randrange(101) for _ in range(90)] for _ in range(91)]
     run = stored_run(store, experiment_id, correct)

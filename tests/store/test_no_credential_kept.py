@@ -1,4 +1,4 @@
-"""A secret in the tracking address, searched for in all that any command leaves behind."""
+"""Nothing that commands write contains a secret of the tracking address."""
 
 import shutil
 
@@ -48,13 +48,13 @@ def location(tmp_path, own_cache, monkeypatch):
 
 
 def use(monkeypatch, address):
-    """Have commands find an address where a user has it."""
+    """Make commands find an address as a user configures it."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     mlflow.set_tracking_uri(address)
 
 
 def leaks_in(folder):
-    """Files of any kind below a folder that hold the secret."""
+    """Return the files below a folder that contain the secret."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
     return [path for path in files if SECRET.encode() in path.read_bytes()]
@@ -62,7 +62,7 @@ def leaks_in(folder):
 
 @pytest.mark.parametrize("address", REFUSED.values(), ids=REFUSED)
 def test_no_error_shows_a_credential(location, monkeypatch, address):
-    """Each command says in one line that the store cannot be used, without what lets anyone in."""
+    """Each command reports in one line that the store cannot be used."""
     use(monkeypatch, address.format(SECRET))
     for command in (
         ["train"],
@@ -82,7 +82,7 @@ def test_no_error_shows_a_credential(location, monkeypatch, address):
 
 
 def test_no_command_stores_a_credential(empty_store, location, monkeypatch):
-    """In a store that works: the terminal, every artifact, tag and row of it, cache and journal."""
+    """Not in terminal, artifacts, tags, rows, cache or run folders."""
     shutil.copy(empty_store, location / "mlflow.db")
     address = f"sqlite:///{location / 'mlflow.db'}?key={SECRET}"
     use(monkeypatch, address)
@@ -109,7 +109,7 @@ def test_no_command_stores_a_credential(empty_store, location, monkeypatch):
 
 
 def test_the_server_limits_the_length_of_addresses(monkeypatch):
-    """What is masked in an answer is bounded, whatever web server lets it through."""
+    """So that masking takes a limited time, whatever the web server."""
     for name in ("_MLFLOW_SERVER_FILE_STORE", "_MLFLOW_SERVER_REGISTRY_STORE"):
         monkeypatch.setenv(name, "sqlite:///x.db")
     monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "/tmp")

@@ -1,4 +1,4 @@
-"""Runs that are recorded in a folder without a tracking store, and copied to one later."""
+"""Runs recorded in a folder without a tracking store, and copied to one later."""
 
 import os
 import shutil
@@ -49,7 +49,7 @@ def list_copies(store):
 
 
 def test_a_custom_loop_is_recorded_offline_and_synced_once(store, folder, monkeypatch):
-    """The store of the environment is never asked; the copy is the run that was recorded."""
+    """The store of the environment is not contacted, and the copy equals the recorded run."""
     run_id = track_loop(offline=True)
     assert clear_mlflow.load(run_id).status == "FINISHED"
     assert f"run {run_id}: copied" in sync(monkeypatch, store)
@@ -62,7 +62,7 @@ def test_a_custom_loop_is_recorded_offline_and_synced_once(store, folder, monkey
 
 
 def test_a_folder_is_moved_continued_and_synced_again(store, folder, tmp_path, monkeypatch):
-    """What is read are the files of the new folder; an older folder does not undo an update."""
+    """The new folder's files are read. An older folder does not undo an update."""
     run_id = track_loop(1, offline=folder)
     moved, older = tmp_path / "other" / "runs 100%", tmp_path / "older"
     shutil.copytree(folder, older)
@@ -97,7 +97,7 @@ def test_an_interrupted_training_is_resumed_by_its_folder(store, folder, tmp_pat
 
 
 def test_an_ensemble_is_recorded_offline_and_synced(store, folder, monkeypatch):
-    """The copies of the members are children of the copy of the ensemble, which has the means."""
+    """Copies of members are children of the copy of the ensemble, which has the means."""
     options = {"strategy": "ncm", "features": "pixels", "predictions": "none"}
     ensemble = clear_mlflow.train_ensemble(seeds="0,1", offline=True, **options)
     sync(monkeypatch, store)

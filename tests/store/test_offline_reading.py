@@ -84,7 +84,6 @@ def test_a_copied_folder_is_read_without_a_store(
 
 
 def test_a_folder_is_compared_with_stored_runs(store, experiment_id, copied_folder):
-    """Mine in MLflow against his folder."""
     folder, run_ids = copied_folder
     stored = kept_run(store, experiment_id)
     compared = clear_mlflow.compare([stored.info.run_id, folder], group_by=())
@@ -94,7 +93,7 @@ def test_a_folder_is_compared_with_stored_runs(store, experiment_id, copied_fold
 
 
 def test_a_comparison_is_printed_though_no_store_can_take_it(copied_folder, monkeypatch):
-    """On a node without network: the last line names the reason."""
+    """On a node without network. The last line has the reason."""
     folder, _ = copied_folder
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -137,7 +136,7 @@ def test_one_run_needs_no_name(store, empty_store, tmp_path):
     ],
 )
 def test_a_hostile_database_is_one_line(store, empty_store, tmp_path, sql, problem):
-    """Whoever made the folder: no path in it leads out of it."""
+    """No path in it leads out of the folder."""
     folder = tmp_path / "offline_runs"
     client, experiment_id = create_offline_folder(folder, empty_store)
     stored_run(client, experiment_id)

@@ -1,4 +1,4 @@
-"""What ``clear-mlflow open`` opens: a run's best page, and a leaderboard next to others' views."""
+"""Pages that ``clear-mlflow open`` opens: a run's best page, and the leaderboard view."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ THEIRS = "mlflow.sharedViewState.0123abcd"
 
 
 def test_a_run_opens_at_its_best_page(store, experiment_id):
-    """A report where there is one, the comparison of a sweep, else the run."""
+    """Its report, a comparison, or the run."""
     run = stored_run(store, experiment_id)
     at = f"#/experiments/{experiment_id}/runs/{run.info.run_id}"
     view = "?workflowType=machine_learning"
@@ -49,7 +49,7 @@ def test_a_run_opens_at_its_best_page(store, experiment_id):
 
 
 def test_an_experiment_opens_as_a_leaderboard(store, experiment_id):
-    """By name, by id, or as the newest run's. A view of the user's own stays as it is."""
+    """By name, by id, or that of the newest run. The user's own views are unchanged."""
     run = stored_run(store, experiment_id)
     store.set_tag(run.info.run_id, names.KIND_TAG, names.KIND_TRAIN)
     store.set_experiment_tag(experiment_id, THEIRS, "theirs")
@@ -67,7 +67,7 @@ def test_an_experiment_opens_as_a_leaderboard(store, experiment_id):
 
 
 def test_the_leaderboard_has_charts_of_the_logged_metrics(store, experiment_id):
-    """Of our runs alone. Each chart in a section, of metrics and of a picture that is logged."""
+    """In sections, with a picture if one is logged."""
     train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
     (run,) = store.search_runs([experiment_id])
     store.create_run(experiment_id)
@@ -95,7 +95,7 @@ def read_view(store):
 
 @pytest.mark.parametrize("lower_is_better", [True, False])
 def test_the_leaderboard_of_another_score_has_its_metrics(store, experiment_id, lower_is_better):
-    """Columns and charts that the runs hold, the best first. Renewed when such runs come."""
+    """Columns and charts of logged metrics, the best first. It is renewed for such runs."""
     assert read_view(store)["orderByKey"] == "metrics.`clear/challenge_score`"
     for level in (2.0, 1.0):
         with clear_mlflow.track(
@@ -135,7 +135,7 @@ def test_a_missing_run_is_reported(store):
 
 
 def test_imports_and_custom_loops_end_with_links(store, experiment_id, tmp_path, capfd):
-    """A run's own where there is one. Of several runs, their experiment's."""
+    """To a run or, for several runs, to their experiment."""
     with clear_mlflow.track(buckets=2) as loop:
         loop.log_values(1, [0.5, 0.25])
     output = capfd.readouterr().err
@@ -151,7 +151,7 @@ def test_imports_and_custom_loops_end_with_links(store, experiment_id, tmp_path,
 
 
 def test_the_newest_run_is_found_behind_many_experiments(store, experiment_id, monkeypatch):
-    """MLflow lists 1,000 experiments at a time. Here one."""
+    """MLflow returns 1,000 experiments at a time, here one."""
     run = stored_run(store, experiment_id)
     store.set_tag(run.info.run_id, names.KIND_TAG, names.KIND_TRAIN)
     search = store.search_experiments
@@ -164,7 +164,7 @@ def test_the_newest_run_is_found_behind_many_experiments(store, experiment_id, m
 
 
 def test_the_command_names_the_store_unless_it_is_the_default(tmp_path, monkeypatch):
-    """In a folder whose name has to be quoted in a URI, too."""
+    """Also in a folder whose name is quoted in a URI."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -181,7 +181,7 @@ def test_the_command_names_the_store_unless_it_is_the_default(tmp_path, monkeypa
 
 
 def test_a_port_in_use_is_rejected_at_once(store, experiment_id):
-    """Whether that answers or is mute, as here: it is not opened, and not waited for."""
+    """Also if the other program does not respond."""
     stored_run(store, experiment_id)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
@@ -195,7 +195,7 @@ def test_a_port_in_use_is_rejected_at_once(store, experiment_id):
 def test_a_store_without_a_server_gets_one_until_it_is_stopped(
     store, experiment_id, monkeypatch, stopped_by
 ):
-    """The printed address answers. Ctrl-C, or a closed terminal, ends server and command."""
+    """The printed address responds. Ctrl-C, or a closed terminal, ends server and command."""
     monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # processes that nobody asks
     run = stored_run(store, experiment_id)
     score(store, run.info.run_id)

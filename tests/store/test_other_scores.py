@@ -44,7 +44,7 @@ def read_text(store, run, path):
 
 
 def test_a_loops_rmse_is_stored_as_a_run(store, experiment_id):
-    """Rows, series under the score's name, metrics with their direction, and no accuracy at all."""
+    """Rows, series and metrics under the score's name, with their direction, and no accuracy."""
     tracked = track_whole(seed=3)
     (run,) = store.search_runs([experiment_id])
     record = assemble(read_rows(store, run))
@@ -77,7 +77,7 @@ def test_a_loops_rmse_is_stored_as_a_run(store, experiment_id):
 
 
 def test_rescoring_changes_nothing(store, experiment_id):
-    """Also with every point looked at, and with further families."""
+    """Also with all points read, and with further families."""
     track_whole()
     again = invoke("evaluate", "--runs", "test", "--dry-run")
     assert again.exit_code == 0, again.output
@@ -90,7 +90,7 @@ def test_rescoring_changes_nothing(store, experiment_id):
 
 
 def test_a_run_continues_only_with_its_own_score(store, experiment_id, monkeypatch):
-    """Rows of another score, or of the other direction, are refused before anything is written."""
+    """Rows of another score or direction are rejected before anything is written."""
     with track() as run:
         run.log_values(1, ERRORS[1])
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
@@ -105,7 +105,7 @@ def test_a_run_continues_only_with_its_own_score(store, experiment_id, monkeypat
 
 
 def test_accuracies_cannot_be_logged_as_errors(store):
-    """A fraction under the name of an error would be ranked the wrong way round."""
+    """A fraction under the name of an error would be ranked wrongly."""
     with track() as run, pytest.raises(ClearError, match="the score is rmse; pass it to log_value"):
         run.log_accuracies(1, [0.5, 0.5, 0.5])
 
@@ -157,7 +157,7 @@ def test_an_invalid_score_of_a_file_is_a_one_line_error(
 
 
 def test_lower_scores_rank_first_if_lower_is_better(store, experiment_id):
-    """The lowest error leads, a run of accuracies is left out of a search, and refused by name."""
+    """Runs of accuracies are skipped in a search, and rejected if named."""
     for seed in range(3):
         shift = 0.01 * seed**2
         track_whole(seed=seed)

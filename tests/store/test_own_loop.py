@@ -1,4 +1,4 @@
-"""A loop of somebody's own, tracked from outside of the package: what stands in MLflow then."""
+"""Custom loops, tracked from outside of the package: what they store in MLflow."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def log_all(run, order=range(5)):
 
 
 def test_a_plain_script_with_a_custom_loop(store, experiment_id, tmp_path):
-    """It imports clear_mlflow alone, in another folder, and its rows are scored in its run."""
+    """It imports only clear_mlflow, in another folder, and its rows are scored."""
     script = tmp_path / "elsewhere" / "loop.py"
     script.parent.mkdir()
     script.write_text(
@@ -79,7 +79,7 @@ def test_a_plain_script_with_a_custom_loop(store, experiment_id, tmp_path):
 
 
 def test_all_passed_metadata_is_stored_in_the_run(store, experiment_id):
-    """Tags and parameters to group by, the dataset as an input, and the reports of any run."""
+    """Tags and parameters, the dataset as an input, and all reports."""
     with clear_mlflow.track(
         **LOOP,
         dataset="mine",
@@ -113,7 +113,7 @@ def test_all_passed_metadata_is_stored_in_the_run(store, experiment_id):
     [(RuntimeError("broke"), "FAILED"), (KeyboardInterrupt(), "KILLED"), (SystemExit(0), None)],
 )
 def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status):
-    """The run states how it ended, and contains what the rows so far define."""
+    """The run has the reason, and all metrics that the rows define."""
     run = clear_mlflow.track(**LOOP)
 
     def loop():
@@ -134,7 +134,7 @@ def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status
 
 
 def test_rows_come_in_any_order_and_twice(store, experiment_id):
-    """Every point of every series is that of the same rows in order."""
+    """Every point equals that of rows in order."""
     with clear_mlflow.track(**LOOP) as run:
         log_all(run, [3, 0, 4, 1, 3, 2, 0])
     with clear_mlflow.track(**LOOP) as in_order:
@@ -151,7 +151,7 @@ def test_rows_come_in_any_order_and_twice(store, experiment_id):
 
 
 def test_a_row_with_different_numbers_is_rejected(store, experiment_id):
-    """In one line. The first ones stay."""
+    """In one line. The first row is kept."""
     run = clear_mlflow.track(**LOOP)
 
     def loop():
@@ -167,7 +167,7 @@ def test_a_row_with_different_numbers_is_rejected(store, experiment_id):
 
 
 def test_a_run_is_continued_only_by_the_same_loop(store, monkeypatch):
-    """A job that was killed goes on in its run. Rows of another loop are not mixed with it."""
+    """After a kill, for example. Rows of another loop are rejected."""
     with mlflow.start_run() as active, clear_mlflow.track(**LOOP, seed=1) as run:
         log_all(run, range(3))
     refused = CliRunner().invoke(main, ["train", "--resume", active.info.run_id])
@@ -188,7 +188,7 @@ def test_a_run_is_continued_only_by_the_same_loop(store, monkeypatch):
 
 
 def test_accuracies_instead_of_counts(store):
-    """What was not tested is not 0, and what needs counts reports it."""
+    """An untested bucket is not 0, and metrics that need counts have a reason."""
     with clear_mlflow.track(buckets=["x", "y"]) as run:
         run.log_accuracies(1, {"x": 0.5})
         run.log_accuracies(2, np.array([0.25, 0.75], dtype=np.float32))
@@ -202,7 +202,7 @@ def test_accuracies_instead_of_counts(store):
 
 
 def test_a_tracked_run_prints_like_the_stored_one(store):
-    """Before, while and after its block: no address of an object."""
+    """Before, within and after its block."""
     run = clear_mlflow.track(**LOOP, seed=3)
     description = "LoopRun('own loop own seed 3', not entered, 0 rows of 4 buckets)"
     assert str(run) == repr(run) == description
@@ -223,7 +223,7 @@ LABELS = [[0, 1, 2], [2, 1], [0, 0, 0, 1]]
 
 
 def test_predictions_are_counted_stored_and_scored(store):
-    """Labels alone give the row. Probabilities give it, too, and calibration."""
+    """Labels define the row. Probabilities also define calibration."""
     outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     probabilities = [np.eye(3)[of_bucket] * 0.7 + 0.1 for of_bucket in outputs]
     with clear_mlflow.track(
@@ -245,7 +245,7 @@ def test_predictions_are_counted_stored_and_scored(store):
 
 
 def test_predictions_may_be_an_array_of_arrays():
-    """As NumPy makes of buckets of different sizes."""
+    """As NumPy represents buckets of different sizes."""
     outputs = np.empty(3, dtype=object)
     outputs[:] = [np.array(of_bucket) for of_bucket in ([0, 1, 1], [2, 2], [0, 0, 1, 1])]
     loop = describe_loop(buckets=3, test_labels=LABELS)
@@ -254,7 +254,7 @@ def test_predictions_may_be_an_array_of_arrays():
 
 
 def test_the_true_labels_may_be_passed_with_the_predictions(store, monkeypatch):
-    """The run is then one whose track was given them. Other ones, or later ones, are refused."""
+    """With the same result as for track. Different or later ones are rejected."""
     outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     with clear_mlflow.track(buckets=3) as run:
         with pytest.raises(ConfigError, match="pass their true labels with"):
@@ -287,7 +287,7 @@ def test_the_true_labels_may_be_passed_with_the_predictions(store, monkeypatch):
 
 
 def test_the_images_of_a_continued_run_are_the_same(store):
-    """Answers to other images would be held against these."""
+    """Otherwise predictions would be compared with other images."""
     arguments = {"buckets": 3, "dataset_digest": "same"}
     with mlflow.start_run():
         with clear_mlflow.track(**arguments, test_labels=LABELS) as run:
@@ -303,7 +303,7 @@ def test_the_images_of_a_continued_run_are_the_same(store):
 
 
 def test_bucket_numbers_in_metric_names_have_leading_zeros(store):
-    """As many as the longest number needs, and two digits at least. Names do not count."""
+    """At least two digits, as many as the largest number has."""
     for numbers, first in ((9, "01"), (100, "001")):
         buckets = [*map(str, range(1, numbers + 1)), "autumn of 2004"]
         with clear_mlflow.track(buckets=buckets, num_instances=NUM_TEST) as run:
@@ -314,7 +314,7 @@ def test_bucket_numbers_in_metric_names_have_leading_zeros(store):
 
 
 def test_metrics_of_a_continued_run_include_its_earlier_rows_at_once(store, monkeypatch):
-    """A chart is right while the loop still runs, not only when its block has ended."""
+    """Already during the loop."""
     with mlflow.start_run() as active, clear_mlflow.track(**LOOP) as run:
         log_all(run, range(3))
     run_id = active.info.run_id
@@ -337,7 +337,7 @@ def test_metrics_of_a_continued_run_include_its_earlier_rows_at_once(store, monk
 def test_a_run_keeps_the_name_that_a_person_gave_it(
     store, experiment_id, monkeypatch, name, is_kept
 ):
-    """MLflow's own names are two words of its lists and a number."""
+    """MLflow's generated names are two words and a number."""
     run_id = store.create_run(experiment_id, run_name=name).info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     with clear_mlflow.track(**LOOP, strategy="mine"):
@@ -348,7 +348,7 @@ def test_a_run_keeps_the_name_that_a_person_gave_it(
 
 
 def test_buckets_may_be_years(store):
-    """As numbers, wherever counts are by bucket. A row is after one by its name, as a text."""
+    """As numbers, also as keys of counts. A row names its bucket as a text."""
     with clear_mlflow.track(buckets=[2004, 2005], num_instances={2004: 50, 2005: 20}) as run:
         run.log_counts("2004", {2004: 25, 2005: 5})
         run.log_values(2, {2005: 0.5})
@@ -379,7 +379,7 @@ def test_buckets_may_be_years(store):
     ],
 )
 def test_an_invalid_row_is_rejected_in_one_line(row, message):
-    """Before anything of it is stored."""
+    """Before anything is stored."""
     measured, *arguments = row
     with pytest.raises((ConfigError, RecordError), match=message) as caught:
         measured(describe_loop(**LOOP), *arguments)
@@ -387,7 +387,7 @@ def test_an_invalid_row_is_rejected_in_one_line(row, message):
 
 
 def test_class_names_are_rejected_as_predictions():
-    """Nor true labels: both are indices."""
+    """And as true labels: both are indices."""
     loop = describe_loop(buckets=3, test_labels=LABELS)
     with pytest.raises(ConfigError, match=r"row 1 are texts of .*; expected a class index, 0 to C"):
         build_prediction_row(loop, 1, [["cat"] * 3, ["dog"] * 2, ["cat"] * 4])
@@ -411,7 +411,7 @@ def test_buckets_may_be_any_iterable(keys):
 
 @pytest.mark.parametrize("outputs", [[256, 257, 258], [3] * 3])
 def test_an_unknown_class_is_rejected(outputs):
-    """Before it is kept in eight bits, where 256 would be class 0."""
+    """Before it is stored in eight bits, where 256 would become 0."""
     loop = describe_loop(buckets=3, test_labels=LABELS)
     with pytest.raises(ConfigError, match=r"row 1 contain class \d+; expected 0 to 2: pass"):
         build_prediction_row(loop, 1, [outputs, [2, 1], [0] * 4])
@@ -443,14 +443,14 @@ def test_an_unknown_class_is_rejected(outputs):
     ],
 )
 def test_invalid_loop_metadata_is_rejected_in_one_line(arguments, message):
-    """By the call itself: nothing is opened yet."""
+    """By the call itself, before a run is opened."""
     with pytest.raises((ConfigError, RecordError), match=message) as refusal:
         clear_mlflow.track(**arguments)
     assert "\n" not in str(refusal.value)
 
 
 def test_a_row_outside_of_the_block_is_rejected(store):
-    """Nobody would score it."""
+    """Nothing would score it."""
     run = clear_mlflow.track(**LOOP)
     with pytest.raises(TrackingError, match="log rows inside of"):
         run.log_counts(0, FOUR_BUCKETS[0])
@@ -461,7 +461,7 @@ def test_a_row_outside_of_the_block_is_rejected(store):
 
 
 def test_a_second_loop_in_the_same_run_is_rejected(store):
-    """Two loops at once would write rows of two models into one run."""
+    """Otherwise one run would have rows of two models."""
     with clear_mlflow.track(**LOOP) as run:
         with (
             pytest.raises(TrackingError, match="end that first"),
@@ -490,7 +490,7 @@ run._log_row(1, "abc", [0.5, 0.25, float("nan")], [2, 4, 5])
 def test_a_program_that_ends_leaves_an_adapters_run_scored_and_closed(
     store, experiment_id, ending, status
 ):
-    """Nobody wrote a block around it. A row that waited is logged first."""
+    """Without a with block. A pending row is logged first."""
     done = run_python("-c", ENDING.format(ending=ending), timeout=120)
     assert done.returncode == (1 if status == "FAILED" else 0)
     run = only_run(store, experiment_id)
@@ -502,7 +502,7 @@ def test_a_program_that_ends_leaves_an_adapters_run_scored_and_closed(
 
 
 def test_an_adapters_run_may_stop_before_its_last_row(store):
-    """A framework numbers its rows, so that it cannot count from 0 by mistake."""
+    """A framework numbers its rows, and cannot count from 0 by mistake."""
     run = Adapter({})
     run._log_row(0, "a", [0.5], [None])
     run.close()
@@ -510,7 +510,7 @@ def test_an_adapters_run_may_stop_before_its_last_row(store):
 
 
 def test_a_closed_adapters_run_accepts_no_different_numbers(store):
-    """The same once more is not news."""
+    """The same row again is accepted."""
     run = Adapter({})
     run._log_row(1, "a", [0.5], [None])  # the last bucket's
     run._log_row(1, "a", [0.5], [None])
@@ -548,7 +548,7 @@ def log_tested(run, buckets=(1, 2, 3)):
 
 
 def test_tests_within_a_bucket_are_stored_and_scored(store, experiment_id, monkeypatch):
-    """As those of a training: their own artifacts, metrics of them, also where a loop goes on."""
+    """As those of a training, also in a continued loop."""
     with clear_mlflow.track(buckets=3, num_instances=100) as run:
         log_tested(run, [1, 2])
         log_tested(run, [1])  # the same numbers again
@@ -602,7 +602,7 @@ def test_an_invalid_test_within_a_bucket_is_a_one_line_error(loop, changes, part
 
 
 def test_a_loop_logs_the_cost_of_its_rows(store, experiment_id):
-    """As metrics of its run, at each step. A run without reports it on its page alone."""
+    """As metrics at each step. A run without costs has a note on its page only."""
     with clear_mlflow.track(**LOOP) as run:
         for i, correct in enumerate(FOUR_BUCKETS):
             run.log_counts(i, correct, cost={"training_flops": 10 * i, "seconds": 1.5})
@@ -641,7 +641,7 @@ def run_script(folder, text, *words):
 
 
 def test_a_loop_killed_after_a_row_continues(store, experiment_id, monkeypatch, tmp_path):
-    """It sends what its earlier process left on the disk."""
+    """It sends unsent files of its earlier process."""
     run_id = store.create_run(experiment_id).info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     assert run_script(tmp_path, KILLED_AFTER_A_ROW, "kill").returncode == -9
@@ -655,7 +655,7 @@ def test_a_loop_killed_after_a_row_continues(store, experiment_id, monkeypatch, 
 
 
 def test_a_run_folder_of_an_earlier_process_is_sent_first(store, monkeypatch):
-    """Predictions that wait there are scored, and checked against this loop."""
+    """Its predictions are scored, and checked against this loop."""
     outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     run = clear_mlflow.track(buckets=3, test_labels=LABELS)
     with monkeypatch.context() as patch:
@@ -681,7 +681,7 @@ def test_a_run_folder_of_an_earlier_process_is_sent_first(store, monkeypatch):
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_loop_that_counts_from_0_is_an_error(store, monkeypatch, joined):
-    """Its rows are kept, and the run can be continued."""
+    """Its rows are stored, and the run can be continued."""
     run = clear_mlflow.track(**LOOP)
 
     def loop():
@@ -710,7 +710,7 @@ def test_a_loop_may_stop_early(store, rows):
 
 
 def test_threads_may_log_the_same_row(store):
-    """One of them stores it, and one with other numbers is refused."""
+    """One thread stores it, and one with different numbers is rejected."""
     errors = []
 
     def log(correct):
@@ -739,7 +739,6 @@ def run_in_threads(function, arguments):
 
 
 def test_threads_that_log_tests_and_rows(store):
-    """Each is stored once."""
     with clear_mlflow.track(buckets=3, num_instances=100) as run:
         run_in_threads(lambda bucket: log_tested(run, [bucket]), [1, 2, 3] * 3)
     stored = store.get_run(run.run_id)
@@ -749,7 +748,7 @@ def test_threads_that_log_tests_and_rows(store):
 
 
 def test_an_interrupted_call_may_be_repeated(store, monkeypatch):
-    """The row is on the disk by then."""
+    """The row is on disk already."""
     interrupts = [KeyboardInterrupt()]
     wait = Uploader.wait_until_stored
 
@@ -789,7 +788,7 @@ with clear_mlflow.track(buckets=1, num_instances=10) as run:
 
 
 def test_a_forked_child_is_rejected(store, experiment_id, tmp_path):
-    """At once, in one line. It does not close the run of its parent, either."""
+    """In one line. It does not close the run of its parent."""
     done = run_script(tmp_path, FORKS)
     assert done.returncode == 0, done.stderr
     first, second, seconds = done.stdout.splitlines()
@@ -818,7 +817,7 @@ def test_predictions_may_be_bfloat16(store):
 
 @pytest.mark.parametrize("raised", [False, True])
 def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
-    """It has an end status, MLflow has no active run, and the next loop opens its own."""
+    """The run has a final status, and the next loop opens its own."""
 
     def interrupt(client, run_id):
         if raised:  # as in a thread, where signals are not handled
@@ -847,7 +846,7 @@ def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
 
 
 def test_a_loop_rejected_by_an_active_run_does_not_block_the_next(store):
-    """The refused one no longer counts as a process that trains into it."""
+    """It no longer counts as a process that trains the run."""
     with mlflow.start_run():
         with clear_mlflow.track(**LOOP, seed=1) as run:
             log_all(run, [0, 1])

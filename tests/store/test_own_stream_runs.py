@@ -1,4 +1,4 @@
-"""Runs on streams of one's own: what is stored of them, and that one stream gives one matrix."""
+"""Runs on custom streams: what is stored, and that one stream gives one matrix."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def root(tmp_path, own_cache):
 
 
 def test_a_run_records_its_dataset(store, experiment_id, root):
-    """Name, digest, source and licence. Its arguments, each as a parameter. It repeats."""
+    """Name, digest, source, licence, and each argument as a parameter, which repeat the run."""
     parameters = {"dataset": "folder", "data_root": root, "dataset_args": {"licence": "CC BY 4.0"}}
     clear_mlflow.train(**parameters, **SMALL)
     run = only_training(store, experiment_id)
@@ -57,7 +57,7 @@ def test_a_run_records_its_dataset(store, experiment_id, root):
 
 
 def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
-    """One digest and the same rows at one seed, to the bit, however the stream is stored."""
+    """One digest and the same rows with one seed, to the bit."""
     rows = write_years(root, train=4, test=2)
     write_csv(root / "photos.csv", rows[::-1])
     write_parquet(root / "photos.parquet", rows)
@@ -87,7 +87,7 @@ def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
 
 
 def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, own_cache):
-    """A gap of four years is four times as wide as one of a year."""
+    """Four years are four times as wide as one."""
     write_years(tmp_path / "gaps", buckets=("2001", "2002", "2006"), train=4, test=2)
     clear_mlflow.train(dataset="folder", data_root=tmp_path / "gaps", **SMALL)
     run = only_training(store, experiment_id)
@@ -108,7 +108,7 @@ def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, o
 
 
 def test_functions_named_in_a_store_are_not_imported(store, experiment_id, root, monkeypatch):
-    """A function of one's own runs where it is named, and nowhere else."""
+    """A custom function is imported only if the user names it."""
     (root.parent / "of_mine.py").write_text(MODULE)
     monkeypatch.syspath_prepend(root.parent)
     parameters = {"dataset": "of_mine:photos", "data_root": root, "dataset_args": "times=2"}
@@ -132,7 +132,7 @@ def test_functions_named_in_a_store_are_not_imported(store, experiment_id, root,
 
 
 def test_embedded_datasets_record_their_licence(store, experiment_id, own_cache):
-    """As the page of the scans says. Their source is the package."""
+    """And the package as their source."""
     clear_mlflow.train(dataset="digits-writers", features="pixels", epochs=1)
     (entry,) = only_training(store, experiment_id).inputs.dataset_inputs
     assert json.loads(entry.dataset.profile)["licence"] == "CC BY 4.0"

@@ -1,4 +1,4 @@
-"""The server's cache of pages: each is drawn once, a few are cached, one is drawn at a time."""
+"""The server's cache of pages: each is rendered once, a few are cached, one at a time."""
 
 import threading
 

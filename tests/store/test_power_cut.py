@@ -1,4 +1,4 @@
-"""A run whose machine loses its power, at every moment: nothing that was measured is lost."""
+"""A power cut at any moment loses no measurement."""
 
 import json
 import time
@@ -28,7 +28,7 @@ STREAM = made_up(((30, 20), (17, 9)))
 
 
 class Counting:
-    """A training that knows how many of its rows were taken, and waits before it gives one."""
+    """A training that counts its rows, and waits before it yields one."""
 
     def __init__(self, inner, wait: Callable[[int], None]):
         self._inner, self._wait = inner, wait
@@ -43,7 +43,7 @@ class Counting:
 
 
 def until(condition):
-    """Wait for it. For ever is a failure, too."""
+    """Wait for a condition, with a time limit."""
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
@@ -51,7 +51,7 @@ def until(condition):
 
 
 def rows_in(client, run_id):
-    """Return the rows that a run holds, without what a machine made of them."""
+    """Return the rows of a run, without fields that depend on the machine."""
     records = read_rows(client, client.get_run(run_id))
     return without_machine_fields(
         {n: json.loads(record.to_json()) for n, record in records.items()}
@@ -60,7 +60,7 @@ def rows_in(client, run_id):
 
 @pytest.fixture
 def cuts(request, store, tmp_path, own_cache, monkeypatch):
-    """(run's id, its rows, the different disks that cuts during it leave).
+    """Return the run's id, its rows, and the different disks that cuts during it leave.
 
     A state is stored before its bucket's training has ended or, as a "late" one, not before the
     next row is on local disk.
@@ -98,7 +98,7 @@ def cuts(request, store, tmp_path, own_cache, monkeypatch):
 
 
 def select_precious_files(disk, cache):
-    """Return what a disk contains that nothing else gives again, as it does pictures and tables."""
+    """Return the files of a disk that cannot be made again, unlike pictures and tables."""
     precious = ("accuracy_matrix/rows/", "training_state/", "config.json")
     return tuple(
         (path, content)
@@ -121,7 +121,10 @@ LATE = {(0, None), (1, None), (2, None), (2, 0), (3, 0), (3, 1)}
 def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(
     cuts, begins_from, store, tmp_path
 ):
-    """Rows that training went on from are there after a sync. Resumed, the run is as if uncut."""
+    """After a sync, all rows that training continued from are stored.
+
+    Resumed, the run equals an uninterrupted one.
+    """
     run_id, rows, folders, disks = cuts
     assert len(disks) > 30
     scored, resumed = set(), set()
@@ -160,7 +163,7 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(
 
 
 def test_a_torn_row_is_written_again(cuts, store, tmp_path, capfd):
-    """As a store leaves it that does not flush: from the journal, or from the training state."""
+    """If a store does not flush: from the run folder, or from the training state."""
     run_id, rows, folders, disks = cuts
     artifacts = Path("artifacts", run_id, "artifacts")
     row = artifacts / "accuracy_matrix" / "rows" / "row_001.json"

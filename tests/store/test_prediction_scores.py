@@ -1,4 +1,4 @@
-"""Stored predictions of a run in a real store: what is made of them, and what they cost."""
+"""Stored predictions of a run in a real store: their metrics and costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from clear_mlflow.store.rows import read_rows
 
 
 def test_metrics_of_predictions_are_logged(store, experiment_id):
-    """Metrics with a value for every step. A second scoring changes nothing."""
+    """With a value for every step. A second scoring changes nothing."""
     run = kept_run(store, experiment_id, probs=True, kept="probs")
     assert score(store, run, dry_run=True).action == "scored"
     assert score(store, run).action == "scored"
@@ -54,7 +54,7 @@ def test_metrics_of_predictions_are_logged(store, experiment_id):
 
 
 def test_runs_without_predictions_cost_nothing(store, experiment_id, monkeypatch):
-    """Nothing is asked of the store: not for those that kept none, nor for those scored before."""
+    """No additional request to the store."""
     scored = kept_run(store, experiment_id)
     score(store, scored)
     none = kept_run(store, experiment_id, kept="")
@@ -74,7 +74,7 @@ def test_runs_without_predictions_cost_nothing(store, experiment_id, monkeypatch
 
 
 def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id):
-    """Cut off, missing, of another row, too large: each is named. The rows are scored."""
+    """Truncated, missing, of another row, too large: each is reported."""
     for damage, message in [
         (
             lambda f: (f / "row_001.safetensors").write_bytes(b"x" * 20),
@@ -103,7 +103,7 @@ def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id):
 
 
 def test_removed_predictions_are_reported(store, experiment_id):
-    """What was computed of them stays. A row whose predictions alone are gone leaves a gap."""
+    """Logged metrics are kept. A missing row leaves a gap."""
     run = kept_run(store, experiment_id)
     (predictions_folder(run) / "row_001.safetensors").unlink()
     assert not score(store, run, explicit=True).is_problem
@@ -123,7 +123,7 @@ def test_removed_predictions_are_reported(store, experiment_id):
 
 
 def test_changed_predictions_are_scored_again(store, experiment_id):
-    """As many answers of each bucket are right as before, and they are others."""
+    """Even with the same number of correct ones in each bucket."""
     run = kept_run(store, experiment_id, kept="probs", probs=True)
     score(store, run)
     file = predictions_folder(run) / "row_002.safetensors"
@@ -138,14 +138,14 @@ def test_changed_predictions_are_scored_again(store, experiment_id):
 
 
 def test_a_too_large_file_is_not_downloaded(store, experiment_id, monkeypatch):
-    """What the store calls too large is refused before it is downloaded."""
+    """By the size in the listing."""
     run = kept_run(store, experiment_id)
     monkeypatch.setattr(run_record, "MAX_PREDICTIONS_BYTES", 100)
     assert "bytes; expected at most 100 bytes" in score(store, run).detail
 
 
 def test_custom_metrics_of_rows_and_predictions(store, experiment_id, tmp_path, monkeypatch):
-    """From the command line, as a user would. One that fails is reported and stops no other."""
+    """From the command line. A failing one is reported and stops no other."""
     tmp_path.joinpath("lab_of_mine.py").write_text(
         textwrap.dedent(
             """

@@ -14,7 +14,7 @@ from clear_mlflow.tracking.tracked_training import train_in_process
 
 
 class StreamingTraining(KnownTraining):
-    """The known rows, as if each bucket was tested on its training images."""
+    """The known rows, as if each bucket were tested on its training images."""
 
     @property
     def config(self):
@@ -33,7 +33,7 @@ def finished(store, experiment_id):
 
 
 def test_streaming_is_recorded_and_masks_trained_buckets(store, finished):
-    """Only next-domain accuracy and forward transfer are left, live and in the summary."""
+    """Only next-domain accuracy and forward transfer remain, during and after training."""
     logged = {name for name in finished.data.metrics if "bucket" not in name}
     assert logged == set(summarize_streaming())
     assert "clear/next_domain_accuracy" in logged
@@ -49,7 +49,7 @@ def test_streaming_is_recorded_and_masks_trained_buckets(store, finished):
 
 
 def test_a_bucket_has_no_accuracy_after_it_was_trained_on(store, finished):
-    """The series of a bucket ends before the step that trains on it."""
+    """Its series ends before the step that trains on it."""
     for j in range(4):
         points = store.get_metric_history(finished.info.run_id, f"test_accuracy/bucket_0{j + 1}")
         assert sorted(point.step for point in points) == list(range(j + 1))

@@ -1,4 +1,4 @@
-"""What a store or an environment does that no command can go on with: one line, and exit code."""
+"""Unusable stores and environments are one-line errors with an exit code."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ from clear_mlflow.store.client import preflight
 
 
 def test_an_artifact_location_that_stores_nothing_is_a_one_line_error(store, monkeypatch):
-    """MLflow takes it for an experiment, and fails at the first artifact."""
+    """MLflow accepts it for an experiment, and fails at the first artifact."""
     store.create_experiment("elsewhere", artifact_location="http://127.0.0.1:9/x")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "elsewhere")
     with pytest.raises(TrackingError, match=r":9/x, which is not an artifact store"):
@@ -31,7 +31,7 @@ def test_an_artifact_location_that_stores_nothing_is_a_one_line_error(store, mon
 
 
 def test_memory_for_a_strategy_without_memory_is_rejected(store, experiment_id):
-    """On the command line and in Python. A grid may set it for all of its strategies."""
+    """On the command line and in Python. A grid may set it for all strategies."""
     done = CliRunner().invoke(main, ["train", "--strategy", "ewc", "--memory", "100"])
     assert done.exit_code == 2
     assert (
@@ -59,7 +59,7 @@ def test_messages_spell_options_as_they_are_typed(store, tmp_path):
 
 @pytest.mark.parametrize("command", [["evaluate", "--unscored-only"], ["import", __file__]])
 def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
-    """In the first call to it, which is the last."""
+    """In the first call."""
     calls = []
 
     def hang(**options):
@@ -74,7 +74,7 @@ def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
 
 
 def test_an_unreadable_database_is_an_error_within_seconds(tmp_path, monkeypatch):
-    """MLflow's own tries take 101 s, in which nothing is printed."""
+    """MLflow retries for 101 s without output."""
     naps = []
     monkeypatch.setattr("mlflow.store.db.utils.time", SimpleNamespace(sleep=naps.append))
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}")
@@ -84,7 +84,7 @@ def test_an_unreadable_database_is_an_error_within_seconds(tmp_path, monkeypatch
 
 
 def test_a_locked_database_is_a_one_line_error(store, experiment_id):
-    """Without MLflow's own traceback before it."""
+    """Without MLflow's traceback."""
     run_id = stored_run(store, experiment_id).info.run_id
     with closing(sqlite3.connect(store.tracking_uri.removeprefix("sqlite:///"))) as connection:
         connection.execute("BEGIN EXCLUSIVE")

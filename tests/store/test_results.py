@@ -1,4 +1,4 @@
-"""The page of results is what the archives in the repository say."""
+"""The page of results follows from the archives in the repository."""
 
 import runpy
 from pathlib import Path
@@ -15,14 +15,14 @@ PAGE = runpy.run_path(str(BENCHMARKS / "results.py"))
 
 
 def test_the_page_and_its_figures_follow_from_the_archives(store):
-    """Re-scored from the rows, the same bytes again."""
+    """Scored again from the rows, byte for byte."""
     for path, content in PAGE["write_files"]().items():
         assert path.read_bytes() == content, f"{path.name}: run python benchmarks/results.py"
 
 
 @pytest.mark.parametrize("study", PAGE["STUDIES"])
 def test_an_archive_holds_what_its_grid_trains(study):
-    """Each combination once, with the versions that it was computed with. All strategies."""
+    """Each combination once, with software versions. All strategies are included."""
     planned = read_grid(BENCHMARKS / "results" / f"{study}.yaml").runs
     planned_runs = sorted((run.config.strategy, str(run.config.seed)) for run in planned)
     runs = read_bundles(BENCHMARKS / "results" / f"{study}.tar.xz")

@@ -1,4 +1,4 @@
-"""The journal of what was measured: on the disk before it counts as written, and sent in order."""
+"""Run folders: entries are flushed before they count, and read in order."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def journal(tmp_path):
 
 
 def test_entries_and_outcomes_are_flushed_before_they_count(journal, monkeypatch):
-    """Content first, then the name: a machine that goes down leaves all of it or nothing."""
+    """First the content, then the name, so that a crash leaves complete entries only."""
     happened = []  # ("flush", path, content) and ("name", from, to)
     fsync, replace = os.fsync, Path.replace
 
@@ -67,7 +67,7 @@ def test_entries_and_outcomes_are_flushed_before_they_count(journal, monkeypatch
 
 
 def test_a_failed_write_leaves_no_entry(journal, monkeypatch):
-    """Nothing of it is left, and the next entry has its number."""
+    """The next entry gets its number."""
     first = journal.append("a.json", b"1")
 
     def full(descriptor):
@@ -85,7 +85,7 @@ def test_a_failed_write_leaves_no_entry(journal, monkeypatch):
 
 
 def test_points_on_a_full_disk_are_written_completely_or_not_at_all(journal, monkeypatch):
-    """Whoever measured them keeps them, and would write those again that are there."""
+    """So that they can be written again without duplicates."""
     monkeypatch.setattr(run_folder, "MAX_POINTS", 1)
     results = iter([None])
 
@@ -101,7 +101,7 @@ def test_points_on_a_full_disk_are_written_completely_or_not_at_all(journal, mon
 
 
 def test_a_run_folder_belongs_to_one_process(journal):
-    """Another one is refused. When it is closed, what waits is there for the next, in order."""
+    """Another one is rejected. After it is closed, the next one reads its entries in order."""
     with pytest.raises(FolderLockedError, match="another process writes to"):
         RunFolder.reopen(journal.folder)
     for number in range(11):
@@ -122,7 +122,7 @@ def test_a_run_folder_belongs_to_one_process(journal):
 
 
 def test_entry_numbers_continue_after_entries_were_sent(journal):
-    """Else it would be sent before what was measured earlier, or replace it."""
+    """Otherwise an entry would be sent before earlier measurements, or replace one."""
     entries = [journal.append("a.json", str(number).encode()) for number in range(4)]
     for entry in entries[:2]:
         entry.remove()
@@ -134,14 +134,14 @@ def test_entry_numbers_continue_after_entries_were_sent(journal):
 
 
 def test_a_nan_point_is_read_back(journal):
-    """MLflow stores it, so it may wait for MLflow."""
+    """MLflow stores it."""
     journal.append_metrics([Metric("loss", float("nan"), 1_000, 3)])
     ((point,),) = [entry.read_metrics() for entry in journal.list_entries()]
     assert str(point.value) == "nan"
 
 
 def test_foreign_files_are_neither_sent_nor_removed(journal, tmp_path):
-    """A link, a folder, a name that is not a path of ours. The rest of the journal goes."""
+    """Links, folders and unknown names."""
     secret = tmp_path / "secret.txt"
     secret.write_text("a secret of this machine")
     strange = [journal.folder / f"00000009-{name}" for name in ("link", "folder", "a?b", "..+x")]
@@ -155,7 +155,7 @@ def test_foreign_files_are_neither_sent_nor_removed(journal, tmp_path):
 
 
 def test_a_run_folder_has_its_runs_id_and_store(journal, tmp_path, monkeypatch):
-    """Without the password, and with a path that means the same elsewhere."""
+    """Without the password, and with an absolute path."""
     origin = read_header(journal.folder)
     assert (origin.run_id, origin.tracking_uri) == (RUN, "http://***@host:1")
     assert origin.password
@@ -171,7 +171,7 @@ def test_a_run_folder_has_its_runs_id_and_store(journal, tmp_path, monkeypatch):
 
 
 def test_an_outcome_is_read_back_and_a_new_training_starts_without_one(journal):
-    """What an earlier one left does not close the run of the next."""
+    """An earlier outcome does not close the next training's run."""
     assert journal.read_outcome() is None
     journal.append_json(OUTCOME_JSON, Outcome("KILLED", "two\nlines", diverged=True))
     assert journal.read_outcome() == Outcome(
@@ -189,7 +189,7 @@ def test_an_outcome_is_read_back_and_a_new_training_starts_without_one(journal):
 
 
 def test_leftover_run_folders_are_found(tmp_path, own_cache, monkeypatch):
-    """Of all runs, or of one. Where the cache is, and in the working folder."""
+    """Of all runs, or of one, in the cache and in the working folder."""
     monkeypatch.chdir(tmp_path)
     runs = ["a" * 32, "b" * 32]
     folders = [own_cache / "unsent" / runs[0], tmp_path / "unsent_rows" / runs[1]]

@@ -1,4 +1,4 @@
-"""Runs, matrices and comparisons as objects: what notebooks, terminals, papers and programs get."""
+"""Runs, matrices and comparisons as Python objects, in notebooks, terminals and papers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_run(run):
 
 
 def build_tracked_run(store, experiment_id, *rows, **tags):
-    """A run with tags by which it is found and grouped."""
+    """Return a run with tags for searches and groups."""
     run = stored_run(store, experiment_id, *rows, seed=tags["seed"])
     for name, value in tags.items():
         store.set_tag(run.info.run_id, name, value)
@@ -39,7 +39,7 @@ def build_tracked_run(store, experiment_id, *rows, **tags):
 
 
 def test_every_public_name_exists():
-    """A room of a verb's name would stand in its place once it is loaded: there is none."""
+    """No subpackage replaces a function of the same name when it is imported."""
     assert all(getattr(clear_mlflow, name) is not None for name in clear_mlflow.__all__)
     assert all(callable(getattr(clear_mlflow, name)) for name in clear_mlflow._LAZY_MODULES)
 
@@ -50,7 +50,7 @@ def result(store, experiment_id):
 
 
 def test_a_run_object_has_all_stored_values(store, experiment_id):
-    """Matrix, metrics with their course, configuration, curves; the same in JSON."""
+    """Matrix, metrics with series, configuration, curves, and the same in JSON."""
     run = load_run(kept_run(store, experiment_id))
     assert run.matrix.num_rows == run.matrix.num_buckets == len(run.curves)
     assert values(run.metrics).items() >= summarize(run.matrix).items()
@@ -68,7 +68,7 @@ def test_a_run_object_has_all_stored_values(store, experiment_id):
 
 
 def test_runs_are_searched_as_mlflow_searches_them(store, experiment_id):
-    """An experiment's runs with rows, by a filter; and what is not there is one line."""
+    """An experiment's runs with rows, by a filter. Missing ones are one-line errors."""
     for seed in (1, 3):
         build_tracked_run(store, experiment_id, seed=seed)
     store.create_run(experiment_id)
@@ -109,7 +109,6 @@ def test_a_notebook_shows_matrix_metrics_and_links(result):
 
 
 def test_displayed_matrices_and_verdicts_have_the_values(store, experiment_id):
-    """The numbers of a matrix are printed; what evaluate gives, without scores."""
     run = stored_run(store, experiment_id)
     lines = str(load_run(run).matrix).splitlines()
     assert len([line for line in lines if "after" in line]) == len(FOUR_BUCKETS) - 1
@@ -120,13 +119,13 @@ def test_displayed_matrices_and_verdicts_have_the_values(store, experiment_id):
 
 
 def test_an_address_is_a_link():
-    """Of a store that is a server, one that a person can follow."""
+    """For stores on a server."""
     text = render_run_html("a", AccuracyMatrix([[0.5]]), (), ("run      http://server/#/runs/1",))
     assert [a["href"] for tag, a in Page(text).tags if tag == "a"] == ["http://server/#/runs/1"]
 
 
 def test_print_shows_tables_and_links(store, experiment_id):
-    """And why a metric has no value, as a notebook does."""
+    """And the reason why a metric has no value."""
     run = load_run(stored_run(store, experiment_id, FOUR_BUCKETS[:2]))
     text = str(run)
     for part in ("after 1", "renate/forgetting", f"clear-mlflow open {run.run_id}"):
@@ -138,7 +137,7 @@ def test_print_shows_tables_and_links(store, experiment_id):
 
 
 def test_plot_draws_the_heat_map_and_embeds_fonts(result, tmp_path):
-    """A notebook asks an object for its PNG; no pyplot is needed; a PDF has no Type 3 font."""
+    """As PNG in notebooks, without pyplot, and in a PDF without Type 3 fonts."""
     figure = result.plot(width=3.3)
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert figure.get_size_inches()[0] == pytest.approx(3.3)
@@ -149,7 +148,7 @@ def test_plot_draws_the_heat_map_and_embeds_fonts(result, tmp_path):
 
 
 def test_runs_are_compared(store, experiment_id):
-    """By object or by id; stored as a run of its own, or not."""
+    """By object or by id, with or without a stored comparison."""
     first, other = (load_run(kept_run(store, experiment_id)) for _ in range(2))
     count = len(store.search_runs([experiment_id]))
     for pair in ([first, other], [first, other.run_id]):
@@ -165,7 +164,7 @@ def test_runs_are_compared(store, experiment_id):
 
 
 def test_a_comparison_becomes_a_papers_table(store, experiment_id):
-    """Frames, LaTeX and Markdown say what the groups say; the best mean is bold."""
+    """Data frames, LaTeX and Markdown have the groups' values. The best mean is bold."""
     for strategy, less in (("na_ive", 0), ("replay", 10)):
         for seed in range(3):
             rows = [
@@ -207,14 +206,14 @@ def test_an_invalid_figure_width_is_a_one_line_error(width):
 
 
 def test_latex_writes_powers_of_ten():
-    """What a run cost has them; nobody prints 3.683e+11 in a paper."""
+    """Instead of 3.683e+11."""
     assert _format_powers(r"$3.683e+11 \pm 2e-05$") == (
         r"$3.683 \times 10^{11} \pm 2 \times 10^{-5}$"
     )
 
 
 def test_runs_without_a_strategy_are_compared(store, experiment_id):
-    """As a loop of one's own stores them: nobody asked to group by it. A text is one name."""
+    """As custom loops store them."""
     for seed in (0, 1):
         build_tracked_run(store, experiment_id, seed=seed)
     for options in ({}, {"group_by": "auto"}, {"group_by": "dataset"}):
@@ -243,13 +242,13 @@ def test_runs_without_a_strategy_are_compared(store, experiment_id):
 
 
 def test_an_error_is_one_line_in_a_notebook():
-    """IPython asks an error for what it shows."""
+    """IPython asks an error how to display it."""
     error = ConfigError("lr is '-1'; expected a number above 0")
     assert error._render_traceback_() == ["error: lr is '-1'; expected a number above 0"]
 
 
 class Shown:
-    """Stands for the output of a notebook's cell."""
+    """Simulates the output of a notebook cell."""
 
     def __init__(self):
         self.texts = []
@@ -259,7 +258,7 @@ class Shown:
 
 
 def test_the_notebooks_matrix_grows_row_by_row():
-    """Each row is shown when it is measured, under streaming without what is no evidence."""
+    """Each row is shown when it is measured, under streaming only its valid cells."""
     assert not is_notebook()
     for protocol, cells in (("iid", 4), ("streaming", 3)):
         progress, display = NotebookProgress(protocol), Shown()

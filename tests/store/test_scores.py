@@ -1,4 +1,4 @@
-"""One run scored from its stored rows: what is logged, at which times, and what is left alone."""
+"""Scoring one run from its stored rows: what is logged, at which times."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from clear_mlflow.store.rows import parse_rows
 
 
 def read_steps(store, run_id):
-    """Return every series as a store holds it: metric to step to the values at it, oldest first."""
+    """Return every series in a store: metric to step to the values at it, oldest first."""
     steps = {}
     for name, points in histories(store, run_id).items():
         for step, _, value in points:
@@ -23,7 +23,7 @@ def read_steps(store, run_id):
 
 
 def add_rows(run, correct):
-    """Rows that come later, as a training stores them."""
+    """Store further rows, as a training does."""
     for name, text in row_texts(correct).items():
         if not (rows_folder(run) / name).exists():
             (rows_folder(run) / name).write_text(text)
@@ -35,7 +35,7 @@ def build_matrix(correct):
 
 
 def test_every_point_of_many_is_stored_once(store, experiment_id):
-    """More than one request to MLflow holds. The untrained model's accuracies are at step 0."""
+    """In several requests to MLflow. The untrained model's accuracies are at step 0."""
     correct = [[(7 * i + 3 * j) % 11 for j in range(30)] for i in range(31)]
     run = stored_run(store, experiment_id, correct[:-1])
     run_id = run.info.run_id
@@ -55,7 +55,7 @@ def test_every_point_of_many_is_stored_once(store, experiment_id):
 
 
 def test_rows_that_come_later_are_scored_though_nothing_changes(store, experiment_id):
-    """The same accuracies again are points of their own."""
+    """Equal accuracies are separate points."""
     same = [[5, 5, 5]] * 4
     run = stored_run(store, experiment_id, same[:2])
     run_id = run.info.run_id
@@ -86,14 +86,14 @@ def score_with(store, run_id, metric):
 
 
 def test_the_first_scoring_changes_no_value(store, experiment_id):
-    """Those that are there a training logged on its way."""
+    """Logged values are those of the training."""
     run_id = stored_run(store, experiment_id, [[5, 5, 5]] * 4).info.run_id
     store.log_metric(run_id, "clear/accuracy", 0.1, step=1)
     assert score(store, run_id).changes.changed == ()
 
 
 def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
-    """Also where its last value is that of the one before."""
+    """Even if its last value is equal."""
     correct = [[10] * 3, [50, 20, 20], [60, 30, 20], [40, 70, 20]]
     run_id = stored_run(store, experiment_id, correct).info.run_id
     last = Metric(name="lab/first", function=lambda matrix: float(matrix.values[-1, 0]))
@@ -110,7 +110,7 @@ def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
 
 
 def test_a_step_has_the_time_of_its_row_or_the_previous_one(store, experiment_id):
-    """Rows were written a second apart. Two of them were lost."""
+    """With missing rows."""
     texts = row_texts()
     first, last = (
         parse_rows({n: texts[n].encode()})[n].written_at for n in ("row_000.json", "row_004.json")

@@ -1,4 +1,4 @@
-"""What a store lacks of a run's scores, found over a model of one: after it is written, nothing."""
+"""Changes that scoring writes, tested with a model of one run's store."""
 
 import math
 import random
@@ -26,7 +26,7 @@ METADATA = {**{field: {} for field in FIELDS}, "warnings": []}
 
 
 def first(matrix):
-    """Accuracy on the first bucket after the first."""
+    """Accuracy on the first bucket after training on it."""
     if matrix.num_rows == 0 or math.isnan(matrix.values[0, 0]):
         raise UndefinedMetricError("needs the first cell")
     return float(matrix.values[0, 0])
@@ -36,7 +36,10 @@ OWN = Metric(name="lab/first", function=first, version=2)
 
 
 class ModelStore:
-    """One run of a tracking store: appended points, and MLflow's rule of which value is shown."""
+    """A model of one run in a tracking store.
+
+    It appends points, and displays one by MLflow's rule.
+    """
 
     def __init__(self, stored, tags=None):
         self.stored = stored
@@ -72,7 +75,7 @@ class ModelStore:
         return find_changes(self, stored, evaluate(stored), reread=reread)
 
     def apply(self, changes, *, points=None):
-        """Write the changes, or only some points, as a process that died."""
+        """Write the changes, or only some points, as a killed process does."""
         self.metric_values += changes.metric_values[:points]
         if points is None:
             if changes.reports:
@@ -124,7 +127,7 @@ TAGS = st.sampled_from(
 
 @st.composite
 def stores(draw):
-    """A run, and what other scorings, other programs and accidents left in its store."""
+    """A run, and what other scorings, programs and accidents left in its store."""
     store = ModelStore(draw(stored_runs()), draw(TAGS))
     chance = random.Random(draw(st.integers(0, 2**32)))
     stored = replace(store.stored, run=ModelStore(store.stored).run)
@@ -141,7 +144,7 @@ def stores(draw):
 @settings(max_examples=300, deadline=None)
 @given(store=stores(), reread=st.booleans())
 def test_after_the_changes_are_written_nothing_is_missing(store, reread):
-    """The store shows the computed values, and no point was sent that it had."""
+    """The store has the computed values, and no existing point was sent."""
     before = dict(store.tags)
     has_same_rows = before.get(names.SCORED_TAG, "").partition(".")[0] == store.stored.rows_hash
     changes = store.find_changes(reread)
@@ -166,7 +169,7 @@ def test_after_the_changes_are_written_nothing_is_missing(store, reread):
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), store=stores(), reread=st.booleans())
 def test_an_interrupted_scoring_is_continued(data, store, reread):
-    """After a process died between points, the next one sends the others, and each once."""
+    """The next process sends the remaining points once."""
     changes = store.find_changes(reread)
     num_sent = data.draw(st.integers(0, len(changes.metric_values)))
     store.apply(changes, points=num_sent)
@@ -178,7 +181,7 @@ def test_an_interrupted_scoring_is_continued(data, store, reread):
 
 @pytest.mark.parametrize("tags", [{}, {names.KIND_TAG: "train"}, {names.ROWS_TAG: "partial"}])
 def test_a_run_without_rows_is_tagged_once(tags):
-    """A run that should have rows gets a tag that it has none. Other programs' runs do not."""
+    """If it should have rows. Other programs' runs are not."""
     store = ModelStore(StoredRun(run=SimpleNamespace()), tags)
     changes = store.find_changes()
     assert changes.tags == ({names.ROWS_TAG: "none"} if tags else {})
@@ -188,7 +191,7 @@ def test_a_run_without_rows_is_tagged_once(tags):
 
 @given(stored=stored_runs())
 def test_the_score_hash_changes_with_what_the_page_shows(stored):
-    """With the name, rows, parameters, environment, and predictions."""
+    """Name, rows, parameters, environment and predictions."""
     stored = replace(stored, run=ModelStore(stored).run)
     renamed = SimpleNamespace(info=SimpleNamespace(run_id="run", run_name="another"))
     others = [

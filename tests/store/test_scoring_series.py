@@ -1,4 +1,4 @@
-"""What is charted of a run: each row adds its own points, and a long stream a bounded number."""
+"""Series of a run: each row adds its points, and long streams have a limited number."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ CELLS = st.one_of(st.floats(0, 1), st.just(float("nan")))
 
 @st.composite
 def matrices(draw):
-    """Of any protocol, with gaps, with or without the initialisation, finished or not."""
+    """With either protocol, with gaps, with or without the initialisation, complete or not."""
     width = draw(st.integers(1, 5))
     row = st.lists(CELLS, min_size=width, max_size=width)
     values = draw(st.lists(row, min_size=1, max_size=width))
@@ -31,7 +31,7 @@ def matrices(draw):
 
 @given(masked_matrix=matrices())
 def test_metrics_logged_row_by_row_equal_those_at_once(masked_matrix):
-    """The series that scoring computes are those that a training sent, row by row."""
+    """A training's points equal those of scoring."""
     sent: dict[str, dict[int, float]] = {}
     for step in range(masked_matrix.num_rows + 1):
         for name, value in evaluate_step(masked_matrix, step).items():
@@ -40,7 +40,7 @@ def test_metrics_logged_row_by_row_equal_those_at_once(masked_matrix):
 
 
 def test_a_row_computes_each_metric_once():
-    """Of 300 rows before it, none is scored again."""
+    """Earlier rows are not scored again."""
     matrix = AccuracyMatrix(np.full((300, 300), 0.5))
     calls = []
 
@@ -54,7 +54,7 @@ def test_a_row_computes_each_metric_once():
 
 @pytest.mark.parametrize("num_buckets", [1, 2, 99, MAX_SHOWN, MAX_SHOWN + 1, 300, 1000])
 def test_a_long_stream_charts_a_bounded_number_of_buckets(num_buckets):
-    """All where there are few. Else as many as are allowed, the ends among them, evenly spread."""
+    """Evenly spaced, with the first and the last."""
     chosen = sample_evenly(num_buckets)
     assert len(chosen) == min(num_buckets, MAX_SHOWN)
     assert (chosen[0], chosen[-1]) == (0, num_buckets - 1)
@@ -66,6 +66,6 @@ def test_a_long_stream_charts_a_bounded_number_of_buckets(num_buckets):
 
 
 def test_bucket_names_that_mlflow_rejects_have_a_series_each():
-    """However many become the same when it is cleaned, and whatever others are called."""
+    """Also if several become equal after replacement of characters."""
     for keys in (("a b", "a/b", "a?b"), ("a_b.2", "a b", "a/b"), ("a_b.1", "a b", "a?b")):
         assert len(set(build_bucket_series_names(keys))) == 3

@@ -1,4 +1,4 @@
-"""The first call to a new store, in which MLflow sets up its database, by real processes."""
+"""The first call to a new store, whose database MLflow creates, by real processes."""
 
 import subprocess
 import sys

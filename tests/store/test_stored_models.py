@@ -1,4 +1,4 @@
-"""What a training stores next to its rows: answers per image, and weights."""
+"""Predictions and weights that a training stores with its rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def released(tmp_path):
 
 
 def trained_run(store, experiment_id, root, *, process=False, **options):
-    """Return a run, trained here, or in its own process as the command line does."""
+    """Return a run, trained in this process or in its own as by the command."""
     parameters = {**SMALL, "data_root": str(root), **options}
     if process:
         with TrainingProcess(TrainConfig.resolve(parameters)) as training:
@@ -42,7 +42,7 @@ def trained_run(store, experiment_id, root, *, process=False, **options):
 def test_stored_predictions_have_the_counts_of_the_rows(
     store, experiment_id, released, prediction_mode
 ):
-    """Through the training process into artifacts: every row, every image, one set for the run."""
+    """Every row and image, with one evaluation set."""
     run = trained_run(
         store,
         experiment_id,

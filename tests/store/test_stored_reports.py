@@ -1,4 +1,4 @@
-"""The page of a run in a real store: when it is written, and when it is left alone."""
+"""The report of a run in a real store: when it is written, and when it is unchanged."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def read_page_data(run):
 
 
 def forget(store, run):
-    """Leave a run all but its page."""
+    """Remove everything of a run except its report."""
     page_file(run).unlink()
     store.delete_tag(run.info.run_id, names.SCORED_TAG)
 
 
 def test_a_training_stores_its_report(store, experiment_id):
-    """With its configuration and dataset, linked first in the description."""
+    """With configuration and dataset, linked first in the description."""
     train_in_process(store, KnownTraining(FOUR_BUCKETS), {"seed": "7", "epochs": "auto"})
     (run,) = store.search_runs([experiment_id])
     text = page_file(run).read_text()
@@ -49,7 +49,7 @@ def test_a_training_stores_its_report(store, experiment_id):
 
 
 def test_a_run_without_a_report_gets_one(store, experiment_id):
-    """Also where all else is stored and predictions need not be read. Once."""
+    """Once, also if nothing else is missing."""
     run = kept_run(store, experiment_id)
     score(store, run)
     page_text = page_file(run).read_text()
@@ -66,7 +66,7 @@ def test_a_run_without_a_report_gets_one(store, experiment_id):
 
 
 def test_a_lost_report_is_written_again(store, experiment_id):
-    """By a look at everything. A quick one trusts the tag."""
+    """If all files are read. Otherwise the tag is trusted."""
     run = stored_run(store, experiment_id)
     score(store, run)
     page_text = page_file(run).read_text()
@@ -78,7 +78,7 @@ def test_a_lost_report_is_written_again(store, experiment_id):
 
 
 def test_a_description_is_updated_unless_a_person_has_changed_it(store, experiment_id):
-    """Ours follows the rows, a person's text is kept, and a deleted one is written again."""
+    """A generated one follows the rows, and a deleted one is written again."""
     run_id = stored_run(store, experiment_id, FOUR_BUCKETS[:2]).info.run_id
 
     def description_after_rows(number):
@@ -97,7 +97,7 @@ def test_a_description_is_updated_unless_a_person_has_changed_it(store, experime
 
 
 def test_runs_of_earlier_versions_have_no_cost_metrics(store, experiment_id):
-    """As earlier versions left it: scored, shown and compared, and no metric of it is 0."""
+    """They are scored, shown and compared, and no cost is 0."""
     runs = [stored_run(store, experiment_id, seed=seed) for seed in (0, 1)]
     assert {score(store, run).action for run in runs} == {"scored"}
     ids = [run.info.run_id for run in runs]
@@ -110,7 +110,6 @@ def test_runs_of_earlier_versions_have_no_cost_metrics(store, experiment_id):
 
 
 def test_classes_remain_in_the_report_after_predictions_are_removed(store, experiment_id):
-    """Whoever makes room keeps what was made of them."""
     run = kept_run(store, experiment_id)
     score(store, run, explicit=True)
     page_text = page_file(run).read_text()

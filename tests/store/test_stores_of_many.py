@@ -1,4 +1,4 @@
-"""What a store holds, read back whatever else is stored there: leases, rows, states, listings."""
+"""Leases, rows, states and searches in stores with other content."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ def ago(**time):
 
 
 def test_a_reused_process_id_is_another_process(store, experiment_id):
-    """Only its start tells that the process which trained is gone."""
+    """Recognised by its start time."""
     assert is_being_trained(store, create_leased_run(store, experiment_id))
     run = create_leased_run(store, experiment_id, started=_read_start_time(os.getpid()) - 2)
     assert is_expired(store, run)
@@ -50,7 +50,7 @@ def test_a_reused_process_id_is_another_process(store, experiment_id):
 
 
 def test_a_process_that_has_ended_is_gone(store, experiment_id):
-    """Also while nobody has taken note of its end."""
+    """Also if its parent has not waited for it."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         # As the child itself would tell it: the start is that of its own process.
         fields = {
@@ -70,7 +70,7 @@ def test_a_process_that_has_ended_is_gone(store, experiment_id):
 def test_a_lease_of_another_machine_expires_three_minutes_after_it_was_seen(
     store, experiment_id, monkeypatch
 ):
-    """A recent one is held. One that seems old, or to be from the future, is watched first."""
+    """One that seems old, or from the future, is observed first."""
     recent, old, future, unreadable = (
         create_leased_run(store, experiment_id, **{"host": "elsewhere", **changes})
         for changes in (
@@ -92,7 +92,7 @@ def test_a_lease_of_another_machine_expires_three_minutes_after_it_was_seen(
 
 
 def test_process_details_equal_those_of_psutil(monkeypatch):
-    """Where Linux is read itself, and where psutil is asked, as on other systems."""
+    """Read from /proc, and from psutil as on other systems."""
     seconds = psutil.Process(os.getppid()).create_time()
     ticks = (seconds - psutil.boot_time()) * os.sysconf("SC_CLK_TCK")
     for proc, started in (("/proc", ticks), ("/nowhere", seconds)):
@@ -105,7 +105,7 @@ def test_process_details_equal_those_of_psutil(monkeypatch):
 def test_a_process_that_cannot_be_inspected_counts_as_alive(
     store, experiment_id, tmp_path, monkeypatch
 ):
-    """Of another user, for example: with hidepid, /proc contains no file of its processes."""
+    """For example, with hidepid, /proc has no processes of other users."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         run = create_leased_run(
             store, experiment_id, pid=child.pid, started=_read_start_time(child.pid)
@@ -120,7 +120,7 @@ def test_a_process_that_cannot_be_inspected_counts_as_alive(
 
 
 def test_a_run_without_a_lease_never_expires(store, experiment_id):
-    """A run of somebody else's, and one that has ended."""
+    """A run of another program, and an ended one."""
     others = store.get_run(store.create_run(experiment_id).info.run_id)
     state = create_leased_run(store, experiment_id, started=1)
     store.set_terminated(state.info.run_id)
@@ -130,7 +130,7 @@ def test_a_run_without_a_lease_never_expires(store, experiment_id):
 
 
 def test_rows_are_read_in_order_and_other_files_are_ignored(store, experiment_id):
-    """By number: the thousandth comes after the last of three digits, whatever else lies there."""
+    """By number: the thousandth comes after 999."""
     run = stored_run(store, experiment_id)
     folder = rows_folder(run)
     (folder / "notes.txt").write_text("x")
@@ -168,7 +168,7 @@ def manifest(row, content, **changes):
 
 
 def test_a_resume_starts_from_the_newest_complete_state(store, experiment_id, tmp_path):
-    """One that is damaged, cut off, or another row's gives way, with what is wrong."""
+    """Damaged, truncated or wrong ones are skipped, with the reason."""
     run = store.get_run(store.create_run(experiment_id).info.run_id)
     run_id = run.info.run_id
     for row, changes in (
@@ -202,7 +202,7 @@ def test_a_resume_starts_from_the_newest_complete_state(store, experiment_id, tm
 
 
 def test_other_files_next_to_states_are_ignored(store, experiment_id, tmp_path):
-    """However many they are, they neither count as states nor are they removed with them."""
+    """They are neither counted nor removed."""
     run = store.get_run(store.create_run(experiment_id).info.run_id)
     store_state(store, run.info.run_id, manifest(1, b"state"), b"state")
     folder = artifact_folder(run) / names.STATE_FOLDER
@@ -216,7 +216,7 @@ def test_other_files_next_to_states_are_ignored(store, experiment_id, tmp_path):
 
 
 def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path, monkeypatch):
-    """Cut off between the two, there is no state. None is removed by halves."""
+    """So that an interruption leaves no partial state."""
     run = store.get_run(store.create_run(experiment_id).info.run_id)
     stored = []
 
@@ -243,7 +243,7 @@ def test_an_invalid_manifest_is_rejected(change):
 
 
 def test_a_search_returns_each_run_once_while_others_start(store, experiment_id, monkeypatch):
-    """Over pages of two, of which one is full of runs of one millisecond."""
+    """Over pages of two runs, also if many started in one millisecond."""
     monkeypatch.setattr(search, "_PAGE_SIZE", 2)
     times = [1_000, 2_000, 2_000, 2_000, 2_000, 2_000, 3_000, 4_000, 5_000]
     made = {
@@ -273,7 +273,7 @@ def test_a_search_returns_each_run_once_while_others_start(store, experiment_id,
 
 
 def test_an_mlflow_error_is_one_line_without_a_password():
-    """And what is clear already stays as it is."""
+    """Other text is unchanged."""
     with pytest.raises(TrackingError) as caught, mlflow_errors("read it"):
         raise ValueError("two\nlines of mysql://me:secret@host/db")
     assert "cannot read it in the tracking store" in str(caught.value)
@@ -285,7 +285,7 @@ def test_an_mlflow_error_is_one_line_without_a_password():
 
 
 def test_a_filter_of_very_many_conditions_is_rejected_at_once(store, experiment_id):
-    """A database cannot join so many tables. Words in quotes are no conditions."""
+    """A database cannot join so many tables. Quoted words are no conditions."""
     with pytest.raises(ConfigError, match="filter has 301 conditions; expected at most 50"):
         list(select_runs(store, filter=" and ".join(["tags.a = 'b'"] * 301)))
     run = store.create_run(experiment_id, tags={"a": "this and that " * 60})

@@ -1,4 +1,4 @@
-"""The run above a sweep: one for all that work on it, and its comparison, whatever is deleted."""
+"""The parent run of a sweep and its comparison."""
 
 import json
 import os
@@ -31,7 +31,7 @@ ENGINE = SimpleNamespace(check_store=lambda uri: None)  # is asked for nothing e
 
 @pytest.fixture
 def sweep(store, experiment_id, tmp_path):
-    """A sweep of two runs that are done."""
+    """A sweep of two completed runs."""
     file = tmp_path / "sweep.yaml"
     file.write_text("grid: {seed: [0, 1]}")
     grid = read_grid(file)
@@ -45,7 +45,7 @@ def sweep(store, experiment_id, tmp_path):
 
 
 def test_a_deleted_comparison_is_made_again(store, sweep):
-    """In the trash, or beyond it."""
+    """Whether it can be restored or not."""
     first = sweep()
     assert first.is_complete
     assert repr(first) == f"SweepResult(sweep {first.run_id}: 2 done before)"
@@ -72,7 +72,7 @@ def test_a_deleted_comparison_is_made_again(store, sweep):
 def test_a_sweep_stopped_in_python_raises(
     store, experiment_id, monkeypatch, capsys, signum, raised
 ):
-    """When what was under way is scored. The caller's next line is not reached."""
+    """After current runs are scored."""
     started = LocalEngine.start
 
     def start(self, task):
@@ -88,7 +88,7 @@ def test_a_sweep_stopped_in_python_raises(
 
 
 def test_a_dry_run_creates_no_experiment(store, tmp_path):
-    """Nor a store where there is none. The file may be an argument."""
+    """And no store. The file may be an argument."""
     file = tmp_path / "sweep.yaml"
     file.write_text("grid: {seed: [0, 1]}")
     before = {experiment.name for experiment in store.search_experiments()}
@@ -131,14 +131,14 @@ def test_a_dry_run_creates_no_store(tmp_path, monkeypatch):
 def test_a_run_that_cannot_be_trained_is_rejected_before_anything_starts(
     store, experiment_id, runs, problem
 ):
-    """A run that is equal to another one, too."""
+    """So is a duplicate run."""
     with pytest.raises(ConfigError, match=problem):
         clear_mlflow.sweep({"runs": runs}, experiment="test")
     assert store.search_runs([experiment_id]) == []
 
 
 def test_a_run_that_is_equal_in_effect_is_done_already(store, experiment_id):
-    """Whether defaults were written out, or parameters that the strategy does not use."""
+    """With explicit defaults, or parameters that the strategy does not use."""
     quick = {"features": "pixels", "epochs": 1, "predictions": "none", "strategy": "ncm"}
     first = clear_mlflow.sweep({"runs": [quick]}, experiment="test")
     spelled_out = {**quick, "memory": 10, "lr": 0.5, "momentum": 0.5, "dataset": "digits"}
@@ -153,7 +153,7 @@ def test_a_run_that_is_equal_in_effect_is_done_already(store, experiment_id):
 
 
 def test_a_missing_comparison_has_a_reason():
-    """In one line, as a notebook shows it, too."""
+    """In one line, also in a notebook."""
     result = SweepResult("some", (), problems=("the runs were not compared: <b>",))
     with pytest.raises(ConfigError, match="compared in sweep some: no runs; the runs were not"):
         result.compared  # noqa: B018
@@ -161,7 +161,7 @@ def test_a_missing_comparison_has_a_reason():
 
 
 def test_a_thread_can_sweep(experiment_id):
-    """Where Python allows no handler of signals. Names in one text, as `compare` takes them."""
+    """Although Python allows no signal handler there. Names may be one text."""
     with ThreadPoolExecutor(1) as threads:
         options = {"experiment": "test", "group_by": "strategy,seed"}
         swept = threads.submit(clear_mlflow.sweep, QUICK, **options).result()
@@ -170,7 +170,7 @@ def test_a_thread_can_sweep(experiment_id):
 
 
 def test_one_of_two_concurrent_sweeps_trains_a_common_run(store, experiment_id, sweep, tmp_path):
-    """Both have read that it is missing before either opened it."""
+    """Both see that it is missing before either opens it."""
     file = tmp_path / "other.yaml"
     file.write_text("grid: {seed: [2]}")
     grid = read_grid(file)
@@ -205,7 +205,7 @@ def elsewhere():
 
 
 def test_one_of_two_concurrent_continuations_works(store, sweep):
-    """MLflow lets one of them write the parameter that both want to."""
+    """MLflow lets one of them write a parameter."""
     parent_id = sweep().run_id
 
     class Late(MlflowClient):

@@ -1,4 +1,4 @@
-"""A family of metrics that this project has never heard of: everything takes it without an edit."""
+"""An unknown family of metrics works everywhere without a change of this package."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ answers = Metric(name="mylab/answers", function=worst, needs="predictions")
 
 @pytest.fixture(autouse=True)
 def family(tmp_path, monkeypatch):
-    """The family as a user has it: a module in the folder that they work in."""
+    """A module with a family of metrics in the working folder."""
     (tmp_path / "evenness.py").write_text(FAMILY)
     monkeypatch.chdir(tmp_path)
 
@@ -47,7 +47,7 @@ def invoke(*arguments, metric="evenness:METRICS"):
 
 
 def test_a_custom_family_is_scored_reported_and_compared(store, experiment_id):
-    """Stored with a value per step, in the run's description, ranked, charted and tested."""
+    """At every step, in the description, ranked, charted and tested."""
     runs = {}
     for strategy, rise in (("naive", 2), ("replay", 15)):
         for seed in range(3):
@@ -80,7 +80,7 @@ def test_a_custom_family_is_scored_reported_and_compared(store, experiment_id):
 
 
 def test_a_failing_run_is_left_out_of_a_comparison_and_reported(store, experiment_id):
-    """In a warning, with the first reason. A metric of predictions is no metric to compare by."""
+    """With the first reason. Metrics of predictions cannot be compared."""
     for seed in (0, 1):
         log_run(store, experiment_id, "naive", counts(120, seed), strategy="naive", seed=seed)
     done = invoke("compare", "--runs", "test", metric="evenness:worst")

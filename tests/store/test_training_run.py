@@ -1,4 +1,4 @@
-"""A training in this process: what stands in MLflow afterwards, read back from the store."""
+"""A training in this process: what it stores in MLflow."""
 
 import json
 import platform
@@ -35,13 +35,13 @@ def text_artifact(store, run, path):
 
 @pytest.fixture
 def finished(store, experiment_id, fill_once):
-    """A run of four buckets that went well."""
+    """A completed run of four buckets."""
     fill_once(store, lambda: train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED))
     return only_run(store, experiment_id)
 
 
 def test_rows_are_artifacts(store, finished):
-    """One JSON file a row, the initialisation first."""
+    """One JSON file per row, the initialisation first."""
     for i, correct in enumerate(FOUR_BUCKETS):
         row = json.loads(text_artifact(store, finished, f"accuracy_matrix/rows/row_{i:03}.json"))
         assert row["row"] == i
@@ -52,7 +52,7 @@ def test_rows_are_artifacts(store, finished):
 
 
 def test_reports_are_artifacts(store, finished):
-    """The matrix as JSON, CSV and picture, and the configuration that repeats the run."""
+    """The matrix as JSON, CSV and picture, and the configuration."""
     matrix = json.loads(text_artifact(store, finished, names.MATRIX_JSON))
     assert matrix["values"][3] == [0.70, 0.81, 0.90, 0.95]
     assert "0.95" in text_artifact(store, finished, names.MATRIX_CSV)
@@ -64,7 +64,7 @@ def test_reports_are_artifacts(store, finished):
 
 
 def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkeypatch):
-    """With each renewal of the lease, and once: a picture shows the rows before it, too."""
+    """With each renewal of the lease."""
     writers = []
     opened = RunRecorder.open
 
@@ -89,7 +89,7 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
 
 
 def test_a_run_survives_an_unreachable_artifact_store(store, experiment_id):
-    """The lease is in the tracking store alone."""
+    """The lease needs only the tracking store."""
     run = store.create_run(experiment_id, tags=build_lease_tags())
     recorder = RunRecorder(store, run.info.run_id, ())
     recorder.uploader.problem = TrackingError("the bucket is not there")
@@ -100,7 +100,6 @@ def test_a_run_survives_an_unreachable_artifact_store(store, experiment_id):
 
 
 def test_tags_params_and_dataset(finished):
-    """What a person filters and groups by."""
     tags, params = finished.data.tags, finished.data.params
     assert tags["strategy"] == "naive"
     assert tags["dataset"] == "digits"
@@ -124,7 +123,7 @@ def test_tags_params_and_dataset(finished):
 
 
 def test_the_logged_commit_is_the_users(store, experiment_id, tmp_path, monkeypatch):
-    """Of the folder that they work in. This program's commit has its own tag."""
+    """Of the working folder. This program's commit has its own tag."""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     subprocess.run([*git, "init", "-q"], check=True)
     (tmp_path / "file").touch()
@@ -141,7 +140,7 @@ def test_the_logged_commit_is_the_users(store, experiment_id, tmp_path, monkeypa
 
 
 def test_headline_metrics_come_first(finished, store, experiment_id):
-    """MLflow's page of a run lists metrics in the order in which a database has them."""
+    """MLflow's page lists metrics in the order of the database."""
     imported = stored_run(store, experiment_id)  # rows that scoring logs
     score(store, imported.info.run_id)
     for run in (finished, store.get_run(imported.info.run_id)):
@@ -151,7 +150,7 @@ def test_headline_metrics_come_first(finished, store, experiment_id):
 
 
 def test_active_run_is_joined_and_left_open(store):
-    """Nothing of theirs is renamed, replaced or closed. Our word of an earlier failure goes."""
+    """Nothing of the user is replaced. The reason of an earlier failure is removed."""
     tags = {"model": "mine", names.ERROR_TAG: "of an earlier try"}
     with mlflow.start_run(run_name="mine", description="my own words", tags=tags) as active:
         mlflow.log_param("epochs", "12 of mine")
@@ -176,7 +175,7 @@ def test_active_run_is_joined_and_left_open(store):
 
 
 def test_a_missing_data_root_opens_no_run(store, experiment_id):
-    """It is found with the parameters."""
+    """It is checked with the parameters."""
     parameters = {"dataset": "clear10", "data_root": "/no/where"}
     with StoppingSignals(print_message=False) as signals:
         process = TrainingProcess(TrainConfig.resolve(parameters))
@@ -187,7 +186,6 @@ def test_a_missing_data_root_opens_no_run(store, experiment_id):
 
 
 def test_a_training_that_failed_before_its_first_row_has_a_reason(store, experiment_id):
-    """Nothing is stored, and that is reported."""
     with pytest.raises(RuntimeError):
         train_in_process(store, KnownTraining([[1, 2]], ends_with=RuntimeError("no")), ASKED)
     run = only_run(store, experiment_id)
@@ -196,7 +194,7 @@ def test_a_training_that_failed_before_its_first_row_has_a_reason(store, experim
 
 
 def test_a_named_finished_run_is_left_unchanged(store, finished, monkeypatch):
-    """A scheduler that names an old run again does not turn it into a failed one."""
+    """A scheduler that repeats an old run id does not make it fail."""
     monkeypatch.setenv("MLFLOW_RUN_ID", finished.info.run_id)
     with pytest.raises(TrackingError, match="already contains 5 rows"):
         train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)

@@ -1,4 +1,4 @@
-"""What was measured is uploaded in order from one thread, tried again, and never lost."""
+"""Uploads in order by one thread, with retries."""
 
 import threading
 import time
@@ -36,7 +36,7 @@ LONG = 60  # seconds: a bound against hangs
 
 
 class Stutters(MlflowClient):
-    """A real store whose first answers to a file are these errors."""
+    """A real store whose first responses for a file are these errors."""
 
     def __init__(self, uri, **errors):
         super().__init__(uri)
@@ -51,7 +51,7 @@ class Stutters(MlflowClient):
 
 @pytest.fixture(autouse=True)
 def stuttering(monkeypatch):
-    """Files on this machine's disks go past MLflow: what refuses them stands before the write."""
+    """Make such a store's errors precede local writes, which bypass MLflow."""
 
     def respond(client, run_id, content, artifact):
         if isinstance(client, Stutters):
@@ -80,7 +80,7 @@ def list_files(store, run_id):
 
 @pytest.fixture
 def hurried(monkeypatch):
-    """A store that is away is asked again at once."""
+    """Retry an unreachable store at once."""
     monkeypatch.setattr(uploading, "_MAX_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(uploading, "_MAX_LAST_PAUSE_SECONDS", 0.01)
 
@@ -109,7 +109,7 @@ def contents(folder):
 
 @pytest.mark.usefixtures("hurried")
 def test_failed_uploads_are_retried_in_order(store, run_id, folder):
-    """Nothing overtakes it, and the folder is empty when the store has everything."""
+    """The folder is empty when everything is stored."""
     client = Stutters(store.tracking_uri, a=[later(), later()])
     uploader = start_uploader(client, run_id)
     put(uploader, folder, "a", "b")
@@ -154,7 +154,7 @@ def test_an_upload_may_be_repeated(store, run_id, folder):
 
 @pytest.mark.usefixtures("hurried")
 def test_rejected_uploads_are_tried_once_more_at_the_end(store, run_id, folder):
-    """A permission may have come meanwhile. Until then it holds nothing else up."""
+    """A permission may have been granted. Other uploads are not delayed."""
     client = Stutters(store.tracking_uri, a=[never()])
     uploader = start_uploader(client, run_id)
     put(uploader, folder, "a", "b")
@@ -169,7 +169,7 @@ def test_rejected_uploads_are_tried_once_more_at_the_end(store, run_id, folder):
 
 @pytest.mark.usefixtures("hurried")
 def test_rejected_files_remain_in_the_folder(store, run_id, folder):
-    """The end waits no longer than it was told to, and names the folder."""
+    """The end waits for the configured time, and names the folder."""
     errors = {"a": [never(), never()], "b": [later() for _ in range(10_000)]}
     uploader = start_uploader(Stutters(store.tracking_uri, **errors), run_id)
     put(uploader, folder, "a", "b")
@@ -183,7 +183,7 @@ def test_rejected_files_remain_in_the_folder(store, run_id, folder):
 
 
 def test_a_warning_names_both_folders_with_unsent_files(store, run_id, tmp_path, monkeypatch):
-    """The first one was full: each folder with the command that sends what is in it."""
+    """The first one was full. Each is named with its command."""
     monkeypatch.chdir(tmp_path)
     uploader = Uploader(store, run_id)
     for name, path in zip("ab", list_candidate_folders(run_id), strict=True):
@@ -197,7 +197,7 @@ def test_a_warning_names_both_folders_with_unsent_files(store, run_id, tmp_path,
 
 
 def test_waiting_for_a_file_ends_when_it_is_stored(store, run_id, folder):
-    """Or at once when the store is away, which is reported."""
+    """Or at once if the store is unreachable."""
     uploader = start_uploader(
         Stutters(store.tracking_uri, b=[later() for _ in range(10_000)]), run_id
     )
@@ -227,7 +227,7 @@ def wait(condition):
     [(True, (400, 401, 403, 404, 413, 499)), (False, (399, 408, 425, 429, 500, 502, 503))],
 )
 def test_which_http_errors_are_permanent(final, statuses):
-    """A store that says later is asked again. What it will never take is set aside."""
+    """Others are retried."""
     error = TrackingError("not stored")
     for status in statuses:
         response = requests.Response()
@@ -240,7 +240,7 @@ def test_which_http_errors_are_permanent(final, statuses):
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 60), ("0", 0), ("2.5", 2.5), ("86400", 86400)])
 def test_how_long_finish_waits(monkeypatch, text, seconds):
-    """A minute, unless the environment says else. What is not a number of seconds is refused."""
+    """A minute, or as the environment defines it."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", text)
     assert read_exit_wait() == seconds
     for wrong in ("soon", "-1", "86401", "nan"):

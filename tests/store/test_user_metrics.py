@@ -1,4 +1,4 @@
-"""A user's own metrics: their names, what they may be, and what becomes of their mistakes."""
+"""Custom metrics: names, types and errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Group:
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of metrics in the working folder, which a console script does not import from."""
+    """A module of metrics in the working folder, which console scripts do not import from."""
     tmp_path.joinpath("lab_module.py").write_text(textwrap.dedent(MODULE))
     tmp_path.joinpath("lab_broken.py").write_text("import sys\nsys.exit('not\\nnow')\n")
     monkeypatch.chdir(tmp_path)
@@ -83,7 +83,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("lab")
 def test_functions_are_named_by_package_and_function() -> None:
-    """What it takes says over what it is. An attribute of an attribute is found, too."""
+    """Nested attributes are found, too."""
     own = load_custom_metrics(
         [f"lab_module:{name}" for name in ("worst", "answers", "whole", "Group.inside", "worst")]
     )
@@ -101,7 +101,7 @@ def test_functions_are_named_by_package_and_function() -> None:
 
 
 def test_the_working_folder_precedes_installed_packages(tmp_path, monkeypatch) -> None:
-    """As under ``python -m``: a package of the same name elsewhere does not hide the user's own."""
+    """As under ``python -m``."""
     for folder, value in (("installed", 0.1), ("here", 0.2)):
         package = tmp_path / folder / "lab_examples"
         package.mkdir(parents=True)
@@ -117,7 +117,7 @@ def test_the_working_folder_precedes_installed_packages(tmp_path, monkeypatch) -
 
 @pytest.mark.usefixtures("lab")
 def test_custom_metrics_declare_family_direction_and_version() -> None:
-    """A module as those of this package, with directions and versions. It pickles, for workers."""
+    """They can be pickled for worker processes."""
     own = load_custom_metrics(["lab_module:METRICS"])
     assert [m.name for m in own] == ["mylab/worst", "mylab/whole", "mylab/answers"]
     assert (own[0].higher_is_better, own[0].version) == (False, 4)
@@ -127,7 +127,7 @@ def test_custom_metrics_declare_family_direction_and_version() -> None:
 
 @pytest.mark.usefixtures("lab")
 def test_errors_of_a_function_name_it() -> None:
-    """And stop no other metric. A reason that it gives itself is told as it is."""
+    """And stop no other metric. Its own reasons are reported unchanged."""
     wrong = ("undefined", "failing", "gives_none", "gives_nan", "gives_text", "gives_array")
     own = load_custom_metrics([f"lab_module:{name}" for name in (*wrong, "worst")])
     assert summarize(MATRIX, "iid", (*METRICS, *own)).keys() > {"lab_module/worst"}
@@ -172,7 +172,7 @@ def test_errors_of_a_function_name_it() -> None:
     ],
 )
 def test_an_invalid_metric_is_rejected_in_one_line(reference: str, message: str) -> None:
-    """Before any run is looked at, with what to do about it."""
+    """Before any run is read, with a remedy."""
     with pytest.raises(ConfigError) as caught:
         load_custom_metrics(reference.split(","))
     assert message in str(caught.value)

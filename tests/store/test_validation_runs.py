@@ -1,4 +1,4 @@
-"""Runs measured on validation images: what is stored of them, and what they are kept apart from."""
+"""Runs on validation images: what they store, and that they are kept apart from test runs."""
 
 import json
 
@@ -28,7 +28,7 @@ def invoke(*arguments):
 
 
 def log_candidate(store, experiment_id, strategy, level, seed, *, split, digest, **asked):
-    """Rows of known counts, and the parameters as a training logs them."""
+    """Log rows of known counts, with the parameters of a training."""
     asked = {"strategy": strategy, "split": split, **asked, "seed": str(seed)}
     measured = "validation" if split.startswith("validation") else "test"
     log_training(store, experiment_id, counts(level, seed), asked, digest=digest, split=measured)
@@ -53,7 +53,7 @@ def find_comparison(store, experiment_id):
 
 
 def test_every_output_shows_the_split(store, experiment_id, tmp_path, own_cache):
-    """Parameter, tag, dataset input, rows, the tag that holds them, description, screen."""
+    """Parameter, tag, dataset input, rows, the matrix tag, description, terminal."""
     root = write_released(tmp_path / "data", train=12)
     clear_mlflow.train(data_root=root, split="validation", **SMALL)
     run = only_training(store, experiment_id)
@@ -74,7 +74,7 @@ def test_every_output_shows_the_split(store, experiment_id, tmp_path, own_cache)
 
 
 def test_custom_loops_record_their_split(store, experiment_id):
-    """And are not continued as something else."""
+    """And are not continued with another one."""
     loop = {"buckets": 4, "num_instances": NUM_TEST}
     with clear_mlflow.track(**loop, split="validation") as run:
         run.log_counts(0, FOUR_BUCKETS[0])
@@ -93,7 +93,7 @@ def test_custom_loops_record_their_split(store, experiment_id):
 
 
 def test_validation_runs_are_never_compared_with_test_runs(store, experiment_id):
-    """Of one dataset, strategy and digest: two groups, never tested against each other."""
+    """Of one dataset, strategy and digest: two groups without a test."""
     for split, level in (("validation", 150), ("auto", 120)):
         for seed in range(3):
             log_candidate(
@@ -124,7 +124,7 @@ def test_validation_runs_are_never_compared_with_test_runs(store, experiment_id)
 def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
     store, experiment_id, split, tested
 ):
-    """The best of each strategy, with five seeds, not on images that were chosen with."""
+    """The best of each strategy with five seeds, on test images."""
     log_grid(store, experiment_id, split, "sha256:00")
     result = invoke("compare", "--runs", "test", "--group-by", "strategy,lr")
     assert result.exit_code == 0, result.output
@@ -149,7 +149,7 @@ def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
 
 @pytest.mark.parametrize("by", ["strategy,lr", "strategy"])
 def test_a_grid_on_test_images_gets_a_warning(store, experiment_id, by):
-    """One line, where groups differ in what is tuned alone. Strategies are no candidates."""
+    """If groups differ only in tuned parameters, not in strategies."""
     log_grid(store, experiment_id, "auto", "sha256:00")
     result = invoke("compare", "--runs", "test", "--group-by", by)
     output = " ".join(result.output.split())

@@ -1,4 +1,4 @@
-"""Runs on vectors and on new classes: what is stored of them, and that it is found again."""
+"""Runs on vectors and on new classes: what they store."""
 
 import json
 
@@ -21,7 +21,7 @@ def read_report(run):
 
 @pytest.mark.parametrize("standardise", ["first", "past"])
 def test_a_run_on_the_weather(store, experiment_id, standardise):
-    """Its times, how it was standardised, which classes are absent."""
+    """Its dates, standardisation and absent classes."""
     clear_mlflow.train(
         dataset="weather", dataset_args={"standardise": standardise}, log_models="all", **QUICK
     )
@@ -44,7 +44,7 @@ def test_a_run_on_the_weather(store, experiment_id, standardise):
 
 
 def test_runs_on_new_classes(store, experiment_id):
-    """Scenario, arguments and classes in every row. Another name and digest than the stream's."""
+    """Scenario, arguments and classes in every row, with their own name and digest."""
     clear_mlflow.train(
         scenario="task",
         scenario_args={"times": "all"},

@@ -1,4 +1,4 @@
-"""Tests inside a bucket: their files, which are no rows, and the metrics that need them."""
+"""Tests within a bucket: their files, and the metrics that need them."""
 
 import json
 
@@ -49,7 +49,7 @@ def explain(matrix):
 
 
 def build_matrix(within_bucket_tests, width=3, *, trained=None, protocol="iid"):
-    """The tests of a course, the last one of each bucket as its row; *trained* buckets have one."""
+    """Return a matrix with tests. The last test of each of *trained* buckets is its row."""
     buckets = sorted({bucket for bucket, _ in within_bucket_tests})
     rows, tests = [], []
     for bucket in buckets:
@@ -62,7 +62,7 @@ def build_matrix(within_bucket_tests, width=3, *, trained=None, protocol="iid"):
 
 
 def by_loops(within_bucket_tests, k):
-    """Compute the definitions as loops over lists of k buckets, all windows written out."""
+    """Compute the definitions by literal loops."""
     tests = [
         (bucket, [c / N for c in counts]) for bucket, counts in within_bucket_tests if bucket < k
     ]
@@ -98,7 +98,7 @@ def by_loops(within_bucket_tests, k):
 
 
 def test_the_authors_program_computes_these_numbers():
-    """WF, WP, min-ACC and WC-ACC of Mattdl/ContinualEvaluation, bae2a58, on this course."""
+    """WF, WP, min-ACC and WC-ACC of Mattdl/ContinualEvaluation, bae2a58."""
     matrix = build_matrix(COURSE)
     metrics = summarize(matrix)
     assert metrics["continual_evaluation/minimum_accuracy"] == pytest.approx(0.425, abs=1e-12)
@@ -126,7 +126,7 @@ def courses(draw):
 @settings(max_examples=60, deadline=None)
 @given(courses())
 def test_every_metric_equals_literal_loops(drawn):
-    """At every step of the run, and with as many tests inside a bucket as it takes."""
+    """At every step, with any number of tests within a bucket."""
     width, trained, tests = drawn
     matrix = build_matrix(tests, width)
     steps = compute_series(matrix)
@@ -140,7 +140,7 @@ def test_every_metric_equals_literal_loops(drawn):
 
 
 def test_without_tests_within_buckets_nothing_is_defined():
-    """A matrix of rows alone has none of these numbers, however many rows it has."""
+    """However many rows the matrix has."""
     rows = AccuracyMatrix([[0.9, 0.1], [0.5, 0.9]])
     matrix = AnytimeMatrix.from_tests([], rows)
     assert summarize(matrix) == {}
@@ -150,7 +150,7 @@ def test_without_tests_within_buckets_nothing_is_defined():
 
 
 def test_a_missing_test_leaves_later_steps_undefined():
-    """What was complete before it stays defined."""
+    """Earlier steps stay defined."""
     full_matrix = build_matrix(COURSE)
     tests = [test for of in full_matrix.tests.values() for test in of]
     lacking = [test for test in tests if (test.bucket, test.test) != (2, 3)]
@@ -162,7 +162,7 @@ def test_a_missing_test_leaves_later_steps_undefined():
 
 
 def test_a_bucket_in_training_counts_once_its_row_exists():
-    """Tests of a bucket that a run was stopped in are kept, and change no number."""
+    """Tests of an interrupted bucket are kept, and change no number."""
     stopped = build_matrix(COURSE, trained=2)
     assert 2 in stopped.tests
     assert summarize(stopped) == summarize(build_matrix(COURSE).after(2))
@@ -170,7 +170,7 @@ def test_a_bucket_in_training_counts_once_its_row_exists():
 
 
 def test_tests_on_training_images_are_masked():
-    """Under the protocol streaming a bucket's test images were trained on."""
+    """Under streaming, a bucket's test images were trained on."""
     (reason,) = set(explain(build_matrix(COURSE, protocol="streaming")).values())
     assert reason.startswith("under the streaming protocol")
 
@@ -184,7 +184,7 @@ def test_tests_on_training_images_are_masked():
     ],
 )
 def test_tests_of_another_run_are_rejected(change, message):
-    """They contradict the rows, or each other."""
+    """They contradict the rows or each other."""
     full_matrix = build_matrix(COURSE)
     *rest, last = full_matrix.tests[1]
     with pytest.raises(RecordError, match=message):
@@ -194,7 +194,7 @@ def test_tests_of_another_run_are_rejected(change, message):
 
 
 def test_a_file_reads_back_to_the_same_test():
-    """And states what it is of. Fields of a later version are left alone."""
+    """Fields of later versions are ignored."""
     (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
     text = test.to_json(WHEN)
     name = anytime_file_name(2, 1)
@@ -207,7 +207,7 @@ def test_a_file_reads_back_to_the_same_test():
 
 
 def test_rows_and_tests_are_not_confused():
-    """Neither by its name nor by its content."""
+    """Neither by name nor by content."""
     (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
     assert parse_row_index(anytime_file_name(2, 1)) is None
     with pytest.raises(RecordError, match=r"schema\.name is 'clear_mlflow/anytime_row'"):
@@ -245,19 +245,18 @@ def test_an_invalid_test_file_is_a_one_line_error(change, message):
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "often", "", "steps", "3 steps 4"])
 def test_an_interval_is_epochs_or_steps(text):
-    """Nothing else."""
     with pytest.raises(ValueError, match="such as 200steps"):
         parse_test_every(text)
 
 
 def heights(chart):
-    """Return how far down each point of a chart's first curve is drawn."""
+    """Return the heights of the points of a chart's first curve."""
     numbers = [float(text) for text in chart["curves"][0]["line"].removeprefix("M").split()]
     return numbers[1::2]
 
 
 def test_a_chart_of_many_tests_shows_every_drop():
-    """Of 4,000 tests, some hundred points are drawn, the one test that falls to 0 among them."""
+    """Of 4,000 tests, some hundred points are drawn, including one drop to 0."""
     counts = [[30]] * 1233 + [[0]] + [[30]] * 2766
     matrix = build_matrix([(0, height_list) for height_list in [*counts, [30]]], width=1)
     (chart,) = build_within_bucket_charts(matrix)["buckets"]
@@ -268,7 +267,7 @@ def test_a_chart_of_many_tests_shows_every_drop():
 
 
 def test_the_charts_show_rows_as_dots_and_ends_of_buckets_as_lines():
-    """Of a run that was stopped inside its third bucket, too."""
+    """Also of a run that was stopped within its third bucket."""
     charts = build_within_bucket_charts(build_matrix(COURSE, trained=2))
     assert "tested 11 times" in charts["note"]
     assert [chart["title"] for chart in charts["buckets"]] == [
@@ -284,7 +283,7 @@ def test_the_charts_show_rows_as_dots_and_ends_of_buckets_as_lines():
 
 
 def test_the_curve_of_a_bucket_begins_at_the_end_of_the_bucket_before():
-    """Else the drop at its first step would not be seen."""
+    """So that the drop at its first step is visible."""
     chart = build_within_bucket_charts(build_matrix(COURSE, trained=2))["mean"]
     begins = [float(curve["line"].removeprefix("M").split()[0]) for curve in chart["curves"]]
     first_end, second_end = chart["lines_at"]
@@ -295,6 +294,5 @@ def test_the_curve_of_a_bucket_begins_at_the_end_of_the_bucket_before():
 
 
 def test_masked_tests_are_not_drawn():
-    """Or where there is none."""
     assert build_within_bucket_charts(build_matrix(COURSE, protocol="streaming")) is None
     assert build_within_bucket_charts(AnytimeMatrix.from_tests([], AccuracyMatrix([[0.5]]))) is None

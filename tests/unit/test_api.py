@@ -1,4 +1,4 @@
-"""The front door for Python: real parameters, held together with the configuration's."""
+"""The Python interface: its parameters equal those of the configuration."""
 
 import inspect
 import re
@@ -33,14 +33,14 @@ PUBLIC = [
 
 
 def test_the_public_names_are_these():
-    """And those that an editor offers."""
+    """Also in an editor's completion."""
     assert sorted(clear_mlflow.__all__) == PUBLIC
     assert dir(clear_mlflow) == PUBLIC
 
 
 @pytest.mark.parametrize("function", [clear_mlflow.train, clear_mlflow.train_ensemble])
 def test_the_signature_is_the_configuration(function):
-    """Every parameter by keyword, in the configuration's order, with its default, and offline."""
+    """Every parameter by keyword, in order, with its default, and offline."""
     parameters = inspect.signature(function).parameters
     defaults = {**list_parameter_defaults(), "offline": False}
     assert {name: p.default for name, p in parameters.items()} == defaults
@@ -50,7 +50,7 @@ def test_the_signature_is_the_configuration(function):
 
 
 def test_every_choice_of_a_type_is_one():
-    """What a type says may be passed is accepted."""
+    """Every value of a literal type is accepted."""
     for name, hint in get_type_hints(TrainOptions).items():
         for hint_type in (hint, *get_args(hint)):
             choices = get_args(hint_type) if get_origin(hint_type) is Literal else ()
@@ -70,7 +70,7 @@ def test_every_choice_of_a_type_is_one():
     ],
 )
 def test_values_are_written_as_in_python(value, texts):
-    """What arrives is the text that the command line would have had."""
+    """They become the texts of the command line."""
     assert _format_options(value) == texts
 
 
@@ -87,13 +87,13 @@ def test_values_are_written_as_in_python(value, texts):
     ],
 )
 def test_a_wrong_value_is_one_clear_error(value, message):
-    """Before anything is read, and before MLflow is asked."""
+    """Before anything is read, and before MLflow is contacted."""
     with pytest.raises(ConfigError, match=re.escape(message)):
         clear_mlflow.train(**value)
 
 
 def test_an_unknown_parameter_is_a_type_error():
-    """As of every function, with what was probably meant. So it is in a file or a sweep."""
+    """With a suggestion, as in a file or a sweep."""
     with pytest.raises(TypeError, match=r"train\(\) has no option 'epoch'; did you mean epochs"):
         clear_mlflow.train(epoch=3)
 
@@ -112,7 +112,7 @@ def test_an_unknown_parameter_is_a_type_error():
     ],
 )
 def test_an_argument_of_a_wrong_type_is_one_clear_error(function, arguments, message):
-    """Raise ConfigError before a store is opened."""
+    """ConfigError, before a store is opened."""
     runs = {} if function == "sweep" else {"runs": "e"}
     with pytest.raises(ConfigError, match=re.escape(message)):
         getattr(clear_mlflow, function)(**runs, **arguments)

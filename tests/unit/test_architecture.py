@@ -1,4 +1,4 @@
-"""The rooms of the package, which may use which, and what each may load: held on the code's AST."""
+"""Which packages may import which, and which modules load frameworks, checked by the AST."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MOST_MODULES = 14
 
 
 def modules() -> dict[str, Path]:
-    """Dotted name to file, of every module of the package."""
+    """Return dotted name to file of every module of the package."""
     paths_by_name = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -70,7 +70,7 @@ def nodes(path: Path) -> list[ast.AST]:
 
 
 def list_imports(path: Path, module_names: frozenset[str]) -> set[str]:
-    """Every module that a file imports, wherever in it; of ours, the module and not the name."""
+    """Return every module that a file imports, anywhere in it."""
     imported_names = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
@@ -90,18 +90,18 @@ IMPORTS = {name: list_imports(path, KNOWN) for name, path in MODULES.items()}
 
 
 def find_room(module: str) -> str:
-    """``store`` of ``clear_mlflow.store.rows``. Empty for the package's own face."""
+    """Return ``store`` for ``clear_mlflow.store.rows``, and "" for the package itself."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] != "__main__" else ""
 
 
 def test_the_packages_are_those_of_the_import_rules():
-    """A new room has to state what it may use."""
+    """A new package has to declare its imports."""
     assert {find_room(name) for name in MODULES} - {""} == set(ROOMS)
 
 
 def test_the_import_rules_have_no_cycles():
-    """A room is named after all that it may use, so there are no circles among rooms."""
+    """Each package is listed after all that it may import."""
     order = list(ROOMS)
     for room, uses in ROOMS.items():
         assert all(order.index(used) < order.index(room) for used in uses), room
@@ -109,7 +109,7 @@ def test_the_import_rules_have_no_cycles():
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_package_imports_only_allowed_packages(room):
-    """Counting imports inside of functions and of type checkers."""
+    """Including imports within functions and for type checkers."""
     wrong = {
         f"{name} imports {other}"
         for name, others in IMPORTS.items()
@@ -124,7 +124,7 @@ def test_a_package_imports_only_allowed_packages(room):
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_allowed_import_is_used(room):
-    """What the contract allows is used: it does not grow beyond the code."""
+    """So that the rules do not exceed the code."""
     used = {
         find_room(other)
         for name, others in IMPORTS.items()
@@ -137,7 +137,7 @@ def test_every_allowed_import_is_used(room):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_frameworks_are_imported_only_where_allowed(framework):
-    """Learning never sees MLflow, and metrics see neither MLflow nor torch."""
+    """Learning never imports MLflow, and metrics import neither MLflow nor torch."""
     naming = {
         find_room(name)
         for name, others in IMPORTS.items()
@@ -147,7 +147,7 @@ def test_frameworks_are_imported_only_where_allowed(framework):
 
 
 def test_no_two_modules_import_each_other_in_a_circle():
-    """Over modules, not rooms. A package's face that only hands names on is looked through."""
+    """Across modules, following names that packages re-export."""
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -165,7 +165,7 @@ def test_no_two_modules_import_each_other_in_a_circle():
 
 
 def test_private_names_of_mlflow_are_used_in_one_module():
-    """When MLflow changes, one file has to follow."""
+    """So that a change of MLflow affects one file."""
     private = {
         name
         for name, path in MODULES.items()
@@ -197,7 +197,7 @@ def test_runs_are_opened_and_ended_in_one_module_each():
 
 
 def test_packages_have_few_modules():
-    """About a dozen modules. More only where each is one thing of a kind."""
+    """About a dozen, except for plug-ins."""
     for folder in {path.parent for path in MODULES.values()}:
         folder_name = folder.relative_to(PACKAGE).as_posix()
         if folder_name not in PLUGINS:
@@ -205,7 +205,7 @@ def test_packages_have_few_modules():
 
 
 def test_a_module_name_means_one_thing():
-    """Except for a command and what it calls, and for one name in two kinds of plug-in."""
+    """Except for a command and its function, and for a name in two kinds of plug-in."""
     packages_by_name: dict[str, set[str]] = {}
     for path in MODULES.values():
         if path.stem not in ("__init__", "_base"):
@@ -215,7 +215,6 @@ def test_a_module_name_means_one_thing():
 
 
 def test_contributing_lists_every_package():
-    """The table of rooms is the package's."""
     page = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `clear_mlflow/")]
     row_names = [

@@ -1,4 +1,4 @@
-"""Grouping, ranking, testing, and the warnings: what a comparison says of runs."""
+"""Groups, ranking, tests and warnings of comparisons."""
 
 import csv
 import dataclasses
@@ -45,7 +45,7 @@ MINIMUM = "continual_evaluation/minimum_accuracy"
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
-    """The bootstrap itself is tested in test_statistics_paired.py."""
+    """Use few bootstrap resamples. The bootstrap is tested in test_statistics_paired.py."""
     monkeypatch.setattr(pairs, "ImageBootstrap", partial(ImageBootstrap, resamples=50))
 
 
@@ -54,7 +54,7 @@ def compared(subjects, by=BY, **options):
 
 
 def hits_of(correct, *, classes=("wrong", "right")):
-    """Predictions that count up to the rows."""
+    """Return predictions with the counts of their rows."""
     counts = (NUM_TEST,) * len(correct[0])
     images = build_images(counts, np.ones(sum(counts)), classes)
     labels = [np.concatenate([np.arange(NUM_TEST) < right for right in row]) for row in correct]
@@ -62,7 +62,7 @@ def hits_of(correct, *, classes=("wrong", "right")):
 
 
 def test_the_better_group_leads():
-    """By the challenge score, downwards where less is better; without labels a group is a run."""
+    """By the challenge score, or downwards if lower is better. Without labels, a group is a run."""
     runs = [*seeds_of("naive", 120, [0]), *seeds_of("replay", 180, [0])]
     assert [g.name for g in compared(runs).groups] == ["replay", "naive"]
     each = compared(
@@ -76,7 +76,7 @@ def test_the_better_group_leads():
 
 @pytest.mark.parametrize("scenario", ["domain", "class", "task"])
 def test_new_classes_are_ranked_by_average_accuracy(scenario):
-    """The challenge score has cells of classes that did not come yet."""
+    """The challenge score includes cells of future classes."""
     runs = seeds_of("naive", 120, [0, 1], params={"scenario": scenario})
     expected = SCORE if scenario == "domain" else "renate/average_accuracy"
     assert compared(runs).ranked_by == expected
@@ -92,7 +92,7 @@ def test_new_classes_are_ranked_by_average_accuracy(scenario):
     ],
 )
 def test_different_test_sets_are_never_in_one_group(other, said):
-    """Kept apart, never tested against each other, and the difference is named."""
+    """They are never tested, and the difference is named."""
     runs = [
         *seeds_of("replay", 180, range(7)),
         *seeds_of("replay", 120, range(7, 14), **other),
@@ -107,7 +107,7 @@ def test_different_test_sets_are_never_in_one_group(other, said):
 
 
 def test_a_repeated_run_counts_once():
-    """By its id, and by its seed and matrix: neither is a second piece of evidence."""
+    """By its id, and by its seed and matrix."""
     runs = seeds_of("replay", 180, range(3))
     copy = subject("replay", counts(180, 1), seed=1, run_id="copy")
     comparison = compared([*runs, runs[0], copy])
@@ -117,7 +117,7 @@ def test_a_repeated_run_counts_once():
 
 
 def test_a_repeated_seed_with_different_numbers_is_reported():
-    """The spread of such a group is not one over seeds."""
+    """Its spread is not one over seeds."""
     runs = [
         *seeds_of("replay", 180, [1]),
         subject("replay", counts(170, 5), seed=1, run_id="x"),
@@ -128,7 +128,7 @@ def test_a_repeated_seed_with_different_numbers_is_reported():
 
 
 def test_one_run_only():
-    """It is shown, and nothing is tested."""
+    """It is shown without a test."""
     comparison = compared(seeds_of("replay", 180, [0]))
     assert comparison.list_pairs() == []
     assert comparison.groups[0].metrics[SCORE].interval is None
@@ -142,7 +142,7 @@ def test_one_run_only():
 
 
 def test_a_run_that_ended_early_is_left_out_of_means():
-    """Its average after two buckets is no average after four; its cells are still there."""
+    """Its cells are shown."""
     whole = seeds_of("replay", 180, range(3))
     early = subject("replay", counts(180, 9)[:3], seed=9)
     comparison = compared([*whole, early])
@@ -154,7 +154,7 @@ def test_a_run_that_ended_early_is_left_out_of_means():
 
 
 def test_streaming_shows_only_valid_cells():
-    """Cells that score training images are not measured, in matrices and in metrics."""
+    """Cells on training images are masked in matrices and metrics."""
     runs = seeds_of("replay", 180, range(2), protocol="streaming")
     (group,) = compared(runs).groups
     assert np.isnan(group.grid[1:][np.tri(4, dtype=bool)]).all()
@@ -163,7 +163,7 @@ def test_streaming_shows_only_valid_cells():
 
 
 def test_predictions_of_single_runs_are_paired():
-    """A bootstrap of each metric over the test images that both answered."""
+    """A bootstrap of each metric over common test images."""
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
     arrangement = rank_groups([subject(name, c) for name, c in cells.items()], BY)
     assert {run.name for run in arrangement.list_runs_to_bootstrap()} == {"a seed 0", "b seed 0"}
@@ -176,7 +176,7 @@ def test_predictions_of_single_runs_are_paired():
 
 
 def test_different_test_images_are_not_paired():
-    """The dataset's digest is the same, the images are not: no test."""
+    """Although the dataset's digest is the same."""
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
     arrangement = rank_groups([subject(name, c) for name, c in cells.items()], BY)
     comparison = compare_groups(
@@ -187,7 +187,7 @@ def test_different_test_images_are_not_paired():
 
 
 def test_runs_without_the_label_are_an_error():
-    """What runs cannot be grouped by is one line that names what there is."""
+    """One line that names the existing labels."""
     with pytest.raises(ConfigError, match=r"group_by names 'memory'.*there are dataset, strategy"):
         rank_groups(seeds_of("replay", 180, [0]), ["memory"])
     with pytest.raises(ConfigError, match=r"rank_by .*is 'speed'"):
@@ -197,7 +197,7 @@ def test_runs_without_the_label_are_an_error():
 
 
 def test_the_leaderboard_has_the_values_of_the_groups():
-    """In twelve digits; what is not defined is empty in both files, and never 0."""
+    """With twelve digits. Undefined values are empty in both files."""
     comparison = compared([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
     table = json.loads(format_leaderboard_json(comparison))
     for group, row in zip(comparison.groups, table["data"], strict=True):
@@ -219,7 +219,7 @@ def test_the_leaderboard_has_the_values_of_the_groups():
 
 
 def test_frames_accept_any_name_and_keep_integers():
-    """A lone surrogate, which some types of strings refuse, and a label named like a column."""
+    """Lone surrogates, and labels named like a column."""
     runs = [
         subject(name, counts(level, seed), seed=seed, labels={"group": name, "n": "x"})
         for name, level in (("a\ud800", 180), ("b", 120))
@@ -246,7 +246,7 @@ def partly_defined():
 
 
 def test_each_output_counts_the_seeds_that_define_a_metric():
-    """As "1 of 3": terminal, LaTeX, Markdown, description, page, CSV, JSON and frame."""
+    """As "1 of 3": terminal, LaTeX, Markdown, description, page, CSV, JSON and data frame."""
     comparison = partly_defined()
     printed = io.StringIO()
     console = Console(width=80, file=printed)
@@ -272,7 +272,7 @@ def test_each_output_counts_the_seeds_that_define_a_metric():
 
 
 def test_figures_are_pictures():
-    """Of the metrics and of the curves the page's own drawing; for papers, pages of a PDF."""
+    """Metrics and curves as on the page, and pages of a PDF."""
     comparison = compared([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
     files = dict(render_figures(comparison))
     assert set(files) == {"metrics.svg", "curves.svg", "paper.pdf"}
@@ -298,7 +298,7 @@ def test_figures_are_pictures():
 @pytest.mark.parametrize("width", [1.5, 3.3, 6.5])
 @pytest.mark.parametrize("groups", [2, 3, 12])
 def test_a_legend_stays_in_its_figure(groups, width):
-    """In fewer columns where names are long; the axes keep their height."""
+    """In fewer columns for long names. The axes keep their height."""
     long = ["a long name, " * 9 + letter for letter in "abcdefghi"]
     names = ["from_scratch", "cumulative", "replay, memory 500", *long][:groups]
     comparison = compared(
@@ -332,14 +332,14 @@ def test_the_description_fits_and_starts_with_significant_differences():
 
 
 def with_tests(name, level, seed, every):
-    """A run with a minimum over tests inside its buckets."""
+    """Return a run with a minimum over tests within its buckets."""
     run = subject(name, counts(level, seed), seed=seed)
     summary = {**run.summary, MINIMUM: level * (1 - seed / 100) / 400}
     return dataclasses.replace(run, summary=summary, test_every=every)
 
 
 def test_metrics_of_tests_within_buckets_are_compared():
-    """In the leaderboard, tested over seeds, and to rank by; what lacks them is named."""
+    """Shown, tested over seeds, and ranked by. Runs without them are named."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "2") for seed in range(3)]
     comparison = compared(runs, rank_by=MINIMUM)
@@ -352,7 +352,7 @@ def test_metrics_of_tests_within_buckets_are_compared():
 
 
 def test_different_test_intervals_are_shown_but_not_tested():
-    """A shorter interval finds lower minima: that is no difference of methods."""
+    """A shorter interval finds lower minima."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "1") for seed in range(3)]
     comparison = compared(runs)

@@ -1,4 +1,4 @@
-"""The comparison's page: complete without a network, and nothing from outside is markup."""
+"""The comparison's page works offline, and untrusted text is never markup."""
 
 import re
 from dataclasses import replace
@@ -36,7 +36,7 @@ def test_a_page_needs_no_other_file():
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names_are_only_text(name):
-    """As a run, a group, a dataset, a bucket and a title: the same tags as with a plain name."""
+    """The page has the same tags as with plain names."""
     printable = "".join(c for c in name if c.isprintable())[:40]
 
     def tags_with(text, key):
@@ -60,7 +60,7 @@ def test_hostile_names_are_only_text(name):
 
 
 def test_every_number_of_the_leaderboard_is_the_metric():
-    """To its last digit, and an empty cell where a metric is not defined."""
+    """To its last digit, or empty if undefined."""
     runs = [*three_groups(), compared_run("early", counts(150, 1)[:3], seed=1)]
     comparison, text = build_page(runs)
     board = text.split('id="board">')[1].split("</table>")[0]
@@ -86,7 +86,7 @@ def test_every_number_of_the_leaderboard_is_the_metric():
 
 
 def test_every_cell_of_every_matrix_is_there():
-    """As text, in percent. Not measured is a word, not a number."""
+    """As text in percent. Unmeasured cells are a word."""
     runs = [*three_groups(2), compared_run("early", counts(150, 1)[:3], seed=1)]
     comparison, text = build_page(runs)
     tables = re.findall(r'<table class="heat">.*?</table>', text, re.S)
@@ -102,7 +102,7 @@ def test_every_cell_of_every_matrix_is_there():
 
 
 def test_sentences_and_warnings_are_on_the_page():
-    """All of them, for the metric that ranks. With how p was adjusted."""
+    """All of them, for the ranking metric, and how p was adjusted."""
     comparison, text = build_page(three_groups())
     page_text = " ".join("".join(Page(text).texts).split())
     assert len(comparison.pairs) == 3
@@ -114,7 +114,7 @@ def test_sentences_and_warnings_are_on_the_page():
 
 
 def test_text_for_screen_readers_does_not_widen_a_page():
-    """Hidden texts are placed within what scrolls, not within the page: 941 pixels on a phone."""
+    """A hidden text once widened the page to 941 pixels on a phone."""
     _, text = build_page(three_groups())
     (hidden,) = re.findall(r"\.hidden {(.*?)}", text)
     assert "position: absolute" in hidden
@@ -124,7 +124,7 @@ def test_text_for_screen_readers_does_not_widen_a_page():
 
 
 def test_one_run_and_two_settings_make_a_page():
-    """Two test sets: each with its curves."""
+    """Two test sets have separate curves."""
     Page(build_page(build_seed_runs("replay", 180, [0]))[1])
     runs = [
         *build_seed_runs("a", 180, [0, 1]),
@@ -136,7 +136,7 @@ def test_one_run_and_two_settings_make_a_page():
 
 
 def test_fifty_runs_fit():
-    """Each for itself, of ten buckets: below two megabytes."""
+    """Ten buckets each, ungrouped, below two megabytes."""
     runs = [
         compared_run(f"strategy {i}", counts(100 + i, i, buckets=10), seed=0, run_id=f"{i:032x}")
         for i in range(50)
@@ -147,7 +147,7 @@ def test_fifty_runs_fit():
 
 
 def test_runs_without_valid_cells_make_a_page():
-    """Under streaming the last row scores training images alone: no curve, no metric, no crash."""
+    """Under streaming, the last row has none."""
     runs = []
     for run in build_seed_runs("[/x]", 180, [0, 1], protocol="streaming", dataset="[/x]"):
         last = row_records(counts(180, 1), protocol="streaming")[4]

@@ -1,4 +1,4 @@
-"""Parameters: texts in, a checked configuration out, and back."""
+"""Parameters: texts become a checked configuration, and back."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ ASKED = [
 
 @pytest.mark.parametrize("parameters", ASKED)
 def test_a_configuration_read_back_is_the_same(parameters, tmp_path):
-    """config.json repeats a run: through its file, nothing is left to auto that was resolved."""
+    """config.json repeats a run without any auto that was resolved."""
     config = TrainConfig.resolve(parameters)
     file = tmp_path / "config.json"
     file.write_text(config.to_json())
@@ -43,7 +43,7 @@ def test_a_configuration_read_back_is_the_same(parameters, tmp_path):
 
 @pytest.mark.parametrize("dataset", [*DATASETS, "lab.photos:by_year"])
 def test_a_recipe_names_every_value_that_is_auto(dataset):
-    """Only what is found out later may stay auto: folder, split, device and its precision."""
+    """Only folder, split, device and its precision are resolved later."""
     parameters = {"dataset": dataset} | ({} if dataset in EMBEDDED else {"data_root": "/somewhere"})
     texts = TrainConfig.resolve(parameters).as_text()
     auto_names = {name for name, text in texts.items() if text == "auto"}
@@ -66,7 +66,7 @@ def test_a_recipe_names_every_value_that_is_auto(dataset):
     ],
 )
 def test_an_invalid_value_is_a_one_line_error(parameters, message):
-    """With the parameter's name or what was expected of it."""
+    """With the parameter's name and what was expected."""
     with pytest.raises(ConfigError) as error:
         TrainConfig.resolve(parameters)
     assert message in str(error.value)
@@ -97,7 +97,7 @@ CONFLICTING = [  # one example for each row of the table, in its order
 
 
 def test_every_conflict_has_an_example():
-    """CONFLICTING has the parameters of each row of CONFLICTS, in the same order."""
+    """CONFLICTING has an example for each row of CONFLICTS, in order."""
     assert len(CONFLICTING) == len(CONFLICTS)
 
 
@@ -115,14 +115,13 @@ def test_every_conflict_is_found_before_data_is_read(requested, conflict):
 
 
 def test_memory_without_effect_is_rejected_only_if_it_was_passed():
-    """A sweep over strategies, and the config.json of a run, have one for every strategy."""
+    """Sweeps over strategies and config.json set it for every strategy."""
     assert TrainConfig.resolve({"memory": "5"}).memory == 5
     assert TrainConfig.resolve({"memory": "auto"}, passed=["memory"]).strategy == "naive"
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"seed": 3}', b"\xff", b"[" * 100_000], ids=len)
 def test_a_damaged_configuration_file_is_reported_with_its_path(tmp_path, content):
-    """Whatever is stored there: one line."""
     file = tmp_path / "config.json"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"config\.json"):
@@ -131,7 +130,7 @@ def test_a_damaged_configuration_file_is_reported_with_its_path(tmp_path, conten
 
 @given(st.dictionaries(st.sampled_from(sorted(list_parameter_defaults())), st.text(max_size=20)))
 def test_any_texts_are_resolved_or_rejected(asked):
-    """Nothing but a ConfigError, and what is accepted reads back."""
+    """Only ConfigError is raised, and accepted texts round-trip."""
     try:
         config = TrainConfig.resolve(asked)
     except ConfigError:
@@ -158,7 +157,7 @@ SOME_ASKED = st.fixed_dictionaries(
 
 @given(SOME_ASKED, st.sampled_from(["alone", "mlflow run", "all were logged"]))
 def test_logged_parameters_include_the_requested_values(asked, how):
-    """However it was started: a sweep finds its run again."""
+    """So that a sweep finds its runs again."""
     config = TrainConfig.resolve(asked)
     trained = replace(config, device="cpu", precision="off")
     if how == "alone":
@@ -173,7 +172,7 @@ def test_logged_parameters_include_the_requested_values(asked, how):
 
 
 def test_a_logged_parameter_is_the_effective_value():
-    """The text that was passed is logged, too, if it has no effect. What is none or off is not."""
+    """The passed text is logged, too, if it has no effect. Values none and off are not."""
     parameters = {
         "memory": "500",
         "lr": "auto",
@@ -196,7 +195,7 @@ def test_a_logged_parameter_is_the_effective_value():
 
 
 def test_values_are_passed_to_another_process_unchanged():
-    """Resolved once: what JSON hands over makes the same configuration, and its text does, too."""
+    """As JSON and as text."""
     parameters = {
         "strategy": "replay",
         "strategy_args": "buffer=reservoir, alpha=0.5",
@@ -212,7 +211,7 @@ def test_values_are_passed_to_another_process_unchanged():
 
 
 def test_images_are_cropped_as_the_clear_authors_do_and_digits_not_at_all():
-    """What auto stands for, of each dataset. On stored features there is nothing to crop."""
+    """The recipe of each dataset."""
     clear = {"dataset": "clear10", "data_root": "/d"}
     assert TrainConfig.resolve(clear).augment == "random_crop"
     assert TrainConfig.resolve({**clear, "dataset": "clear100"}).augment == "random_crop"
@@ -225,7 +224,7 @@ def test_images_are_cropped_as_the_clear_authors_do_and_digits_not_at_all():
 
 
 def test_all_parameters_but_these_affect_results():
-    """Runs that differ in any other parameter are not the seeds of one method."""
+    """Runs that differ in others are not seeds of one method."""
     of_test_set = {"dataset", "data_root", "protocol", "split"}
     of_machine = {"precision", "compile", "device"}
     of_record = {"predictions", "test_every", "metrics", "log_models", "resumable"}

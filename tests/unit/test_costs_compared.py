@@ -1,4 +1,4 @@
-"""What runs cost: in a row's file, in metrics, and said where two methods cost unlike."""
+"""Costs in a row's file, in metrics, and in verdicts."""
 
 import json
 import platform
@@ -30,7 +30,7 @@ BY = ["strategy"]
 
 
 def add_costs(records, price):
-    """The same rows; of each bucket so many FLOPs, None where nothing is known."""
+    """Return the same rows with FLOPs for each bucket, None if unknown."""
 
     def cost_of_each_row(record):
         spent = price if record.row.row else 0
@@ -64,7 +64,7 @@ def compare_all(*runs, **options):
 
 
 def test_a_cost_round_trips_in_the_rows_file():
-    """A field of the row's own; one that says nothing is left out."""
+    """An empty one is omitted."""
     record = add_costs(row_records(counts(180, 0)), 5)["row_002.json"]
     text = record.to_json()
     assert json.loads(text)["cost"] == {
@@ -81,7 +81,7 @@ def test_a_cost_round_trips_in_the_rows_file():
 
 
 def test_stored_bytes_is_the_largest_number_of_any_row():
-    """A buffer may shrink: neither the last, the first nor the sum."""
+    """A buffer may shrink."""
     costs = [RowCost(stored_bytes=size) for size in (500, 900, 700)]
     matrix = AccuracyMatrix(np.full((3, 3), 0.5), costs=costs)
     result = scores(matrix, metrics=["cost"])["cost/stored_bytes"]
@@ -128,7 +128,7 @@ def test_an_invalid_cost_of_a_loop_is_a_one_line_error(cost, message):
 
 
 def test_costs_are_summed_and_stored_bytes_are_the_maximum():
-    """Of a run cut off, those of its own buckets; a row without cost leaves them undefined."""
+    """For a truncated run, of its own buckets. A row without cost leaves them undefined."""
     records = add_costs(row_records(counts(180, 0)), 5)
     matrix = assemble(records).matrix
     assert [m.name for m in add_cost_metrics((), matrix)] == [m.name for m in FAMILIES["cost"]]
@@ -148,7 +148,7 @@ def test_costs_are_summed_and_stored_bytes_are_the_maximum():
 
 
 def test_a_verdict_states_the_cost_of_the_better_method():
-    """Within 1 % nothing, and nothing where a side says nothing."""
+    """Not within 1 %, and not if one is unknown."""
     naive = build_runs("naive", 120, 1000)
     for price, sentence in (
         (1900, " points at 1.9 times the training FLOPs, "),
@@ -163,7 +163,7 @@ def test_a_verdict_states_the_cost_of_the_better_method():
 
 
 def test_the_page_and_its_picture_show_the_pareto_front():
-    """The dearer and worse one is not on it."""
+    """Without methods that are worse and cost more."""
     both = compare_all(
         build_runs("naive", 120, 1), build_runs("replay", 180, 2), build_runs("lwf", 110, 3)
     )
@@ -185,7 +185,7 @@ def test_the_page_and_its_picture_show_the_pareto_front():
 
 
 def test_names_of_close_methods_do_not_overlap():
-    """Where two names would be on the same stretch, they are a line apart."""
+    """They are a line apart."""
     levels = {"naive": (120, 100), "naive, momentum": (121, 104), "other": (120, 103)}
     near = [build_runs(name, *level_and_price) for name, level_and_price in levels.items()]
     picture = ElementTree.fromstring(
@@ -210,7 +210,7 @@ def test_runs_without_costs_are_reported_once():
 
 
 def test_equal_cost_selects_the_most_runs():
-    """The others are named with what they cost; where no two are equal, that is an error."""
+    """The others are named with their costs. Without two equal runs, it is an error."""
     naive, replay = build_runs("naive", 120, 1000), build_runs("replay", 180, 1005)
     derpp, old = build_runs("derpp", 190, 2800), build_runs("si", 110, None)
     remaining, messages = select_equal_cost([*naive, *replay, *derpp, *old], "training_flops", BY)
@@ -231,7 +231,7 @@ def test_equal_cost_selects_the_most_runs():
 
 
 def test_equal_cost_prefers_two_methods_to_many_seeds_of_one():
-    """What is left out is named by what it is grouped by, and counted from the seventh on."""
+    """Omitted groups are named, and counted from the seventh on."""
     many = build_runs("lwf", 110, 500, range(10))
     others = [run for i in range(7) for run in build_runs(f"own{i}", 120, 10000 * 2**i, [0])]
     pair = [*build_runs("naive", 120, 1000), *build_runs("replay", 180, 1005)]
@@ -254,7 +254,6 @@ def test_equal_seconds_are_those_of_one_device():
 
 
 def test_a_processor_is_named_by_its_model(tmp_path):
-    """Two of one kind are as unlike as two GPUs."""
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nmodel name\t: Fast CPU @ 3 GHz\n")
     assert get_processor_name(info) == "Fast CPU @ 3 GHz"

@@ -1,4 +1,4 @@
-"""What lets anyone into a store is masked, in whatever form an address carries it."""
+"""Credentials are masked, in every form of an address."""
 
 import re
 import time
@@ -40,7 +40,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("around", ["{}", "cannot read '{}': no answer", "({}) twice: {}"])
 def test_addresses_are_shown_without_credentials(form, around):
-    """Alone, within a message and in every error of ours. What is masked once stays as it is."""
+    """Alone, in messages and in all our errors. Masking twice changes nothing."""
     address = form.format(SECRET)
     message = around.format(address, address)
     masked = mask_credentials(message)
@@ -51,7 +51,7 @@ def test_addresses_are_shown_without_credentials(form, around):
 
 
 def test_a_message_long_before_the_end_of_an_address_is_masked():
-    """What is cut off is cut after it was masked."""
+    """Text is truncated after masking."""
     text = "x" * 480 + "postgresql://me:" + SECRET + "-" * 600 + "@host/db"
     assert SECRET not in mask_credentials(text)
 
@@ -67,7 +67,7 @@ def test_a_message_long_before_the_end_of_an_address_is_masked():
     ],
 )
 def test_a_driver_may_quote_a_part_of_an_address(address, message):
-    """Decoded, or taken for another part of it: the address in use is known."""
+    """Decoded, or misparsed: the parts of the address in use are known."""
     assert SECRET not in mask_credentials(message, address)
 
 
@@ -84,7 +84,7 @@ def test_a_driver_may_quote_a_part_of_an_address(address, message):
     ],
 )
 def test_texts_without_credentials_are_unchanged(address):
-    """An @ in a path is a character like any other."""
+    """For example, an @ in a path."""
     assert mask_credentials(address, address) == address
     assert not has_credentials(address)
 
@@ -112,7 +112,7 @@ FRAGMENTS = [*" a1-+._/@'", "a:", "://", "?a=", "e1", "T1:", "\\ud8"]
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=3).map("".join))
 def test_masking_takes_linear_time(read, fragment):
-    """Of the processor's time, four times the text takes about four times as much, never 16."""
+    """Four times the text takes about four times the processor time, never 16."""
 
     def seconds(length):
         text, taken = (fragment * length)[:length], []

@@ -1,4 +1,4 @@
-"""Looking datasets over: sound ones are found sound, and each damage is found once."""
+"""Checking datasets: valid ones have no problems, and each problem is reported once."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def root(intact_tree, tmp_path) -> Path:
 
 
 def check_messages(findings: Findings) -> list[tuple[str, str]]:
-    """Kind and path of each problem."""
+    """Return kind and path of each problem."""
     return [(p.type, str(p.path.relative_to(findings.root))) for p in findings.problems]
 
 
 def test_a_valid_dataset_has_no_problems(root, tmp_path):
-    """Layout, digest, buckets, classes and counts. Nothing is wrong."""
+    """With layout, digest, buckets, classes and counts."""
     findings = check_layout(root)
     assert findings.problems == ()
     assert findings.layout == "released"
@@ -115,7 +115,7 @@ DAMAGES = [
 
 @pytest.mark.parametrize(("damage", "problems", "loads"), DAMAGES)
 def test_each_problem_is_reported_once(root, damage, problems, loads):
-    """Its kind and its path, once, and nothing else."""
+    """With kind and path."""
     damage(root)
     findings = check_layout(root)
     assert check_messages(findings) == problems
@@ -137,7 +137,7 @@ def test_lists_that_cannot_be_read_are_an_error(root, file, content):
 
 
 def test_the_check_continues_after_the_first_problem(root):
-    """Problems of images that the loader would stop at, all at once. The copies are all named."""
+    """All problems that would each stop a training, with all copies."""
     for number in (4, 5):
         (root / IMAGES / f"1/bus/23582104{number}.jpg").unlink()
     (root / IMAGES / "2/bus/235821044.jpg").write_bytes(b"no image")
@@ -161,7 +161,7 @@ def test_the_check_continues_after_the_first_problem(root):
 
 
 def test_a_link_out_of_the_dataset_is_not_followed(root, tmp_path):
-    """Neither of an image, which is a problem, nor of a folder, which is an error."""
+    """A linked image is a problem, and a linked folder is an error."""
     write_image(tmp_path / "elsewhere/1.jpg", seed="elsewhere")
     (root / FIRST).unlink()
     (root / FIRST).symlink_to(tmp_path / "elsewhere/1.jpg")
@@ -175,7 +175,7 @@ def test_a_link_out_of_the_dataset_is_not_followed(root, tmp_path):
 
 
 def test_older_lists_are_compared_with_the_images(tmp_path):
-    """A listed image that is missing is a problem, and a line that is none an error."""
+    """A missing image is a problem, and an invalid line is an error."""
     root = LAYOUTS["older"](tmp_path / "root", PHOTOS)
     missing = PHOTOS.of("train", "1")[3].path
     (root / missing).unlink()
@@ -188,7 +188,7 @@ def test_older_lists_are_compared_with_the_images(tmp_path):
 
 @pytest.mark.parametrize("layout", ["older", "challenge"])
 def test_hidden_entries_are_ignored(tmp_path, layout):
-    """What file managers and notebooks leave behind is no problem, as it is none to the loader."""
+    """Files of file managers and notebooks, as in training."""
     root = LAYOUTS[layout](tmp_path / "root", PHOTOS)
     result = check_layout(root)
     for folder in ("labeled_images", "labeled_images/1", "labeled_images/1/bus"):
@@ -200,7 +200,7 @@ def test_hidden_entries_are_ignored(tmp_path, layout):
 
 
 def test_a_file_too_large_for_an_image_is_not_read(root):
-    """The loader's bound. A sparse file of it takes no disk, but would take long to hash."""
+    """A sparse file would take long to hash."""
     os.truncate(root / FIRST, 2**40)
     findings = check_layout(root)
     assert check_messages(findings) == [("unreadable", FIRST)]
@@ -209,7 +209,7 @@ def test_a_file_too_large_for_an_image_is_not_read(root):
 
 @pytest.mark.parametrize("make", [None, "folder", "file"])
 def test_a_folder_without_a_dataset_is_an_error(tmp_path, make):
-    """One line and exit code 2, not a list of problems."""
+    """One line and exit code 2."""
     root = tmp_path / "root"
     if make == "folder":
         root.mkdir()
@@ -223,7 +223,7 @@ def test_a_folder_without_a_dataset_is_an_error(tmp_path, make):
 
 
 def test_json_follows_its_documentation(root, project):
-    """Exit code 0 and 1. Every key and every kind is in the documentation."""
+    """With exit codes 0 and 1. Every key and kind is documented."""
     done = CliRunner().invoke(main, ["data", "check", str(root), "--json"])
     assert done.exit_code == 0
     assert json.loads(done.stdout)["problems"] == []
@@ -246,7 +246,7 @@ def test_json_follows_its_documentation(root, project):
 
 
 def test_names_are_shown_escaped(tmp_path):
-    """A file's name can neither move the cursor nor begin its own line."""
+    """File names cannot control the terminal."""
     root = LAYOUTS["challenge"](tmp_path / "root", PHOTOS)
     (root / "labeled_images/1/bus/\x1b[2J\nnothing is wrong [bold].txt").write_text("")
     done = CliRunner().invoke(main, ["data", "check", str(root)])
@@ -257,7 +257,7 @@ def test_names_are_shown_escaped(tmp_path):
 
 
 def test_a_leak_is_reported_if_only_the_loader_knows_the_test_set(tmp_path):
-    """One tree of images: the split decides whether a copy within a class is a leak."""
+    """The split decides whether a copy within a class is a leak."""
     root = LAYOUTS["challenge"](tmp_path / "root", PHOTOS)
     bucket = load_stream("x", str(root), cache_dir=tmp_path).buckets[0]
     source = next(p for p in bucket.test.paths if p.parent.name == "bus")

@@ -1,4 +1,4 @@
-"""Random damage to a dataset: a correct load or one line that leads to the place, nothing else."""
+"""Random damage to a dataset: it loads correctly, or is a one-line error with a path."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HUGE = "9" * 5000
 
 @dataclass
 class Tree:
-    """A dataset that may be damaged, and what it was."""
+    """A dataset to damage, and its original content."""
 
     root: Path
     draw: random.Random
@@ -58,7 +58,7 @@ class Tree:
 
 
 class NotApplicableError(Exception):
-    """The layout has nothing that this damage could be done to."""
+    """The layout has nothing that this damage applies to."""
 
 
 def containers(value: Any) -> list[Any]:
@@ -71,7 +71,7 @@ def containers(value: Any) -> list[Any]:
 
 
 def pick_folder(tree: Tree, value: Any) -> tuple[Any, Any]:
-    """Some container in a JSON value, and some key or index of it."""
+    """Return a random container in a JSON value, and one of its indices or keys."""
     container = tree.draw.choice([c for c in containers(value) if c])
     keys = list(container) if isinstance(container, dict) else range(len(container))
     return container, tree.draw.choice(list(keys))
@@ -103,7 +103,7 @@ def swap_files(tree: Tree) -> None:
 
 
 def swap_folders(tree: Tree) -> None:
-    """Bucket or class folders of images, where lists state what they are."""
+    """Swap bucket or class folders of images, which lists contradict."""
     folders = sorted({p.parent for p in tree.files(".jpg")})
     if not tree.files(".json"):
         raise NotApplicableError  # the folders are all there is, so they are the truth
@@ -140,7 +140,7 @@ def wrong_type(tree: Tree) -> None:
 
 
 def climb(tree: Tree) -> None:
-    """A path out of the dataset, to a file that is there."""
+    """Return a path out of the dataset to an existing file."""
     outside = tree.draw.choice(
         [
             "../outside.jpg",
@@ -194,7 +194,7 @@ def not_utf_8(tree: Tree) -> None:
 
 
 def odd_image(tree: Tree) -> None:
-    """In an image's place: a pipe, a folder, or a link out, in a circle or to nowhere."""
+    """Replace an image by a pipe, a folder, or a link out, in a circle or to nowhere."""
     path = tree.pick(".jpg")
     path.unlink()
     damage_number = tree.draw.randrange(5)
@@ -226,7 +226,7 @@ DAMAGE: tuple[Callable[[Tree], None], ...] = (
 
 @dataclass
 class Whole:
-    """An undamaged tree and what it gives."""
+    """An undamaged dataset and its stream."""
 
     root: Path
     truth: dict[str, Photo]
@@ -251,7 +251,7 @@ def load(root: Path, options: tuple[str, str]) -> BucketStream:
 def check(
     stream: BucketStream, full_run: Whole, options: tuple[str, str], *, may_lack: bool
 ) -> None:
-    """Every image is in its bucket, class and split. None is lacking but where that is allowed."""
+    """Check that every image is in its bucket, class and split."""
     released = (options == ("iid", "auto")) and stream.layout == "released"
     seen_contents: set[str] = set()
     for bucket in stream.buckets:
@@ -273,7 +273,7 @@ def check(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_randomly_damaged_files_are_handled(tmp_path, intact_tree, layout):
-    """Each of many seeded corruptions: the right stream, or one line with a path."""
+    """For many seeded corruptions."""
     counts: Counter[str] = Counter()
     seed = 0
     while counts.total() < CORRUPTIONS_PER_LAYOUT:

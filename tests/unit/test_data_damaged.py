@@ -1,4 +1,4 @@
-"""Images that cannot be decoded: all found before training, and left out only on request."""
+"""Images that cannot be decoded: found before training, and left out only on request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sound(stream: BucketStream, cache: Path, damaged: str, **options) -> tuple[B
 
 
 def break_images(stream: BucketStream) -> list[Path]:
-    """One training image of the first bucket, and a training and a test image of the last one."""
+    """Damage a training image of the first bucket, and two images of the last one."""
     first, last = stream.buckets[0], stream.buckets[-1]
     broken = [first.train.paths[1], last.train.paths[-1], last.test.paths[0]]
     for number, path in enumerate(broken):
@@ -49,7 +49,7 @@ def break_images(stream: BucketStream) -> list[Path]:
 
 @pytest.mark.parametrize("damaged", ["stop", "leave_out"])
 def test_an_undamaged_stream_is_unchanged(root, cache, damaged):
-    """The stream itself comes back, its images are in the cache, and progress ends at all."""
+    """Its images are cached, and progress ends at all."""
     stream, reported = read(root, cache), []
     checked, left_out = sound(
         stream, cache, damaged, on_image=lambda *counts: reported.append(counts)
@@ -63,7 +63,7 @@ def test_an_undamaged_stream_is_unchanged(root, cache, damaged):
 
 
 def test_damaged_images_stop_the_run_unless_they_may_be_left_out(root, cache):
-    """One line: how many, the first one's path, and what to do. The second start says the same."""
+    """One line with number, first path and remedy. A second start repeats it."""
     broken = break_images(read(root, cache))
     stream = read(root, cache)
     messages = []
@@ -78,7 +78,7 @@ def test_damaged_images_stop_the_run_unless_they_may_be_left_out(root, cache):
 
 
 def test_left_out_images_are_not_in_sets_digest_or_counts_and_are_reported(root, cache):
-    """The stream is that of a tree that never held them, except for the warnings that name them."""
+    """The stream equals that of a dataset without them, except for warnings."""
     broken = break_images(read(root, cache))
     stream = read(root, cache)
     checked, left_out = sound(stream, cache, "leave_out")
@@ -100,7 +100,7 @@ def test_left_out_images_are_not_in_sets_digest_or_counts_and_are_reported(root,
 
 
 def test_remaining_images_are_cached_before_training(root, cache):
-    """Every set can be had although its files are gone. A second start decodes nothing."""
+    """A second start decodes nothing, even if files are deleted."""
     break_images(read(root, cache))
     stream, reported = read(root, cache), []
     checked, _ = sound(stream, cache, "leave_out", on_image=lambda *counts: reported.append(counts))
@@ -117,7 +117,7 @@ def test_remaining_images_are_cached_before_training(root, cache):
 
 
 def test_a_set_for_training_and_tests_stays_one_set(root, cache):
-    """Under the streaming protocol an image is looked at, and told, once."""
+    """Under streaming, an image is decoded and reported once."""
     break_images(read(root, cache))
     streaming = load_stream("clear10", str(root), cache_dir=cache, protocol="streaming")
     reported = []
@@ -134,7 +134,7 @@ def test_a_set_for_training_and_tests_stays_one_set(root, cache):
 
 
 def test_more_damaged_images_than_anyone_reads_are_counted(tmp_path, cache):
-    """A hundred are named, the others counted."""
+    """A hundred are named."""
     root = write_released(tmp_path / "many", train=50)
     train = [p for b in read(root, cache).buckets for p in b.train.paths]
     for n, path in enumerate(train[::3]):
@@ -147,7 +147,6 @@ def test_more_damaged_images_than_anyone_reads_are_counted(tmp_path, cache):
 
 
 def test_a_bucket_without_remaining_images_is_an_error(root, cache):
-    """No bucket is trained or tested on nothing."""
     for n, path in enumerate(read(root, cache).buckets[1].test.paths):
         path.write_bytes(HTML + bytes([n]))
     with pytest.raises(DataError, match="none of bucket 2's test images can be decoded"):
@@ -155,7 +154,7 @@ def test_a_bucket_without_remaining_images_is_an_error(root, cache):
 
 
 def test_a_missing_file_is_not_a_damaged_one(root, cache):
-    """What cannot be read at all is never left out in silence: it stops either way."""
+    """An unreadable file is never left out."""
     stream = read(root, cache)
     gone = stream.buckets[0].train.paths[0]
     gone.unlink()

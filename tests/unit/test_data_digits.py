@@ -1,4 +1,4 @@
-"""The embedded dataset: the same on every machine, honest about its splits, safe to write."""
+"""The embedded dataset digits: equal on every machine, and safe to write."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stream(digits_cache: Path) -> BucketStream:
 
 
 def test_digest_is_the_same_everywhere(stream):
-    """The pinned digest: a change of one pixel of one image needs a new folder name and digest."""
+    """A change of one pixel needs a new folder name and digest."""
     assert digits.FOLDER == "digits-v3"
     assert stream.digest == digits.DIGEST
     assert (
@@ -35,7 +35,7 @@ def test_digest_is_the_same_everywhere(stream):
 
 
 def test_ten_balanced_buckets(stream):
-    """Ten buckets in order, each with 12 training and 5 test images of every digit."""
+    """Each has 12 training and 5 test images of every digit."""
     assert [bucket.key for bucket in stream.buckets] == [str(n) for n in range(1, 11)]
     assert stream.class_names == tuple("0123456789")
     for bucket in stream.buckets:
@@ -44,7 +44,7 @@ def test_ten_balanced_buckets(stream):
 
 
 def test_every_image_shows_a_different_scan(stream):
-    """No two of the stream show the same one. File names are the scans' numbers, of their class."""
+    """File names are the scans' numbers."""
     images = [images for bucket in stream.buckets for images in (bucket.train, bucket.test)]
     scans = [int(path.stem) for of_part in images for path in of_part.paths]
     labels = np.concatenate([of_part.labels for of_part in images])
@@ -53,7 +53,7 @@ def test_every_image_shows_a_different_scan(stream):
 
 
 def test_the_second_use_reads_the_cache(stream, digits_cache):
-    """The cache folder is written once, and nothing else is left in it."""
+    """The folder is written once, and no other file remains."""
     image = digits_cache / digits.FOLDER / "train/1/0"
     before = image.stat().st_mtime_ns
     assert write_embedded("digits", digits_cache) == digits_cache / digits.FOLDER
@@ -62,7 +62,7 @@ def test_the_second_use_reads_the_cache(stream, digits_cache):
 
 
 def test_killed_or_concurrent_writers_leave_one_complete_dataset(tmp_path):
-    """Nothing of one that was killed is read. Of two, the last to rename takes the other's."""
+    """A killed writer's files are not read. The second of two uses the first one's."""
     code = (
         "import os, sys, pathlib\n"
         "from clear_mlflow.data.embedded import digits, write_embedded\n"
@@ -89,7 +89,7 @@ def test_killed_or_concurrent_writers_leave_one_complete_dataset(tmp_path):
 
 
 def test_a_damaged_cache_is_noticed(digits_cache, tmp_path):
-    """One changed pixel or one lost file in the cache ends in the advice to delete it."""
+    """A changed pixel or a lost file is an error with a remedy."""
     root = tmp_path / digits.FOLDER
     shutil.copytree(digits_cache / digits.FOLDER, root)
     path = root / "test/4/7"
@@ -109,7 +109,7 @@ def test_a_damaged_cache_is_noticed(digits_cache, tmp_path):
 
 @pytest.mark.parametrize("in_the_way", ["cache", f"cache/{digits.FOLDER}"])
 def test_an_unwritable_cache_is_an_error_with_a_remedy(tmp_path, in_the_way):
-    """A file where a folder should be: one line with the path and the variable."""
+    """One line with the path and the variable."""
     (tmp_path / in_the_way).parent.mkdir(exist_ok=True)
     (tmp_path / in_the_way).write_text("in the way")
     with pytest.raises(DataError, match="CLEAR_MLFLOW_CACHE") as caught:
@@ -121,7 +121,7 @@ def test_an_unwritable_cache_is_an_error_with_a_remedy(tmp_path, in_the_way):
 
 @pytest.mark.parametrize("dataset", EMBEDDED)
 def test_an_embedded_dataset_reads_no_folder(tmp_path, dataset):
-    """A user's folder is not taken for a damaged copy, which a message would have deleted."""
+    """So that no message recommends to delete a user's folder."""
     (tmp_path / "photos").mkdir()
     with pytest.raises(ConfigError) as caught:
         load_stream(dataset, str(tmp_path / "photos"), cache_dir=tmp_path)
@@ -132,7 +132,7 @@ def test_an_embedded_dataset_reads_no_folder(tmp_path, dataset):
 
 
 def test_default_cache_dir(monkeypatch, tmp_path):
-    """Our own variable first, then XDG's if absolute, then ~/.cache."""
+    """Our variable, then XDG's if absolute, then ~/.cache."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", "~/mine")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))

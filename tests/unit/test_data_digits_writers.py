@@ -1,4 +1,4 @@
-"""The embedded dataset without made drift: every scan once, by sheets; another hand is harder."""
+"""The embedded dataset digits-writers: every scan once, ordered by writer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_scans(paths: tuple[Path, ...]) -> NDArray[np.int64]:
 
 
 def test_digest_is_the_same_everywhere(stream):
-    """The pinned digest: a change of one pixel of one image needs a new folder name and digest."""
+    """A change of one pixel needs a new folder name and digest."""
     assert digits_writers.FOLDER == "digits-writers-v2"
     assert stream.digest == digits_writers.DIGEST
     assert (
@@ -37,7 +37,7 @@ def test_digest_is_the_same_everywhere(stream):
 
 
 def test_every_scan_is_in_one_bucket_and_on_one_side(stream):
-    """1,797 scans, each once. The buckets are stretches of the order in which they are stored."""
+    """1,797 scans in the order in which they are stored."""
     by_bucket = [
         (read_scans(bucket.train.paths), read_scans(bucket.test.paths)) for bucket in stream.buckets
     ]
@@ -51,7 +51,7 @@ def test_every_scan_is_in_one_bucket_and_on_one_side(stream):
 
 
 def test_each_bucket_has_enough_of_every_digit(stream):
-    """Some 177 training and 79 test images a bucket, at least 7 of every digit in each test set."""
+    """About 177 training and 79 test images, at least 7 of every digit in each test set."""
     assert [len(bucket.train) for bucket in stream.buckets] == [176, 180, 180, 175, 179, 178, 174]
     assert [len(bucket.test) for bucket in stream.buckets] == [80, 80, 80, 78, 79, 80, 78]
     for bucket in stream.buckets:
@@ -60,7 +60,7 @@ def test_each_bucket_has_enough_of_every_digit(stream):
 
 
 def test_images_are_the_scans_themselves(stream):
-    """Each file is the scan of its number, 17 grey levels as 0 to 255, under the scan's label."""
+    """17 grey levels as 0 to 255, with the scan's label."""
     scans = load_digits()
     for bucket in stream.buckets:
         for images in (bucket.train, bucket.test):
@@ -73,7 +73,7 @@ def test_images_are_the_scans_themselves(stream):
 
 
 def gap(parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[float, float]:
-    """Mean accuracy of a logistic regression per bucket, on its own test images and on others'."""
+    """Return a logistic regression's mean accuracy on its own and on other buckets' test images."""
     scans = load_digits()
     pixels, target = scans.data / 16, scans.target
     accuracy = np.empty((len(parts), len(parts)))
@@ -85,10 +85,7 @@ def gap(parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[float
 
 
 def test_another_writer_is_harder_and_a_shuffled_order_is_not(stream):
-    """scikit-learn's logistic regression: some 14 points between own and other buckets' images.
-
-    The same numbers of scans in random order leave nothing of it: the difference is the writers.
-    """
+    """About 14 points between own and other buckets. A random order of scans has no difference."""
     parts = [(read_scans(b.train.paths), read_scans(b.test.paths)) for b in stream.buckets]
     own, others = gap(parts)
     assert 0.96 < own < 1

@@ -1,4 +1,4 @@
-"""Downloading from a small hub on this machine, in its good and bad moods."""
+"""Downloading from a small, unreliable hub on this machine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def files(tree, tmp_path_factory) -> dict[str, bytes]:
-    """Two archives: one with the split below a folder, one below two, next to a Mac's leavings."""
+    """Two archives: one with the split below a folder, one below two, next to files of macOS."""
     folder = tmp_path_factory.mktemp("archives")
     train = zip_files(tree / "train_image_only", folder / TRAIN, below="train_image_only/")
     zip_files(tree / "test", folder / TEST, below="small/test/")
@@ -84,14 +84,14 @@ def fetch(release: Release, root: Path, hub: Hub, **options) -> tuple[str, ...]:
 
 
 def same_as(tree: Path, root: Path) -> bool:
-    """Return True if the loader reads the same stream from both, and nothing unfinished is left."""
+    """Return True if both folders have the same stream, and no partial file remains."""
     names = sorted(path.name for path in root.iterdir())
     streams = [load_stream("small", str(folder), cache_dir=root) for folder in (tree, root)]
     return names == ["test", "train_image_only"] and streams[0].digest == streams[1].digest
 
 
 def test_the_released_archives_are_the_ones_that_the_authors_published():
-    """Names and checksums of CLEAR-10 and CLEAR-100, training and test."""
+    """Names and checksums of CLEAR-10 and CLEAR-100."""
     assert {a.file: a.md5 for release in RELEASES.values() for a in release.archives} == {
         "clear10-train-image-only.zip": "5171f720810d60b471c308dee595d430",
         "clear10-test.zip": "bf9a85bfb78fe742c7ed32648c9a3275",
@@ -104,7 +104,7 @@ def test_the_released_archives_are_the_ones_that_the_authors_published():
 
 
 def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
-    """Progress goes from nothing to all. A second call asks for nothing."""
+    """With progress. A second call requests nothing."""
     reported = []
     root = tmp_path / "deep" / "root"
     done = fetch(release, root, hub, on_progress=lambda *report: reported.append(report))
@@ -130,14 +130,14 @@ def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
     ],
 )
 def test_temporary_errors_are_retried(release, hub, tree, tmp_path, moods):
-    """Whatever went wrong at first, the dataset is whole in the end. Nobody waits 9,000 seconds."""
+    """With limited waits."""
     hub.moods = moods
     fetch(release, tmp_path / "root", hub)
     assert same_as(tree, tmp_path / "root")
 
 
 def test_a_second_download_continues_the_first(release, hub, files, tree, tmp_path):
-    """What arrived is kept between runs. The split that was done is not asked for again."""
+    """Parts are kept, and completed splits are not requested again."""
     hub.moods = ["good", "truncate", "503"]
     with pytest.raises(DataError, match="the server responds 503"):
         fetch(release, tmp_path, hub)
@@ -161,7 +161,7 @@ def test_a_second_download_continues_the_first(release, hub, files, tree, tmp_pa
     ],
 )
 def test_a_permanent_error_is_one_line_with_a_remedy(release, hub, tmp_path, mood, message):
-    """The line names the folder and what to run. No split is there."""
+    """It names the folder and the command. No split exists."""
     hub.moods = [mood]
     with pytest.raises(DataError, match=message) as error:
         fetch(release, tmp_path, hub)
@@ -175,7 +175,7 @@ def test_a_permanent_error_is_one_line_with_a_remedy(release, hub, tmp_path, moo
 
 
 def test_a_complete_part_is_used(release, hub, tree, files, tmp_path):
-    """As of a process that was killed before it checked it: no byte of it is fetched again."""
+    """A process was killed before it checked it."""
     work = tmp_path / WORK_FOLDER
     work.mkdir()
     (work / f"{TRAIN}.part").write_bytes(files[TRAIN])
@@ -185,7 +185,7 @@ def test_a_complete_part_is_used(release, hub, tree, files, tmp_path):
 
 
 def test_an_unrelated_partial_file_is_replaced(release, hub, tree, files, tmp_path):
-    """A longer or other part is found out, and the archive fetched from the beginning."""
+    """The archive is downloaded from its beginning."""
     work = tmp_path / WORK_FOLDER
     work.mkdir()
     (work / f"{TRAIN}.part").write_bytes(bytes(len(files[TRAIN]) + 5))
@@ -196,7 +196,7 @@ def test_an_unrelated_partial_file_is_replaced(release, hub, tree, files, tmp_pa
 
 
 def test_a_crash_while_unpacking_leaves_no_partial_split(release, hub, tree, tmp_path):
-    """Killed at any point, the folder has a complete split or none. The next run finishes it."""
+    """The next call finishes it."""
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
@@ -216,7 +216,7 @@ def test_a_crash_while_unpacking_leaves_no_partial_split(release, hub, tree, tmp
 
 
 def test_an_existing_folder_is_left_unchanged(release, hub, tree, tmp_path):
-    """A split that this command did not unpack, or unpacked from another archive, is kept."""
+    """A split of another origin is kept."""
     shutil.copytree(tree / "test", tmp_path / "test")
     with pytest.raises(DataError, match="was not unpacked from"):
         fetch(release, tmp_path, hub)
@@ -230,7 +230,7 @@ def test_an_existing_folder_is_left_unchanged(release, hub, tree, tmp_path):
 
 
 def test_two_at_once_download_once(release, hub, tree, tmp_path):
-    """The second one reports it, waits, and has what the first one fetched."""
+    """The second one reports it, waits, and uses the result."""
     reported = []
     (tmp_path / WORK_FOLDER).mkdir()
     with (tmp_path / WORK_FOLDER / "lock").open("wb") as lock, ThreadPoolExecutor() as pool:
@@ -248,7 +248,7 @@ def test_two_at_once_download_once(release, hub, tree, tmp_path):
 
 
 def test_the_required_disk_space_is_printed_first(release, hub, files, tmp_path):
-    """All that is fetched, and the most that is there at once: both splits and the last archive."""
+    """The download, and the maximum of both splits and the last archive."""
     reported = []
     hub.sizes = {TRAIN: 3_000_000_000, TEST: 2_000_000_000}
     hub.moods = ["404"]
@@ -263,7 +263,7 @@ def test_the_required_disk_space_is_printed_first(release, hub, files, tmp_path)
 
 
 def test_an_unwritable_folder_is_reported(release, hub, tmp_path):
-    """Nothing is asked of the network before."""
+    """Before any network access."""
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/clear")):
         with pytest.raises(DataError, match=f"{root} cannot be written: "):
@@ -273,7 +273,7 @@ def test_an_unwritable_folder_is_reported(release, hub, tmp_path):
 
 @pytest.mark.parametrize("below", [1000, 500_000])
 def test_a_full_disk_is_a_one_line_error(hub, tmp_path, below):
-    """While downloading, and while unpacking: here by a limit on the size of a file."""
+    """While downloading, and while unpacking, simulated by a limit on file sizes."""
     archive = tmp_path / "large.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
         opened.writestr("class_names.txt", os.urandom(500).hex() * 20_000)
@@ -304,7 +304,7 @@ def test_a_full_disk_is_a_one_line_error(hub, tmp_path, below):
 
 
 def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path):
-    """HF_ENDPOINT and HF_TOKEN, as everywhere on the hub."""
+    """HF_ENDPOINT and HF_TOKEN."""
     code = (
         "from pathlib import Path\n"
         "from clear_mlflow.data.download import Archive, Release, download\n"
@@ -320,7 +320,7 @@ def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path
 
 
 def test_offline_mode_is_an_immediate_error(tmp_path, monkeypatch):
-    """The command line's one line, with CLEAR-10's own file and the folder."""
+    """One line with CLEAR-10's file and the folder."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # as the variable sets it
     done = CliRunner().invoke(main, ["data", "download", "clear10", str(tmp_path)])
     assert (done.exit_code, done.stdout) == (2, "")

@@ -1,4 +1,4 @@
-"""Decoding: every kind of photo in, square bytes out."""
+"""Decoding: every kind of photo becomes square RGB bytes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def refusal(path: Path) -> str:
 
 
 def quadrants(width: int, height: int) -> Image.Image:
-    """Return an image whose four quarters tell how it was turned."""
+    """Return an image whose four quarters show its orientation."""
     image = Image.new("RGB", (width, height))
     colours = ((250, 10, 10), (10, 250, 10), (10, 10, 250), (250, 250, 10))
     for number, colour in enumerate(colours):
@@ -59,7 +59,7 @@ def quadrants(width: int, height: int) -> Image.Image:
     side=st.integers(1, 29),
 )
 def test_any_size_becomes_the_central_square(tmp_path_factory, width, height, side):
-    """For any width and height the result is the literal: crop the exact centre, then scale."""
+    """Equal to a literal crop of the exact centre, then scaling."""
     path = tmp_path_factory.getbasetemp() / f"{width}x{height}.png"
     write_image(path, size=(width, height), seed=f"{width}x{height}")
     result = decode(image_set(path), Resize(side, square=True)).pixels.reshape(-1, side, side, 3)
@@ -77,7 +77,7 @@ def test_any_size_becomes_the_central_square(tmp_path_factory, width, height, si
 
 
 def _bilinear(length: int, start: float, extent: float, side: int) -> np.ndarray:
-    """The weights of a triangle filter, as wide as a step, by its definition: (side, length)."""
+    """Return weights of a triangle filter by its definition: (side, length)."""
     step = extent / side
     width = max(step, 1.0)
     weights = np.zeros((side, length))
@@ -91,7 +91,7 @@ def _bilinear(length: int, start: float, extent: float, side: int) -> np.ndarray
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize(("width", "height"), [(48, 32), (31, 47)])
 def test_orientation_of_the_camera_is_undone(tmp_path, orientation, width, height):
-    """For all eight EXIF orientations the image is as Pillow's own slow way shows it."""
+    """Equal to Pillow's result for all eight EXIF orientations."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = tmp_path / "turned.jpg"
@@ -104,7 +104,7 @@ def test_orientation_of_the_camera_is_undone(tmp_path, orientation, width, heigh
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_photos_with_damaged_exif_are_decoded(tmp_path):
-    """EXIF that cannot be read counts as no EXIF."""
+    """Without a rotation."""
     quadrants(32, 32).save(
         tmp_path / "bad.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff" + b"\xff" * 9
     )
@@ -142,7 +142,7 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_image_becomes_rgb(tmp_path, name):
-    """Grey, palette, CMYK and 16 bits keep their look. What is transparent becomes white."""
+    """Grey, palette, CMYK and 16 bits. Transparency becomes white."""
     save, colour = KINDS[name]
     save(tmp_path / name)
     difference = decode_image(tmp_path / name).astype(int) - np.array(colour)
@@ -150,7 +150,7 @@ def test_every_kind_of_image_becomes_rgb(tmp_path, name):
 
 
 def test_order_is_kept_and_progress_reported(tmp_path):
-    """Images come out in the order they went in, however many threads. Progress ends at N."""
+    """With any number of threads."""
     paths = [tmp_path / f"{n}.png" for n in range(50)]
     for n, path in enumerate(paths):
         Image.new("RGB", (9, 7), (n, 2 * n, 3 * n)).save(path)
@@ -165,7 +165,7 @@ def test_order_is_kept_and_progress_reported(tmp_path):
 
 @pytest.mark.parametrize("height", [518, 4 * 518])
 def test_images_decoded_ahead_are_limited_in_bytes(tmp_path, monkeypatch, height):
-    """On 64 cores, as DINOv2 takes images: at most 1 GiB waits, also of higher images."""
+    """At most 1 GiB waits on 64 cores with DINOv2's size."""
     monkeypatch.setattr(decode_module, "count_usable_cores", lambda: 64)
     path = tmp_path / "image.png"
     Image.new("RGB", (8, 8)).save(path)
@@ -229,7 +229,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_damaged_images_are_rejected_by_name(tmp_path, name):
-    """Truncated, empty, or something else altogether: one line with the path."""
+    """Truncated, empty, or another format: one line with the path."""
     (tmp_path / name).write_bytes(BROKEN[name])
     assert "cannot be decoded" in refusal(tmp_path / name)
     with pytest.raises(DataError, match="cannot be decoded"):  # as images are trained on
@@ -239,7 +239,7 @@ def test_damaged_images_are_rejected_by_name(tmp_path, name):
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("side", [10_000, 100_000, 2**31 - 1])
 def test_decompression_bombs_are_not_inflated(tmp_path, side):
-    """A small file that claims enormous sides is refused before its pixels are made."""
+    """Rejected by the size in the header."""
     (tmp_path / "bomb.png").write_bytes(_build_png(side, side))
     assert "pixels" in refusal(tmp_path / "bomb.png")
 
@@ -273,7 +273,7 @@ else:
 
 @pytest.mark.parametrize("cause", ["cache", "memory", "check"])
 def test_an_image_too_large_for_the_memory_is_a_one_line_error(tmp_path, cause):
-    """80 megapixels, some hundred kilobytes as a file. Wherever an image is decoded."""
+    """80 megapixels in some hundred kilobytes, wherever an image is decoded."""
     path = tmp_path / "large.png"
     Image.new("I;16", (9000, 8900)).save(path)
     done = subprocess.run(

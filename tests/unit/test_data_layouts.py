@@ -1,4 +1,4 @@
-"""Every public layout of CLEAR under every protocol: the same images, split and digest in each."""
+"""Every layout of CLEAR under every protocol: the same images, splits and digests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROTOCOLS = [("iid", "0"), ("iid", "3"), ("iid", "77"), ("streaming", "auto")]
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One dataset in each layout. Nothing may be written there."""
+    """One dataset in each layout, read-only."""
     return {name: write(tmp_path_factory.mktemp(name), PHOTOS) for name, write in LAYOUTS.items()}
 
 
@@ -51,7 +51,7 @@ def find_by_name(photos: list[Photo]) -> list[tuple[str, Photo]]:
 
 
 def literal_split(photos: list[Photo], seed: int) -> tuple[list[Photo], list[Photo]]:
-    """A bucket's split, as the authors made theirs: shuffle; the last 30 % are the test set."""
+    """Return a bucket's split by the authors' method: shuffle, test on the last 30 %."""
     random.seed(seed)
     indices = list(range(len(photos)))
     random.shuffle(indices)
@@ -65,7 +65,7 @@ def literal_split(photos: list[Photo], seed: int) -> tuple[list[Photo], list[Pho
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", [0, 3, 77])
 def test_each_layout_has_the_same_seeded_split(trees, layout, seed):
-    """Counts, labels, order and contents are those of a literal twin, in every layout."""
+    """Counts, labels, order and contents equal those of the literal split."""
     stream = load(trees[layout], split=str(seed))
     expected = {}
     for key in PHOTOS.buckets:
@@ -79,7 +79,6 @@ def test_each_layout_has_the_same_seeded_split(trees, layout, seed):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_auto_uses_the_released_test_set_or_else_split_0(trees, layout):
-    """Where a test set was released it is used. Where none was, 30 % are held out."""
     stream = load(trees[layout])
     if layout in ("released", "unpacked"):
         assert stream.split == "released"
@@ -94,7 +93,6 @@ def test_auto_uses_the_released_test_set_or_else_split_0(trees, layout):
 
 @pytest.mark.parametrize(("protocol", "split"), PROTOCOLS)
 def test_the_digest_is_the_same_in_every_layout(trees, protocol, split):
-    """The digest is of the images and of how they are divided, not of how they are stored."""
     streams = [load(root, protocol, split) for root in trees.values()]
     assert len({stream.digest for stream in streams}) == 1
     one_set = {bucket.test is bucket.train for stream in streams for bucket in stream.buckets}
@@ -106,7 +104,7 @@ def test_the_digest_is_the_same_in_every_layout(trees, protocol, split):
 def test_eleven_buckets_and_classes_with_spaces_and_final_newlines(
     tmp_path, layout, zero, final_newline
 ):
-    """The traps of the archives: key "0" or not, "10" after "9", names of several words."""
+    """Bucket "0", "10" after "9", and class names of several words."""
     buckets = tuple(str(n) for n in (10, *range(0 if zero else 1, 10)))
     photos = Photos(
         buckets=buckets,
@@ -131,7 +129,7 @@ def test_eleven_buckets_and_classes_with_spaces_and_final_newlines(
 
 
 def test_the_older_layouts_stored_splits_are_used(tmp_path):
-    """Its lists need not be in order, so its stored splits are not always those made anew."""
+    """They may differ from newly drawn ones."""
     root = write_older(tmp_path, PHOTOS, order=lambda listed: sorted(listed, key=repr)[::-1])
     truth = find_contents(root, PHOTOS)
     photos_read = as_photos(load(root, split="2"), truth)
@@ -152,7 +150,7 @@ def test_the_older_layouts_stored_splits_are_used(tmp_path):
 
 
 def test_a_split_that_is_not_stored_is_drawn_with_a_warning(tmp_path, trees):
-    """A run states that it is not on the published split, where one could think so."""
+    """It is not the published split."""
     root = write_older(tmp_path, PHOTOS, seeds=[0])
     assert load(root, split="0").warnings == ()
     (warning,) = load(root, split="4").warnings
@@ -186,7 +184,7 @@ def test_a_split_that_is_not_stored_is_drawn_with_a_warning(tmp_path, trees):
     ids=["overlap", "image left out", "bucket left out", "swapped", "foreign image"],
 )
 def test_an_invalid_stored_split_is_rejected(tmp_path, edit, words):
-    """A stored split divides exactly the images that the bucket has."""
+    """It has to divide exactly the bucket's images."""
     root = write_older(tmp_path, PHOTOS)
     edit(root / "training_folder/testset_ratio_0.3/split_0/2")
     assert words in refusal(root)
@@ -200,7 +198,7 @@ def test_too_few_images_for_a_test_set_are_an_error(tmp_path):
 
 
 def test_a_missing_test_set_is_an_error(tmp_path):
-    """A test archive that was not unpacked is reported. Holding out 30 % has to be asked for."""
+    """The user has to request a split of 30 %."""
     root = write_released(tmp_path, PHOTOS)
     shutil.rmtree(root / "test")
     assert "pass split=0" in refusal(root)
@@ -228,14 +226,13 @@ def test_meaningless_options_are_rejected(trees, options, words):
 
 @pytest.mark.parametrize("folder", ["clear10", "clear10_neurips2021", "clear10-train", "CLEAR10_x"])
 def test_the_folder_named_like_the_dataset_is_found(tmp_path, folder):
-    """What an archive unpacks to is found, and its neighbour clear100 is not mistaken for it."""
+    """And not its neighbour clear100."""
     write_challenge(tmp_path / "clear100", Photos(classes=("other",)))
     write_older(tmp_path / folder, PHOTOS)
     assert load(tmp_path).class_names == PHOTOS.classes
 
 
 def test_several_datasets_below_the_root_are_an_error(tmp_path):
-    """Which of two is meant is never guessed."""
     write_older(tmp_path / "clear10_neurips2021", PHOTOS)
     write_challenge(tmp_path / "clear10_challenge", PHOTOS)
     assert "'clear10_challenge', 'clear10_neurips2021'" in refusal(tmp_path)
@@ -247,7 +244,7 @@ def test_several_datasets_below_the_root_are_an_error(tmp_path):
     [("released", "challenge"), ("released", "older"), ("older", "released")],
 )
 def test_two_layouts_in_one_folder_are_an_error(tmp_path, below, first, second):
-    """Neither is read in silence, by the loader or by the check, which have one rule."""
+    """For the loader and for the check."""
     LAYOUTS[first](tmp_path / below, PHOTOS)
     LAYOUTS[second](tmp_path / below, Photos(buckets=("1", "2")))
     message = refusal(tmp_path)
@@ -275,7 +272,7 @@ def add_class(root: Path) -> None:
 
 
 def test_unexpected_challenge_folders_are_an_error(tmp_path):
-    """Without lists, the folders themselves are what can be wrong."""
+    """They have no lists to check against."""
     for number, (make, words) in enumerate(
         [
             (lambda r: shutil.rmtree(r / "labeled_images/2/bus"), "no images of class 'bus'"),
@@ -297,7 +294,7 @@ def test_unexpected_challenge_folders_are_an_error(tmp_path):
 
 
 def test_the_embedded_dataset_supports_protocols(digits_cache):
-    """It is proven to be what was written, then divided as asked."""
+    """After verification of its files."""
     without_protocol = load_stream("digits", "auto", cache_dir=digits_cache)
     streaming = load_stream("digits", "auto", cache_dir=digits_cache, protocol="streaming")
     split = load_stream("digits", "auto", cache_dir=digits_cache, split="1")

@@ -1,4 +1,4 @@
-"""Reading CLEAR's released layout: what is right is read right, what is wrong is named."""
+"""Reading CLEAR's released layout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def root(intact_tree: Path, tmp_path: Path) -> Path:
 
 
 def refusal(root: Path) -> str:
-    """Return the one line with which the way from a data root to a stream refuses it."""
+    """Return the one-line error of a dataset."""
     with pytest.raises(DataError) as caught:
         load_stream("clear10", str(root), cache_dir=root / "unused")
     message = str(caught.value)
@@ -38,7 +38,7 @@ def refusal(root: Path) -> str:
 
 
 def literal(root: Path, train_folder: str = "train") -> dict[str, dict[str, list[tuple[str, str]]]]:
-    """A slow twin of the reader: bucket -> split -> (class, path), straight from the JSON."""
+    """Read the JSON in a simple way: bucket -> split -> (class, path)."""
     content: dict[str, dict[str, list[tuple[str, str]]]] = {}
     for key in sorted(read_json(root / train_folder / "labeled_metadata.json"), key=int):
         content[key] = {}
@@ -72,7 +72,7 @@ def as_literal(stream: BucketStream) -> dict[str, dict[str, list[tuple[str, str]
     [("train", True, "jpg"), ("train_image_only", False, "png")],
 )
 def test_reads_what_the_metadata_lists(tmp_path, train_folder, final_newline, extension):
-    """Every listed image lands in its bucket, split and class, in a fixed order."""
+    """Every listed image is in its bucket, split and class, in a fixed order."""
     root = write_released(
         tmp_path,
         train_folder=train_folder,
@@ -90,7 +90,7 @@ def test_reads_what_the_metadata_lists(tmp_path, train_folder, final_newline, ex
 
 
 def test_buckets_are_matched_by_key_and_ordered_as_numbers(tmp_path):
-    """An extra test bucket 0 shifts nothing, and bucket 10 comes after bucket 9."""
+    """An extra test bucket 0 shifts nothing, and 10 comes after 9."""
     root = write_released(
         tmp_path,
         buckets=("10", "2", "9", "1"),
@@ -107,7 +107,7 @@ def test_buckets_are_matched_by_key_and_ordered_as_numbers(tmp_path):
 
 
 def test_the_root_and_files_within_it_may_be_links(root, tmp_path):
-    """Links are followed as long as they stay below the data root."""
+    """As long as they stay below the data root."""
     image = root / "train/labeled_images/1/bus/235821044.jpg"
     image.rename(root / "moved.jpg")
     image.symlink_to(root / "moved.jpg")
@@ -116,7 +116,7 @@ def test_the_root_and_files_within_it_may_be_links(root, tmp_path):
 
 
 def test_digest_equals_its_definition(intact_tree):
-    """The digest is the hash of the sorted (split, bucket, class, content) lines."""
+    """The hash of the sorted (split, bucket, class, content) lines."""
     stream = read_any(intact_tree, name="x")
     lines = [
         "\0".join([split, key, class_name, hashlib.sha256(Path(path).read_bytes()).hexdigest()])
@@ -140,7 +140,7 @@ def test_digest_equals_its_definition(intact_tree):
     ids=["pixels", "bucket", "class", "split", "one image less"],
 )
 def test_every_change_of_content_changes_the_digest(intact_tree, root, change):
-    """An image changed, moved to another bucket, class or split, or left out: another digest."""
+    """A changed, moved or removed image."""
     change(root)
     assert read_any(root, name="x").digest != read_any(intact_tree, name="x").digest
 
@@ -188,7 +188,7 @@ def _link_out(relative: str) -> Callable[[Path], None]:
 
 
 def _prefix(relative: str, entry: str) -> Callable[[Path], object]:
-    """Put one more entry at the start of a JSON object, as text."""
+    """Insert an entry at the start of a JSON object's text."""
     return lambda root: (root / relative).write_text(
         "{" + entry + ", " + (root / relative).read_text()[1:]
     )
@@ -230,7 +230,6 @@ def _path(path: object) -> Callable[[Path], None]:
     ],
 )
 def test_damage_is_a_one_line_error_with_path_and_reason(root, damage, damaged_name, words):
-    """What would pass if it were not looked for is named for what it is."""
     damage(root)
     message = refusal(root)
     assert str(root / damaged_name) in message
@@ -238,7 +237,7 @@ def test_damage_is_a_one_line_error_with_path_and_reason(root, damage, damaged_n
 
 
 def test_a_class_file_in_another_folder_is_rejected(root):
-    """Though it is in the dataset and contains what a class file holds."""
+    """Although its content is valid."""
     listed = read_json(root / "train" / "labeled_metadata.json")
     stored = listed["1"]["bus"]
     listed["1"]["bus"] = "labeled_images/1/bus/bus.json"
@@ -250,7 +249,7 @@ def test_a_class_file_in_another_folder_is_rejected(root):
 
 
 def test_oversized_metadata_is_rejected_before_it_is_read(root):
-    """A metadata file of absurd size (sparse here) costs no memory."""
+    """A sparse file costs no memory."""
     os.truncate(root / BUS, MAX_METADATA_BYTES + 1)
     message = refusal(root)
     assert str(root / BUS) in message
@@ -258,7 +257,7 @@ def test_oversized_metadata_is_rejected_before_it_is_read(root):
 
 
 def test_an_unknown_layout_is_an_error_with_the_expected_ones(tmp_path):
-    """Missing, empty, a file, or of another layout: each has its own words."""
+    """Missing, empty, a file, or another layout."""
     assert "No such file" in refusal(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     assert "found nothing" in refusal(tmp_path / "empty")
@@ -274,7 +273,7 @@ def test_an_unknown_layout_is_an_error_with_the_expected_ones(tmp_path):
 
 
 def test_a_few_shared_images_are_a_warning(root):
-    """Real collections have a few photos twice. Their number and the first two are reported."""
+    """With their number and the first two."""
     first, second = "train/labeled_images/1/bus", "train/labeled_images/2/bus"
     shutil.copy(root / first / "235821044.jpg", root / second / "235821044.jpg")
     shutil.copy(root / first / "235821045.jpg", root / "test/labeled_images/3/bus/235821044.jpg")
@@ -294,7 +293,7 @@ def test_a_few_shared_images_are_a_warning(root):
 
 
 def test_more_than_half_shared_images_are_an_error(root):
-    """The boundary between a warning and an error is half of the smaller set."""
+    """Of the smaller set."""
     train, test = root / "train/labeled_images/1", root / "test/labeled_images/1"
     for class_name in ("bus", "camera", "sweater"):
         shutil.copy(train / class_name / "235821044.jpg", test / class_name / "235821044.jpg")
@@ -304,7 +303,7 @@ def test_more_than_half_shared_images_are_an_error(root):
 
 
 def test_copies_within_one_bucket_split_and_class_are_ignored(root):
-    """The same photo twice under one class of one bucket leaks nothing."""
+    """They leak nothing."""
     folder = root / "train/labeled_images/1/bus"
     shutil.copy(folder / "235821044.jpg", folder / "235821045.jpg")
     assert read_any(root, name="x").warnings == ()

@@ -1,4 +1,4 @@
-"""Files that are written where none is: what is there stays, however late it came."""
+"""Files that must not replace existing ones."""
 
 import os
 
@@ -9,7 +9,7 @@ from clear_mlflow.core.disk import create_durably, write_durably
 
 
 def test_an_existing_file_is_not_replaced(tmp_path):
-    """A file that another process writes just before this one would is not overwritten."""
+    """Written by another process just before."""
     file = tmp_path / "rows" / "row.json"
     assert create_durably(file, b"first")
     assert not create_durably(file, b"second")
@@ -18,7 +18,7 @@ def test_an_existing_file_is_not_replaced(tmp_path):
 
 
 def test_a_file_written_meanwhile_is_not_replaced(tmp_path, monkeypatch):
-    """As when this process is stopped there for an hour."""
+    """While this process was stopped."""
     file = tmp_path / "row.json"
     flush_file = disk.flush_file
 
@@ -33,7 +33,7 @@ def test_a_file_written_meanwhile_is_not_replaced(tmp_path, monkeypatch):
 
 
 def test_a_file_system_without_links(tmp_path, monkeypatch):
-    """The file is written all the same. Other errors are not taken for that."""
+    """The file is written. Other errors are raised."""
 
     def link(source, target):
         raise OSError(number, os.strerror(number))
@@ -50,7 +50,7 @@ def test_a_file_system_without_links(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("write", [write_durably, create_durably])
 def test_two_writers_of_a_file_do_not_disturb_each_other(tmp_path, monkeypatch, write):
-    """One writes all of it while the other is stopped before its last bytes: both succeed."""
+    """One is stopped before its last bytes, and both succeed."""
     file = tmp_path / "row.json"
     flush_file = disk.flush_file
 

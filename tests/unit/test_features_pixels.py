@@ -1,4 +1,4 @@
-"""The built-in features: small images as numbers, for every dataset."""
+"""The built-in features "pixels" of every dataset."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_small_image_is_its_bytes_around_zero(tmp_path):
 
 
 def test_the_embedded_dataset_has_them(digits, tmp_path):
-    """In the order of its images, the same every time, under one digest."""
+    """In the order of its images, with a constant digest."""
     file_names = []
     features = load_features(
         digits,
@@ -64,6 +64,6 @@ def test_the_embedded_dataset_has_them(digits, tmp_path):
 
 
 def test_the_name_pixels_is_reserved(digits, tmp_path):
-    """Nobody extracts others under it."""
+    """Extracted features cannot use it."""
     with pytest.raises(ConfigError, match="pass another --name"):
         check_extraction_name(digits, Extraction(PIXELS, "resnet18", "x", "y"), cache_dir=tmp_path)

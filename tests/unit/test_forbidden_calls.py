@@ -1,4 +1,4 @@
-"""The package contains no call by which a file from outside could run code or leave its folder."""
+"""No call in the package can run code of a file, or write outside of its folder."""
 
 import ast
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ REFUSED_ARGUMENTS = {"shell": True, "trust_remote_code": True, "weights_only": F
 
 
 def join_attributes(node: ast.expr) -> str:
-    """Return a called name as it is written: ``np.load``, or an empty text for other calls."""
+    """Return a called name as written, ``np.load``, or an empty text for other calls."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -53,7 +53,7 @@ def join_attributes(node: ast.expr) -> str:
 
 
 def offences(source: str) -> Iterator[str]:
-    """Yield each call, name or import that may not be there."""
+    """Yield each forbidden call, name or import."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -81,7 +81,7 @@ def offences(source: str) -> Iterator[str]:
 
 
 def test_no_module_calls_functions_that_execute_file_content():
-    """Pickles, shells, templates without escapes, archives that unpack themselves."""
+    """Pickles, shells, unescaped templates, and extraction of archives."""
     calls_by_path = {
         path: [
             call
@@ -117,12 +117,11 @@ def test_no_module_calls_functions_that_execute_file_content():
     ],
 )
 def test_the_check_finds_each_forbidden_call(source):
-    """Each of these would be seen."""
     assert list(offences(source))
 
 
 def test_page_templates_escape_everything():
-    """The page's own style and script are the only texts that are not escaped."""
+    """Except the page's own style and script."""
     folder = PACKAGE / "comparison" / "page"
     template = (folder / "page.html").read_text(encoding="utf-8")
     assert "|safe" not in template.replace(" ", "")

@@ -1,4 +1,4 @@
-"""Which formula gave a published number: numbers of threads and logs, and every definition."""
+"""Finding the formula of a published number: cases of issues and logs, and every definition."""
 
 import math
 
@@ -149,7 +149,7 @@ def square_matrices(draw):
 @settings(deadline=None)
 @given(square_matrices(), st.integers(2, 6), st.sampled_from([1, 100]), st.booleans(), st.data())
 def test_values_of_a_definition_are_identified_as_it(matrix, digits, factor, transpose, data):
-    """Rounded, at any step, as a fraction or in percent, from the matrix or its transpose."""
+    """Rounded, at any step, as a fraction or percent, also of the transpose."""
     step = data.draw(st.integers(1, matrix.num_rows))
     metrics = [metric for metric in ALL_METRICS if metric.needs == MATRIX]
     name, value = data.draw(
@@ -184,7 +184,7 @@ def test_definitions_that_explain_more_numbers_rank_first():
 
 
 def test_matches_by_chance_fall_with_digits():
-    """Ten times fewer with each digit more, as long as more values than one are near."""
+    """Ten times fewer with each further digit."""
     matrix = AccuracyMatrix(np.array(SECOND_PLACE))
     expected = [
         result.expected_by_chance for result in identify(matrix, ["0.923", "0.9228", "0.92281"])
@@ -194,7 +194,7 @@ def test_matches_by_chance_fall_with_digits():
 
 
 def test_another_score_has_no_percent():
-    """Its values are what they are, and metrics that need accuracies are not tried."""
+    """And metrics that need accuracies are not tried."""
     rmse = AccuracyMatrix([[2.1, 3.8], [2.6, 2.2]], score=Score("rmse", higher_is_better=False))
     result, in_percent = identify(rmse, ["2.4", "240"])
     assert "renate/average_rmse" in list_names(result)
@@ -215,7 +215,7 @@ def test_counts_allow_weighted_averages(tmp_path):
 
 
 def test_files_are_read_as_import_reads_them(tmp_path):
-    """With the same options, and the same errors."""
+    """With the same options and errors."""
     file = tmp_path / "cddb.csv"
     rows = np.nan_to_num(CDDB.values * 100)
     np.savetxt(file, rows, delimiter=",", fmt="%.2f")

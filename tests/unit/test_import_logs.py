@@ -187,7 +187,7 @@ def test_a_changed_or_transposed_log_is_rejected(name, old, new):
 
 
 def test_groups_other_than_the_tasks_are_rejected():
-    """Read a log of tasks of five classes, which PyCIL groups by ten."""
+    """Tasks of five classes, which PyCIL groups by ten."""
     log = (LOGS / "c3box.log").read_text()
     log = re.sub(r", '10-19': np.float64\([0-9.]+\)", "", log)
     with pytest.raises(RecordError, match="always group by ten classes"):

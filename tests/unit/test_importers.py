@@ -1,4 +1,4 @@
-"""Results of other programs, read as matrices: every format in the form in which it is written."""
+"""Results of other programs: every format as the program writes it."""
 
 import json
 import math
@@ -113,7 +113,7 @@ SAMPLES = [
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample[0]} {sample[1]}")
 def test_every_format_is_detected_and_read(sample):
-    """The format is found by looking, and every cell is the one that was written."""
+    """Every cell has the written value."""
     format_name, name, content, rows, initial, options = sample
     assert detect_format(result_file(name, content)).name == format_name
     assert_equal(read(name, content, **options), rows, initial)
@@ -164,7 +164,7 @@ ROWS = [",".join(map(str, row)) for row in SQUARE]
     ],
 )
 def test_labels_zeros_and_names_decide_what_a_cell_is(content, options, rows):
-    """What is certain is read: a transposed matrix, rows out of order, columns of other numbers."""
+    """A transposed matrix, unordered rows, columns of other numbers."""
     matrix = read("acc.txt", content, **options)
     np.testing.assert_allclose(matrix.values, np.transpose(SQUARE) if rows is None else rows)
 
@@ -189,7 +189,7 @@ def test_an_ambiguous_file_is_an_error_that_names_the_option(content, advice):
 
 
 def test_reading_options_that_a_format_contradicts_are_rejected():
-    """Avalanche's rows are marked, and a column that is not there cannot be a bucket."""
+    """Also a missing column as a bucket."""
     with pytest.raises(ConfigError, match="leave orientation out"):
         read("e.csv", files.avalanche_csv(SQUARE), orientation="columns")
     with pytest.raises(ConfigError, match="columns names 'x'"):
@@ -197,13 +197,13 @@ def test_reading_options_that_a_format_contradicts_are_rejected():
 
 
 def test_every_format_has_a_sample():
-    """A format that no test reads is one nobody knows to work."""
+    """So that every format is tested."""
     read_as_logs = {"pycil", "libcontinual", "zscl", "mtil"}  # by test_import_logs.py
     assert {sample[0] for sample in SAMPLES} == set(FORMATS) - read_as_logs
 
 
 def test_runs_that_stopped_have_fewer_rows():
-    """A matrix that was not finished keeps its width wherever the file tells it."""
+    """The width is kept if the file contains it."""
     two = SQUARE[:2]
     assert_equal(read("eval_results.csv", files.avalanche_csv(two)), two)
     assert_equal(read("e.json", files.avalanche_results(two)), two)
@@ -213,7 +213,7 @@ def test_runs_that_stopped_have_fewer_rows():
 
 
 def test_each_line_of_mammoth_is_a_run():
-    """One file holds every run of a model. A line's own digest stays when others are added."""
+    """A line's digest does not depend on other lines."""
     lines = [files.mammoth_line(PAST_ONLY, seed=seed, backbone="resnet18") for seed in (0, 1)]
     first_run = read_runs(result_file("logs.pyd", lines[0]))
     two = read_runs(result_file("logs.pyd", "".join(lines)))
@@ -225,7 +225,7 @@ def test_each_line_of_mammoth_is_a_run():
 
 
 def test_a_mammoth_line_is_never_evaluated(tmp_path, monkeypatch):
-    """A value that is code, or a thing's own text, is passed over."""
+    """Values that are code are skipped."""
     monkeypatch.chdir(tmp_path)
     line = files.mammoth_line(PAST_ONLY).replace("0.03", "open('x', 'w'), <object at 0x7f>, -[1]")
     assert_equal(read("logs.pyd", line), PAST_ONLY)
@@ -233,20 +233,20 @@ def test_a_mammoth_line_is_never_evaluated(tmp_path, monkeypatch):
 
 
 def test_avalanches_unmonitored_zero_is_not_an_accuracy():
-    """Its CSV logger writes a bare 0 where there was nothing to write. 0.0000 was measured."""
+    """Its CSV logger writes a bare 0 for missing values. 0.0000 was measured."""
     text = files.avalanche_csv(SQUARE).replace("0.2500", "0").replace("0.5625", "0.0000")
     expected = [[0.75, 0.5, NAN], [0.625, 0.875, 0.375], [0.5, 0.0, 0.9375]]
     assert_equal(read("eval_results.csv", text), expected)
 
 
 def test_avalanches_collected_metrics_are_all_of_its_tests():
-    """What ``get_all_metrics`` gives: each key with its steps and its values."""
+    """The result of ``get_all_metrics``: each key with its steps and values."""
     collected = {files.avalanche_name(j): [[0, 1, 2], [row[j] for row in SQUARE]] for j in range(3)}
     assert_equal(read("all.json", json.dumps(collected)), SQUARE)
 
 
 def test_avalanches_test_stream_is_preferred():
-    """Train and test streams are often tested both."""
+    """Often both streams are tested."""
 
     def streams(**rows):
         names = {
@@ -263,7 +263,7 @@ def test_avalanches_test_stream_is_preferred():
 
 
 def test_imported_matrices_have_capymoas_scores():
-    """Right answers of 40, and the scores that CapyMOA 0.15.1 (``_OCLEvaluator``) made of them."""
+    """Counts of 40, and the scores of CapyMOA 0.15.1 (``_OCLEvaluator``)."""
     right = [[39, 11, 13, 11], [36, 36, 11, 12], [30, 30, 37, 17], [29, 33, 34, 39]]
     matrix = read("ocl.npz", files.npz(matrix=np.array(right, np.float32) / 40))
     capymoa_values = {
@@ -280,7 +280,7 @@ def test_imported_matrices_have_capymoas_scores():
 
 
 def test_counts_and_keys_are_read_or_passed():
-    """They come from the file where it tells them, else from a person. One count serves all."""
+    """One count applies to all buckets."""
     stored_values = {
         "matrix": SQUARE,
         "num_instances": [16, 32, 48],
@@ -397,7 +397,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "content", "options", "part"), WRONG)
 def test_invalid_or_unknown_files_are_one_line_errors(name, content, options, part):
-    """Nothing is guessed: percent, zeros and first rows are asked for, and damage is named."""
+    """Percent, zeros and first rows need an option, and damage is named."""
     with pytest.raises((RecordError, ConfigError)) as caught:
         read(name, content, **options)
     message = str(caught.value)
@@ -408,7 +408,7 @@ def test_invalid_or_unknown_files_are_one_line_errors(name, content, options, pa
 
 
 def test_sizes_are_limited_before_memory_is_allocated(tmp_path):
-    """A small file that tells of a large matrix is refused by what it tells."""
+    """By the size that a file announces."""
     bomb = files.npz(matrix=np.zeros((3000, 1000)))
     assert len(bomb) < 100_000
     header = files.npy(np.zeros((1, 1))).replace(b"(1, 1), ", b"(999, 999), ")
@@ -434,7 +434,7 @@ def test_sizes_are_limited_before_memory_is_allocated(tmp_path):
 
 
 def test_row_labels_may_start_with_the_untrained_model():
-    """Its other labels are numbers, which alone could be accuracies."""
+    """The other labels are numbers, which could be accuracies."""
     content = "initial,0.125,0.0,0.25\n" + "".join(
         f"{row},{','.join(map(str, cells))}\n" for row, cells in enumerate(SQUARE, start=1)
     )
@@ -442,7 +442,7 @@ def test_row_labels_may_start_with_the_untrained_model():
 
 
 def test_the_largest_allowed_matrix_is_read():
-    """A thousand, with a line of names and a row of the untrained model."""
+    """A thousand buckets, with names and the untrained model."""
     names = ",".join(["", *(f"b{j}" for j in range(1000))])
     rows = [f"{label}{',' * 999},0.5" for label in ("initial", *range(1, 1001))]
     matrix = read("large.csv", "\n".join([names, *rows]), format_name="text")
@@ -460,5 +460,5 @@ def test_the_largest_allowed_matrix_is_read():
     ],
 )
 def test_files_next_to_a_matrix_are_skipped(names, passed):
-    """A folder of Renate's or Avalanche's holds other files, and earlier states of one run."""
+    """Other files of Renate or Avalanche, and earlier states of a run."""
     assert [name in find_skipped_files(names) for name in names] == passed

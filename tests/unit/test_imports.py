@@ -1,4 +1,4 @@
-"""What the pure core loads."""
+"""Modules that imports load."""
 
 import subprocess
 import sys
@@ -35,33 +35,32 @@ def loaded_after(code: str) -> set[str]:
 
 
 def test_pure_packages_import_neither_torch_nor_mlflow():
-    """Scoring rows needs numpy alone: no torch, no mlflow, and matplotlib only to draw."""
+    """Scoring rows needs only numpy, and matplotlib only to draw."""
     loaded = loaded_after(f"import {', '.join(PURE)}")
     assert "numpy" in loaded
     assert loaded.isdisjoint(["torch", "torchvision", "mlflow", "matplotlib"])
 
 
 def test_the_command_line_loads_before_mlflow_and_torch():
-    """A stopping signal is heard from its first moment, and --help takes no seconds."""
+    """So that signals are handled from the start, and --help is fast."""
     loaded = loaded_after("import clear_mlflow.cli, clear_mlflow.data.decode")
     heavy = ["torch", "torchvision", "mlflow", "matplotlib", "scipy", "sklearn", "ray"]
     assert loaded.isdisjoint(heavy)
 
 
 def test_reading_runs_loads_no_statistics_of_scipy():
-    """They would take a fifth of the time of ``show``, which uses none of them."""
+    """They would take a fifth of the time of ``show``."""
     code = "import clear_mlflow.statistics, sys; sys.exit('scipy.stats' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_reading_untrusted_files_needs_only_numpy():
-    """The readers of rows for other programs bring no more."""
     loaded = loaded_after("import clear_mlflow.core.untrusted")
     assert loaded.isdisjoint(["mlflow", "torch", "PIL", "scipy", "pandas"])
 
 
 def test_drawing_uses_no_pyplot():
-    """A picture from a thread must not touch what a user's own session draws with."""
+    """A thread must not change the user's figures."""
     code = (
         "import sys; from clear_mlflow import AccuracyMatrix\n"
         "from clear_mlflow.report.pictures import draw_heatmap_png\n"

@@ -20,7 +20,7 @@ def row(number: int, *correct: int, buckets=None, total: int = 10) -> AccuracyRo
 
 
 def test_a_row_computes_accuracy_and_the_last_trained_bucket():
-    """Counts are the record. The fraction and the key follow from them."""
+    """From the stored counts."""
     measured = AccuracyRow(2, ("2004", "2005"), (1, 2), (3, 4))
     assert measured.cells == (1 / 3, 0.5)
     assert measured.trained_through == "2005"
@@ -28,7 +28,7 @@ def test_a_row_computes_accuracy_and_the_last_trained_bucket():
 
 
 def test_a_row_may_have_fractions_instead_of_counts():
-    """Other programs kept no counts: such a row equals itself, also where it was not measured."""
+    """Rows with unmeasured buckets are equal to themselves."""
     first = AccuracyRow.from_values(1, ["a", "b"], [0.25, float("nan")])
     other = AccuracyRow.from_values(1, ["a", "b"], [0.25, float("nan")])
     assert first == other
@@ -71,7 +71,6 @@ def test_a_row_may_have_fractions_instead_of_counts():
     ],
 )
 def test_impossible_rows_are_rejected_in_one_line(arguments, part):
-    """Whatever does not fit is named, and the message stays a short line."""
     with pytest.raises(RecordError) as caught:
         AccuracyRow(*arguments)
     message = str(caught.value)
@@ -81,7 +80,7 @@ def test_impossible_rows_are_rejected_in_one_line(arguments, part):
 
 
 def test_trailing_rows_without_a_cell_are_dropped_and_inner_ones_kept():
-    """A run that stopped after three buckets has three rows, also where row 2 is missing."""
+    """A run of three buckets has three rows, even if row 2 is missing."""
     full = [[0.1] * 4, [NAN] * 4, [NAN, NAN, 0.3, NAN], [NAN] * 4]
     matrix = AccuracyMatrix(full)
     assert (matrix.num_rows, matrix.num_buckets) == (3, 4)
@@ -91,7 +90,6 @@ def test_trailing_rows_without_a_cell_are_dropped_and_inner_ones_kept():
 
 
 def test_arrays_are_copies_and_read_only():
-    """Nobody changes a matrix afterwards, neither through it nor through what it came from."""
     values, initial, counts = np.full((2, 2), 0.5), np.full(2, 0.1), np.array([3, 4])
     matrix = AccuracyMatrix(values, initial, counts)
     values[0, 0], initial[0], counts[0] = 0.9, 0.9, 9
@@ -125,14 +123,14 @@ def test_arrays_are_copies_and_read_only():
     ],
 )
 def test_impossible_matrices_are_rejected_in_one_line(arguments):
-    """Percentages, infinities and shapes that do not fit end in an error a user can act on."""
+    """Percentages, infinities and wrong shapes."""
     with pytest.raises(RecordError) as caught:
         AccuracyMatrix(**arguments)
     assert "\n" not in str(caught.value)
 
 
 def test_rows_in_any_order_become_the_matrix():
-    """Row 0 is the initialisation, row i is stored at i - 1, a missing row is NaN and never 0."""
+    """Row 0 is the initialisation, row i is at i - 1, a missing row is NaN."""
     matrix = AccuracyMatrix.from_rows([row(3, 7, 8, 9), row(0, 1, 2, 3), row(1, 4, 5, 6)])
     expected = [[0.4, 0.5, 0.6], [NAN] * 3, [0.7, 0.8, 0.9]]
     np.testing.assert_array_equal(matrix.values, expected)
@@ -158,7 +156,7 @@ def test_rows_of_different_runs_are_rejected(rows, part):
 
 
 def test_after_k_has_k_rows_including_unmeasured_ones():
-    """What the run would have scored after a missing row is not known, and not row 1's score."""
+    """A score after a missing row is unknown."""
     matrix = AccuracyMatrix.from_rows([row(1, 1, 2, 3), row(3, 1, 2, 3)])
     assert [matrix.after(k).num_rows for k in range(4)] == [0, 1, 2, 3]
     assert matrix.after(2).buckets == matrix.buckets
@@ -168,7 +166,7 @@ def test_after_k_has_k_rows_including_unmeasured_ones():
 
 
 def test_streaming_leaves_the_strict_upper_triangle_and_all_rows():
-    """Cells that score training images are no evidence. The shape is still the run's."""
+    """Other cells score training images. The shape is unchanged."""
     matrix = AccuracyMatrix([[0.1, 0.2], [0.3, 0.4]], initial=[0.5, 0.6])
     masked = matrix.mask("streaming")
     np.testing.assert_array_equal(masked.values, [[NAN, 0.2], [NAN, NAN]])
@@ -180,7 +178,7 @@ def test_streaming_leaves_the_strict_upper_triangle_and_all_rows():
 
 
 def test_equality_compares_every_part():
-    """NaN equals NaN. A changed cell, count or key does not go unnoticed."""
+    """NaN equals NaN."""
     first = AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"])
     assert first.equals(AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"]))
     assert not first.equals(AccuracyMatrix([[0.2, NAN]], [0.2, NAN], [3, 4], ["a", "b"]))
@@ -200,7 +198,7 @@ def test_equality_compares_every_part():
     )
 )
 def test_any_numbers_make_a_canonical_matrix_or_an_error(case):
-    """Nothing but fractions and NaN gets in, and building again from the values changes nothing."""
+    """Only fractions and NaN are accepted, and values round-trip."""
     rows, width = case
     try:
         matrix = AccuracyMatrix(np.array(rows, dtype=float).reshape(len(rows), width))
@@ -213,7 +211,7 @@ def test_any_numbers_make_a_canonical_matrix_or_an_error(case):
 
 
 def test_a_last_row_without_a_measured_cell_keeps_its_cost():
-    """Nothing measured is lost: a row that was trained and not tested stays a row."""
+    """A row that was trained and not tested stays a row."""
     gap = [math.nan, math.nan]
     costs = [RowCost(seconds=1.0), RowCost(seconds=2.0)]
     matrix = AccuracyMatrix([[0.5, 0.4], gap], costs=costs)

@@ -1,4 +1,4 @@
-"""Every metric against its literal twin, hand-made and published numbers, and authors' programs."""
+"""Every metric, compared with literal loops, published numbers, and authors' programs."""
 
 import math
 from functools import partial
@@ -104,7 +104,7 @@ def iter_published(values, counts):
 
 
 def by_loops(values, initial, counts, width) -> dict[str, float]:
-    """Compute the definitions by loops over plain lists in which every cell is measured."""
+    """Compute the definitions by literal loops."""
     k = len(values)
     rows, last, split = range(k), k - 1, math.ceil(width / 2) - 1
     cells = [(i, j) for i in rows for j in range(width)]
@@ -193,7 +193,7 @@ def build(values, initial, counts, width) -> AccuracyMatrix:
 @settings(deadline=None)
 @given(measured_matrices())
 def test_the_summary_equals_literal_loops(case):
-    """The same names are defined, with the same values. Every other name has a reason."""
+    """The same names are defined, and every other name has a reason."""
     matrix = build(*case)
     summary, reasons = summarize(matrix), explain(matrix)
     assert select_reference_metrics(summary) == pytest.approx(by_loops(*case), abs=1e-12)
@@ -209,7 +209,7 @@ def test_the_summary_equals_literal_loops(case):
 @settings(deadline=None)
 @given(measured_matrices())
 def test_a_series_equals_the_summary_of_truncated_runs(case):
-    """Step k is the metric of the run after k buckets. The last step is the summary, exactly."""
+    """Step k is the metric after k buckets. The last step is the summary."""
     values, *rest = case
     metric_series = series(build(*case))
     for k in range(1, len(values) + 1):
@@ -227,7 +227,7 @@ def test_a_series_equals_the_summary_of_truncated_runs(case):
 @settings(deadline=None)
 @given(measured_matrices())
 def test_streaming_keeps_metrics_of_future_buckets(case):
-    """What looks at buckets to come alone remains, as under iid. The rest is reported."""
+    """The others have a reason."""
     matrix = build(*case)
     remaining = {"clear/next_domain_accuracy", "renate/forward_transfer", "gem/forward_transfer"}
     remaining |= {"clear/forward_transfer", "tic/forward_transfer", "capymoa/forward_transfer"}
@@ -249,7 +249,7 @@ def test_streaming_keeps_metrics_of_future_buckets(case):
 @settings(deadline=None)
 @given(measured_matrices(), st.data())
 def test_an_unmeasured_cell_affects_only_metrics_that_use_it(case, data):
-    """A metric is defined without a cell only where changing that cell does not change it."""
+    """A metric is defined without a cell only if it does not depend on it."""
     values, initial, counts, width = case
     if not values:
         return
@@ -273,7 +273,7 @@ def test_an_unmeasured_cell_affects_only_metrics_that_use_it(case, data):
 
 
 def test_the_published_matrix_has_the_published_numbers():
-    """The matrix of the challenge's second place, and what its organisers made of it."""
+    """The matrix of the challenge's second place and its published scores."""
     matrix = AccuracyMatrix(np.array(SECOND_PLACE))
     expected = {
         "clear/in_domain_accuracy": 0.9228127,
@@ -380,7 +380,7 @@ def test_eval_fix_equals_its_authors_program(split, counts, known_value, average
 
 @pytest.mark.parametrize(("width", "split"), [(1, 0), (2, 0), (7, 3), (8, 3), (10, 4), (16, 7)])
 def test_the_stream_is_split_in_the_middle(width, split):
-    """After 4 of HuffPost's 7, 4 of Drug-BA's 8, 8 of FMoW's 16: where their scripts split."""
+    """As in their scripts: after 4 of HuffPost's 7, 4 of Drug-BA's 8, 8 of FMoW's 16."""
     cells = np.linspace(0, 1, width * width).reshape(width, width)
     accuracy = wild_time.fix_id_accuracy(AccuracyMatrix(cells, num_instances=[1] * width))
     assert accuracy == pytest.approx(cells[split, : split + 1].mean(), abs=1e-12)
@@ -437,7 +437,7 @@ MISSING_ROW = AccuracyMatrix([[0.8] * 4, [math.nan] * 4, [0.8] * 4])
     ],
 )
 def test_undefined_metrics_have_a_reason(matrix, reasons):
-    """Never 0, as others return for one bucket."""
+    """Never 0."""
     reasons_given = explain(matrix)
     assert reasons.items() <= reasons_given.items()
     if len(reasons) > 10:  # the first case is all that is undefined there
@@ -446,7 +446,7 @@ def test_undefined_metrics_have_a_reason(matrix, reasons):
 
 
 def test_forgetting_of_a_lower_triangular_matrix():
-    """A matrix tested on past buckets only has one forgetting, and the other names it."""
+    """One definition is undefined, and its reason names the other."""
     nan = math.nan
     matrix = AccuracyMatrix([[0.9, nan, nan], [0.7, 0.8, nan], [0.8, 0.6, 0.9]])
     assert summarize(matrix)["chaudhry/forgetting_since_trained"] == pytest.approx(0.15)
@@ -463,7 +463,7 @@ def test_forgetting_of_a_lower_triangular_matrix():
 
 
 def test_a_missing_row_leaves_gaps_in_the_series():
-    """No value stands at a step that was not measured, and later ones are not made up."""
+    """At its step and in metrics that need it."""
     metric_series = series(MISSING_ROW)
     assert metric_series["renate/average_accuracy"] == {1: 0.8, 3: pytest.approx(0.8)}
     assert metric_series["clear/in_domain_accuracy"] == {1: 0.8}
@@ -471,6 +471,6 @@ def test_a_missing_row_leaves_gaps_in_the_series():
 
 @pytest.mark.parametrize("split", [None, 2])
 def test_micro_average_accuracy_needs_counts(split):
-    """Buckets of unlike size weigh as many images as they have. A mean of means is none."""
+    """It weights buckets by their number of images."""
     with pytest.raises(UndefinedMetricError, match="needs test counts per bucket"):
         wild_time.fix_id_accuracy(EXAMPLE, split)

@@ -1,4 +1,4 @@
-"""Metrics of stored predictions: against loops over images, and against scikit-learn."""
+"""Metrics of stored predictions, compared with loops over images and scikit-learn."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def without(run_predictions: Predictions, *rows: int) -> Predictions:
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), protocol=st.sampled_from(["iid", "streaming"]))
 def test_class_accuracies_equal_a_loop(seed: int, protocol: str) -> None:
-    """Image by image. NaN where there is not an image, no prediction, or no evidence."""
+    """NaN without images, predictions or valid cells."""
     run_predictions = without(predictions(seed, protocol=protocol), 2)
     images, cells = run_predictions.images, class_accuracies(run_predictions)
     assert cells.shape == (4, 3, CLASSES)
@@ -115,7 +115,7 @@ def test_class_accuracies_equal_a_loop(seed: int, protocol: str) -> None:
 
 
 def test_macro_accuracy_equals_scikit_learns_macro_recall() -> None:
-    """In every cell, and its summaries are those of the matrix of such cells."""
+    """In every cell. Summaries are means of such cells."""
     run_predictions = predictions(1, counts=(40, 50, 60))
     matrix = macro_matrix(run_predictions)
     for row, row_predictions in run_predictions.rows.items():
@@ -135,7 +135,7 @@ def test_macro_accuracy_equals_scikit_learns_macro_recall() -> None:
 
 
 def test_amca_equals_a_loop() -> None:
-    """Every class of all buckets counts equally in a row, and every row but the untrained one."""
+    """Classes of all buckets count equally, in every row except the untrained one."""
     run_predictions = predictions(3)
     rows = [
         recall_score(run_predictions.images.label, run_predictions.rows[row].labels, average=None)
@@ -149,7 +149,7 @@ def test_amca_equals_a_loop() -> None:
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1000), per_class=st.integers(1, 4))
 def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class: int) -> None:
-    """Bucket by bucket, of the classes that a bucket has. One image more, and it is not."""
+    """With one more image, it is not."""
     draws = np.random.default_rng(seed)
     classes = [draws.permutation(CLASSES)[: draws.integers(1, CLASSES + 1)] for _ in range(2)]
     labels = [
@@ -173,7 +173,7 @@ def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class
 
 
 def test_confusion_equals_scikit_learns() -> None:
-    """Rows are true, columns predicted. Under streaming only images of buckets to come count."""
+    """Rows are true, columns predicted. Under streaming, only future buckets count."""
     run_predictions = predictions(2)
     for row, row_predictions in run_predictions.rows.items():
         expected = confusion_matrix(
@@ -187,7 +187,7 @@ def test_confusion_equals_scikit_learns() -> None:
 
 
 def test_calibration_equals_loops_and_scikit_learn() -> None:
-    """Of the last row, on the buckets trained on by then."""
+    """Of the last row, on trained buckets."""
     run_predictions = predictions(3, counts=(60, 70, 80), probs=True).after(2)
     where = run_predictions.images.bucket < 2
     stored = run_predictions.rows[2].probabilities
@@ -217,7 +217,7 @@ def test_calibration_equals_loops_and_scikit_learn() -> None:
 
 
 def test_a_probability_stored_as_zero_is_not_infinitely_wrong() -> None:
-    """Half precision has nothing below 2**-25: such an answer counts as that."""
+    """Half precision has nothing below 2**-25, which is used instead."""
     run_predictions = predictions(counts=(1,), rows=1, probs=True)
     label = int(run_predictions.images.label[0])
     soft = np.zeros((1, CLASSES), np.float16)
@@ -232,7 +232,7 @@ def test_a_probability_stored_as_zero_is_not_infinitely_wrong() -> None:
 
 
 def test_bins_are_closed_above() -> None:
-    """A confidence of 1/15 belongs to the first bin, one of 1 to the last, 0 is not lost."""
+    """A confidence of 1/15 is in the first bin, 1 in the last, and 0 in the first."""
     confidence = np.array([0.0, 1 / 15, 0.07, 1.0])
     count, accuracy, mean = _bin_by_confidence(np.array([True, False, True, True]), confidence)
     assert (count[[0, 1, 14]] == [2, 1, 1]).all()
@@ -242,7 +242,7 @@ def test_bins_are_closed_above() -> None:
 
 
 def test_a_missing_run_is_reported() -> None:
-    """Labels alone have no calibration. Streaming has no learned bucket as evidence."""
+    """Labels have no calibration, and streaming has no valid trained bucket."""
     full_run = predictions(counts=(30, 30, 30))
     assert summarize(full_run).keys() == MACRO
     reasons = explain(full_run)
@@ -264,7 +264,7 @@ def test_a_missing_run_is_reported() -> None:
 
 
 def test_a_series_equals_truncated_runs() -> None:
-    """Its last value is the summary. A row whose predictions are missing leaves a gap."""
+    """Its last value is the summary. A row without predictions leaves a gap."""
     run_predictions = predictions(4, probs=True)
     series = compute_series(run_predictions)
     assert series.keys() == MACRO | CALIBRATION
@@ -281,7 +281,7 @@ def test_a_series_equals_truncated_runs() -> None:
 
 
 def test_predictions_must_match_the_rows() -> None:
-    """Other buckets, other counts, another accuracy, a row that is not there: no evidence."""
+    """Buckets, counts, accuracies and row numbers."""
     run_predictions = predictions(5)
     cells = [
         np.array(row_predictions.correct(run_predictions.images))
@@ -318,7 +318,7 @@ def test_predictions_must_match_the_rows() -> None:
 
 
 def test_the_reference_lists_exactly_these_metrics(project: object) -> None:
-    """docs/metrics.md has one line per metric, with the direction that the code has."""
+    """docs/metrics.md has one line per metric, with its direction."""
     text = (project / "docs" / "metrics.md").read_text()
     part = text.split("## From stored predictions")[1].split("\n## ")[0]
     listed = {line.split("`")[1]: "↓" not in line for line in part.splitlines() if "| `" in line}
@@ -326,7 +326,7 @@ def test_the_reference_lists_exactly_these_metrics(project: object) -> None:
 
 
 def changing(seed: int, *, probs: bool = True, protocol: str = "iid") -> Predictions:
-    """Class c comes with the second bucket, and class a goes with it."""
+    """Return predictions in which class c is new in bucket 2, and class a ends there."""
     run_predictions = predictions(seed, (40, 40, 40), 3, probs=probs, protocol=protocol)
     label = run_predictions.images.label.copy()
     label[(run_predictions.images.bucket == 0) & (label == 2)] = 1

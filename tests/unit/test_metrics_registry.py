@@ -1,4 +1,4 @@
-"""Which metrics there are, how they are found, and that the documentation lists just these."""
+"""The list of all metrics, and its documentation."""
 
 import pkgutil
 import re
@@ -40,7 +40,7 @@ FULL = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]], initial=[0.1, 0.2], num_instance
 
 
 def test_the_default_is_clears_and_renates():
-    """In this order, leading the list of all: a name that changes orphans every stored series."""
+    """In this order: a changed name would orphan stored series."""
     assert {metric.name for metric in METRICS} == NAMES == summarize(FULL).keys()
     assert DEFAULT_FAMILIES == ("clear", "renate")
     assert get_family_metrics(DEFAULT_FAMILIES) == METRICS == ALL_METRICS[: len(METRICS)]
@@ -69,7 +69,7 @@ def test_a_result_is_shown_in_one_line(result, line):
 
 
 def test_results_are_shown_as_a_table():
-    """In a terminal and in a notebook. They stay a dictionary."""
+    """In a terminal and in a notebook. They are a dictionary."""
     results = scores(FULL)
     lines = str(results).splitlines()
     assert [line.split()[0] for line in lines[2:]] == [*results]
@@ -79,7 +79,7 @@ def test_results_are_shown_as_a_table():
 
 
 def test_scores_accepts_matrices_and_lists():
-    """A frame as the matrix gives it has the untrained model's row, and the keys."""
+    """A data frame of a matrix has the untrained model's row and the bucket names."""
     from_lists = scores([[0.8, 0.6], [0.7, 0.9]])
     assert from_lists == scores(np.array([[0.8, 0.6], [0.7, 0.9]]))
     assert from_lists["renate/forward_transfer"].value is None
@@ -91,7 +91,7 @@ def test_scores_accepts_matrices_and_lists():
 
 
 def test_the_index_of_a_frame_orders_its_rows():
-    """Row labels are used, whatever order they are in. Labels that decide nothing are refused."""
+    """Labels without an order are an error."""
     full = AccuracyMatrix(FULL.values, initial=FULL.initial, buckets=("2004", "2005"))
     frame = full.to_frame(wide=True)
     for labels in (["initial", "2005", "2004"], ["2005", "initial", "2004"]):
@@ -106,7 +106,7 @@ def test_the_index_of_a_frame_orders_its_rows():
 
 
 def test_every_function_of_a_family_is_declared_under_its_own_name():
-    """A metric that was written but not listed would silently not be logged."""
+    """An undeclared metric would not be logged."""
     for module in pkgutil.iter_modules(metrics.__path__):
         if module.name.startswith("_"):
             continue
@@ -133,13 +133,12 @@ def test_every_function_of_a_family_is_declared_under_its_own_name():
     ["", "a:b", "a@b", "a[0]", "ä", "a\n", "x" * 251, "/a", "a/", "a//b", "../a", "./a", "a/../b"],
 )
 def test_metric_names_that_mlflow_rejects_are_rejected(name):
-    """Found when the package is loaded, and not at the end of somebody's training."""
+    """When the package is imported."""
     with pytest.raises(ConfigError, match="MLflow refuses"):
         check_metric_names([Metric(name=name, function=renate.forgetting)])
 
 
 def test_a_metric_name_is_unique():
-    """Two definitions under one name is what the families are there to prevent."""
     metric = Metric(name="a/b", function=renate.forgetting)
     assert check_metric_names([metric]) == (metric,)
     with pytest.raises(ConfigError, match="two metrics are named 'a/b'"):
@@ -147,7 +146,7 @@ def test_a_metric_name_is_unique():
 
 
 def test_protocols_are_checked():
-    """A misspelt protocol would otherwise count training images as evidence."""
+    """A misspelt protocol would not mask training images."""
     for function in (summarize, explain, series):
         with pytest.raises(ConfigError, match="'stream'"):
             function(FULL, "stream")
@@ -155,21 +154,20 @@ def test_protocols_are_checked():
 
 @pytest.mark.parametrize("text", ["", "claer", "clear,,gem", "clear gem", "clear/accuracy"])
 def test_unknown_families_are_a_one_line_error_with_the_list(text):
-    """What arrived, and what there is."""
     with pytest.raises(ConfigError, match="expected some of clear, renate, ") as error:
         split_families(text)
     assert "\n" not in str(error.value)
 
 
 def test_the_reference_names_the_source_of_every_family(project):
-    """docs/metrics.md has a row for each family, which no program writes. The rest is generated."""
+    """docs/metrics.md has a row for each family. The other tables are generated."""
     page = (project / "docs" / "metrics.md").read_text(encoding="utf-8")
     sources = page.partition("## Families and their sources")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", sources, re.M)) >= set(FAMILIES)
 
 
 def test_the_page_shows_the_metrics_of_the_published_matrix(project):
-    """Two formulas that share words, each with its own number, in four digits."""
+    """Two formulas of one name, each with its value in four digits."""
     page = (project / "docs" / "metrics.md").read_text(encoding="utf-8")
     page_values = dict(re.findall(r"`(\w+/\w+)` is (0\.[0-9]{4})", " ".join(page.split())))
     metrics = summarize(AccuracyMatrix(np.array(SECOND_PLACE)), metrics=ALL_METRICS)
@@ -178,7 +176,7 @@ def test_the_page_shows_the_metrics_of_the_published_matrix(project):
 
 
 def test_results_have_the_direction_of_their_metric():
-    """Of those that are built in, and of a user's own."""
+    """Of built-in and custom metrics."""
 
     def worst(matrix):
         return float(matrix.values.min())

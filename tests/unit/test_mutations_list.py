@@ -1,4 +1,4 @@
-"""The list of small mistakes that tests have to see fits the code that it changes."""
+"""The list of mutations that tests must detect fits the code."""
 
 import ast
 import runpy
@@ -12,7 +12,7 @@ RUNNER = runpy.run_path(str(ROOT / "tools" / "mutations" / "run.py"))
 
 @pytest.mark.parametrize("mutation", RUNNER["read_list"]([]), ids=lambda mutation: mutation["why"])
 def test_every_listed_mutation_still_applies(mutation):
-    """Its text occurs once, is Python with the mistake in it, too, and its tests are there."""
+    """Its text occurs once, the result is valid Python, and its tests exist."""
     module = RUNNER["find_module"](mutation, ROOT)
     ast.parse(module.read_text(encoding="utf-8").replace(mutation["old"], mutation["new"]))
     for test in RUNNER["list_tests"](mutation, ROOT):

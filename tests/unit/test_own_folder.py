@@ -1,4 +1,4 @@
-"""A stream of one's own in folders: what is listed, in which order, and what is refused."""
+"""Custom streams in folders: buckets, classes, order and errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def names(images) -> list[str]:
 
 
 def test_folders_are_buckets_and_classes_in_train_and_test(split_root):
-    """Labels are sorted class names. The buckets are the years. Tests are those of test/."""
+    """Labels are sorted class names, and buckets are years."""
     stream = load(split_root)
     assert (stream.name, stream.split, stream.layout) == ("photos", "released", "folder")
     assert stream.source == str(split_root)
@@ -72,13 +72,13 @@ def test_folders_are_buckets_and_classes_in_train_and_test(split_root):
     ],
 )
 def test_buckets_are_in_the_order_of_their_numbers_or_dates(tmp_path, keys, order):
-    """Never in the order of their texts."""
+    """Not in the order of their texts."""
     write_years(tmp_path / "photos", buckets=keys, train=4)
     assert [bucket.key for bucket in load(tmp_path / "photos").buckets] == order
 
 
 def test_numbers_with_leading_zeros_are_no_years(tmp_path):
-    """Buckets 0001 and 0002 have an order and no dates."""
+    """They have an order and no dates."""
     for keys, times in ((["0002", "0001"], ()), (["2002", "2001"], ("2001-01-01", "2002-01-01"))):
         root = tmp_path / keys[0]
         write_years(root, buckets=keys, train=4)
@@ -87,7 +87,7 @@ def test_numbers_with_leading_zeros_are_no_years(tmp_path):
 
 
 def test_files_of_operating_systems_are_skipped(root):
-    """Thumbs.db and its like are no images, no classes and no reason to stop."""
+    """For example, Thumbs.db."""
     before = load(root)
     folder = root / YEARS[0] / CLASSES[0]
     for path in (folder / "Thumbs.db", folder / ".DS_Store", folder / "._1.jpg"):
@@ -100,7 +100,7 @@ def test_files_of_operating_systems_are_skipped(root):
 
 
 def test_bucket_names_without_an_order_need_one(tmp_path):
-    """It is not guessed, and it is held against what is there."""
+    """The order has to name all buckets."""
     write_years(tmp_path / "photos", buckets=("spring", "autumn"), train=4)
     with pytest.raises(DataError, match="order=FIRST:SECOND"):
         load(tmp_path / "photos")
@@ -113,7 +113,6 @@ def test_bucket_names_without_an_order_need_one(tmp_path):
 
 
 def test_a_class_may_be_missing_in_a_bucket(root):
-    """A stream of years need not have every class in each."""
     shutil.rmtree(root / "2005" / "bus")
     stream = load(root)
     assert stream.absent_classes["train"] == {"2005": ["bus"]}
@@ -121,7 +120,7 @@ def test_a_class_may_be_missing_in_a_bucket(root):
 
 
 def test_a_photo_in_two_years_is_a_leak(root):
-    """One is a warning, more than half of a bucket an error, as of every dataset."""
+    """One is a warning, more than half of a bucket an error."""
     copied = sorted((root / "2004" / "bus").iterdir())
     shutil.copy(copied[0], root / "2006" / "bus" / "again.png")
     assert "1 image is in" in " ".join(load(root, protocol="streaming").warnings)
@@ -169,7 +168,7 @@ def file_linked_out(root):
     ],
 )
 def test_an_invalid_folder_is_a_one_line_error(root, change, message):
-    """With the path, and what was expected there."""
+    """With the path and what was expected."""
     change(root)
     if not message:
         load(root)
@@ -182,7 +181,7 @@ def test_an_invalid_folder_is_a_one_line_error(root, change, message):
 
 
 def test_arguments_are_checked_and_the_name_is_the_folders():
-    """Unknown ones are one line. A name is what a user says, else the folder's."""
+    """A passed name replaces the folder's."""
     arguments_read = complete_dataset_arguments(
         "folder", "/data/yearbook", {"licence": "CC BY 4.0"}
     )
@@ -203,7 +202,7 @@ def test_arguments_are_checked_and_the_name_is_the_folders():
 
 
 def test_a_stream_has_the_recipe_of_photographs_and_a_name():
-    """CLEAR's, except for a memory that follows from the stream's size."""
+    """CLEAR's, with a memory that depends on the stream's size."""
     config = TrainConfig.resolve({"dataset": "folder", "data_root": "/data/yearbook"})
     assert (config.model, config.image_size, config.memory) == ("resnet18", 224, 0.1)
     assert config.stream_name == "yearbook"
@@ -219,7 +218,7 @@ def check(*arguments):
 
 
 def test_data_check_checks_a_folder(root):
-    """Everything that is wrong, once. The digest is that of a training."""
+    """All problems, once. The digest equals a training's."""
     done = check(root, "--dataset", "folder", "--json")
     report = json.loads(done.stdout)
     assert (done.exit_code, report["problems"], report["layout"]) == (0, [], "folder")
@@ -241,7 +240,7 @@ def test_data_check_checks_a_folder(root):
 
 
 def test_data_check_lists_all_files_other_than_images(root):
-    """A training stops at the first one, when it decodes the images."""
+    """A training stops at the first one."""
     for year in ("2004", "2006"):
         (root / year / "bus" / "notes.txt").write_text("x")
     problems = json.loads(check(root, "--dataset", "folder", "--json").stdout)["problems"]
@@ -265,7 +264,7 @@ def test_data_check_rejects_anything_but_a_custom_stream(root):
 
 
 def test_names_with_control_characters_are_escaped(root):
-    """A line break, and bytes that are no UTF-8: every test image is stored, and read, as one."""
+    """Line breaks, and bytes that are not UTF-8."""
     bus = root / "2004" / "bus"
     (bus / "2004-bus-train-0.png").rename(bus / "a\nb.png")
     (bus / "2004-bus-train-1.png").rename(Path(os.fsdecode(bytes(bus) + b"/a\xffb.png")))
@@ -280,7 +279,7 @@ def test_names_with_control_characters_are_escaped(root):
 
 
 def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
-    """As a list of weights or names has them. One that is not a number makes all of them texts."""
+    """Unless one of them is not a number."""
     for extra_names, expected in (
         ((), ("0", "2", "10", "11")),
         (("x",), ("0", "10", "11", "2", "x")),
@@ -291,7 +290,7 @@ def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
 
 
 def test_stored_predictions_name_numbered_classes_in_the_order_of_their_labels(tmp_path):
-    """Class 10 comes after class 2: the index in the list of names is the label."""
+    """Class 10 comes after class 2."""
     write_years(tmp_path / "photos", classes=("2", "10"), train=2, test=1)
     stream = load(tmp_path / "photos")
     images = build_evaluation_set(stream)

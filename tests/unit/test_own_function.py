@@ -1,4 +1,4 @@
-"""A stream that one's own function gives: how it is named, called, and refused."""
+"""Streams of custom functions: names, calls and errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def load(root, function, **arguments):
 
 
 def test_a_function_returns_the_stream_of_the_folder(root):
-    """One digest. Keywords are dataset_args, of their annotated types."""
+    """With one digest. Keywords are dataset_args with annotated types."""
     folder = load_stream("folder", str(root), cache_dir=root.parent / "cache")
     stream = load(root, "years")
     assert (stream.digest, stream.class_names) == (folder.digest, folder.class_names)
@@ -96,7 +96,7 @@ def test_a_function_returns_the_stream_of_the_folder(root):
 
 
 def test_naming_a_function_does_not_import_it():
-    """Parameters are resolved where its module need not be. It may need no folder."""
+    """Its module may be missing where parameters are resolved. It may need no folder."""
     config = TrainConfig.resolve({"dataset": "lab.photos:by_year"})
     assert (config.stream_name, config.memory) == ("by_year", 0.1)
     assert not needs_folder("lab.photos:by_year")
@@ -127,7 +127,7 @@ def test_an_error_of_a_function_is_one_line(root, function, message):
 
 
 def test_the_function_of_the_docs_runs(tmp_path, project, monkeypatch):
-    """As it stands on the page, on files that are called as it says."""
+    """As on the page, with files of its names."""
     page = (project / "docs" / "own-streams.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(# photos.py.*?)^```$", page, re.S | re.M)
     (tmp_path / "photos.py").write_text(code)

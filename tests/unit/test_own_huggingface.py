@@ -1,4 +1,4 @@
-"""A stream of one's own as a dataset of Hugging Face's, saved to a folder by its own code."""
+"""Custom streams as Hugging Face datasets, saved to a folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def as_dataset(root, rows, features=FEATURES, **columns):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> tuple[Path, Path]:
-    """A folder, and the same images as a saved dataset with splits, the last image first."""
+    """A folder, and the same images as a saved dataset with splits, in reverse order."""
     folder = tmp_path_factory.mktemp("streams")
     rows = write_years(folder / "photos", train=6, test=2)
     dataset = datasets.DatasetDict(
@@ -68,7 +68,7 @@ def saved(tmp_path_factory) -> tuple[Path, Path]:
 )
 @pytest.mark.parametrize("buckets", ["none", "year"])
 def test_a_saved_dataset_is_the_stream_of_its_folder(saved, protocol, split, buckets):
-    """One digest, the same images in the same order. Its images are the files' own bytes."""
+    """One digest, the same images and order, with the files' bytes."""
     photos, root = saved
     options = {"protocol": protocol, "split": split}
     folder = load_stream("folder", str(photos), cache_dir=root.parent / "cache", **options)
@@ -84,7 +84,7 @@ def test_a_saved_dataset_is_the_stream_of_its_folder(saved, protocol, split, buc
 
 
 def test_images_are_written_once_and_again_if_they_are_missing(saved, tmp_path):
-    """By their content. A file that is gone or cut short is written again."""
+    """Named by content. Deleted or truncated files are written again."""
     _, root = saved
     first = load(root, cache=tmp_path)
     paths = [path for bucket in first.buckets for path in bucket.train.paths]
@@ -98,7 +98,7 @@ def test_images_are_written_once_and_again_if_they_are_missing(saved, tmp_path):
 
 
 def test_a_split_column_and_copies_of_one_image(tmp_path):
-    """A dataset without splits has a column, or is held out from. A copy keeps its row."""
+    """Without splits, a column decides, or images are held out. Copies keep their rows."""
     rows = write_years(tmp_path / "photos", train=4)
     rows += rows[:1]
     dataset = as_dataset(tmp_path / "photos", rows)
@@ -120,7 +120,7 @@ def test_a_split_column_and_copies_of_one_image(tmp_path):
 
 
 def test_names_of_images_may_be_longer_than_file_names(tmp_path):
-    """In bytes: such an image is called by its row."""
+    """Such an image is named by its row."""
     rows = write_years(tmp_path / "photos", train=4)
     images = [
         {
@@ -137,7 +137,7 @@ def test_names_of_images_may_be_longer_than_file_names(tmp_path):
 
 
 def test_other_splits_are_left_out_with_a_warning(tmp_path):
-    """And a dataset that has no training images by name is refused."""
+    """A dataset without training images is an error."""
     rows = write_years(tmp_path / "photos", train=4)
     full_dataset = as_dataset(tmp_path / "photos", rows)
     datasets.DatasetDict({"train": full_dataset, "validation": full_dataset}).save_to_disk(
@@ -150,7 +150,7 @@ def test_other_splits_are_left_out_with_a_warning(tmp_path):
 
 
 def test_labels_without_classes_are_a_one_line_error(tmp_path):
-    """As of every table."""
+    """As for every table."""
     rows = write_years(tmp_path / "photos", train=1)
     as_dataset(tmp_path / "photos", rows, label=[-1] * len(rows)).save_to_disk(
         str(tmp_path / "odd")
@@ -164,13 +164,12 @@ def test_labels_without_classes_are_a_one_line_error(tmp_path):
     [("buckets", "equal:0"), ("buckets", "decade"), ("hub", "three/parts/here")],
 )
 def test_arguments_are_checked_before_a_dataset_is_opened(tmp_path, name, value):
-    """Those of every table with columns, and its own."""
     with pytest.raises(ConfigError, match=f"dataset_args has {name}={value!r}; expected"):
         load(tmp_path / "nowhere", **{name: value})
 
 
 def test_an_invalid_saved_dataset_is_a_one_line_error(saved, tmp_path):
-    """A folder of something else, a damaged one, and one whose files are stored elsewhere."""
+    """Another folder, a damaged dataset, and one with files stored elsewhere."""
     photos, root = saved
     with pytest.raises(DataError, match=r"no state\.json; expected a folder that datasets'"):
         load(photos)
@@ -195,7 +194,7 @@ def test_an_invalid_saved_dataset_is_a_one_line_error(saved, tmp_path):
 
 
 def test_an_unreachable_hub_is_a_one_line_error(tmp_path, monkeypatch):
-    """With the dataset's name. A folder or a name, and not both."""
+    """With the dataset's name. Folder and name exclude each other."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match="nobody/nothing cannot be loaded") as error:
         load(None, hub="nobody/nothing", cache=tmp_path)
@@ -208,14 +207,13 @@ def test_an_unreachable_hub_is_a_one_line_error(tmp_path, monkeypatch):
 
 
 def test_an_error_names_the_package_to_install(saved, monkeypatch):
-    """An extra, which nothing else needs."""
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"pip install 'clear_mlflow\[huggingface\]'"):
         load(saved[1])
 
 
 def test_a_column_of_vectors(tmp_path):
-    """In the place of images: the numbers of its rows, as they are."""
+    """Instead of images, with unchanged numbers."""
     vectors = [[float(i), i / 7, -i] for i in range(8)]
     columns = {"taken": vectors, "label": list("abababab"), "bucket": [1] * 4 + [2] * 4}
     datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))

@@ -1,4 +1,4 @@
-"""A stream of one's own as a table: columns, times, buckets, and whatever a table may hold."""
+"""Custom streams as tables: columns, times, buckets, and invalid tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load(root, *, protocol="iid", split="auto", **arguments):
 
 
 def list_images(root, **arguments):
-    """Bucket to its training images' names, without a look at any image."""
+    """Return bucket to names of training images, without reading an image."""
     image_index = read_stream_index("table", str(root), cache_dir=root, arguments=arguments)
     return {key: [path.stem for path in images.paths] for key, images in image_index.images.items()}
 
@@ -69,7 +69,7 @@ def write(root, *lines, header="path,label,time,bucket,split"):
     [("iid", "auto"), ("iid", "2"), ("iid", "validation"), ("streaming", "auto")],
 )
 def test_a_folder_its_csv_and_its_parquet_are_one_stream(years, protocol, split):
-    """One digest, and the same images in the same order, under every protocol."""
+    """One digest and order, under every protocol."""
     root, _ = years
     options = {"protocol": protocol, "split": split}
     folder = load_stream("folder", str(root), cache_dir=root.parent / "cache", **options)
@@ -94,7 +94,7 @@ def test_a_folder_its_csv_and_its_parquet_are_one_stream(years, protocol, split)
 
 
 def test_times_become_quarters_and_months(root):
-    """As the calendar has them, in UTC."""
+    """By the calendar, in UTC."""
     write(
         root,
         "images/a.png,x,2004-03-31T23:30:00-01:00",
@@ -117,7 +117,7 @@ def test_times_become_quarters_and_months(root):
 
 
 def test_buckets_of_equal_counts_keep_one_time_together(root):
-    """In the order of time. A literal twin for times that all differ."""
+    """In chronological order. Compared with a literal split for distinct times."""
     start = datetime(2004, 1, 1)
     when = random.Random(1).sample(range(200), 23)
     write(
@@ -149,7 +149,7 @@ def test_buckets_of_equal_counts_keep_one_time_together(root):
 )
 @given(counts=st.lists(st.integers(1, 6), min_size=2, max_size=6), number=st.integers(2, 4))
 def test_the_middle_image_of_a_time_decides_its_bucket(root, counts, number):
-    """Of an even number of images, the later one of the two in the middle."""
+    """For an even number, the later of the two in the middle."""
     years = [str(2000 + k) for k, count in enumerate(counts) for _ in range(count)]
     expected = {}
     for year in sorted(set(years)):
@@ -166,7 +166,7 @@ def test_the_middle_image_of_a_time_decides_its_bucket(root, counts, number):
 
 
 def test_buckets_have_dates(years, root):
-    """The first day of each where its name is a date, the middle image's of equal counts."""
+    """The first day of a named date, or the middle image's with equal counts."""
     assert load(years[0], table="photos.csv").times == tuple(f"{year}-01-01" for year in YEARS)
     days = ["2004-01-03", "2004-02-01", "2004-02-07", "2005-07-01", "2006-01-01", "2006-03-01"]
     lines = [f"images/{i}.png,{'xy'[i % 2]},{day}" for i, day in enumerate(days)]
@@ -185,13 +185,13 @@ def test_buckets_have_dates(years, root):
 
 @pytest.mark.parametrize("buckets", ["week", "equal", "equal:0", "equal:x", "equal:9999", "year:1"])
 def test_invalid_buckets_are_a_one_line_error(buckets):
-    """Before any file is looked at."""
+    """Before any file is read."""
     with pytest.raises(ConfigError, match="expected none, year, half, quarter, month, or equal:N"):
         complete_dataset_arguments("table", "/nowhere", {"buckets": buckets})
 
 
 def test_columns_of_other_names(root):
-    """Each can be named. What is not needed is not looked at."""
+    """Unused columns are not read."""
     write(
         root,
         "images/a.png,3,2004,whatever,",
@@ -207,7 +207,7 @@ def test_columns_of_other_names(root):
 
 
 def test_texts_are_kept_unchanged(root):
-    """What other programs call missing or a number is a name here."""
+    """Texts such as NA or 1e3 are names."""
     names = ["NA", "None", "007", "nan", "null"]
     lines = [f"images/{i}.png,{name},2004,1,train" for i, name in enumerate(names)]
     write(root, *lines)
@@ -257,13 +257,12 @@ def test_invalid_values_of_a_table_are_one_line_errors(root, lines, reason):
     "time", ["", "yesterday", "2004-13", "2004-02-30", "31.12.2004", "1072915200"]
 )
 def test_an_invalid_time_is_a_one_line_error(root, time):
-    """It is never guessed what somebody meant."""
     write(root, f"{A},x,2004", f"{B},y,{time}", header="path,label,time")
     assert f"row 3 has time {time!r}; expected a year, a date" in refusal(root, buckets="year")
 
 
 def test_a_too_coarse_time_is_a_one_line_error(root):
-    """A year says no month."""
+    """A year has no month."""
     write(root, f"{A},x,2004-05", f"{B},y,2004", header="path,label,time")
     assert "row 3 has time '2004', which lacks the month" in refusal(root, buckets="month")
 
@@ -281,13 +280,13 @@ def test_a_too_coarse_time_is_a_one_line_error(root):
     ],
 )
 def test_a_missing_column_is_a_one_line_error(root, header, arguments, message):
-    """With those that there are, and the argument that names another."""
+    """With the existing ones, and the argument that names another."""
     write(root, "images/a.png,x,2004", header=header)
     assert message in refusal(root, **arguments)
 
 
 def test_which_table_is_never_guessed(years, root):
-    """One alone is taken. Else it is named, by a path that stays in the folder."""
+    """The only one is used. Otherwise it is named, by a path in the folder."""
     assert "has 2 tables ('photos.csv', 'photos.parquet')" in refusal(years[0])
     assert "has 0 tables (nothing)" in refusal(root)
     assert "no '..'" in refusal(root, table="../t.csv")
@@ -318,7 +317,7 @@ def parquet(root, **columns):
     ],
 )
 def test_columns_of_wrong_types_are_a_one_line_error(root, columns, message):
-    """Regression and several labels among them."""
+    """Including regression targets and multiple labels."""
     parquet(root, **columns)
     assert message in refusal(root)
 
@@ -337,13 +336,13 @@ def test_columns_of_wrong_types_are_a_one_line_error(root, columns, message):
     ],
 )  # fmt: skip
 def test_all_time_types_of_parquet_are_read(root, times):
-    """Years, days, moments with a zone and without, texts."""
+    """Years, dates, times with and without a zone, texts."""
     parquet(root, time=times)
     assert list_images(root, buckets="year") == {"2004": ["a"], "2005": ["b"]}
 
 
 def test_the_unpacked_size_of_a_parquet_file_is_limited(root):
-    """A few bytes may become millions of rows: refused before memory is taken."""
+    """Before memory is allocated."""
     number = MAX_TABLE_ROWS + 1
     column = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0), number), pa.array(["x"]))
     pq.write_table(
@@ -358,7 +357,6 @@ def test_the_unpacked_size_of_a_parquet_file_is_limited(root):
 )
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
 def test_a_damaged_table_is_a_one_line_error(root, name, content):
-    """Whatever is stored there."""
     (root / name).write_bytes(content)
     refusal(root)
 
@@ -368,7 +366,6 @@ def test_a_damaged_table_is_a_one_line_error(root, name, content):
 )
 @given(data=st.data())
 def test_any_changed_parquet_file_is_read_or_rejected(years, tmp_path_factory, data):
-    """No change of its bytes does anything but give other rows, or one line."""
     root, _ = years
     content = bytearray((root / "photos.parquet").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):

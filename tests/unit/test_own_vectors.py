@@ -1,4 +1,4 @@
-"""Streams of vectors: the same numbers are the same stream, however they are stored."""
+"""Streams of vectors: equal numbers are equal streams, whatever the file format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = ["a", "b", "c"]
 
 @pytest.fixture
 def table():
-    """Forty vectors of four years and two classes, to float32's last digit."""
+    """Forty vectors of four years and two classes, with all digits of float32."""
     draws = np.random.default_rng(0)
     numbers = draws.normal(size=(40, 3)) * [1, 100, 1e-3]
     frame = pd.DataFrame(numbers, columns=COLUMNS)
@@ -36,7 +36,7 @@ def table():
 
 
 def by_year(root, table, vectors=None):
-    """As one's own function lists them."""
+    """Return the vectors, as a custom function does."""
     vectors = table[COLUMNS].to_numpy() if vectors is None else vectors
     columns = zip(table["label"], table["time"], table["split"], strict=True)
     entries = [Entry(i, label, time[:4], split) for i, (label, time, split) in enumerate(columns)]
@@ -76,7 +76,7 @@ def load_vectors(path: Path, cache: Path, **arguments):
     "file_format", ["csv", "csv-with-index", "parquet", "parquet-lists", "npz"]
 )
 def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
-    """One digest, and the same numbers in the same order. Of rows in another order, too."""
+    """One digest and order, also with another order of rows."""
     expected = build_stream(by_year(tmp_path, table), name="x")
     for of in (table, table.sample(frac=1, random_state=1)):
         columns = {"columns": "vectors"} if file_format == "parquet-lists" else {}
@@ -99,7 +99,7 @@ def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
 
 
 def test_splits_do_not_depend_on_the_order_of_vectors(table, tmp_path):
-    """Seeded and validation splits of a table that was shuffled."""
+    """Seeded and validation splits."""
     for split in ("3", "validation:3"):
         first, other = (
             load_stream(
@@ -168,7 +168,7 @@ def test_a_date_of_parquet_is_not_a_number(table, tmp_path):
 
 @pytest.mark.parametrize("file_format", ["csv", "parquet", "npz"])
 def test_the_width_of_vectors_is_limited(tmp_path, file_format):
-    """ResNet-50's are of 2,048 numbers. One limit for all kinds of files."""
+    """By one limit for all file formats."""
     for width, message in ((2048, ""), (MAX_FEATURES_WIDTH + 1, "expected 16384 at most")):
         numbers = pd.DataFrame(np.ones((4, width)), columns=[f"n{i}" for i in range(width)])
         roles = {"label": ["a", "b"] * 2, "bucket": ["1", "1", "2", "2"]}
@@ -241,7 +241,6 @@ def test_arrays_of_other_shapes_are_a_one_line_error(tmp_path):
 
 
 def test_repeated_rows_are_a_warning_and_copied_buckets_an_error(table, tmp_path):
-    """Tables repeat rows. More than half of a bucket in another one is a mistake."""
     table.loc[39, COLUMNS] = table.loc[0, COLUMNS].to_numpy()
     (warning, *_) = load_vectors(write_table(table, tmp_path, "csv"), tmp_path).warnings
     assert "1 row is in both a training and a test set" in warning
@@ -272,7 +271,7 @@ def weather(tmp_path, **arguments):
 
 
 def test_the_weather_is_as_it_was_measured(tmp_path):
-    """Its digest, its half-years and their days. Each in its time."""
+    """Its digest, half-years, days and dates."""
     stream = weather(tmp_path)
     assert stream.class_names == ("drizzle", "fog", "rain", "snow", "sun")
     assert [b.key for b in stream.buckets][:3] == ["2012-H1", "2012-H2", "2013-H1"]
@@ -306,7 +305,7 @@ DIGEST = "sha256:bb268a4fd8d86a9c078035ffd5d4a653166611ed3d2533396600450171f9a3f
 
 
 def test_a_text_becomes_scikit_learns_hashed_words(tmp_path):
-    """The same of CSV and Parquet. A width of one's own. A row without a text is refused."""
+    """From CSV and Parquet, with any width. A row without a text is an error."""
     texts = [f"{word} of day{i}: Rain" for i, word in enumerate(["Snow", "sun"] * 8)]
     frame = pd.DataFrame({"text": texts, "label": ["a", "b"] * 8, "bucket": [1] * 8 + [2] * 8})
     arguments = {"text": "text", "width": 32, "standardise": "none"}
@@ -341,7 +340,7 @@ def test_a_text_becomes_scikit_learns_hashed_words(tmp_path):
 
 
 def test_a_table_of_few_distinct_rows_is_loaded_where_rows_may_be_equal(tmp_path):
-    """Six binary columns have 64 rows at most: they are in every bucket and every test set."""
+    """Six binary columns have at most 64 distinct rows."""
     draws = np.random.default_rng(0)
     table = pd.DataFrame(draws.integers(0, 2, (600, 6)), columns=list("abcdef"))
     table["label"] = np.where(table["a"] > table["b"], "x", "y")

@@ -1,4 +1,4 @@
-"""Predictions per image: what is saved reads back, and what is damaged is named."""
+"""Predictions per image: they round-trip, and damage is named."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def row_predictions(images: EvaluationSet, labels: list[int], **options: object)
 
 
 def test_an_evaluation_set_round_trips(tmp_path: Path) -> None:
-    """All parts, and the digest that settles what was tested on."""
+    """With all parts and the digest."""
     images = evaluation_set()
     (tmp_path / EVALUATION_SET_FILE).write_bytes(images.to_bytes())
     back = EvaluationSet.load(tmp_path / EVALUATION_SET_FILE)
@@ -54,7 +54,6 @@ def test_an_evaluation_set_round_trips(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["bucket", "label", "content", "class_names", "buckets"])
 def test_the_digest_follows_from_every_part(part: str) -> None:
-    """Whatever is other about the images, the digest is another."""
     images = evaluation_set()
     parts = {
         name: getattr(images, name)
@@ -77,7 +76,7 @@ def test_the_digest_follows_from_every_part(part: str) -> None:
 def test_predictions_round_trip_with_the_counts_of_their_row(
     tmp_path_factory: pytest.TempPathFactory, labels: list[int], probs: bool
 ) -> None:
-    """Labels and probabilities to the bit, and the counts that a slow loop gives."""
+    """Labels and probabilities to the bit, counts by a loop."""
     images = evaluation_set()
     probabilities = np.full((5, 4), 0.25, dtype=np.float16) if probs else None
     path = tmp_path_factory.mktemp("p") / predictions_file_name(2)
@@ -92,7 +91,7 @@ def test_predictions_round_trip_with_the_counts_of_their_row(
 
 
 def test_predictions_of_another_row_or_set_are_rejected(tmp_path: Path) -> None:
-    """What counts otherwise than its row, answers other images, or was renamed, is no evidence."""
+    """By counts, images, or a changed name."""
     images = evaluation_set()
     row = row_predictions(images, [0, 1, 2, 3, 0])
     with pytest.raises(RecordError, match="another evaluation set"):
@@ -105,7 +104,7 @@ def test_predictions_of_another_row_or_set_are_rejected(tmp_path: Path) -> None:
 
 
 def test_predictions_are_compared_with_the_rows_accuracies() -> None:
-    """To within half an image. What was not measured says nothing."""
+    """Within half an image. Unmeasured buckets are ignored."""
     images = evaluation_set()
     row = row_predictions(images, [0, 1, 0, 3, 0])  # 2 of 3 right, and 2 of 2
     for accuracies in ((0.667, 1.0), (float(np.float32(2 / 3)), 1.0), (0.6667, float("nan"))):
@@ -117,7 +116,7 @@ def test_predictions_are_compared_with_the_rows_accuracies() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), 1.5, -0.25])
 def test_probabilities_are_checked(bad: float) -> None:
-    """NaN, and what is stored outside 0 to 1, is refused."""
+    """NaN, and numbers outside 0 to 1, are rejected."""
     probabilities = np.full((5, 4), 0.25, dtype=np.float16)
     probabilities[3, 1] = bad
     with pytest.raises(RecordError, match="must be float16 from 0 to 1"):
@@ -161,7 +160,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_a_one_line_error(tmp_path: Path, name: str) -> None:
-    """Every one of them ends in a RecordError that names the file."""
+    """A RecordError that names the file."""
     path = tmp_path / predictions_file_name(2)
     path.write_bytes(HOSTILE[name])
     for read in (RowPredictions.load, EvaluationSet.load):
@@ -171,7 +170,7 @@ def test_a_hostile_file_is_a_one_line_error(tmp_path: Path, name: str) -> None:
 
 
 def test_equal_predictions_are_equal_files() -> None:
-    """Bit for bit, so that a run that was resumed can be held against one that was not."""
+    """To the bit, so that resumed runs can be compared."""
     images = evaluation_set()
     row = RowPredictions(row=2, labels=np.zeros(3, np.uint8), evaluation_set=images.digest)
     assert len({images.to_bytes() for _ in range(30)}) == 1
@@ -180,7 +179,7 @@ def test_equal_predictions_are_equal_files() -> None:
 
 @pytest.mark.parametrize("probs", [False, True])
 def test_the_package_reads_what_is_written(probs: bool) -> None:
-    """Names, types, shapes and numbers are those of the safetensors package."""
+    """The safetensors package reads names, types, shapes and numbers."""
     probabilities = np.full((5, 4), 0.25, dtype=np.float16) if probs else None
     row = row_predictions(evaluation_set(), [0, 1, 2, 3, 0], probabilities=probabilities)
     loaded = load(row.to_bytes())

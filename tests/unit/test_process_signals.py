@@ -1,4 +1,4 @@
-"""Signals: the first is handed on, whatever is or is not ready for it."""
+"""Signals: the first is forwarded, at any time."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def test_the_first_signal_is_forwarded_and_repeats_are_ignored():
 
 
 def test_an_ignored_signal_stays_ignored():
-    """What nohup set is what the user wants."""
+    """As nohup requests."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StoppingSignals() as signals:
@@ -37,7 +37,6 @@ def test_an_ignored_signal_stays_ignored():
 
 
 def test_a_signal_is_forwarded_if_standard_error_is_closed():
-    """The terminal may be what has gone."""
     code = (
         "import os, signal, sys\n"
         "from clear_mlflow.process.signals import StoppingSignals\n"
@@ -60,7 +59,7 @@ def test_a_signal_is_forwarded_if_standard_error_is_closed():
 
 
 def test_the_first_signal_stops_and_its_repeats_are_ignored():
-    """A Ctrl-C under mlflow run arrives twice: what is done after the first is not disturbed."""
+    """A Ctrl-C under mlflow run arrives twice, and must not disturb the end."""
     before = signal.getsignal(signal.SIGINT)
     with interrupt_on_signal() as received:
         with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""What people see of a training: bars on a terminal, one line per bucket elsewhere."""
+"""The progress of a training: bars on a terminal, otherwise one line per bucket."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ KEYS = ("a", "b", "c")
 
 
 class Terminal(io.StringIO):
-    """A stream that states that it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self):
         return True
 
 
 def told(progress):
-    """Tell a progress of a complete training of three buckets, two steps each."""
+    """Report a complete training of three buckets, two steps each, to a progress."""
     with progress:
         progress.images_decoded(3, 3)
         for i in range(4):
@@ -35,7 +35,7 @@ def told(progress):
 
 
 def test_lines_are_one_per_bucket_with_the_accuracies():
-    """Nothing for the untrained model, no past for the first bucket, macro mean for the others."""
+    """None for the untrained model, no past for the first bucket."""
     stream = io.StringIO()
     told(build_progress(stream))
     assert re.sub(r"\d+\.\d s", "TIME", stream.getvalue()).splitlines() == [
@@ -46,7 +46,7 @@ def test_lines_are_one_per_bucket_with_the_accuracies():
 
 
 def test_a_bucket_without_steps_has_no_loss():
-    """As of a strategy that only counts. That of the bucket before is not shown again."""
+    """And does not repeat that of the previous bucket."""
     stream = io.StringIO()
     with LineProgress(stream) as progress:
         progress.bucket_started("a", bucket_index=0, num_buckets=2)
@@ -60,7 +60,7 @@ def test_a_bucket_without_steps_has_no_loss():
 
 
 def test_bars_show_the_accuracies_and_leave_the_cursor_visible():
-    """Both bars are drawn, and the terminal is as before."""
+    """Both bars are drawn."""
     stream = Terminal()
     told(TerminalProgress(stream))
     output = stream.getvalue()
@@ -71,7 +71,7 @@ def test_bars_show_the_accuracies_and_leave_the_cursor_visible():
 
 
 def test_bars_are_for_terminals_that_can_move_their_cursor(monkeypatch):
-    """A file, a pipe and a dumb terminal get lines."""
+    """Files, pipes and dumb terminals get lines."""
     monkeypatch.setenv("TERM", "xterm")
     assert isinstance(build_progress(Terminal()), TerminalProgress)
     assert isinstance(build_progress(io.StringIO()), LineProgress)

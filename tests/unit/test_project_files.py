@@ -1,4 +1,4 @@
-"""MLproject, conda.yaml, pyproject.toml and the command line say the same."""
+"""MLproject, conda.yaml, pyproject.toml and the command line agree."""
 
 import sys
 from itertools import chain
@@ -23,7 +23,7 @@ ENTRY_POINTS = MLPROJECT["entry_points"]
 
 
 def get_command_name(entry_point: str) -> click.Command:
-    """Return the sub-command that an entry point's shell command calls."""
+    """Return the sub-command of an entry point's shell command."""
     words = ENTRY_POINTS[entry_point]["command"].split()
     assert words[:3] == ["python", "-m", "clear_mlflow"]
     return main.commands[words[3]]
@@ -31,12 +31,12 @@ def get_command_name(entry_point: str) -> click.Command:
 
 @pytest.mark.parametrize("entry_point", ENTRY_POINTS)
 def test_no_entry_point_declares_parameters(entry_point):
-    """MLflow would log the default of each as a parameter of the run."""
+    """MLflow would log each default as a parameter of the run."""
     assert ENTRY_POINTS[entry_point].keys() == {"command"}
 
 
 def test_every_command_that_tracks_is_an_entry_point():
-    """A group of commands on local folders is none, nor what opens no run or one for each file."""
+    """Except groups on local folders, and commands without one run."""
     groups = {name for name, command in main.commands.items() if isinstance(command, click.Group)}
     assert groups == {"data"}
     none = {"export", "identify", "import", "open", "show", "sync"}
@@ -44,7 +44,7 @@ def test_every_command_that_tracks_is_an_entry_point():
 
 
 def test_conda_environment_is_pyprojects_dependencies():
-    """The environment that MLproject names installs just what the package declares."""
+    """MLproject's environment installs what the package declares."""
     conda = yaml.safe_load((ROOT / MLPROJECT["conda_env"]).read_text())
     python, pip, packages = conda["dependencies"]
     assert python.startswith("python=3.")
@@ -53,7 +53,6 @@ def test_conda_environment_is_pyprojects_dependencies():
 
 
 def test_constraints_name_a_version_of_every_dependency():
-    """The tested set is reported in full."""
     pinned = {
         line.split("==")[0].lower().replace("-", "_")
         for line in (ROOT / "constraints.txt").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""README's sample output: its form is the program's, its metrics are those of its matrix."""
+"""README's sample output: its format, and its metrics computed from its matrix."""
 
 import io
 import re
@@ -15,7 +15,7 @@ from clear_mlflow.report.terminal_tables import build_matrix_table, build_metric
 
 @pytest.fixture
 def shown(project):
-    """The block of README with the matrix, and what it says: the matrix, and name to value."""
+    """README's block: text, matrix, and name to value."""
     text = (project / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```text\n(% tested on.*?)^```$", text, re.S | re.M)
     cells = [line.split()[-10:] for line in block.splitlines() if re.match("initial|after", line)]
@@ -26,7 +26,7 @@ def shown(project):
 
 
 def test_step_metrics_equal_those_of_the_matrix(shown):
-    """The cells have one decimal of a percent, so that a mean of them is known to 0.0005."""
+    """Cells have one decimal of a percent, so that means are exact within 0.0005."""
     _, matrix, metrics = shown
     computed = summarize(matrix)
     assert computed.keys() <= metrics.keys()

@@ -1,4 +1,4 @@
-"""The stored form of a row: round trips, hostile files, and rows that contradict each other."""
+"""Stored rows: round trips, hostile files, and contradicting rows."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def record(number: int, **changes) -> RowRecord:
 
 
 def document(of=None, **changes):
-    """Return the fields of row 2, or of another record. ``...`` leaves one out."""
+    """Return the fields of row 2, or of another record. ``...`` omits a field."""
     fields = {**json.loads((of or record(2)).to_json()), **changes}
     return {name: value for name, value in fields.items() if value is not ...}
 
@@ -45,7 +45,7 @@ def read(text: str) -> RowRecord:
 
 
 def check_refused(text: str, part: str) -> None:
-    """In one line, which names the file and shows what stands there, cut short."""
+    """Check a one-line error that names the file and shows the value, truncated."""
     with pytest.raises(RecordError) as caught:
         read(text)
     message = str(caught.value)
@@ -74,7 +74,7 @@ taken = {*document(), "accuracy", "split", "score", "values"}
 
 @st.composite
 def records(draw):
-    """Rows of counts, of accuracies and of other scores, with some buckets not measured."""
+    """Rows of counts, accuracies and other scores, with unmeasured buckets."""
     buckets = tuple(draw(st.lists(printable, min_size=1, max_size=6, unique=True)))
     number = draw(st.integers(0, len(buckets)))
     totals = tuple(draw(st.integers(1, 2**53)) for _ in buckets)
@@ -112,7 +112,7 @@ def records(draw):
 @settings(max_examples=60)
 @given(records())
 def test_a_record_round_trips(written):
-    """Every field survives to the last digit, unknown ones too."""
+    """Every field, unknown ones too."""
     text = written.to_json()
     assert read(text) == written
     assert read(text).to_json() == text
@@ -123,7 +123,7 @@ def test_a_record_round_trips(written):
 
 
 def test_a_row_without_counts_marks_unmeasured_buckets():
-    """docs/record-format.md has the same fields. NaN is no JSON, so it is null."""
+    """As null, since NaN is not JSON. docs/record-format.md has the same fields."""
     assert document(ACCURACIES)["accuracy"] == [0.2, 0.25, None]
     run_record = assemble({"row_002.json": ACCURACIES})
     assert run_record.matrix.num_instances is None
@@ -135,13 +135,12 @@ def test_a_row_without_counts_marks_unmeasured_buckets():
 
 
 def test_rows_with_and_without_counts_are_rejected_as_one_run():
-    """Nobody measured one run in two ways: a foreign row is named, and nothing crashes."""
     with pytest.raises(RecordError, match=r"num_instances is \(10, 20, 30\) and None"):
         assemble(index_records(record(1), ACCURACIES))
 
 
 def test_the_fields_are_the_documented_ones():
-    """Another program reads these names: docs/record-format.md has the same list."""
+    """docs/record-format.md has the same list for other programs."""
     assert document() == {
         "schema": {"name": "clear_mlflow/accuracy_row", "version": "1.0"},
         "row": 2,
@@ -164,7 +163,7 @@ def test_the_fields_are_the_documented_ones():
 
 
 def test_a_newer_major_version_is_an_error_that_asks_for_an_upgrade():
-    """Its further fields are kept. Of version 2 the rest may well be different."""
+    """Unknown fields of minor versions are kept."""
     later = document(schema={"name": SCHEMA_NAME, "version": "1.7", "x": 1}, further=[1])
     assert read(json.dumps(later)) == record(2, extra={"further": [1]})
     newer = {"schema": {"name": SCHEMA_NAME, "version": "2.0"}, "rows": []}
@@ -242,7 +241,7 @@ WRONG_SCORES = [
     ],
 )
 def test_invalid_fields_are_rejected_in_one_line(of, changes, part):
-    """Percent is never taken for a fraction, nor one type for another."""
+    """Percent is never read as a fraction, nor one type as another."""
     check_refused(json.dumps(document(of, **changes)), part)
 
 
@@ -262,20 +261,18 @@ GOOD = record(2).to_json()
     ],
 )
 def test_texts_other_than_rows_are_rejected_in_one_line(text, part):
-    """Nothing that a file may hold ends in another error than ours."""
     check_refused(text, part)
 
 
 @given(st.text())
 def test_a_hostile_source_name_does_not_break_the_message(source):
-    """The name of a file comes from the same place as the file."""
+    """File names are as untrusted as files."""
     with pytest.raises(RecordError) as caught:
         RowRecord.from_json("", source=source)
     assert str(caught.value).isprintable()
 
 
 def test_extra_cannot_shadow_a_field():
-    """A writer's own field must not replace what was measured."""
     for name in ("row", "accuracy", "schema", "split"):
         with pytest.raises(RecordError, match=name):
             record(1, extra={name: 1})
@@ -283,7 +280,7 @@ def test_extra_cannot_shadow_a_field():
 
 @given(st.integers(0, 10**9 - 1))
 def test_row_file_names_round_trip(number):
-    """Reading is the inverse of writing: three digits at least, and one name per row."""
+    """At least three digits, and one name per row."""
     assert ROWS_FOLDER == "accuracy_matrix/rows"
     assert parse_row_index(row_file_name(number)) == number
 
@@ -296,7 +293,6 @@ def test_row_file_names_round_trip(number):
     ],
 )
 def test_other_file_names_are_not_rows(name):
-    """Whatever else is stored in the folder is left alone."""
     assert parse_row_index(name) is None
 
 
@@ -305,7 +301,7 @@ def index_records(*records: RowRecord) -> dict[str, RowRecord]:
 
 
 def test_rows_become_a_run():
-    """The run's facts, its matrix, and which rows are there and which are not."""
+    """With metadata, matrix, and the existing and missing rows."""
     run_record = assemble(index_records(*(record(n) for n in (3, 0, 2, 1))))
     assert run_record.is_complete
     assert (run_record.rows, run_record.missing) == ((0, 1, 2, 3), ())
@@ -325,7 +321,7 @@ def test_rows_become_a_run():
     ],
 )
 def test_gaps_are_rows_below_the_highest(numbers, missing, complete):
-    """A run without its initialisation is complete, and still lacks a row."""
+    """A run without its initialisation is complete, and lacks a row."""
     run_record = assemble(index_records(*map(record, numbers)))
     assert (run_record.rows, run_record.missing, run_record.is_complete) == (
         numbers,
@@ -357,7 +353,7 @@ NAMED = DatasetIdentity("clear10", DIGITS.digest)
     ],
 )
 def test_contradicting_rows_are_named_with_both_values(foreign, difference):
-    """A user has to know which file to remove."""
+    """So that a user can remove one."""
     with pytest.raises(RecordError) as caught:
         assemble(index_records(record(1), foreign, record(3)))
     assert f"contradict each other: {difference};" in str(caught.value)
@@ -365,26 +361,25 @@ def test_contradicting_rows_are_named_with_both_values(foreign, difference):
 
 @pytest.mark.parametrize("name", ["row_003.json", "row_2.json", "notes.txt", "row_003\n.json"])
 def test_a_file_under_another_rows_name_is_rejected(name):
-    """A copied file would stand for a row that was never measured."""
+    """A copied file would replace a row that was never measured."""
     with pytest.raises(RecordError, match=r"contains row 2, whose file is row_002\.json") as caught:
         assemble({name: record(2)})
     assert str(caught.value).isprintable()
 
 
 def test_a_run_without_rows_has_no_record():
-    """Nothing is assembled from nothing."""
     with pytest.raises(RecordError, match="without rows"):
         assemble({})
 
 
 def test_versions_and_times_may_differ_within_a_run():
-    """A run that was resumed after an upgrade is still one run."""
+    """After an upgrade, for example."""
     later = record(2, package_version="9.9", written_at="2027-01-01T00:00:00Z", extra={"a": 1})
     assert assemble(index_records(record(1), later)).rows == (1, 2)
 
 
 def test_the_documented_example_is_a_row():
-    """docs/record-format.md shows what the reader reads, byte for byte, and tells every field."""
+    """docs/record-format.md has the same bytes, and describes every field."""
     page = Path(__file__).parents[2].joinpath("docs", "record-format.md").read_text()
     example = page.split("```json\n")[1].split("```")[0]
     assert read(example).to_json() == example

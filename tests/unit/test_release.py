@@ -1,4 +1,4 @@
-"""What a release is built from: one address, absolute links, and one version everywhere."""
+"""Releases: one address, absolute links, and one version everywhere."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ URL = "https://forge.example/lab/clear_mlflow"
 
 
 def test_links_of_the_readme_lead_to_the_tags_files():
-    """Each relative link becomes one to a file that the repository has. The others stay."""
+    """Relative links become links to files of the repository."""
     text = (ROOT / "README.md").read_text()
     done = release.make_links_absolute(text, URL, "v1.2.3")
     targets = re.findall(r"\]\(([^)\s]+)\)", done)
@@ -30,13 +30,13 @@ def test_links_of_the_readme_lead_to_the_tags_files():
 
 
 def write_hosted_project(url):
-    """pyproject.toml of whoever hosts it."""
+    """Write the pyproject.toml of a hosted project."""
     text = (ROOT / "pyproject.toml").read_text()
     return re.sub(r"^(?:# )?urls\.Source = .*", f'urls.Source = "{url}"', text, flags=re.M)
 
 
 def test_the_address_is_one_line():
-    """README names it where it is, with the badges that need it, and is as before without."""
+    """With an address, README has its badges; without, it is unchanged."""
     assert hosting.find_source_url('# urls.Source = "https://FORGE/OWNER/REPOSITORY"') is None
     readme = (ROOT / "README.md").read_text()
     for url, colab in ((URL, 0), ("https://github.com/lab/clear_mlflow", 1)):
@@ -55,7 +55,7 @@ def test_the_address_is_one_line():
 
 
 def test_project_urls():
-    """They are a table of the project, and the rest stays."""
+    """They become a table, and the rest is unchanged."""
     text = write_hosted_project(URL)
     done = release.insert_project_urls(text, URL, "v1.2.3")
     if sys.version_info >= (3, 11):
@@ -79,7 +79,7 @@ def test_project_urls():
     ],
 )
 def test_releases_with_inconsistent_versions_are_rejected(tmp_path, file, text):
-    """A version that the package, the changelog or the citation does not name."""
+    """In package, changelog and citation."""
     files = {
         "clear_mlflow/core/version.py": '__version__ = "1.2.3"\n',
         "CHANGELOG.md": "# Changelog\n\n## 1.2.3 - 2026-11-22\n",
@@ -94,5 +94,4 @@ def test_releases_with_inconsistent_versions_are_rejected(tmp_path, file, text):
 
 
 def test_the_citation_names_this_version():
-    """So that a citation of the checkout names what it is."""
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()

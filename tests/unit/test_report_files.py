@@ -1,4 +1,4 @@
-"""Matrix files and the run's description: exact numbers, and outside text that breaks nothing."""
+"""Matrix files and the run's description: exact numbers, and escaped texts."""
 
 import csv
 import html
@@ -41,7 +41,7 @@ def matrices(draw):
 
 @given(matrices())
 def test_a_matrix_round_trips_through_json(matrix):
-    """Full precision, null for what was not measured."""
+    """Full precision, null for unmeasured cells."""
     content = json.loads(format_matrix_json(matrix), parse_constant=pytest.fail)
     assert content["schema"] == {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
     values = np.array(content["values"], dtype=float).reshape(-1, matrix.num_buckets)
@@ -55,7 +55,7 @@ def counts_and_keys(matrix):
 
 @given(matrices())
 def test_cells_round_trip_through_csv(matrix):
-    """Full precision, an empty cell for what was not measured, one line per row."""
+    """Full precision, empty for unmeasured cells, one line per row."""
     header, *lines = csv.reader(io.StringIO(format_matrix_csv(matrix)))
     assert header[0] == "trained_through"
     assert [key.removeprefix("'") for key in header[1:]] == [
@@ -68,7 +68,7 @@ def test_cells_round_trip_through_csv(matrix):
 
 @pytest.mark.parametrize("key", ["=1+1", "+1", "-1", "@SUM(A1)", "＝1", '=HYPERLINK("x","y")'])
 def test_csv_contains_no_formulas(key):
-    """A bucket key must not run in somebody's spreadsheet."""
+    """So that a bucket's name runs in no spreadsheet."""
     text = format_matrix_csv(AccuracyMatrix([[0.5]], buckets=[key]))
     header, line = csv.reader(io.StringIO(text))
     assert header[1] == f"'{key}"
@@ -76,7 +76,7 @@ def test_csv_contains_no_formulas(key):
 
 
 def build_stored_record(matrix: AccuracyMatrix, **metadata) -> Record:
-    """Return a record with this matrix's counts out of 1,000 test images a bucket."""
+    """Return a record with this matrix's counts of 1,000 test images per bucket."""
     counts = [round(1000 * v) for v in matrix.values.ravel()]
     width = matrix.num_buckets
     rows = [counts[i : i + width] for i in range(0, len(counts), width)]
@@ -101,7 +101,6 @@ def describe(record: Record, metrics=METRICS, **options) -> str:
 
 
 def test_description_shows_matrix_and_metrics():
-    """What a run's page should say at first sight."""
     text = describe(build_stored_record(AccuracyMatrix([[0.9, 0.6], [0.5, 0.8]])))
     lines = text.splitlines()
     assert lines[0] == "### clear10, 2 of 2 buckets"
@@ -121,7 +120,7 @@ def test_description_shows_matrix_and_metrics():
 
 
 def test_the_description_of_a_partial_run_names_missing_rows_and_the_reason():
-    """Undefined metrics stand there with their reason, missing rows with their number."""
+    """Undefined metrics have their reason."""
     text = describe(
         build_stored_record(AccuracyMatrix([[0.9, 0.6, 0.1], [0.5, 0.8, 0.1]]), without=(0, 1))
     )
@@ -135,7 +134,7 @@ def test_the_description_of_a_partial_run_names_missing_rows_and_the_reason():
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 70), st.text(max_size=300))
 def test_description_stays_below_the_limit_and_on_its_lines(width, fact):
-    """MLflow cuts a longer one off. Foreign text never ends a line or a cell, or starts a tag."""
+    """MLflow truncates longer ones. Untrusted text ends no line or cell, and starts no tag."""
     matrix = AccuracyMatrix(
         np.full((width, width), 0.5), buckets=[f"|<b>{j}`" for j in range(width)]
     )
@@ -151,7 +150,7 @@ def test_description_stays_below_the_limit_and_on_its_lines(width, fact):
 
 
 def test_description_leaves_out_what_is_too_large():
-    """25 buckets fit. The matrix of 60 is left to its files."""
+    """A matrix of 25 buckets fits, and one of 60 does not."""
     texts = {
         n: describe(build_stored_record(AccuracyMatrix(np.full((n, n), 0.5)))) for n in (25, 60)
     }
@@ -172,7 +171,7 @@ PUNCTUATED = st.text(st.sampled_from("ab1 _*`~[]()<>&|\\\\!#+-=.:/@\"'{}"), max_
 @example("- a")
 @example("&lt;")
 def test_untrusted_text_is_shown_unchanged(text):
-    """In a list and in a table's cell, by a reader of Markdown. Its source can be read."""
+    """By a Markdown renderer, in lists and table cells."""
     read = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     spaces = re.compile(r"\s+")
     for source, tags in (

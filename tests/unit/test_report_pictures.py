@@ -46,7 +46,7 @@ def texts(matrix: AccuracyMatrix, title: str) -> list[str]:
 
 
 def test_ten_buckets_fit_into_eighty_columns():
-    """Also where every cell is 100.0, and where output is not a terminal."""
+    """Even if every cell is 100.0, and without a terminal."""
     lines = print_lines(build_matrix_table(TEN))
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["%", "tested", "on", "→", *(str(j) for j in range(1, 11))]
@@ -74,7 +74,7 @@ def test_unmeasured_cells_are_dashes():
     )
 )
 def test_any_keys_fit_into_eighty_columns(keys):
-    """Long, wide and markup-like keys are cut short, never wrapped or interpreted."""
+    """Long, wide and markup-like names are truncated, never wrapped or interpreted."""
     width = len(keys)
     matrix = AccuracyMatrix(np.full((width, width), 1.0), buckets=keys)
     lines = print_lines(build_matrix_table(matrix))
@@ -84,7 +84,7 @@ def test_any_keys_fit_into_eighty_columns(keys):
 
 
 def test_metrics_are_shown_with_value_or_reason():
-    """Every metric has its line, in the order of the registry, a user's own behind them."""
+    """In the order of the registry, custom ones last."""
     matrix = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])
     summary = {"mylab/spread": 0.5, **summarize(matrix)}
     printed_lines = print_lines(table(summary, explain(matrix), lower_is_better={"mylab/spread"}))
@@ -106,7 +106,7 @@ def test_metrics_are_shown_with_value_or_reason():
     "text", ["$x^{", "$\\frac{1}{0}$", "%", "\\", "a\x00b\nc", "名前", "\ud800", "😀", "_{}^", ""]
 )
 def test_any_text_can_be_drawn(text):
-    """No formula is parsed, and a missing letter is a box, without a warning."""
+    """No formula is parsed, and missing glyphs are boxes without a warning."""
     key = text if text.isprintable() and text else "$"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -116,7 +116,7 @@ def test_any_text_can_be_drawn(text):
 
 
 def test_pictures_of_one_stream_have_one_size():
-    """Partial, untitled, without initialisation: they are stored side by side."""
+    """Since they are displayed side by side."""
     sizes = {
         heatmap_array(matrix, title).shape
         for matrix, title in [
@@ -129,7 +129,7 @@ def test_pictures_of_one_stream_have_one_size():
 
 
 def test_colours_are_on_a_fixed_scale():
-    """The same accuracy has the same colour whatever else the matrix holds."""
+    """Equal accuracies have equal colours in all matrices."""
     alone = AccuracyMatrix([[0.5, 0.5], [0.5, 0.5]])
     among = AccuracyMatrix([[0.5, 0.0], [1.0, 0.5]])
     first_colours, other = (heatmap_array(matrix, "") for matrix in (alone, among))
@@ -141,7 +141,7 @@ def test_colours_are_on_a_fixed_scale():
 
 
 def test_unmeasured_cells_look_different_from_zero():
-    """A hatched grey cell, and not the colour of 0 %. No number stands in it."""
+    """They are hatched and grey, without a number."""
     zero = AccuracyMatrix([[0.0]])
     unknown = AccuracyMatrix(np.empty((0, 1)))
     assert "0.0" in texts(zero, "")
@@ -155,7 +155,7 @@ def test_unmeasured_cells_look_different_from_zero():
 
 @pytest.mark.parametrize("size", [1, 2, 12, 40, 300])
 def test_matrices_of_any_size_fit_on_a_screen(size):
-    """Large ones show colours only, and some of their keys."""
+    """Large ones show colours only, and some bucket names."""
     matrix = AccuracyMatrix(np.full((size, size), 0.5))
     figure = draw_heatmap(matrix, "title")
     assert max(figure.get_size_inches()) < 10
@@ -169,7 +169,7 @@ LONG = [f"camera {j} of the north, first half of the year" for j in range(3)]
 @pytest.mark.parametrize("keys", [["old", "new"], MONTHS, LONG, [str(j) for j in range(40)]])
 @pytest.mark.parametrize("width", [2.7, 3.3, 6.5, None])
 def test_texts_do_not_overlap_or_leave_the_figure(keys, width):
-    """At the width asked for: keys that do not fit are upright, and the longest are cut."""
+    """Long names are rotated or truncated."""
     figure = draw_heatmap(AccuracyMatrix(np.eye(len(keys)), buckets=keys), None, width=width)
     assert width is None or figure.get_size_inches()[0] == pytest.approx(width)
     cell_texts = figure.axes[0].texts
@@ -187,7 +187,7 @@ def test_texts_do_not_overlap_or_leave_the_figure(keys, width):
 
 
 def test_truncated_labels_remain_distinct():
-    """The end, the beginning, or what all begin with and then the end."""
+    """By their start, their end, or both."""
     middle = [f"camera {j} of the north, first half of the year" for j in range(2)]
     assert fit_labels(middle, 9, 0.65, 20) == ["…0 of t…", "…1 of t…"]
     assert fit_labels(["the same 1", "the same 2"], 9, 2, 6) == ["…ame 1", "…ame 2"]
@@ -196,7 +196,7 @@ def test_truncated_labels_remain_distinct():
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
 def test_the_diagonal_is_visible_on_every_colour(value):
-    """A line within the cell, whose colour is on both of its sides."""
+    """Its outline is within the cell."""
     figure = draw_heatmap(AccuracyMatrix(np.full((6, 6), value)), None)
     outlines = [part for part in figure.axes[0].patches if not part.get_fill()]
     assert len(outlines) == 6
@@ -211,7 +211,7 @@ def test_the_diagonal_is_visible_on_every_colour(value):
 
 @pytest.mark.parametrize("size", [10, 40])
 def test_small_cells_have_their_colour(size):
-    """In a paper's column, too, white lines leave most of a cell."""
+    """White lines leave most of a cell, also in a paper's column."""
     figure = draw_heatmap(AccuracyMatrix(np.full((size, size), 0.0)), None, width=3.3)
     dark = (decode_png(encode_png(figure)).max(axis=2) < 120).sum()
     cells = 120**2 * (3.3 - 0.9 - 0.85) ** 2
@@ -219,7 +219,7 @@ def test_small_cells_have_their_colour(size):
 
 
 def test_a_users_matplotlib_settings_change_nothing():
-    """Pictures made on two machines are compared pixel by pixel."""
+    """Pictures are equal on two machines."""
     before = draw_heatmap_png(TEN, "$run$")
     user_settings = {
         "savefig.bbox": "tight",

@@ -1,4 +1,4 @@
-"""A run's page: whole without a network, every number in it the record's, and of bounded size."""
+"""A run's page works offline, has the record's numbers, and has a limited size."""
 
 import base64
 import dataclasses
@@ -34,7 +34,7 @@ from clear_mlflow.report.page.run_page import RunReport, render_run_page
 def build_predictions(
     num_buckets, classes, per_class, *, skill=0.7, protocol="iid", rows=None, seed=0
 ):
-    """Predictions of a run that is right in *skill* of all cases, in the images' own order."""
+    """Return predictions that are right in *skill* of all cases."""
     draws = np.random.default_rng(seed)
     total = num_buckets * classes * per_class
     label = draws.integers(0, classes, total)
@@ -52,7 +52,7 @@ def build_predictions(
 
 
 def build_record(counts, num_test, *, protocol="iid", dataset="digits", buckets=None, seed=3):
-    """Return the record of rows of right images per bucket, from the initialisation on."""
+    """Return the record of rows of correct counts, from the initialisation on."""
     buckets = buckets or tuple(str(j + 1) for j in range(len(num_test)))
     return assemble(
         {
@@ -68,7 +68,7 @@ def build_record(counts, num_test, *, protocol="iid", dataset="digits", buckets=
 
 
 def build_report(predictions=None, *, counts=None, **changes):
-    """Return the report of a run with these predictions, or with these counts of right images."""
+    """Return the report of a run with these predictions, or with these counts."""
     if counts is None:
         images = predictions.images
         counts = {
@@ -109,7 +109,7 @@ def test_a_page_needs_no_other_file_and_is_reproducible():
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names_are_only_text(name):
-    """As a run, dataset, bucket, class, parameter, warning and reason: the tags of plain names."""
+    """The page has the same tags as with plain names."""
     printable = "".join(c for c in name if c.isprintable())[:40]
 
     def tags_with(text, key):
@@ -147,7 +147,7 @@ def test_hostile_names_are_only_text(name):
 
 
 def test_every_cell_is_on_the_page():
-    """In the table as percent, in the script's data as a fraction. Of rows to come, none."""
+    """In the table as percent, in the script's data as a fraction."""
     report = build_report(counts={row: THREE[row] for row in (0, 1, 3)})
     text = render_run_page(report)
     cells = re.findall(
@@ -166,7 +166,7 @@ def test_every_cell_is_on_the_page():
 
 
 def test_metrics_have_their_meaning_or_the_reason_without_a_value():
-    """CLEAR's and Renate's, all of them. Others in a table."""
+    """CLEAR's and Renate's first. Others are in a table."""
     report = build_report(counts={1: THREE[1]})
     own = make_results({"lab/own": 0.25}, lower_is_better=["lab/own"])
     report = dataclasses.replace(report, results=MetricResults(report.results | own))
@@ -184,7 +184,7 @@ def test_metrics_have_their_meaning_or_the_reason_without_a_value():
 
 
 def test_tests_within_buckets_have_metrics_next_to_their_charts():
-    """And not in the table of other metrics once more."""
+    """And not in the table of other metrics."""
     report = build_report(counts=THREE)
     tests = [
         test
@@ -206,7 +206,7 @@ def test_tests_within_buckets_have_metrics_next_to_their_charts():
 @pytest.mark.parametrize("classes", [3, 300])
 @pytest.mark.parametrize("protocol", ["iid", "streaming"])
 def test_the_page_contains_every_confusion_matrix(classes, protocol):
-    """Read as its script reads it, against the count over images one by one."""
+    """Read as its script reads it, compared with a loop over images."""
     predictions = build_predictions(3, classes, 4, protocol=protocol)
     page_answers = read_page_data(render_run_page(build_report(predictions)))["predictions"]
     assert page_answers["classes"] == list(predictions.images.class_names)
@@ -234,7 +234,7 @@ def test_the_page_contains_every_confusion_matrix(classes, protocol):
 
 
 def test_the_pages_size_is_limited(monkeypatch):
-    """Of what does not fit, the last rows' predictions stay. Of more classes, none are shown."""
+    """The last rows' predictions are kept. With too many classes, none are."""
     predictions = build_predictions(4, 200, 5, skill=0.2)
     page = render_run_page(build_report(predictions))
     assert list(read_page_data(page)["predictions"]["rows"]) == list("01234")
@@ -250,7 +250,7 @@ def test_the_pages_size_is_limited(monkeypatch):
 
 
 def test_of_very_many_buckets_some_are_shown():
-    """Spread evenly, the first and the last among them. Means are over all."""
+    """Evenly spaced, with the first and the last. Means are over all."""
     counts = {row: tuple(range(250)) for row in (0, 250)}
     text = render_run_page(RunReport(
         name="long", run_id="abc", results=MetricResults(),
@@ -267,7 +267,7 @@ def test_of_very_many_buckets_some_are_shown():
 
 @pytest.mark.parametrize("row", [0, 1])
 def test_a_run_with_its_first_row_has_a_page(row):
-    """As a run in training: nothing that needs more rows is in the way."""
+    """As during training."""
     assert "of 3 buckets trained" in render_run_page(build_report(counts={row: THREE[row]}))
 
 
@@ -282,7 +282,7 @@ def test_imported_fractions_have_no_counts():
 
 
 def test_classes_that_come_and_go_are_shown_over_time():
-    """Test images of each class in each bucket, hatched where none. Nothing where all are alike."""
+    """Test images of each class in each bucket. Nothing if all are equal."""
     images = build_predictions(3, 2, 10).images
     label = np.where(images.bucket == 0, 0, np.arange(60) % 2).astype(np.uint16)
     class_rows = build_class_map(dataclasses.replace(images, label=label))
@@ -296,7 +296,7 @@ def test_classes_that_come_and_go_are_shown_over_time():
 
 
 def test_classes_with_the_same_shares_in_buckets_of_different_sizes_are_not_shown():
-    """Half of 20 images and half of 40: nothing changes over time."""
+    """Half of 20 images and half of 40 are equal shares."""
     names, label = ("bus", "camera"), np.arange(60) % 2
     assert build_class_map(build_images((20, 40), label, names)) is None
     assert build_class_map(build_images((20, 40), [*[0] * 20, *label[20:]], names)) is not None

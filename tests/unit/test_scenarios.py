@@ -1,4 +1,4 @@
-"""Streams of new classes made of streams of time: the same images, each where it belongs."""
+"""Streams of new classes, made of streams of time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ YEARS = ("2004", "2005", "2006", "2007")
 
 
 def made(*, without=(), split="2"):
-    """Ten vectors of each class in each year, but of the pairs *without*."""
+    """Return ten vectors of each class in each year, except the pairs *without*."""
     draws, rows = np.random.default_rng(0), []
     for year in YEARS:
         for name in NAMES:
@@ -47,7 +47,7 @@ def test_domain_is_the_stream_itself():
 
 
 def test_each_bucket_has_its_own_classes():
-    """The last what is left. Every image of all times keeps its label and its side of the split."""
+    """The last gets the rest. Every image keeps its label and split."""
     stream = made()
     scenario = apply_scenario(stream, "class", {"classes_per_bucket": 2, "times": "all"})
     assert scenario.list_classes("train") == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
@@ -63,7 +63,7 @@ def test_each_bucket_has_its_own_classes():
 
 
 def test_in_the_streams_own_time_new_classes_come_with_drift():
-    """Half of the classes in the first half of the time, and the others in the second."""
+    """Half of the classes in the first half of the time."""
     stream = made()
     scenario = apply_scenario(stream, "class", {"classes_per_bucket": 4})
     assert scenario.times == ("2004-01-01", "2006-01-01")
@@ -101,7 +101,7 @@ def test_the_class_order_is_given_or_random():
 
 
 def test_scenarios_and_orders_have_their_own_digest():
-    """Of task and class the images are the same, and the digest is not: nothing mixes them."""
+    """Although task and class have the same images."""
     stream = made()
     digests = [
         apply_scenario(stream, scenario, {"times": "all", "order": order})
@@ -135,7 +135,7 @@ def test_a_class_missing_in_its_time_is_a_one_line_error():
 
 
 def test_the_missing_one_of_two_classes_is_named():
-    """Its bucket brings it all the same: it may be answered, and the record has it."""
+    """It may still be predicted, and is in the record."""
     stream = made(without={("b", "2004")})
     assert apply_scenario(stream, "task", {"classes_per_bucket": 4}).absent_classes == {}
     scenario = apply_scenario(stream, "task", {"classes_per_bucket": 2})

@@ -1,4 +1,4 @@
-"""Matrices of other scores than accuracy: what is stored, what is computed, which way is better."""
+"""Matrices of other scores than accuracy."""
 
 import json
 import math
@@ -80,7 +80,7 @@ def build_tracked_run(values=ERRORS, initial=UNTRAINED, score=RMSE, seed=0):
     ],
 )
 def test_a_score_without_a_name_or_a_direction_is_rejected(name, higher, part):
-    """Its name becomes part of metrics' names, and an accuracy has one direction."""
+    """Its name becomes part of metric names."""
     with pytest.raises(RecordError, match=part) as caught:
         Score(name, higher)
     assert str(caught.value).isprintable()
@@ -88,7 +88,7 @@ def test_a_score_without_a_name_or_a_direction_is_rejected(name, higher, part):
 
 @pytest.mark.parametrize("other", [ACCURACY, MACRO_F1, Score("rmse")])
 def test_a_row_of_another_score_is_rejected(other):
-    """Neither of another name, nor of another direction."""
+    """Of another name or direction."""
     rows = [record(1, [0.5, 0.25]), record(2, [0.5, 0.25], other)]
     with pytest.raises(RecordError, match="contradict each other: score is"):
         assemble({row_file_name(r.row.row): r for r in rows})
@@ -108,7 +108,7 @@ cells = st.floats(-100, 100, allow_subnormal=False) | st.just(NAN)
     st.sampled_from(["iid", "streaming"]),
 )
 def test_a_negated_matrix_has_the_same_metrics(values, initial, protocol):
-    """Whether one writes down an error or its negative, nothing changes but the sign of levels."""
+    """Except for the sign of levels."""
     matrix = AccuracyMatrix(values, initial, [3, 1, 4, 1], score=Score("gain"))
     flipped = AccuracyMatrix(
         [[-v for v in row] for row in values],
@@ -137,7 +137,7 @@ def test_a_negated_matrix_has_the_same_metrics(values, initial, protocol):
 
 
 def test_error_rates_of_a_published_matrix():
-    """1 - accuracy: the same transfers and forgetting, and 1 less each mean."""
+    """1 - accuracy: the same transfers and forgetting, and 1 minus each mean."""
     accuracies, error_rate = np.array(SECOND_PLACE), Score("error_rate", False)
     of_accuracy = summarize(AccuracyMatrix(accuracies))
     of_error = summarize(AccuracyMatrix(1 - accuracies, score=error_rate))
@@ -157,7 +157,7 @@ def test_tests_within_buckets_are_not_mixed_with_another_score():
 
 
 def test_metrics_that_need_accuracies_are_omitted_with_a_reason():
-    """Counts of images, 1 - x, and the challenge's score are of accuracies alone."""
+    """Those with counts or 1 - x, and the challenge score."""
     matrix = AccuracyMatrix(ERRORS, UNTRAINED, [10, 10, 10], score=RMSE)
     reasons = explain(matrix)
     needs = "needs an accuracy (the score is rmse)"
@@ -176,7 +176,7 @@ def test_metrics_that_need_accuracies_are_omitted_with_a_reason():
 
 
 def test_a_custom_metric_declares_whether_it_accepts_any_score():
-    """Undeclared it is of accuracies: nobody's minimum becomes the best value without a word."""
+    """Otherwise it needs accuracies."""
     matrix = AccuracyMatrix(ERRORS, score=RMSE)
     own = Metric(name="lab/lowest", function=lambda m: float(m.values.min()))
     assert courses.explain(matrix, metrics=[own]) == {
@@ -235,14 +235,14 @@ def test_a_loop_rejects_numbers_of_another_kind(changes, arguments, part):
 
 @given(st.floats(-1e150, 1e150), st.integers(2, 5))
 def test_displayed_numbers_equal_the_values(value, digits):
-    """To its digits, in few characters where the size is not extreme."""
+    """To their digits, in few characters."""
     text = format_significant(value, digits)
     assert float(text) == pytest.approx(value, rel=0.6 * 10 ** (1 - digits))
     assert len(text) <= digits + 7
 
 
 def test_better_values_are_brighter():
-    """Whatever direction the score has, the brightest cell is the best one of the trained rows."""
+    """Whatever the score's direction."""
     grid = np.array([UNTRAINED, *ERRORS])
     lower, higher = build_cell_scale(RMSE, [grid]), build_cell_scale(Score("mean_reward"), [grid])
     assert lower.ends == ("6.00", "1.50")
@@ -254,7 +254,7 @@ def test_better_values_are_brighter():
 
 
 def test_colours_of_a_run_with_only_the_untrained_model():
-    """Nothing was trained: the scale is that of the one row there is."""
+    """The scale is that of its only row."""
     grid = np.array([UNTRAINED, *np.full((3, 3), np.nan)])
     scale = build_cell_scale(RMSE, [grid])
     assert [float(scale.shade(value)) for value in (min(UNTRAINED), max(UNTRAINED))] == [1.0, 0.0]
@@ -263,7 +263,7 @@ def test_colours_of_a_run_with_only_the_untrained_model():
 
 
 def test_an_axis_of_large_values_begins_near_the_lowest():
-    """Values from 1000 to 1010 would be one flat line above zero."""
+    """Values from 1000 to 1010 would be a flat line above zero."""
     lines = [Line(0, [LinePoint(1, 1000.0, "first"), LinePoint(2, 1010.0, "second")])]
     for is_large in (True, False):
         ticks = [value for value, _ in build_axis(lines, RMSE).list_ticks(is_large=is_large)]
@@ -285,7 +285,7 @@ def shown_text(page):
 
 
 def test_pages_and_descriptions_show_the_score_and_no_percent():
-    """Cells in three digits, metrics in four, the direction said, and nothing is an accuracy."""
+    """Three digits in cells, four in metrics, and the direction."""
     run = build_tracked_run()
     results = metrics.evaluate_metrics(metrics.METRICS, run.matrix)
     page = render_run_page(build_report(run))
@@ -319,7 +319,7 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
 
 
 def test_an_untrained_model_far_off_does_not_flatten_the_charts():
-    """Its values are in the matrix. In a chart they would be all that is seen."""
+    """Its values are shown only in the matrix."""
     page = render_run_page(build_report(build_tracked_run(initial=[5e4, 6e4, 7e4])))
     charts = shown_text(page).split("rmse over time")[1]
     assert "values of the untrained model outside of it are omitted" in charts
@@ -334,7 +334,7 @@ def test_an_untrained_model_far_off_does_not_flatten_the_charts():
 @example(1e-09, 1e-09, 3)
 @given(st.floats(-1e150, 1e150), st.floats(-1e150, 1e150), st.integers(2, 5))
 def test_an_axis_has_a_few_round_numbers(one, other, steps):
-    """Of any two ends, however near or far, and also where there is one value alone."""
+    """For any range, and for a single value."""
     low, high = pad_range(min(one, other), max(one, other))
     assert low < min(one, other) <= max(one, other) < high
     ticks = list_round_ticks(low, high, steps)

@@ -1,4 +1,4 @@
-"""Tests over test images: against scipy, against plain loops, and on simulated models."""
+"""Bootstrap tests over images: compared with scipy, plain loops, and simulations."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def matrix_of(run: Predictions) -> AccuracyMatrix:
 def by_loops(
     a: Predictions, b: Predictions | None, metric: Metric, resamples: int, seed: int
 ) -> list[float]:
-    """A metric, or its differences, image by image; draws in the same order as the quick one."""
+    """Compute a metric, or its differences, image by image, with the same resamples."""
     draws, drawn = np.random.default_rng(seed), {}
     for j in range(3):
         places = np.flatnonzero(a.images.bucket == j)
@@ -73,7 +73,7 @@ def by_loops(
 
 
 def test_the_bootstrap_equals_a_slow_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every metric, forgetting included, to the bit of its draws. However it is cut in blocks."""
+    """For every metric, with any block size."""
     a, b = random_hits(3), random_hits(4, share=0.7)
     values_a = summarize(matrix_of(a), metrics=ALL_METRICS)
     values_b = summarize(matrix_of(b), metrics=ALL_METRICS)
@@ -97,7 +97,7 @@ def test_the_bootstrap_equals_a_slow_implementation(monkeypatch: pytest.MonkeyPa
 
 
 def test_shared_resamples_equal_those_of_each_pair() -> None:
-    """To the bit: of runs that stopped early, whatever came before."""
+    """To the bit, also for runs that stopped early."""
     a, b, c = (random_hits(seed, share=0.6 + seed / 50) for seed in range(3))
     runs = [a, b, c.after(2)]
     asked = {"metrics": ALL_METRICS, "resamples": 40, "seed": 9, "level": 0.8}
@@ -109,7 +109,7 @@ def test_shared_resamples_equal_those_of_each_pair() -> None:
 
 
 def test_metrics_undefined_on_a_resample_use_the_others() -> None:
-    """Of a user's own. One that no draw changes is not evidence of anything."""
+    """Custom ones, too. A metric without variation has no test."""
 
     def failing(matrix: AccuracyMatrix) -> float:
         if matrix.values[:, -1].min() < 0.5:
@@ -140,7 +140,7 @@ def two_models(
 
 
 def test_false_positives_stay_within_the_level_and_intervals_cover() -> None:
-    """Simulated, under the null: for a mean, a difference of rows, and forgetting."""
+    """Simulated under the null: for a mean, a difference of rows, and forgetting."""
     draws, times, level = np.random.default_rng(1), 120, 0.9
     chosen = [m for m in METRICS if m.name in (BACKWARD, "renate/backward_transfer", FORGETTING)]
     wrong, outside = dict.fromkeys((m.name for m in chosen), 0), 0
@@ -159,7 +159,7 @@ def test_false_positives_stay_within_the_level_and_intervals_cover() -> None:
 
 
 def test_runs_of_different_lengths_and_protocols() -> None:
-    """Both are cut off after the shorter one. Under streaming the future alone is compared."""
+    """Both are truncated to the shorter one. Under streaming, only future buckets count."""
     a, b = random_hits(6), random_hits(7).after(2)
     results = paired_bootstrap(a, b, resamples=20)
     expected = [metrics.renate.average_accuracy(matrix_of(run)) for run in (a.after(2), b)]
@@ -182,7 +182,7 @@ def test_memory_does_not_grow_with_the_number_of_resamples() -> None:
 
 
 def test_invalid_input_is_a_one_line_error() -> None:
-    """Other images are never paired, whatever their number."""
+    """Different images are never paired."""
     a, other = random_hits(1), hits(np.ones((4, 18), bool), (7, 6, 5))
     with pytest.raises(RecordError, match=r"different images .* cannot be paired"):
         paired_bootstrap(a, other)
@@ -193,7 +193,7 @@ def test_invalid_input_is_a_one_line_error() -> None:
 
 
 def test_an_interval_uses_resamples_where_the_metric_is_defined() -> None:
-    """A share of what was right is undefined where a draw has nothing right."""
+    """A share of correct images is undefined without any."""
 
     def share_kept(matrix: AccuracyMatrix) -> float:
         if matrix.values[0, 0] == 0:

@@ -1,4 +1,4 @@
-"""Summaries and t-tests over seeds, power, Holm, sentences: against scipy, papers, simulation."""
+"""Summaries, t-tests, power and Holm over seeds: compared with scipy, papers and simulations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ values = st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=2, max_
 @settings(max_examples=60, deadline=None)
 @given(a=values, b=values, level=st.sampled_from([0.9, 0.95]))
 def test_t_tests_equal_scipys(a: list[float], b: list[float], level: float) -> None:
-    """p, degrees of freedom and interval of both; the interval holds 0 just where p is high."""
+    """p, degrees of freedom and interval, which contains 0 exactly if p is above the level."""
     result = welch_t(a, b)
     if result is None:
         assert max(np.ptp(a), np.ptp(b)) == 0
@@ -54,7 +54,7 @@ def test_t_tests_equal_scipys(a: list[float], b: list[float], level: float) -> N
 
 
 def test_equal_values_have_no_test() -> None:
-    """The same difference in every seed, or one value: nothing to test against, no width of 0."""
+    """Without a spread there is no interval."""
     assert paired_t([0.5, 0.7], [0.4, 0.6]) is None
     assert paired_t([0.5], [0.4]) is None
     assert welch_t([0.5, 0.5], [0.4, 0.4, 0.4]) is None
@@ -71,7 +71,7 @@ def test_equal_values_have_no_test() -> None:
 @settings(max_examples=40, deadline=None)
 @given(a=values, margin=st.floats(0.01, 0.5))
 def test_equivalence_is_two_one_sided_tests(a: list[float], margin: float) -> None:
-    """Scipy's one-sided tests against each end of the margin; found just where 90 % lie inside."""
+    """Scipy's one-sided tests against each end of the margin."""
     b = np.random.default_rng(len(a)).normal(0.5, 0.05, len(a))
     result = welch_t(a, b)
     assert result is not None
@@ -85,7 +85,7 @@ def test_equivalence_is_two_one_sided_tests(a: list[float], margin: float) -> No
 
 
 def test_hedges_g_is_unbiased() -> None:
-    """Over many draws of three seeds its mean is the true effect, which Cohen's d overstates."""
+    """Its mean over many draws of three seeds is the true effect, unlike Cohen's d."""
     draws = np.random.default_rng(1)
     a, b = draws.normal(2.0, 1, (20_000, 3)), draws.normal(0.0, 1, (20_000, 3))
     result = np.array([hedges_g(x, y) for x, y in zip(a, b, strict=True)])
@@ -100,7 +100,7 @@ def test_hedges_g_is_unbiased() -> None:
     [(0.5, True, 34), (0.8, True, 15), (1.0, True, 10), (0.8, False, 26), (0.5, False, 64)],
 )
 def test_seeds_needed_equal_cohens_table(effect: float, paired: bool, needed: int) -> None:
-    """And with as many the power is there, with one fewer it is not."""
+    """With one fewer, the power is too low."""
     n = 5
     error = math.sqrt((1 if paired else 2) / n)
     test = TTest(effect, error, n - 1 if paired else 2 * (n - 1), n, n, paired=paired)
@@ -109,7 +109,7 @@ def test_seeds_needed_equal_cohens_table(effect: float, paired: bool, needed: in
 
 
 def test_power_of_unequal_groups_is_that_of_equal_groups_with_the_same_error() -> None:
-    """4 and 12 seeds weigh as much as 6 and 6: the harmonic mean, also for degrees of freedom."""
+    """4 and 12 seeds equal 6 and 6: the harmonic mean."""
     unequal = TTest(1.0, math.sqrt(1 / 4 + 1 / 12), 10.0, 4, 12, paired=False)
     # With 9 seeds of each method: error sqrt(2 / 9), and 10 * 8 / 5 = 16 degrees of freedom.
     effect, critical = 1 / math.sqrt(2 / 9), stats.t.ppf(0.975, 16)
@@ -121,7 +121,7 @@ def test_power_of_unequal_groups_is_that_of_equal_groups_with_the_same_error() -
 
 
 def test_power_uses_at_least_one_degree_of_freedom() -> None:
-    """Welch's estimate is 1 for 2 and 100 seeds; with two of each method it would be below."""
+    """Welch's estimate is 1 for 2 and 100 seeds."""
     test = TTest(5.0, math.sqrt(1 / 2 + 1 / 100), 1.0, 2, 100, paired=False)
     critical = stats.t.ppf(0.975, 1)
     expected = stats.nct.sf(critical, 1, 5.0) + stats.nct.cdf(-critical, 1, 5.0)
@@ -129,7 +129,7 @@ def test_power_uses_at_least_one_degree_of_freedom() -> None:
 
 
 def test_seeds_needed_has_a_maximum() -> None:
-    """No difference is never found; a clear one, at three; equivalence in its own number."""
+    """None for no difference, three for a clear one, another number for equivalence."""
     none = TTest(0.0, 0.1, 4, 5, 5, paired=True)
     assert seeds_needed(none) is None
     assert seeds_needed(TTest(5.0, 0.01, 4, 5, 5, paired=True)) == 3
@@ -146,7 +146,7 @@ def test_seeds_needed_has_a_maximum() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.integers(0, 10))
 def test_holms_factor_is_the_level_of_an_interval(numbers: list[float], more: int) -> None:
-    """A larger family is the same with p-values of 1; p times its factor is the adjusted p."""
+    """The adjusted p is p times its factor."""
     family = len(numbers) + more
     adjusted = holm(numbers, family=family)
     assert adjusted == pytest.approx(holm([*numbers, *[1.0] * more])[: len(numbers)])
@@ -165,7 +165,6 @@ p_values = st.lists(st.floats(0, 1), min_size=1, max_size=6)
 @settings(max_examples=40, deadline=None)
 @given(numbers=values, level=st.sampled_from([0.8, 0.95]))
 def test_a_summary_equals_scipys_t_interval(numbers: list[float], level: float) -> None:
-    """Mean, the sample's standard deviation, and the interval of the mean."""
     summary = seed_summary(numbers, level=level)
     assert (summary.n, summary.mean) == (len(numbers), pytest.approx(np.mean(numbers)))
     assert summary.std == pytest.approx(np.std(numbers, ddof=1))
@@ -176,7 +175,7 @@ def test_a_summary_equals_scipys_t_interval(numbers: list[float], level: float) 
 
 
 def by_closed_testing(numbers: list[float]) -> list[float]:
-    """Holm's from first principles: Bonferroni in every subset that holds the hypothesis."""
+    """Compute Holm's method by Bonferroni in every subset that contains the hypothesis."""
     adjusted = []
     for i in range(len(numbers)):
         worst = 0.0
@@ -220,7 +219,7 @@ def write_sentence(**values: Any) -> str:
 
 
 def test_verdicts_are_plain_sentences() -> None:
-    """Who, in what, by how much, how sure, by which test; from the side of the better one."""
+    """Methods, metric, difference, certainty and test, from the side of the better one."""
     expected = (
         "A is significantly better than B in clear/accuracy (A +3.1 points, 95 % CI 1.2 to 5.0, "
         "p = 0.01, paired t-test, 8 shared seeds)."
@@ -247,7 +246,7 @@ def test_verdicts_are_plain_sentences() -> None:
 
 
 def test_a_margin_adds_a_test_of_equivalence() -> None:
-    """Where neither is shown, with the 90 % interval; where both are, the difference goes first."""
+    """With the 90 % interval if inconclusive. A difference precedes equivalence."""
     wide: dict[str, Any] = {
         "difference": 0.001,
         "low": -0.006,
@@ -282,7 +281,7 @@ def test_a_margin_adds_a_test_of_equivalence() -> None:
 
 
 def test_the_sentence_on_two_single_runs_is_about_two_models() -> None:
-    """Not about the methods, of which it has one training each."""
+    """Not about the methods."""
     models = {"unit": "images", "test": "paired bootstrap", "sample": "300 test images"}
     assert write_sentence(difference=-0.031, low=-0.05, high=-0.012, **models) == (
         "The model of B is significantly better than the model of A in clear/accuracy (B +3.1 "
@@ -294,7 +293,7 @@ def test_the_sentence_on_two_single_runs_is_about_two_models() -> None:
 
 
 def test_invalid_input_is_a_one_line_error() -> None:
-    """What arrived, what was expected; NaN would silently make every test meaningless."""
+    """For example, NaN."""
     test = TTest(0.1, 0.1, 4, 5, 5, paired=True)
     for call, error, message in (
         (lambda: test.equivalence_p(0), ConfigError, "margin is 0; expected a number above 0"),

@@ -59,7 +59,6 @@ def test_names_of_stored_tags_do_not_change():
 
 
 def test_names_of_stored_artifacts_do_not_change():
-    """Row files first of all."""
     assert f"{ROWS_FOLDER}/{row_file_name(3)}" == "accuracy_matrix/rows/row_003.json"
     test = f"{ANYTIME_FOLDER}/{anytime_file_name(3, 12)}"
     assert test == "anytime_accuracy/bucket_003_test_0012.json"

@@ -1,4 +1,4 @@
-"""What a sweep's file asks for, against nested loops; and what is refused, in one line."""
+"""Grids of sweeps, compared with nested loops, and their errors."""
 
 import json
 from itertools import product
@@ -34,7 +34,7 @@ def write_grid(tmp_path, content):
 @settings(deadline=None)
 @given(grid=SOME.filter(len), fixed=SOME)
 def test_a_grids_runs_equal_nested_loops(tmp_path_factory, grid, fixed):
-    """All combinations, in the file's order, over what is fixed. Each resolved by its own."""
+    """In the file's order. Each is resolved separately."""
     fixed = {name: values[0] for name, values in fixed.items() if name not in grid}
     path = write_grid(
         tmp_path_factory.mktemp("grid"), yaml.safe_dump({"fixed": fixed, "grid": grid})
@@ -53,7 +53,7 @@ def test_a_grids_runs_equal_nested_loops(tmp_path_factory, grid, fixed):
 
 
 def test_entries_of_runs_are_separate_grids(tmp_path):
-    """They come after the grid's, and may say otherwise than what is fixed."""
+    """They follow the grid's runs, and may override fixed values."""
     sweep_grid = read_grid(
         write_grid(
             tmp_path,
@@ -78,7 +78,7 @@ def test_entries_of_runs_are_separate_grids(tmp_path):
 
 
 def test_dependent_parameters_are_not_in_run_names(tmp_path):
-    """Features have another recipe: model, epochs and rates vary with them."""
+    """Features select another recipe, which changes model, epochs and rates."""
     sweep_grid = read_grid(
         write_grid(tmp_path, "runs: [{strategy: ewc}, {strategy: ncm, features: pixels}]")
     )
@@ -87,7 +87,7 @@ def test_dependent_parameters_are_not_in_run_names(tmp_path):
 
 
 def test_yaml_values_are_kept_as_text(tmp_path):
-    """YAML's own on, 1_0 and 1:30 would be a truth value, ten and ninety."""
+    """YAML would read on, 1_0 and 1:30 as True, ten and ninety."""
     sweep_grid = read_grid(write_grid(tmp_path, "runs: [{compile: on, seed: 7, lr: 1e-3}]"))
     assert sweep_grid.runs[0].parameters == {"compile": "on", "seed": "7", "lr": "1e-3"}
     assert sweep_grid.runs[0].config.lr == 0.001
@@ -96,14 +96,14 @@ def test_yaml_values_are_kept_as_text(tmp_path):
 
 
 def test_paths_are_relative_to_the_working_folder(tmp_path, monkeypatch):
-    """A worker elsewhere finds the same files."""
+    """So that a worker elsewhere finds the same files."""
     monkeypatch.chdir(tmp_path)
     sweep_grid = read_grid(write_grid(tmp_path, "runs: [{dataset: clear10, data_root: data}]"))
     assert sweep_grid.runs[0].parameters["data_root"] == str(tmp_path / "data")
 
 
 def test_the_config_hash_uses_resolved_parameters(tmp_path):
-    """However it was asked for, and in whatever order. Another value is another one."""
+    """Whatever their order and notation."""
     auto = TrainConfig.resolve({"dataset": "digits"})
     spelled_out = TrainConfig.resolve({"epochs": "24", "lr": "2e-2", "model": "small_cnn"})
     assert hash_config(auto) == hash_config(spelled_out)
@@ -145,14 +145,14 @@ def test_the_config_hash_uses_resolved_parameters(tmp_path):
     ],
 )
 def test_an_invalid_file_is_a_one_line_error(tmp_path, content, message):
-    """Before anything is started, and whatever stands in it."""
+    """Before anything is started."""
     with pytest.raises(ConfigError, match=message) as refusal:
         read_grid(write_grid(tmp_path, content))
     assert len(str(refusal.value)) < 900
 
 
 def test_unreadable_grid_files_are_reported(tmp_path):
-    """Absent, binary, and larger than any grid."""
+    """Missing, binary, and too large files."""
     with pytest.raises(ConfigError, match="cannot read the sweep"):
         read_grid(tmp_path / "absent.yaml")
     path = tmp_path / "sweep.yaml"

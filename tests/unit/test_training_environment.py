@@ -1,4 +1,4 @@
-"""What a training process is given: memory that it keeps, and threads that wait for a moment."""
+"""The environment of a training process: memory allocation and threads."""
 
 import os
 import subprocess
@@ -28,13 +28,13 @@ def faults(environment):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the variables are glibc's")
 def test_memory_that_is_freed_is_reused():
-    """Ten times 64 MiB, one after another, fault their pages in once and not ten times."""
+    """Ten times 64 MiB have page faults once."""
     assert faults(build_child_environment(os.environ)) < faults(dict(os.environ)) / 10
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MALLOC_MMAP_MAX_"])
 def test_a_users_settings_are_kept(name):
-    """Of threads by either name."""
+    """Of threads, by either variable."""
     environment = build_child_environment({name: "7"})
     assert environment[name] == "7"
     if name.startswith("MALLOC"):
@@ -65,7 +65,7 @@ def test_a_users_settings_are_kept(name):
 def test_cores_are_limited_by_the_quota_of_a_container(
     tmp_path, monkeypatch, groups, files, expected
 ):
-    """Of 64 cores that affinity allows, as docker run --cpus and Kubernetes limit them."""
+    """As by docker run --cpus and Kubernetes."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     for name, content in files.items():
         (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)

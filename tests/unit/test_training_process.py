@@ -1,4 +1,4 @@
-"""Messages of a training process: complete, in order, and none after one that was cut off."""
+"""Messages of a training process: complete and in order, none after a truncated one."""
 
 import fcntl
 import signal
@@ -51,7 +51,7 @@ def start():
 
 
 def receive_all(connection):
-    """Return all messages up to the end of the process, or up to one that is cut off."""
+    """Return all messages up to the end of the process, or up to a truncated one."""
     received = []
     while True:
         try:
@@ -61,7 +61,7 @@ def receive_all(connection):
 
 
 def test_states_and_messages_arrive_complete():
-    """A pipe takes 64 KiB at once, so a state is sent in parts."""
+    """A state exceeds the 64 KiB of a pipe."""
     process, _commands, messages = start()
     received = receive_all(messages)
     assert process.wait() == 0
@@ -70,7 +70,7 @@ def test_states_and_messages_arrive_complete():
 
 
 def test_a_process_that_is_stopped_does_not_wait_for_its_supervisor():
-    """Nobody reads the pipe. What was sent in part is not a message."""
+    """If nobody reads the pipe. A partial message is dropped."""
     process, _commands, messages = start()
     while struct.unpack("i", fcntl.ioctl(messages, termios.FIONREAD, bytes(4)))[0] < 60_000:
         time.sleep(0.01)  # until the pipe is full

@@ -1,4 +1,4 @@
-"""The gate: what others wrote is read up to its bound, and is JSON that can be written again."""
+"""Untrusted files are read up to a limit, and only JSON that can be written again is accepted."""
 
 import ast
 import json
@@ -28,7 +28,7 @@ documents = st.recursive(
 
 @given(documents)
 def test_every_document_is_read_as_json_reads_it(document):
-    """As text and as bytes, with and without escapes: pairs of surrogates are a character."""
+    """As text and bytes, with surrogate pairs."""
     for escaped in (True, False):
         text = json.dumps(document, ensure_ascii=escaped)
         assert untrusted.json_value(text, 10**6) == document
@@ -56,7 +56,7 @@ def test_every_document_is_read_as_json_reads_it(document):
     ],
 )
 def test_documents_that_cannot_be_written_again_are_rejected(text, words):
-    """In one line, whatever the reader of JSON itself raises."""
+    """In one line, whatever msgspec raises."""
     largest = 10**6 if "100 bytes" not in words else 100
     with pytest.raises(RecordError) as caught:
         untrusted.json_value(text, largest)
@@ -65,20 +65,20 @@ def test_documents_that_cannot_be_written_again_are_rejected(text, words):
 
 
 def test_the_depth_limit_is_exact():
-    """And an escaped backslash before a u is not a surrogate."""
+    """An escaped backslash before a u is no surrogate."""
     deep = "[" * untrusted.MAX_JSON_LEVELS + "]" * untrusted.MAX_JSON_LEVELS
     assert untrusted.json_value(deep, 10**6)
     assert untrusted.json_value(r'"\\ud800"', 100) == r"\ud800"
 
 
 def test_no_more_of_a_file_is_read_than_its_limit():
-    """A device gives bytes without end."""
+    """For an endless device."""
     with pytest.raises(RecordError, match="larger than 1 MiB"):
         untrusted.read_bytes(Path("/dev/zero"), untrusted.MAX_ROW_BYTES)
 
 
 def test_deep_nesting_is_handled_only_by_the_parser():
-    """Elsewhere only where YAML is read, which has no bound of its own."""
+    """And by the reader of YAML, which has no limit of its own."""
     handling = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
@@ -113,6 +113,6 @@ for _ in range(50):
 
 
 def test_a_type_is_first_used_by_several_threads():
-    """As runs are read for a comparison. Msgspec alone ends the process."""
+    """Msgspec alone would crash."""
     done = subprocess.run([sys.executable, "-c", _TYPES_IN_THREADS], check=False)
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""A tenth of what is trained on, to choose by: which images these are, and what stays unread."""
+"""The validation split: a tenth of the training images of each class."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ids(images: ImageSet) -> set[str]:
 
 
 def literal_tenth(photos: list[Photo]) -> set[str]:
-    """Return the twin: of each class a tenth, rounded half up, by the hash of label and id."""
+    """Return a tenth of each class, rounded half up, by the hash of label and id."""
     chosen_rows = set()
     for label, class_name in enumerate(PHOTOS.classes):
         own = [photo.image_id for photo in photos if photo.class_name == class_name]
@@ -51,7 +51,7 @@ def literal_tenth(photos: list[Photo]) -> set[str]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_tenth_of_each_class_is_held_out_in_every_layout(trees, layout):
-    """As the literal twin has it, of the released training images or of split 0's."""
+    """Of the released training images, or of split 0's."""
     stream = load(trees[layout])
     released = layout in ("released", "unpacked")
     for bucket in stream.buckets:
@@ -69,7 +69,7 @@ def test_a_tenth_of_each_class_is_held_out_in_every_layout(trees, layout):
 
 
 def test_a_numbered_split_has_its_own_validation(trees):
-    """Its test images are neither trained on nor measured on, or it would be chosen on them."""
+    """Its test images are neither trained on nor tested on."""
     for root in trees.values():
         tested, chosen = load(root, "3"), load(root, "validation:3")
         for bucket, validated in zip(tested.buckets, chosen.buckets, strict=True):
@@ -80,7 +80,7 @@ def test_a_numbered_split_has_its_own_validation(trees):
 
 @given(st.lists(st.integers(1, 120), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_the_validation_set_does_not_change_with_other_images(sizes, random):
-    """It follows from each image and the size of its class: not from their order."""
+    """It depends on the image and the size of its class."""
     entries = {
         str(n): [(0, Path(f"{n}/{n * 1000 + i}.jpg")) for i in range(size)]
         for n, size in enumerate(sizes)
@@ -105,7 +105,7 @@ def test_the_validation_set_does_not_change_with_other_images(sizes, random):
 
 
 def test_the_released_test_set_is_not_read(trees, tmp_path):
-    """What is held out is the same without it, and with nothing in its files."""
+    """It may be missing or damaged."""
     expected = load(trees["released"])
     without = write_released(tmp_path / "without", PHOTOS)
     shutil.rmtree(without / "test")
@@ -120,7 +120,7 @@ def test_the_released_test_set_is_not_read(trees, tmp_path):
 
 
 def test_too_few_images_are_a_one_line_error(tmp_path):
-    """One image of a class is trained on. Of two, one is held out."""
+    """One image is trained on. Of two, one is held out."""
     pair = write_released(tmp_path / "two", Photos(classes=("bus",), train=2))
     assert [len(bucket.test) for bucket in load(pair).buckets] == [1, 1, 1]
     with pytest.raises(
@@ -131,7 +131,7 @@ def test_too_few_images_are_a_one_line_error(tmp_path):
 
 @pytest.mark.parametrize("split", ["validation", "validation:3"])
 def test_streaming_has_no_validation_set(split):
-    """A bucket is tested on what it trains on next. One line states how to choose."""
+    """The error tells how to choose parameters."""
     with pytest.raises(ConfigError, match="pass protocol=iid, or leave split at auto"):
         check_split("streaming", split)
     with pytest.raises(ConfigError, match=r"leave split at auto, or pass protocol=iid"):
@@ -142,7 +142,7 @@ def test_streaming_has_no_validation_set(split):
     "split", ["validation:", "validation:x", "Validation", "test", ":3", "3:4"]
 )
 def test_an_invalid_split_is_a_one_line_error(split):
-    """By the parameter, and by whoever reads data."""
+    """By the parameter, and by the reader of data."""
     with pytest.raises(ConfigError, match=r"split is .*validation:N"):
         TrainConfig.resolve({"split": split})
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Verdicts over seeds: what is found at three and five, what is not, and what is said of it."""
+"""Verdicts over seeds: significant, inconclusive and equivalent differences, and sentences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TRAINED = Path(__file__).parents[1] / "support" / "writers_runs.json"
 def run(
     name: str, mean: float, seed: int, *, spread: float = 1.0, **options: object
 ) -> ComparedRun:
-    """A run whose challenge score is about *mean* percent."""
+    """Return a run whose challenge score is about *mean* percent."""
     draws = np.random.default_rng([sum(map(ord, name)), seed])
     cells = 2 * mean + draws.normal(0, spread, (5, 4))
     return subject(
@@ -72,7 +72,7 @@ def printed(comparison: Comparison) -> str:
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> None:
-    """35 points apart: sharing seeds does not make it unsayable; p is that of scipy's test."""
+    """35 points, also paired. p equals scipy's."""
     for n in (3, 5):
         others = range(n) if shared else range(n, 2 * n)
         comparison = compared([*runs("replay", 90, range(n)), *runs("naive", 55, others)])
@@ -94,7 +94,7 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
 
 
 def test_an_interval_contains_zero_exactly_if_p_is_not_significant() -> None:
-    """Small differences, some found and some not: verdict, adjusted p and interval agree."""
+    """For small differences: verdict, adjusted p and interval agree."""
     comparison = compared(
         [r for i in range(6) for r in runs(f"m{i}", 80 + 0.6 * i, range(4), spread=2)]
     )
@@ -113,7 +113,7 @@ def test_an_interval_contains_zero_exactly_if_p_is_not_significant() -> None:
 
 
 def test_many_groups_are_tested_against_the_leader() -> None:
-    """Also the last one; adjusted for all pairs, because the leader was found by looking."""
+    """Adjusted for all pairs, since the leader was selected by results."""
     comparison = compared([r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
     assert [(v.a_index, v.b_index) for v in verdicts(comparison)] == [(0, i) for i in range(1, 9)]
     plain = [v.unadjusted_p for v in verdicts(comparison) if v.p is not None]
@@ -125,7 +125,7 @@ def test_many_groups_are_tested_against_the_leader() -> None:
 
 
 def test_a_baseline_is_adjusted_only_for_its_own_pairs() -> None:
-    """Every other group against it, m - 1 in all; by its name or a label of it."""
+    """For m groups, m - 1 pairs. A baseline is a group's name or label."""
     subjects = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
     comparison = compared(subjects, baseline="m0")
     assert [(v.a_index, v.b_index) for v in verdicts(comparison)] == [(i, 8) for i in range(8)]
@@ -140,7 +140,7 @@ def test_a_baseline_is_adjusted_only_for_its_own_pairs() -> None:
 
 
 def test_verdicts_are_on_the_metric_that_ranks() -> None:
-    """And on no other: one test to cite for a pair."""
+    """One test for a pair."""
     subjects = [r for i in range(3) for r in runs(f"m{i}", 60 + 10 * i, range(4))]
     assert {verdict.metric for verdict in verdicts(compared(subjects))} == {SCORE}
     by_forgetting = compared(subjects, rank_by="renate/forgetting")
@@ -149,7 +149,7 @@ def test_verdicts_are_on_the_metric_that_ranks() -> None:
 
 
 def two_methods(seeds: int) -> list[ComparedRun]:
-    """Return runs of one challenge score: a is better on past buckets, b on future buckets."""
+    """Return runs of equal challenge score: a is better on past buckets, b on future buckets."""
     comparison = []
     past, future = np.tri(5, 4, -2, dtype=bool), ~np.tri(5, 4, -1, dtype=bool)
     for seed in range(seeds):
@@ -161,7 +161,7 @@ def two_methods(seeds: int) -> list[ComparedRun]:
 
 
 def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() -> None:
-    """In one line of terminal, page, description and JSON; p covers all metrics and pairs."""
+    """In one line of terminal, page, description and JSON. p covers all metrics and pairs."""
     comparison = compared(two_methods(5))
     (verdict,) = verdicts(comparison)
     assert verdict.outcome == "not shown"
@@ -178,7 +178,7 @@ def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() ->
 
 
 def test_nothing_is_exploratory_where_the_ranking_metric_decides() -> None:
-    """Neither is anything without a difference at any metric, or with too few seeds."""
+    """Nor without any difference, or with too few seeds."""
     assert compared(two_methods(5), rank_by="renate/average_accuracy").exploratory == ""
     assert compared([*runs("a", 80, range(4)), *runs("c", 80, range(4))]).exploratory == ""
     assert compared(two_methods(2)).exploratory == ""
@@ -198,7 +198,7 @@ def test_equal_methods_are_called_different_in_few_comparisons() -> None:
 
 
 def test_two_seeds_get_the_number_of_additional_seeds() -> None:
-    """No verdict at two; what it would take is named, as more seeds of each."""
+    """Without a verdict."""
     comparison = compared([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
     (verdict,) = verdicts(comparison)
     assert (verdict.outcome, verdict.p) == ("too few", None)
@@ -211,7 +211,7 @@ def test_two_seeds_get_the_number_of_additional_seeds() -> None:
 
 
 def test_no_difference_can_be_a_result() -> None:
-    """Within a margin of a point, by scipy's two one-sided tests; without, nothing is shown."""
+    """Within a margin of a point, by scipy's two one-sided tests."""
     subjects = [*runs("a", 80, range(8)), *runs("c", 80, range(8))]
     (verdict,) = verdicts(compared(subjects))
     assert verdict.outcome == "not shown"
@@ -233,7 +233,7 @@ def diverged(name: str, seed: int, rows: int = 2) -> ComparedRun:
 
 
 def test_a_seed_that_diverged_is_a_result() -> None:
-    """With rows or without any: in leaderboard, sentence and warnings."""
+    """With or without rows: in leaderboard, sentence and warnings."""
     lost = RunWithoutRows(
         run_id="f" * 32,
         name="naive seed 4",
@@ -257,7 +257,7 @@ def test_a_seed_that_diverged_is_a_result() -> None:
 
 
 def test_a_method_whose_seeds_all_diverged_is_shown() -> None:
-    """With rows it is a group without metrics; without any row it is named."""
+    """As a group without metrics, or as a name."""
     whole = [diverged("naive", seed) for seed in range(3)]
     comparison = compared([*runs("replay", 90, range(3)), *whole])
     assert [(len(g.counted), len(g.diverged)) for g in comparison.groups] == [(3, 0), (0, 3)]
@@ -270,7 +270,7 @@ def test_a_method_whose_seeds_all_diverged_is_shown() -> None:
 
 
 def test_seeds_without_randomness_give_no_interval() -> None:
-    """The same matrix from every seed: said so, no interval of width 0, known exactly in a test."""
+    """The same matrix from every seed is reported."""
     same = [subject("ncm", counts(150, 0), seed=seed, run_id=f"ncm{seed}") for seed in range(3)]
     comparison = compared([*runs("replay", 90, range(3)), *same])
     position = next(i for i, group in enumerate(comparison.groups) if group.name == "ncm")
@@ -289,7 +289,7 @@ def test_seeds_without_randomness_give_no_interval() -> None:
 
 
 def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
-    """Which ones want their predictions read: the leader and all others, the last included."""
+    """Predictions are read of the leader and all others."""
     subjects = [run(f"m{i}", 40 + 3 * i, 0) for i in range(10)]
     wanted = [s.name for s in rank_groups(subjects, BY).list_runs_to_bootstrap()]
     assert wanted[0] == "m9 seed 0"
@@ -299,7 +299,7 @@ def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
 
 
 def test_seeds_are_paired_if_one_of_them_diverged() -> None:
-    """The same seeds were trained of both: those that ended well in both are pairs."""
+    """Seeds that completed in both methods are pairs."""
     a = [*runs("replay", 90, range(5))]
     b = [*runs("naive", 55, range(4)), diverged("naive", 4)]
     (verdict,) = verdicts(compared([*a, *b]))
@@ -309,7 +309,7 @@ def test_seeds_are_paired_if_one_of_them_diverged() -> None:
 
 
 def test_seeds_are_paired_if_one_method_has_some_of_the_others_seeds() -> None:
-    """In either order; with a seed of its own on each side there are two samples."""
+    """In either order. With extra seeds on both sides, samples are unpaired."""
     five, three = range(5), range(3)
     for of_replay, of_naive in ((five, three), (three, five)):
         comparison = compared([*runs("replay", 90, of_replay), *runs("naive", 55, of_naive)])
@@ -319,7 +319,7 @@ def test_seeds_are_paired_if_one_method_has_some_of_the_others_seeds() -> None:
 
 
 def trained_runs(seeds: int) -> list[ComparedRun]:
-    """The rows of three strategies on digits-writers, as six epochs a bucket gave them."""
+    """The rows of three strategies on digits-writers with six epochs."""
     stored = json.loads(TRAINED.read_text(encoding="utf-8"))
     shape = {"dataset": "digits-writers", "num_test": stored["num_test"]}
     return [
@@ -330,7 +330,7 @@ def trained_runs(seeds: int) -> list[ComparedRun]:
 
 
 def test_real_runs_have_the_published_verdicts() -> None:
-    """Word by word, as docs/statistics.md has it: at three seeds, and at five with a margin."""
+    """Word by word as in docs/statistics.md: at three seeds, and at five with a margin."""
     undecided, *_ = verdicts(compared(trained_runs(3)))
     assert undecided.sentence == (
         "replay and er_ace: no significant difference in clear/challenge_score (replay +0.2 "
@@ -358,7 +358,7 @@ def test_real_runs_have_the_published_verdicts() -> None:
 
 
 def test_the_recommended_number_of_seeds_is_sufficient() -> None:
-    """Of four methods too, whatever the other pairs show: in four of five tries."""
+    """Of four methods, in four of five tries."""
     comparison = compared([r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)])
     undecided = [v for v in verdicts(comparison) if v.outcome == "not shown"]
     assert len(undecided) > 1
@@ -381,7 +381,7 @@ def test_the_recommended_number_of_seeds_is_sufficient() -> None:
 
 @pytest.mark.parametrize("seeds", [2, 3])
 def test_new_seeds_have_the_nominal_error_rate(seeds: int) -> None:
-    """Simulated: two equal methods, undecided, and then as many new seeds as were named."""
+    """Simulated: two equal methods are inconclusive, and as many new seeds are compared."""
     draws, looks, wrong = np.random.default_rng(seeds), 0, 0
     for _ in range(700):
         first = paired_t(*draws.normal(size=(2, seeds)))
@@ -395,7 +395,7 @@ def test_new_seeds_have_the_nominal_error_rate(seeds: int) -> None:
 
 
 def test_collapsed_seeds_and_unequal_spreads_are_mentioned() -> None:
-    """Where the tests err more often than they say; of ordinary seeds nothing is said."""
+    """Where tests exceed their error rate. Ordinary seeds get no remark."""
     steady = runs("a", 80, range(5))
     (verdict,) = verdicts(compared([*steady, *runs("b", 75, range(5))]))
     assert "outlier" not in verdict.sentence
@@ -412,14 +412,14 @@ def test_collapsed_seeds_and_unequal_spreads_are_mentioned() -> None:
 
 @pytest.mark.parametrize("case", [-1, -2, -3, -4])
 def test_the_benchmark_reproduces_the_pages_last_cases(case: int) -> None:
-    """A method that may collapse 33 %, skewed and unequal spreads 8 to 12, at five seeds."""
+    """Collapsing 33 %, skewed, and unequal spreads 8 to 12, at five seeds."""
     simulation = runpy.run_path(str(SIMULATION))
     share = simulation["false_findings"](simulation["CASES"][case], 5, 2, None, 1000)
     assert share == pytest.approx(0.33 if case >= -2 else 0.11, abs=0.045)
 
 
 def test_a_difference_and_equivalence_err_together_within_the_level() -> None:
-    """Simulated: a and b are equal, and c is just the margin ahead of both."""
+    """Simulated: a and b are equal, and c is better by exactly the margin."""
     wrong, times = 0, 100
     for time in range(times):
         seeds = range(5 * time, 5 * time + 5)

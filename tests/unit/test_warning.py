@@ -1,4 +1,4 @@
-"""What is said while training goes on: one line, and never the end of a training."""
+"""Warnings during training are one line, and never end it."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from clear_mlflow.core.text import warn
 
 
 def test_a_warning_is_one_line_on_standard_error(capsys):
-    """Whatever it quotes: lines, terminal escapes, a novel."""
+    """Also if it quotes lines or terminal escapes."""
     warn("the store\nis \x1b[31maway\x1b[0m\r\n" + "x" * 10_000)
     out, err = capsys.readouterr()
     assert out == ""
@@ -19,7 +19,6 @@ def test_a_warning_is_one_line_on_standard_error(capsys):
 
 
 def test_a_warning_to_a_closed_stream_is_ignored():
-    """The terminal has gone, or what the output was piped into."""
     code = (
         "import os, sys\n"
         "from clear_mlflow.core.text import warn\n"
