@@ -192,12 +192,12 @@ def select_values(matrix: AccuracyMatrix, mask: NDArray[np.bool_]) -> NDArray[np
     values was not measured.
     """
     values = matrix.values[:, : mask.shape[1]]
+    selected = values[mask]
     # A mean of the measured values would be a different quantity under the same name.
-    missing = np.argwhere(mask & np.isnan(values))
-    if len(missing):
-        row, column = missing[0] + 1  # messages count from 1
+    if np.isnan(selected).any():
+        row, column = np.argwhere(mask & np.isnan(values))[0] + 1  # messages count from 1
         raise UndefinedMetricError(f"row {row}, column {column} was not measured")
-    return values[mask]
+    return selected
 
 
 def select_trained_values(matrix: AccuracyMatrix) -> NDArray[np.float64]:

@@ -119,7 +119,7 @@ def test_every_command_works(folder, monkeypatch):
     commands = Commands()
     data, train_options = write_dataset(folder)
     commands.run("data", "check", data)
-    commands.run("data", "features", data, "--backbone", "resnet18", "--weights", "none")
+    commands.run("data", "features", data, "--backbone", "mobilenet_v3_small", "--weights", "none")
     download_release(commands, data, monkeypatch)
 
     trained = train(commands, train_options)

@@ -51,10 +51,7 @@ def full(**changes):
 
 
 def literal(settings, samples, state, model, optimizer):
-    """Return each bucket's images seen by steps, and the counts of all rows.
-
-    The clock counts images of the stream: naive learning takes 1 / rate of one for each image.
-    """
+    """One bucket of full-batch descent, written out from the optimisers' papers."""
     for epoch in range(settings.epochs):
         lr = compute_learning_rate(settings, epoch)
         loss = cross_entropy(model(samples.images), samples.labels)

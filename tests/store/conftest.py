@@ -12,7 +12,7 @@ __all__ = ["empty_store", "experiment_id", "fill_once", "offline_folder", "own_c
 
 @pytest.fixture(scope="module", autouse=True)
 def forked_programs():
-    """Fork nothing: a real shell gets the commands of ``mlflow run``."""
+    """Fork the training processes and programs that the package starts, with torch imported."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", ForkedToo)
         yield

@@ -41,7 +41,7 @@ def find_runs(store, experiment_id):
 
 
 def rows_in(run) -> list[tuple[int, ...]]:
-    """Return the stored rows of a run, without fields that differ between machines."""
+    """Return the correct counts per bucket and row, read with json only."""
     files = sorted(artifact_folder(run).glob("accuracy_matrix/rows/*.json"))
     return [tuple(json.loads(file.read_text())["correct"]) for file in files]
 

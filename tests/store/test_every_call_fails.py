@@ -38,7 +38,7 @@ SAMPLE = 6
 
 
 def rows_in(client, run_id):
-    """Return the stored rows of a run, without fields that differ between machines."""
+    """Return what was measured of each stored row of a run."""
     return {n: record.row for n, record in read_rows(client, client.get_run(run_id)).items()}
 
 

@@ -127,7 +127,7 @@ def test_a_run_with_a_hostile_name_is_scored_and_shown(store, experiment_id, nam
 
 
 def refusal(*arguments: str) -> str:
-    """Return the one-line error of a dataset."""
+    """Return the error line of a command, after checking that a terminal can show it."""
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2, done.output
     assert isinstance(done.exception, SystemExit)

@@ -35,7 +35,7 @@ from clear_mlflow.data.sources.table import (
 )
 
 if TYPE_CHECKING:
-    from pandas import Categorical
+    from pandas import Categorical, Series
 
     # The columns by role, and the vectors.
     _Content: TypeAlias = tuple[dict[str, Categorical], NDArray[np.float32]]
@@ -120,16 +120,24 @@ def _read_csv(file: Path, arguments: Arguments) -> _Content:
         return columns, _hash_texts(texts, arguments.width, path_text(file), first_row=2)
     vectors = np.empty((len(frame), len(names)), np.float32)
     for i, name in enumerate(names):
-        column = frame[name].mask(frame[name].isin(_MISSING), "nan").to_numpy(object)
         try:
             with np.errstate(over="ignore"):
-                vectors[:, i] = column.astype(np.float64)  # with Python's precision
+                vectors[:, i] = _parse_numbers(frame[name])
         except ValueError as error:
             raise DataError(
                 f"{path_text(file)} has a text in column {safe_repr(name)} ({error}); expected "
                 "numbers: pass dataset_args=columns=A:B with the columns of numbers"
             ) from None
     return columns, vectors
+
+
+def _parse_numbers(column: Series) -> NDArray[np.float64]:
+    """Convert texts with Python's precision. Raises ValueError at a text without a number."""
+    texts = column.to_numpy(object)
+    try:
+        return texts.astype(np.float64)
+    except ValueError:  # perhaps only missing numbers
+        return np.where(column.isin(_MISSING), "nan", texts).astype(np.float64)
 
 
 def _read_parquet(file: Path, arguments: Arguments) -> _Content:
