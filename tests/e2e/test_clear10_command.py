@@ -133,7 +133,7 @@ def test_killed_while_downloading_and_run_again(
     (data,) = run.inputs.dataset_inputs
     assert json.loads(data.dataset.source) == {"uri": str(tmp_path / "data" / "clear10")}
 
-    hub.asked.clear()
+    hub.requests.clear()
     for arguments in (["download", "clear10"], ["check", "clear10"]):
         done = run_forked(
             *("data", *arguments),
@@ -142,7 +142,7 @@ def test_killed_while_downloading_and_run_again(
         # Its marker has the small archives' checksums, which are not the authors'.
         expected = "was not unpacked from" if "download" in arguments else "nothing is wrong"
         assert expected in done.stdout + done.stderr
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_two_at_once_download_once(start_download, hub, store, experiment_id):

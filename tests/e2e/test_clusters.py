@@ -131,7 +131,7 @@ def test_a_job_that_receives_sigterm_resumes_its_run(slurm):
     folder, start = slurm
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     job = start(SLURM_ARRAY_TASK_ID="3")
-    run = _run_of(folder, job)
+    run = _find_run(folder, job)
     deadline = time.monotonic() + 120
     while not client.list_artifacts(run, ROWS_FOLDER) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -164,7 +164,7 @@ def test_a_job_that_fails_is_not_queued_again(slurm):
     assert not (folder / "scontrol.log").exists()
 
 
-def _run_of(folder, job):
+def _find_run(folder, job):
     file = folder / f"clear-{JOB}.run"
     while not file.exists():
         assert job.poll() is None, job.stdout.read()

@@ -117,7 +117,7 @@ def find_runs(server, tmp_path):
     return client, client.search_runs([experiment.experiment_id])
 
 
-def rows_in(client, run_id) -> dict[str, dict]:
+def read_rows(client, run_id) -> dict[str, dict]:
     """Return every row file that the server has, by name."""
     listed = [f.path for f in client.list_artifacts(run_id, ROWS_FOLDER)]
     uri = client.get_run(run_id).info.artifact_uri
@@ -133,7 +133,7 @@ def rows_in(client, run_id) -> dict[str, dict]:
 
 def check_whole(client, run_id, correct: Sequence[Sequence[int]] = FOUR_BUCKETS) -> None:
     """Check that every row and every point is stored once, in order, as measured."""
-    rows = rows_in(client, run_id)
+    rows = read_rows(client, run_id)
     assert {name: row["correct"] for name, row in rows.items()} == {
         f"row_{i:03d}.json": row for i, row in enumerate(correct)
     }
@@ -174,7 +174,7 @@ def test_a_row_is_stored_before_the_next_bucket(server, proxy, tmp_path):
 
     def look():
         _, (run,) = find_runs(server, tmp_path)
-        stored_counts.append(len(rows_in(MlflowClient(server), run.info.run_id)))
+        stored_counts.append(len(read_rows(MlflowClient(server), run.info.run_id)))
 
     train_in_process(client, Events(FOUR_BUCKETS, before=dict.fromkeys(range(5), look)), ASKED)
     assert stored_counts == [0, 1, 2, 3, 4]
@@ -260,7 +260,7 @@ def test_sync_sends_what_was_left(server, proxy, tmp_path):
     copy = shutil.copytree(journal, tmp_path / "copy")
     direct, (run,) = find_runs(server, tmp_path)
     assert run.info.status == "RUNNING"
-    assert sorted(rows_in(direct, run.info.run_id)) == ["row_000.json", "row_001.json"]
+    assert sorted(read_rows(direct, run.info.run_id)) == ["row_000.json", "row_001.json"]
     proxy.up()
     result = sync()
     assert result.exit_code == 0, result.output
@@ -331,7 +331,7 @@ def test_nothing_in_a_run_folder_is_trusted(server, proxy, tmp_path):
         result = sync(hostile)
         assert result.exit_code == 2, name
         assert len(result.output.splitlines()) == 1, result.output
-        (row,) = [r for n, r in rows_in(direct, run.info.run_id).items() if n == "row_001.json"]
+        (row,) = [r for n, r in read_rows(direct, run.info.run_id).items() if n == "row_001.json"]
         assert row["correct"] == FOUR_BUCKETS[1]
     assert sync(journal).exit_code == 0
     check_whole(direct, run.info.run_id)
@@ -375,7 +375,7 @@ def test_the_last_member_of_an_ensemble_is_sent_later(server, proxy, tmp_path, m
         mean = sum(m.data.metrics[name] for m in members) / 2
         assert parent.data.metrics[f"mean/{name}"] == pytest.approx(mean)
     for member in members:
-        assert len(rows_in(direct, member.info.run_id)) == 4
+        assert len(read_rows(direct, member.info.run_id)) == 4
     assert journals(tmp_path) == []
 
 
@@ -395,7 +395,7 @@ def test_an_outage_between_two_seeds_ends_the_ensemble(server, proxy, tmp_path, 
     assert (member.info.status, parent.info.status) == ("FINISHED", "FAILED")
     assert "no further seed is trained" in parent.data.tags[names.ERROR_TAG]
     assert names.MEMBERS_TAG not in parent.data.tags
-    assert len(rows_in(direct, member.info.run_id)) == 4
+    assert len(read_rows(direct, member.info.run_id)) == 4
 
 
 def lose_server(monkeypatch, proxy, *, seed):
@@ -434,7 +434,7 @@ def test_the_command_prints_where_unsent_rows_are(server, proxy, short_stream, h
     direct, (run,) = find_runs(server, tmp_path)
     assert run.info.status == "FINISHED"
     assert run.data.tags[names.ROWS_TAG] == "complete"
-    assert len(rows_in(direct, run.info.run_id)) == BUCKETS + 1
+    assert len(read_rows(direct, run.info.run_id)) == BUCKETS + 1
 
 
 def test_a_sweep_survives_an_outage(server, proxy, short_stream, hold, tmp_path, monkeypatch):
@@ -458,7 +458,7 @@ def test_a_sweep_survives_an_outage(server, proxy, short_stream, hold, tmp_path,
     assert sorted(run.data.params["seed"] for run in trained) == ["0", "1"]
     for run in trained:
         assert run.info.status == "FINISHED"
-        assert len(rows_in(direct, run.info.run_id)) == BUCKETS + 1
+        assert len(read_rows(direct, run.info.run_id)) == BUCKETS + 1
     assert Counter(run.info.status for run in runs) == {"FINISHED": 4}  # the sweep, the comparison
     assert journals(tmp_path) == []
 
@@ -507,7 +507,7 @@ def start_script(tmp_path, text, *words):
     return process
 
 
-def go_on(process):
+def release_training(process):
     process.stdin.write("\n")
     process.stdin.flush()
 
@@ -516,7 +516,7 @@ def check_closed(client, run_id, rows):
     run = client.get_run(run_id)
     assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
     assert names.ERROR_TAG not in run.data.tags
-    assert sorted(rows_in(client, run_id)) == rows
+    assert sorted(read_rows(client, run_id)) == rows
 
 
 def test_a_custom_loop_logs_predictions_and_tests_while_the_server_is_unreachable(
@@ -525,7 +525,7 @@ def test_a_custom_loop_logs_predictions_and_tests_while_the_server_is_unreachabl
     """Sync stores them with the tags that scoring needs, and the digest of the true labels."""
     process = start_script(tmp_path, PREDICTIONS)
     proxy.down()
-    go_on(process)
+    release_training(process)
     _, errors = process.communicate(timeout=LONG)
     assert process.returncode == 1
     assert "UnsentError: the tracking store did not take" in errors
@@ -546,7 +546,7 @@ def test_a_custom_loop_continues_after_an_outage(server, proxy, tmp_path, monkey
     """Started again, it sends unsent rows, and ends like a loop without an outage."""
     process = start_script(tmp_path, COUNTS)
     proxy.down()
-    go_on(process)
+    release_training(process)
     assert process.stdout.readline() == "measured\n"
     (journal,) = journals(tmp_path)
     assert [path for path in journal.iterdir() if "row_00" in path.name]
@@ -556,7 +556,7 @@ def test_a_custom_loop_continues_after_an_outage(server, proxy, tmp_path, monkey
     assert process.returncode != 0
     proxy.up()
     direct, (run,) = find_runs(server, tmp_path)
-    assert rows_in(direct, run.info.run_id) == {}
+    assert read_rows(direct, run.info.run_id) == {}
     monkeypatch.setenv("MLFLOW_RUN_ID", run.info.run_id)
     again = start_script(tmp_path, COUNTS)
     _, errors = again.communicate("\n\n", timeout=LONG)
@@ -574,10 +574,10 @@ def test_a_rejected_tag_does_not_delay_rows(server, proxy, tmp_path):
 
     process = start_script(tmp_path, COUNTS)
     proxy.plan = refuse_tags
-    go_on(process)
+    release_training(process)
     assert process.stdout.readline() == "measured\n"
     direct, (run,) = find_runs(server, tmp_path)
-    wait_until(lambda: len(rows_in(direct, run.info.run_id)) == 3, LONG)
+    wait_until(lambda: len(read_rows(direct, run.info.run_id)) == 3, LONG)
     _, errors = process.communicate("\n", timeout=LONG)
     assert process.returncode == 1
     assert "cannot store tags.json of run" in errors
@@ -609,7 +609,7 @@ def test_ctrl_c_while_a_custom_loop_waits_for_the_server(server, proxy, tmp_path
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "3600")
     process = start_script(tmp_path, INTERRUPTED)
     proxy.down()
-    go_on(process)
+    release_training(process)
     assert process.stdout.readline() == "closing\n"
     time.sleep(1)
     process.send_signal(signal.SIGINT)

@@ -130,11 +130,11 @@ def servers(machines, tmp_path_factory):
         yield uris
     # Gone with all that they started.
     for server in (first, second):
-        killed = [p for p in psutil.process_iter() if _is_of(p, server.process.pid)]
+        killed = [p for p in psutil.process_iter() if _is_in_group(p, server.process.pid)]
         assert not psutil.wait_procs(killed, LONG)[1]
 
 
-def _is_of(process, group):
+def _is_in_group(process, group):
     try:
         return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
     except (ProcessLookupError, psutil.NoSuchProcess):
@@ -220,14 +220,14 @@ def stored_matrix(run):
     """Return the matrix, rebuilt here from the row artifacts by nothing but json."""
     rows = [
         json.loads(mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{ROWS_FOLDER}/{name}"))
-        for name in sorted(names_in(run, ROWS_FOLDER))
+        for name in sorted(list_names(run, ROWS_FOLDER))
     ]
     counted = rows[0]["num_instances"]
     fractions = [[c / n for c, n in zip(r["correct"], counted, strict=True)] for r in rows]
     return AccuracyMatrix(fractions[1:], initial=fractions[0], num_instances=counted)
 
 
-def names_in(run, folder):
+def list_names(run, folder):
     listed = MlflowClient().list_artifacts(run.info.run_id, folder)
     return [file.path.rsplit("/", 1)[-1] for file in listed]
 
@@ -235,7 +235,7 @@ def names_in(run, folder):
 def assert_stored_once(server, client, run_id, matrix):
     """Check that each row's points are stored once, and no others."""
     run = client.get_run(run_id)
-    assert sorted(names_in(run, ROWS_FOLDER)) == [
+    assert sorted(list_names(run, ROWS_FOLDER)) == [
         f"row_{i:03}.json" for i in range(matrix.num_rows + 1)
     ]
     expected = {
@@ -280,7 +280,7 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold,
     os.killpg(training.pid, signal.SIGKILL)
     training.communicate(timeout=LONG)
     hold.unlink()
-    measured = set(names_in(client.get_run(run_id), ROWS_FOLDER))
+    measured = set(list_names(client.get_run(run_id), ROWS_FOLDER))
     assert 2 <= len(measured) <= BUCKETS
 
     resume = ("train", "--resume", run_id, "--strategy", HELD["strategy"])

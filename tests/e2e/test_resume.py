@@ -106,13 +106,13 @@ def test_a_run_killed_again_and_again_is_resumed(project, store, experiment_id, 
     Rows (except times), points, predictions and the last model are equal; a training state is
     stored only until training is complete.
     """
-    asked = options({**short_stream, **PARAMETERS})
-    code, said = finish(start(project, *asked))
-    assert code == 0, said
+    arguments = options({**short_stream, **PARAMETERS})
+    code, output = finish(start(project, *arguments))
+    assert code == 0, output
     (whole,) = store.search_runs([experiment_id])
     assert not (artifacts(whole) / "training_state").exists()
 
-    process = start(project, *asked)
+    process = start(project, *arguments)
     until = time.monotonic() + LONG
     while len(runs := store.search_runs([experiment_id])) < 2 and time.monotonic() < until:
         time.sleep(0.1)
@@ -125,19 +125,19 @@ def test_a_run_killed_again_and_again_is_resumed(project, store, experiment_id, 
     for row, stop in steps:
         wait_for_row(store, experiment_id, row, process, run_id)
         stop(process)
-        code, said = finish(process)
+        code, output = finish(process)
         assert code != 0
         run = store.get_run(run_id)
-        assert run.info.status == ("RUNNING" if stop is kill_supervisor else "KILLED"), said
+        assert run.info.status == ("RUNNING" if stop is kill_supervisor else "KILLED"), output
         kept = sorted(path.name for path in artifacts(run).glob("training_state/*.json"))
         assert 1 <= len(kept) <= 2
         assert kept[-1] >= f"after_{row - 1:03}.json"  # that of the row may be on its way
         if stop is kill_training:  # by a scheduler: the same command again, with the run's id
-            process = start(project, *asked, MLFLOW_RUN_ID=run_id)
+            process = start(project, *arguments, MLFLOW_RUN_ID=run_id)
         else:
             process = start(project, "--resume", run_id)
-    code, said = finish(process)
-    assert code == 0, said
+    code, output = finish(process)
+    assert code == 0, output
 
     run = store.get_run(run_id)
     assert run.info.status == "FINISHED"
@@ -158,9 +158,9 @@ def test_a_run_killed_again_and_again_is_resumed(project, store, experiment_id, 
     assert len(store.search_runs([experiment_id])) == 2
 
     before = store.get_run(run_id)
-    code, said = finish(start(project, "--resume", run_id))
+    code, output = finish(start(project, "--resume", run_id))
     assert code == 0
-    assert "there is nothing to resume" in said
+    assert "there is nothing to resume" in output
     after = store.get_run(run_id)
     assert (after.data.tags, after.info.status) == (before.data.tags, "FINISHED")
 

@@ -10,7 +10,7 @@ import torch
 from curves import Points
 from feature_streams import CLASSES, WIDTH
 from learning_streams import config
-from strategy_runs import feature_stream, image_stream, on_features, strategy_on
+from strategy_runs import build_strategy, feature_stream, image_stream, on_features
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchvision.models import VisionTransformer
@@ -143,10 +143,10 @@ def test_a_resumed_run_costs_the_same(strategy, tmp_path):
         saved = read_state(state)
         assert saved.row.cost == costs[row]
         again = [trained_bucket.row.cost for trained_bucket in train_all(stream, settings, saved)]
-        assert list(map(without_times, again)) == list(map(without_times, costs[row + 1 :]))
+        assert list(map(remove_times, again)) == list(map(remove_times, costs[row + 1 :]))
 
 
-def without_times(cost):
+def remove_times(cost):
     return {k: v for k, v in cost.to_dict().items() if type(v) is int and k != "peak_bytes"}
 
 
@@ -270,8 +270,8 @@ def test_a_budget_is_resumed(strategy, tmp_path):
         assert [trained_bucket.row for trained_bucket in again] == [
             trained_bucket.row for trained_bucket in full_run[row + 1 :]
         ]
-        assert [without_times(trained_bucket.row.cost) for trained_bucket in again] == [
-            without_times(trained_bucket.row.cost) for trained_bucket in full_run[row + 1 :]
+        assert [remove_times(trained_bucket.row.cost) for trained_bucket in again] == [
+            remove_times(trained_bucket.row.cost) for trained_bucket in full_run[row + 1 :]
         ]
 
 
@@ -412,7 +412,7 @@ def test_seconds_of_tests_are_not_training_seconds(monkeypatch):
     settings = on_features(strategy="linear")
     stream = feature_stream()
     model = build_untrained_model(stream, settings)
-    strategy, _ = strategy_on(stream, settings, model)
+    strategy, _ = build_strategy(stream, settings, model)
     costs = meter.CostMeter(torch.device("cpu"))
     pass_time(5)
     costs.begin_bucket()

@@ -67,7 +67,7 @@ def suffixes(folder: Path) -> list[str]:
     return sorted(path.suffix for path in folder.iterdir())
 
 
-def kept(folder: Path, pattern: str = "*.npy") -> list[Path]:
+def list_entries(folder: Path, pattern: str = "*.npy") -> list[Path]:
     return sorted(folder.glob(pattern))
 
 
@@ -122,7 +122,7 @@ def test_whatever_changes_a_pixel_changes_the_key(tmp_path, change):
         resize = Resize(16, square=True)
     changed = build_image_set(*paths)
     assert same(cache.load(changed, resize), decode(changed, resize))
-    assert len(kept(tmp_path / "cache")) == (1 if change == "folder" else 2)
+    assert len(list_entries(tmp_path / "cache")) == (1 if change == "folder" else 2)
 
 
 def _black_pixels(path: Path) -> None:
@@ -145,7 +145,7 @@ def _write_entry_of_other_images(path: Path) -> None:
     others = write_images(path.parent / "others", 3)
     quiet_cache(path.parent / "elsewhere").load(others, RESIZE)
     for suffix in (".npy", ".json"):
-        (other,) = kept(path.parent / "elsewhere", f"*{suffix}")
+        (other,) = list_entries(path.parent / "elsewhere", f"*{suffix}")
         other.replace(path.with_suffix(suffix))
 
 
@@ -165,7 +165,7 @@ def test_a_damaged_entry_is_built_again(tmp_path, damage):
     """It is never read as images, and a line reports it."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
-    (entry,) = kept(tmp_path / "cache")
+    (entry,) = list_entries(tmp_path / "cache")
     before = [path.read_bytes() for path in (entry, entry.with_suffix(".json"))]
     DAMAGES[damage](entry)
     assert [path.read_bytes() for path in (entry, entry.with_suffix(".json"))] != before
@@ -188,7 +188,7 @@ def test_a_file_that_others_may_write_is_built_again(tmp_path, suffix):
     try:
         quiet_cache(tmp_path / "cache").load(images, RESIZE)
         quiet_cache(tmp_path / "cache").load(images, RESIZE)
-        (entry,) = kept(tmp_path / "cache")
+        (entry,) = list_entries(tmp_path / "cache")
         for file in (entry, entry.with_suffix(".json")):
             assert file.stat().st_mode & 0o777 == 0o644
         entry.with_suffix(suffix).chmod(0o664)
@@ -227,7 +227,7 @@ def test_another_users_file_is_neither_read_nor_replaced(tmp_path, monkeypatch):
     """Images are decoded into memory, and one line states why."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
-    (entry,) = kept(tmp_path / "cache")
+    (entry,) = list_entries(tmp_path / "cache")
     _black_pixels(entry)
     black = entry.read_bytes()
 
@@ -272,7 +272,7 @@ def test_a_file_with_another_time_is_verified_completely_once(tmp_path, complete
     """A copied cache is used, and its time is restored. A changed file is built again."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
-    (entry,) = kept(tmp_path / "cache")
+    (entry,) = list_entries(tmp_path / "cache")
     mtime = entry.stat().st_mtime_ns
     complete_reads.clear()
     os.utime(entry)  # the same content
@@ -293,7 +293,7 @@ def test_a_file_whose_time_cannot_be_set_is_verified_once_in_a_process(
     """For example, of a cache that root copied for a group."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
-    (entry,) = kept(tmp_path / "cache")
+    (entry,) = list_entries(tmp_path / "cache")
     complete_reads.clear()
     os.utime(entry)
     monkeypatch.setattr(os, "utime", mock.Mock(side_effect=PermissionError))
@@ -306,7 +306,7 @@ def test_an_entry_of_an_earlier_version_is_verified_completely(tmp_path, complet
     """It has one SHA-256 and neither size nor time."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
-    (entry,) = kept(tmp_path / "cache")
+    (entry,) = list_entries(tmp_path / "cache")
     metadata = json.loads(entry.with_suffix(".json").read_text())
     earlier = {name: metadata[name] for name in ("key", "sizes", "damaged", "sha256")}
     entry.with_suffix(".json").write_text(json.dumps(earlier))
@@ -320,7 +320,7 @@ def test_damage_with_an_unchanged_time_is_noticed(tmp_path, damage):
     """A truncated file, or a changed byte of the sample, is built again."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
-    (entry,) = kept(tmp_path / "cache")
+    (entry,) = list_entries(tmp_path / "cache")
     before, content = entry.stat(), bytearray(entry.read_bytes())
     if damage == "size":
         del content[-1]
@@ -400,8 +400,8 @@ def test_a_killed_builder_leaves_no_entry(tmp_path):
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     with builder(folder, images, "pause") as process:
         process.kill()
-    assert len(kept(folder, "*.part")) == 1
-    assert kept(folder) == []
+    assert len(list_entries(folder, "*.part")) == 1
+    assert list_entries(folder) == []
     reported: list[int] = []
     pixels = quiet_cache(folder).load(images, RESIZE, on_image=reported.append)
     assert same(pixels, decode(images, RESIZE))
@@ -457,7 +457,7 @@ def test_a_file_changed_since_it_was_hashed_is_rejected(tmp_path):
     write_image(images.paths[1], size=(20, 20), seed="changed")
     with pytest.raises(DataError, match=r"1\.png is not the file whose content was hashed"):
         quiet_cache(tmp_path / "cache").load(images, RESIZE)
-    assert kept(tmp_path / "cache") == []
+    assert list_entries(tmp_path / "cache") == []
 
 
 def test_damaged_images_are_all_listed_and_cached(tmp_path):
@@ -470,7 +470,7 @@ def test_damaged_images_are_all_listed_and_cached(tmp_path):
     first = cache.find_damaged(images, RESIZE)
     assert [one.index for one in first] == [3, 35]
     assert [one.path for one in first] == [images.paths[3], images.paths[35]]
-    assert len(kept(tmp_path / "cache", "*.json")) == 1
+    assert len(list_entries(tmp_path / "cache", "*.json")) == 1
     with pytest.raises(DataError, match=r"2 images cannot be decoded; the first: .*3\.png"):
         cache.load(images, RESIZE)
     for path in images.paths:
@@ -478,7 +478,7 @@ def test_damaged_images_are_all_listed_and_cached(tmp_path):
     assert cache.find_damaged(images, RESIZE) == first
 
 
-def settled(path: Path, content: bytes = b"content") -> Path:
+def write_settled(path: Path, content: bytes = b"content") -> Path:
     path.write_bytes(content)
     return path
 
@@ -495,7 +495,7 @@ def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[P
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that runs ten seconds ahead, so that files just written count as settled."""
+    """A clock that runs ten seconds ahead, so that files just written count as write_settled."""
     import time
 
     real = time.time_ns
@@ -505,7 +505,10 @@ def clock(monkeypatch):
 @pytest.mark.usefixtures("clock")
 def test_an_unchanged_file_is_hashed_once(tmp_path):
     """Names that are not Unicode are supported."""
-    paths = [settled(tmp_path / "a"), settled(tmp_path / os.fsdecode(b"\xff"), b"other")]
+    paths = [
+        write_settled(tmp_path / "a"),
+        write_settled(tmp_path / os.fsdecode(b"\xff"), b"other"),
+    ]
     first, computed = looked_up(tmp_path / "cache", tmp_path, *paths)
     assert computed == paths
     assert looked_up(tmp_path / "cache", tmp_path, *paths) == (first, [])
@@ -516,7 +519,7 @@ def test_an_unchanged_file_is_hashed_once(tmp_path):
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_changed_file_is_hashed_again(tmp_path, replaced):
     """Even with the same size and time."""
-    path = settled(tmp_path / "a")
+    path = write_settled(tmp_path / "a")
     looked_up(tmp_path / "cache", tmp_path, path)
     before = path.stat()
     written = path.with_name("other") if replaced else path
@@ -530,7 +533,7 @@ def test_a_changed_file_is_hashed_again(tmp_path, replaced):
 
 def test_the_hash_of_a_just_written_file_is_not_cached(tmp_path):
     """It may change again within the resolution of its time."""
-    path = settled(tmp_path / "a")
+    path = write_settled(tmp_path / "a")
     os.utime(path, (0, 0))  # as an archive sets it, which says nothing of when it was written
     for _ in range(2):
         assert looked_up(tmp_path / "cache", tmp_path, path)[1] == [path]
@@ -539,7 +542,7 @@ def test_the_hash_of_a_just_written_file_is_not_cached(tmp_path):
 @pytest.mark.usefixtures("clock")
 def test_a_damaged_hash_cache_is_replaced(tmp_path):
     """Hashes remain right, and are cached again."""
-    path = settled(tmp_path / "a")
+    path = write_settled(tmp_path / "a")
     first, _ = looked_up(tmp_path / "cache", tmp_path, path)
     file = tmp_path / "cache" / HASHES_FILE
     file.write_bytes(b"no database, and longer than the header of one" * 100)
@@ -551,7 +554,7 @@ def test_a_damaged_hash_cache_is_replaced(tmp_path):
 @pytest.mark.parametrize("mode", [0o644, 0o666])
 def test_hashes_that_others_may_write_are_not_trusted(tmp_path, mode):
     """A false hash would become the digest of images that were never read."""
-    path = settled(tmp_path / "a")
+    path = write_settled(tmp_path / "a")
     looked_up(tmp_path / "cache", tmp_path, path)
     (tmp_path / "cache" / HASHES_FILE).chmod(mode)
     _, computed = looked_up(tmp_path / "cache", tmp_path, path)

@@ -185,7 +185,7 @@ def test_a_pickle_that_runs_code_is_rejected(tmp_path, form):
     assert trap.exists(), "the trap itself works: without the refusal it would have sprung"
 
 
-def in_ids(change):
+def change_ids(change):
     def damage(path):
         by_id = torch.load(path, weights_only=True)
         replaced = change(by_id)
@@ -199,31 +199,43 @@ def in_ids(change):
     [
         (lambda path: path.unlink(), "is missing"),
         (lambda path: path.write_bytes(path.read_bytes()[:300]), "is refused"),
-        (in_ids(lambda by_id: by_id.__delitem__("235821045")), "no features of image '235821045'"),
-        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(2, 5)})), "tensor of 1 dim"),
-        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(4)})), "one width for all"),
         (
-            in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(5).long()})),
+            change_ids(lambda by_id: by_id.__delitem__("235821045")),
+            "no features of image '235821045'",
+        ),
+        (
+            change_ids(lambda by_id: by_id.update({"235821045": torch.zeros(2, 5)})),
+            "tensor of 1 dim",
+        ),
+        (
+            change_ids(lambda by_id: by_id.update({"235821045": torch.zeros(4)})),
+            "one width for all",
+        ),
+        (
+            change_ids(lambda by_id: by_id.update({"235821045": torch.zeros(5).long()})),
             "contains torch.int64",
         ),
-        (in_ids(lambda by_id: by_id.update({"235821045": torch.full((5,), torch.nan)})), "finite"),
         (
-            in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(5).to_sparse()})),
+            change_ids(lambda by_id: by_id.update({"235821045": torch.full((5,), torch.nan)})),
+            "finite",
+        ),
+        (
+            change_ids(lambda by_id: by_id.update({"235821045": torch.zeros(5).to_sparse()})),
             "expected a plain tensor",
         ),
         (
-            in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(1).expand(5)})),
+            change_ids(lambda by_id: by_id.update({"235821045": torch.zeros(1).expand(5)})),
             "all in the file",
         ),
         (
-            in_ids(
+            change_ids(
                 lambda by_id: by_id.update(
                     {"235821045": torch.full((5,), 1e300, dtype=torch.float64)}
                 )
             ),
             "32-bit",
         ),
-        (in_ids(lambda by_id: list(by_id)), "no features of image"),
+        (change_ids(lambda by_id: list(by_id)), "no features of image"),
     ],
 )
 def test_damaged_released_features_are_reported(tmp_path, damage, message):

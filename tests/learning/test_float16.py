@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from learning_streams import config
-from strategy_runs import image_stream, strategy_on, train_rows, train_with_states
+from strategy_runs import build_strategy, image_stream, train_rows, train_with_states
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.checkpoint import read_state
@@ -79,7 +79,9 @@ def test_strategies_get_unscaled_gradients(tmp_path):
 
     def gradients(precision):
         settings = fp16(precision=precision, strategy=f"{__name__}:Seen", epochs=1)
-        strategy, trainer = strategy_on(stream, settings, build_untrained_model(stream, settings))
+        strategy, trainer = build_strategy(
+            stream, settings, build_untrained_model(stream, settings)
+        )
         strategy.learn(0, trainer)
         return strategy.gradients
 
@@ -95,7 +97,9 @@ def test_agems_reference_gradient_is_float32(tmp_path, monkeypatch):
             agem, "project", lambda gradient, reference: gradients.append(reference)
         )
         settings = fp16(precision=precision, strategy=f"{__name__}:Small", epochs=1)
-        strategy, trainer = strategy_on(stream, settings, build_untrained_model(stream, settings))
+        strategy, trainer = build_strategy(
+            stream, settings, build_untrained_model(stream, settings)
+        )
         strategy.learn(0, trainer)
         strategy.after_bucket(0)
         strategy.learn(1, trainer)
@@ -110,7 +114,7 @@ def test_a_step_with_overflowing_gradients_is_skipped(tmp_path, name):
     stream = image_stream(tmp_path)
     settings = fp16(strategy=name, epochs=3, batch_size=4)
     model = build_untrained_model(stream, settings)
-    strategy, trainer = strategy_on(stream, settings, model)
+    strategy, trainer = build_strategy(stream, settings, model)
     strategy.learn(0, trainer)
     strategy.after_bucket(0)
     steps, before = trainer.curve.steps, [weight.clone() for weight in model.parameters()]
@@ -137,7 +141,7 @@ def test_a_process_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, na
     stream = image_stream(tmp_path)
     settings = fp16(strategy=name)
     model = build_untrained_model(stream, settings)
-    strategy, _ = strategy_on(stream, settings, model)
+    strategy, _ = build_strategy(stream, settings, model)
     strategy.group = ProcessGroup(1, 2)
     nothing = Batch(torch.empty(0, 3, 8, 8), *torch.empty(2, 0, dtype=torch.int64))
     with torch.autocast("cpu", torch.float16):

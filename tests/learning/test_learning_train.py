@@ -38,22 +38,22 @@ class Recorded(TrainingProgress):
     """A progress that records its calls."""
 
     def __init__(self):
-        self.told = []
+        self.calls = []
 
     def __exit__(self, *raised):
-        self.told.append(("left", raised[0]))
+        self.calls.append(("left", raised[0]))
 
     def bucket_started(self, key, *, bucket_index, num_buckets):
-        self.told.append(("bucket", key, bucket_index, num_buckets))
+        self.calls.append(("bucket", key, bucket_index, num_buckets))
 
     def steps_planned(self, num_steps):
-        self.told.append(("steps", num_steps))
+        self.calls.append(("steps", num_steps))
 
     def step_done(self):
-        self.told.append(("step",))
+        self.calls.append(("step",))
 
     def row_measured(self, row):
-        self.told.append(("row", row))
+        self.calls.append(("row", row))
 
 
 def train_rows(stream, progress=None, **changes):
@@ -69,7 +69,7 @@ def linear_model():
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
 
 
-def descent_on(model, settings):
+def build_trainer(model, settings):
     """Return a trainer for a model, with the hooks of a strategy that does nothing."""
     trainer = Trainer(model, settings, bucket_keys=("1", "2"), progress=Recorded())
     return trainer, Naive(settings, None, model, Naive.Arguments())
@@ -124,10 +124,10 @@ def test_nothing_is_trained_before_the_next_row_is_requested(tmp_path):
         DecodedStream(stream, image_size=8, device=CPU), config(epochs=3), progress=progress
     )
     next(rows)
-    assert [event for event, *_ in progress.told] == ["row"]
+    assert [event for event, *_ in progress.calls] == ["row"]
     row = next(rows).row
     expected = [("bucket", "key0", 0, 2), ("steps", 6), *[("step",)] * 6, ("row", row)]
-    assert progress.told[1:] == expected
+    assert progress.calls[1:] == expected
 
 
 def test_random_layers_do_not_depend_on_earlier_draws():
@@ -138,7 +138,7 @@ def test_random_layers_do_not_depend_on_earlier_draws():
     for drawn_before in (0, 7):
         model = linear_model().insert(1, nn.Dropout(0.5)).eval()  # as testing leaves it
         torch.rand(drawn_before)
-        trainer, hooks = descent_on(model, config())
+        trainer, hooks = build_trainer(model, config())
         trainer.train_bucket(samples, bucket_index=0, strategy=hooks)
         assert model.training
         trained.append(model[2].weight)
@@ -155,7 +155,7 @@ def test_random_layers_differ_between_epochs_and_buckets():
 
     settings, model = config(epochs=3), linear_model()
     images = squares(torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8))
-    trainer = descent_on(model, settings)[0]
+    trainer = build_trainer(model, settings)[0]
     for bucket_index in range(2):
         hooks = Drawing(settings, None, model, Naive.Arguments())
         trainer.train_bucket(
@@ -172,7 +172,7 @@ def test_a_last_batch_of_one_image_does_not_stop_training(tmp_path, count):
     settings = config(model="resnet18", image_size=32, epochs=1)
     progress = Recorded()
     assert len(list(train(decoded, settings, progress=progress))) == 2
-    assert progress.told.count(("step",)) == count // 4
+    assert progress.calls.count(("step",)) == count // 4
 
 
 def test_a_nan_loss_ends_training_with_bucket_epoch_and_remedy(tmp_path):
@@ -213,7 +213,7 @@ def test_a_full_device_is_a_one_line_error(tmp_path):
     assert str(caught.value) == (
         "the device has not enough memory for this; pass a smaller batch_size, image_size or memory"
     )
-    assert progress.told[-1] == ("left", RuntimeError)
+    assert progress.calls[-1] == ("left", RuntimeError)
     with pytest.raises(RuntimeError, match="must match"):
         list(StreamTraining(check(config()), stream, "made up", Wrong()).rows())
 
@@ -274,12 +274,12 @@ def test_progress_shows_the_dataset_and_is_always_closed(tmp_path):
     assert (metadata.name, metadata.digest, metadata.source) == ("noise", "sha256:0", "made up")
     assert (metadata.buckets, metadata.num_classes) == (("key0", "key1"), 3)
     assert (metadata.num_train, metadata.num_test) == ((6, 4), (2, 3))
-    assert progress.told == []
+    assert progress.calls == []
     rows: Any = training.rows()  # a generator, which can be closed
     assert next(rows).row.row == 0
-    assert [event for event, *_ in progress.told] == ["row"]
+    assert [event for event, *_ in progress.calls] == ["row"]
     rows.close()
-    assert progress.told[-1] == ("left", GeneratorExit)
+    assert progress.calls[-1] == ("left", GeneratorExit)
 
 
 def test_a_bucket_of_one_image_is_rejected_with_batch_normalisation(tmp_path):

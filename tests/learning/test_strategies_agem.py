@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategy_runs import (
     assert_close,
+    build_strategy,
     compute_gradient,
     feature_stream,
     literal_descent,
     on_features,
     random_head,
-    strategy_on,
 )
 
 from clear_mlflow.learning.device import RngPurpose, build_generator
@@ -64,7 +64,7 @@ def test_three_buckets_equal_the_written_out_ones(batch):
     stream = feature_stream()
     parameters = on_features(strategy="agem", strategy_args=f"batch={batch}", memory=6, seed=3)
     model, reference_model = random_head()
-    strategy, trainer = strategy_on(stream, parameters, model)
+    strategy, trainer = build_strategy(stream, parameters, model)
     size = {0: 4, 5: 5, 100: 6}[batch]  # as many as batch_size; as asked; as there are
     cases = set()
     for bucket_index in range(3):

@@ -7,11 +7,11 @@ import torch
 from learning_streams import config, read_pixels
 from strategy_runs import (
     assert_close,
+    build_strategy,
     feature_stream,
     image_stream,
     on_features,
     random_head,
-    strategy_on,
 )
 from torch import nn
 
@@ -56,7 +56,7 @@ def test_fisher_equals_the_mean_squared_gradient_of_each_image(tmp_path, monkeyp
     stream = image_stream(tmp_path, train=(3, 11))
     settings = config(strategy="ewc", strategy_args="images=8", seed=5)
     model = small_network()
-    strategy, _ = strategy_on(stream, settings, model)
+    strategy, _ = build_strategy(stream, settings, model)
     order = torch.randperm(11, generator=build_generator(5, RngPurpose.FISHER, 1, 0))[:8].tolist()
     images = normalise(read_pixels(stream.train(1)))
     assert_close(strategy._compute_fisher(1), literal_fisher(model, images, order))
@@ -66,7 +66,7 @@ def test_all_images_are_used_if_none_are_left_out():
     """0 means no limit, like a number above the bucket's."""
     stream, settings = feature_stream(), on_features(strategy="ewc", strategy_args="images=0")
     model, _ = random_head()
-    strategy, _ = strategy_on(stream, settings, model)
+    strategy, _ = build_strategy(stream, settings, model)
     assert_close(
         strategy._compute_fisher(0), literal_fisher(model, stream.train(0).images, range(9))
     )
@@ -77,7 +77,7 @@ def after_three_buckets(arguments, lr=0.0001):
     stream = feature_stream()
     settings = on_features(strategy="ewc", strategy_args=arguments, lr=lr)
     model, _ = random_head()
-    strategy, _ = strategy_on(stream, settings, model)
+    strategy, _ = build_strategy(stream, settings, model)
     weights = list(model.parameters())
     fishers, ends = [], []
     for bucket_index in range(3):
@@ -93,7 +93,7 @@ def after_three_buckets(arguments, lr=0.0001):
     return strategy, weights, fishers, ends
 
 
-def added_by(strategy, weights):
+def compute_added_gradients(strategy, weights):
     """Return what a strategy adds to the gradients of a loss."""
     before = [torch.randn_like(weight) for weight in weights]
     for weight, gradient in zip(weights, before, strict=True):
@@ -109,7 +109,9 @@ def test_the_penalty_has_one_parabola_per_past_bucket():
     for fisher, end in zip(fishers, ends, strict=True):
         for i, weight in enumerate(weights):
             penalty += 70 / 2 * (fisher[i] * (weight - end[i]) ** 2).sum()
-    assert_close(added_by(strategy, weights), torch.autograd.grad(penalty, weights), atol=1e-5)
+    assert_close(
+        compute_added_gradients(strategy, weights), torch.autograd.grad(penalty, weights), atol=1e-5
+    )
 
 
 def test_online_there_is_one_parabola_that_fades():
@@ -119,7 +121,9 @@ def test_online_there_is_one_parabola_that_fades():
     for i, weight in enumerate(weights):
         running = 0.6 * (0.6 * fishers[0][i] + fishers[1][i]) + fishers[2][i]
         penalty += 70 / 2 * (0.6 * running * (weight - ends[2][i]) ** 2).sum()
-    assert_close(added_by(strategy, weights), torch.autograd.grad(penalty, weights), atol=1e-5)
+    assert_close(
+        compute_added_gradients(strategy, weights), torch.autograd.grad(penalty, weights), atol=1e-5
+    )
 
 
 def test_a_penalty_step_does_not_overshoot():
@@ -132,13 +136,13 @@ def test_a_penalty_step_does_not_overshoot():
         torch.where(part > 20, 20.0, part) * (weight.detach() - end)
         for part, weight, end in zip(stiff, weights, ends[2], strict=True)
     ]
-    assert_close(added_by(strategy, weights), expected, atol=1e-5)
+    assert_close(compute_added_gradients(strategy, weights), expected, atol=1e-5)
 
 
 def test_small_importances_are_added():
     """The minimum is the mean weighted by curvatures, also far below one."""
     model, _ = random_head()
-    strategy, _ = strategy_on(feature_stream(), on_features(strategy="ewc"), model)
+    strategy, _ = build_strategy(feature_stream(), on_features(strategy="ewc"), model)
     for minimum, curvature in ((0.0, 1e-20), (4.0, 3e-20)):
         for weight in model.parameters():
             weight.data.fill_(minimum)
@@ -152,7 +156,7 @@ def test_an_unimportant_weight_has_no_penalty():
     """For an input that is always 0, without a division by 0."""
     stream = feature_stream()
     model, _ = random_head()
-    strategy, _ = strategy_on(stream, on_features(strategy="ewc"), model)
+    strategy, _ = build_strategy(stream, on_features(strategy="ewc"), model)
     fetched = stream._fetch
 
     def without_first(indices):
@@ -165,7 +169,7 @@ def test_an_unimportant_weight_has_no_penalty():
         strategy.after_bucket(bucket_index)
     with torch.no_grad():
         model.weight += 1
-    added, _ = added_by(strategy, list(model.parameters()))
+    added, _ = compute_added_gradients(strategy, list(model.parameters()))
     assert (added[:, 0] == 0).all()
     assert (added[:, 1:] != 0).all()
 
@@ -185,7 +189,7 @@ def test_processes_divide_the_images_and_use_the_sum(tmp_path, size):
     model = small_network()
     settings = config(strategy="ewc", strategy_args="images=4")
     stream = image_stream(tmp_path)
-    strategy, _ = strategy_on(stream, settings, model)
+    strategy, _ = build_strategy(stream, settings, model)
     full_fisher = strategy._compute_fisher(0)
     for rank in range(size):
         strategy.group = Exchanging(rank, size)
@@ -223,4 +227,4 @@ def test_gamma_may_be_zero_or_one(gamma):
         gamma * 70 * fisher * (weight.detach() - end)
         for fisher, weight, end in zip(running, weights, ends[2], strict=True)
     ]
-    assert_close(added_by(strategy, weights), expected, atol=1e-5)
+    assert_close(compute_added_gradients(strategy, weights), expected, atol=1e-5)

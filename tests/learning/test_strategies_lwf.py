@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from learning_streams import config
 from strategy_runs import (
     assert_close,
+    build_strategy,
     feature_stream,
     image_stream,
     literal_descent,
     on_features,
     random_head,
-    strategy_on,
 )
 
 from clear_mlflow.learning.models import build_model
@@ -54,7 +54,7 @@ def test_three_buckets_equal_the_written_out_ones():
     stream = feature_stream()
     parameters = on_features(strategy="lwf", strategy_args="strength=1.6,temperature=3")
     model, reference = random_head()
-    strategy, trainer = strategy_on(stream, parameters, model)
+    strategy, trainer = build_strategy(stream, parameters, model)
     for bucket_index in range(3):
         teacher = copy.deepcopy(reference)
 
@@ -79,7 +79,7 @@ def test_the_teacher_is_in_evaluation_mode_and_learns_nothing(tmp_path):
     stream = image_stream(tmp_path)
     torch.manual_seed(0)
     model = build_model("small_cnn", num_classes=3, image_size=8)
-    strategy, _ = strategy_on(stream, config(strategy="lwf"), model)
+    strategy, _ = build_strategy(stream, config(strategy="lwf"), model)
     modes = []
 
     class IdleTrainer:

@@ -14,11 +14,11 @@ import torch
 from feature_streams import CLASSES, made_up
 from learning_streams import CPU, config, iter_training_batches, read_pixels, write_stream
 from strategy_runs import (
+    build_strategy,
     feature_stream,
     image_stream,
     on_features,
     random_head,
-    strategy_on,
     train_rows,
 )
 from torch import nn
@@ -58,11 +58,11 @@ def test_memory_can_be_a_fraction_of_the_stream(strategy):
     """Of 26 training images, rounded down. Less than one image is an error."""
     stream = feature_stream()
     head, _ = random_head()
-    made, _ = strategy_on(stream, on_features(strategy=strategy, memory=0.4), head)
+    made, _ = build_strategy(stream, on_features(strategy=strategy, memory=0.4), head)
     assert made._buffer.capacity == 10
     of_hundred = feature_stream((40, 40, 20))
     capacities = [
-        strategy_on(of_hundred, on_features(strategy=strategy, memory=f"0.{n:02d}"), head)[
+        build_strategy(of_hundred, on_features(strategy=strategy, memory=f"0.{n:02d}"), head)[
             0
         ]._buffer.capacity
         for n in range(1, 100)
@@ -71,7 +71,7 @@ def test_memory_can_be_a_fraction_of_the_stream(strategy):
     small = on_features(memory="0.00005")
     assert TrainConfig.resolve(small.as_text()) == small
     with pytest.raises(ConfigError, match="less than one of 26 training images"):
-        strategy_on(stream, on_features(strategy=strategy, memory=0.01), random_head()[0])
+        build_strategy(stream, on_features(strategy=strategy, memory=0.01), random_head()[0])
 
 
 # --- starting anew, and everything at once
@@ -112,7 +112,7 @@ def test_joint_trains_once_on_the_complete_stream(epochs, tmp_path):
     """In the first bucket. Later rows repeat its results."""
     stream = image_stream(tmp_path)
     settings = config(strategy="joint", strategy_args=f"epochs={epochs}")
-    strategy, _ = strategy_on(stream, settings, random_head()[0])
+    strategy, _ = build_strategy(stream, settings, random_head()[0])
     samples = strategy.load_training_set(0)
     parts = [stream.train(bucket_index) for bucket_index in range(3)]
     assert torch.equal(read_pixels(samples), torch.cat([read_pixels(part) for part in parts]))
@@ -133,7 +133,7 @@ def test_gdumb_equals_a_new_run_on_its_memory(buffer, epochs, tmp_path):
     """After the bucket is sampled, a new model is trained only on the memory."""
     stream = image_stream(tmp_path)
     settings = config(strategy="gdumb", strategy_args=f"buffer={buffer},epochs={epochs}", memory=5)
-    reference, _ = strategy_on(stream, settings, random_head()[0])
+    reference, _ = build_strategy(stream, settings, random_head()[0])
     for row in train(stream, settings, progress=TrainingProgress()):
         if row.row.row == 0:
             continue
@@ -153,7 +153,7 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
     stream = image_stream(tmp_path)
     args = "buffer=biased_reservoir,alpha=1,update=authors"
     settings = config(strategy="gdumb", strategy_args=args, memory=7)
-    reference, _ = strategy_on(stream, settings, random_head()[0])
+    reference, _ = build_strategy(stream, settings, random_head()[0])
     assert isinstance(reference._buffer, AuthorsReservoir)
     model = build_untrained_model(stream, settings)
     trainer = Trainer(model, settings, bucket_keys=stream.keys, progress=TrainingProgress())
@@ -225,7 +225,7 @@ def after_first_bucket(settings):
     """Return a strategy in the second bucket, its head, and a batch of classes 0 and 1."""
     stream = feature_stream()
     model, _ = random_head()
-    strategy, trainer = strategy_on(stream, settings, model)
+    strategy, trainer = build_strategy(stream, settings, model)
     strategy.learn(0, trainer)
     strategy.after_bucket(0)
     samples = strategy.load_training_set(1)
@@ -301,7 +301,7 @@ def test_derpp_stores_the_logits_of_the_last_epochs_steps():
     stream = feature_stream()
     settings = on_features(strategy="derpp", memory=12)
     model, _ = random_head()
-    strategy, trainer = strategy_on(stream, settings, model)
+    strategy, trainer = build_strategy(stream, settings, model)
     logits_by_image = {}
 
     class Listening(nn.Module):
@@ -337,7 +337,7 @@ def test_derpp_stores_logits_of_the_training_mode(tmp_path):
     settings = config(strategy="derpp", epochs=1, batch_size="full", memory=7, lr=1e-9)
     model = build_untrained_model(stream, settings)
     reference = copy.deepcopy(model)
-    strategy, trainer = strategy_on(stream, settings, model)
+    strategy, trainer = build_strategy(stream, settings, model)
     strategy.learn(0, trainer)
     strategy.after_bucket(0)
     samples = stream.train(0)
@@ -369,7 +369,7 @@ def test_cwr_equals_algorithm_1_written_out(tmp_path):
     stream, labels = stream_without_classes(tmp_path)
     settings = config(strategy="cwr", epochs=2, lr=0.1)
     model = build_untrained_model(stream, settings)
-    strategy, trainer = strategy_on(stream, settings, model)
+    strategy, trainer = build_strategy(stream, settings, model)
     head = model[-1]
     consolidated = {c: ([0.0] * head.in_features, 0.0) for c in range(3)}
     past = dict.fromkeys(range(3), 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from feature_streams import CLASSES, WIDTH
 from learning_streams import config
-from strategy_runs import feature_stream, image_stream, on_features, strategy_on, train_rows
+from strategy_runs import build_strategy, feature_stream, image_stream, on_features, train_rows
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
@@ -64,7 +64,7 @@ def test_nothing_in_a_step_waits_for_the_device(name):
     nowhere = torch.device("meta")
     model = nn.Linear(WIDTH, CLASSES, device=nowhere)
     weights = list(model.parameters())
-    strategy, _ = strategy_on(feature_stream(), on_features(strategy=name), model)
+    strategy, _ = build_strategy(feature_stream(), on_features(strategy=name), model)
     numbers = [torch.empty(4, dtype=torch.int64, device=nowhere) for _ in range(2)]
     batch = Batch(torch.empty(4, WIDTH, device=nowhere), *numbers)
     # As in the middle of a later bucket.

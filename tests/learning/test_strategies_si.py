@@ -6,12 +6,12 @@ import pytest
 import torch
 from strategy_runs import (
     assert_close,
+    build_strategy,
     compute_gradient,
     feature_stream,
     literal_descent,
     on_features,
     random_head,
-    strategy_on,
 )
 
 
@@ -25,7 +25,7 @@ def test_three_buckets_equal_the_written_out_ones(clip, damping):
     arguments = f"strength=0.7,damping={damping}"
     settings = on_features(strategy="si", strategy_args=arguments, clip_norm=clip)
     model, reference = random_head()
-    strategy, trainer = strategy_on(stream, settings, model)
+    strategy, trainer = build_strategy(stream, settings, model)
     weights = list(reference.parameters())
     anchor = [weight.detach().clone() for weight in weights]
     importance = [torch.zeros_like(weight) for weight in weights]
@@ -74,7 +74,7 @@ def test_negative_importances_become_zero():
     model, _ = random_head()
     arguments = "strength=0.01,damping=0.5"
     settings = on_features(strategy="si", strategy_args=arguments, lr=0.01)
-    strategy, _ = strategy_on(feature_stream(), settings, model)
+    strategy, _ = build_strategy(feature_stream(), settings, model)
     expected = [torch.zeros_like(weight) for weight in model.parameters()]
     for bucket_index in range(2):
         for i, weight in enumerate(model.parameters()):

@@ -32,7 +32,7 @@ WAITING = ("gdumb", "joint", "ncm", "slda")
 IN_PASSING = sorted(set(list_strategies()) - set(WAITING))
 
 
-def passing_by(strategy, rate="naive:1", **changes):
+def build_one_pass_parameters(strategy, rate="naive:1", **changes):
     """Return parameters of one pass in steps of four images, as text."""
     return on_features(strategy=strategy, epochs="1", lr="0.1", stream_rate=rate, **changes)
 
@@ -160,7 +160,7 @@ def test_seen_images_equal_those_of_a_literal_clock(strategy, rate):
     """And so do cells and costs."""
     stream = feature_stream(COUNTS)
     changes = {"strategy_args": "images=2"} if strategy == "ewc" else {"memory": "20"}
-    settings = passing_by(strategy, rate, **changes)
+    settings = build_one_pass_parameters(strategy, rate, **changes)
     rows = train_all(stream, settings)
     seen_images, counts = literal(settings)
     assert [stream.seen_indices[bucket_index].tolist() for bucket_index in range(3)] == seen_images
@@ -238,7 +238,11 @@ def test_missed_images_are_never_used(strategy, monkeypatch):
 
     monkeypatch.setattr(stream, "_fetch", fetching)
     changes = {"strategy_args": "images=1"} if strategy == "ewc" else {"memory": "12"}
-    settings, seen_images, bucket_index = passing_by(strategy, "naive:1.7", **changes), set(), 0
+    settings, seen_images, bucket_index = (
+        build_one_pass_parameters(strategy, "naive:1.7", **changes),
+        set(),
+        0,
+    )
     keep_only = stream.keep_only
 
     def keeping(bucket, images):
@@ -262,7 +266,7 @@ def test_missed_images_are_never_used(strategy, monkeypatch):
 @pytest.mark.parametrize("strategy", IN_PASSING)
 def test_a_killed_run_continues_in_the_same_stream(strategy):
     """The state contains the seen images and the delay: rows, costs and states are equal."""
-    settings = passing_by(strategy, "naive:1.3", memory="12")
+    settings = build_one_pass_parameters(strategy, "naive:1.3", memory="12")
     full_run = [
         (
             trained_bucket.row,
@@ -338,7 +342,7 @@ def test_conflicting_options_are_rejected(changes, message):
 
 def test_a_second_pass_over_a_bucket_is_rejected():
     with pytest.raises(ConfigError, match="trains more than once on a bucket"):
-        train_all(feature_stream(), passing_by(f"{__name__}:Twice"))
+        train_all(feature_stream(), build_one_pass_parameters(f"{__name__}:Twice"))
 
 
 def test_indices_of_a_reduced_bucket_count_its_remaining_images():

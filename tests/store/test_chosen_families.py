@@ -41,7 +41,7 @@ def select_matrix_points(correct):
     return assemble({row_file_name(row.row.row): row for row in rows}).matrix
 
 
-def scored_by(store, run_id):
+def read_scored_families(store, run_id):
     """Return the families of a run's metrics, and those in its tag."""
     data = store.get_run(run_id).data
     return {name.split("/")[0] for name in select_matrix_names(data.metrics)}, data.tags.get(
@@ -102,7 +102,10 @@ def test_evaluate_adds_families_to_old_runs(store, experiment_id):
     assert before.items() <= after.items()
     families = ("clear", "renate", "wild_time", "gem")
     assert after == series(select_matrix_points(correct), metrics=get_family_metrics(families))
-    assert scored_by(store, run.info.run_id) == ({*families}, "clear,renate,wild_time,gem")
+    assert read_scored_families(store, run.info.run_id) == (
+        {*families},
+        "clear,renate,wild_time,gem",
+    )
     for again in (("--metrics", "gem,wild_time"), ()):
         done = invoke("evaluate", "--runs", "test", *again)
         assert "1 unchanged" in " ".join(done.output.split()), done.output
@@ -117,9 +120,12 @@ def test_a_family_of_a_later_version_is_preserved(store, experiment_id):
     run = log_run(store, experiment_id, "a", counts(150, 0), strategy="a", tags=tags)
     done = invoke("evaluate", "--runs", "test")
     assert done.exit_code == 0, done.output
-    assert scored_by(store, run.info.run_id) == ({"gem"}, "gem,of_tomorrow")
+    assert read_scored_families(store, run.info.run_id) == ({"gem"}, "gem,of_tomorrow")
     done = invoke("evaluate", "--runs", "test", "--metrics", "clear")
-    assert scored_by(store, run.info.run_id) == ({"gem", "clear"}, "gem,of_tomorrow,clear")
+    assert read_scored_families(store, run.info.run_id) == (
+        {"gem", "clear"},
+        "gem,of_tomorrow,clear",
+    )
 
 
 def test_a_run_with_an_unknown_family_is_shown_with_its_intervals(store, experiment_id, tmp_path):

@@ -40,7 +40,7 @@ def find_runs(store, experiment_id):
     return parent, members
 
 
-def rows_in(run) -> list[tuple[int, ...]]:
+def read_rows(run) -> list[tuple[int, ...]]:
     """Return the correct counts per bucket and row, read with json only."""
     files = sorted(artifact_folder(run).glob("accuracy_matrix/rows/*.json"))
     return [tuple(json.loads(file.read_text())["correct"]) for file in files]
@@ -87,8 +87,8 @@ def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experimen
     assert {k: v for k, v in tags.items() if k not in changing} == {
         k: v for k, v in other.items() if k not in changing
     }
-    assert rows_in(member) == rows_in(alone) == train_rows(config(**alone_asked))
-    assert rows_in(members[4]) == train_rows(config(**{**ASKED, "seeds": "none", "seed": 4}))
+    assert read_rows(member) == read_rows(alone) == train_rows(config(**alone_asked))
+    assert read_rows(members[4]) == train_rows(config(**{**ASKED, "seeds": "none", "seed": 4}))
     listed, of_other = (
         {
             str(file.relative_to(artifact_folder(run)))
@@ -101,7 +101,7 @@ def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experimen
         name for name in of_other if not name.startswith("images/")
     }
     images = EvaluationSet.load(artifact_folder(member) / "predictions/evaluation_set.safetensors")
-    for row, correct in enumerate(rows_in(member)):
+    for row, correct in enumerate(read_rows(member)):
         predictions = RowPredictions.load(
             artifact_folder(member) / f"predictions/row_{row:03d}.safetensors"
         )
@@ -166,7 +166,7 @@ def test_an_error_ends_the_ensemble_but_not_the_members_before_it(
         assert (str(error) or type(error).__name__) in run.data.tags[names.ERROR_TAG]
         assert names.PROCESS_TAG not in run.data.tags
         assert (names.DIVERGED_TAG in run.data.tags) == isinstance(error, DivergedError)
-    assert [len(rows_in(members[seed])) for seed in (4, 2)] == [4, 2]
+    assert [len(read_rows(members[seed])) for seed in (4, 2)] == [4, 2]
     assert [members[seed].data.tags[names.ROWS_TAG] for seed in (4, 2)] == ["complete", "partial"]
     assert members[4].info.status == "FINISHED"
     assert names.ERROR_TAG not in members[4].data.tags
@@ -215,14 +215,14 @@ def test_the_command_trains_members_in_one_supervised_process(store, experiment_
     done = run_forked("train", *options, check=True, timeout=180)
     parent, members = find_runs(store, experiment_id)
     assert set(members) == {0, 5}
-    assert all(len(rows_in(run)) == 11 for run in members.values())
+    assert all(len(read_rows(run)) == 11 for run in members.values())
     assert {run.info.status for run in (parent, *members.values())} == {"FINISHED"}
     parameters = dict(zip(options[::2], options[1::2], strict=True))
     alone = TrainConfig.resolve(
         {**{name[2:]: text for name, text in parameters.items() if name != "--seeds"}, "seed": "5"}
     )
     expected = [m.row.correct for m in prepare(check(alone), TrainingProgress()).rows()]
-    assert rows_in(members[5]) == expected
+    assert read_rows(members[5]) == expected
     assert done.stderr.count("bucket 10/10") == 2
     assert "2 members: seeds 0, 5" in done.stdout
     assert f"{parent.data.metrics['mean/clear/in_domain_accuracy']:.4f}" in done.stdout

@@ -29,7 +29,7 @@ def search(client, **options):
     return list(rescore_runs(client, runs, **options))
 
 
-def by_name(verdicts):
+def group_by_name(verdicts):
     return {verdict.run_name: verdict for verdict in verdicts}
 
 
@@ -63,7 +63,7 @@ def test_each_damaged_run_is_named_and_every_other_is_scored(store, many, jobs, 
         rows_folder(newer) / "row_004.json",
         schema={"name": "clear_mlflow/accuracy_row", "version": "2.0"},
     )
-    verdicts = by_name(search(store, jobs=jobs))
+    verdicts = group_by_name(search(store, jobs=jobs))
     for name, message in {
         "corrupted": "row_004.json: is not JSON",
         "foreign": "row_000.json and row_004.json contradict each other: dataset digest",

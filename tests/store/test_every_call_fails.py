@@ -37,12 +37,12 @@ EVERY = os.environ.get("CLEAR_MLFLOW_EVERY_CALL") == "1"
 SAMPLE = 6
 
 
-def rows_in(client, run_id):
+def read_row_values(client, run_id):
     """Return what was measured of each stored row of a run."""
     return {n: record.row for n, record in read_rows(client, client.get_run(run_id)).items()}
 
 
-def points_in(client, run_id):
+def read_points(client, run_id):
     """Return (metric, step) of every point of a run, with duplicates."""
     keys = client.get_run(run_id).data.metrics
     return sorted(
@@ -62,8 +62,8 @@ def train_failing(store, tmp_path, own_cache, monkeypatch, capfd):
     train_in_process(store, training(SETTINGS, STREAM), {})
     (complete_run,) = _runs(store)
     rows, points = (
-        rows_in(store, complete_run.info.run_id),
-        points_in(store, complete_run.info.run_id),
+        read_row_values(store, complete_run.info.run_id),
+        read_points(store, complete_run.info.run_id),
     )
     call_numbers = itertools.count()
 
@@ -118,10 +118,10 @@ def check_recovery(store, run_id, stored, rows, points, failure, tmp_path):
         store.delete_tag(run_id, names.PROCESS_TAG)
     for synced in sync_folders(find_run_folders(run_id)):
         assert synced.is_stored, (failure, synced.message)
-    rows_after = rows_in(store, run_id)
+    rows_after = read_row_values(store, run_id)
     assert stored <= rows_after.keys(), (failure, "lost", stored - rows_after.keys())
     assert rows_after == {n: rows[n] for n in rows_after}, failure
-    assert len(points_in(store, run_id)) == len(set(points_in(store, run_id))), failure
+    assert len(read_points(store, run_id)) == len(set(read_points(store, run_id))), failure
     if names.CONFIG_JSON not in {file.path for file in store.list_artifacts(run_id)}:
         assert not rows_after, failure
         return
@@ -131,8 +131,8 @@ def check_recovery(store, run_id, stored, rows, points, failure, tmp_path):
         with TrainingRun(store, run_id, again.config, {}, resume_point=point) as opened:
             opened.track(again)
     score(store, run_id)
-    assert rows_in(store, run_id) == rows, failure
-    assert points_in(store, run_id) == points, failure
+    assert read_row_values(store, run_id) == rows, failure
+    assert read_points(store, run_id) == points, failure
 
 
 def _each_fails(train_failing, failing, seed):
@@ -195,12 +195,12 @@ def test_a_full_disk_ends_a_training_with_one_error_that_names_the_row(
     (run,) = _runs(store)
     run_id = run.info.run_id
     assert run.info.status == "FAILED"
-    assert list(rows_in(store, run_id)) == ["row_000.json"]
+    assert list(read_row_values(store, run_id)) == ["row_000.json"]
     point = read_resume_point(store, run_id, tmp_path)
     again = training(SETTINGS, STREAM, point.state and point.state.file)
     with TrainingRun(store, run_id, again.config, {}, resume_point=point) as resumed:
         resumed.track(again)
-    assert list(rows_in(store, run_id)) == [f"row_00{row}.json" for row in range(3)]
+    assert list(read_row_values(store, run_id)) == [f"row_00{row}.json" for row in range(3)]
 
 
 def test_unsent_files_are_delivered_despite_all_faults(store, own_cache, monkeypatch):
@@ -217,5 +217,5 @@ def test_unsent_files_are_delivered_despite_all_faults(store, own_cache, monkeyp
         train_in_process(store, training(SETTINGS, STREAM), {})
     (run,) = _runs(store)
     assert run.info.status == "KILLED"
-    assert list(rows_in(store, run.info.run_id)) == ["row_000.json", "row_001.json"]
+    assert list(read_row_values(store, run.info.run_id)) == ["row_000.json", "row_001.json"]
     assert find_run_folders() == []

@@ -44,7 +44,7 @@ def misfits(value, shape, where=""):
     return [] if is_kind else [f"{where} is {value!r}, not {shape}"]
 
 
-def told(*arguments, code=0):
+def run_for_json(*arguments, code=0):
     """Return the document that a command prints to standard output."""
     result = CliRunner().invoke(main, [*arguments, "--json"])
     assert result.exit_code == code, result.output
@@ -65,7 +65,7 @@ def runs(store, experiment_id):
 def test_a_run(runs):
     """Equal to Python's values: full precision, and null with a reason."""
     for run_id in runs[:2]:
-        document = told("show", run_id)
+        document = run_for_json("show", run_id)
         assert misfits(document, SHAPES["show"]) == []
         run = clear_mlflow.load(run_id)
         assert document == json.loads(json.dumps(run.to_dict()))
@@ -78,26 +78,26 @@ def test_a_run(runs):
 
 def test_scoring_comparing_importing(runs, experiment_id, tmp_path):
     """The exit code is 2 if a run or a file cannot be read, with the results of the others."""
-    document = told("evaluate", "--runs", experiment_id)
+    document = run_for_json("evaluate", "--runs", experiment_id)
     assert misfits(document, SHAPES["evaluate"]) == []
     assert [run["action"] for run in document["runs"]] == ["scored"] * len(runs)
     (partial,) = [run for run in document["runs"] if run["run_id"] == runs[1]]
     assert partial["metrics"]["renate/forgetting"] is None
     assert partial["reasons"]["renate/forgetting"].startswith("needs a past bucket")
-    document = told("evaluate", "--runs", f"{runs[0]},none_such", code=2)
+    document = run_for_json("evaluate", "--runs", f"{runs[0]},none_such", code=2)
     assert [run["action"] for run in document["runs"]] == ["unchanged", "failed"]
 
-    document = told("compare", *runs, "--group-by", "seed")
+    document = run_for_json("compare", *runs, "--group-by", "seed")
     assert misfits(document, SHAPES["compare"]) == []
     assert {m["run_id"] for group in document["groups"] for m in group["runs"]} == set(runs)
 
-    assert misfits(told("identify", runs[0], "0.5", "-7"), SHAPES["identify"]) == []
+    assert misfits(run_for_json("identify", runs[0], "0.5", "-7"), SHAPES["identify"]) == []
 
     results = tmp_path / "results"
     results.mkdir()
     Path(results, "good.csv").write_text("0.9\n0.8,0.7\n")
     Path(results, "bad.csv").write_text("0.9,x\n")
-    document = told("import", str(results), code=2)
+    document = run_for_json("import", str(results), code=2)
     assert misfits(document, SHAPES["import"]) == []
     assert {f["file"]: f["outcome"] for f in document["files"]} == {
         "bad.csv": "failed",
@@ -115,10 +115,10 @@ def test_output_printed_by_a_metric_does_not_mix_with_json(runs, tmp_path, monke
     result = run_forked("evaluate", runs[0], "--metrics", "loud:half", "--json")
     assert json.loads(result.stdout)["runs"][0]["metrics"]["loud/half"] == 0.5
     assert {"loud", "louder"} <= set(result.stderr.splitlines())
-    metric = told("show", runs[0])["metrics"]["loud/half"]
+    metric = run_for_json("show", runs[0])["metrics"]["loud/half"]
     assert (metric["value"], metric["series"]["1"]) == (0.5, 0.5)
     assert clear_mlflow.load(runs[0]).metrics["loud/half"].value == 0.5
-    assert "loud/half" not in told("show", runs[2])["metrics"]
+    assert "loud/half" not in run_for_json("show", runs[2])["metrics"]
 
 
 def test_a_sweep(store, tmp_path, monkeypatch):
@@ -131,6 +131,6 @@ def test_a_sweep(store, tmp_path, monkeypatch):
     grid.write_text(
         "fixed: {features: pixels, strategy: 'lab_beside:Mine'}\ngrid: {seed: [0, 1]}\n"
     )
-    document = told("sweep", "--grid", str(grid), "--dry-run")
+    document = run_for_json("sweep", "--grid", str(grid), "--dry-run")
     assert misfits(document["runs"], SHAPES["sweep"]["runs"]) == []
     assert [run["state"] for run in document["runs"]] == ["not done", "not done"]

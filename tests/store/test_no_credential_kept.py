@@ -53,7 +53,7 @@ def use(monkeypatch, address):
     mlflow.set_tracking_uri(address)
 
 
-def leaks_in(folder):
+def find_leaks(folder):
     """Return the files below a folder that contain the secret."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
@@ -78,7 +78,7 @@ def test_no_error_shows_a_credential(location, monkeypatch, address):
         assert "error: " in result.output
         assert SECRET not in result.output
         assert SECRET not in repr(result.exception)
-    assert not leaks_in(location)
+    assert not find_leaks(location)
 
 
 def test_no_command_stores_a_credential(empty_store, location, monkeypatch):
@@ -105,7 +105,7 @@ def test_no_command_stores_a_credential(empty_store, location, monkeypatch):
         assert result.exit_code == code, result.output
         assert SECRET not in result.output, command
     RunFolder.create(location / "cache" / "journal", run.info.run_id, address).close(remove=False)
-    assert not leaks_in(location)
+    assert not find_leaks(location)
 
 
 def test_the_server_limits_the_length_of_addresses(monkeypatch):

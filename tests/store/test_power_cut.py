@@ -50,7 +50,7 @@ def until(condition):
         time.sleep(0.001)
 
 
-def rows_in(client, run_id):
+def read_row_values(client, run_id):
     """Return the rows of a run, without fields that depend on the machine."""
     records = read_rows(client, client.get_run(run_id))
     return without_machine_fields(
@@ -86,7 +86,7 @@ def cuts(request, store, tmp_path, own_cache, monkeypatch):
         patch.setattr(training_run, "store_state", wait_for_row)
         train_in_process(store, counting, {})
     (run,) = store.search_runs([store.get_experiment_by_name("test").experiment_id])
-    rows = rows_in(store, run.info.run_id)
+    rows = read_row_values(store, run.info.run_id)
     assert len(rows) == 3
     run_id = run.info.run_id
     different = {
@@ -136,7 +136,7 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(
             store.delete_tag(run_id, names.PROCESS_TAG)
         for synced in sync_folders(find_run_folders(run_id)):
             assert synced.is_stored, (disk.when, synced.message)
-        rows_after = rows_in(store, run_id)
+        rows_after = read_row_values(store, run_id)
         assert len(rows_after) >= disk.note, disk.when
         assert rows_after == {name: rows[name] for name in rows_after}, disk.when
         if rows_after and len(rows_after) not in scored:
@@ -155,7 +155,7 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(
         again = training(SETTINGS, STREAM, point.state and point.state.file)
         with TrainingRun(store, run_id, again.config, {}, resume_point=point) as run:
             run.track(again)
-        assert rows_in(store, run_id) == rows, disk.when
+        assert read_row_values(store, run_id) == rows, disk.when
         resumed.add(begins)
     assert scored == {1, 2, 3}
     assert resumed == begins_from
@@ -189,4 +189,4 @@ def test_a_torn_row_is_written_again(cuts, store, tmp_path, capfd):
         again = training(SETTINGS, STREAM, point.state.file)
         with TrainingRun(store, run_id, again.config, {}, resume_point=point) as run:
             run.track(again)
-        assert rows_in(store, run_id) == rows
+        assert read_row_values(store, run_id) == rows

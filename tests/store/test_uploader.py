@@ -41,10 +41,10 @@ class Stutters(MlflowClient):
     def __init__(self, uri, **errors):
         super().__init__(uri)
         self.errors = errors
-        self.asked = []
+        self.requests = []
 
     def answer(self, name):
-        self.asked.append(name)
+        self.requests.append(name)
         if errors := self.errors.get(name, []):
             raise errors.pop(0)
 
@@ -115,7 +115,7 @@ def test_failed_uploads_are_retried_in_order(store, run_id, folder):
     put(uploader, folder, "a", "b")
     uploader.enqueue(*folder.append_metrics([Metric("m", 0.5, 1_000, 3)]))
     uploader.finish(LONG)
-    assert client.asked == ["a", "a", "a", "b"]
+    assert client.requests == ["a", "a", "a", "b"]
     assert uploader.list_unsent() == []
     assert not uploader.is_failing
     assert uploader.build_unsent_error() is None
@@ -161,7 +161,7 @@ def test_rejected_uploads_are_tried_once_more_at_the_end(store, run_id, folder):
     assert wait(lambda: [entry.name for entry in uploader.list_unsent()] == ["a.txt"])
     assert list_files(store, run_id) == ["b.txt"]
     uploader.finish(LONG)
-    assert client.asked == ["a", "b", "a"]
+    assert client.requests == ["a", "b", "a"]
     assert list_files(store, run_id) == ["a.txt", "b.txt"]
     assert uploader.list_unsent() == []
     assert folder.list_entries() == []

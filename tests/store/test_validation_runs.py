@@ -27,11 +27,13 @@ def invoke(*arguments):
     return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
 
 
-def log_candidate(store, experiment_id, strategy, level, seed, *, split, digest, **asked):
+def log_candidate(store, experiment_id, strategy, level, seed, *, split, digest, **requested):
     """Log rows of known counts, with the parameters of a training."""
-    asked = {"strategy": strategy, "split": split, **asked, "seed": str(seed)}
+    requested = {"strategy": strategy, "split": split, **requested, "seed": str(seed)}
     measured = "validation" if split.startswith("validation") else "test"
-    log_training(store, experiment_id, counts(level, seed), asked, digest=digest, split=measured)
+    log_training(
+        store, experiment_id, counts(level, seed), requested, digest=digest, split=measured
+    )
 
 
 def log_grid(store, experiment_id, split, digest):

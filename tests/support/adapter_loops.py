@@ -1,4 +1,4 @@
-"""Toy data for the loops of other frameworks, and what every adapter stores of such a loop."""
+"""Small data for loops of other frameworks, and a check of what adapters store of them."""
 
 import numpy as np
 import torch

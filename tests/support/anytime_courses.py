@@ -1,4 +1,4 @@
-"""Tests inside buckets whose counts are known."""
+"""Tests within buckets with known counts."""
 
 from clear_mlflow.core.anytime import AnytimeRow
 
@@ -6,7 +6,7 @@ STEPS = 10  # between two tests
 
 
 def inside_bucket(bucket, counts, num_test, *, num_tests=None, keys=None):
-    """Return the tests inside a bucket. *counts* are, test by test, the right images per bucket."""
+    """Return the tests within a bucket. *counts*: for each test, the correct images per bucket."""
     total = num_tests or len(counts)
     keys = keys or tuple(str(j + 1) for j in range(len(num_test)))
     return [

@@ -1,4 +1,4 @@
-"""Runs to compare, as values and as MLflow runs whose rows are known."""
+"""Runs to compare, as objects and as MLflow runs with known rows."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ NUM_TEST = 200
 
 
 def counts(level: int, seed: int, buckets: int = 4) -> list[list[int]]:
-    """Rows of right images, the initialisation first: forgetting, and less in the future."""
+    """Return rows of correct counts, the initialisation first, with forgetting."""
     draws = np.random.default_rng([level, seed])
     cells = level - 4 * np.abs(np.arange(buckets) - np.arange(buckets)[:, np.newaxis])
     rows = np.vstack([np.full(buckets, 20), cells]) + draws.integers(-3, 4, (buckets + 1, buckets))
@@ -50,7 +50,7 @@ def row_records(
 def compared_run(
     name, correct, *, run_id=None, labels=None, diverged=False, params=None, **row_options
 ) -> ComparedRun:
-    """One run, as the comparison sees it."""
+    """Return a run as comparisons get it."""
     rows = row_records(correct, **row_options)
     record = assemble({row_file_name(r.row.row): r for r in rows})
     return ComparedRun(
@@ -69,7 +69,7 @@ def build_seed_runs(name: str, level: int, seeds: Sequence[int], **options) -> l
 
 
 def log_run(client, experiment_id, name, correct, *, strategy, tags=None, **row_options):
-    """A finished MLflow run that holds nothing but rows and a strategy."""
+    """Create a finished MLflow run with rows and a strategy only."""
     run = client.create_run(
         experiment_id, run_name=name, tags={"strategy": strategy, **(tags or {})}
     )
@@ -81,7 +81,7 @@ def log_run(client, experiment_id, name, correct, *, strategy, tags=None, **row_
 
 
 def log_training(client, experiment_id, correct, parameters, **row_options):
-    """Such a run, and the parameters as a training logs them that was asked for these."""
+    """Create such a run with the parameters that a training logs."""
     strategy, seed = parameters["strategy"], int(parameters["seed"])
     options = {"strategy": strategy, "seed": seed, "dataset": "digits", **row_options}
     run = log_run(client, experiment_id, f"{strategy} {seed}", correct, **options)
@@ -92,9 +92,10 @@ def log_training(client, experiment_id, correct, parameters, **row_options):
 
 
 def log_predictions(client, run, correct, tmp_path, *, offset: int = 0, shuffle: int = 0):
-    """Predictions that count up to the rows; the right images of a bucket begin at *offset*.
+    """Log predictions with the counts of the rows.
 
-    Another *shuffle* gives other test images, of the same counts.
+    The correct images of a bucket begin at *offset*. Another *shuffle* returns other test images of
+    the same counts.
     """
     width = len(correct[0])
     total = width * NUM_TEST

@@ -1,9 +1,8 @@
-"""A small run of an own loop, everything that a store has of a run, and processes that copy.
+"""A small custom loop, everything that a store has of a run, and processes that copy.
 
 ``python copying.py SOURCE TARGET killed N`` copies all runs of a store and ends, as by SIGKILL,
-before the Nth write to the target's database or folder.
-``python copying.py SOURCE TARGET together`` has two processes copy, each of which looks for copies
-before the other has created one.
+before the Nth write to the target's database or folder. ``python copying.py SOURCE TARGET
+together`` has two processes copy, each of which looks for copies before the other has created one.
 """
 
 import os

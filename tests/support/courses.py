@@ -13,19 +13,19 @@ from clear_mlflow.metrics import (
 
 
 def series(matrix, protocol="iid", metrics=METRICS):
-    """Metric name to {buckets trained: value}."""
+    """Return metric name to {buckets trained: value}."""
     results = evaluate_metrics(metrics, matrix, protocol)
     return {name: result.series for name, result in results.items() if result.series}
 
 
 def explain(matrix, protocol="iid", metrics=METRICS):
-    """Metric name to why it has no value."""
+    """Return metric name to the reason why it has no value."""
     results = evaluate_metrics(metrics, matrix, protocol)
     return {name: result.reason for name, result in results.items() if result.reason}
 
 
 def make_results(values, reasons=(), score=ACCURACY, lower_is_better=()):
-    """Results with values or reasons by name, as renderers receive them."""
+    """Return results with values or reasons by name, as renderers receive them."""
     reasons = dict(reasons)
     results = {}
     for name in {**values, **reasons}:
@@ -37,10 +37,10 @@ def make_results(values, reasons=(), score=ACCURACY, lower_is_better=()):
 
 
 def values(results):
-    """Metric name to value, for metrics that have one."""
+    """Return metric name to value, for metrics that have one."""
     return {name: result.value for name, result in results.items() if result.value is not None}
 
 
 def reasons(results):
-    """Metric name to why it has no value."""
+    """Return metric name to the reason why it has no value."""
     return {name: result.reason for name, result in results.items() if result.value is None}

@@ -1,10 +1,10 @@
-"""What a training reports of its loss, for tests that look at it."""
+"""The loss curve of a training, for tests."""
 
 from clear_mlflow.learning.progress import TrainingProgress
 
 
 class Points(TrainingProgress):
-    """Keeps the points of a training's curve, and the tests inside its buckets."""
+    """Records the points of a training's curve, and the tests within its buckets."""
 
     def __init__(self):
         self.points = []
@@ -18,5 +18,5 @@ class Points(TrainingProgress):
 
     @property
     def losses(self):
-        """Step to loss, of a training of one model."""
+        """Return step to loss of a training of one model."""
         return {point.step: point.loss for point in self.points}

@@ -1,4 +1,4 @@
-"""Ways in which a journal on local disk can be another than a training wrote."""
+"""Ways to damage a run folder on local disk."""
 
 import json
 import shutil

@@ -10,10 +10,10 @@ DEVICE = torch.device("meta")
 
 
 class DeviceWaits(TorchDispatchMode):
-    """While entered: operators that a host waits for, by name; each number read is *number*.
+    """A context that records operators that a host waits for; each number that is read is *number*.
 
-    A copy from the device waits unless it is ``non_blocking``, one to it unless it is from pinned
-    memory, too.
+    A copy from the device waits unless it is ``non_blocking``, and one to it unless it is from
+    pinned memory, too.
     """
 
     def __init__(self, monkeypatch, number=0.0):
@@ -39,21 +39,21 @@ class DeviceWaits(TorchDispatchMode):
             source = args[0]
             if to == DEVICE and here:
                 is_pinned = source.untyped_storage().data_ptr() in self._pinned
-                self._copied(name, is_pinned and kwargs.get("non_blocking", False))
+                self._record_copy(name, is_pinned and kwargs.get("non_blocking", False))
             elif to != DEVICE and not here:
-                self._copied(name, kwargs.get("non_blocking", False))
+                self._record_copy(name, kwargs.get("non_blocking", False))
                 return torch.full(source.shape, self._number, dtype=source.dtype)
         elif name == "copy_" and here and len(here) < len(tensors):
-            self._copied(name, False)
+            self._record_copy(name, False)
         elif len(here) < len(tensors):
             if name == "lift_fresh":  # torch.tensor(numbers, device=device)
-                self._copied(name, False)
+                self._record_copy(name, False)
             elif name in ("_local_scalar_dense", "nonzero", "_unique2", "masked_select", "equal"):
                 self.waits.append(name)
                 return self._number
         return func(*args, **kwargs)
 
-    def _copied(self, name, is_asynchronous):
+    def _record_copy(self, name, is_asynchronous):
         self.copies += 1
         if not is_asynchronous:
             self.waits.append(name)

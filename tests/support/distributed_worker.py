@@ -1,4 +1,4 @@
-"""One of several processes that train together, as a program: what each case of the tests gives.
+"""One of several processes that train together.
 
 ``python distributed_worker.py FOLDER`` under torchrun's variables reads FOLDER/cases.json and
 writes FOLDER/RANK.npz; the tests call :func:`results` for the same by one process.
@@ -28,9 +28,9 @@ CPU = torch.device("cpu")
 
 
 def results(cases, folder, group=SINGLE_PROCESS):
-    """Arrays by ``case/name``: each row's counts, labels, probabilities and weights. Curve. Tests.
+    """Return arrays by ``case/name``: counts, labels, probabilities, weights, curve, tests.
 
-    Test sets of 5, 3 and 7 images, or features of 20, 9 and 13: no two processes have equal shares.
+    Test sets have 5, 3 and 7 images, or features 20, 9 and 13: no two processes have equal shares.
     """
     images, _ = random_stream(folder, train=(11, 8, 9), test=(5, 3, 7), side=8)
     results_by_case = {}

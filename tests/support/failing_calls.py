@@ -1,4 +1,4 @@
-"""Have the Nth call fail that a program makes to files, or to its MLflow store."""
+"""Let the Nth call of a program to files, or to its MLflow store, fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE_CALLS = ("open", "fsync", "mkdir", "rename", "replace", "unlink", "rmdir")
 
 
 class Calls:
-    """Counts calls, and has some of them fail."""
+    """Counts calls, and lets some of them fail."""
 
     def __init__(self, first: int | None, *, lasting: bool) -> None:
         self.count = 0
@@ -42,7 +42,7 @@ class Calls:
 
 
 class _Written:
-    """A file that is written to, each write counted."""
+    """A file whose writes are counted."""
 
     def __init__(self, file, path: str, calls: Calls) -> None:
         self._file, self._path, self._calls = file, path, calls
@@ -67,7 +67,7 @@ class _Written:
 def failing_files(
     monkeypatch, folders: tuple[Path, ...], first: int | None, *, lasting: bool
 ) -> Iterator[Calls]:
-    """Count, and fail, what a block does to files below some folders, other than reading."""
+    """Count, and let fail, operations of a block on files below some folders, except reading."""
     calls = Calls(first, lasting=lasting)
 
     def resolve_path(arguments, options) -> str | None:
@@ -112,7 +112,7 @@ def failing_files(
 
 @contextmanager
 def failing_store(monkeypatch, first: int | None, *, lasting: bool) -> Iterator[Calls]:
-    """Count, and fail, the calls of a block to MLflow's client, those within calls left out."""
+    """Count, and let fail, calls of a block to MLflow's client, except nested calls."""
     calls = Calls(first, lasting=lasting)
 
     def counting(name, real):

@@ -1,7 +1,7 @@
-"""Kill, suspend and cut off trainings and fill their disks at random moments, on several machines.
+"""Kill, suspend and disconnect trainings and fill their disks at random moments.
 
-A machine is a name of a host, a cache folder and a clock, which somebody sets by 5 s or an hour
-while it trains. All spans of time are hundredths of the program's own.
+A machine is a host name, a cache folder and a clock, which is changed by 5 s or an hour during
+training. All times are a hundredth of the program's own.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ CUT_OFF, FULL = "cut off", "disk full"
 
 @dataclass
 class Found:
-    """What was tried, and what came of it."""
+    """The faults that were tried, and their results."""
 
     did: Counter[str] = field(default_factory=Counter)  # what was done, and how often
     rows: int = 0  # that were looked at in the end
@@ -88,7 +88,7 @@ class Found:
 
 
 class KnownTraining:
-    """Gives rows that are known, from one of them on, and a state behind each."""
+    """Yields the passed rows, then raises the passed error."""
 
     config = TrainConfig.resolve({"seed": "7"})
     metadata = StreamMetadata(
@@ -120,19 +120,19 @@ def row(number: int) -> AccuracyRow:
 
 
 class MachineClock(datetime):
-    """A clock that its machine's file states how far to set; intervals are measured by others."""
+    """A clock with an offset in a file of its machine. Intervals are not affected."""
 
     file: Path
 
     @classmethod
     def now(cls, tz=None):
-        """Return the time that the machine believes it is."""
+        """Return the machine's time."""
         text = cls.file.read_text() if cls.file.exists() else ""
         return super().now(tz) + timedelta(seconds=float(text or 0))
 
 
 def become(machine: Path, uri: str) -> None:
-    """Be a process of a machine: its host's name, its clock, its disk, its line to the store."""
+    """Take on a machine's host name, clock, disk and connection to the store."""
     machine.mkdir(exist_ok=True)
     os.chdir(machine)
     MachineClock.file = machine / "clock"
@@ -173,7 +173,7 @@ def _while(flag: Path, error: Exception, call):
 
 
 def train(uri: str, machine: Path, run_id: str) -> None:
-    """Train into a run."""
+    """Train a run."""
     become(machine, uri)
     client = MlflowClient(uri)
     os.environ["MLFLOW_RUN_ID"] = run_id
@@ -181,8 +181,8 @@ def train(uri: str, machine: Path, run_id: str) -> None:
     _train(client, run_id, None)
 
 
-def go_on(uri: str, machine: Path, run_id: str) -> None:
-    """Resume a run, as soon as it is not refused."""
+def resume_training(uri: str, machine: Path, run_id: str) -> None:
+    """Resume a run as soon as it is allowed."""
     become(machine, uri)
     with tempfile.TemporaryDirectory() as folder:
         while True:
@@ -204,7 +204,7 @@ def go_on(uri: str, machine: Path, run_id: str) -> None:
 
 
 def send(uri: str, machine: Path, run_id: str) -> None:
-    """Send what a machine kept of a run."""
+    """Send the run folders of a machine."""
     become(machine, uri)
     for synced in sync_folders(select_folders(machine / "unsent" / run_id)):
         sys.stderr.write(f"{synced.message}\n")
@@ -226,13 +226,13 @@ def _train(client: MlflowClient, run_id: str, point: ResumePoint | None) -> NoRe
 
 
 def is_alive(process: BaseProcess) -> bool:
-    """Return True if it has not ended."""
+    """Return True unless a process has ended."""
     with PROCESSES:
         return process.is_alive()
 
 
 class Trial:
-    """One run, and the processes of several machines that want it."""
+    """One run, and the processes of several machines that compete for it."""
 
     def __init__(self, folder: Path, database: Path, draw: random.Random, found: Found) -> None:
         self._folder, self._draw, self._found = folder, draw, found
@@ -248,7 +248,7 @@ class Trial:
         self._context = multiprocessing.get_context("forkserver")
 
     def go(self) -> None:
-        """Stop one, have others take over, let it go on at some moment. Look at what is there."""
+        """Stop one process, have others take over, and continue the first one. Check the result."""
         draw = self._draw
         first = self._start("one", train)
         self._set_clock("one")
@@ -259,7 +259,7 @@ class Trial:
         if draw.random() < 0.5:
             self._set_clock("one")
         actions = [self._strike(draw.choice(FIRST), first, "one")]
-        second = self._start("two", go_on)
+        second = self._start("two", resume_training)
         self._set_clock("two")
         if draw.random() < 0.8:  # else the first one may wake while the second one begins
             took_over = self._folder / "two" / "took over"
@@ -277,7 +277,7 @@ class Trial:
         for machine in ("three", "four", "five"):
             if self._client.get_run(self._run_id).info.status == "FINISHED":
                 break
-            self._wait(LONG, self._start(machine, go_on))
+            self._wait(LONG, self._start(machine, resume_training))
         for machine in ("one", "two"):
             if any((self._folder / machine / "unsent").glob("*/*-*")):
                 self._found.did["sent what was kept"] += 1
@@ -302,7 +302,7 @@ class Trial:
         (folder / "clock.new").replace(folder / "clock")
 
     def _strike(self, fault: str, process: BaseProcess, machine: str) -> Callable[[], None]:
-        """Do that to a process or its machine. Gives what mends it."""
+        """Apply a fault to a process or its machine. Return a function that ends it."""
         if fault in ("kill", "suspend"):
             self._signal(process, signal.SIGKILL if fault == "kill" else signal.SIGSTOP, fault)
             if fault == "kill":
@@ -322,14 +322,14 @@ class Trial:
             self._found.did[fault] += 1
 
     def _wait(self, seconds: float, until_ended: BaseProcess) -> None:
-        """Until a process has ended, for so long at most. Every row is looked at meanwhile."""
+        """Wait so many seconds, or until a process has ended."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and is_alive(until_ended):
             self._compare_rows()
             time.sleep(0.01)
 
     def _wait_for_rows(self, count: int, process: BaseProcess) -> None:
-        """Until so many are stored. Not for long, as the process may be able to do nothing."""
+        """Wait briefly until so many rows are stored, as the process may be unable to."""
         self._wait_until(lambda: len(self._seen) >= count, process, seconds=20.0)
 
     def _wait_until(
@@ -393,7 +393,7 @@ class Trial:
 
 
 def strike_and_take_over(folder: Path, database: Path, *, times: int, seed: int) -> Found:
-    """Do it so many times, each with its own run."""
+    """Do so many trials, each with its own run."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(["faults"])
 
     def trial(number: int) -> Found:

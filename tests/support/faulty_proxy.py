@@ -1,4 +1,4 @@
-"""An HTTP proxy in front of a real server that drops, delays, truncates, refuses, or is down."""
+"""An HTTP proxy in front of a server that drops, delays, truncates, rejects, or is down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HOPS = {"connection", "keep-alive", "transfer-encoding", "content-length", "hos
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one request."""
+    """A fault of one request."""
 
     kind: str  # drop it; lose or truncate its answer; status instead; hang until released
     status: int = 0
@@ -28,14 +28,14 @@ Plan = Callable[[str, str], Fault | None]
 
 @dataclass
 class Tally:
-    """What went through."""
+    """The requests that were forwarded."""
 
     faults: int = 0
     requests: list[tuple[str, str]] = field(default_factory=list)  # that reached the server
 
 
 class FaultyProxy:
-    """Hands requests on to a server, unless a plan says otherwise."""
+    """Forwards requests to a server, unless a plan defines a fault."""
 
     def __init__(self, upstream: str) -> None:
         parts = urlsplit(upstream)
@@ -50,7 +50,7 @@ class FaultyProxy:
 
     @property
     def uri(self) -> str:
-        """Its own address."""
+        """Return the proxy's address."""
         return f"http://127.0.0.1:{self._port}"
 
     def up(self) -> None:
@@ -68,12 +68,12 @@ class FaultyProxy:
             self._server = None
 
     def close(self) -> None:
-        """End, and let go of what hangs."""
+        """Stop, and release suspended requests."""
         self.release()
         self.down()
 
     def release(self) -> None:
-        """Hang up on those that were let hang."""
+        """Close the connections of suspended requests."""
         with self._lock:
             self._released.set()
             self._released = threading.Event()
@@ -143,7 +143,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that has gone is none of a test's concerns."""
+        """Ignore a client that has closed its connection."""
 
 
 def every(number: int, faults: list[Fault], part: str = "") -> Plan:
@@ -162,7 +162,7 @@ def every(number: int, faults: list[Fault], part: str = "") -> Plan:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for something that comes. A bound against hangs only."""
+    """Wait until a condition is true."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""Writes feature files as CLEAR has them, and knows the features of every image in them."""
+"""Writes feature files as CLEAR has them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KIND = "moco_b0"
 
 
 def vector(tail: str, width: int = 5) -> np.ndarray:
-    """Return the features of an image, which follow from its path below labeled_images alone."""
+    """Return the features of an image, which depend on its path below labeled_images."""
     draws = np.random.default_rng(list(hashlib.sha256(tail.encode()).digest()))
     return draws.normal(size=width).astype(np.float32)
 
@@ -24,7 +24,7 @@ def tail(path: Path) -> str:
 
 
 def write_released_features(split: Path, *, kind: str = KIND, width: int = 5) -> None:
-    """Beside the images of one split, in an order that is none of the metadata's."""
+    """Write features next to the images of one split, in another order than the metadata."""
     index: dict[str, dict[str, str]] = {}
     metadata = json.loads((split / "labeled_metadata.json").read_text())
     for bucket, classes in metadata.items():
@@ -43,7 +43,7 @@ def write_released_features(split: Path, *, kind: str = KIND, width: int = 5) ->
 
 
 def write_older_features(root: Path, *, kind: str = KIND, width: int = 5) -> None:
-    """For every bucket one file, in the order of its file list."""
+    """Write one file for every bucket, in the order of its file list."""
     for listed in root.glob("training_folder/filelists/*/all.txt"):
         lines = [line.rsplit(" ", 1) for line in listed.read_text().splitlines()]
         features = torch.from_numpy(np.stack([vector(path, width) for path, _ in lines]))

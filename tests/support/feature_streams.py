@@ -1,4 +1,4 @@
-"""Streams of made-up features, and trainings on them."""
+"""Streams of random features, and trainings on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH = 6
 
 
 def config(**changes):
-    """Return a configuration of a linear head, all values as text, as users give them."""
+    """Return a configuration of a linear head, from texts."""
     parameters = {
         "features": "made_up",
         "device": "cpu",
@@ -35,9 +35,9 @@ def config(**changes):
 
 
 def made_up(counts=((30, 20), (17, 9), (24, 13)), *, without=None):
-    """Classes around centres that wander from bucket to bucket, and overlap.
+    """Return overlapping classes around centres that move from bucket to bucket.
 
-    In the bucket and of the class *without*, training images are another class's.
+    Class *without* has no training images in its bucket.
     """
     draws = np.random.default_rng(0)
     centres = draws.normal(size=(CLASSES, WIDTH))
@@ -63,7 +63,7 @@ def made_up(counts=((30, 20), (17, 9), (24, 13)), *, without=None):
 
 
 def training(settings, buckets=None, saved=None):
-    """Return a training that is ready to begin, or to resume from the file of a state."""
+    """Return a training that is ready to begin, or to resume from a state."""
     stream, features = made_up() if buckets is None else buckets
     return StreamTraining(
         config=check(settings),
@@ -76,7 +76,7 @@ def training(settings, buckets=None, saved=None):
 
 
 def train_counts(settings, buckets=None):
-    """(images right per bucket, weight, bias) of every row."""
+    """Return (correct images per bucket, weight, bias) of every row."""
     stream, features = made_up() if buckets is None else buckets
     placed = FeatureStream(stream, features, device=torch.device("cpu"))
     return [
@@ -89,5 +89,5 @@ def train_counts(settings, buckets=None):
 
 
 def train_rows(settings, buckets=None):
-    """Images right per bucket, row by row."""
+    """Return correct images per bucket, row by row."""
     return [row[0] for row in train_counts(settings, buckets)]

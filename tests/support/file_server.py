@@ -1,4 +1,4 @@
-"""A small hub on 127.0.0.1: the resolve endpoint of one repository, in good and bad moods."""
+"""A small, unreliable hub on 127.0.0.1: the resolve endpoint of one repository."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ REPOSITORY = "someone/a-dataset"
 
 @dataclass
 class Hub:
-    """What the server has and how it answers; a test looks at what it was asked."""
+    """The content of the server and its faults, with all requests."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     repository: str = f"datasets/{REPOSITORY}"
     # One mood for each answer that carries a file; the last one stays. Moods: good, truncate (half
-    # of what was asked for, then the end), corrupt, stall (half, then silence), ignore
+    # of the requested part, then the end), corrupt, stall (half, then silence), ignore
     # (a range), or a status such as 404; "503 9000" asks to come back after 9,000 seconds.
     moods: list[str] = field(default_factory=lambda: ["good"])
     # What it states that a file holds, where that is not so.
     sizes: dict[str, int] = field(default_factory=dict)
-    asked: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
+    requests: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
     url: str = ""
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -34,17 +34,17 @@ class Hub:
 
     @property
     def ranges(self) -> list[str | None]:
-        """The Range header of every GET of a file so far. Hub clients ask for other things, too."""
+        """Return the Range header of every GET of a file so far."""
         return [
-            asked_range
-            for method, path, asked_range, _ in self.asked
+            requested_range
+            for method, path, requested_range, _ in self.requests
             if method == "GET" and "/resolve/" in path
         ]
 
 
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
-    """Serve until the block is left."""
+    """Run the server in a block."""
 
     class Handler(_Handler):
         served = hub
@@ -78,8 +78,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         hub = self.served
-        asked_range = self.headers.get("Range")
-        hub.asked.append((self.command, self.path, asked_range, self.headers.get("Authorization")))
+        requested_range = self.headers.get("Range")
+        hub.requests.append(
+            (self.command, self.path, requested_range, self.headers.get("Authorization"))
+        )
         prefix = f"/{hub.repository}/resolve/main/"
         path = urlsplit(self.path).path
         content = hub.files.get(path.removeprefix(prefix)) if path.startswith(prefix) else None
@@ -93,8 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         start = 0
-        if asked_range and mood != "ignore":
-            start = int(asked_range.removeprefix("bytes=").removesuffix("-"))
+        if requested_range and mood != "ignore":
+            start = int(requested_range.removeprefix("bytes=").removesuffix("-"))
         if start >= len(content):
             self.send_response(416)
             self.send_header("Content-Length", "0")

@@ -1,10 +1,10 @@
-"""Processes that open MLflow stores which are not there yet; started by test_store_opening.py.
+"""Processes that open new MLflow stores; started by test_store_opening.py.
 
 ``python first_opening.py together FOLDER 2 8`` has 2, then 8 processes open one store at the same
-moment, ``killed FOLDER 0 120`` has one open it that ends, as by SIGKILL, after it has executed so
-many statements, and then another, and ``beside FOLDER 1`` has one open it while another,
-which takes no lock, sets it up. Each store is in its own folder, named after the number; each
-number of processes that failed is printed.
+moment. ``killed FOLDER 0 120`` has one open it that ends, as by SIGKILL, after it has executed so
+many statements, and then another. ``beside FOLDER 1`` has one open it while another, which takes no
+lock, sets it up. Each store is in its own folder, named after the number; each number of processes
+that failed is printed.
 """
 
 import os
@@ -47,7 +47,7 @@ def fails_next(statements: int) -> int:
 
 
 def beside(count: int) -> int:
-    """Return how many of *count* processes that know no lock fail, and of one that does."""
+    """Return how many of *count* processes without a lock fail, and of one with it."""
     database = Path(mlflow.get_tracking_uri().removeprefix("sqlite:///"))
     others = [fork(lambda: MlflowClient().search_experiments()) for _ in range(count)]
     while not database.exists():
@@ -56,7 +56,7 @@ def beside(count: int) -> int:
 
 
 def fork(function) -> int:
-    """Call a function in a child. Its exit status states whether it raised."""
+    """Call a function in a child process, whose exit status is 1 after an exception."""
     if child := os.fork():
         return child
     status = 1

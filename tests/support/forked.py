@@ -1,8 +1,8 @@
-"""``python WORDS`` and ``clear-mlflow ARGUMENTS``, forked from a process with everything imported.
+"""``python WORDS`` and ``clear-mlflow ARGUMENTS``, forked from a process with loaded modules.
 
-Importing MLflow and torch takes most of the time of a command. Here a fork server of each pytest
-worker imports them once, and forks what such a command starts of the package, too. What a test sees
-is a :class:`subprocess.Popen`.
+Importing MLflow and torch takes most of the time of a command. A fork server of each pytest worker
+imports them once, and also forks the processes that such a command starts. A test gets a
+:class:`subprocess.Popen`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _LOADED = [
 class ForkedPython(_Popen):
     """``python WORDS`` (``-m MODULE``, ``-c CODE`` or a file, and arguments), forked.
 
-    It takes the options of its base that are used here; streams are of texts. The number of a
-    descriptor that is passed on is the last of the words.
+    Supports the options of its base that are used here; streams are texts. The number of a
+    descriptor that is passed is the last of the words.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class ForkedPython(_Popen):
             time.sleep(0.01)
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs."""
+        """Return the exit code, or None while the process runs."""
         self.returncode = self._process.exitcode
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, as soon as there is one."""
+        """Return the exit code as soon as the process has ended."""
         self._process.join(timeout)
         if self.poll() is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
@@ -132,7 +132,7 @@ class ForkedPython(_Popen):
 
 
 class ForkedToo(_Popen):
-    """What starts a process in one that was forked."""
+    """Replaces Popen in a forked process, and forks Python programs of this package."""
 
     def __new__(cls, args: Any, **options: Any) -> Any:
         words = [] if isinstance(args, str) else [word for word in args if word != "-u"]
@@ -148,7 +148,7 @@ class ForkedToo(_Popen):
 
 
 def _fork_what_it_starts() -> None:
-    """Begin a fork server below this process. Multiprocessing's own would load everything anew."""
+    """Begin a fork server below this process. Multiprocessing would load all modules again."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("")  # Linux chooses a name
     listener.listen()
@@ -169,14 +169,14 @@ def _fork_what_it_starts() -> None:
 
 
 class Forked(ForkedPython):
-    """``python -m clear_mlflow ARGUMENTS``, forked; it takes the options of its base."""
+    """``python -m clear_mlflow ARGUMENTS``, forked, with the options of its base."""
 
     def __init__(self, *arguments: str, **options: Any) -> None:
         super().__init__("-m", PROGRAM, *arguments, **options)
 
 
 def find_training(process: subprocess.Popen) -> psutil.Process:
-    """Return the process that trains below a command."""
+    """Return the training process below a command."""
     for child in psutil.Process(process.pid).children(recursive=True):
         if f"{PROGRAM}.process.child" in " ".join(child.cmdline()):
             return child
@@ -216,7 +216,7 @@ def run_python(
 
 
 def run_shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run what a user types. ``mlflow``, ``clear-mlflow`` and ``python`` are forked."""
+    """Run a command line. ``mlflow``, ``clear-mlflow`` and ``python`` are forked."""
     program, *words = shlex.split(line)
     if program == "python":
         return run_python(*words, **options)
@@ -227,7 +227,7 @@ def run_shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def programs() -> str:
-    """The folder of ``python``, ``clear-mlflow`` and ``mlflow``, for what starts them by name."""
+    """Return the folder of ``python``, ``clear-mlflow`` and ``mlflow``."""
     return str(Path(sys.executable).parent)
 
 
@@ -243,7 +243,7 @@ def _run(
     streams: Sequence[Connection],
     new_session: bool,
 ) -> None:
-    """Be what a new interpreter would be, to its end."""
+    """Behave like a new interpreter, to its end."""
     if new_session:
         os.setsid()
     for number, stream in enumerate(streams[:3]):

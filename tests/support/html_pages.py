@@ -1,4 +1,4 @@
-"""Pages as a browser reads them, and names that nobody should trust."""
+"""Pages as a browser parses them, and hostile names."""
 
 import base64
 import hashlib
@@ -17,7 +17,7 @@ HOSTILE = [
 
 
 class Page(HTMLParser):
-    """What a browser finds: tags with attributes, and the texts of cells."""
+    """The tags with attributes, and the texts of cells, of a page."""
 
     VOID = ("meta", "br", "img", "link", "input", "wbr")
 
@@ -56,9 +56,10 @@ class Page(HTMLParser):
 
 
 def assert_needs_nothing_but_itself(text):
-    """No address in any attribute, no import in the style, no request in the script.
+    """Check that a page loads no other file.
 
-    The policy stands before both, names their hashes, and nothing in the page needs more.
+    No attribute has an address, the style no import, and the script no request. The policy precedes
+    both and contains their hashes.
     """
     page = Page(text)
     assert {tag for tag, _ in page.tags}.isdisjoint(["link", "img", "iframe", "object", "base"])
@@ -81,7 +82,7 @@ def assert_needs_nothing_but_itself(text):
 
 
 def assert_only_text(hostile, harmless):
-    """A page with a hostile name has the tags and attributes of one with a plain name."""
+    """Check that a page with a hostile name has the tags of one with a plain name."""
     hostile_page, other = Page(hostile), Page(harmless)
     assert [tag for tag, _ in hostile_page.tags] == [tag for tag, _ in other.tags]
     # A long key of a bucket has its complete text as a title.

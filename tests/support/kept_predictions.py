@@ -1,4 +1,4 @@
-"""A run that kept its predictions, as another program could have left it, and its scoring."""
+"""A run with stored predictions, as another program could have stored them, and its scoring."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUCKETS, PER_BUCKET, CLASSES = ("1", "2"), 100, 4
 
 
 def kept_run(client, experiment_id, *, probs=False, kept="labels", balanced=False):
-    """Return a finished run with rows and the predictions that count up to them.
+    """Return a finished run with rows and predictions of their counts.
 
     Balanced: each bucket has as many images of each class.
     """
@@ -51,12 +51,12 @@ def predictions_folder(run) -> Path:
 
 
 def rescore(client, run, **options):
-    """Score a run that a user names, and return the result."""
+    """Score a run by its id, and return the result."""
     return score(client, run, explicit=True, **options)
 
 
 def score(client, run, **options):
-    """Score a run as a search for runs does, and return the result."""
+    """Score a run as found by a search, and return the result."""
     options = {"explicit": False, "dry_run": False, **options}
     (verdict,) = rescore_runs(client, [client.get_run(run.info.run_id)], **options)
     return verdict

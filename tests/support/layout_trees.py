@@ -1,4 +1,4 @@
-"""Writes one and the same small dataset in each of CLEAR's public layouts."""
+"""Writes one small dataset in each of CLEAR's public layouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from clear_mlflow.data.stream import BucketStream
 
 @dataclass(frozen=True)
 class Photo:
-    """One image: where it belongs. Its number is its own, as a Flickr id is, and so is its look."""
+    """One image with its bucket, class and split.
+
+    Its number, like a Flickr id, and its content are unique.
+    """
 
     part: str  # "train" or "test": of the released layout; the others have training images only
     bucket: str
@@ -36,7 +39,7 @@ class Photo:
 
 @dataclass(frozen=True)
 class Photos:
-    """A dataset, apart from any layout."""
+    """A dataset, independent of any layout."""
 
     buckets: tuple[str, ...] = ("1", "2", "3")
     test_buckets: tuple[str, ...] | None = None
@@ -45,7 +48,7 @@ class Photos:
     test: int = 2
 
     def of(self, part: str, bucket: str) -> list[Photo]:
-        """In the order that a stream has: class, then image id as text."""
+        """Return photos in the order of a stream: class, then image id as text."""
         photos = [
             Photo(part, bucket, class_name, number)
             for class_name in self.classes
@@ -112,7 +115,7 @@ def write_older(
     order: Callable[[list[Photo]], Iterable[Photo]] = list,
     seeds: Iterable[int] = range(5),
 ) -> Path:
-    """Write the older layout. *order* is that of the list of all images, which is split."""
+    """Write the older layout. *order*: order of the list of all images, which is split."""
     training = root / "training_folder"
     write_json(training / "bucket_indices.json", list(photos.buckets))
     _class_list(root / "class_names.txt", photos, final_newline)
@@ -136,7 +139,7 @@ def write_older(
 
 
 def write_challenge(root: Path, photos: Photos, *, final_newline: bool = True) -> Path:
-    """Write the challenge layout, which has no lists that could end in a newline."""
+    """Write the challenge layout, which has no lists."""
     for key in photos.buckets:
         for photo in photos.of("train", key):
             photo.write(root)
@@ -168,7 +171,7 @@ def find_contents(root: Path, photos: Photos) -> dict[str, Photo]:
 def as_photos(
     stream: BucketStream, truth: dict[str, Photo]
 ) -> dict[str, dict[str, list[tuple[str, Photo]]]]:
-    """What a stream holds, by what its files hold: bucket, part, [(class it says, photo it is)]."""
+    """Return the content of a stream by its files: bucket, part, [(class, photo)]."""
     return {
         bucket.key: {
             part: [

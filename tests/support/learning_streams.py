@@ -1,4 +1,4 @@
-"""Small streams on disk for the tests of the learning side."""
+"""Small streams on disk for tests of training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def config(**changes):
-    """Return a configuration for images of 8 pixels, all values as text, as users give them."""
+    """Return a configuration for images of 8 pixels, from texts."""
     parameters = {"model": "small_cnn", "image_size": "8", "epochs": "2", "batch_size": "4"}
     parameters |= {"lr": "0.05", "memory": "6", "device": "cpu"}
     return TrainConfig.resolve(
@@ -28,19 +28,19 @@ def config(**changes):
 
 
 def squares(pixels, transform=None):
-    """(N, side, side, 3), uint8, as a stream has images: shown as they are, or as is said."""
+    """Return images, (N, side, side, 3) in uint8, as a stream has them."""
     count, side = pixels.shape[:2]
     decoded = DecodedImages(pixels.numpy().reshape(-1), np.full((count, 2), side))
     return wrap_photos(decoded, transform or build_augmentation("none", side))
 
 
 def read_pixels(samples):
-    """(N, side, side, 3), uint8: what images show in their middle."""
+    """Return the central pixels of images, (N, side, side, 3) in uint8."""
     return samples.images.centre_crops().cut(0, len(samples))
 
 
 def write_images(folder, images, labels):
-    """PNG files, which keep every byte, and their labels."""
+    """Write lossless PNG files, and return them with their labels."""
     folder.mkdir(parents=True)
     paths = []
     for i, image in enumerate(images):
@@ -51,7 +51,7 @@ def write_images(folder, images, labels):
 
 
 def write_stream(folder, images, labels, *, num_classes):
-    """A stream with the given training images in each bucket, which are its test images too."""
+    """Write a stream whose test images are its training images."""
     buckets = []
     for i, (of_bucket, of_labels) in enumerate(zip(images, labels, strict=True)):
         image_set = write_images(folder / str(i), of_bucket, of_labels)

@@ -1,4 +1,4 @@
-"""Real MLflow stores for tests: a fresh sqlite store each, copied from one that was set up once."""
+"""Real MLflow stores for tests: a new SQLite store each, copied from one that was set up once."""
 
 import shutil
 import sqlite3
@@ -17,7 +17,7 @@ EXPERIMENT = "test"
 
 @pytest.fixture(scope="session")
 def empty_store(shared_folder):
-    """A database with MLflow's tables and nothing in them. Setting one up takes seconds."""
+    """A database with MLflow's tables and no runs. Setting one up takes seconds."""
     database = shared_folder / "empty.db"
     uri = f"sqlite:///{database}"
     with lock_store_opening(uri):
@@ -27,7 +27,7 @@ def empty_store(shared_folder):
 
 @pytest.fixture
 def store(empty_store, tmp_path, monkeypatch):
-    """A store of its own for one test, as the environment of a user names it."""
+    """The client of a store for one test, which the environment names."""
     database = tmp_path / "mlflow.db"
     shutil.copy(empty_store, database)
     uri = f"sqlite:///{database}"
@@ -50,14 +50,14 @@ def store(empty_store, tmp_path, monkeypatch):
 
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
-    """A cache folder of one test, in which no other test leaves run folders."""
+    """A cache folder for one test, without other tests' run folders."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def experiment_id(store):
-    """The id of the experiment that the test's store has."""
+    """The id of the experiment of the test's store."""
     return store.get_experiment_by_name(EXPERIMENT).experiment_id
 
 

@@ -1,4 +1,4 @@
-"""Offline folders with runs in them, as a training with ``--offline`` makes them."""
+"""Offline folders with runs, as trainings with ``--offline`` write them."""
 
 import json
 import shutil
@@ -22,14 +22,14 @@ def create_offline_folder(folder, empty_store):
 
 
 def use_store(monkeypatch, uri):
-    """Make a store the one of the environment."""
+    """Set the store of the environment."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     mlflow.set_tracking_uri(uri)
 
 
 @pytest.fixture
 def offline_folder(store, tmp_path, monkeypatch):
-    """The folder that CLEAR_MLFLOW_OFFLINE names; the configured store does not answer."""
+    """The folder that CLEAR_MLFLOW_OFFLINE names. The configured store does not respond."""
     folder = tmp_path / "recorded"
     monkeypatch.setenv(OFFLINE_VARIABLE, str(folder))
     monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "")  # restored after the test

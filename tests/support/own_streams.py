@@ -1,4 +1,4 @@
-"""Writes a small stream that is not CLEAR: a folder for each year, and what a table says of it."""
+"""Writes a small custom stream: a folder for each year, and a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASSES = ("bus", "camera")
 
 
 class Row(NamedTuple):
-    """An image as a table has it."""
+    """An image as a row of a table."""
 
     path: str
     label: str
@@ -35,7 +35,7 @@ def write_years(
     test: int = 0,
     side: int = 12,
 ) -> list[Row]:
-    """Write ``BUCKET/CLASS/*.png``, below train/ and test/ where there are test images."""
+    """Write ``BUCKET/CLASS/*.png``, below train/ and test/ if there are test images."""
     rows = []
     classes = list(classes)
     for bucket in buckets:
@@ -51,7 +51,7 @@ def write_years(
 
 
 def write_csv(file: Path, rows: Iterable[Row]) -> None:
-    """The rows as a CSV file with a line of column names."""
+    """Write the rows as a CSV file with a header."""
     with file.open("w", encoding="utf-8", newline="") as text:
         writer = csv.writer(text)
         writer.writerow(Row._fields)
@@ -59,7 +59,7 @@ def write_csv(file: Path, rows: Iterable[Row]) -> None:
 
 
 def write_parquet(file: Path, rows: Iterable[Row]) -> None:
-    """The rows as a Parquet file, whose times are times and whose buckets are numbers."""
+    """Write the rows as a Parquet file, with times and numbers as such."""
     table = pa.Table.from_pylist(
         [
             {**row._asdict(), "time": datetime.fromisoformat(row.time), "bucket": int(row.bucket)}

@@ -1,4 +1,4 @@
-"""Trainings by Avalanche, and its plugins with a deviation from their papers undone."""
+"""Trainings by Avalanche, and its plugins with one deviation from their papers undone."""
 
 import copy
 from typing import Any
@@ -12,7 +12,7 @@ MOMENTUM, WEIGHT_DECAY = 0.8, 0.01
 
 
 def train_by_avalanche(benchmark, model, plugin=None, strategy=Naive, *, lr, epochs):
-    """Train a model on a benchmark, all images of a bucket at once. Yield it after each bucket."""
+    """Train a model on a benchmark with full batches. Yield it after each bucket."""
     trained = strategy(
         model=model,
         optimizer=torch.optim.SGD(
@@ -30,7 +30,7 @@ def train_by_avalanche(benchmark, model, plugin=None, strategy=Naive, *, lr, epo
 
 
 class PerImageEwc(plugins.EWCPlugin):
-    """The gradient of each image squared, and not that of a batch's mean."""
+    """Squares the gradient of each image, not that of a batch's mean."""
 
     def compute_importances(
         self, model, criterion, optimizer, dataset, device, batch_size, **arguments
@@ -41,7 +41,7 @@ class PerImageEwc(plugins.EWCPlugin):
 
 
 class LwfInEvaluation(plugins.LwFPlugin):
-    """The teacher answers in evaluation mode."""
+    """Has the teacher in evaluation mode."""
 
     def after_training_exp(self, strategy, **kwargs):
         super().after_training_exp(strategy, **kwargs)
@@ -49,7 +49,7 @@ class LwfInEvaluation(plugins.LwFPlugin):
 
 
 class LwfOfAllClasses(LwfInEvaluation):
-    """It distils all classes of the head, and not those seen so far alone."""
+    """Distils all classes of the head, not only those seen so far."""
 
     def after_training_exp(self, strategy, **kwargs):
         super().after_training_exp(strategy, **kwargs)
@@ -57,7 +57,7 @@ class LwfOfAllClasses(LwfInEvaluation):
 
 
 class DerOfAllImages(DER):
-    """Each step takes all that is remembered."""
+    """Uses the complete memory in each step."""
 
     def _before_training_exp(self, **kwargs):
         self.batch_size_mem = max(1, len(self.storage_policy.buffer))
@@ -65,7 +65,7 @@ class DerOfAllImages(DER):
 
 
 class DerOfLastStep(DerOfAllImages):
-    """Remembered are the answers of a bucket's last step, before it changed the weights."""
+    """Stores the logits of a bucket's last step, before it changed the weights."""
 
     model: Any
 

@@ -1,4 +1,4 @@
-"""Ports for the servers that tests start: no other server's, and no connection's."""
+"""Free ports for the servers of tests."""
 
 import itertools
 import os
@@ -14,7 +14,7 @@ for _ in range(os.getpid() * 101 % (_LAST - _FIRST)):
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on, handed out once."""
+    """Return a free port of this machine, each one once."""
     for port in itertools.islice(_NEXT, _LAST - _FIRST):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

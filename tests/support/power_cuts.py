@@ -1,8 +1,8 @@
-"""What a disk may hold after a power cut, at every moment of what a program does.
+"""Disks after a power cut at every moment of a program.
 
-Before each flush, rename and removal two disks are kept that a cut may leave: one without anything
-that was not flushed, and one on which all names arrived, but no such content. A flushed file has
-its name on the disk, too, and a database is taken as it is: SQLite flushes what it commits.
+Before each flush, rename and removal, two disks are kept that a cut may leave: one without anything
+that was not flushed, and one with all names, but without such content. A flushed file has its name
+on the disk, too, and a database is taken as it is, since SQLite flushes what it commits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Disk:
-    """What a cut leaves."""
+    """The content of a disk after a cut."""
 
     when: str  # before what
     files: Mapping[Path, bytes]
@@ -30,7 +30,7 @@ class Disk:
 
 
 class Recorder:
-    """Notes what is flushed below some folders."""
+    """Records flushes below some folders."""
 
     def __init__(self, folders, database, note):
         self.disks: list[Disk] = []
@@ -56,7 +56,7 @@ class Recorder:
                 self.disks.append(Disk(action, files, database, self._note()))
 
     def record_flush(self, descriptor):
-        """A file, or the names in a folder, are on the disk from here on."""
+        """Record that a file, or the names in a folder, are on the disk."""
         path = resolve_descriptor(descriptor)
         if not any(path.is_relative_to(folder) for folder in self._folders):
             return
@@ -79,7 +79,7 @@ class Recorder:
 
     @contextmanager
     def removing(self, path):
-        """Yield what is stored there now goes in this block, or has another name, too."""
+        """Yield the content that a rename or removal affects."""
         with self._lock:
             with suppress(FileNotFoundError):
                 if (status := Path(path).lstat()).st_nlink == 1:
@@ -141,7 +141,10 @@ def record_cuts(monkeypatch, folders, database, note) -> Iterator[list[Disk]]:
 
 
 def find_removed(arguments, options):
-    """Return what a renaming replaces, or a removal removes. That may be named within a folder."""
+    """Return the files that a rename replaces, or a removal removes.
+
+    Names may be relative to a folder.
+    """
     folder = options.get("dir_fd")
     return arguments[-1] if folder is None else resolve_descriptor(folder) / arguments[-1]
 
@@ -151,7 +154,7 @@ def resolve_descriptor(descriptor):
 
 
 def restore(disk: Disk, folders, database) -> None:
-    """Have the folders and the database be as a cut left them."""
+    """Restore the folders and the database of a cut."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     for path, content in disk.files.items():

@@ -16,7 +16,7 @@ from clear_mlflow.data.stream import BucketStream
 
 
 def write_image(path: Path, *, size: tuple[int, int] = (40, 30), seed: str = "") -> None:
-    """Write an image with its own content. The file name's ending says the format."""
+    """Write an image with unique content, in the format of the file name's ending."""
     draws = np.random.default_rng(list(hashlib.sha256(seed.encode()).digest()))
     blocks = Image.fromarray(draws.integers(0, 256, (3, 4, 3), dtype=np.uint8))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def write_split(
     size: tuple[int, int] = (40, 30),
     final_newline: bool = True,
 ) -> None:
-    """Write one split. An image's content follows from split, bucket, class and number alone."""
+    """Write one split. An image's content depends on split, bucket, class and number."""
     classes = list(classes)
     split = "test" if folder.name == "test" else "train"
     metadata: dict[str, dict[str, str]] = {}
@@ -73,7 +73,10 @@ def write_released(
     size: tuple[int, int] = (40, 30),
     final_newline: bool = True,
 ) -> Path:
-    """Write a whole dataset. *train* and *test* are images per class and bucket. Gives *root*."""
+    """Write a complete dataset, and return *root*.
+
+    *train* and *test*: images per class and bucket.
+    """
     buckets, classes = list(buckets), list(classes)
     for folder, keys, per_class in (
         (train_folder, buckets, train),
@@ -101,5 +104,5 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_any(root: Path, *, name: str) -> BucketStream:
-    """Return the stream at *root* in whichever layout it has. No hash is remembered."""
+    """Return the stream at *root* in any layout, without cached hashes."""
     return build_stream(read_layout(*find_layout(root, names=(name,))), name=name)

@@ -1,7 +1,6 @@
-"""Files of results in the very form in which other programs write them, made from a matrix.
+"""Files of results as other programs write them, made from a matrix.
 
-Each function is written after the program's own writer, which its docstring names; none of their
-code is here.
+Each function imitates the program's writer, which its docstring names, without its code.
 """
 
 import io

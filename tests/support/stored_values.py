@@ -1,4 +1,4 @@
-"""Rows, test images and predictions, as a run stores them, as values."""
+"""Rows, test images and predictions as a run stores them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord
 
 
 def row_record(row, **changes) -> RowRecord:
-    """Return a row with what its file says of the run."""
+    """Return a row with the metadata of its file."""
     metadata = {"protocol": "iid", "dataset": DatasetIdentity("digits", "sha256:" + "ab" * 32)}
     metadata |= {"seed": 0, "package_version": "0.1.0", "written_at": "2026-01-31T12:00:00.123Z"}
     return RowRecord(row=row, **{**metadata, **changes})
 
 
 def build_images(counts, label, class_names, content=None, **changes) -> EvaluationSet:
-    """So many images in each bucket, of these classes."""
+    """Return so many images in each bucket, of these classes."""
     parts = {
         "buckets": tuple(str(j + 1) for j in range(len(counts))),
         "class_names": tuple(class_names),
@@ -34,7 +34,7 @@ def build_images(counts, label, class_names, content=None, **changes) -> Evaluat
 
 
 def build_row_predictions(images, labels, probabilities=None) -> dict[int, RowPredictions]:
-    """Return what was answered at each row, by its number."""
+    """Return the predictions of each row, by its number."""
     label_type = np.uint8 if len(images.class_names) <= 256 else np.uint16
     return {
         row: RowPredictions(

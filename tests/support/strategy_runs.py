@@ -1,4 +1,4 @@
-"""Small streams of images and of features, and what a strategy makes of them."""
+"""Small streams of images and features, and trainings of strategies on them."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ PREDICTIONS = b"what the model answered"
 
 
 def on_features(**changes):
-    """Return a configuration for :func:`feature_stream`. All values as text, as users give them."""
+    """Return a configuration for :func:`feature_stream`, from texts."""
     parameters = {"epochs": "3", "lr": "0.3", "lr_step": "2", "batch_size": "4", "memory": "6"}
     parameters |= {"momentum": "0.8", "weight_decay": "0.01"}
     return config(**{**parameters, **changes})
 
 
 def feature_stream(counts=(9, 7, 10), **options):
-    """Made-up features, so many in each bucket to train on and 100 to test on."""
+    """Return random features, so many in each bucket for training and 100 for tests."""
     stream, stored = made_up(tuple((count, 100) for count in counts), **options)
     return FeatureStream(stream, stored, device=CPU)
 
 
 def image_stream(folder, *, train=(7, 6, 5), side=8, augment="none"):
-    """Noise, decoded."""
+    """Return a decoded stream of noise."""
     stream, _ = random_stream(folder, train=train, test=(4,) * len(train), side=side)
     return DecodedStream(stream, image_size=side, augment=augment, device=CPU)
 
 
 def train_rows(stream, settings):
-    """Return all rows of a training, and its model as it ends."""
+    """Return all rows of a training, and its final model."""
     trained = list(train(stream, settings, progress=TrainingProgress()))
     return [trained_bucket.row for trained_bucket in trained], trained[-1].model
 
 
-def strategy_on(stream, settings, model):
-    """Return a strategy as the loop makes it, and what it descends with."""
+def build_strategy(stream, settings, model):
+    """Return a strategy as the loop builds it, and its trainer."""
     arguments = parse_strategy_arguments(settings)
     strategy = load_strategy(settings.strategy)(settings, stream, model, arguments)
     return strategy, Trainer(model, settings, bucket_keys=stream.keys, progress=TrainingProgress())
@@ -58,7 +58,7 @@ def strategy_on(stream, settings, model):
 
 def learn_buckets(stream, settings, model):
     """Train a model bucket by bucket. Yield it after each."""
-    strategy, trainer = strategy_on(stream, settings, model)
+    strategy, trainer = build_strategy(stream, settings, model)
     for bucket_index in range(len(stream.keys)):
         strategy.learn(bucket_index, trainer)
         strategy.after_bucket(bucket_index)
@@ -78,9 +78,9 @@ def random_head(seed=0):
 
 
 def literal_descent(model, samples, settings, bucket_index, *, gradient):
-    """A bucket's steps, the optimiser written out.
+    """Run a bucket's steps with the optimiser written out.
 
-    *gradient* gives, for (batch, epoch, step), what the optimiser gets: one tensor per weight.
+    *gradient* returns, for (batch, epoch, step), one gradient per weight.
     """
     velocity = [torch.zeros_like(weight) for weight in model.parameters()]
     for epoch in range(settings.epochs):
@@ -103,20 +103,20 @@ def literal_descent(model, samples, settings, bucket_index, *, gradient):
 
 
 def compute_gradient(model, batch):
-    """Return one gradient per weight, of the cross-entropy alone."""
+    """Return one gradient of the cross-entropy per weight."""
     loss = cross_entropy(model(batch.inputs), batch.labels)
     return torch.autograd.grad(loss, list(model.parameters()))
 
 
 def assert_close(ours, theirs, *, rtol=1e-4, atol=1e-6):
-    """Two lists of tensors hold nearly the same."""
+    """Check that two lists of tensors are nearly equal."""
     assert len(ours) == len(theirs)
     for our, their in zip(ours, theirs, strict=True):
         torch.testing.assert_close(our, their, rtol=rtol, atol=atol)
 
 
 def train_with_states(stream, parameters, saved=None):
-    """Rows and states of a training, and its weights as it ends."""
+    """Return rows and states of a training, and its final weights."""
     rows, states = [], []
     for trained_bucket in train(stream, parameters, progress=TrainingProgress(), saved=saved):
         rows.append(trained_bucket.row)

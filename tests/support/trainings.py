@@ -1,4 +1,4 @@
-"""Trainings whose rows are known beforehand, for tests of what is made of rows."""
+"""Trainings with known rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ NUM_TEST = 100
 
 @dataclass
 class KnownTraining:
-    """Gives the rows it was made with; raises what it was told to, after the last one."""
+    """Yields the passed rows, then raises the passed error."""
 
     correct: Sequence[Sequence[int]]  # row by row, the initialisation first; of NUM_TEST images
     ends_with: BaseException | None = None

@@ -61,7 +61,7 @@ def build_matrix(within_bucket_tests, width=3, *, trained=None, protocol="iid"):
     return AnytimeMatrix.from_tests(tests, matrix, protocol)
 
 
-def by_loops(within_bucket_tests, k):
+def compute_by_loops(within_bucket_tests, k):
     """Compute the definitions by literal loops."""
     tests = [
         (bucket, [c / N for c in counts]) for bucket, counts in within_bucket_tests if bucket < k
@@ -131,7 +131,7 @@ def test_every_metric_equals_literal_loops(drawn):
     matrix = build_matrix(tests, width)
     steps = compute_series(matrix)
     for k in range(1, trained + 1):
-        expected = by_loops(tests, k)
+        expected = compute_by_loops(tests, k)
         assert {name: values[k] for name, values in steps.items() if k in values} == pytest.approx(
             expected, abs=1e-12
         )

@@ -11,9 +11,8 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import numpy as np
 import pytest
-from comparisons import NUM_TEST, counts
+from comparisons import NUM_TEST, compared_run, counts
 from comparisons import build_seed_runs as seeds_of
-from comparisons import compared_run as subject
 from rich.console import Console
 from stored_values import build_images, build_row_predictions
 
@@ -49,11 +48,11 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(pairs, "ImageBootstrap", partial(ImageBootstrap, resamples=50))
 
 
-def compared(subjects, by=BY, **options):
-    return compare_groups(rank_groups(subjects, by, **options))
+def compare_and_rank(runs_to_compare, by=BY, **options):
+    return compare_groups(rank_groups(runs_to_compare, by, **options))
 
 
-def hits_of(correct, *, classes=("wrong", "right")):
+def build_predictions(correct, *, classes=("wrong", "right")):
     """Return predictions with the counts of their rows."""
     counts = (NUM_TEST,) * len(correct[0])
     images = build_images(counts, np.ones(sum(counts)), classes)
@@ -64,12 +63,12 @@ def hits_of(correct, *, classes=("wrong", "right")):
 def test_the_better_group_leads():
     """By the challenge score, or downwards if lower is better. Without labels, a group is a run."""
     runs = [*seeds_of("naive", 120, [0]), *seeds_of("replay", 180, [0])]
-    assert [g.name for g in compared(runs).groups] == ["replay", "naive"]
-    each = compared(
-        [subject("a", counts(180, s), seed=7, run_id=f"run{s}") for s in range(3)], by=()
+    assert [g.name for g in compare_and_rank(runs).groups] == ["replay", "naive"]
+    each = compare_and_rank(
+        [compared_run("a", counts(180, s), seed=7, run_id=f"run{s}") for s in range(3)], by=()
     )
     assert len({group.name for group in each.groups}) == 3
-    by_forgetting = compared(runs, rank_by="renate/forgetting").groups
+    by_forgetting = compare_and_rank(runs, rank_by="renate/forgetting").groups
     values = [g.metrics["renate/forgetting"].mean for g in by_forgetting]
     assert values == sorted(values)
 
@@ -79,11 +78,11 @@ def test_new_classes_are_ranked_by_average_accuracy(scenario):
     """The challenge score includes cells of future classes."""
     runs = seeds_of("naive", 120, [0, 1], params={"scenario": scenario})
     expected = SCORE if scenario == "domain" else "renate/average_accuracy"
-    assert compared(runs).ranked_by == expected
+    assert compare_and_rank(runs).ranked_by == expected
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         ({"digest": "sha256:" + "cd" * 32}, "dataset digest (abababab and cdcdcdcd)"),
         ({"protocol": "streaming"}, "protocol (iid and streaming)"),
@@ -91,26 +90,26 @@ def test_new_classes_are_ranked_by_average_accuracy(scenario):
         ({"buckets": ["a", "b", "c", "d"]}, "buckets"),
     ],
 )
-def test_different_test_sets_are_never_in_one_group(other, said):
+def test_different_test_sets_are_never_in_one_group(other, message):
     """They are never tested, and the difference is named."""
     runs = [
         *seeds_of("replay", 180, range(7)),
         *seeds_of("replay", 120, range(7, 14), **other),
     ]
-    comparison = compared(runs)
+    comparison = compare_and_rank(runs)
     assert [len(group.members) for group in comparison.groups] == [7, 7]
     assert len({group.name for group in comparison.groups}) == 2
     assert comparison.list_pairs() == []
     assert any(
-        "different conditions" in warning and said in warning for warning in comparison.warnings
+        "different conditions" in warning and message in warning for warning in comparison.warnings
     )
 
 
 def test_a_repeated_run_counts_once():
     """By its id, and by its seed and matrix."""
     runs = seeds_of("replay", 180, range(3))
-    copy = subject("replay", counts(180, 1), seed=1, run_id="copy")
-    comparison = compared([*runs, runs[0], copy])
+    copy = compared_run("replay", counts(180, 1), seed=1, run_id="copy")
+    comparison = compare_and_rank([*runs, runs[0], copy])
     (group,) = comparison.groups
     assert [run.run_id for run in group.members] == ["replay-0", "replay-1", "replay-2"]
     assert any("repeats" in warning and "copy" in warning for warning in comparison.warnings)
@@ -120,22 +119,24 @@ def test_a_repeated_seed_with_different_numbers_is_reported():
     """Its spread is not one over seeds."""
     runs = [
         *seeds_of("replay", 180, [1]),
-        subject("replay", counts(170, 5), seed=1, run_id="x"),
+        compared_run("replay", counts(170, 5), seed=1, run_id="x"),
     ]
-    comparison = compared(runs)
+    comparison = compare_and_rank(runs)
     assert len(comparison.groups[0].members) == 2
     assert any("seed 1 more than once" in warning for warning in comparison.warnings)
 
 
 def test_one_run_only():
     """It is shown without a test."""
-    comparison = compared(seeds_of("replay", 180, [0]))
+    comparison = compare_and_rank(seeds_of("replay", 180, [0]))
     assert comparison.list_pairs() == []
     assert comparison.groups[0].metrics[SCORE].interval is None
     assert "one run each" in comparison.warnings[0]
     assert comparison.get_interval(0, SCORE) == (None, False)
     run = comparison.groups[0].members[0]
-    comparison = compare_groups(rank_groups([run], BY), {run.run_id: hits_of(counts(180, 0))})
+    comparison = compare_groups(
+        rank_groups([run], BY), {run.run_id: build_predictions(counts(180, 0))}
+    )
     interval, is_over_images = comparison.get_interval(0, SCORE)
     assert is_over_images
     assert interval.low < comparison.groups[0].metrics[SCORE].mean < interval.high
@@ -144,11 +145,11 @@ def test_one_run_only():
 def test_a_run_that_ended_early_is_left_out_of_means():
     """Its cells are shown."""
     whole = seeds_of("replay", 180, range(3))
-    early = subject("replay", counts(180, 9)[:3], seed=9)
-    comparison = compared([*whole, early])
+    early = compared_run("replay", counts(180, 9)[:3], seed=9)
+    comparison = compare_and_rank([*whole, early])
     (group,) = comparison.groups
     assert group.metrics[SCORE].n == 3
-    assert group.metrics[SCORE].mean == compared(whole).groups[0].metrics[SCORE].mean
+    assert group.metrics[SCORE].mean == compare_and_rank(whole).groups[0].metrics[SCORE].mean
     assert group.seeds_per_cell.tolist() == [[4] * 4] * 3 + [[3] * 4] * 2
     assert any("trained on 2 of 4 buckets" in warning for warning in comparison.warnings)
 
@@ -156,7 +157,7 @@ def test_a_run_that_ended_early_is_left_out_of_means():
 def test_streaming_shows_only_valid_cells():
     """Cells on training images are masked in matrices and metrics."""
     runs = seeds_of("replay", 180, range(2), protocol="streaming")
-    (group,) = compared(runs).groups
+    (group,) = compare_and_rank(runs).groups
     assert np.isnan(group.grid[1:][np.tri(4, dtype=bool)]).all()
     assert SCORE not in group.metrics
     assert "clear/next_domain_accuracy" in group.metrics
@@ -165,9 +166,11 @@ def test_streaming_shows_only_valid_cells():
 def test_predictions_of_single_runs_are_paired():
     """A bootstrap of each metric over common test images."""
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
-    arrangement = rank_groups([subject(name, c) for name, c in cells.items()], BY)
-    assert {run.name for run in arrangement.list_runs_to_bootstrap()} == {"a seed 0", "b seed 0"}
-    comparison = compare_groups(arrangement, {f"{name}-0": hits_of(c) for name, c in cells.items()})
+    ranked = rank_groups([compared_run(name, c) for name, c in cells.items()], BY)
+    assert {run.name for run in ranked.list_runs_to_bootstrap()} == {"a seed 0", "b seed 0"}
+    comparison = compare_groups(
+        ranked, {f"{name}-0": build_predictions(c) for name, c in cells.items()}
+    )
     (verdict,) = comparison.list_pairs()
     assert (verdict["unit"], verdict["outcome"]) == ("images", "different")
     assert verdict["difference"] == pytest.approx(
@@ -178,9 +181,10 @@ def test_predictions_of_single_runs_are_paired():
 def test_different_test_images_are_not_paired():
     """Although the dataset's digest is the same."""
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
-    arrangement = rank_groups([subject(name, c) for name, c in cells.items()], BY)
+    ranked = rank_groups([compared_run(name, c) for name, c in cells.items()], BY)
     comparison = compare_groups(
-        arrangement, {f"{name}-0": hits_of(c, classes=(name, "right")) for name, c in cells.items()}
+        ranked,
+        {f"{name}-0": build_predictions(c, classes=(name, "right")) for name, c in cells.items()},
     )
     assert comparison.list_pairs() == []
     assert any("different test images" in warning for warning in comparison.warnings)
@@ -198,7 +202,7 @@ def test_runs_without_the_label_are_an_error():
 
 def test_the_leaderboard_has_the_values_of_the_groups():
     """With twelve digits. Undefined values are empty in both files."""
-    comparison = compared([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
+    comparison = compare_and_rank([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
     table = json.loads(format_leaderboard_json(comparison))
     for group, row in zip(comparison.groups, table["data"], strict=True):
         shown = dict(zip(table["columns"], row, strict=True))
@@ -221,11 +225,11 @@ def test_the_leaderboard_has_the_values_of_the_groups():
 def test_frames_accept_any_name_and_keep_integers():
     """Lone surrogates, and labels named like a column."""
     runs = [
-        subject(name, counts(level, seed), seed=seed, labels={"group": name, "n": "x"})
+        compared_run(name, counts(level, seed), seed=seed, labels={"group": name, "n": "x"})
         for name, level in (("a\ud800", 180), ("b", 120))
         for seed in range(2)
     ]
-    comparison = compared(runs, by=("group", "n"))
+    comparison = compare_and_rank(runs, by=("group", "n"))
     assert comparison.runs_frame["seed"].tolist() == [0, 1, 0, 1]
     frame = build_metrics_frame(comparison)
     assert frame.columns[:4].tolist() == ["group", "group", "n", "metric"]
@@ -242,7 +246,7 @@ def partly_defined():
     for i, run in enumerate(runs[1:], start=1):
         summary = {n: v for n, v in run.summary.items() if n != "renate/average_accuracy"}
         runs[i] = dataclasses.replace(run, summary=summary)
-    return compared([*runs, *seeds_of("naive", 120, range(3))])
+    return compare_and_rank([*runs, *seeds_of("naive", 120, range(3))])
 
 
 def test_each_output_counts_the_seeds_that_define_a_metric():
@@ -273,7 +277,9 @@ def test_each_output_counts_the_seeds_that_define_a_metric():
 
 def test_figures_are_pictures():
     """Metrics and curves as on the page, and pages of a PDF."""
-    comparison = compared([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
+    comparison = compare_and_rank(
+        [*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])]
+    )
     files = dict(render_figures(comparison))
     assert set(files) == {"metrics.svg", "curves.svg", "paper.pdf"}
     page = render_comparison_page(comparison, title="t", footer="f")
@@ -301,7 +307,7 @@ def test_a_legend_stays_in_its_figure(groups, width):
     """In fewer columns for long names. The axes keep their height."""
     long = ["a long name, " * 9 + letter for letter in "abcdefghi"]
     names = ["from_scratch", "cumulative", "replay, memory 500", *long][:groups]
-    comparison = compared(
+    comparison = compare_and_rank(
         [run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])]
     )
     figure = plot_history(comparison, width=width)
@@ -325,7 +331,7 @@ def test_the_description_fits_and_starts_with_significant_differences():
         for i in range(30)
         for run in seeds_of(f"{i} <b>|`x`" + "🚌" * 500, 100 + 3 * i, range(2))
     ]
-    note = format_description(compared(runs), page="comparison.html")
+    note = format_description(compare_and_rank(runs), page="comparison.html")
     assert len(note.encode()) < 8000
     assert "<b>" not in note
     assert "more" in note
@@ -333,7 +339,7 @@ def test_the_description_fits_and_starts_with_significant_differences():
 
 def with_tests(name, level, seed, every):
     """Return a run with a minimum over tests within its buckets."""
-    run = subject(name, counts(level, seed), seed=seed)
+    run = compared_run(name, counts(level, seed), seed=seed)
     summary = {**run.summary, MINIMUM: level * (1 - seed / 100) / 400}
     return dataclasses.replace(run, summary=summary, test_every=every)
 
@@ -342,10 +348,10 @@ def test_metrics_of_tests_within_buckets_are_compared():
     """Shown, tested over seeds, and ranked by. Runs without them are named."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "2") for seed in range(3)]
-    comparison = compared(runs, rank_by=MINIMUM)
+    comparison = compare_and_rank(runs, rank_by=MINIMUM)
     assert {*comparison.pairs["metric"]} == {MINIMUM}
     assert not any("test_every" in text for text in comparison.warnings)
-    comparison = compared([*runs, *seeds_of("er_ace", 150, range(2))])
+    comparison = compare_and_rank([*runs, *seeds_of("er_ace", 150, range(2))])
     assert [MINIMUM in group.metrics for group in comparison.groups] == [True, False, True]
     (line,) = [text for text in comparison.warnings if "test_every" in text]
     assert line.startswith("2 of 8 runs have no tests within buckets (test_every): ")
@@ -355,18 +361,18 @@ def test_different_test_intervals_are_shown_but_not_tested():
     """A shorter interval finds lower minima."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "1") for seed in range(3)]
-    comparison = compared(runs)
+    comparison = compare_and_rank(runs)
     assert any("(test_every: '1', '2')" in text for text in comparison.warnings)
     assert all(MINIMUM in group.metrics for group in comparison.groups)
     assert comparison.list_pairs()
-    assert compared(runs, rank_by=MINIMUM).list_pairs() == []
+    assert compare_and_rank(runs, rank_by=MINIMUM).list_pairs() == []
 
 
 def test_the_copy_with_tests_within_buckets_counts():
     """Whichever is listed first."""
     run = with_tests("naive", 120, 0, "2")
     plain = dataclasses.replace(run, run_id="plain", test_every=None)
-    for subjects in ([run, plain], [plain, run]):
-        arrangement = rank_groups(subjects, BY)
-        assert [member.test_every for member in arrangement.runs] == ["2"]
-        assert any("repeats" in note for note in arrangement.warnings)
+    for runs_to_compare in ([run, plain], [plain, run]):
+        ranked = rank_groups(runs_to_compare, BY)
+        assert [member.test_every for member in ranked.runs] == ["2"]
+        assert any("repeats" in note for note in ranked.warnings)

@@ -129,10 +129,10 @@ def test_a_damaged_configuration_file_is_reported_with_its_path(tmp_path, conten
 
 
 @given(st.dictionaries(st.sampled_from(sorted(list_parameter_defaults())), st.text(max_size=20)))
-def test_any_texts_are_resolved_or_rejected(asked):
+def test_any_texts_are_resolved_or_rejected(requested):
     """Only ConfigError is raised, and accepted texts round-trip."""
     try:
-        config = TrainConfig.resolve(asked)
+        config = TrainConfig.resolve(requested)
     except ConfigError:
         return
     assert TrainConfig.resolve(json.loads(config.to_json())) == config
@@ -156,17 +156,17 @@ SOME_ASKED = st.fixed_dictionaries(
 
 
 @given(SOME_ASKED, st.sampled_from(["alone", "mlflow run", "all were logged"]))
-def test_logged_parameters_include_the_requested_values(asked, how):
+def test_logged_parameters_include_the_requested_values(requested, how):
     """So that a sweep finds its runs again."""
-    config = TrainConfig.resolve(asked)
+    config = TrainConfig.resolve(requested)
     trained = replace(config, device="cpu", precision="off")
     if how == "alone":
-        logged = select_parameters_to_log(trained, asked, {})
-        again = select_parameters_to_log(trained, asked, logged)
+        logged = select_parameters_to_log(trained, requested, {})
+        again = select_parameters_to_log(trained, requested, logged)
         assert again == {}
     else:
-        expected = asked if how == "mlflow run" else {**list_parameter_defaults(), **asked}
-        logged = {**expected, **select_parameters_to_log(trained, asked, expected)}
+        expected = requested if how == "mlflow run" else {**list_parameter_defaults(), **requested}
+        logged = {**expected, **select_parameters_to_log(trained, requested, expected)}
     assert is_training(logged)
     assert TrainConfig.resolve(select_training_parameters(logged)) == config
 

@@ -113,9 +113,9 @@ def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
     for stage in ("downloading", "checking", "unpacking"):
         reports = [report for report in reported if report[0] == f"{stage} {TRAIN}"]
         assert reports[-1][1] == reports[-1][2] > 0
-    num_requests = len(hub.asked)
+    num_requests = len(hub.requests)
     assert fetch(release, root, hub) == ()
-    assert len(hub.asked) == num_requests
+    assert len(hub.requests) == num_requests
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_second_download_continues_the_first(release, hub, files, tree, tmp_pa
         fetch(release, tmp_path, hub)
     assert (tmp_path / "train_image_only" / MARKER).is_file()
     assert not (tmp_path / "test").exists()
-    hub.asked.clear()
+    hub.requests.clear()
     hub.moods = ["good"]
     assert fetch(release, tmp_path, hub) == ("test",)
     assert hub.ranges == [f"bytes={len(files[TEST]) // 2}-"]
@@ -209,7 +209,7 @@ def test_a_crash_while_unpacking_leaves_no_partial_split(release, hub, tree, tmp
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
-    hub.asked.clear()
+    hub.requests.clear()
     fetch(release, tmp_path, hub)
     assert len(hub.ranges) == 1  # the archive that had arrived is not fetched again
     assert same_as(tree, tmp_path)
@@ -226,7 +226,7 @@ def test_an_existing_folder_is_left_unchanged(release, hub, tree, tmp_path):
     (tmp_path / "test" / MARKER).write_text("[" * 100_000)
     with pytest.raises(DataError, match="was not unpacked from"):
         fetch(release, tmp_path, hub)
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_two_at_once_download_once(release, hub, tree, tmp_path):
@@ -241,7 +241,7 @@ def test_two_at_once_download_once(release, hub, tree, tmp_path):
         while not reported:
             time.sleep(0.01)
         assert reported == [f"another process is downloading to {tmp_path}: waiting"]
-        assert hub.asked == []
+        assert hub.requests == []
         fcntl.flock(lock, fcntl.LOCK_UN)
         assert second.result() == ("train_image_only", "test")
     assert same_as(tree, tmp_path)
@@ -256,7 +256,7 @@ def test_the_required_disk_space_is_printed_first(release, hub, files, tmp_path)
         fetch(release, tmp_path, hub, on_progress=lambda stage, *_: reported.append(stage))
     assert f"small to {tmp_path}: 5.0 GB to download, 7.0 GB of disk needed, " in reported[0]
     hub.sizes = {TRAIN: 10**18}
-    hub.asked.clear()
+    hub.requests.clear()
     with pytest.raises(DataError, match=r"2000000000.0 GB of disk needed, [^\n]*; free some"):
         fetch(release, tmp_path, hub)
     assert hub.ranges == []
@@ -268,7 +268,7 @@ def test_an_unwritable_folder_is_reported(release, hub, tmp_path):
     for root in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/clear")):
         with pytest.raises(DataError, match=f"{root} cannot be written: "):
             fetch(release, root, hub)
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 @pytest.mark.parametrize("below", [1000, 500_000])
@@ -314,7 +314,7 @@ def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path
     environment["HF_HOME"] = str(tmp_path / "home")
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     # The hub's library may ask for other things on its own account, without the token.
-    resolved = [(path, token) for _, path, _, token in hub.asked if "/resolve/" in path]
+    resolved = [(path, token) for _, path, _, token in hub.requests if "/resolve/" in path]
     assert [token for _, token in resolved] == ["Bearer hf_secret"] * 4  # sizes, and files
     assert same_as(tree, tmp_path / "root")
 

@@ -368,9 +368,9 @@ WRONG = [
     ("a.csv", "oops,0.8\n0.5,0.6\n", {}, "contains 'oops'; expected a number"),
     ("a.csv", "model,1,2\n1,0.9,0.8\n2,0.7,0.6\n", {}, "contains 'model'; expected a number"),
     *(
-        ("a.csv", f"{line}\n{rows}", said, "line names the buckets, pass buckets='2004,2005'")
+        ("a.csv", f"{line}\n{rows}", options, "line names the buckets, pass buckets='2004,2005'")
         for line, rows in (("2004,2005", "0.5,0.4\n0.3,0.9"), (",2004,2005", "1,0.5,0.4"))
-        for said in ({}, {"scale": "percent"}, {"scale": "fraction"})
+        for options in ({}, {"scale": "percent"}, {"scale": "fraction"})
     ),
     *(
         ("a.csv", f"{corner},2004,2005\n{label},0.5,0.4", {"score": score}, "buckets='2004,2005'")

@@ -23,7 +23,7 @@ explain, series, summarize = (
     partial(function, metrics=ALL_METRICS)
     for function in (courses.explain, courses.series, metrics.summarize)
 )
-# Families that by_loops computes; one that is added brings its own twin.
+# Families that compute_by_loops computes; one that is added brings its own twin.
 TWINS = ("clear", "renate", "gem", "chaudhry", "diaz_rodriguez", "wild_time", "tic", "capymoa")
 TWINS += ("icarl", "worst_bucket", "zscl", "coda_prompt", "published")
 
@@ -103,7 +103,7 @@ def iter_published(values, counts):
         yield "weighted_forgetting", weighted / sum(counts[:last])
 
 
-def by_loops(values, initial, counts, width) -> dict[str, float]:
+def compute_by_loops(values, initial, counts, width) -> dict[str, float]:
     """Compute the definitions by literal loops."""
     k = len(values)
     rows, last, split = range(k), k - 1, math.ceil(width / 2) - 1
@@ -196,7 +196,7 @@ def test_the_summary_equals_literal_loops(case):
     """The same names are defined, and every other name has a reason."""
     matrix = build(*case)
     summary, reasons = summarize(matrix), explain(matrix)
-    assert select_reference_metrics(summary) == pytest.approx(by_loops(*case), abs=1e-12)
+    assert select_reference_metrics(summary) == pytest.approx(compute_by_loops(*case), abs=1e-12)
     assert all(type(value) is float for value in summary.values())
     assert summary.keys().isdisjoint(reasons)
     assert summary.keys() | reasons.keys() == {metric.name for metric in ALL_METRICS}
@@ -215,7 +215,7 @@ def test_a_series_equals_the_summary_of_truncated_runs(case):
     for k in range(1, len(values) + 1):
         at_k = {name: steps[k] for name, steps in metric_series.items() if k in steps}
         assert select_reference_metrics(at_k) == pytest.approx(
-            by_loops(values[:k], *rest), abs=1e-12
+            compute_by_loops(values[:k], *rest), abs=1e-12
         )
         assert at_k == summarize(build(values[:k], *rest))
     last = {

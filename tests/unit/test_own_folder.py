@@ -132,7 +132,7 @@ def test_a_photo_in_two_years_is_a_leak(root):
         load(root, protocol="streaming")
 
 
-def lost_in(split):
+def break_one(split):
     def change(root):
         (root / split).parent.mkdir(parents=True, exist_ok=True)
         (root / split).write_text("x")
@@ -154,14 +154,14 @@ def file_linked_out(root):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lost_in("photo.png"), "BUCKET/CLASS/photo.png"),
-        (lost_in("2004/photo.png"), "is in no class"),
-        (lost_in("2004/bus/notes.txt"), ""),  # found when it is decoded
+        (break_one("photo.png"), "BUCKET/CLASS/photo.png"),
+        (break_one("2004/photo.png"), "is in no class"),
+        (break_one("2004/bus/notes.txt"), ""),  # found when it is decoded
         (lambda root: (root / "2004" / "cat").mkdir(), ""),  # no images, and so no class
         (lambda root: (root / "2007").mkdir(), "2007 contains no folders"),
-        (lambda root: (root / "2004.0").mkdir() or lost_in("2004.0/bus/a.png")(root), "'2004.0'"),
-        (lambda root: lost_in("test/2004/bus/a.png")(root), "is next to it"),
-        (lambda root: lost_in("2004-01/bus/a.png")(root), "begin on one day"),
+        (lambda root: (root / "2004.0").mkdir() or break_one("2004.0/bus/a.png")(root), "'2004.0'"),
+        (lambda root: break_one("test/2004/bus/a.png")(root), "is next to it"),
+        (lambda root: break_one("2004-01/bus/a.png")(root), "begin on one day"),
         (lambda root: [shutil.rmtree(root / y / "bus") for y in YEARS], "has 1 classes"),
         (linked_out, "leads out of"),
         (file_linked_out, "leads out of"),

@@ -35,7 +35,7 @@ def table():
     return frame
 
 
-def by_year(root, table, vectors=None):
+def build_vectors_by_year(root, table, vectors=None):
     """Return the vectors, as a custom function does."""
     vectors = table[COLUMNS].to_numpy() if vectors is None else vectors
     columns = zip(table["label"], table["time"], table["split"], strict=True)
@@ -77,7 +77,7 @@ def load_vectors(path: Path, cache: Path, **arguments):
 )
 def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
     """One digest and order, also with another order of rows."""
-    expected = build_stream(by_year(tmp_path, table), name="x")
+    expected = build_stream(build_vectors_by_year(tmp_path, table), name="x")
     for of in (table, table.sample(frac=1, random_state=1)):
         columns = {"columns": "vectors"} if file_format == "parquet-lists" else {}
         stream = load_vectors(write_table(of, tmp_path, file_format), tmp_path, **columns)
@@ -259,7 +259,7 @@ def test_arguments_are_checked_before_a_file_is_opened(name, value):
 def test_a_mapped_array_stays_mapped(table, tmp_path):
     np.save(tmp_path / "v.npy", table[COLUMNS].to_numpy(np.float32))
     mapped = np.load(tmp_path / "v.npy", mmap_mode="r")
-    mapped_array = by_year(tmp_path, table, mapped).images["2004"].vectors.array
+    mapped_array = build_vectors_by_year(tmp_path, table, mapped).images["2004"].vectors.array
     assert np.shares_memory(mapped_array, mapped)
 
 

@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def told(progress):
+def report_training(progress):
     """Report a complete training of three buckets, two steps each, to a progress."""
     with progress:
         progress.images_decoded(3, 3)
@@ -37,7 +37,7 @@ def told(progress):
 def test_lines_are_one_per_bucket_with_the_accuracies():
     """None for the untrained model, no past for the first bucket."""
     stream = io.StringIO()
-    told(build_progress(stream))
+    report_training(build_progress(stream))
     assert re.sub(r"\d+\.\d s", "TIME", stream.getvalue()).splitlines() == [
         "bucket 1/3 (key a): on itself 10.0 %, loss 1.5, TIME",
         "bucket 2/3 (key b): on itself 40.0 %, on past buckets 20.0 %, loss 0.75, TIME",
@@ -62,7 +62,7 @@ def test_a_bucket_without_steps_has_no_loss():
 def test_bars_show_the_accuracies_and_leave_the_cursor_visible():
     """Both bars are drawn."""
     stream = Terminal()
-    told(TerminalProgress(stream))
+    report_training(TerminalProgress(stream))
     output = stream.getvalue()
     assert "on itself 90.0 %" in output
     assert "on past buckets 45.0 %" in output

@@ -344,7 +344,7 @@ def test_an_axis_has_a_few_round_numbers(one, other, steps):
     assert max(len(text) for _, text in ticks) <= 14
 
 
-def subjects(levels, score=RMSE, seeds=3):
+def build_runs(levels, score=RMSE, seeds=3):
     run_list = []
     for name, factor in levels.items():
         for seed in range(seeds):
@@ -364,7 +364,7 @@ def subjects(levels, score=RMSE, seeds=3):
 
 
 def test_the_lowest_error_leads_and_is_called_better():
-    comparison = compare_groups(rank_groups(subjects({"bad": 2.0, "good": 1.0}), ("strategy",)))
+    comparison = compare_groups(rank_groups(build_runs({"bad": 2.0, "good": 1.0}), ("strategy",)))
     assert comparison.ranked_by == "renate/average_rmse"
     assert [*build_leaderboard_frame(comparison)["group"]] == ["good", "bad"]
     (sentence,) = comparison.pairs["sentence"]
@@ -378,7 +378,7 @@ def test_the_lowest_error_leads_and_is_called_better():
 
 
 def test_runs_of_different_scores_are_not_compared():
-    both = [*subjects({"a": 1.0}), *subjects({"b": 1.0}, MACRO_F1)]
+    both = [*build_runs({"a": 1.0}), *build_runs({"b": 1.0}, MACRO_F1)]
     with pytest.raises(ConfigError, match=r"rmse \(lower is better; 3 runs\), macro_f1") as caught:
         rank_groups(both, ("strategy",))
     assert str(caught.value).isprintable()

@@ -42,12 +42,12 @@ def random_hits(seed: int, share: float = 0.6, protocol: str = "iid") -> Predict
     return hits(draws.random((4, 18)) < share, (7, 5, 6), protocol=protocol)
 
 
-def matrix_of(run: Predictions) -> AccuracyMatrix:
+def build_matrix(run: Predictions) -> AccuracyMatrix:
     cells = np.array([answer.correct(run.images) for answer in run.rows.values()]) / (7, 5, 6)
     return AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))
 
 
-def by_loops(
+def compute_by_loops(
     a: Predictions, b: Predictions | None, metric: Metric, resamples: int, seed: int
 ) -> list[float]:
     """Compute a metric, or its differences, image by image, with the same resamples."""
@@ -75,8 +75,8 @@ def by_loops(
 def test_the_bootstrap_equals_a_slow_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     """For every metric, with any block size."""
     a, b = random_hits(3), random_hits(4, share=0.7)
-    values_a = summarize(matrix_of(a), metrics=ALL_METRICS)
-    values_b = summarize(matrix_of(b), metrics=ALL_METRICS)
+    values_a = summarize(build_matrix(a), metrics=ALL_METRICS)
+    values_b = summarize(build_matrix(b), metrics=ALL_METRICS)
     intervals = ImageBootstrap(metrics=ALL_METRICS, resamples=60, seed=9, level=0.8).intervals(a)
     results = paired_bootstrap(a, b, metrics=ALL_METRICS, resamples=60, seed=9, level=0.8)
     for max_images, max_cells in ((8, 1 << 23), (1 << 16, 7 * 12), (50, 1)):
@@ -87,12 +87,12 @@ def test_the_bootstrap_equals_a_slow_implementation(monkeypatch: pytest.MonkeyPa
     assert results.keys() <= values_a.keys() == intervals.keys()
     assert {*map(results.get, values_a)} >= {*results.values()}
     for metric in (metric for metric in ALL_METRICS if metric.name in results):
-        changes = np.array(by_loops(a, b, metric, 60, 9))
+        changes = np.array(compute_by_loops(a, b, metric, 60, 9))
         test = results[metric.name]
         assert test.error == pytest.approx(changes.std())
         assert test.difference == pytest.approx(values_a[metric.name] - values_b[metric.name])
         assert (test.freedom, test.n_a, test.n_b) == (math.inf, 18, 18)
-        alone = by_loops(a, None, metric, 60, 9)
+        alone = compute_by_loops(a, None, metric, 60, 9)
         assert intervals[metric.name] == pytest.approx(tuple(np.quantile(alone, [0.1, 0.9])))
 
 
@@ -100,12 +100,12 @@ def test_shared_resamples_equal_those_of_each_pair() -> None:
     """To the bit, also for runs that stopped early."""
     a, b, c = (random_hits(seed, share=0.6 + seed / 50) for seed in range(3))
     runs = [a, b, c.after(2)]
-    asked = {"metrics": ALL_METRICS, "resamples": 40, "seed": 9, "level": 0.8}
-    together = ImageBootstrap(**asked)
+    requested = {"metrics": ALL_METRICS, "resamples": 40, "seed": 9, "level": 0.8}
+    together = ImageBootstrap(**requested)
     for run in runs:
-        assert together.intervals(run) == ImageBootstrap(**asked).intervals(run)
+        assert together.intervals(run) == ImageBootstrap(**requested).intervals(run)
     for one, other in itertools.permutations(runs, 2):
-        assert together.test(one, other) == paired_bootstrap(one, other, **asked)
+        assert together.test(one, other) == paired_bootstrap(one, other, **requested)
 
 
 def test_metrics_undefined_on_a_resample_use_the_others() -> None:
@@ -162,12 +162,12 @@ def test_runs_of_different_lengths_and_protocols() -> None:
     """Both are truncated to the shorter one. Under streaming, only future buckets count."""
     a, b = random_hits(6), random_hits(7).after(2)
     results = paired_bootstrap(a, b, resamples=20)
-    expected = [metrics.renate.average_accuracy(matrix_of(run)) for run in (a.after(2), b)]
+    expected = [metrics.renate.average_accuracy(build_matrix(run)) for run in (a.after(2), b)]
     test = results["renate/average_accuracy"]
     assert test.difference == pytest.approx(expected[0] - expected[1])
     a, b = (random_hits(seed, protocol="streaming") for seed in (6, 7))
     streaming = paired_bootstrap(a, b, resamples=20)
-    assert streaming.keys() == summarize(matrix_of(a), "streaming").keys()
+    assert streaming.keys() == summarize(build_matrix(a), "streaming").keys()
 
 
 def test_memory_does_not_grow_with_the_number_of_resamples() -> None:

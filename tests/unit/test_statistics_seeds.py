@@ -174,7 +174,7 @@ def test_a_summary_equals_scipys_t_interval(numbers: list[float], level: float) 
         assert summary.interval == pytest.approx(expected)
 
 
-def by_closed_testing(numbers: list[float]) -> list[float]:
+def adjust_by_all_subsets(numbers: list[float]) -> list[float]:
     """Compute Holm's method by Bonferroni in every subset that contains the hypothesis."""
     adjusted = []
     for i in range(len(numbers)):
@@ -191,7 +191,7 @@ def by_closed_testing(numbers: list[float]) -> list[float]:
 @given(p_values)
 def test_holm_is_closed_testing_with_bonferroni(numbers: list[float]) -> None:
     """By brute force over all subsets."""
-    assert holm(numbers) == pytest.approx(by_closed_testing(numbers))
+    assert holm(numbers) == pytest.approx(adjust_by_all_subsets(numbers))
 
 
 def write_sentence(**values: Any) -> str:

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparisons import NUM_TEST, counts
-from comparisons import compared_run as subject
+from comparisons import NUM_TEST, compared_run, counts
 from rich.console import Console
 from scipy import stats
 
@@ -40,7 +39,7 @@ def run(
     """Return a run whose challenge score is about *mean* percent."""
     draws = np.random.default_rng([sum(map(ord, name)), seed])
     cells = 2 * mean + draws.normal(0, spread, (5, 4))
-    return subject(
+    return compared_run(
         name, np.clip(np.round(cells), 0, NUM_TEST).astype(int).tolist(), seed=seed, **options
     )
 
@@ -49,10 +48,10 @@ def runs(name: str, mean: float, seeds: range, **options: object) -> list[Compar
     return [run(name, mean, seed, **options) for seed in seeds]
 
 
-def compared(
-    subjects: list[ComparedRun], by: tuple[str, ...] = BY, **options: object
+def compare_and_rank(
+    runs_to_compare: list[ComparedRun], by: tuple[str, ...] = BY, **options: object
 ) -> Comparison:
-    return compare_groups(rank_groups(subjects, by, **options))
+    return compare_groups(rank_groups(runs_to_compare, by, **options))
 
 
 def verdicts(comparison: Comparison) -> list[Any]:
@@ -63,7 +62,7 @@ def values(comparison: Comparison, position: int) -> list[float]:
     return [value for _, value in comparison.groups[position].list_values(SCORE)]
 
 
-def printed(comparison: Comparison) -> str:
+def print_comparison(comparison: Comparison) -> str:
     console = Console(width=100, file=io.StringIO())
     for part in render_comparison(comparison):
         console.print(part)
@@ -75,7 +74,7 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
     """35 points, also paired. p equals scipy's."""
     for n in (3, 5):
         others = range(n) if shared else range(n, 2 * n)
-        comparison = compared([*runs("replay", 90, range(n)), *runs("naive", 55, others)])
+        comparison = compare_and_rank([*runs("replay", 90, range(n)), *runs("naive", 55, others)])
         (verdict,) = verdicts(comparison)
         a, b = values(comparison, 0), values(comparison, 1)
         expected = stats.ttest_rel(a, b) if shared else stats.ttest_ind(a, b, equal_var=False)
@@ -88,14 +87,14 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
         )
         method = f"paired t-test, {n} shared seeds" if shared else f"Welch's t-test, {n} and {n}"
         assert method in verdict.sentence
-        assert "normally distributed" in printed(comparison), "the assumption is named"
+        assert "normally distributed" in print_comparison(comparison), "the assumption is named"
         assert verdict.hedges_g == hedges_g(a, b)
         assert verdict.details == [f"Effect size: Hedges' g {verdict.hedges_g:.1f}."]
 
 
 def test_an_interval_contains_zero_exactly_if_p_is_not_significant() -> None:
     """For small differences: verdict, adjusted p and interval agree."""
-    comparison = compared(
+    comparison = compare_and_rank(
         [r for i in range(6) for r in runs(f"m{i}", 80 + 0.6 * i, range(4), spread=2)]
     )
     outcomes = set()
@@ -114,7 +113,9 @@ def test_an_interval_contains_zero_exactly_if_p_is_not_significant() -> None:
 
 def test_many_groups_are_tested_against_the_leader() -> None:
     """Adjusted for all pairs, since the leader was selected by results."""
-    comparison = compared([r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
+    comparison = compare_and_rank(
+        [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))]
+    )
     assert [(v.a_index, v.b_index) for v in verdicts(comparison)] == [(0, i) for i in range(1, 9)]
     plain = [v.unadjusted_p for v in verdicts(comparison) if v.p is not None]
     adjusted = holm([*plain, *[1.0] * (math.comb(9, 2) - 8)])[:8]
@@ -126,24 +127,24 @@ def test_many_groups_are_tested_against_the_leader() -> None:
 
 def test_a_baseline_is_adjusted_only_for_its_own_pairs() -> None:
     """For m groups, m - 1 pairs. A baseline is a group's name or label."""
-    subjects = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
-    comparison = compared(subjects, baseline="m0")
+    runs_to_compare = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
+    comparison = compare_and_rank(runs_to_compare, baseline="m0")
     assert [(v.a_index, v.b_index) for v in verdicts(comparison)] == [(i, 8) for i in range(8)]
     plain = [v.unadjusted_p for v in verdicts(comparison) if v.p is not None]
     assert [v.p for v in verdicts(comparison) if v.p is not None] == pytest.approx(holm(plain))
     assert all("adjusted for 8 comparisons" in verdict.sentence for verdict in verdicts(comparison))
     assert comparison.warnings == ()
     with pytest.raises(ConfigError, match=r"baseline is 'm9', which no group is; there are 'm8', "):
-        compared(subjects, baseline="m9")
+        compare_and_rank(runs_to_compare, baseline="m9")
     with pytest.raises(ConfigError, match=r"baseline is 'clear10', which 9 groups on clear10 are"):
-        compared(subjects, baseline="clear10")
+        compare_and_rank(runs_to_compare, baseline="clear10")
 
 
 def test_verdicts_are_on_the_metric_that_ranks() -> None:
     """One test for a pair."""
-    subjects = [r for i in range(3) for r in runs(f"m{i}", 60 + 10 * i, range(4))]
-    assert {verdict.metric for verdict in verdicts(compared(subjects))} == {SCORE}
-    by_forgetting = compared(subjects, rank_by="renate/forgetting")
+    runs_to_compare = [r for i in range(3) for r in runs(f"m{i}", 60 + 10 * i, range(4))]
+    assert {verdict.metric for verdict in verdicts(compare_and_rank(runs_to_compare))} == {SCORE}
+    by_forgetting = compare_and_rank(runs_to_compare, rank_by="renate/forgetting")
     assert {verdict.metric for verdict in verdicts(by_forgetting)} == {"renate/forgetting"}
     assert len(by_forgetting.pairs) == 3
 
@@ -156,13 +157,13 @@ def two_methods(seeds: int) -> list[ComparedRun]:
         for name, sign in (("a", 1), ("b", -1)):
             noise = np.random.default_rng([seed, sign + 1]).integers(-1, 2, (5, 4))
             cells = 120 + noise + sign * (20 * past - 10 * future)
-            comparison.append(subject(name, cells.tolist(), seed=seed))
+            comparison.append(compared_run(name, cells.tolist(), seed=seed))
     return comparison
 
 
 def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() -> None:
     """In one line of terminal, page, description and JSON. p covers all metrics and pairs."""
-    comparison = compared(two_methods(5))
+    comparison = compare_and_rank(two_methods(5))
     (verdict,) = verdicts(comparison)
     assert verdict.outcome == "not shown"
     line = comparison.exploratory
@@ -171,7 +172,7 @@ def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() ->
     )
     assert "renate/average_accuracy" in line
     assert "adjusted for 4 comparisons" in line
-    assert line in printed(comparison)
+    assert line in print_comparison(comparison)
     assert line in html.unescape(render_comparison_page(comparison, title="", footer=""))
     assert "Exploratory, without" in format_description(comparison, page="")
     assert build_comparison_dict(comparison)["exploratory"] == line
@@ -179,9 +180,9 @@ def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() ->
 
 def test_nothing_is_exploratory_where_the_ranking_metric_decides() -> None:
     """Nor without any difference, or with too few seeds."""
-    assert compared(two_methods(5), rank_by="renate/average_accuracy").exploratory == ""
-    assert compared([*runs("a", 80, range(4)), *runs("c", 80, range(4))]).exploratory == ""
-    assert compared(two_methods(2)).exploratory == ""
+    assert compare_and_rank(two_methods(5), rank_by="renate/average_accuracy").exploratory == ""
+    assert compare_and_rank([*runs("a", 80, range(4)), *runs("c", 80, range(4))]).exploratory == ""
+    assert compare_and_rank(two_methods(2)).exploratory == ""
 
 
 def test_equal_methods_are_called_different_in_few_comparisons() -> None:
@@ -190,7 +191,7 @@ def test_equal_methods_are_called_different_in_few_comparisons() -> None:
     times = 120
     for time in range(times):
         seeds = range(3 * time, 3 * time + 3)
-        comparison = compared(
+        comparison = compare_and_rank(
             [r for name in ("a", "bb", "ccc", "dddd") for r in runs(name, 70, seeds, spread=6)]
         )
         wrong += any(verdict.outcome == "different" for verdict in verdicts(comparison))
@@ -199,7 +200,7 @@ def test_equal_methods_are_called_different_in_few_comparisons() -> None:
 
 def test_two_seeds_get_the_number_of_additional_seeds() -> None:
     """Without a verdict."""
-    comparison = compared([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
+    comparison = compare_and_rank([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
     (verdict,) = verdicts(comparison)
     assert (verdict.outcome, verdict.p) == ("too few", None)
     assert verdict.sentence.startswith(f"replay and naive: too few seeds to test {SCORE} (replay +")
@@ -207,15 +208,17 @@ def test_two_seeds_get_the_number_of_additional_seeds() -> None:
     assert verdict.more_seeds >= 3
     assert f"with {verdict.more_seeds} fresh seeds per method would" in verdict.details[0]
     assert "with 80 % power" in verdict.details[0]
-    assert "normally distributed" not in printed(comparison), "speaks only of tests that were used"
+    assert "normally distributed" not in print_comparison(comparison), (
+        "speaks only of tests that were used"
+    )
 
 
 def test_no_difference_can_be_a_result() -> None:
     """Within a margin of a point, by scipy's two one-sided tests."""
-    subjects = [*runs("a", 80, range(8)), *runs("c", 80, range(8))]
-    (verdict,) = verdicts(compared(subjects))
+    runs_to_compare = [*runs("a", 80, range(8)), *runs("c", 80, range(8))]
+    (verdict,) = verdicts(compare_and_rank(runs_to_compare))
     assert verdict.outcome == "not shown"
-    comparison = compared(subjects, margin=0.01)
+    comparison = compare_and_rank(runs_to_compare, margin=0.01)
     (verdict,) = verdicts(comparison)
     change = np.subtract(values(comparison, 0), values(comparison, 1))
     sides = [
@@ -229,7 +232,7 @@ def test_no_difference_can_be_a_result() -> None:
 
 
 def diverged(name: str, seed: int, rows: int = 2) -> ComparedRun:
-    return subject(name, counts(150, seed)[: rows + 1], seed=seed, diverged=True)
+    return compared_run(name, counts(150, seed)[: rows + 1], seed=seed, diverged=True)
 
 
 def test_a_seed_that_diverged_is_a_result() -> None:
@@ -240,8 +243,12 @@ def test_a_seed_that_diverged_is_a_result() -> None:
         seed=4,
         labels={"strategy": "naive", "dataset": "clear10"},
     )
-    subjects = [*runs("replay", 90, range(5)), *runs("naive", 55, range(3)), diverged("naive", 3)]
-    comparison = compared(subjects, without_rows=[lost])
+    runs_to_compare = [
+        *runs("replay", 90, range(5)),
+        *runs("naive", 55, range(3)),
+        diverged("naive", 3),
+    ]
+    comparison = compare_and_rank(runs_to_compare, without_rows=[lost])
     naive = comparison.groups[1]
     assert (len(naive.counted), len(naive.diverged)) == (3, 2)
     (verdict,) = verdicts(comparison)
@@ -252,27 +259,29 @@ def test_a_seed_that_diverged_is_a_result() -> None:
     assert sum("diverged" in warning for warning in comparison.warnings) == 2
     page = render_comparison_page(comparison, title="t", footer="f")
     assert ">3, 2 diverged</td>" in page
-    assert "3, 2 diverged" in printed(comparison)
+    assert "3, 2 diverged" in print_comparison(comparison)
     assert "| naive | 3, 2 diverged |" in format_description(comparison, page="p")
 
 
 def test_a_method_whose_seeds_all_diverged_is_shown() -> None:
     """As a group without metrics, or as a name."""
     whole = [diverged("naive", seed) for seed in range(3)]
-    comparison = compared([*runs("replay", 90, range(3)), *whole])
+    comparison = compare_and_rank([*runs("replay", 90, range(3)), *whole])
     assert [(len(g.counted), len(g.diverged)) for g in comparison.groups] == [(3, 0), (0, 3)]
-    assert "0, 3 diverged" in printed(comparison)
+    assert "0, 3 diverged" in print_comparison(comparison)
     labels = {"strategy": "naive"}
     lost = RunWithoutRows(run_id="f" * 32, name="naive seed 4", seed=4, labels=labels)
-    comparison = compared(runs("replay", 90, range(3)), without_rows=[lost])
+    comparison = compare_and_rank(runs("replay", 90, range(3)), without_rows=[lost])
     (warning,) = comparison.warnings
     assert warning.startswith("naive seed 4 (ffffffff) diverged before its first row")
 
 
 def test_seeds_without_randomness_give_no_interval() -> None:
     """The same matrix from every seed is reported."""
-    same = [subject("ncm", counts(150, 0), seed=seed, run_id=f"ncm{seed}") for seed in range(3)]
-    comparison = compared([*runs("replay", 90, range(3)), *same])
+    same = [
+        compared_run("ncm", counts(150, 0), seed=seed, run_id=f"ncm{seed}") for seed in range(3)
+    ]
+    comparison = compare_and_rank([*runs("replay", 90, range(3)), *same])
     position = next(i for i, group in enumerate(comparison.groups) if group.name == "ncm")
     summary = comparison.groups[position].metrics[SCORE]
     assert (summary.n, summary.std, summary.interval) == (3, 0.0, None)
@@ -282,18 +291,20 @@ def test_seeds_without_randomness_give_no_interval() -> None:
     (verdict,) = verdicts(comparison)
     assert verdict.outcome == "different"
     assert "all seeds of ncm have the same matrix" in verdict.sentence
-    both = [subject("slda", counts(140, 0), seed=seed, run_id=f"slda{seed}") for seed in range(3)]
-    (verdict,) = verdicts(compared([*same, *both]))
+    both = [
+        compared_run("slda", counts(140, 0), seed=seed, run_id=f"slda{seed}") for seed in range(3)
+    ]
+    (verdict,) = verdicts(compare_and_rank([*same, *both]))
     assert (verdict.outcome, verdict.p) == ("too few", None)
     assert "Without variation between seeds, only a test over test images" in verdict.sentence
 
 
 def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
     """Predictions are read of the leader and all others."""
-    subjects = [run(f"m{i}", 40 + 3 * i, 0) for i in range(10)]
-    wanted = [s.name for s in rank_groups(subjects, BY).list_runs_to_bootstrap()]
-    assert wanted[0] == "m9 seed 0"
-    assert sorted(wanted) == [f"m{i} seed 0" for i in range(10)]
+    runs_to_compare = [run(f"m{i}", 40 + 3 * i, 0) for i in range(10)]
+    names = [s.name for s in rank_groups(runs_to_compare, BY).list_runs_to_bootstrap()]
+    assert names[0] == "m9 seed 0"
+    assert sorted(names) == [f"m{i} seed 0" for i in range(10)]
     ranked = rank_groups([run(f"m{i}", 30 + i, 0) for i in range(40)], BY)
     assert len(ranked.list_runs_to_bootstrap()) == 24
 
@@ -302,9 +313,9 @@ def test_seeds_are_paired_if_one_of_them_diverged() -> None:
     """Seeds that completed in both methods are pairs."""
     a = [*runs("replay", 90, range(5))]
     b = [*runs("naive", 55, range(4)), diverged("naive", 4)]
-    (verdict,) = verdicts(compared([*a, *b]))
+    (verdict,) = verdicts(compare_and_rank([*a, *b]))
     assert "paired t-test, 4 shared seeds; 1 of 5 seeds of naive diverged" in verdict.sentence
-    (verdict,) = verdicts(compared([*a, *runs("naive", 55, range(1, 6))]))
+    (verdict,) = verdicts(compare_and_rank([*a, *runs("naive", 55, range(1, 6))]))
     assert "Welch's t-test, 5 and 5 seeds" in verdict.sentence
 
 
@@ -312,9 +323,11 @@ def test_seeds_are_paired_if_one_method_has_some_of_the_others_seeds() -> None:
     """In either order. With extra seeds on both sides, samples are unpaired."""
     five, three = range(5), range(3)
     for of_replay, of_naive in ((five, three), (three, five)):
-        comparison = compared([*runs("replay", 90, of_replay), *runs("naive", 55, of_naive)])
+        comparison = compare_and_rank(
+            [*runs("replay", 90, of_replay), *runs("naive", 55, of_naive)]
+        )
         assert "paired t-test, 3 shared seeds" in verdicts(comparison)[0].sentence
-    comparison = compared([*runs("replay", 90, five), *runs("naive", 55, range(1, 7))])
+    comparison = compare_and_rank([*runs("replay", 90, five), *runs("naive", 55, range(1, 7))])
     assert "Welch's t-test, 5 and 6 seeds" in verdicts(comparison)[0].sentence
 
 
@@ -323,7 +336,7 @@ def trained_runs(seeds: int) -> list[ComparedRun]:
     stored = json.loads(TRAINED.read_text(encoding="utf-8"))
     shape = {"dataset": "digits-writers", "num_test": stored["num_test"]}
     return [
-        subject(name, stored["rows"][name][seed], seed=seed, **shape)
+        compared_run(name, stored["rows"][name][seed], seed=seed, **shape)
         for name in ("naive", "replay", "er_ace")
         for seed in range(seeds)
     ]
@@ -331,7 +344,7 @@ def trained_runs(seeds: int) -> list[ComparedRun]:
 
 def test_real_runs_have_the_published_verdicts() -> None:
     """Word by word as in docs/statistics.md: at three seeds, and at five with a margin."""
-    undecided, *_ = verdicts(compared(trained_runs(3)))
+    undecided, *_ = verdicts(compare_and_rank(trained_runs(3)))
     assert undecided.sentence == (
         "replay and er_ace: no significant difference in clear/challenge_score (replay +0.2 "
         "points, 95 % CI -0.3 to 0.8, p = 0.25, Holm-adjusted for 3 comparisons, paired t-test, 3 "
@@ -342,7 +355,7 @@ def test_real_runs_have_the_published_verdicts() -> None:
         "A new comparison with 16 fresh seeds per method would detect a difference of this size "
         "with 80 % power.",
     ]
-    equal, better, last = verdicts(compared(trained_runs(5), margin=0.01))
+    equal, better, last = verdicts(compare_and_rank(trained_runs(5), margin=0.01))
     assert equal.sentence == (
         "replay and er_ace: equivalent in clear/challenge_score within 1 point (replay +0.3 "
         "points, 90 % CI -0.2 to 0.7, TOST p = 0.0096, Bonferroni-adjusted for 3 comparisons, "
@@ -359,7 +372,9 @@ def test_real_runs_have_the_published_verdicts() -> None:
 
 def test_the_recommended_number_of_seeds_is_sufficient() -> None:
     """Of four methods, in four of five tries."""
-    comparison = compared([r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)])
+    comparison = compare_and_rank(
+        [r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)]
+    )
     undecided = [v for v in verdicts(comparison) if v.outcome == "not shown"]
     assert len(undecided) > 1
     for verdict in undecided:
@@ -381,7 +396,7 @@ def test_the_recommended_number_of_seeds_is_sufficient() -> None:
 
 @pytest.mark.parametrize("seeds", [2, 3])
 def test_new_seeds_have_the_nominal_error_rate(seeds: int) -> None:
-    """Simulated: two equal methods are inconclusive, and as many new seeds are compared."""
+    """Simulated: two equal methods are inconclusive, and as many new seeds are compare_and_rank."""
     draws, looks, wrong = np.random.default_rng(seeds), 0, 0
     for _ in range(700):
         first = paired_t(*draws.normal(size=(2, seeds)))
@@ -397,13 +412,13 @@ def test_new_seeds_have_the_nominal_error_rate(seeds: int) -> None:
 def test_collapsed_seeds_and_unequal_spreads_are_mentioned() -> None:
     """Where tests exceed their error rate. Ordinary seeds get no remark."""
     steady = runs("a", 80, range(5))
-    (verdict,) = verdicts(compared([*steady, *runs("b", 75, range(5))]))
+    (verdict,) = verdicts(compare_and_rank([*steady, *runs("b", 75, range(5))]))
     assert "outlier" not in verdict.sentence
     assert "deviation" not in verdict.sentence
     collapsed = [*runs("b", 75, range(4)), run("b", 20, 4)]
-    (verdict,) = verdicts(compared([*steady, *collapsed]))
+    (verdict,) = verdicts(compare_and_rank([*steady, *collapsed]))
     assert "5 shared seeds; seed 4 is an outlier)" in verdict.sentence
-    (verdict,) = verdicts(compared([*runs("a", 80, range(5, 10)), *collapsed]))
+    (verdict,) = verdicts(compare_and_rank([*runs("a", 80, range(5, 10)), *collapsed]))
     assert (
         "5 and 5 seeds; seed 4 of b is an outlier; the standard deviation of b is over 6 times "
         "that of a"
@@ -424,7 +439,7 @@ def test_a_difference_and_equivalence_err_together_within_the_level() -> None:
     for time in range(times):
         seeds = range(5 * time, 5 * time + 5)
         means = {"a": 70, "bb": 70, "ccc": 72}
-        comparison = compared(
+        comparison = compare_and_rank(
             [r for name, mean in means.items() for r in runs(name, mean, seeds, spread=3)],
             margin=0.02,
         )

@@ -1,4 +1,4 @@
-"""Built-in strategies whose training waits, without using the CPU, until a test lets it go on.
+"""Built-in strategies whose training waits, without using the CPU, until a test releases it.
 
 The training of the third and every later bucket waits while the file exists that
 ``CLEAR_TESTS_HOLD`` names. By then, rows 0 to 2 are stored. Before each bucket, it also waits for
