@@ -1,6 +1,6 @@
-"""What every tier needs: the checkout, a cache folder, signals as a terminal gives them.
+"""Fixtures of all tests: the checkout, a cache folder, and a terminal's signal handlers.
 
-Nothing here imports torch or MLflow: the tests in unit/ run where neither is installed.
+Nothing here imports torch or MLflow, since the tests in unit/ run without them.
 """
 
 import fcntl
@@ -11,23 +11,22 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# On a developer's machine every run tries other examples; where a change is accepted or refused,
-# the same change is always answered the same. No example has a deadline: how long one takes says
-# what else the machine does.
+# On a developer's machine, every run tries other examples. In CI, the same change has the same
+# result. Examples have no deadline, since their time depends on the machine's load.
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-# Threads that spin while they wait would take the cores from the processes that they wait for; read
-# when torch is loaded, here and in what tests start.
+# Threads that spin while they wait would take cores from the processes that they wait for. Torch
+# reads this when it is loaded, here and in processes that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # More threads cost more than they save: the models and images of tests are small.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests report nothing to MLflow's developers.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
-# A shell that runs pytest in the background (``pytest &``) has it ignore Ctrl-C, and ``nohup`` a
-# hang-up, and all that it starts, too: nothing of what is tested of these signals would happen.
+# ``pytest &`` ignores Ctrl-C, and ``nohup`` ignores a hang-up, and so would all processes that are
+# started here. Tests of these signals need the default handlers.
 for _signal, _usual in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGHUP, signal.SIG_DFL),
@@ -36,8 +35,8 @@ for _signal, _usual in (
     if signal.getsignal(_signal) is signal.SIG_IGN:
         signal.signal(_signal, _usual)
 
-# Files whose tests start programs and wait for them, the longest first: side by side with the
-# others, none of them is left to the end.
+# Files whose tests start programs and wait for them, the longest first. They alternate with the
+# other files, which keep the cores busy meanwhile, and none of them is left to the end.
 _LONGEST = (
     "test_examples.py",
     "test_sweep.py",
@@ -61,21 +60,28 @@ _LONGEST = (
     "test_fuzz.py",
 )
 
-_MOST_WORKERS = 8  # each holds torch and MLflow, and starts a process that does
+_MOST_WORKERS = 8  # each loads torch and MLflow, and so does its fork server
 
 
 def pytest_xdist_auto_num_workers(config):
-    """One more than there are cores, as some wait; none for tests that are named one by one."""
+    """Return two more than there are cores, as some wait, or 0 for tests that are named."""
     if config.args and all("::" in argument for argument in config.args):
         config.option.dist = "no"
         return 0
-    return min((os.cpu_count() or 1) + 1, _MOST_WORKERS)
+    return min((os.cpu_count() or 1) + 2, _MOST_WORKERS)
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the files that take longest."""
-    place = {name: at for at, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.name, len(_LONGEST)))
+    """Spread the files that take longest over the first two thirds of the session."""
+    files = list(dict.fromkeys(item.path for item in items))
+    longest = sorted(
+        (path for path in files if path.name in _LONGEST),
+        key=lambda path: _LONGEST.index(path.name),
+    )
+    others = [path for path in files if path.name not in _LONGEST]
+    order = {path: number / len(longest) * 2 / 3 for number, path in enumerate(longest)}
+    order |= {path: (number + 0.5) / len(others) for number, path in enumerate(others)}
+    items.sort(key=lambda item: order[item.path])
 
 
 @pytest.fixture(scope="session", autouse=True)
