@@ -181,9 +181,10 @@ def _sample_pairs(
     bootstrap: ImageBootstrap,
     predictions: Mapping[tuple[int, int], tuple[Predictions, Predictions]],
 ) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return the difference of each planned pair, with its t-test or bootstrap if it has one.
+    """Return the test of each planned pair by its indices: over images, or else over seeds.
 
-    Pairs without predictions need two seeds per group; others are left out.
+    Left out are pairs without both: without predictions, or a metric that these do not define,
+    and with fewer than two seeds in a group.
     """
     samples = {}
     for pair in ranked.planned_pairs:
@@ -275,7 +276,10 @@ def _compare_over_seeds(a: Group, b: Group, metric: str) -> dict[str, Any] | Non
 def _compare_over_images(
     a: Predictions, b: Predictions, bootstrap: ImageBootstrap, metric: str
 ) -> dict[str, Any] | None:
-    """Compare two runs of equal length over test images, or return None without a test."""
+    """Compare two runs over their test images.
+
+    Returns None if they have different numbers of rows, or predictions do not define the metric.
+    """
     test = bootstrap.test(a, b).get(metric) if a.k == b.k else None
     if test is None:
         return None

@@ -247,7 +247,8 @@ def _format_markdown_rows(
 def format_mean(cell: Any, number: Callable[[float], str], sign: str = "± ") -> str:
     """Return mean and standard deviation of a group, or a dash if the mean is not defined.
 
-    cell: row of a metric in :attr:`Comparison.groups_frame`. number: formats a number.
+    cell: row of a metric in :attr:`Comparison.groups_frame`. number: formats a number. sign: text
+    before the standard deviation.
     """
     if not cell.n:
         return NOT_MEASURED

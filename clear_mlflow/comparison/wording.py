@@ -290,9 +290,9 @@ def _warn_about_group(group: Group) -> Iterator[str]:
 def _warn_about_tests(
     ranked: Comparison, pairs: Sequence[Mapping[str, Any]], unequal_images: Set[tuple[int, int]]
 ) -> Iterator[str]:
-    """Yield warnings on groups of one run, pairs without a test, and the choice of pairs.
+    """Warn about groups of one run, untested pairs, tests against leaders, and missing baselines.
 
-    pairs: tested pairs. unequal_images: indices of two groups with different test images.
+    pairs: tested pairs. unequal_images: indices of pairs of groups with different test images.
     """
     groups = ranked.groups
     single = [group for group in groups if len(group.counted) == 1]

@@ -234,6 +234,10 @@ def _get_line_width(cell: float) -> float:
 def _outline_diagonal(
     axes: Axes, shades: NDArray[np.float64], corner: tuple[float, float], cell: float
 ) -> None:
+    """Outline the cells of the diagonal, whose (k,) *shades* decide on black or white lines.
+
+    Small cells are left out. corner, cell: corner and side of the first cell, in inches.
+    """
     from matplotlib.patches import Rectangle
 
     if cell < _MIN_CELL_WITH_LINES:

@@ -46,9 +46,9 @@ def render_comparison_page(
 ) -> str:
     """Return the HTML page of a comparison.
 
-    more_seeds, chosen: artifacts with grids to continue with, or None. run_address: returns the
-    address of a run's page for a run id. extension: template that extends the page, or None.
-    content: variables of that template.
+    more_seeds, chosen: file names of grids for a sweep that trains more seeds, or tests the chosen
+    parameters, or None. run_address: returns the address of a run's page for a run id.
+    extension: template that extends the page, or None. content: variables of that template.
     """
     return render_page(
         "clear_mlflow.comparison.page/page",

@@ -215,7 +215,7 @@ def separate_positions(
 
 
 def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of (cost, value) pairs that no other pair beats in both, cheapest first.
+    """Return indices of (cost, value) pairs, cheapest first, whose value exceeds all cheaper ones.
 
     >>> find_pareto_front([(2.0, 0.8), (1.0, 0.5), (3.0, 0.7), (2.0, 0.6)])
     [1, 0]
@@ -289,7 +289,11 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def _build_line(position: int, group: Group, history: _History, score: Score) -> Line:
-    """Return the mean of a value over the seeds that define it, after each trained bucket."""
+    """Return the chart line of a group: the mean of *history* over the seeds that define it.
+
+    position: index of the group, which selects colour and dashes. history: function from the
+    (T + 1, T) cells of a run to a value after each of 0 to T buckets.
+    """
     name, points = shorten(group.name, 60), []
     values_by_row = np.transpose([history(member.grid) for member in group.members])
     for num_trained, row in enumerate(values_by_row):
