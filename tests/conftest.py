@@ -35,8 +35,8 @@ for _signal, _usual in (
     if signal.getsignal(_signal) is signal.SIG_IGN:
         signal.signal(_signal, _usual)
 
-# Files whose tests start programs and wait for them, the longest first. They alternate with the
-# other files, which keep the cores busy meanwhile, and none of them is left to the end.
+# Files whose tests start programs and wait for them, the longest first. They come before the other
+# files, so that none of them is left to the end.
 _LONGEST = (
     "test_examples.py",
     "test_sweep.py",
@@ -64,24 +64,17 @@ _MOST_WORKERS = 8  # each loads torch and MLflow, and so does its fork server
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Return two more than there are cores, as some wait, or 0 for tests that are named."""
+    """Return one more than there are cores, as some wait, or 0 for tests that are named."""
     if config.args and all("::" in argument for argument in config.args):
         config.option.dist = "no"
         return 0
-    return min((os.cpu_count() or 1) + 2, _MOST_WORKERS)
+    return min((os.cpu_count() or 1) + 1, _MOST_WORKERS)
 
 
 def pytest_collection_modifyitems(items):
-    """Spread the files that take longest over the first two thirds of the session."""
-    files = list(dict.fromkeys(item.path for item in items))
-    longest = sorted(
-        (path for path in files if path.name in _LONGEST),
-        key=lambda path: _LONGEST.index(path.name),
-    )
-    others = [path for path in files if path.name not in _LONGEST]
-    order = {path: number / len(longest) * 2 / 3 for number, path in enumerate(longest)}
-    order |= {path: (number + 0.5) / len(others) for number, path in enumerate(others)}
-    items.sort(key=lambda item: order[item.path])
+    """Begin with the files that take longest."""
+    order = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(_LONGEST)))
 
 
 @pytest.fixture(scope="session", autouse=True)
