@@ -133,7 +133,7 @@ def _read_csv(file: Path, arguments: Arguments) -> _Content:
 
 def _parse_numbers(column: Series) -> NDArray[np.float64]:
     """Convert texts with Python's precision. Raises ValueError at a text without a number."""
-    texts = column.to_numpy(object)
+    texts: NDArray[np.object_] = column.to_numpy(object)
     try:
         return texts.astype(np.float64)
     except ValueError:  # perhaps only missing numbers
