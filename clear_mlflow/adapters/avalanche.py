@@ -47,7 +47,10 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         self._num_train = 0  # experiences of the training stream; 0 if unknown
 
     def before_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
-        """Log the row that was measured before this experience, and start to measure its cost."""
+        """Log the row of tests since the last training, and start to measure this one's cost.
+
+        Before the first experience this is row 0. Experiences that were not tested are missing.
+        """
         experience = strategy.experience.logging()
         # An online stream splits each experience of another stream into parts.
         bucket = getattr(experience, "origin_experience", None) or experience

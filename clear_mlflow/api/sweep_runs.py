@@ -304,7 +304,8 @@ def build_engine(
 ) -> Engine:
     """Return the engine that trains the runs: processes on this machine, or a Ray cluster.
 
-    See :func:`clear_mlflow.sweep` for the other options. Raises ConfigError if one is invalid.
+    "auto" for jobs is one process, or as many runs as the cluster has room for. See
+    :func:`clear_mlflow.sweep` for the options. Raises ConfigError if one is invalid.
 
     start: starts a training process on this machine.
     """
@@ -477,9 +478,9 @@ class SweepStore:
         self._parent_id: str | None = None  # id of the parent run, after it was opened
 
     def plan(self, grid: Grid) -> list[SweepRun]:
-        """Return each run of a grid with its state: done, trained elsewhere, or not done.
+        """Return each run of a grid with its state in the store, which is only read.
 
-        Only reads the store.
+        The state is done, not done, or trained elsewhere, that is, now by another process.
         """
         attempts: dict[str, list[Run]] = {}
         for stored_run in self._search_sweep_runs("!= ''"):
@@ -779,7 +780,7 @@ class SweepStore:
         self._client.delete_run(run_id)
 
     def _list_members(self, run_id: str) -> list[str]:
-        """Return the ids of a run's child runs, which an ensemble has for its seeds."""
+        """Return the ids of a run's child runs: an ensemble has one for each seed."""
         condition = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
         members = self._client.search_runs([self._experiment_id], condition, max_results=1000)
         return [str(member.info.run_id) for member in members]

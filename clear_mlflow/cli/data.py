@@ -71,8 +71,8 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
     is 1 if there are problems.
 
     Args:
-        folder: folder of the dataset.
-        dataset: dataset as for train, if DIR is your own stream. auto: CLEAR.
+        folder: folder of the dataset. May be left out if --dataset reads no folder.
+        dataset: your own stream (see train), if DIR is not in a layout of CLEAR. auto: CLEAR.
         dataset_args: arguments of your own stream, name=value,name=value.
     """
     from clear_mlflow.data.check import check_layout, check_stream

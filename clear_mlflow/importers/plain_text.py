@@ -230,11 +230,13 @@ def _is_range(cells: Sequence[str]) -> bool:
 def _find_orientation_words(
     corner: str, names: Sequence[str] | None, labels: Sequence[str] | None
 ) -> str:
-    """Return "rows" if a row is one test after training, "columns" if a column is, else "auto".
+    """Return the orientation of a matrix in a text file, from words in its header and labels.
 
-    Words such as "train", "after", "test" and "eval" in the names and labels decide.
+    "rows" if each row has the accuracies after one training, "columns" if each column has them,
+    and "auto" without a word such as "train", "after", "test" or "eval".
 
-    corner: name of the column of row labels. names: names of the other columns. labels: row labels.
+    corner: name of the column of row labels. names: names of the other columns, None without a
+    header. labels: labels of the rows, None if there are none.
     """
     names_trained, names_tested, labels_trained, labels_tested = (
         bool(texts) and all(map(pattern.search, texts))

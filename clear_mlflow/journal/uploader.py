@@ -152,10 +152,11 @@ class Uploader:
         )
 
     def upload(self, entry: Entry) -> None:
-        """Upload one file. A row that is stored with the same numbers is left as it is.
+        """Upload one file of the run folder, without a second try.
 
-        Raises LeaseLostError if another process has taken over the run, RowConflictError if the row
-        is stored with other numbers, and TrackingError if the store does not take the file.
+        A row that is stored with the same numbers is left as it is. Raises LeaseLostError if
+        another process has taken over the run, RowConflictError if the row is stored with other
+        numbers, and TrackingError if the store does not take the file.
         """
         run_id, name = self._run_id, entry.name
         run = self.lease.check()
@@ -282,7 +283,7 @@ class Uploader:
                 self._changed.notify_all()
 
     def _wait_to_retry(self, seconds: float) -> None:
-        """Wait between two tries, at most until :meth:`finish` begins or uploads are stopped."""
+        """Wait some seconds between two tries, or until :meth:`finish` begins or uploads stop."""
         was_finishing = self._is_finishing
         self._changed.wait_for(
             lambda: self._is_stopped or self._is_finishing != was_finishing, seconds

@@ -70,8 +70,8 @@ def load_custom_metrics(references: Sequence[Any]) -> tuple[Metric, ...]:
 def _to_metrics(path: str, item: Any) -> list[Metric]:
     """Convert a function, a metric or a sequence to metrics that fail with FailedMetricError.
 
-    path: import path of *item*, which names a function's metric. Raises ConfigError if a family is
-    taken or a signature is invalid.
+    path: import path of *item*, which names a function's metric. Raises ConfigError if a metric has
+    the prefix of built-in metrics, such as "clear" in "clear/in_domain", or an invalid signature.
     """
     metrics: list[Any] = [*item] if isinstance(item, (tuple, list)) else [item]
     if not metrics or not all(isinstance(metric, Metric) for metric in metrics):

@@ -52,7 +52,8 @@ def read_scores(
     """Compute the metrics of a run, and find what has to be logged. Writes nothing.
 
     metrics: extra metrics to compute. reread: True to read all files of the run, and to look for
-    deleted files and metric values. Raises RecordError like :func:`score`.
+    deleted files and metric values; False to trust the tags about what was logged. Raises
+    RecordError like :func:`score`.
     """
     stored = read_record(client, run, metrics, reread=reread)
     if (
@@ -87,7 +88,8 @@ def evaluate(stored: StoredRun) -> MetricResults:
     """Compute the metrics of a run from its stored measurements.
 
     A metric that cannot be computed from *stored*, such as a custom one, has its logged value,
-    without a history. Undefined metrics of predictions are left out. Empty without rows.
+    without a history. Undefined metrics that need stored predictions (labels or probabilities of
+    each image) are left out. Empty without rows.
     """
     record, logged = stored.record, stored.run.data.metrics
     if record is None:

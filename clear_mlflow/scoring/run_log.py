@@ -239,7 +239,10 @@ def evaluate_step(
 
 
 def build_metric_values(stored: StoredRun, results: MetricResults) -> list[MlflowMetric]:
-    """Return each metric, and the score on each bucket, at every step with the time of its row."""
+    """Return the values to log: each metric and the accuracy on each bucket after every row.
+
+    Step and timestamp are the row's number and time. Undefined values are left out.
+    """
     if stored.record is None:
         return []
     metric_series = {name: r.series for name, r in results.items() if r.version is not None}
@@ -303,7 +306,7 @@ def _name_charted_buckets(buckets: tuple[str, ...], score_name: str) -> dict[int
 
 
 def _find_missing_reports(client: MlflowClient, run: Run) -> frozenset[str]:
-    """Return the paths of report files that the run should have as artifacts but has not."""
+    """Return the artifact paths of the CSV, PNG and HTML reports that a run lacks."""
     paths = set()
     for folder in ("", names.MATRIX_FOLDER):
         with mlflow_errors(f"list {folder or 'the artifacts'} of run {run.info.run_id}"):

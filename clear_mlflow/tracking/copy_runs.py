@@ -334,10 +334,11 @@ class RunCopier:
         return last_time
 
     def _score(self, source: RunSource, target: Run, files: Collection[str]) -> str:
-        """Score a copy and log its models. Return why it cannot be scored, or "".
+        """Score a copy and create MLflow's logged models for its checkpoints.
 
-        Reads the rows and predictions of the source, which may be on this machine. Reads metric
-        histories of the copy only if the source was not scored with these rows and definitions.
+        Returns why it cannot be scored, or "". Reads the rows and predictions of the source, which
+        may be on this machine. Reads metric histories of the copy only if, by its tags, the source
+        was scored with other rows or other versions of the metrics.
 
         files: paths of the files that the copy has.
         """

@@ -168,8 +168,9 @@ class RunRecorder:
         """Write a row of the accuracy matrix, its files and its metrics to disk, and upload them.
 
         Waits up to 5 seconds until they are stored. Raises LeaseLostError if another process has
-        taken over the run, and TrackingError if no disk can be written. files: artifact path to
-        content.
+        taken over the run, and TrackingError if no disk can be written.
+
+        files: artifact path to content. curve: values of the loss curve since the last row.
         """
         row = record.row
         self.write_file(f"{ROWS_FOLDER}/{row_file_name(row.row)}", record.to_json().encode())
