@@ -291,6 +291,15 @@ train_in_process(MlflowClient(), Training(FOUR_BUCKETS), {"seed": "7"})
 """
 
 
+def wait_until_stopped(pid):
+    """Wait until all threads of a process that was sent SIGSTOP have stopped."""
+    states = set()
+    while states != {"T"}:
+        time.sleep(0.01)
+        files = Path(f"/proc/{pid}/task").glob("*/stat")
+        states = {file.read_text().rpartition(")")[2].split()[0] for file in files}
+
+
 @pytest.mark.parametrize("is_taken_over", [False, True])
 def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
     store, experiment_id, tmp_path, own_cache, monkeypatch, is_taken_over
@@ -306,6 +315,7 @@ def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
         with closing(sqlite3.connect(database, timeout=60, isolation_level=None)) as connection:
             connection.execute("BEGIN EXCLUSIVE")  # else it may stop with the database locked
             trainer.send_signal(signal.SIGSTOP)
+            wait_until_stopped(trainer.pid)  # on a busy machine its threads run on for a moment
         (run,) = store.search_runs([experiment_id])
         run_id = run.info.run_id
         time.sleep(1.1)  # the renewal is dated to the second

@@ -118,6 +118,12 @@ class ForkedPython(_Popen):
         while start_new_session and self.poll() is None and os.getsid(self.pid) != self.pid:
             time.sleep(0.01)
 
+    def __exit__(self, error_type: object, *details: Any) -> None:
+        """Wait for the process, which is killed after an error: it may never end by itself."""
+        if error_type is not None:
+            self.kill()
+        super().__exit__(error_type, *details)
+
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
         self.returncode = self._process.exitcode
