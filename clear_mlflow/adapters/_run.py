@@ -70,16 +70,25 @@ class Adapter:
         self._end_run()
 
     def _log_pending_row(self) -> None:
-        """Log a row whose buckets were not all tested, if the adapter tests them one by one."""
+        """Log the row of an unfinished evaluation. Does nothing unless an adapter overrides it.
+
+        Adapters override it if their framework tests the buckets one by one.
+        """
 
     def _build_loop_run(self, **stream: Any) -> LoopRun:
-        """Create the LoopRun, without starting it, from ``buckets`` and ``num_instances``."""
+        """Create the LoopRun without starting it.
+
+        stream: arguments of track in addition to the options: ``buckets`` and ``num_instances``.
+        """
         loop_run = track(**stream, **self._options)
         loop_run.shared_run_id = self._shared_run_id
         return loop_run
 
     def _use_shared_run(self, run_id: str) -> None:
-        """Log to the MLflow run that the framework's logger started, and end it in its place."""
+        """Log to the MLflow run that the framework's logger started, and end it for the logger.
+
+        It ends with its last row, with ``close()``, or with the program.
+        """
         self._shared_run_id = run_id
         self._close_at_exit()
 
@@ -95,7 +104,8 @@ class Adapter:
     def _stop_clock(self, model: Any) -> None:
         """Add the training time since ``_start_clock``, if it runs, to the cost of the next row.
 
-        Waits until the device of *model*, a torch module, is idle.
+        Waits until the device of *model*, a torch module, is idle. The cost also contains the name
+        of the device and the number of trainable parameters.
         """
         if self._clock_start is None:
             return

@@ -47,9 +47,10 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         self._num_train = 0  # experiences of the training stream; 0 if unknown
 
     def before_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
-        """Log the row of tests since the last training, and start to measure this one's cost.
+        """Log the row of tests since the last training, if any, and start to measure training time.
 
-        Before the first experience this is row 0. Experiences that were not tested are missing.
+        Before the first experience this is row 0. Experiences that were not tested are NaN. Raises
+        ConfigError if the numbers of training and test experiences differ.
         """
         experience = strategy.experience.logging()
         # An online stream splits each experience of another stream into parts.
@@ -73,7 +74,8 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
     def after_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
         """Stop the clock and count the trained experience.
 
-        An online stream trains an experience in parts: it counts after the last part.
+        An online stream trains an experience in parts: it counts after the last part. After the
+        last experience, logs the row if all were tested since the last training iteration.
         """
         self._stop_clock(strategy.model)
         self._drop_outdated_accuracies(strategy)
@@ -131,7 +133,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
             self._pending_row = {}
 
     def _count_trained(self, strategy: Any) -> int:
-        """Return the number of trained experiences, read from the strategy at first."""
+        """Return the number of trained experiences, initially from the strategy's own counter."""
         if self._num_trained is None:
             self._num_trained = int(strategy.clock.train_exp_counter)
         return self._num_trained

@@ -84,7 +84,7 @@ class MLflowAccuracyMatrix(Adapter, Callback):
         self.trained += 1
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the row of accuracies that ``trainer.test`` measured.
+        """Log the row of accuracies that ``trainer.test`` measured. Only rank 0 logs.
 
         Raises ConfigError if the test had another number of dataloaders than buckets, or if
         ``test_step`` did not log the metric.

@@ -87,7 +87,10 @@ class MatrixMetrics(TorchMetric):
 
     @property
     def matrix(self) -> AccuracyMatrix:
-        """Accuracy matrix of the images so far, NaN where a bucket was not tested."""
+        """Accuracy matrix of the images so far, NaN where a bucket was not tested.
+
+        Without images, it is one row of NaN.
+        """
         cells = (self.correct.double() / self.total).tolist()  # NaN without an image
         total, width = self.total.tolist(), self.num_buckets
         tested = [row for row in range(width + 1) if any(total[row])]

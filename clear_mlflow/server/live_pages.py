@@ -74,7 +74,8 @@ def render_live_comparison(
 ) -> str:
     """Return the HTML page that compares the runs that a query selects.
 
-    listed_runs: runs of the experiment, of which the first MAX_RUNS can be selected.
+    listed_runs: runs that match the query's filter. Only the first MAX_RUNS are used, without
+    sweeps, ensembles and other runs that only refer to other runs.
     """
     runs = [
         run
@@ -113,7 +114,11 @@ def render_live_comparison(
 def _write_notes(
     query: ComparisonQuery, runs: Sequence[Run], comparison: Comparison, *, has_more_runs: bool
 ) -> Iterator[str]:
-    """Yield a sentence for each limit of the comparison: runs left out, tests not computed."""
+    """Yield a sentence for each limit of the comparison.
+
+    The limits: older runs are left out, selected runs are not on the page, single runs are not
+    tested. runs: the runs on the page. has_more_runs: True if older ones are left out.
+    """
     if has_more_runs:
         yield f"These are the newest {MAX_RUNS} runs; a filter shows others."
     missing = [
@@ -132,7 +137,11 @@ def _write_notes(
 
 
 def _describe_run(query: ComparisonQuery, run: Run) -> dict[str, object]:
-    """Return the entry of a run in the list with a checkbox for each run, in JSON types."""
+    """Return the values of a run for the page's list of checkboxes, in JSON types.
+
+    These are ``id``, ``name``, ``started``, ``details``, such as "failed, diverged", and
+    ``ticked``: True if the query selects the run.
+    """
     details = [] if run.info.status == "FINISHED" else [run.info.status.lower()]
     if run.data.tags.get(names.DIVERGED_TAG) == "true":
         details.append("diverged")
@@ -180,8 +189,10 @@ def format_start(run: Run) -> str:
 def render_live_run(client: MlflowClient, run: Run, state: list[object], workspace: str) -> str:
     """Return the HTML report of a run, which reloads itself when *state* has changed.
 
+    A run without rows gets a page that states this. Raises RecordError if a row is damaged.
+
     state: result of :func:`describe_state`. workspace: name of MLflow's workspace, for links; empty
-    for the default one. Raises RecordError if a row is damaged.
+    for the default one.
     """
     page_links = {
         "run_id": run.info.run_id,

@@ -55,7 +55,10 @@ def _load_app(name: str) -> Any:
 
 
 def _check_settings() -> None:
-    """Raise ServerError if the wrapped app is missing, and create basic-auth's administrator."""
+    """Raise ServerError if the wrapped app is missing, and create basic-auth's administrator.
+
+    Raises ServerError as well if MLflow cannot create it.
+    """
     wrapped_name = os.environ.get(WRAPPED_APP)
     if wrapped_name:
         _load_app(wrapped_name)

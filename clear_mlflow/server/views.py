@@ -52,7 +52,7 @@ _logger = logging.getLogger(__name__)
 
 
 class PageCache:
-    """A cache of the HTML of recent pages, which draws one page at a time."""
+    """A cache of the HTML of the 16 pages that were used last. Draws one page at a time."""
 
     def __init__(self, max_wait_seconds: float = 10.0) -> None:
         self._max_wait_seconds = max_wait_seconds
@@ -82,7 +82,8 @@ class PageCache:
 def add_pages(app: Flask, *, has_accounts: bool) -> None:
     """Add the routes of the pages to MLflow's Flask app, before its first request.
 
-    Does nothing on a server that serves only artifacts. With *has_accounts*, users of MLflow's
+    The routes are ``/clear/``, ``/clear/compare``, ``/clear/run`` and ``/clear/run/state``. Does
+    nothing on a server that serves only artifacts. With *has_accounts*, users of MLflow's
     basic-auth app may open the pages.
     """
     if not serves_runs():
@@ -124,7 +125,13 @@ def add_pages(app: Flask, *, has_accounts: bool) -> None:
 
 
 def build_blueprint(routes: Mapping[str, _View]) -> Blueprint:
-    """Return the views of some routes with their checks. Errors are answered with a page."""
+    """Return a Flask blueprint that serves views to GET requests.
+
+    Each request is checked first. A ClearError becomes an error page. Browsers may not reuse a
+    response without asking again.
+
+    routes: route without the server's prefix to its view.
+    """
     blueprint = Blueprint("clear_mlflow", __name__)
     for route, view in routes.items():
         blueprint.add_url_rule(add_static_prefix(route), route, view, methods=["GET"])
@@ -137,8 +144,8 @@ def build_blueprint(routes: Mapping[str, _View]) -> Blueprint:
 def _read_query(store: RequestStore) -> ComparisonQuery:
     """Read the comparison query from the address of the current request.
 
-    Raises ConfigError without an experiment_id, and RequestError if the user may not read the
-    experiment.
+    ``group_by=none`` means no grouping: each run is its own group. Raises ConfigError without an
+    experiment_id, and RequestError if the user may not read the experiment.
     """
     args = request.args
     experiment_id = args.get("experiment_id", "").strip()
@@ -157,7 +164,10 @@ def _read_query(store: RequestStore) -> ComparisonQuery:
 
 
 def _get_run(store: RequestStore) -> Run:
-    """Return the run whose run_id is in the address, or raise ConfigError without one."""
+    """Return the run whose run_id is in the address, or raise ConfigError without one.
+
+    Raises RequestError if the run does not exist or the user may not read it.
+    """
     run_id = request.args.get("run_id", "").strip()
     if not run_id:
         raise ConfigError("run_id is missing; expected /clear/run?run_id=ID")
@@ -251,7 +261,8 @@ def _check_request() -> None:
 def _answer_error(error: ClearError) -> Response:
     """Return an HTML page with an HTTP status and one line, without the server's store URIs.
 
-    A TrackingError is written to the server's log, and the page does not contain its message.
+    The status is the one of a RequestError, 503 for a TrackingError, otherwise 400. A TrackingError
+    is written to the server's log, and the page does not contain its message.
     """
     status, message = 400, str(error)
     if isinstance(error, RequestError):

@@ -140,12 +140,12 @@ class RunSource:
 
     @property
     def run_id(self) -> str:
-        """The id of the run that a copy refers to. If this run is a copy: the id of its source."""
+        """The id of the run, or if this run is itself a copy, the id of the run that was copied."""
         tag = self.run.data.tags.get(names.COPIED_FROM_TAG, "")
         return str(tag if re.fullmatch("[0-9a-f]{32}", tag) else self.run.info.run_id)
 
     def read_histories(self) -> Iterator[Metric]:
-        """Yield all values of all metrics, scores of single buckets last."""
+        """Yield all values of all metrics, those such as "test_accuracy/bucket_01" last."""
         run_id = self.run.info.run_id
         read_history = partial(self.client.get_metric_history, run_id)
         keys = sorted(self.run.data.metrics, key=names.is_bucket_series)
@@ -161,9 +161,10 @@ class RunSource:
         return read_row_files(self.client, self.run)
 
     def list_files(self) -> dict[str, int | None]:
-        """Return path and size of each artifact except rows and the report, which names the run.
+        """Return the size of each artifact by path, or None for an unknown size.
 
-        Skips links, and paths that cannot be stored everywhere.
+        Skips row files, report.html, which contains the run's id, links, hidden files on this
+        machine, and paths for which :func:`is_safe_path` is False.
         """
         folder = ArtifactFolder(self.client, self.run)
         sizes = _walk_remote(folder) if folder.local is None else _walk_local(folder.local)
@@ -196,7 +197,10 @@ class RunCopier:
         self._original_ids: dict[str, str] = {}  # id of a source to the id that copies refer to
 
     def copy_runs(self, sources: Iterable[RunSource]) -> Iterator[CopyResult]:
-        """Copy runs, and yield what was done with each. An error does not stop the others."""
+        """Copy runs, oldest first, and yield what was done with each.
+
+        After an error, the outcome of the run is FAILED, and the next run is copied.
+        """
         # A parent is opened before its children.
         for source in sorted(sources, key=lambda source: source.run.info.start_time):
             try:
@@ -206,10 +210,11 @@ class RunCopier:
                 yield CopyResult(source.run_id, name, FAILED, message=str(error))
 
     def copy_run(self, source: RunSource) -> CopyResult:
-        """Copy a run, continue its copy, or add to the copy what was recorded since.
+        """Copy and score a run, continue its copy, or add to the copy what was recorded since.
 
-        Does nothing if the target has the same or a newer state, or if a process trains into the
-        run or copies it now. Raises RowConflictError if a row is stored with other numbers.
+        Does nothing if the target has the run itself, or a copy in the same or a newer state, or if
+        a process trains into the run or copies it now. Deletes other copies of the run in the
+        experiment. Raises RowConflictError if a row is stored with other numbers.
         """
         run, client = source.run, self._client
         name = run.info.run_name or source.run_id
@@ -263,7 +268,10 @@ class RunCopier:
         return CopyResult(source.run_id, name, UPDATED if is_update else COPIED, run_id, message)
 
     def _create_copy(self, source: RunSource, experiment_id: str) -> Run:
-        """Create an empty copy of a run, of which this process has the lease."""
+        """Create a run with the name, start time and tags of a source, and acquire its lease.
+
+        Leaves out tags that state that rows are stored or how the run ended.
+        """
         tags = _select_tags(source.run)
         tags = {key: value for key, value in tags.items() if key not in _FINAL_TAGS}
         tags |= self._build_parent_tag(experiment_id, source.run)
@@ -295,7 +303,7 @@ class RunCopier:
     ) -> int:
         """Write everything of a run except its status into its copy. Repeating it changes nothing.
 
-        Returns the time of the latest metric point, or the start time if there is none.
+        Returns the time of the latest metric value, or the start time if that is later.
 
         rows, files: those that the copy lacks. score_tags: further tags to set.
         """
@@ -361,13 +369,17 @@ class RunCopier:
         return ""
 
     def _end_copy(self, run: Run, target: Run, state: str, last_time: int) -> None:
-        """Set the final status, end time and state of a copy of a run, and release its lease.
+        """Set the final status, end time and parent of a copy, and tag it as complete.
 
-        last_time: end time if the run has none.
+        Removes the tag of the process that copies, and an error that the run does not have any
+        more. A run that is RUNNING without a process, such as a sweep, stays RUNNING.
+
+        run: the source. state: its hash from :func:`_hash_source`. last_time: end time if the run
+        has none.
         """
         client, run_id = self._client, target.info.run_id
         current = Lease(client, run_id).check()
-        if (status := _read_status(run)) != "RUNNING":
+        if (status := _get_copied_status(run)) != "RUNNING":
             client.set_terminated(run_id, status, run.info.end_time or last_time)
         # Another machine may have deleted the parent meanwhile, as a duplicate.
         parent_tag = self._build_parent_tag(target.info.experiment_id, run)
@@ -398,7 +410,9 @@ class RunCopier:
         """Return the tag that names the parent of a copied run, or {} if it has none.
 
         The parent is the copy of the run's parent, or the original if that was not copied. Returns
-        {} as well if the destination has neither.
+        {} as well if the target store has neither.
+
+        experiment_id: experiment of the target store that is searched for the copy.
         """
         parent_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
         if parent_id is None:
@@ -433,11 +447,14 @@ class RunCopier:
 
 
 def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
-    """Return the runs of a store that can be copied: those with rows, their parents and sweeps.
+    """Return the runs of a store that can be copied.
+
+    These are trainings, ensembles, sweeps, other runs with rows, and the selected parents of these.
+    Raises TrackingError if the store, a run or an experiment does not exist.
 
     store: a tracking URI, an offline folder or an mlruns folder. Of folders, only the artifacts in
-    them are read, wherever their runs were recorded. runs: ids of runs or names of experiments;
-    empty for all runs of the store.
+    them are read, wherever their runs were recorded. runs: ids of runs, their first digits, or
+    names of experiments; empty for all runs of the store.
     """
     folder, uri, artifacts = Path(store), store, None
     if is_offline_folder(folder):
@@ -475,12 +492,18 @@ def _can_copy(client: MlflowClient, run: Run) -> bool:
 
 
 def is_safe_path(path: str) -> bool:
-    """Return True if an artifact path from a store can be a path on disk and in an address."""
+    """Return True if an artifact path is safe to use as a file path and in a URL.
+
+    Returns False for absolute paths, "..", and characters such as "#", "?", "%" and backslashes.
+    """
     return bool(_FILE_PATH.fullmatch(path)) and not {".", ".."} & {*path.split("/")}
 
 
 def _walk_remote(root: ArtifactFolder, path: str = "") -> Iterator[tuple[str, int | None]]:
-    """Yield path and size of each artifact below a path of an artifact store."""
+    """Yield path and size of each artifact below a path, and None for an unknown size.
+
+    Skips subfolders whose path is not safe. path: "" for all artifacts of the run.
+    """
     with mlflow_errors("list the artifacts of a run"):
         entries = root.repository.list_artifacts(path or None) or []
     for entry in entries:
@@ -493,7 +516,7 @@ def _walk_remote(root: ArtifactFolder, path: str = "") -> Iterator[tuple[str, in
 
 
 def _walk_local(root: Path) -> Iterator[tuple[str, int | None]]:
-    """Yield path and size of each file below a folder. Skips links and drafts."""
+    """Yield path and size of each file below a folder. Skips links and hidden files."""
     for folder, _, file_names in os.walk(root):
         for name in file_names:
             file = Path(folder, name)
@@ -504,9 +527,10 @@ def _walk_local(root: Path) -> Iterator[tuple[str, int | None]]:
 def _check_rows(
     target: Run, rows: Mapping[str, bytes], stored: Mapping[str, bytes], *, is_original: bool
 ) -> None:
-    """Raise RowConflictError if a run has a row with other numbers. A truncated row has none.
+    """Raise RowConflictError if a row is stored with other numbers than in the source.
 
-    is_original: the target's run is the source itself; it is an error if it lacks a row.
+    rows, stored: row files of source and target by name. is_original: the target's run is the
+    source itself, not a copy; it is an error then, too, if it lacks a row or has a truncated one.
     """
     for name in sorted(rows):
         if name not in stored or is_truncated_row(stored[name]):
@@ -522,11 +546,14 @@ def _check_rows(
 
 
 def _select_tags(run: Run) -> dict[str, str]:
-    """Return the tags of a run that its copy gets, with an error if its process is gone."""
+    """Return the tags of a run that its copy gets.
+
+    Leaves out leases, ids of other runs, and hashes. Adds the error tag if the training was killed.
+    """
     tags = {key: value for key, value in run.data.tags.items() if key not in _SOURCE_TAGS}
     if run.data.tags.get(names.KIND_TAG) == names.KIND_SWEEP:
         tags.pop(names.MLFLOW_NOTE, None)  # it links to the comparison, which is not copied
-    if _read_status(run) != run.info.status:
+    if _get_copied_status(run) != run.info.status:
         tags[names.ERROR_TAG] = "the process that trained it is gone"
     return tags
 
@@ -549,15 +576,22 @@ def _build_score_tags(run: Run, target: Run, rows: Mapping[str, bytes]) -> dict[
     }
 
 
-def _read_status(run: Run) -> str:
-    """Return the status of a run, KILLED if the process that trained it is gone."""
+def _get_copied_status(run: Run) -> str:
+    """Return the status that the copy of a run gets: its own, or KILLED instead of RUNNING.
+
+    KILLED if a process trained it. Call this only if that process is gone.
+    """
     if run.info.status == "RUNNING" and names.PROCESS_TAG in run.data.tags:
         return "KILLED"
     return str(run.info.status)
 
 
 def _hash_source(run: Run, rows: Mapping[str, bytes], files: Mapping[str, int | None]) -> str:
-    """Return a hash of everything that is copied of a run, except the contents of files."""
+    """Return a hash of everything that is copied of a run.
+
+    Of artifacts other than rows, it contains only paths and sizes. rows: row files by name. files:
+    size of other artifacts by path.
+    """
     info, data = run.info, run.data
     metadata = [info.status, info.end_time, info.run_name, data.params, _select_tags(run)]
     content = json.dumps([metadata, data.metrics, files, hash_rows("", rows)], sort_keys=True)

@@ -91,7 +91,7 @@ class RunResult:
         return isinstance(self.problem, LeaseLostError)
 
     def build_outcome(self, *, sets_status: bool = True) -> Outcome:
-        """Return what is stored. sets_status: False to leave the status of the run unchanged."""
+        """Return the status and error to store. sets_status: False to keep the run's status."""
         status = self.status if sets_status else None
         return Outcome(status, self.error, self.diverged)
 
@@ -115,8 +115,11 @@ def build_result(
 ) -> RunResult:
     """Return how a training ended, from the exception that ended it and the signals received.
 
+    The status is KILLED after KeyboardInterrupt, or if a stopping signal ended the training
+    process, else FAILED. An UnsentError has the status of the error that caused it.
+
     error: None or SystemExit(0) means FINISHED. received_signals: numbers of the signals that this
-    process received; after one, any error means KILLED.
+    process received; after one, any error except LeaseLostError means KILLED.
     """
     if isinstance(error, LeaseLostError):
         return RunResult(2, "FAILED", run_id, str(error), error)
@@ -154,9 +157,10 @@ def open_run(
     Waits up to three minutes if a process on another machine may have the lease of an existing run.
     Raises TrackingError if another process is training into it.
 
-    name: name of a new run, or of one whose name MLflow generated. check: called with a run that
-    exists, before that is changed. It may raise. rename: set the name of a run that exists in any
-    case. system_metrics: default of MLflow's environment variable for logging them.
+    name: name of a new run, or of one whose name MLflow generated. check: called with the run that
+    MLFLOW_RUN_ID names, before it is changed; raises if the run must not be used. rename: set the
+    name even if MLflow did not generate the old one. system_metrics: True to log the use of
+    processor and memory, unless MLflow's environment variable decides that; None: MLflow's default.
     """
     run_id = MLFLOW_RUN_ID.get()
     new_name: str | None = name
@@ -194,7 +198,10 @@ def reopen_run(run_id: str, tags: Mapping[str, str] | None = None) -> None:
 def create_run(
     client: MlflowClient, experiment_id: str, name: str | None, tags: Mapping[str, str]
 ) -> str:
-    """Create a run without making it MLflow's active one, and return its id."""
+    """Create a run without making it MLflow's active one, and return its id.
+
+    tags: tags in addition to those that MLflow sets, such as the user's name.
+    """
     created = client.create_run(experiment_id, run_name=name, tags=resolve_tags(dict(tags)))
     return str(created.info.run_id)
 
@@ -317,7 +324,11 @@ def log_member_summary(
 ) -> None:
     """Log mean and sample standard deviation of each metric over the members of an ensemble.
 
-    Skips metrics that are undefined for a member. Logs nothing if a member lacks rows.
+    They are named ``mean/METRIC`` and ``std/METRIC``; with one member, only the mean is logged.
+    Also tags the run with the number of members. Skips metrics that are undefined for a member.
+    Logs nothing if a member lacks rows.
+
+    run_id: id of the ensemble's run.
     """
     if not scores_by_seed or any(scores.record is None for scores in scores_by_seed.values()):
         return
@@ -362,9 +373,10 @@ def _score_run(
 
 
 def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_status: bool) -> str:
-    """Write the final status and error of a run to local disk, and return how to upload them.
+    """Write the final status and error of a run to local disk, for ``clear-mlflow sync``.
 
-    If no disk can be written, prints a warning and returns "".
+    Returns a sentence with the command that uploads them. If no disk can be written, prints
+    warnings and returns "". If *sets_status*, MLflow forgets the run, which stays RUNNING.
     """
     if sets_status:
         _detach_run(run_id)

@@ -35,8 +35,9 @@ _READY: Literal["READY"] = "READY"
 def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     """Log the weights that a run stored as MLflow models, and return how many were logged.
 
-    Each model gets the accuracies of its row as metrics. Models that are logged already are
-    skipped. Logs nothing if the run's parameter ``log_models`` is "none".
+    Each model gets the accuracies of its row as metrics. Skips models that are logged already, and
+    completes those that a killed process left unfinished. Logs nothing if the run lacks rows or its
+    parameter ``log_models`` is "none". Raises RecordError if a file of weights is damaged.
     """
     params = run.data.params
     # A configuration file may have another value than the one that "mlflow run" logged.
@@ -80,7 +81,9 @@ def _log_model(
 ) -> bool:
     """Log the weights after *row* buckets as an MLflow model, and return True if it was possible.
 
-    Returns False if the file is too large or lacks a description of its predictions.
+    Returns False if the file is too large, or if only the strategy's own code can build the model.
+    Raises RecordError if the file lacks a description of the model or is damaged.
+
     unfinished_model: the model if an earlier call did not finish it, or None.
     """
     run_id, file = run.info.run_id, names.format_model_file_name(row)
@@ -121,7 +124,10 @@ def _log_model(
 
 
 def _save_model(folder: Path, weights: Path, description: ModelDescription, model: Model) -> None:
-    """Save weights as an MLflow pyfunc model with signature and example input to a new folder."""
+    """Save weights as an MLflow pyfunc model with signature and example input to a new folder.
+
+    weights: safetensors file. description: the description in it. model: MLflow's metadata.
+    """
     output_schema = Schema(
         [
             ColSpec(DataType.long, "class"),
@@ -155,7 +161,10 @@ def _save_model(folder: Path, weights: Path, description: ModelDescription, mode
 
 
 def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:
-    """Return the run's metrics of single buckets after *row* buckets, as metrics of the model."""
+    """Return the score on each bucket after *row* buckets, as metrics of an MLflow model.
+
+    They have the names of the run's metrics, such as ``test_accuracy/bucket_01``.
+    """
     return [
         Metric(
             point.key,

@@ -283,13 +283,17 @@ class LoopRun:
         """Store one row like :meth:`log_counts`, from accuracies without counts.
 
         accuracies: accuracy on each bucket, or a mapping of bucket to accuracy: fractions from 0 to
-        1. NaN, None or an absent key means not measured.
+        1. NaN, None or an absent key means not measured. Raises ConfigError if the run's ``score``
+        is not accuracy.
         """
         check_accuracy(self._metadata, "accuracies")
         self.log_values(after, accuracies, cost=cost)
 
     def log_values(self, after: int | str, values: object, *, cost: Cost = None) -> None:
-        """Store one row like :meth:`log_accuracies`, with any finite values of the ``score``."""
+        """Store one row like :meth:`log_accuracies`, with any finite values of the ``score``.
+
+        values: value on each bucket, or a mapping of bucket to value.
+        """
         self._log(after, cost, lambda metadata: (build_value_row(metadata, after, values), None))
 
     def log_predictions(
@@ -313,17 +317,21 @@ class LoopRun:
         self,
         after: object,
         cost: Cost,
-        count: Callable[[LoopMetadata], tuple[AccuracyRow, RowPredictions | None]],
+        build_row: Callable[[LoopMetadata], tuple[AccuracyRow, RowPredictions | None]],
         truth: Sequence[Any] | None = None,
     ) -> None:
-        """Store the row that *count* returns with its predictions, unless it is stored already.
+        """Store the row that *build_row* returns with its predictions, unless it is stored already.
 
-        after: bucket that was trained on last. truth: true labels, or None if they are not new.
-        Raises RecordError if the row is stored with other numbers.
+        Raises RecordError if the row is stored with other numbers, or if the first true labels
+        arrive after rows without them.
+
+        after: bucket that was trained on last, for messages. build_row: called with the metadata;
+        returns the row, and its predictions or None. truth: true labels to add to the metadata, or
+        None.
         """
         with self._lock_recorder(f"the row after {safe_repr(after)}", "rows") as recorder:
             metadata = self._metadata if truth is None else add_true_labels(self._metadata, truth)
-            row, predictions = count(metadata)
+            row, predictions = build_row(metadata)
             if metadata is not self._metadata:
                 if self._rows or self._tests:
                     raise RecordError(
@@ -425,7 +433,12 @@ class LoopRun:
 
     @property
     def metrics(self) -> MetricResults:
-        """All metrics of the rows so far, with value and history, or the reason for no value."""
+        """Metrics of the rows so far, with value and history, or the reason for no value.
+
+        They are the families that were passed to :func:`track`, and costs if any were logged.
+        Metrics of predictions and of tests within buckets are computed at the end of the block.
+        Empty before the first row.
+        """
         if not self._rows:
             return MetricResults()
         if self._scores is None:
@@ -433,7 +446,11 @@ class LoopRun:
         return self._scores.results
 
     def plot(self, title: str = "", *, width: float | None = None) -> Figure:
-        """Draw the matrix like :meth:`AccuracyMatrix.plot`, without the excluded cells."""
+        """Draw the matrix like :meth:`AccuracyMatrix.plot`.
+
+        Leaves out the cells that the protocol excludes. Raises TrackingError if no row is logged
+        yet.
+        """
         return self.matrix.mask(self._metadata.protocol).plot(title, width=width)
 
     def _repr_html_(self) -> str:
@@ -494,7 +511,10 @@ class LoopRun:
             yield self._recorder
 
     def _find_missing_row(self) -> RecordError | None:
-        """Return an error if only the last row is missing, as if a loop counted from 0, or None."""
+        """Return an error if only the last row is missing, as if a loop counted from 0, or None.
+
+        None, too, if a framework numbers the rows, or the run had rows before.
+        """
         last = len(self._metadata.buckets)
         if not self.expects_last_row or self._rows.keys() != set(range(last)):
             return None
@@ -504,7 +524,10 @@ class LoopRun:
         )
 
     def _open_recorder(self, client: MlflowClient, run_id: str) -> None:
-        """Log the parameters, tags and dataset of the loop, and start to record rows."""
+        """Log the parameters, tags and dataset of the loop, and start to record rows.
+
+        First loads the rows that the run has. Raises TrackingError if another loop stored them.
+        """
         metadata = self._metadata
         recorder = RunRecorder(client, run_id, self._families)
         run = self._load_stored_rows(client, run_id)
@@ -535,10 +558,10 @@ class LoopRun:
         self._recorder, self._run_name = recorder, run.info.run_name
 
     def _load_stored_rows(self, client: MlflowClient, run_id: str) -> Run:
-        """Load the rows and tests that a run has, and return the run.
+        """Load the rows and tests that a run has into this object, and return the run.
 
         Before that, uploads what earlier processes left on local disk. Raises TrackingError if the
-        rows have another dataset, seed or other metadata than this loop.
+        rows have another dataset, seed, test images or other metadata than this loop.
         """
         with mlflow_errors(f"read run {run_id}"):
             upload_left_folders(client, client.get_run(run_id))

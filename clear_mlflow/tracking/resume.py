@@ -93,7 +93,7 @@ class ResumePoint:
 
 
 def has_rows(client: MlflowClient, run_id: str) -> bool:
-    """Return True if a run has rows in the store, or files on local disk that are not uploaded.
+    """Return True if a run has rows in the store, or a run folder on local disk to be uploaded.
 
     Raises TrackingError if another process is training into the run.
     """
@@ -105,9 +105,9 @@ def has_rows(client: MlflowClient, run_id: str) -> bool:
 def read_resume_point(client: MlflowClient, run_id: str, download_folder: Path) -> ResumePoint:
     """Upload what earlier processes left on local disk, and read what a run is resumed from.
 
-    Skips damaged training states with a warning. Raises RecordError if the configuration or a row
-    is damaged, and TrackingError if the run cannot be resumed, or another process is training into
-    it.
+    Skips damaged training states with a warning, and warns if torch has another version. Raises
+    RecordError if the configuration or a row is damaged, and TrackingError if the run cannot be
+    resumed, for example without an intact training state, or another process is training into it.
 
     download_folder: folder for the training state, which is read from there later.
     """
@@ -236,7 +236,7 @@ def describe_data(metadata: StreamMetadata) -> dict[str, Any]:
 
 
 def take_over(client: MlflowClient, point: ResumePoint) -> None:
-    """Acquire the lease of an interrupted run, and make it MLflow's active run.
+    """Acquire the lease of an interrupted run, set it to RUNNING, and make it MLflow's active run.
 
     Raises TrackingError if another process is training into it, is about to resume it, or has
     stored rows since *point* was read.
@@ -314,7 +314,11 @@ def _read_config(client: MlflowClient, run: Run) -> TrainConfig:
 
 
 def _get_resumable_run(client: MlflowClient, run_id: str) -> Run:
-    """Return a run, or raise TrackingError if it cannot be resumed here and now."""
+    """Return a run, or raise TrackingError if it cannot be resumed here and now.
+
+    That is if it does not exist, is not a training, is being trained, was trained with another
+    version of this package, or its artifacts cannot be stored.
+    """
     with mlflow_errors(f"read run {run_id[:80]}"):
         (run,) = select_runs(client, run_ids=(run_id,))
     if isinstance(run, MissingRun):
@@ -341,7 +345,8 @@ def _read_rows(
 ) -> tuple[dict[str, RowRecord], frozenset[int]]:
     """Return the rows of a run by file name, and the numbers of damaged rows to measure again.
 
-    Raises RecordError for a damaged row that training from *state* does not measure again.
+    Prints a warning for each of these. Raises RecordError for a damaged row that training from
+    *state* does not measure again.
     """
     records_by_file: dict[str, RowRecord] = {}
     damaged_rows = set()

@@ -72,6 +72,7 @@ class RunRecorder:
         """Create the run's folder on local disk, and start two threads.
 
         One uploads what is recorded. The other renews the lease and draws the accuracy matrix.
+        Raises TrackingError if no disk can be written, or CLEAR_MLFLOW_EXIT_WAIT is invalid.
         """
         self._exit_wait = read_exit_wait()
         self._run_name = run.info.run_name or self.run_id
@@ -82,9 +83,11 @@ class RunRecorder:
     def close(self, error: BaseException | None) -> None:
         """Upload what is not stored yet, stop the threads, and delete empty local folders.
 
-        Raises UnsentError if the store did not take everything, which stays on local disk, and
-        LeaseLostError if another process has taken over the run. error: why training ended early,
-        or None.
+        Waits up to CLEAR_MLFLOW_EXIT_WAIT seconds for a store that does not respond, at most 10
+        after an error. Raises UnsentError if the store did not take everything, which stays on
+        local disk, and LeaseLostError if another process has taken over the run.
+
+        error: why training ended early, or None.
         """
         uploader = self.uploader
         # A process that took over the run measures these steps again.
@@ -141,7 +144,8 @@ class RunRecorder:
     ) -> None:
         """Log the dataset as an MLflow input, and set the fields that all rows have in common.
 
-        source: where the data is from. profile: counts and digests in addition to *row_fields*.
+        source: where the data is from. row_fields: fields of RowRecord; dataset, protocol and split
+        are required. profile: counts and digests in addition to *row_fields*.
         """
         self.row_fields = row_fields
         identity, split = row_fields["dataset"], row_fields["split"]
@@ -167,7 +171,8 @@ class RunRecorder:
     ) -> None:
         """Write a row of the accuracy matrix, its files and its metrics to disk, and upload them.
 
-        Waits up to 5 seconds until they are stored. Raises LeaseLostError if another process has
+        Waits up to 5 seconds until the row and its files are stored, and up to 10 seconds until
+        plotting code is loaded, unless it is row 0. Raises LeaseLostError if another process has
         taken over the run, and TrackingError if no disk can be written.
 
         files: artifact path to content. curve: values of the loss curve since the last row.
@@ -187,7 +192,7 @@ class RunRecorder:
             metrics = add_cost_metrics(get_family_metrics(self.families), matrix)
             values = evaluate_step(matrix, row.row, metrics)
             row_points = [Metric(name, value, time, row.row) for name, value in values.items()]
-            points = self._write_points(self._sort_points(row_points, row.row))
+            points = self._write_points(self._defer_bucket_points(row_points, row.row))
         finally:  # whatever happens, what is on disk is uploaded
             self._wait_and_enqueue(points)
         self._unplotted = matrix
@@ -197,7 +202,11 @@ class RunRecorder:
     def write_missing_files(
         self, stored: AccuracyRow, *, files: Mapping[str, bytes], curve: Iterable[CurvePoint]
     ) -> None:
-        """Write and upload what is missing for a row that was stored before the resume."""
+        """Write and upload what is missing for a row that was stored before the resume.
+
+        stored: the row in the store, from which later metrics are computed. files: artifact path to
+        content. curve: values of the loss curve since the last row.
+        """
         self.rows[stored.row] = stored  # metrics are computed from what is stored
         self._add_to_curve(curve)
         points = self._write_points()
@@ -227,7 +236,11 @@ class RunRecorder:
         self.uploader.enqueue(entry)
 
     def write_tags(self, tags: Mapping[str, str]) -> None:
-        """Write tags of the run to disk, to be uploaded, like :meth:`write_file`."""
+        """Write tags of the run to disk, to be uploaded, like :meth:`write_file`.
+
+        Only the tags of rows, predictions, tests within buckets and the dataset's digest can be
+        uploaded.
+        """
         self.write_file(TAGS_JSON, json.dumps(tags).encode())
 
     def write_curve(self, points: Iterable[CurvePoint]) -> None:
@@ -239,7 +252,10 @@ class RunRecorder:
         self.uploader.enqueue(*self._write_points())
 
     def write_test(self, test: AnytimeRow) -> None:
-        """Write the accuracies of a test within a bucket, and wait like write_row."""
+        """Write the accuracies of a test within a bucket, and wait up to 5 s until it is stored.
+
+        Raises the errors of :meth:`write_row`.
+        """
         path = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
         self.write_file(path, test.to_json(utc_now()).encode())
         # Otherwise the bucket's row would wait for all of them, and warn that the store fails.
@@ -253,7 +269,10 @@ class RunRecorder:
             self.uploader.enqueue(*metric_files)
 
     def _open_folder(self) -> None:
-        """Create a run folder in the next location that can be written, or raise TrackingError."""
+        """Create a run folder in the next location that can be written, or raise TrackingError.
+
+        Prints a warning if it has to skip a location.
+        """
         problems = []
         for path in self._candidates:
             try:
@@ -272,7 +291,10 @@ class RunRecorder:
         )
 
     def _add_to_curve(self, points: Iterable[CurvePoint]) -> None:
-        """Keep points of the curve in memory. Skips infinite values, and steps that are stored."""
+        """Keep points of the curve in memory until :meth:`_write_points` writes them.
+
+        Skips NaN, infinite values, and steps that a resumed run has in the store.
+        """
         metrics = [
             Metric(name, value, point.time, point.step)
             for point in points
@@ -298,18 +320,18 @@ class RunRecorder:
         self._curve.clear()
         return entries
 
-    def _sort_points(self, points: Sequence[Metric], row: int) -> list[Metric]:
-        """Return the metric values to upload after a row: from row 2 on, all of them.
+    def _defer_bucket_points(self, points: Sequence[Metric], row: int) -> list[Metric]:
+        """Return the metric values to upload after a row, from row 2 on all of them.
 
-        Earlier, values of single buckets wait, because MLflow's page sorts metrics by their first
-        appearance, and the others first appear up to row 2.
+        Before row 2, values of single buckets are kept back and returned with row 2: MLflow's page
+        sorts metrics by their first appearance, and the others first appear up to row 2.
         """
-        sorted_points = [point for point in points if not names.is_bucket_series(point.key)]
+        upload_points = [point for point in points if not names.is_bucket_series(point.key)]
         self._bucket_points += [point for point in points if names.is_bucket_series(point.key)]
         if row >= 2:
-            sorted_points += self._bucket_points
+            upload_points += self._bucket_points
             self._bucket_points = []
-        return sorted_points
+        return upload_points
 
     def _run_background_tasks(self) -> None:
         """Load plotting code during the first bucket, then renew the lease until the run closes."""
@@ -324,7 +346,10 @@ class RunRecorder:
             self._renew_leases_and_plot()
 
     def _renew_leases_and_plot(self) -> None:
-        """Renew the lease, and log a picture of the matrix if it has new rows."""
+        """Renew the lease, and log a picture of the matrix if it has new rows.
+
+        Raises nothing. Logs no picture while the store cannot be reached or the lease is lost.
+        """
         try:
             self.uploader.lease.renew(self._is_over)
         except Exception:  # reported by the uploader, or with the next row

@@ -52,19 +52,23 @@ class SyncResult:
 
     folder: Path
     run_id: str | None  # None if the folder's header cannot be read
-    num_sent: int | None  # entries that the store took; None if an offline run was copied
+    num_sent: int | None  # files that the store took; None if an offline run was copied
     message: str  # what was done, or why not, in one line
-    is_stored: bool  # True if the store has everything; the folder is removed then
+    is_stored: bool  # True if the store has everything; a run folder is deleted then
     links: tuple[str, ...] = ()  # lines with addresses of the run
     is_live: bool = False  # True if its process is alive, and uploads by itself
     copy_id: str | None = None  # of the copy of an offline run
 
 
 def find_sync_folders(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the offline folders and the run folders at some paths, or without paths, all.
+    """Return two lists: the offline folders and the run folders to sync.
 
-    All offline folders are the one of CLEAR_MLFLOW_OFFLINE, or offline_runs in the working folder.
-    Raises TrackingError if a path contains neither.
+    An offline folder is a store with complete runs. A run folder contains files of one run that are
+    not uploaded yet. Each path is one of them, or has some directly in it; run folders next to
+    offline folders are skipped. Raises TrackingError if a path contains neither.
+
+    paths: empty for the offline folders at CLEAR_MLFLOW_OFFLINE, or else at offline_runs in the
+    working folder, and all run folders in the default locations of this machine.
     """
     if not paths:
         folder = find_offline_folder() or Path("offline_runs")
@@ -80,9 +84,12 @@ def find_sync_folders(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Iterator[SyncResult]:
-    """Copy the runs of offline folders to the store of MLFLOW_TRACKING_URI, and yield each result.
+    """Copy the runs of offline folders to MLflow's tracking store, and yield a result for each run.
 
-    experiment: name of the experiment of all copies; see :class:`RunCopier`.
+    The folders are not deleted. One that cannot be read yields a single result with the error.
+    Raises TrackingError if the store cannot be reached.
+
+    experiment: name of the experiment of all copies, or None; see :class:`RunCopier`.
     """
     if not folders:
         return
@@ -104,10 +111,10 @@ def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Ite
 
 
 def select_folders(folder: Path | None) -> list[Path]:
-    """Return the run folders to upload: *folder*, those directly in it, or by default all.
+    """Return the run folders to upload: *folder* itself, or those directly in it.
 
-    All are those in the default locations of this machine. Raises TrackingError if *folder* neither
-    is a run folder nor contains one.
+    Raises TrackingError if there are none. folder: None for all run folders in the default
+    locations of this machine, which may be none.
     """
     if folder is None:
         return find_run_folders()
@@ -130,8 +137,9 @@ def sync_folders(
 ) -> Iterator[SyncResult]:
     """Upload the files in run folders, and set each run to the status in which its training ended.
 
-    Scores the runs and deletes the folders that were uploaded. Yields a result for each folder; an
-    error is in the result and does not stop the others.
+    Scores the runs and deletes the folders that were uploaded. A run whose process was killed
+    becomes KILLED. Yields a result for each folder; an error is in the result and does not stop the
+    others.
 
     use_recorded_store: upload to the store that a folder's run.json names, even if
     MLFLOW_TRACKING_URI names another one; only for folders in a default location.
@@ -141,7 +149,11 @@ def sync_folders(
 
 
 def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
-    """Upload one run folder, end its run, and delete the folder. Errors are in the result."""
+    """Upload one run folder, score and end its run, and delete the folder.
+
+    Errors are in the result. If a living process writes to the folder, nothing is uploaded, and
+    the result has ``is_live`` set.
+    """
     run_id, num_sent = None, 0
     try:
         header = read_header(path)
@@ -173,9 +185,10 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
 
 
 def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
-    """Score a run and set its final status and error. Return a line that reports the result.
+    """Score a run and set its final status and error. Return for example "scored, FINISHED".
 
-    An ensemble is not scored. Also logs the summary of the ensemble that the run is or belongs to.
+    An ensemble is not scored, although the line reads the same. Also logs the summary of the
+    ensemble that the run is or belongs to.
 
     outcome: final status and error, or None to keep the status. The status changes only if it is
     RUNNING or KILLED.
@@ -198,7 +211,11 @@ def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
 
 
 def _log_ensemble_summary(client: MlflowClient, parent_id: str) -> None:
-    """Log the means over an ensemble's members, if all of them are FINISHED and it lacks them."""
+    """Log mean and standard deviation of each metric over the members of an ensemble.
+
+    Does nothing if the parent is not an ensemble or has them already, or unless there is one run
+    for each seed and all of them are FINISHED.
+    """
     with mlflow_errors(f"read the members of run {parent_id}"):
         parent = client.get_run(parent_id)
         tags = parent.data.tags
@@ -220,8 +237,11 @@ def _connect(header: RunHeader, folder: Path, use_recorded_store: bool) -> Mlflo
     """Connect to the store of MLFLOW_TRACKING_URI, or to the one that a folder's run.json names.
 
     The latter only for a folder in a default location: another folder may come from anyone, and
-    credentials would be sent to the store that it names. Raises TrackingError if no store is
-    usable.
+    credentials would be sent to the store that it names. Makes it MLflow's store in this process.
+    Raises TrackingError if no store is usable.
+
+    use_recorded_store: prefer the store in run.json; otherwise it is used only if
+    MLFLOW_TRACKING_URI is not set.
     """
     uri = MLFLOW_TRACKING_URI.get()
     is_trusted = folder.absolute() in list_candidate_folders(folder.name)

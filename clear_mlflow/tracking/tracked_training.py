@@ -118,10 +118,13 @@ def resume_supervised(
 ) -> RunResult:
     """Resume an interrupted run in a child process and end the run, even if the child is killed.
 
-    Errors are in the result. See :func:`train_supervised` for the other arguments.
+    A run that contains all of its rows is only scored and ended. Tags the run that ``mlflow run -P
+    resume=RUN`` opened, if any. Errors are in the result. See :func:`train_supervised` for the
+    other arguments.
 
-    run_id: id of the run, its beginning, or an offline folder with one unfinished run. requested:
-    parameters that the user passed, as text; they may not differ from the run's.
+    run_id: id of the run, its first 6 or more digits, or an offline folder with one unfinished run,
+    which this process then uses as its store. requested: parameters that the user passed, as text;
+    they may not differ from the run's.
     """
     try:
         is_folder = is_offline_folder(Path(run_id))
@@ -156,7 +159,11 @@ def train_sweep_run(
 ) -> tuple[int, str | None, bool]:
     """Train into an existing run of a sweep, in a worker of a cluster.
 
-    Returns the exit code, the error in one line or None, and True if the child process was killed.
+    Sets MLflow's store, run and experiment in the environment of this process. Returns the exit
+    code, the error in one line or None, and True if the child process was ended by SIGKILL, for
+    example because memory ran out.
+
+    requested: the parameters of the run, as text; others have their defaults.
     """
     use_store(tracking_uri)
     os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
@@ -171,7 +178,7 @@ def train_sweep_run(
 def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResult:
     """Score a run that needs no more training, and end it unless it is FINISHED.
 
-    The result has a note that there is nothing to resume.
+    The result has a note that there is nothing to resume, and the error if scoring fails.
     """
     run_id = resume_point.run.info.run_id
     note = f"run {run_id} contains all of its rows; there is nothing to resume"
@@ -185,7 +192,7 @@ def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResu
 def _train_in_active_run(
     client: MlflowClient, training: Training, requested: Mapping[str, str]
 ) -> RunResult:
-    """Train in this process into the active run or a new one, which is ended.
+    """Train in this process into MLflow's active run, which is left open, or a new one.
 
     Raises what training raises, or why the run's record is incomplete or not stored.
     """
@@ -215,7 +222,8 @@ def _train_supervised(
 ) -> RunResult:
     """Train in a child process into a RUNNING run, and end the run.
 
-    If the training was stopped, the result's links include the command that resumes it.
+    If the training was stopped, the result's links include the command that resumes it. Raises
+    errors other than ClearError and TrainingDied after the run is ended.
     """
     result, error = _train_and_end_run(
         client, process, run_id, requested, resume_point, signals.received
@@ -342,7 +350,8 @@ def _find_interrupted_run(
 ) -> str | None:
     """Return the id of the run that MLFLOW_RUN_ID names if it has rows, else None.
 
-    Waits up to three minutes if a process on another machine may be training into the run.
+    Returns None, too, if MLflow has an active run. Waits up to three minutes if a process on
+    another machine may be training into the run; raises LeaseHeldError instead unless *can_wait*.
     """
     run_id = MLFLOW_RUN_ID.get()
     if not run_id or get_active_run_id() is not None:
@@ -353,7 +362,10 @@ def _find_interrupted_run(
 
 
 def _find_unfinished_run(client: MlflowClient) -> str:
-    """Return the id of a store's only unfinished training, or raise TrackingError."""
+    """Return the id of the only training in a store that is not FINISHED.
+
+    Raises TrackingError if there is none, or several.
+    """
     is_unfinished = f"tags.`{names.KIND_TAG}` = 'train' AND attributes.status != 'FINISHED'"
     runs = [*search_runs(client, find_experiment_ids(client), is_unfinished)]
     if not runs:
@@ -368,7 +380,7 @@ def _find_unfinished_run(client: MlflowClient) -> str:
 
 
 def _tag_project_run(client: MlflowClient, run_id: str) -> None:
-    """Tag the run that ``mlflow run -P resume=RUN`` opened, if any, with the id of that run."""
+    """Tag the run that ``mlflow run -P resume=RUN`` opened, if any, as a resume of *run_id*."""
     project_run_id = MLFLOW_RUN_ID.get()
     if not project_run_id or project_run_id == run_id:
         return

@@ -109,7 +109,9 @@ class TrainingRun:
     def log_dataset(self, metadata: StreamMetadata) -> None:
         """Log the dataset as an MLflow input, with its digest and its numbers of images per bucket.
 
-        Changes nothing if a resumed run has the dataset.
+        Also sets tags, stores the list of test images if there is one, and prints the dataset's
+        warnings. Has to be called before :meth:`log_row`, also for a resumed run, where it changes
+        nothing in the store.
         """
         self._metadata = metadata
         extra = _build_optional_row_fields(metadata)
@@ -179,17 +181,20 @@ class TrainingRun:
         self.recorder.write_missing_files(stored_row, files=missing, curve=measured.curve)
 
     def _log_test(self, test: AnytimeRow) -> None:
-        """Store the accuracies of a test within a bucket, unless a resumed run has them."""
+        """Store the accuracies of a test within a bucket.
+
+        Does nothing if a resumed run has them and the row of the bucket.
+        """
         path = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
         point = self._resume_point
         if point is None or test.bucket not in point.records or path not in point.artifacts:
             self.recorder.write_test(test)
 
     def _log_state(self, state: TrainingState) -> None:
-        """Enqueue the upload of the training state after the last row.
+        """Enqueue the upload of the training state that belongs to the newest row.
 
-        Drops the state while the store cannot be reached: on local disk, states of a large model
-        would need too much space.
+        Prints a warning if the state cannot be saved. Drops the state while the store cannot be
+        reached: on local disk, states of a large model would need too much space.
         """
         if state.problem is not None:
             self._warn_once(f"run {self._run_id} could not be resumed from here: {state.problem}")
@@ -228,7 +233,7 @@ class TrainingRun:
     def _remove_states(self, *, before: int | None) -> None:
         """Delete the stored training states of rows before *before*, or all states if it is None.
 
-        Ignores errors: a state that remains costs only space.
+        Does nothing while uploads fail, and ignores errors: a state that remains costs only space.
         """
         uploader = self.recorder.uploader
         if not uploader.is_failing:
@@ -237,7 +242,11 @@ class TrainingRun:
                 remove_states(self._client, run, before=before)
 
     def _log_configuration(self, run: Run) -> None:
-        """Log parameters, tags and config.json, or raise TrackingError if a new run has rows."""
+        """Log parameters, tags and config.json, or raise TrackingError if a new run has rows.
+
+        A resumed run keeps its config.json. The recorder receives its rows before the training
+        state, and the steps of its training curve.
+        """
         config, point = self._config, self._resume_point
         if point is None:
             check_has_no_rows(self._client, run)
@@ -284,6 +293,8 @@ def open_training_run(
     """Start the run that MLFLOW_RUN_ID names, or a new one, and return its id.
 
     Raises TrackingError if the run contains rows already, or another process is training into it.
+    Makes the run active and waits like :func:`open_run`.
+
     run_name: name of a new run; None for a name made of the parameters.
     """
     check = partial(check_has_no_rows, client)
@@ -298,7 +309,11 @@ def format_run_name(config: TrainConfig) -> str:
 
 
 def _build_optional_row_fields(metadata: StreamMetadata) -> dict[str, JSON]:
-    """Return what a row's record stores of some datasets only: features, scenario, dates."""
+    """Return the fields ``features``, ``left_out``, ``scenario`` and ``times`` of a row's record.
+
+    Contains only those that the dataset has: the name and digest of stored features, the number of
+    damaged images, the scenario, and a date per bucket.
+    """
     extra: dict[str, JSON] = {}
     if metadata.features is not None:
         extra["features"] = {"name": metadata.features, "digest": metadata.features_digest}
