@@ -95,7 +95,7 @@ class Entry:
     def read(self) -> Any:
         """Return the content: the bytes of an artifact, else an Outcome, or a list or dict.
 
-        Raises TrackingError if JSON is damaged or sets a tag that this package does not write.
+        Raises TrackingError if JSON is damaged, or sets a tag that is not in _VALID_TAGS.
         """
         if self.name not in _CONTENT_TYPES:
             return self.file.read_bytes()
@@ -107,7 +107,7 @@ class Entry:
         return content
 
     def read_metrics(self) -> list[Metric]:
-        """Return the values in a metrics.json. Raises TrackingError if the file is damaged."""
+        """Return the values in this metrics.json. Raises TrackingError if the file is damaged."""
         return [Metric(*point) for point in self.read()]
 
     def remove(self) -> None:
@@ -127,7 +127,7 @@ class RunFolder:
     def __init__(self, folder: Path, *, is_durable: bool = True) -> None:
         self.folder = folder
         self._is_durable = is_durable
-        self._lock = _lock_folder(folder)
+        self._lock: int | None = _lock_folder(folder)  # None once it is closed
         numbers = [int(entry.file.name[:8]) for entry in self._list_all_entries()]
         self._next_number = 1 + max(numbers, default=0)
 
@@ -135,9 +135,11 @@ class RunFolder:
     def create(cls, folder: Path, run_id: str | None, tracking_uri: str | None) -> RunFolder:
         """Create and lock the folder of a run, and write its run.json.
 
+        Deletes a final status of an earlier process. A new folder is deleted if this fails.
+
         run_id, tracking_uri: None for a run that no store has. Raises OSError if the folder cannot
-        be written, and TrackingError if files of an earlier process wait in it. Deletes a final
-        status of an earlier process.
+        be written, FolderLockedError if another process has it locked, and TrackingError if files
+        of an earlier process wait in it for upload.
         """
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +167,8 @@ class RunFolder:
     def reopen(cls, folder: Path) -> RunFolder:
         """Lock and return the folder that an earlier process left.
 
-        Raises FolderLockedError if that process is alive, TrackingError if opening fails otherwise.
+        Raises FolderLockedError if a living process has it locked, and TrackingError if it cannot
+        be opened, for example because it is missing.
         """
         try:
             return cls(folder)
@@ -173,10 +176,11 @@ class RunFolder:
             raise TrackingError(f"{folder} cannot be opened: {error.strerror}") from error
 
     def append(self, name: str, content: bytes) -> Entry:
-        """Write a file and return it. It survives a power cut once this has returned.
+        """Write the next numbered file and return it.
 
-        name: artifact path, or for example "tags.json". Raises OSError if the disk is full; no part
-        of the file remains then.
+        Unless the folder was opened with is_durable=False, the file survives a power cut once this
+        has returned, and no part of it remains if this fails. Raises OSError if the disk is full.
+        name: path among the run's artifacts, or for example "tags.json".
         """
         file = self.folder / f"{self._next_number:08d}-{name.replace('/', '+')}"
         if self._is_durable:
@@ -187,14 +191,14 @@ class RunFolder:
         return Entry(file)
 
     def append_json(self, name: str, content: object) -> Entry:
-        """Write parameters, tags or an outcome like :meth:`append`. A new outcome replaces an old.
+        """Write *content* as JSON like :meth:`append`. Of several outcomes, the last one counts.
 
-        name: PARAMS_JSON, TAGS_JSON or OUTCOME_JSON.
+        name: PARAMS_JSON, TAGS_JSON, METRICS_JSON or OUTCOME_JSON.
         """
         return self.append(name, json.dumps(msgspec.to_builtins(content)).encode())
 
     def append_metrics(self, points: Sequence[Metric]) -> list[Entry]:
-        """Write values of metrics to files of at most 900 values, and return the files.
+        """Write values of metrics to files of at most 900 values, and return the files, in order.
 
         Raises OSError if the disk is full; none of the files remains then.
         """
@@ -228,7 +232,11 @@ class RunFolder:
         return replace(outcome, error=outcome.error and truncate(outcome.error, 4000))
 
     def close(self, *, remove: bool = False) -> None:
-        """Unlock the folder. remove: delete it first, unless it has files that are not uploaded."""
+        """Unlock the folder.
+
+        remove: first delete its run.json and final status, and the folder if it is empty then. Set
+        it only if all other files are uploaded and deleted. Errors of deleting are ignored.
+        """
         if remove:
             with suppress(OSError):
                 for entry in self._list_outcomes():
@@ -242,7 +250,7 @@ class RunFolder:
             self._lock = None
 
     def _list_all_entries(self) -> list[Entry]:
-        """Return all numbered files, in order. Skips symbolic links."""
+        """Return all numbered files in order, also final statuses. Skips symbolic links."""
         return [
             Entry(path)
             for path in sorted(self.folder.iterdir())
@@ -272,7 +280,10 @@ def list_candidate_folders(run_id: str) -> list[Path]:
 
 
 def find_run_folders(run_id: str | None = None) -> list[Path]:
-    """Return the existing folders of one run, or of all, in the user's cache and working folder."""
+    """Return the folders that have a run.json, in the user's cache and in the working folder.
+
+    run_id: only folders of this name; None for all. Skips parent folders that cannot be read.
+    """
     folders: list[Path] = []
     for candidate in list_candidate_folders("any"):
         with suppress(OSError):
@@ -281,7 +292,10 @@ def find_run_folders(run_id: str | None = None) -> list[Path]:
 
 
 def list_run_folders(parent: Path) -> list[Path]:
-    """Return the folders in *parent* that have a run.json. Raises OSError if it cannot be read."""
+    """Return the folders in *parent* that have a run.json, sorted.
+
+    Raises OSError if *parent* cannot be read, for example because it is missing.
+    """
     return sorted(path for path in parent.iterdir() if (path / HEADER_JSON).is_file())
 
 
@@ -300,8 +314,12 @@ def read_header(folder: Path) -> RunHeader:
     return header
 
 
-def _lock_folder(folder: Path) -> int | None:
-    """Lock a folder, and return the file descriptor of the lock. Raises FolderLockedError."""
+def _lock_folder(folder: Path) -> int:
+    """Lock a folder until the returned file descriptor of its lock file is closed.
+
+    Raises FolderLockedError at once if another process has it locked, and OSError if the lock file
+    cannot be opened.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = os.open(folder / _LOCK, flags, 0o600)
     try:
@@ -315,7 +333,10 @@ def _lock_folder(folder: Path) -> int | None:
 
 
 def _read_json(file: Path, expected_type: Any) -> Any:
-    """Return the JSON content of a file as *expected_type*, or raise TrackingError."""
+    """Return the JSON content of a file as *expected_type*. NaN is allowed.
+
+    Raises TrackingError if it is missing, invalid, not a regular file or larger than 1 MiB.
+    """
     try:
         if not stat.S_ISREG(file.lstat().st_mode):  # opening a pipe would never return
             raise RecordError("it is not a regular file")

@@ -58,7 +58,8 @@ class Uploader:
     """Uploads files of one run to MLflow in order, in a thread or in the calling thread.
 
     Before every upload, it checks that this process still has the run's lease, the right to write
-    to the run. An upload may be repeated: it changes nothing then.
+    to the run. An upload may be repeated: it changes nothing then. The thread and
+    :meth:`upload_folder` delete a local file once it is stored.
     """
 
     def __init__(self, client: MlflowClient, run_id: str) -> None:
@@ -88,7 +89,10 @@ class Uploader:
         self._thread.start()
 
     def enqueue(self, *items: Entry | Callable[[], None]) -> None:
-        """Have the thread upload files, or call functions, which may not raise, one by one."""
+        """Have the thread upload files or call functions, one by one. Returns at once.
+
+        A function must handle its own errors: one that raises TrackingError is called again.
+        """
         with self._changed:
             self._queue.extend(items)
             self._changed.notify_all()
@@ -108,10 +112,11 @@ class Uploader:
             raise self.lease.error
 
     def finish(self, seconds: float) -> None:
-        """Upload what is left and stop the thread.
+        """Upload what is left, also files that the store rejected before, and stop the thread.
 
-        Gives up when no upload has succeeded for *seconds*, or another process has taken over the
-        run. Raises nothing: :meth:`build_unsent_error` reports what was not uploaded.
+        Gives up when no upload has succeeded for *seconds* (2 at most after :meth:`hurry`), or
+        another process has taken over the run. Raises nothing: :meth:`build_unsent_error` reports
+        what was not uploaded.
         """
         with self._changed:
             self._is_finishing = True
@@ -130,7 +135,10 @@ class Uploader:
             self._thread.join(_JOIN_SECONDS)
 
     def hurry(self) -> None:
-        """Shorten the time limit of :meth:`finish` to 2 seconds. Safe in a signal handler."""
+        """Shorten the time limit of :meth:`finish` to 2 seconds, now or later.
+
+        Safe in a signal handler.
+        """
         self._max_wait = _HURRIED_WAIT_SECONDS
 
     def list_unsent(self) -> list[Entry]:
@@ -152,11 +160,11 @@ class Uploader:
         )
 
     def upload(self, entry: Entry) -> None:
-        """Upload one file of the run folder, without a second try.
+        """Upload one file of the run folder, in the calling thread and without a second try.
 
-        A row that is stored with the same numbers is left as it is. Raises LeaseLostError if
-        another process has taken over the run, RowConflictError if the row is stored with other
-        numbers, and TrackingError if the store does not take the file.
+        The local file is kept. A row that is stored with the same numbers is left as it is. Raises
+        LeaseLostError if another process has taken over the run, RowConflictError if the row is
+        stored with other numbers, and TrackingError if the store does not take the file.
         """
         run_id, name = self._run_id, entry.name
         run = self.lease.check()
@@ -178,7 +186,9 @@ class Uploader:
         """Upload what an earlier process left. Delete and yield each file once it is stored.
 
         Acquires the run's lease, and keeps it unless this fails. The final status of the run is not
-        uploaded. A file that the store rejects is kept, and the error is raised at the end.
+        uploaded, nor are metrics that scoring computes, and curve values and tests within buckets
+        that the run has already: these files are deleted and yielded, too. A file that the store
+        rejects is kept, and the error is raised at the end.
 
         Raises RecordError if a row is damaged or rows that the run once had are missing, and
         RowConflictError if a row is stored with other numbers; later files are kept, too.
@@ -238,7 +248,11 @@ class Uploader:
                 self._client.log_batch(self._run_id, metrics=points)
 
     def _upload_queue(self) -> None:
-        """Upload enqueued items until the uploader is stopped. Retry after a pause."""
+        """Upload enqueued items until the uploader is stopped or the run's lease is lost.
+
+        This is the thread. It deletes each uploaded file. It tries an item again after a pause, but
+        sets aside a file that the store rejects, with a warning.
+        """
         pause = _FIRST_PAUSE_SECONDS
         while True:
             with self._changed:
@@ -283,14 +297,20 @@ class Uploader:
                 self._changed.notify_all()
 
     def _wait_to_retry(self, seconds: float) -> None:
-        """Wait some seconds between two tries, or until :meth:`finish` begins or uploads stop."""
+        """Wait some seconds between two tries, or until :meth:`finish` begins or uploads stop.
+
+        The caller has locked ``_changed``.
+        """
         was_finishing = self._is_finishing
         self._changed.wait_for(
             lambda: self._is_stopped or self._is_finishing != was_finishing, seconds
         )
 
     def _report_failure(self, error: TrackingError) -> None:
-        """Remember *error*, and print it unless uploads failed before and that was printed."""
+        """Remember *error*, and print it as a warning unless one was printed during this outage.
+
+        The outage ends when all items are uploaded. The caller has locked ``_changed``.
+        """
         self.problem = error
         if not self._has_warned:
             warn(
@@ -304,9 +324,9 @@ class Uploader:
 def upload_left_folders(client: MlflowClient, run: Run) -> None:
     """Upload what earlier processes on this machine left of a run, and delete their folders.
 
-    Does not set the final status of the run. Releases the run's lease afterwards, since another
-    process may continue the run. Raises FolderLockedError if one of these processes is still alive,
-    and the errors of :meth:`Uploader.upload_folder`.
+    Does nothing without such folders. Does not set the final status of the run. Releases the run's
+    lease afterwards, since another process may continue the run. Raises FolderLockedError if one of
+    these processes is still alive, and the errors of :meth:`Uploader.upload_folder`.
     """
     run_id = run.info.run_id
     for path in find_run_folders(run_id):
@@ -329,9 +349,9 @@ def store_outcome(
 ) -> Run:
     """Set the final status and error of a run in the store, and return the run.
 
-    Deletes the tag of the process that trained it, and an outdated error of a run that is FINISHED
-    now. A status of None leaves the status as it is. needs_lease: raises LeaseLostError if this
-    process does not have the run's lease.
+    If the training diverged, sets a tag for it. Deletes the tag of the process that trained the
+    run, and an outdated error of a run that is FINISHED now. A status of None leaves the status as
+    it is. needs_lease: raises LeaseLostError if this process does not have the run's lease.
     """
     with mlflow_errors(f"close run {run_id}"):
         if needs_lease:
@@ -360,7 +380,7 @@ def store_outcome(
 
 
 def read_curve_steps(client: MlflowClient, run: Run) -> set[tuple[str, int]]:
-    """Return metric name and step of each value of the training curve that a run has."""
+    """Return metric name and step of each stored loss, learning rate and speed of the training."""
     run_id = run.info.run_id
     steps: set[tuple[str, int]] = set()
     for name in run.data.metrics.keys() & names.CURVE:
@@ -370,7 +390,11 @@ def read_curve_steps(client: MlflowClient, run: Run) -> set[tuple[str, int]]:
 
 
 def is_permanent_error(error: ClearError) -> bool:
-    """Return True if sending the same again cannot succeed, because the store rejects it."""
+    """Return True if sending the same again cannot succeed, because the store rejects it.
+
+    That is after a lost lease, a row with other numbers, and an HTTP status 400 to 499 except 408,
+    425 and 429.
+    """
     if isinstance(error, (LeaseLostError, RowConflictError)):
         return True
     cause = error.__cause__

@@ -35,9 +35,10 @@ __all__ = [
 
 
 def score(client: MlflowClient, run_id: str) -> Scores:
-    """Compute the metrics of a run from its files, and log those that the store lacks.
+    """Compute the metrics of a run from its files, and log those that are missing or outdated.
 
-    Raises RecordError if a row is damaged, or was deleted since the run was last scored.
+    Returns the metrics with the changes that were logged. Raises RecordError if a row is damaged,
+    or was deleted since the run was last scored.
     """
     with mlflow_errors(f"read run {run_id}"):
         run = client.get_run(run_id)
@@ -51,9 +52,9 @@ def read_scores(
 ) -> Scores:
     """Compute the metrics of a run, and find what has to be logged. Writes nothing.
 
-    metrics: extra metrics to compute. reread: True to read all files of the run, and to look for
-    deleted files and metric values; False to trust the tags about what was logged. Raises
-    RecordError like :func:`score`.
+    metrics: metrics to compute in addition to the run's metric families. reread: True to read all
+    files of the run, and to look for deleted files and metric values; False to trust the tags about
+    what was logged. Raises RecordError like :func:`score`.
     """
     stored = read_record(client, run, metrics, reread=reread)
     if (
@@ -87,9 +88,10 @@ def load_scores(client: MlflowClient, run: Run) -> Scores:
 def evaluate(stored: StoredRun) -> MetricResults:
     """Compute the metrics of a run from its stored measurements.
 
-    A metric that cannot be computed from *stored*, such as a custom one, has its logged value,
-    without a history. Undefined metrics that need stored predictions (labels or probabilities of
-    each image) are left out. Empty without rows.
+    A logged metric that cannot be computed from *stored*, such as a custom one, has its logged
+    value, without a history. Undefined metrics that need stored predictions (labels or
+    probabilities of each image) are left out; other undefined ones have a reason. Empty if the run
+    contains no rows.
     """
     record, logged = stored.record, stored.run.data.metrics
     if record is None:

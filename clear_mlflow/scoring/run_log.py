@@ -88,8 +88,10 @@ def find_changes(
     """Return the changes that bring the tracking store up to date with *results*.
 
     Compares hashes in tags and the last value of each metric; if rows have changed, the complete
-    history of each metric. With *reread*, compares all histories, and lists the report files.
-    Writes nothing.
+    history of each metric. Writes nothing. Without rows, only the tag with the state of the rows
+    can change.
+
+    reread: True to compare all histories and to look for deleted report files.
     """
     run, record, tags = stored.run, stored.record, stored.run.data.tags
     if record is None:
@@ -134,7 +136,8 @@ def find_changes(
 def log_results(client: MlflowClient, scores: Scores) -> None:
     """Write the changes of *scores* to the tracking store, the tags last.
 
-    If this is interrupted, the old tags make the next scoring write the changes again.
+    Does nothing if there are none. If this is interrupted, the old tags make the next scoring write
+    the changes again.
     """
     stored, changes, run_id = scores.stored, scores.changes, scores.stored.run_id
     if changes.is_empty:
@@ -201,7 +204,11 @@ def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
 
 
 def build_bucket_series_names(buckets: Sequence[str], score_name: str = "accuracy") -> list[str]:
-    """Return a unique MLflow metric name for each bucket, such as ``test_accuracy/bucket_03``."""
+    """Return a unique MLflow metric name for each bucket, such as ``test_accuracy/bucket_03``.
+
+    Numbers are padded with zeros to the same width. Characters that are not letters, digits or
+    ``_.-`` become ``_``. A name that exists already gets a suffix.
+    """
     width = max([2, *(len(key) for key in buckets if key.isdecimal())])
     unique: dict[str, None] = {}
     for position, key in enumerate(buckets):
@@ -219,8 +226,8 @@ def collect_series(
     """Return name to history, for the metrics and then for the score on each bucket.
 
     metric_series: metric name to history, which is step to value; step 0 is before training.
-    masked_matrix: NaN where the protocol excludes a value; such values are left out. If MLflow
-    cannot chart all buckets, evenly spaced ones are included.
+    masked_matrix: NaN where the protocol excludes a value; such values are left out. Of more than
+    100 buckets, 100 evenly spaced ones are included.
     """
     # Metrics first: MLflow's page of a run lists names in the order in which they arrived.
     series = {name: dict(steps) for name, steps in metric_series.items() if steps}
@@ -233,15 +240,19 @@ def collect_series(
 def evaluate_step(
     masked_matrix: AccuracyMatrix, step: int, metrics: Sequence[Metric] = METRICS
 ) -> dict[str, float]:
-    """Return name to value at one step: the part of :func:`collect_series` for that step."""
+    """Return name to value after *step* buckets: of *metrics*, and of the score on each bucket.
+
+    Undefined values are left out. Step 0, before training, has only scores.
+    """
     values = summarize(masked_matrix.after(step), "iid", metrics) if step else {}
     return values | _get_scores_by_series(masked_matrix, step)
 
 
 def build_metric_values(stored: StoredRun, results: MetricResults) -> list[MlflowMetric]:
-    """Return the values to log: each metric and the accuracy on each bucket after every row.
+    """Return the values to log: each computed metric and the score on each bucket after every row.
 
-    Step and timestamp are the row's number and time. Undefined values are left out.
+    Step and timestamp are the row's number and time; step 0 is before training. Undefined values
+    and metrics that have only a logged value are left out. Empty if the run contains no rows.
     """
     if stored.record is None:
         return []
@@ -259,7 +270,9 @@ def _find_missing_values(
 ) -> Iterator[MlflowMetric]:
     """Yield the metric values that the tracking store lacks or has with another number.
 
-    Unless *check_all*, skips a metric if its last value is logged for its current definition.
+    A value that replaces another number has a later timestamp, since MLflow shows the latest.
+    check_all: True to read all logged histories; False to skip a metric if its last value is logged
+    with the metric's current version.
     """
     logged, logged_versions = stored.run.data.metrics, read_versions(stored.run.data.tags)
     values_by_name: dict[str, list[MlflowMetric]] = {}
@@ -290,7 +303,10 @@ def _find_missing_values(
 
 
 def _get_scores_by_series(masked_matrix: AccuracyMatrix, step: int) -> dict[str, float]:
-    """Return series name to score after *step* buckets, for charted buckets with a score."""
+    """Return metric name to score on each charted bucket after *step* buckets, without NaN.
+
+    Step 0 is before training; empty if that was not measured.
+    """
     row = masked_matrix.values[step - 1] if step else masked_matrix.initial
     if row is None:
         return {}
@@ -300,13 +316,13 @@ def _get_scores_by_series(masked_matrix: AccuracyMatrix, step: int) -> dict[str,
 
 @lru_cache(maxsize=32)
 def _name_charted_buckets(buckets: tuple[str, ...], score_name: str) -> dict[int, str]:
-    """Return index to series name of each bucket to chart: all, or evenly spaced ones of many."""
+    """Return bucket index to metric name for all buckets, or 100 evenly spaced ones of more."""
     series = build_bucket_series_names(buckets, score_name)
     return {j: series[j] for j in sample_evenly(len(buckets))}
 
 
 def _find_missing_reports(client: MlflowClient, run: Run) -> frozenset[str]:
-    """Return the artifact paths of the CSV, PNG and HTML reports that a run lacks."""
+    """Return the artifact paths of the JSON, CSV, PNG and HTML reports that a run lacks."""
     paths = set()
     for folder in ("", names.MATRIX_FOLDER):
         with mlflow_errors(f"list {folder or 'the artifacts'} of run {run.info.run_id}"):
@@ -317,7 +333,7 @@ def _find_missing_reports(client: MlflowClient, run: Run) -> frozenset[str]:
 def _build_description_tags(
     stored: StoredRun, record: Record, results: MetricResults
 ) -> dict[str, str]:
-    """Return tags for the description on MLflow's page of the run.
+    """Return tags with the description for MLflow's page of the run, and with its hash.
 
     Empty if the description is up to date, or if a person has edited it.
     """

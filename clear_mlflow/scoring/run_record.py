@@ -130,8 +130,9 @@ class StoredRun:
         return read_versions(self.run.data.tags) | versions
 
     def compute_score_hash(self, versions: Mapping[str, int]) -> str:
-        """Return the hash of everything that the scores and the HTML report depend on.
+        """Return the hashes of everything that the scores and the HTML report depend on.
 
+        They are joined by dots: rows, other inputs, and predictions and tests if there are any.
         versions: metric name to :attr:`Metric.version`.
         """
         other_inputs = _hash([PAGE_VERSION, self.run_name, versions, self.metadata])
@@ -149,17 +150,18 @@ def read_record(
 ) -> StoredRun:
     """Read the rows of a run, its predictions and its tests within buckets.
 
-    Raises RecordError if a row is damaged.
+    Raises RecordError if a row is damaged or missing. Damaged or deleted predictions and damaged
+    tests are left out, and ``problems`` has the reasons. A run without rows has only ``run`` set.
 
     Args:
         client: client of the tracking store.
         run: run returned by the client.
-        metrics: extra metrics to compute.
+        metrics: metrics to compute in addition to the run's metric families.
         reread: True to read the row files of the run even if a tag contains all rows, and
             predictions and tests even if their scores are logged. False uses what is logged.
         is_live_page: True to prefer the tag with the rows, and to leave out predictions of more
-            than 256 MiB, and predictions and tests that the store does not return.
-            ``problems`` has the reasons.
+            than 256 MiB, and predictions and tests that the store does not return. Otherwise, the
+            latter raise TrackingError.
     """
     tags = run.data.tags
     read_files = False if is_live_page else reread or None
@@ -226,7 +228,10 @@ def read_record(
 
 
 def read_families(tags: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the metric families that a run logs, even if this version lacks them."""
+    """Return the names of the metric families that a run logs, even if this version lacks them.
+
+    Without a tag, these are the default families.
+    """
     value = tags.get(names.METRICS_TAG)
     return DEFAULT_FAMILIES if value is None else tuple(dict.fromkeys(value.split(",")))
 
@@ -248,7 +253,10 @@ def read_versions(tags: Mapping[str, str]) -> dict[str, int]:
 
 
 def read_configuration(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters of a training, with the value used where ``auto`` was requested."""
+    """Return the parameters of a training by name, with the values used instead of ``auto``.
+
+    A parameter ``used/NAME`` replaces NAME, and parameters ``asked/NAME`` are left out.
+    """
     used = {n.removeprefix(_USED): v for n, v in params.items() if n.startswith(_USED)}
     others = {n: v for n, v in params.items() if not n.startswith((_USED, _REQUESTED))}
     return dict(sorted((others | used).items()))
@@ -257,7 +265,7 @@ def read_configuration(params: Mapping[str, str]) -> dict[str, str]:
 def read_predictions(
     client: MlflowClient, run: Run, record: Record, *, max_bytes: int | None = None
 ) -> Predictions | None:
-    """Download the predictions of a run, or return None if it stores none.
+    """Download the predictions for the rows in *record*, or return None if the run stores none.
 
     Raises RecordError if they are damaged, contradict the rows in *record*, or are together larger
     than *max_bytes*.
@@ -287,9 +295,9 @@ def read_predictions(
 
 
 def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
-    """Download the tests that a run made during the training of buckets.
+    """Download the tests that a run made during the training of buckets, in the order of training.
 
-    Raises RecordError if one is damaged.
+    Empty if there are none. Raises RecordError if one is damaged, or there are too many.
     """
     file_names = list_test_sizes(client, run)
     if len(file_names) > MAX_ANYTIME_FILES:
@@ -310,9 +318,10 @@ def read_test_matrix(client: MlflowClient, run: Run, record: Record) -> AnytimeM
 
 
 def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str, float]:
-    """Return metric name to logged or else computed value, for metrics of tests within buckets.
+    """Return metric name to value, for metrics of tests within buckets that are defined.
 
-    Empty without such tests. Raises RecordError if a test is damaged.
+    The values are the logged ones if all tests are scored, or else computed. Empty without such
+    tests. Raises RecordError if a test is damaged.
     """
     tags, logged = run.data.tags, run.data.metrics
     if names.ANYTIME_TAG not in tags:
@@ -345,8 +354,10 @@ def to_milliseconds(written_at: str) -> int:
 def _select_metrics(
     families: Iterable[str], metrics: Sequence[Metric], record: Record
 ) -> tuple[Metric, ...]:
-    """Return the metrics of *families* and the extra *metrics*, each name once.
+    """Return the metrics to compute for a run, each name once, adapted to its score.
 
+    These are the metrics of *families*, of predictions and of tests within buckets, the extra
+    *metrics*, and metrics of costs if the rows contain any. Of two with one name, the last is used.
     Skips families that this version lacks.
     """
     built_in = (
@@ -359,9 +370,10 @@ def _select_metrics(
 
 
 def _read_times(records: Mapping[str, RowRecord], num_rows: int) -> dict[int, int]:
-    """Return step to the time of its row, in milliseconds since the epoch.
+    """Return step (0 to *num_rows*) to the time of its row, in milliseconds since the epoch.
 
-    A step without a row has the time of the step before, or the earliest time.
+    A step without a row has the time of the step before, or the earliest time. records: file name
+    to row; not empty.
     """
     times_by_row = {r.row.row: to_milliseconds(r.written_at) for r in records.values()}
     times: dict[int, int] = {}
@@ -374,7 +386,8 @@ def _read_times(records: Mapping[str, RowRecord], num_rows: int) -> dict[int, in
 def _read_metadata(run: Run, record: Record, times: Mapping[int, int]) -> dict[str, Any]:
     """Read the fields of a run's report from its parameters, tags and dataset profile.
 
-    times: step to milliseconds since the epoch.
+    Keys of the result: configuration, requested, dataset, num_train, environment and warnings.
+    What is missing or in an unknown format is empty. times: step to milliseconds since the epoch.
     """
     params, tags = dict(sorted(run.data.params.items())), run.data.tags
     configuration = read_configuration(params)

@@ -26,7 +26,7 @@ from clear_mlflow.store.client import download_file, map_in_threads, mlflow_erro
 class ArtifactFolder:
     """A folder of a run's artifacts, on this machine or behind a server.
 
-    name: path of the folder in the run's artifacts, by default their root. Every method raises
+    name: path of the folder in the run's artifacts, by default their root. Methods that read raise
     TrackingError if the artifact store does not answer.
     """
 
@@ -69,7 +69,10 @@ class ArtifactFolder:
 
     @contextmanager
     def open_scratch(self) -> Iterator[Path]:
-        """Yield the folder to pass to :meth:`fetch_file`: a temporary one for downloads."""
+        """Yield the folder to pass to :meth:`fetch_file` for downloads.
+
+        It is temporary and deleted after the block, or this folder itself if it is on this machine.
+        """
         if self.local is not None:
             yield self.local
             return
@@ -77,7 +80,10 @@ class ArtifactFolder:
             yield Path(folder)
 
     def fetch_file(self, name: str, scratch: str | Path) -> Path:
-        """Return the path of a file, downloaded to *scratch* unless it is on this machine."""
+        """Return the path of a file, downloaded to *scratch* unless it is on this machine.
+
+        A file on this machine need not exist.
+        """
         if self.local is not None:
             return self.local / name
         file = Path(scratch, name)
@@ -86,7 +92,10 @@ class ArtifactFolder:
         return file
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Store a file, replacing it if it exists. On a local disk, it survives a power cut."""
+        """Store a file, replacing it if it exists. On a local disk, it survives a power cut.
+
+        Errors of the disk or of MLflow are raised unchanged.
+        """
         if self.local is not None:
             write_durably(self.local / name, content)
             return
@@ -98,7 +107,11 @@ class ArtifactFolder:
     def read_files(
         self, file_names: Collection[str], max_bytes: int, num_threads: int = 1
     ) -> dict[str, bytes]:
-        """Return the contents of files by name. Raises RecordError if one exceeds *max_bytes*."""
+        """Return the contents of files by name, in the given order.
+
+        Raises RecordError if a file exceeds *max_bytes*, and TrackingError if one is missing.
+        num_threads: number of files that are read at the same time.
+        """
         with self.open_scratch() as scratch:
 
             def read_file(name: str) -> bytes:
@@ -114,13 +127,16 @@ class ArtifactFolder:
 
 
 def check_size(name: str, size: int | None, max_bytes: int) -> None:
-    """Raise RecordError if a file, whose size may be unknown, has more than *max_bytes*."""
+    """Raise RecordError if a file has more than *max_bytes*. An unknown size (None) is accepted."""
     if size is not None and size > max_bytes:
         raise RecordError(f"{name} has {size} bytes; expected at most {size_text(max_bytes)}")
 
 
 def log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
-    """Store bytes as an artifact of a run. artifact: path among the run's artifacts."""
+    """Store bytes as an artifact of a run, replacing an existing one.
+
+    artifact: path among the run's artifacts. Errors of MLflow are raised unchanged.
+    """
     folder, _, name = artifact.rpartition("/")
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         file = Path(scratch, name)
@@ -129,7 +145,10 @@ def log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) 
 
 
 def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
-    """Store bytes as an artifact of a run. On a local disk, it survives a power cut."""
+    """Store bytes as an artifact like :func:`log_bytes`. On a local disk, it survives a power cut.
+
+    Errors of the disk or of MLflow are raised unchanged.
+    """
     root = _get_local_root(client, run_id)
     if root is None:
         log_bytes(client, run_id, content, artifact)

@@ -76,9 +76,9 @@ def limit_retries() -> None:
 
 
 def set_up_mlflow() -> None:
-    """Limit MLflow's retries and silence its links, progress bars and log messages.
+    """Limit MLflow's retries, and silence its links, progress bars and messages below WARNING.
 
-    Sets environment variables of this process, unless the user set them.
+    Sets environment variables of this process, unless the user set them, and levels of loggers.
     """
     limit_retries()
     # MLflow's link to a run contains the server's credentials.
@@ -92,10 +92,10 @@ def set_up_mlflow() -> None:
 
 @contextmanager
 def mlflow_errors(action: str) -> Iterator[None]:
-    """Turn any error of MLflow into a TrackingError with a message of one line.
+    """Turn any error in the block into a TrackingError with one line, without credentials.
 
     action: what failed, for the message: "cannot *action* in the tracking store". Errors of this
-    package pass unchanged.
+    package (ClearError) pass unchanged.
     """
     try:
         yield
@@ -125,7 +125,10 @@ def is_server(tracking_uri: str) -> bool:
 
 
 def resolve_store_uri(tracking_uri: str) -> str:
-    """Return a tracking URI that names the same store in every working folder."""
+    """Return an sqlite URI with an absolute path, and any other URI unchanged.
+
+    A relative path of an sqlite URI starts from the working folder.
+    """
     scheme, separator, path = tracking_uri.partition(":///")
     if scheme.partition("+")[0] != "sqlite" or not separator or path.startswith("/") or not path:
         return tracking_uri
@@ -133,7 +136,10 @@ def resolve_store_uri(tracking_uri: str) -> str:
 
 
 def use_store(tracking_uri: str) -> None:
-    """Make *tracking_uri* MLflow's tracking store in this process and its child processes."""
+    """Make *tracking_uri* MLflow's tracking store in this process and its child processes.
+
+    Calls :func:`set_up_mlflow` first.
+    """
     set_up_mlflow()
     os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
     mlflow.set_tracking_uri(tracking_uri)
@@ -151,8 +157,13 @@ def switch_store(tracking_uri: str) -> None:
 def use_offline_store(*, creates: bool) -> None:
     """Make MLflow use the offline folder that CLEAR_MLFLOW_OFFLINE names, if it names one.
 
-    creates: create the folder if it does not exist. Raises TrackingError if MLflow's active run is
-    in another store.
+    Makes the paths in the environment absolute, for child processes. If ``mlflow run`` opened a run
+    of another store, warns that the run remains empty, and unsets MLFLOW_RUN_ID and
+    MLFLOW_EXPERIMENT_ID.
+
+    creates: True to create the folder if it does not exist; with False, a missing folder is still
+    made MLflow's store. Raises TrackingError if MLflow's active run is in another store, or the
+    folder cannot be used.
     """
     folder, environment_uri = find_offline_folder(), MLFLOW_TRACKING_URI.get()
     if folder is None:
@@ -200,10 +211,11 @@ class _LazyClient:
 
 
 def open_store() -> MlflowClient:
-    """Return a client of the tracking store that MLflow's environment variables name.
+    """Return a client of the offline folder, if one is set, or else of MLflow's tracking store.
 
-    The client connects when one of its methods is first called, which raises TrackingError if the
-    store does not exist or cannot be reached.
+    Calls :func:`set_up_mlflow` and :func:`use_offline_store`. The client connects when one of its
+    methods is first called, which raises TrackingError if the store does not exist or cannot be
+    reached.
     """
     set_up_mlflow()
     use_offline_store(creates=False)
@@ -215,11 +227,15 @@ def preflight(
 ) -> MlflowClient:
     """Connect to the tracking store, check that a run can be stored there, and return the client.
 
-    Raises TrackingError if the store cannot be reached. opens_run: if True, raises it as well if
-    the active run, or else the experiment, is deleted or its artifacts cannot be stored. If False,
-    raises it if the store is a missing sqlite database, which is not created. experiment: its
-    name; None for MLflow's from the environment. can_be_offline: False if the error for an
-    unreachable server should not suggest recording offline.
+    Uses the offline folder if one is set. Raises TrackingError if the store cannot be reached.
+
+    opens_run: True creates a missing offline folder or sqlite database, and raises TrackingError if
+    the run or experiment to record in is deleted or its artifact location cannot be used. False
+    only connects, and raises TrackingError if the sqlite database is missing.
+    experiment: name of the experiment to record in; None for MLflow's active run, or else the run
+    or experiment that its environment variables name.
+    can_be_offline: False if the error for an unreachable server should not suggest recording
+    offline.
     """
     use_offline_store(creates=opens_run)
     uri = name_sqlite_driver(mlflow.get_tracking_uri())
@@ -298,7 +314,10 @@ def _check_experiment(client: MlflowClient, name: str | None) -> None:
 
 
 def check_artifact_root(tracking_uri: str, name: str, artifact_root: str) -> None:
-    """Raise TrackingError if artifacts cannot be stored under an artifact root, which is a URI.
+    """Raise TrackingError if MLflow cannot store artifacts at a URI.
+
+    Checks only the URI: a web address must be a tracking server's, and ``mlflow-artifacts:``, which
+    names artifacts behind a server, needs the URI of a server as *tracking_uri*.
 
     name: the run or experiment that has the artifacts, for the message.
     """
@@ -320,7 +339,11 @@ def check_artifact_root(tracking_uri: str, name: str, artifact_root: str) -> Non
 
 
 def retry_on_conflict(find_or_create: Callable[[], _Result]) -> _Result:
-    """Call a function, and call it again if another process has just created the same thing."""
+    """Return the function's result, after a second call if the first meets a conflict.
+
+    That is an MlflowException because another process has just created the same thing. The second
+    call's errors are raised.
+    """
     try:
         return find_or_create()
     except MlflowException as error:
@@ -335,7 +358,9 @@ def map_in_threads(
 ) -> Iterator[_Result]:
     """Yield the function's result for each item, in the order of the items.
 
-    Threads compute at most four results per thread ahead. A single one is the caller's thread.
+    At most four items per thread are started before their results are requested. With one thread,
+    the caller's thread computes each result when it is requested. An error of the function is
+    raised in place of its result; items that were not started are then dropped.
     """
     if num_threads == 1:
         yield from map(function, items)
@@ -384,7 +409,7 @@ def forget_active_run(run_id: str) -> None:
 
 
 def forget_system_metrics(run_id: str) -> SystemMetricsMonitor | None:
-    """Remove and return MLflow's system metrics monitor of a run, or return None.
+    """Remove and return MLflow's system metrics monitor of a run, or return None if it has none.
 
     MLflow then does not wait for the monitor when the run ends.
     """

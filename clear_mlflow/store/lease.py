@@ -113,8 +113,8 @@ class Lease:
         """Report that this process is alive and training into the run. Call it every 30 seconds.
 
         Sets the run back to RUNNING if ``evaluate`` set it to KILLED during an outage, unless
-        *is_over* is set: this process has ended the run. Raises LeaseLostError if another process
-        has the lease.
+        *is_over* is set: this process has ended the run, and nothing is written. Raises
+        LeaseLostError unless this process has the lease.
         """
         run = self.check()
         if is_over is not None and is_over.is_set():
@@ -125,7 +125,7 @@ class Lease:
                 self._client.update_run(self._run_id, status="RUNNING")
 
     def check(self) -> Run:
-        """Read and return the run. Raises LeaseLostError if another process has its lease.
+        """Read and return the run. Raises LeaseLostError unless this process has its lease.
 
         After that, every further call raises the same error.
         """
@@ -141,7 +141,7 @@ class Lease:
         return run
 
     def release(self) -> None:
-        """Undo :meth:`acquire`: return the lease to the process that had it before.
+        """Undo :meth:`acquire`: return the lease to the process that had it before, if any.
 
         Does nothing if it was not acquired, or another process has it now.
         """
@@ -162,7 +162,10 @@ def get_process_token() -> str:
 
 
 def format_lease() -> str:
-    """Return a lease of this process, dated now, as JSON text."""
+    """Return a lease of this process, dated now, as JSON text.
+
+    Its keys are host, pid, started, renewed_at and token.
+    """
     return json.dumps(
         {
             "host": _read_machine_id(),
@@ -196,7 +199,7 @@ def check_has_lease(run: Run) -> None:
 def check_not_being_trained(client: MlflowClient, run: Run, advice: str) -> None:
     """Raise TrackingError if a process is training into a run.
 
-    May wait like :func:`is_expired`. advice: end of the message.
+    May wait up to three minutes, like :func:`is_expired`. advice: end of the message.
     """
     if is_being_trained(client, run):
         raise TrackingError(
@@ -206,7 +209,10 @@ def check_not_being_trained(client: MlflowClient, run: Run, advice: str) -> None
 
 
 def is_being_trained(client: MlflowClient, run: Run) -> bool:
-    """Return True if a living process is training into a run. May wait like :func:`is_expired`."""
+    """Return True if a living process is training into a run.
+
+    May wait up to three minutes, like :func:`is_expired`.
+    """
     return _has_trainer(run) and not is_expired(client, run)
 
 
@@ -225,8 +231,10 @@ def is_in_use(run: Run) -> bool:
 def is_expired(client: MlflowClient, run: Run) -> bool:
     """Return True if a run is RUNNING although the process that trained it is gone.
 
-    If that process is on another machine and its lease looks old, this waits up to three minutes
-    for a renewal.
+    Returns False if no process of this package trained the run. A process on this machine is looked
+    up. Another machine's counts as gone if its lease was seen unchanged for three minutes: waits
+    for that if the lease is invalid or not dated within three minutes of now; otherwise returns at
+    once, False if it was not seen for long enough.
     """
     if not _has_trainer(run):
         return False
@@ -251,7 +259,8 @@ def wait_for_expiry(
     once if the process is on this machine or there is none.
 
     can_wait: if False, raises LeaseHeldError instead of waiting if the lease is dated within the
-    last three minutes. should_stop: raises TrackingError when this returns True.
+    last three minutes; waits for an older one all the same. should_stop: raises TrackingError when
+    this returns True.
     """
     with mlflow_errors(f"read run {run_id}"):
         run = client.get_run(run_id)
@@ -267,7 +276,10 @@ def wait_for_expiry(
 
 
 def read_trainer_token(run: Run) -> str | None:
-    """Return the :func:`get_process_token` of a run's newest trainer, or None if unknown."""
+    """Return the :func:`get_process_token` of the process that trained into a run last.
+
+    Returns None if the lease of a training process is missing or invalid.
+    """
     lease = _read_lease(run)
     return None if lease is None else lease.token
 
@@ -275,7 +287,8 @@ def read_trainer_token(run: Run) -> str | None:
 def is_recent_reservation(reservation: str) -> bool:
     """Return True if another process, not known to be dead, reserved a resume recently.
 
-    reservation: JSON text of that process's lease, which is recent for three minutes.
+    reservation: JSON text of that process's lease, which is recent for three minutes. If it is
+    invalid or of this process, the result is False.
     """
     lease = _parse_lease(reservation)
     if lease is None or lease.token == get_process_token():
@@ -301,7 +314,7 @@ def _describe_holder(run: Run) -> str:
 
 
 def _has_trainer(run: Run) -> bool:
-    """Return True if a run is RUNNING and a process of this package trained into it."""
+    """Return True if a run is RUNNING and has the tag of a training process, alive or not."""
     return run.info.status == "RUNNING" and names.PROCESS_TAG in run.data.tags
 
 
@@ -312,15 +325,16 @@ def _is_held_by_this_process(run: Run) -> bool:
 
 
 def _read_lease(run: Run) -> _LeaseTag | None:
-    """Return the newest lease of a run, or None if there is none or it cannot be parsed."""
+    """Parse the lease of a run's training process. Returns None if it is missing or invalid."""
     return _parse_lease(_select_lease_text(run))
 
 
 def _select_lease_text(run: Run) -> str | None:
-    """Return the JSON text of a run's newest lease, or None if there is none.
+    """Return the JSON text of the lease of a run's training process, or None if there is none.
 
     That is the last renewal. If the process that renewed it has lost the lease to another one, it
-    is the lease that the other one acquired.
+    is the lease that the other one acquired. A lease that was acquired before any renewal does not
+    count.
     """
     renewal, acquisition = (run.data.tags.get(t) for t in (names.PROCESS_TAG, names.HOLDER_TAG))
     renewed, acquired = _parse_lease(renewal), _parse_lease(acquisition)
@@ -366,8 +380,8 @@ def _wait_until_expired(
 ) -> bool:
     """Wait until a lease was unchanged for three minutes, then return True. Warns before it waits.
 
-    Returns False as soon as the lease is renewed or the run ends. Raises TrackingError if
-    *should_stop* returns True.
+    Time since this process first saw the lease counts. Returns False as soon as the lease is
+    renewed or the run ends. Raises TrackingError if *should_stop* returns True.
     """
     run_id, text = run.info.run_id, _select_lease_text(run)
     remaining = EXPIRY_SECONDS - _measure_seconds_unchanged(client, run)
@@ -433,10 +447,9 @@ def _read_start_time(pid: int) -> float:
 
 
 def _read_machine_id() -> str:
-    """Return a name of this machine since its start, and of this container.
+    """Return HOST/BOOT_ID/PID_NAMESPACE of this machine, or only HOST on systems other than Linux.
 
-    Process ids are unique among processes with the same name. On systems other than Linux, it is
-    the host's name.
+    It changes with a restart and differs between containers: within it, process ids are unique.
     """
     parts = [socket.gethostname()]
     with suppress(OSError):  # not Linux: only the host's name

@@ -89,7 +89,7 @@ IMAGE_FINAL = "accuracy_matrix"
 
 
 def shorten_digest(digest: str) -> str:
-    """Return the first 36 characters of a dataset's digest, which is MLflow's limit."""
+    """Return a dataset's digest without "sha256:", and only 36 characters: MLflow's limit."""
     return digest.removeprefix("sha256:")[:36]
 
 

@@ -26,7 +26,10 @@ _FORMAT = "1.0"
 
 
 def is_offline_folder(path: Path) -> bool:
-    """Return True if a path is an offline folder. A text may be too long to be a path."""
+    """Return True if a path is a folder with an ``offline.json``.
+
+    Returns False if it cannot be looked up, for example because it is too long.
+    """
     try:
         return (path / _HEADER).is_file()
     except OSError:
@@ -34,7 +37,10 @@ def is_offline_folder(path: Path) -> bool:
 
 
 def list_offline_folders(path: Path) -> list[Path]:
-    """Return the offline folders at a path: the path itself, or the ones directly in it."""
+    """Return the path if it is an offline folder, or else the ones directly in it, sorted by name.
+
+    Empty if there are none.
+    """
     if is_offline_folder(path):
         return [path]
     return sorted(folder for folder in path.glob("*") if is_offline_folder(folder))
@@ -53,7 +59,7 @@ def format_artifact_root(folder: Path) -> str:
 def prepare_offline_folder(folder: Path) -> None:
     """Create an offline folder unless it exists, and adapt its database if it was moved.
 
-    Raises TrackingError if the folder is another store, or has another format.
+    Raises TrackingError if the folder is another store, has another format, or cannot be opened.
     """
     header, database = folder / _HEADER, folder / _DATABASE
     try:
@@ -75,7 +81,7 @@ def prepare_offline_folder(folder: Path) -> None:
 def check_format(folder: Path) -> None:
     """Raise TrackingError unless this version can read an offline folder.
 
-    Its file ``offline.json`` states the format of the folder.
+    Its file ``offline.json`` states the format of the folder. Raises OSError if it is missing.
     """
     try:
         content = json_object(read_bytes(folder / _HEADER, MAX_MANIFEST_BYTES), MAX_MANIFEST_BYTES)
@@ -89,9 +95,10 @@ def check_format(folder: Path) -> None:
 
 
 def locate_artifacts(folder: Path, run: Run) -> Run:
-    """Return a run with the artifacts that a folder contains now: EXPERIMENT/RUN/artifacts in it.
+    """Return a copy of a run whose artifacts are those in FOLDER/EXPERIMENT_ID/RUN_ID/artifacts.
 
-    Raises TrackingError if its ids, which anybody can write, are not as MLflow writes them.
+    Raises TrackingError if its ids, which anybody can write, are not as MLflow writes them. The
+    folder of the artifacts need not exist.
     """
     info = run.info
     if not re.fullmatch("[0-9]+/[0-9a-f]{32}", f"{info.experiment_id}/{info.run_id}"):
@@ -106,7 +113,10 @@ def replace_info(run: Run, **changes: str | None) -> Run:
 
 
 def _adapt_locations(database: Path, root: str) -> None:
-    """Set the artifact locations in a database to folders under *root*, where they differ."""
+    """Set the artifact locations in a database to folders under the URI *root*, where they differ.
+
+    Changes experiments, and the runs and logged models of these experiments.
+    """
     with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
         stored = connection.execute("SELECT experiment_id, artifact_location FROM experiments")
         for experiment_id, location in stored.fetchall():

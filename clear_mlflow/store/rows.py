@@ -60,7 +60,7 @@ class RowConflictError(TrackingError):
 
 
 def hash_rows(run_id: str, files: Mapping[str, bytes]) -> str:
-    """Return a hash of a run's id and the names and contents of its row files."""
+    """Return a hash (32 digits) of a run's id and the names and contents of its row files."""
     hasher = hashlib.sha256(run_id.encode())
     for name, content in sorted(files.items()):
         hasher.update(f"\0{name}\0{len(content)}\0".encode() + content)
@@ -68,7 +68,10 @@ def hash_rows(run_id: str, files: Mapping[str, bytes]) -> str:
 
 
 def pack_matrix_tag(run_id: str, files: Mapping[str, bytes]) -> str | None:
-    """Return a tag value with all row files, or None if there are none or it is too long."""
+    """Return a tag value that contains all row files, compressed, and their hash.
+
+    Returns None without files, or if the value has more than 8,000 characters.
+    """
     content = json.dumps({name: file.decode() for name, file in files.items()}).encode()
     value = hash_rows(run_id, files) + base64.b64encode(zlib.compress(content, 9)).decode()
     return value if files and len(value) <= _MAX_TAG_LENGTH else None
@@ -95,7 +98,8 @@ def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None
     """Store a file with one row of the accuracy matrix, unless the run has the same row already.
 
     A stored file that a power cut truncated is replaced, with a warning. Raises RowConflictError if
-    the stored row has other numbers or a newer format.
+    the stored row has other numbers or cannot be parsed, for example in a newer format.
+    name: file name, such as ``row_003.json``.
     """
     run_id = run.info.run_id
     with mlflow_errors(f"store {name} of run {run_id}"):
@@ -154,7 +158,10 @@ def list_row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
 
 
 def check_has_no_rows(client: MlflowClient, run: Run) -> None:
-    """Raise TrackingError if a run has rows: a second training could contradict them."""
+    """Raise TrackingError if a run has rows: a second training could contradict them.
+
+    Raises RecordError like :func:`list_row_sizes`.
+    """
     if rows := list(list_row_sizes(client, run)):
         raise TrackingError(
             f"run {run.info.run_id} already contains {len(rows)} rows ({rows[0]} to {rows[-1]}); "
@@ -167,8 +174,9 @@ def read_row_files(
 ) -> dict[str, bytes]:
     """Return the contents of a run's row files in row order, by file name.
 
-    may_be_missing: names of files that need not exist, or None if none needs to. Raises RecordError
-    if another row file is missing although the run's tags name it.
+    Empty for a run without rows. may_be_missing: names of files that need not exist, or None if no
+    file needs to. Raises RecordError if another row file is missing although the run's tags name
+    it, or one is too large.
     """
     folder = ArtifactFolder(client, run, ROWS_FOLDER)
     files = folder.read_files(folder.list_numbered(parse_row_index, MAX_ROW_BYTES), MAX_ROW_BYTES)
@@ -197,7 +205,7 @@ def build_missing_rows_error(run: Run, missing: str) -> RecordError:
 
 
 def _check_for_missing_rows(run: Run, row_files: Collection[str]) -> None:
-    """Raise RecordError if row files of a run are missing from *row_files*.
+    """Raise RecordError if row files of a run are missing from the names in *row_files*.
 
     Each row in the run's matrix tag must have a file. A run that was scored, or whose training
     logged accuracies, must have at least one.
@@ -219,8 +227,9 @@ def load_stored_rows(
 ) -> StoredRows:
     """Load the rows of a run from its matrix tag or its artifacts.
 
-    read_files: False reads the tag if it contains all rows; True always reads artifacts; None reads
-    artifacts if they are on this machine. Raises RecordError if a row is damaged or missing.
+    read_files: False reads the tag if it contains rows of all buckets, else the artifacts; True
+    always reads artifacts; None means True if they are on this machine, else False. Raises
+    RecordError if a row is damaged, or missing from the artifacts although the tags name it.
     """
     run_id = run.info.run_id
     tag = run.data.tags.get(names.MATRIX_TAG)
@@ -242,8 +251,9 @@ def read_matrices(
 ) -> Iterator[StoredMatrix]:
     """Yield the accuracy matrix and metrics of each run, in the order of the runs.
 
-    Reads with several threads. If a run cannot be read, its result has *problem* set, and no
-    record. metrics: metrics to compute. read_files: see :func:`load_stored_rows`.
+    Reads with several threads. If a run cannot be read or contains no rows, its result has
+    *problem* set, and no record. metrics: metrics to compute. read_files: see
+    :func:`load_stored_rows`.
     """
 
     def read_matrix(run: Run) -> StoredMatrix:

@@ -49,11 +49,13 @@ def select_runs(
 ) -> Iterator[Run | MissingRun]:
     """Yield the runs with these ids, or else the runs of an experiment that can have rows.
 
-    The runs of an experiment come newest first, without those that only refer to other runs, such
-    as sweeps and comparisons. A run id that does not exist is yielded as a MissingRun.
+    Each id is looked up once. The runs of an experiment come newest first, without deleted ones and
+    those that only refer to other runs, such as sweeps and comparisons. The id of a run that does
+    not exist or is deleted is yielded as a MissingRun. Raises TrackingError if the experiment does
+    not exist.
 
-    experiment: name or id of an experiment, or None for all. filter: MLflow search filter, ignored
-    with *run_ids*. unscored_only: skip runs whose metrics were computed already.
+    experiment: name or id of an experiment, or None for all. filter: MLflow search filter. Both are
+    ignored with *run_ids*. unscored_only: skip runs whose metrics were computed already.
     """
     runs: Iterable[Run | MissingRun]
     if unique_ids := tuple(dict.fromkeys(run_ids)):
@@ -88,7 +90,7 @@ def expand_run_id(client: MlflowClient, prefix: str) -> str:
 def search_runs(
     client: MlflowClient, experiment_ids: list[str], filter_string: str
 ) -> Iterator[Run]:
-    """Yield all active runs that match an MLflow filter, newest first.
+    """Yield all runs of experiments that match an MLflow filter and are not deleted, newest first.
 
     Runs that start during the search do not shift its pages. Raises ConfigError if the filter has
     more than 50 conditions.
@@ -126,7 +128,11 @@ def search_runs(
 
 
 def get_project_run(client: MlflowClient, entry_point: str) -> Run | None:
-    """Return the run that ``mlflow run -e ENTRY_POINT`` opened for this process, or None."""
+    """Return the run that ``mlflow run -e ENTRY_POINT`` opened for this process, or None.
+
+    None if MLFLOW_RUN_ID is not set, or its run has another entry point. Raises TrackingError if
+    the run that MLFLOW_RUN_ID names cannot be read.
+    """
     run_id = MLFLOW_RUN_ID.get()
     if not run_id:
         return None
@@ -136,7 +142,10 @@ def get_project_run(client: MlflowClient, entry_point: str) -> Run | None:
 
 
 def tag_project_run(client: MlflowClient, entry_point: str) -> str | None:
-    """Tag the run of :func:`get_project_run` with its command, and return its id, or None."""
+    """Set the entry point as the kind tag of the run of :func:`get_project_run`.
+
+    Returns the run's id, or None without such a run.
+    """
     run = get_project_run(client, entry_point)
     if run is None:
         return None
@@ -146,7 +155,12 @@ def tag_project_run(client: MlflowClient, entry_point: str) -> str | None:
 
 
 def get_or_create_experiment(client: MlflowClient, name: str | None = None) -> str:
-    """Return the id of an experiment, by default MLflow's, which is created if it is missing."""
+    """Return the id of the experiment with a name, which is created if it is missing.
+
+    Without a name, uses MLFLOW_EXPERIMENT_NAME, or else returns MLFLOW_EXPERIMENT_ID or "0", which
+    is not looked up. Raises TrackingError if the name is longer than 200 characters or not
+    printable.
+    """
     name = name or MLFLOW_EXPERIMENT_NAME.get()
     if not name:
         return str(MLFLOW_EXPERIMENT_ID.get() or DEFAULT_EXPERIMENT_ID)
@@ -165,13 +179,19 @@ def get_or_create_experiment(client: MlflowClient, name: str | None = None) -> s
 
 
 def get_run_or_none(client: MlflowClient, run_id: str) -> Run | None:
-    """Return a run, or None if it does not exist or is deleted."""
+    """Return a run, or None if it does not exist or is deleted.
+
+    Raises TrackingError if the store cannot be read.
+    """
     run = _get_run(client, run_id)
     return run if isinstance(run, Run) else None
 
 
 def _get_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
-    """Return a run, or a MissingRun if it does not exist or is deleted."""
+    """Return a run, or a MissingRun if it does not exist or is deleted.
+
+    Raises TrackingError if the store cannot be read.
+    """
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
@@ -194,7 +214,8 @@ def is_missing_error(error: MlflowException) -> bool:
 def find_experiment_ids(client: MlflowClient, name_or_id: str | None = None) -> list[str]:
     """Return the ids of the experiments with a name or id, or of all experiments for None.
 
-    Raises TrackingError if no experiment matches.
+    Deleted experiments are left out. A name takes precedence over an id. Raises TrackingError if no
+    experiment matches.
     """
     experiments = _list_experiments(client)
     if name_or_id is None:
@@ -213,7 +234,7 @@ def find_experiment_ids(client: MlflowClient, name_or_id: str | None = None) -> 
 
 
 def has_experiment(client: MlflowClient, name_or_id: str) -> bool:
-    """Return True if an experiment has this name or id."""
+    """Return True if an experiment that is not deleted has this name or id."""
     experiments = _list_experiments(client)
     return any(name_or_id in (e.name, e.experiment_id) for e in experiments)
 

@@ -27,7 +27,9 @@ _ABANDONED_SECONDS = 10.0
 def lock_store_opening(tracking_uri: str) -> Iterator[None]:
     """Lock an sqlite store while the caller opens it. Create the database if it is missing.
 
-    Does nothing for any other store, or if the folder of the database cannot be written.
+    Waits until no other process has the lock, and until another program that is setting up the
+    database has finished, or has written nothing for 10 seconds. Does nothing for any other store,
+    or if the folder of the database cannot be written.
     """
     # MLflow sets up a new database in the first call of each process. If several do it at once, all
     # but one fail; one that is killed leaves a database that cannot be opened (mlflow 3.17).
@@ -56,7 +58,7 @@ def lock_store_opening(tracking_uri: str) -> Iterator[None]:
 def lock_store_writes(tracking_uri: str) -> Iterator[None]:
     """Let only one thread of this user on this machine write to an sqlite store at a time.
 
-    Does nothing for any other store.
+    Waits for the others, without a limit. Does nothing for any other store.
     """
     database = get_sqlite_path(tracking_uri)
     if database is None:
@@ -97,7 +99,10 @@ def name_sqlite_driver(tracking_uri: str) -> str:
 
 
 def _create_database(database: Path) -> None:
-    """Create an empty MLflow database: under a temporary name first, so that it is complete."""
+    """Create an empty MLflow database, first under a temporary name, so that it is complete.
+
+    A database that another program creates in the meantime is kept.
+    """
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore  # slow to import
 
     unfinished = database.with_name(f"{database.name}.new")

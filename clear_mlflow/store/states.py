@@ -87,7 +87,7 @@ def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: 
 def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) -> None:
     """Delete the training states of rows before *before*, or all if it is None. Errors are ignored.
 
-    Some stores cannot delete, and nothing depends on it.
+    Some stores cannot delete, and nothing depends on it. Manifests are deleted, too.
     """
     with suppress(Exception):
         folder = ArtifactFolder(client, run, names.STATE_FOLDER)
@@ -103,7 +103,10 @@ def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) 
 
 
 def list_state_rows(client: MlflowClient, run: Run) -> tuple[int, ...]:
-    """Return the numbers of the rows with a training state, which may be damaged, ascending."""
+    """Return the numbers of the rows with a training state and its manifest, ascending.
+
+    Only file names are read: a state may be damaged.
+    """
     files = ArtifactFolder(client, run, names.STATE_FOLDER).list_sizes().keys()
     rows = {row for name in files if (row := _parse_row(name)) is not None}
     return tuple(sorted(row for row in rows if files >= {*_format_file_names(row)}))
@@ -112,7 +115,7 @@ def list_state_rows(client: MlflowClient, run: Run) -> tuple[int, ...]:
 def read_newest_state(
     client: MlflowClient, run: Run, scratch: Path
 ) -> tuple[StoredState | None, list[str]]:
-    """Return the newest training state that is complete, or None, and why newer ones are not.
+    """Return the newest intact training state, or None, and a message for each damaged newer one.
 
     The state is downloaded to *scratch* unless it is on this machine.
     """
@@ -149,7 +152,7 @@ def _read_state(folder: ArtifactFolder, row: int, scratch: Path) -> StoredState:
 
 
 def _format_file_names(row: int) -> tuple[str, str]:
-    """Return the names of the state and the manifest of a row."""
+    """Return the file names of a row's state, ``after_004.safetensors``, and of its manifest."""
     return names.format_model_file_name(row), f"after_{row:03d}.json"
 
 

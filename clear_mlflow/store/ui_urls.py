@@ -45,9 +45,10 @@ _MAX_RUNS_READ = 20  # newest runs whose rows are read to find the score of an e
 
 
 def format_run_links(client: MlflowClient, run: Run, *, is_only_run: bool = True) -> list[str]:
-    """Return lines that show how to open a run and its experiment, or a command without a server.
+    """Return labelled lines that show how to open a run and its experiment.
 
-    Only the experiment is linked if the run is one of several (*is_only_run* is False).
+    With a server, these are URLs; else the command ``clear-mlflow open``, and ``clear-mlflow sync``
+    for an offline folder. is_only_run: False to name only the experiment, for one of several runs.
     """
     experiment_id, run_id = run.info.experiment_id, run.info.run_id if is_only_run else None
     uri = client.tracking_uri
@@ -77,7 +78,10 @@ def _is_default_store(uri: str) -> bool:
 
 
 def format_artifact_link(run: Run, path: str | None) -> str:
-    """Return the link to an artifact, or to the page of the run, relative to MLflow's UI."""
+    """Return the link to an artifact, or to the page of the run, relative to MLflow's UI.
+
+    path: path of the artifact in the run, or None for the page of the run.
+    """
     experiment, run_id = (quote(i, safe="") for i in (run.info.experiment_id, run.info.run_id))
     artifact = f"/artifacts/{path}" if path else ""
     return f"#/experiments/{experiment}/runs/{run_id}{artifact}?{_format_view_query()}"
@@ -92,7 +96,7 @@ def make_run_url_builder(tracking_uri: str) -> Callable[[str], str] | None:
 
 
 def _format_view_query() -> str:
-    """Return the part of a URL's query with MLflow's view for machine learning and workspace."""
+    """Return a URL query that selects MLflow's machine learning view, and its workspace if set."""
     # By default, MLflow's UI opens an experiment in the view for language model traces.
     query = "workflowType=machine_learning"
     workspace = os.environ.get("MLFLOW_WORKSPACE", "").strip()  # mlflow.set_workspace sets it, too
@@ -107,7 +111,7 @@ def format_server_url(uri: str) -> str:
 
 
 def format_comparison_links(client: MlflowClient, run: Run) -> list[str]:
-    """Return lines that show how to open a comparison and how to run the sweeps it proposes.
+    """Return labelled lines: how to open a comparison, and commands for the sweeps it proposes.
 
     Includes the path of its HTML page if the artifacts are on this machine.
     """
@@ -194,8 +198,8 @@ _LINE_OPTIONS = {
 def find_page_url(client: MlflowClient, target: str | None) -> str:
     """Return the most useful page of a run or experiment, relative to the server's URL.
 
-    That is a run's report, a comparison's page, a sweep's comparison, or an experiment's
-    leaderboard, which is stored in a tag of the experiment.
+    That is a run's report, or the run itself if it has none, a comparison's page, a sweep's
+    comparison, or an experiment's leaderboard, which this stores in a tag of the experiment.
 
     target: name or id of an experiment, or id of a run or its first digits; None for the experiment
     of the newest run. Raises TrackingError if it does not exist.
@@ -213,7 +217,7 @@ def find_page_url(client: MlflowClient, target: str | None) -> str:
 
 
 def _find_run_page(client: MlflowClient, run: Run) -> str:
-    """Return the link to a run's report, comparison page, or sweep comparison."""
+    """Return the link to a run's report, comparison page or sweep comparison, or else the run."""
     tags = run.data.tags
     if comparison_id := read_sweep_comparison(tags).get("run_id"):
         return _find_run_page(client, client.get_run(str(comparison_id)))
@@ -225,7 +229,7 @@ def _find_run_page(client: MlflowClient, run: Run) -> str:
 def read_sweep_comparison(tags: Mapping[str, str]) -> Mapping[str, Any]:
     """Return ``run_id`` of the comparison of a sweep with these *tags*, or {} if there is none.
 
-    Also returns ``of``, a hash of the compared runs.
+    Also returns ``of``, a hash of the compared runs. A damaged tag is like none.
     """
     with suppress(RecordError):
         return json_object(tags.get(names.SWEEP_COMPARISON_TAG, "{}"), MAX_TAG_BYTES)
@@ -243,7 +247,10 @@ def _store_leaderboard(client: MlflowClient, experiment_id: str) -> str:
 
 
 def _find_score(client: MlflowClient, experiment_id: str) -> Score:
-    """Return what the newest run with readable rows measures, or accuracy if there is none."""
+    """Return what the newest run with readable rows measures, such as accuracy.
+
+    Only the experiment's 20 newest runs with rows are read. Returns accuracy if none is readable.
+    """
     for run in client.search_runs([experiment_id], _HAS_ROWS, max_results=_MAX_RUNS_READ):
         with suppress(ClearError):  # reported by commands that score or compare the run
             for record in load_stored_rows(client, run, read_files=False).records.values():
@@ -252,7 +259,10 @@ def _find_score(client: MlflowClient, experiment_id: str) -> Score:
 
 
 def _get_newest_experiment_id(client: MlflowClient) -> str:
-    """Return the experiment of the newest run of this package, or raise TrackingError."""
+    """Return the id of the experiment that contains the newest run of this package.
+
+    Raises TrackingError if the store contains no such run.
+    """
     has_kind = f"tags.`{names.KIND_TAG}` != ''"
     runs = client.search_runs(find_experiment_ids(client), has_kind, max_results=1)
     if not runs:
