@@ -67,9 +67,13 @@ PAIR_COLUMNS = (
 def compare_groups(
     ranked: Comparison, predictions: Mapping[str, Predictions] | None = None
 ) -> Comparison:
-    """Test groups against each other over seeds, and single runs over test images.
+    """Test the planned pairs, and return the comparison with results, intervals and warnings.
 
-    predictions: predictions of single runs by run id.
+    Two groups of one run each are tested over their test images, others over seeds. If the ranking
+    metric leaves a pair undecided, the other headline metrics are searched for a difference, which
+    is marked as exploratory.
+
+    predictions: predictions of single runs by run id; without them, single runs are not tested.
     """
     by_group = {
         index: predictions[group.counted[0].run_id]

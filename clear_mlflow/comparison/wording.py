@@ -107,10 +107,11 @@ def _format_margin(pair: Mapping[str, Any]) -> str:
     return f"{points:g} point{'' if points == 1 else 's'}"
 
 
-def _format_result(pair: Mapping[str, Any], low: str, high: str, level: float, p_value: str) -> str:
+def _format_result(pair: Mapping[str, Any], low: str, high: str, level: float, p_text: str) -> str:
     """Return interval, p-value, adjustment, test and remarks of a pair.
 
     low, high: columns with the ends of the interval of A - B, which is turned to better - worse.
+    level: confidence level of the interval. p_text: p-value as text, for example "p = 0.02".
     """
     ends = Interval(pair[low], pair[high])
     if not is_a_better(pair):
@@ -119,7 +120,7 @@ def _format_result(pair: Mapping[str, Any], low: str, high: str, level: float, p
     low_text, high_text = (
         f"{100 * end:.{decimals}f}" if pair["in_percent"] else f"{end:.4g}" for end in ends
     )
-    parts = [f"{100 * level:g} % CI {low_text} to {high_text}", p_value]
+    parts = [f"{100 * level:g} % CI {low_text} to {high_text}", p_text]
     if pair["comparisons"] > 1:
         adjustment = "Holm" if pair["margin"] is None else "Bonferroni"
         parts.append(f"{adjustment}-adjusted for {pair['comparisons']} comparisons")
@@ -250,7 +251,10 @@ def _warn_about_missing_values(ranked: Comparison) -> Iterator[str]:
 
 
 def _warn_about_group(group: Group) -> Iterator[str]:
-    """Yield what is special about a group and its runs."""
+    """Warn of a group's runs that diverged, are partial or were trained on fewer buckets.
+
+    Also warns of runs with different parameters, and of seeds with one and the same matrix.
+    """
     for run in group.members:
         num_rows, num_buckets = sum(row > 0 for row in run.record.rows), len(run.grid[0])
         if run.diverged:

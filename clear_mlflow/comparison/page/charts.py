@@ -313,7 +313,7 @@ def _get_style(position: int) -> tuple[int, int]:
 
 
 def build_matrix_scales(comparison: Comparison) -> list[CellScale]:
-    """Return the colour scale of each set of test conditions, the same for runs and for groups."""
+    """Return a colour scale for each of ``comparison.conditions``, for its runs and groups."""
     grids: list[list[NDArray[np.float64]]] = [[] for _ in comparison.conditions]
     for group in comparison.groups:
         grids[group.conditions_index] += [run.grid for run in group.members]

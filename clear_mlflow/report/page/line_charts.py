@@ -58,7 +58,11 @@ class Axis:
 
     @property
     def note(self) -> str:
-        """A sentence on where the axis starts, or an empty text if it starts at 0."""
+        """A sentence for readers of the chart, or "".
+
+        For accuracies: that the axis does not start at 0. For other scores, always: that the axis
+        ignores the untrained model.
+        """
         if self.score.is_accuracy:
             return "The y-axis does not start at 0." if self.low > 0 else ""
         return (

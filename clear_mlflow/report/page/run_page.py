@@ -173,6 +173,7 @@ def _name_instances(record: Record) -> str:
 
 
 def _build_subtitle(report: RunReport) -> str:
+    """Return dataset, strategy, model, seed and number of buckets trained, in one line."""
     record = report.record
     parts = [one_line(record.dataset.name, 80)]
     parts += [
@@ -350,6 +351,7 @@ def _build_inline_map(matrix: AccuracyMatrix) -> dict[str, Any]:
 
 
 def _split_link(line: str) -> dict[str, str]:
+    """Split "NAME ADDRESS" into ``name`` and ``address``, or "" if a line has no web address."""
     name, _, rest = line.partition(" ")
     address = rest.strip()
     if address.startswith(("http://", "https://")) and " " not in address:
