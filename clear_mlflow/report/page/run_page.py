@@ -351,7 +351,7 @@ def _build_inline_map(matrix: AccuracyMatrix) -> dict[str, Any]:
 
 
 def _split_link(line: str) -> dict[str, str]:
-    """Split "NAME ADDRESS" into ``name`` and ``address``, or "" if a line has no web address."""
+    """Split "NAME ADDRESS" into ``name`` and ``address``, or "" without a web address."""
     name, _, rest = line.partition(" ")
     address = rest.strip()
     if address.startswith(("http://", "https://")) and " " not in address:
