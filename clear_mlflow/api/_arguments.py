@@ -26,7 +26,7 @@ _DESCRIPTIONS: Mapping[Any, str] = {
 
 
 def resolve_annotation(function: Callable[..., Any], annotation: str, **types: Any) -> list[Any]:
-    """Return the members of the union that a parameter's annotation names.
+    """Return the types in a parameter's annotation: int and NoneType for "int | None".
 
     function: whose module the names in the annotation are from. types: types by name that the
     module imports only for type checkers. Raises NameError if another such name occurs.
@@ -53,7 +53,10 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
 
 
 def _has_type(value: Any, expected: Any) -> bool:
-    """Return True if a value has a type. Numbers must be finite, and a bool is not a number."""
+    """Return True if a value has a type. Items of containers are not checked.
+
+    Numbers must be finite, a bool is not a number, and a string is not a Sequence.
+    """
     if get_origin(expected) is Literal:
         return isinstance(value, str) and value in get_args(expected)
     if expected in (int, float):
@@ -67,6 +70,7 @@ def _has_type(value: Any, expected: Any) -> bool:
 
 
 def _describe_type(expected: Any) -> str:
+    """Return words for a type in an error message, such as "a list", or "'local' or 'ray'"."""
     if get_origin(expected) is Literal:
         return " or ".join(map(repr, get_args(expected)))
     expected = get_origin(expected) or expected

@@ -1,7 +1,7 @@
 """Runs as folders or one ``.tar.xz``, for a repository or a paper, read like a store.
 
 A bundle is a run's folder (:mod:`clear_mlflow.journal.run_folder`) that an export has completed.
-Its header also contains the SHA-256 of each entry and of itself, so that a changed bundle is
+Its header also contains the SHA-256 of each file and of itself, so that a changed bundle is
 rejected. An archive of many bundles is compressed as one stream, so that what the runs have in
 common (keys, names of test images) is stored once.
 """
@@ -111,7 +111,7 @@ class _Header(msgspec.Struct, kw_only=True):
     end_time: int
     licence: str
     written_by: str
-    files: dict[str, str]  # file name of each entry to its SHA-256
+    files: dict[str, str]  # name of each other file of the folder to its SHA-256
     inputs: list[_Input] = []
 
 
@@ -121,7 +121,7 @@ def is_bundle(run: Run) -> bool:
 
 
 def get_bundle_path(run: Run) -> Path | None:
-    """Return the path of the run that it was read from, or None if it is stored in MLflow."""
+    """Return the path that a run was read from, such as ARCHIVE/NAME, or None if from the store."""
     path: Path | None = getattr(run, "bundle_path", None)
     return path
 
@@ -142,7 +142,10 @@ def list_bundles(path: Path) -> list[Path]:
 
 
 def is_bundle_path(path: Path) -> bool:
-    """Return True if a path is a bundle, an archive, an offline folder, or a run in one of them."""
+    """Return True if a path is a bundle, an archive, an offline folder, or names a run in these.
+
+    It is not checked that an archive or offline folder contains the named run.
+    """
     with suppress(OSError):  # a string that cannot be the name of a file
         is_member = _is_archive(path.parent) or _is_in_offline_folder(path)
         return (
@@ -157,10 +160,11 @@ def is_bundle_path(path: Path) -> bool:
 def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licence: str) -> None:
     """Write runs to a new folder, or to a new archive if the name of *to* ends in .tar.xz.
 
-    A single run is written to the root of it, several runs to a folder each.
+    A single run is written to the root of it, several runs to a folder each. Missing parent folders
+    are created. licence: text for the headers.
 
-    Raises ConfigError if the path exists or cannot be written, and RecordError if a run lacks
-    rows.
+    Raises ConfigError if the path exists or cannot be written, RecordError if a run lacks rows, and
+    TrackingError if the store cannot be read; then *to* is not created.
     """
     if to.exists():
         raise ConfigError(
@@ -171,7 +175,8 @@ def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licenc
         with tempfile.TemporaryDirectory(dir=to.parent, prefix=".bundle_") as scratch:
             root = Path(scratch, "bundles")
             for run in runs:
-                _write_bundle(client, run, root / _build_name(run) if runs[1:] else root, licence)
+                path = root / _build_folder_name(run) if runs[1:] else root
+                _write_bundle(client, run, path, licence)
             if to.name.endswith(ARCHIVE):
                 _pack_archive(root, Path(scratch, "packed")).rename(to)
             else:
@@ -183,11 +188,14 @@ def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licenc
 def read_bundles(path: Path) -> list[Run]:
     """Read the runs of a bundle: a folder, an archive, or one run of it as ARCHIVE/NAME.
 
-    The artifacts are unpacked to a temporary folder, which is deleted with the last of the runs.
-    The path may also be an offline folder, or one run of it as FOLDER/RUN.
+    The artifacts are copied to a temporary folder, which is deleted when the last of the returned
+    runs is garbage-collected. The path may also be an offline folder, or one run of it as
+    FOLDER/RUN, whose artifacts are read where they are.
 
     Raises:
-        RecordError: a bundle was changed since the export, or the path does not name a run.
+        RecordError: a bundle was changed since the export or cannot be read, or the path does not
+            name a run.
+        TrackingError: an offline folder has a format that this version cannot read.
     """
     if is_offline_folder(path) or _is_in_offline_folder(path):
         return read_offline_runs(path)
@@ -233,7 +241,9 @@ def drop_copies(
 ) -> Iterator[Run | MissingRun]:
     """Yield each run once: of copies with the same run id or source, the most complete one.
 
-    A run may be in the store and in bundles. Raises ConfigError if two copies differ in a row.
+    A run may be in the store and in bundles. The source is the run that a copy was made of. A
+    MissingRun is yielded only if the run has no copy. Reads all runs first. Raises ConfigError if
+    a copy has a row that the yielded one lacks or has with other numbers.
     """
     copies: dict[str, list[Run | MissingRun]] = {}
     for run in runs:
@@ -258,7 +268,7 @@ def drop_copies(
 def read_metric_points(client: MlflowClient, run: Run) -> list[Metric]:
     """Return all values of a run's metrics, ordered by metric, step and time.
 
-    client: client of the store, for a run that was not read from a bundle.
+    client: client of the store, which is not used for a run of a bundle or an offline folder.
     """
     entries: list[Entry] | None = getattr(run, "metric_entries", None)
     if entries is not None:
@@ -285,18 +295,22 @@ def _describe_source(run: Run) -> str:
     return "the tracking store" if path is None else safe_repr(str(path), 200)
 
 
-def _build_name(run: Run) -> str:
+def _build_folder_name(run: Run) -> str:
     """Return a folder name for a run, from its name and id, of at most 49 characters."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.info.run_name or "run").strip("-._")
     return f"{name[:40]}-{re.sub('[^0-9a-f]', '', run.info.run_id)[:8]}"
 
 
 def _is_in_offline_folder(path: Path) -> bool:
-    """Return True for FOLDER/RUN. A name without a folder is an id in every working folder."""
+    """Return True for FOLDER/NAME if FOLDER is an offline folder, also if it lacks the run.
+
+    A path of one part is not, even in an offline folder: it may be the id of a run.
+    """
     return len(path.parts) > 1 and is_offline_folder(path.parent)
 
 
 def _is_archive(path: Path) -> bool:
+    """Return True if a path is an existing file whose name ends in .tar.xz. It is not read."""
     return path.name.endswith(ARCHIVE) and path.is_file()
 
 
@@ -306,9 +320,11 @@ def _list_files(folder: Path) -> list[str]:
 
 
 def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> None:
-    """Write parameters, tags, artifacts and status of a run to a new folder, with their hashes.
+    """Write a run to a new folder, with the hashes of the files.
 
-    Raises RecordError if the run lacks rows.
+    Writes parameters, tags except MLflow's, all metric values, rows, predictions, tests within
+    buckets, configuration, datasets and status; other artifacts are left out. Raises RecordError
+    if the run lacks rows.
     """
     path.mkdir(parents=True)
     info, data = run.info, run.data
@@ -368,7 +384,7 @@ def _unpack_input(stored: _Input) -> DatasetInput:
 
 
 def _hash_header(content: Mapping[str, Any]) -> str:
-    """Return "sha256:..." of a bundle's metadata."""
+    """Return "sha256:..." of a bundle's metadata. content: the metadata without this hash."""
     return f"sha256:{hashlib.sha256(_format_json(content).encode()).hexdigest()}"
 
 
@@ -377,9 +393,10 @@ def _format_json(content: Mapping[str, Any]) -> str:
 
 
 def _read_bundle(folder: Path, target: Path) -> Run:
-    """Check the hashes of a bundle, copy its artifacts to *target*, and return its run.
+    """Check the hashes of a bundle, copy its artifacts to the new folder *target*, return its run.
 
-    Raises RecordError if a file was changed.
+    The run has the files with metric values as ``metric_entries``; they are not read yet. Raises
+    RecordError if a file is missing or was changed.
     """
     header = _read_header(folder)
     params: dict[str, str] = {}
@@ -423,7 +440,8 @@ def _read_bundle(folder: Path, target: Path) -> Run:
 def _read_header(folder: Path) -> _Header:
     """Read the metadata of a bundle.
 
-    Raises RecordError if they are missing or changed, or do not list exactly the bundle's files.
+    Raises RecordError if they are missing, changed or not from an export, or if they do not list
+    exactly the bundle's files.
     """
     file = folder / HEADER_JSON
     if file.is_symlink() or not file.is_file():
@@ -449,7 +467,7 @@ def _read_header(folder: Path) -> _Header:
 
 
 def _is_bundle_file(name: str) -> bool:
-    """Return True if a bundle may contain a file of this name."""
+    """Return True if a bundle may contain a file of this name, such as 00000003-params.json."""
     match = re.fullmatch(r"\d{8}-(.+)", name)
     if match is None:
         return name == HEADER_JSON
@@ -506,7 +524,9 @@ class _XzReader:
 def _unpack_archive(path: Path, root: Path) -> None:
     """Unpack an archive into the folder *root*.
 
-    Raises RecordError if it is not, byte for byte, as :func:`_pack_archive` writes it.
+    Raises RecordError if the tar in it is not, byte for byte, as :func:`_pack_archive` writes it,
+    or has more than 8 GiB or 100,000 files. Raises EOFError or LZMAError if it cannot be
+    decompressed. Files before the error stay in *root*.
     """
     previous = ""
     with path.open("rb") as packed:

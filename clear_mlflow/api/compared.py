@@ -126,7 +126,11 @@ class ComparedRuns:
         """Return a data frame with a row for each group of seeds, best first: means of metrics.
 
         Args:
-            metrics: names of metrics, or None for the metric of the ranking and the usual ones.
+            metrics: names of metrics, or None for the metric of the ranking, the most important
+                ones, and those that were requested in addition.
+
+        Raises:
+            ConfigError: no run defines one of the metrics.
         """
         return build_leaderboard_frame(self.comparison, metrics)
 
@@ -135,10 +139,11 @@ class ComparedRuns:
         return self.comparison.runs_frame
 
     def verdicts(self) -> DataFrame:
-        """Return a data frame with a row for each pair of groups, tested over seeds.
+        """Return a data frame with a row for each pair of groups that was tested or lacks seeds.
 
-        Columns: outcome, difference a - b, interval, p-value, test, numbers of seeds, and a
-        sentence. Interval and p-value are adjusted for the number of comparisons.
+        Two groups of one run each are tested over test images, others over seeds. Columns: outcome,
+        difference a - b, interval, p-value, test, numbers of seeds, and a sentence, among others.
+        Interval and p-value are adjusted for the number of comparisons.
         """
         return build_pairs_frame(self.comparison)
 
@@ -159,11 +164,15 @@ class ComparedRuns:
         """Return the leaderboard as a LaTeX table for booktabs: mean ± standard deviation.
 
         Fractions are in percent, the best mean is bold, and arrows show the better direction.
+        metrics: see :meth:`leaderboard`.
         """
         return format_latex(self.comparison, metrics)
 
     def to_markdown(self, metrics: str | Sequence[str] | None = None) -> str:
-        """Return the leaderboard in Markdown: mean ± standard deviation, best in bold."""
+        """Return the leaderboard in Markdown: mean ± standard deviation, best in bold.
+
+        metrics: see :meth:`leaderboard`.
+        """
         return format_markdown(self.comparison, metrics)
 
     def plot(self, metric: str | None = None, *, width: float | None = None) -> Figure:
@@ -211,7 +220,9 @@ def compare_chosen_runs(
 ) -> ComparedRuns:
     """Compare chosen runs, and store the comparison in a run unless *log* is False.
 
-    See :func:`clear_mlflow.compare` for the options and the errors that are raised.
+    The run is a new one, or the one that ``mlflow run`` opened for this process. If only bundles
+    are compared and the store cannot be written, no error is raised: the result has no run id, and
+    its links state the problem. See :func:`clear_mlflow.compare` for the options and other errors.
     """
     metrics = metrics.split(",") if isinstance(metrics, str) else metrics
     requested = load_metrics(metrics)
@@ -312,7 +323,8 @@ def compare_stored_runs(
         metrics: metrics of the matrix; cost metrics are added.
         at_equal: cost that compared runs must share within 1 %, or None.
         explicit: True if the user named the runs one by one: a run without rows is then listed as
-            left out, and runs with different scores are an error.
+            left out, and runs with different scores are a ConfigError. False: the former are
+            skipped, and only the runs with the most common score are compared.
         is_live: read the rows from tags where these are complete, and do not read predictions, so
             that groups of one run are not tested over images.
 
@@ -423,7 +435,7 @@ def _keep_most_common_score(
 def _convert_margin(margin: float, score: Score) -> float:
     """Convert a margin to the score's unit: percentage points of accuracy become a fraction.
 
-    Raises ConfigError if the margin is not above 0.
+    Raises ConfigError if the margin is not above 0, or above 100 percentage points.
     """
     maximum, unit = (100.0, "percentage points") if score.is_accuracy else (inf, "a number")
     if not 0 < margin <= maximum:
@@ -479,7 +491,7 @@ def _build_compared_run(run: Run, record: Record, summary: Mapping[str, float]) 
 
 
 def _build_run_without_rows(run: Run) -> RunWithoutRows:
-    """Return the entry of the comparison for a diverged run, which lacks a matrix."""
+    """Return a diverged run as a comparison lists it. Its seed is None if none is logged."""
     labels = _get_labels(run)
     seed = labels.get("seed", "")
     return RunWithoutRows(
@@ -494,7 +506,8 @@ def _build_run_without_rows(run: Run) -> RunWithoutRows:
 def _get_labels(run: Run) -> dict[str, str]:
     """Return parameters and tags of a run by name, to group runs by.
 
-    Skips tags of MLflow and this package. ``auto`` is replaced by the value that was used.
+    Skips tags of MLflow and this package. ``auto`` is replaced by the value that was used, and a
+    value that has no effect in the run by "not logged".
     """
     params, tags = run.data.params, run.data.tags
     return {
@@ -530,7 +543,8 @@ def store_comparison(
 ) -> Run:
     """Store a comparison in an MLflow run, and return the run.
 
-    run_id: existing run to write to, which stays open; None to open a run and close it. Raises
+    run_id: existing run to write to, which stays open, and is renamed if MLflow generated its name;
+    None to open a run and close it. params: parameters to log, unless the run has them. Raises
     TrackingError if the store cannot be written; a new run is then closed as FAILED.
     """
     comparison = compared.comparison
@@ -575,6 +589,8 @@ def _write_files(
     run_address: Callable[[str], str] | None,
 ) -> None:
     """Write page, tables, figures and JSON of a comparison into a folder.
+
+    Also writes the YAML files of sweeps that would continue it, if there are any.
 
     run_address: returns the URL of a run by its id; None for no links.
     """

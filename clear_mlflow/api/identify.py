@@ -117,7 +117,7 @@ def identify(
 
     Raises:
         ConfigError: a value is not a number, or an option contradicts the file.
-        RecordError: the matrix is ambiguous or damaged.
+        RecordError: the matrix is ambiguous or damaged, or num_instances does not fit it.
         TrackingError: the run does not exist, or the store cannot be reached.
     """
     check_arguments(identify, dict(locals()))
@@ -139,21 +139,28 @@ def identify(
         matrices = {run.label: run.matrix for run in runs}
     if num_instances is not None:
         matrices = {name: _set_counts(m, num_instances) for name, m in matrices.items()}
-    candidates = [match for name, m in matrices.items() for match in _iter_values(name, m)]
+    candidates = [match for name, m in matrices.items() for match in _iter_candidates(name, m)]
     results = [_identify_number(number, candidates) for number in values]
     num_explained = Counter(
-        context for result in results for context in set(map(_get_context, result.matches))
+        reading
+        for result in results
+        for reading in set(map(_get_reading_without_rounding, result.matches))
     )
 
     def get_rank(match: Match) -> tuple[int, bool, bool, int]:
         is_transposed, is_cut_off = match.orientation == "columns", match.rounding == "cut off"
-        return -num_explained[_get_context(match)], is_transposed, is_cut_off, -match.step
+        reading = _get_reading_without_rounding(match)
+        return -num_explained[reading], is_transposed, is_cut_off, -match.step
 
     return [replace(r, matches=tuple(sorted(r.matches, key=get_rank))) for r in results]
 
 
 def _set_counts(matrix: AccuracyMatrix, num_instances: str) -> AccuracyMatrix:
-    """Return the matrix with other numbers of test images, or raise ConfigError."""
+    """Return the matrix with other numbers of test images.
+
+    num_instances: "550,545", or "550" for all buckets. Raises ConfigError if these are not numbers,
+    and RecordError if they do not fit the matrix.
+    """
     counts = num_instances.split(",")
     if not all(count.strip().isdecimal() for count in counts):
         raise ConfigError(f"num_instances is {num_instances!r}; expected numbers such as 550,545")
@@ -161,14 +168,17 @@ def _set_counts(matrix: AccuracyMatrix, num_instances: str) -> AccuracyMatrix:
     return AccuracyMatrix(matrix.values, matrix.initial, weights, matrix.buckets, matrix.score)
 
 
-def _get_context(match: Match) -> tuple[str, str, str]:
+def _get_reading_without_rounding(match: Match) -> tuple[str, str, str]:
+    """Return how matrix and number are read, except for the rounding."""
     return match.matrix, match.orientation, match.scale
 
 
-def _iter_values(name: str, matrix: AccuracyMatrix) -> Iterator[Match]:
-    """Yield the value of each definition at each step, as a match with the matrix's own scale.
+def _iter_candidates(name: str, matrix: AccuracyMatrix) -> Iterator[Match]:
+    """Yield the value of each definition at each step as a Match, before numbers are compared.
 
-    Transposes the matrix as well, if it is square and lacks a row of the untrained model.
+    Metrics with the same function are one definition; undefined values are skipped. The scale is
+    that of the matrix, and rounding is "". Transposes the matrix as well, if it is square and lacks
+    a row of the untrained model. name: name of the matrix.
     """
     orientations = {"rows": matrix}
     if matrix.initial is None and matrix.num_rows == matrix.num_buckets:
@@ -196,7 +206,11 @@ def _iter_values(name: str, matrix: AccuracyMatrix) -> Iterator[Match]:
 
 
 def _identify_number(number: str | float, values: Sequence[Match]) -> Identification:
-    """Return the values that round to a number, unsorted, as fractions and in percent."""
+    """Find the values that round to a number, or to it in percent if they are fractions.
+
+    number: number as the user wrote it. values: results of :func:`_iter_candidates`. Returns the
+    matches unsorted. Raises ConfigError if the number is not finite.
+    """
     target, unit = _parse_number(number)
     in_percent = [replace(v, scale="percent", value=v.value * 100) for v in values]
     candidates = [*values, *(v for v in in_percent if values[0].scale == "fraction")]

@@ -70,7 +70,8 @@ class ImportedFile:
     file: str  # path below the folder that was searched
     run_id: str | None = None
     run_name: str | None = None
-    outcome: str = FAILED  # IMPORTED, STORED (before), SKIPPED or FAILED
+    # IMPORTED, STORED (before), SKIPPED, FAILED, or UPDATED: what a copy lacked was added to it.
+    outcome: str = FAILED
     detail: str = ""
 
 
@@ -101,13 +102,17 @@ def import_runs(
 ) -> Iterator[ImportedFile]:
     """Store each matrix in files and folders as an MLflow run, and log its metrics.
 
-    Yields what was done with each run and each file without a run. A file that cannot be read does
-    not stop the others. Content that the experiment has is not imported again unless *again*. The
-    runs of bundles are copied as they are.
+    Yields what was done with each run and each file without a run. An error in a file is in its
+    result and does not stop the others. Content that the experiment has is not imported again
+    unless *again*. Of two files of a folder with the same matrix, such as a.csv and b.npy, one is
+    imported. The runs of bundles are copied as they are, which no option except *experiment* can
+    change. See the command ``clear-mlflow import`` for the options.
 
     Raises:
-        ConfigError: ``same_data_as`` or ``score`` is not valid, or an option is passed for bundles.
-        TrackingError: the store cannot be reached.
+        ConfigError: ``same_data_as``, ``num_instances`` or ``metrics`` is not valid.
+        RecordError: ``score`` is not valid, or the run in ``same_data_as`` lacks rows.
+        DataError: a folder contains more than 10,000 files.
+        TrackingError: the store cannot be reached at the start, or lacks that run.
     """
     arguments = locals()
     parameters = list(inspect.signature(import_runs).parameters.values())
@@ -178,7 +183,8 @@ def _copy_bundle(
 ) -> Iterator[ImportedFile]:
     """Copy the runs of a bundle or archive to the store, and yield what was done with each.
 
-    passed: names of options that were passed; none applies to bundles.
+    path: bundle or archive. label: its name in results. passed: names of the options that the user
+    passed. Raises ConfigError if there are any, or if the path is an offline folder.
     """
     if is_offline_folder(path):
         raise ConfigError(f"{label} is an offline folder; send its runs: clear-mlflow sync {path}")
@@ -188,13 +194,13 @@ def _copy_bundle(
         )
     sources = [BundleSource(client, run) for run in read_bundles(path)]
     for copy in RunCopier(client, experiment).copy_runs(sources):
-        yield _describe_copy(label, copy)
+        yield _convert_copy_result(label, copy)
 
 
 def copy_runs(
     store: str, runs: Sequence[str], experiment: str | None = None
 ) -> Iterator[ImportedFile]:
-    """Copy runs of another store, and yield what was done with each.
+    """Copy runs of another store, and yield what was done with each. An error is in its result.
 
     store, runs: see :func:`clear_mlflow.tracking.copy_runs.open_sources`. experiment: see
     :class:`clear_mlflow.tracking.copy_runs.RunCopier`.
@@ -202,10 +208,11 @@ def copy_runs(
     set_up_mlflow()
     copier = RunCopier(preflight(experiment=experiment, can_be_offline=False), experiment)
     for copy in copier.copy_runs(open_sources(store, runs)):
-        yield _describe_copy(copy.source_id, copy)
+        yield _convert_copy_result(copy.source_id, copy)
 
 
-def _describe_copy(file: str, copy: CopyResult) -> ImportedFile:
+def _convert_copy_result(file: str, copy: CopyResult) -> ImportedFile:
+    """Return the result of copying a run as one of an import. file: its bundle, or its run id."""
     outcome = {COPIED: IMPORTED, IN_USE: SKIPPED}.get(copy.outcome, copy.outcome)
     return ImportedFile(file, copy.run_id, copy.run_name, outcome, copy.message)
 
@@ -300,7 +307,11 @@ def parse_seed(text: str | None) -> int | None:
 
 
 def _merge_metadata(run: ImportedRun, overrides: Mapping[str, str]) -> dict[str, str]:
-    """Return strategy, dataset, seed and so on: those in the file, replaced by the user's."""
+    """Return strategy, dataset, seed and so on: those in the file, replaced by the user's.
+
+    overrides: the user's values; "auto" keeps the file's. Empty texts and a seed that is not an
+    integer are left out, and a score other than accuracy is added. Texts are cut to 150 characters.
+    """
     metadata = {**run.metadata, **{key: text for key, text in overrides.items() if text != AUTO}}
     if parse_seed(metadata.get("seed")) is None:
         metadata.pop("seed", None)
@@ -326,7 +337,10 @@ def _read_reference(run: str, dataset: str) -> Record:
 
 
 def _find_imported_runs(client: MlflowClient, experiment_id: str) -> dict[str, tuple[str, str]]:
-    """Return id and name of each imported run of an experiment, by the hash of its content."""
+    """Return id and name of the imported runs of an experiment, by the hash of their content.
+
+    Only runs that are FINISHED: an import that was interrupted is repeated.
+    """
     condition = f"tags.`{names.IMPORTED_DIGEST_TAG}` != '' and attributes.status = 'FINISHED'"
     return {
         run.data.tags[names.IMPORTED_DIGEST_TAG]: (
@@ -365,7 +379,9 @@ def _find_file_with_same_matrix(
 def _iter_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
     """Yield the files in paths: path, path relative to its folder, and reason to skip it or None.
 
-    Hidden files and links in folders are left out. Raises DataError if a folder has too many files.
+    A bundle is one item, whose files are not listed. A path that is not a folder is never skipped,
+    even if it does not exist. Hidden files and links in folders are left out. Raises DataError if a
+    folder has more than 10,000 files and subfolders.
     """
     for root in paths:
         # isdir returns False if the folder of *root* cannot be read

@@ -108,7 +108,10 @@ class Run:
 
     @property
     def links(self) -> tuple[str, ...]:
-        """Lines of text with the URLs of the run in MLflow, or the path of its bundle."""
+        """Lines of text: how to open the run in MLflow, or the path of its bundle.
+
+        Without a server, the lines have commands instead of URLs.
+        """
         if self.is_bundle:
             return (f"bundle   {get_bundle_path(self._run)}",)
         return tuple(format_run_links(self._client, self._run))
@@ -132,7 +135,10 @@ class Run:
 
     @property
     def curves(self) -> Mapping[str, Mapping[int, float]]:
-        """Accuracy (or other score) on each bucket, by the number of trained buckets."""
+        """Accuracy (or other score) on each bucket, by the number of trained buckets.
+
+        Cells that were not measured are left out. The number 0 is the untrained model.
+        """
         cells, score = self.matrix.to_frame().dropna(), self.matrix.score.name
         return {
             str(key): dict(zip(group["row"], group[score], strict=True))
@@ -141,7 +147,11 @@ class Run:
 
     @cached_property
     def metrics(self) -> Mapping[str, MetricResult]:
-        """All metrics by name: value, history and interval, or why the value is undefined."""
+        """All metrics by name: value, history and interval, or why the value is undefined.
+
+        The intervals (95 %, bootstrap over test images) need stored predictions, and accuracy as
+        the score; metrics without them have None.
+        """
         results = self.scores.results
         if self.predictions is None or not self.matrix.score.is_accuracy:
             return results
@@ -154,7 +164,10 @@ class Run:
 
     @property
     def predictions(self) -> Predictions | None:
-        """The predicted class of each test image after each row, or None if not stored."""
+        """The predicted class of each test image after each row.
+
+        None if predictions are not stored, or if they are damaged.
+        """
         return self.scores.stored.predictions
 
     def plot(self, title: str = "", *, width: float | None = None) -> Figure:
@@ -165,7 +178,11 @@ class Run:
         return self.record.masked_matrix.plot(title, width=width)
 
     def to_frame(self) -> DataFrame:
-        """Return the metrics as a data frame. ``run.matrix.to_frame()`` returns the cells."""
+        """Return the metrics as a data frame. ``run.matrix.to_frame()`` returns the cells.
+
+        Columns: metric, value, low and high (ends of the interval, or NaN), higher_is_better, and
+        reason, for which a value is undefined.
+        """
         from pandas import DataFrame
 
         rows = [
@@ -176,7 +193,10 @@ class Run:
         return DataFrame(rows, columns=columns)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the run in the format of ``show --json``, which docs/json.md describes."""
+        """Return the run in the format of ``show --json``, which docs/json.md describes.
+
+        Raises the errors of :attr:`record`.
+        """
         record = self.record
         return {
             "run_id": self.run_id,
@@ -219,16 +239,21 @@ class Run:
 
     @cached_property
     def scores(self) -> Scores:
-        """The rows, predictions and metric values that the run has in the store."""
+        """The stored rows and predictions, and the metrics, computed from them.
+
+        Raises RecordError if a row is damaged, and TrackingError if the store cannot be reached.
+        """
         return load_scores(self._client, self._run)
 
 
 def load(run: str | Path) -> Run:
     """Return a stored run by its id, or a bundle by its path: ``paper.tar.xz/NAME`` in an archive.
 
-    The path may also name an offline folder with one run, or a run of it: ``offline_runs/RUN``.
+    The first six digits of an id are enough if no other run starts with them. The path may also
+    name an offline folder with one run, or a run of it: ``offline_runs/RUN``.
 
     Raises:
+        ConfigError: the path contains no bundle or several runs, or an experiment was named.
         RecordError: the bundle was changed.
         TrackingError: the run does not exist, or the store cannot be reached.
     """
@@ -251,12 +276,15 @@ def runs(
 ) -> list[Run]:
     """Return all runs of an experiment that have an accuracy matrix, newest first.
 
+    Runs with damaged rows are left out. The runs of bundles are in the order of the bundles' names.
+
     Args:
         experiment: name or id of an experiment, or path of bundles. None means all experiments.
         filter: condition in MLflow's search syntax, for example ``"tags.strategy = 'replay'"``.
 
     Raises:
-        ConfigError, RecordError: the path is not a bundle, or the bundle was changed.
+        ConfigError: the path is not a bundle, or a filter is passed with it.
+        RecordError: the bundle was changed.
         TrackingError: the experiment does not exist, or the store cannot be reached.
     """
     client = open_store()
@@ -289,8 +317,9 @@ def choose_runs(
 ) -> tuple[Iterator[MlflowRun | MissingRun], bool]:
     """Return the chosen runs, and True if any was passed as a run, an id or a bundle.
 
-    Runs of experiments come first, then named runs, then bundles; the store is read during the
-    iteration. If bundles were passed, copies of a run are dropped by :func:`drop_copies`.
+    Runs of experiments come first, then named runs, then bundles. Bundles are read at once, other
+    runs during the iteration; a run that the store lacks is a MissingRun. If bundles were passed,
+    copies of a run are dropped by :func:`drop_copies`.
 
     Args:
         client: client of the store.
@@ -300,8 +329,10 @@ def choose_runs(
         unscored_only: leave out runs that already have metrics. Not applied to bundles.
 
     Raises:
-        ConfigError: no run is chosen, or filter is passed with named runs.
-        TrackingError: an experiment does not exist, or the store cannot be reached.
+        ConfigError: no run is chosen, filter is passed with named runs, or a path has no bundle.
+        RecordError: a bundle was changed.
+        TrackingError: an experiment does not exist, several runs start with the digits of an id, or
+            the store cannot be reached.
     """
     if requested is None and filter is None and not unscored_only:
         raise ConfigError(
@@ -356,7 +387,10 @@ def choose_runs(
 
 
 def _is_path(name: str | Path) -> bool:
-    """Return True if a name is certainly a path, so that no store is asked for an experiment."""
+    """Return True if a name cannot be an experiment or a run id.
+
+    That is a Path, a text with "/" or the ending .tar.xz, or the name of an offline folder.
+    """
     is_spelled_as_path = isinstance(name, Path) or "/" in name or name.endswith(ARCHIVE)
     return is_spelled_as_path or is_offline_folder(Path(name))
 

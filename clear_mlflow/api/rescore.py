@@ -179,8 +179,9 @@ def _rescore_run(
 ) -> ScoringResult:
     """Score one run, and return the result. See :func:`rescore_runs` for the arguments.
 
-    A run in training is skipped. An error makes the result "failed"; without *explicit*, a run that
-    is not clear_mlflow's is skipped instead.
+    A run in training is skipped; to find out whether its process is alive may take three minutes.
+    An error makes the result "failed". Without *explicit*, the result is "skipped" instead if the
+    run has neither the tag of a training nor a damaged row: another program may have logged it.
     """
     if isinstance(run, MissingRun):
         return ScoringResult(run.run_id, run.run_name, "failed", run.problem, is_problem=True)
@@ -271,7 +272,10 @@ def _describe_scores(
 
 
 def _choose_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
-    """Return how many runs to score at a time: more for a server or remote artifacts."""
+    """Return how many runs to score at a time: 16 with a server, 8 with remote artifacts, else 1.
+
+    first: run whose artifacts count as those of all.
+    """
     if is_server(client.tracking_uri):
         return _JOBS_SERVER
     if isinstance(first, MissingRun) or is_local(first.info.artifact_uri):
@@ -285,7 +289,8 @@ def copy_foreign_rows(
     """Convert a matrix that another program logged as artifacts of a run, and store it as rows.
 
     Does nothing if no artifact matches, or if the run has rows that were not imported. Rows that
-    were already stored are kept. Raises RecordError if an artifact cannot be read.
+    were already stored are kept. Dataset, protocol, split and seed are the run's parameters or tags
+    of these names. Raises RecordError if an artifact cannot be read.
     """
     stored_rows = parse_rows(read_row_files(client, run, may_be_missing=None))
     if any("imported" not in record.extra for record in stored_rows.values()):
@@ -311,7 +316,8 @@ def copy_foreign_rows(
 def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
     """Return the paths of a run's artifacts that match a pattern.
 
-    Raises RecordError if there are too many artifacts, or one is too large.
+    Raises RecordError if there are too many artifacts, or one is too large or has # or ? in its
+    name.
     """
     folders, num_listed = [""], 0
     for depth in range(len(pattern.parts)):

@@ -255,7 +255,8 @@ def run_sweep(
 def plan_sweep(grid: GridSource, **engine_options: Any) -> tuple[list[SweepRun], str]:
     """Return the runs of a grid with their states, and how many would train at a time, as text.
 
-    The text is empty if no run would be trained. Writes nothing to the store.
+    The text is empty if no run would be trained. Writes nothing to the store. Connects to the Ray
+    cluster, or starts one, if the engine is ray and runs would be trained.
 
     engine_options: arguments of :func:`build_engine`.
     """
@@ -403,7 +404,8 @@ def _train_runs(
 ) -> None:
     """Train the runs that are not done, until all have ended or *should_stop* returns True.
 
-    Sets the state of each run, and prints it to standard error when it starts or ends.
+    When it returns True, active runs are stopped and waited for. Sets the state of each run, and
+    prints it to standard error when it starts or ends. Renews the lease of the parent run.
 
     retries: number of times to resume a run whose process was killed.
     """
@@ -449,9 +451,9 @@ def _train_runs(
 
 
 def _retry_while_unreachable(step: Callable[[], object], should_stop: Callable[[], bool]) -> None:
-    """Call *step*, and repeat it while the tracking store cannot be reached.
+    """Call *step*, and repeat it every 10 seconds while it raises a TrackingError.
 
-    Raises its TrackingError after 10 minutes, or if *should_stop* returns True.
+    Raises that error after 10 minutes, or if *should_stop* returns True.
     """
     deadline = time.monotonic() + _RETRY_SECONDS
     while True:
@@ -480,15 +482,17 @@ class SweepStore:
     def plan(self, grid: Grid) -> list[SweepRun]:
         """Return each run of a grid with its state in the store, which is only read.
 
-        The state is done, not done, or trained elsewhere, that is, now by another process.
+        The state is "done before", "not done", or "trains elsewhere": another process trains it
+        now. To find that out may take up to three minutes.
         """
         attempts: dict[str, list[Run]] = {}
         for stored_run in self._search_sweep_runs("!= ''"):
             attempts.setdefault(_hash_stored_config(stored_run, grid), []).append(stored_run)
         runs = [SweepRun(planned) for planned in grid.runs]
         for run in runs:
-            if settled := self._find_settled_attempt(attempts.get(run.planned.config_hash, [])):
-                run.state, run.run_id = settled
+            stored_runs = attempts.get(run.planned.config_hash, [])
+            if state_and_id := self._find_done_or_active_attempt(stored_runs):
+                run.state, run.run_id = state_and_id
         return runs
 
     def build_task(self, planned: PlannedRun, run_id: str) -> Task:
@@ -506,8 +510,8 @@ class SweepStore:
         """
         while True:
             attempts = self._list_attempts(run)
-            if settled := self._find_settled_attempt(attempts):
-                run.state, run.run_id = settled
+            if state_and_id := self._find_done_or_active_attempt(attempts):
+                run.state, run.run_id = state_and_id
                 return
             interrupted, note = self._find_resumable_attempt(run, attempts)
             with mlflow_errors("open a run of the sweep"):
@@ -516,7 +520,7 @@ class SweepStore:
                     self._client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self._parent_id)
                     self._client.update_run(run_id, name=run.name)
                 others = [r for r in self._list_attempts(run) if r.info.run_id != run_id]
-                if not self._find_settled_attempt(others):
+                if not self._find_done_or_active_attempt(others):
                     for attempt in others:
                         self._delete_attempt(attempt.info.run_id)
                     break
@@ -543,10 +547,12 @@ class SweepStore:
     def record_end(
         self, run: SweepRun, task_result: TaskResult, *, may_retry: bool, is_stopped: bool
     ) -> None:
-        """Set the state of a run after its training process ended.
+        """Set the state of a run after its training process ended, and the error and the seconds.
 
-        "not done" means that it is trained again, unless the sweep was stopped. Closes and scores
-        the MLflow run if the process could not.
+        The state is "done", "trains elsewhere", "failed" or "not done": then it is trained again,
+        unless the sweep was stopped. That is also the state if the process could not resume the
+        MLflow run, which is noted, so that the next training begins anew. Closes and scores the
+        MLflow run if the process could not.
 
         may_retry: True if a run whose process was killed may be resumed.
         """
@@ -585,15 +591,20 @@ class SweepStore:
             return _is_done(self._client.get_run(run_id))
 
     def renew_lease(self) -> None:
-        """Write a new expiry time into the parent run, so that no other process takes it over."""
+        """Renew this process's right to write to the parent run. Call it every 30 seconds.
+
+        Raises LeaseLostError if another process has taken the parent run over.
+        """
         Lease(self._client, str(self._parent_id)).renew()
 
     def open_parent_run(self, grid: Grid, name: str | None) -> str:
         """Open the parent run, which all sweeps of the same grid share, and return its id.
 
-        Raises TrackingError if another process works on the same sweep.
+        Uses the oldest parent run of the grid in the experiment, or else the run that ``mlflow
+        run`` opened for this process, or else a new one. Sets it to RUNNING, and stores the grid in
+        it. Raises TrackingError if another process works on the same sweep.
 
-        name: name of a new parent run, or None to build it from the grid.
+        name: name of a parent run without an older one, or None to build it from the grid.
         """
         client = self._client
         project_run = get_project_run(client, names.KIND_SWEEP)
@@ -679,8 +690,9 @@ class SweepStore:
     ) -> None:
         """Write the final states of all runs into the parent run, and set its status.
 
-        Also logs a description, and the metrics of the best method. comparison_run: run that
-        stores the comparison, or None.
+        The status is FINISHED if all went well, else FAILED, or KILLED if *is_stopped*. Also logs a
+        description, and the metrics of the best method. comparison_run: run that stores the
+        comparison, or None.
         """
         status: Status = "FINISHED" if result.is_complete else "FAILED"
         with mlflow_errors(f"close run {result.run_id}"):
@@ -721,15 +733,15 @@ class SweepStore:
             if attempt.info.status != "FAILED" or not self._is_in_other_live_sweep(attempt)
         ]
 
-    def _find_settled_attempt(self, attempts: Sequence[Run]) -> tuple[str, str] | None:
+    def _find_done_or_active_attempt(self, attempts: Sequence[Run]) -> tuple[str, str] | None:
         """Return state and id of a run that is done or that another process trains, or None.
 
         attempts: stored MLflow runs with the same parameters, newest first. The oldest done one is
         used, or else the oldest one in training.
         """
-        for state, is_settled in ((DONE_BEFORE, _is_done), (ELSEWHERE, self._is_trained_elsewhere)):
+        for state, has_state in ((DONE_BEFORE, _is_done), (ELSEWHERE, self._is_trained_elsewhere)):
             for attempt in reversed(attempts):
-                if is_settled(attempt):
+                if has_state(attempt):
                     return state, str(attempt.info.run_id)
         return None
 
@@ -780,7 +792,7 @@ class SweepStore:
         self._client.delete_run(run_id)
 
     def _list_members(self, run_id: str) -> list[str]:
-        """Return the ids of a run's child runs: an ensemble has one for each seed."""
+        """Return the ids of a run's child runs, at most 1000: an ensemble has one for each seed."""
         condition = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
         members = self._client.search_runs([self._experiment_id], condition, max_results=1000)
         return [str(member.info.run_id) for member in members]

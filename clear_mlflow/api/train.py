@@ -146,7 +146,11 @@ def _format_options(options: Mapping[str, object]) -> dict[str, str]:
 
 
 def _format_option(name: str, value: object) -> str:
-    """Convert a Python value of an option to the text that the command line accepts for it."""
+    """Convert a Python value of an option to the text that the command line accepts for it.
+
+    For example True to "on", [1, 2] to "1,2", and {"a": 0.5} to "a=0.5". A number that equals the
+    default is written as the default.
+    """
     if isinstance(value, bool) and PARAMETERS[name].is_switch:
         return "on" if value else "off"
     if isinstance(value, Mapping):

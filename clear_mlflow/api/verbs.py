@@ -56,6 +56,7 @@ def compare(
 
     Raises:
         ConfigError: no chosen run can be compared, or an argument has an invalid value.
+        RecordError: a bundle was changed.
         TrackingError: the store cannot be reached, or lacks a run.
     """
     arguments = dict(locals())
@@ -109,8 +110,9 @@ def evaluate(
         A result for each run, in order: what was done, and its metrics.
 
     Raises:
-        ConfigError: no runs are chosen, or a family or metric does not exist.
-        TrackingError: the store cannot be reached.
+        ConfigError: no runs are chosen, or an argument has an invalid value.
+        RecordError: rows_score is not a valid name, or a bundle was changed.
+        TrackingError: the store cannot be reached, or lacks an experiment.
     """
     arguments = dict(locals())
     check_arguments(evaluate, arguments)

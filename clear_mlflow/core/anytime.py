@@ -82,7 +82,11 @@ class AnytimeRow(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> AnytimeRow:
-        """Read the untrusted text of a file named ``source``. Raises RecordError."""
+        """Read the untrusted text of a test's file.
+
+        Raises RecordError if it is invalid, or if the file's name *source* is not the name of this
+        test.
+        """
         try:
             document = json_object(text, MAX_ROW_BYTES)
             check_schema(document, SCHEMA_NAME)
@@ -154,7 +158,11 @@ class AnytimeMatrix:
     def from_tests(
         cls, tests: Iterable[AnytimeRow], matrix: AccuracyMatrix, protocol: str = "iid"
     ) -> AnytimeMatrix:
-        """Assemble the tests of a run, in any order, and its rows."""
+        """Assemble the tests of a run, in any order, and its rows.
+
+        Raises RecordError if a test occurs twice, or contradicts the rows or another test of its
+        bucket.
+        """
         ordered = sorted(tests, key=attrgetter("bucket", "test"))
         groups = groupby(ordered, key=attrgetter("bucket"))
         return cls(matrix, {bucket - 1: tuple(group) for bucket, group in groups}, protocol)
@@ -166,20 +174,25 @@ class AnytimeMatrix:
 
     @property
     def is_complete(self) -> bool:
-        """Whether each bucket that was trained to its end has all of its tests."""
+        """Whether each bucket that was trained to its end has all of its tests, at least one."""
         return all(self._describe_gap(bucket_index) is None for bucket_index in range(self.k))
 
     def after(self, k: int) -> AnytimeMatrix:
-        """Return the tests of the run cut off after k buckets."""
+        """Return the tests of the run cut off after k buckets.
+
+        Raises RecordError if there are fewer than k rows.
+        """
         tests = {index: tests for index, tests in self.tests.items() if index < k}
         return AnytimeMatrix(self.matrix.after(k), tests, self.protocol)
 
     def sequence(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return all N tests of the k buckets in order, without row 0.
+        """Return all N tests of the k buckets in order: those within a bucket, then its row.
 
-        Returns (N,), the index of the bucket in training, and (N, T), accuracies.
+        Returns (N,), the index of the bucket in training, and (N, T), accuracies. Row 0 is left
+        out.
 
-        Raises UndefinedMetricError if a test is missing.
+        Raises UndefinedMetricError if a test is missing, a cell was not measured, the protocol is
+        streaming, or k is 0.
         """
         if self.k == 0:
             raise UndefinedMetricError("needs a trained bucket: k >= 1 (trained on 0)")
@@ -205,7 +218,10 @@ class AnytimeMatrix:
         return np.array(trained), values
 
     def _describe_gap(self, bucket_index: int) -> str | None:
-        """Name the first test that a bucket lacks, or return None if it lacks none."""
+        """Return a message that names the first missing test of a bucket, or None if all exist.
+
+        A bucket without any test is a gap, too.
+        """
         tests = self.tests.get(bucket_index, ())
         key = safe_repr(self.matrix.buckets[bucket_index])
         if not tests:
@@ -218,7 +234,8 @@ class AnytimeMatrix:
     def _check_test(self, name: str, test: AnytimeRow, first: AnytimeRow) -> None:
         """Raise RecordError if a test contradicts the matrix, or the *first* test in its bucket.
 
-        name: name of the test in the message.
+        The matrix must have the same buckets and test images, and the first test the same
+        ``num_tests`` and ``num_steps``. name: name of the test in the message.
         """
         counts = self.matrix.num_instances
         if test.buckets != self.matrix.buckets:

@@ -21,9 +21,11 @@ _SHORTEST = 4  # characters of a secret that is searched for: fewer occur in any
 
 
 def mask_credentials(text: str, *addresses: str) -> str:
-    """Mask the credentials of all addresses in a text, and the secrets of ``addresses`` anywhere.
+    """Replace the credentials of all addresses in a text by ``***``.
 
-    A driver may quote a password decoded, or a part of it.
+    Masks user and password before an @, with or without a scheme, and each value of a query.
+    addresses: addresses whose passwords and query values are masked anywhere in the text, if they
+    have at least four characters: a driver may quote a password decoded, or a part of it.
 
     >>> mask_credentials("no answer from postgresql://me:secret@host/db?sslpassword=secret")
     'no answer from postgresql://***@host/db?sslpassword=***'
@@ -45,11 +47,15 @@ def has_credentials(address: str) -> bool:
 
 
 def _is_file_address(scheme: str, rest: str) -> bool:
+    """Return True for a ``sqlite`` or ``file`` address without a host: ``sqlite:///a.db``."""
     return scheme.lower().split("+")[0] in _FILE_SCHEMES and rest.startswith("/")
 
 
 def _mask_address(scheme: str, rest: str) -> str:
-    """Mask what follows ``scheme://``."""
+    """Mask the credentials in *rest*, the part of an address after ``scheme://``.
+
+    In the address of a file, only values of the query are masked: an @ belongs to its path.
+    """
     if _is_file_address(scheme, rest):
         before, mark, query = rest.partition("?")
     else:
@@ -67,7 +73,12 @@ def _mask_address(scheme: str, rest: str) -> str:
 
 
 def _find_secrets(address: str) -> set[str]:
-    """Return the parts of an address that grant access, as written and decoded."""
+    """Return the secrets of an address, as written and URL-decoded.
+
+    These are the password, its parts between any of ``@/?#:``, ``user:password``, a user without a
+    password, and the query's values; in the address of a file, only the query's values. Texts of
+    less than four characters are left out.
+    """
     scheme, _, rest = address.partition("://")
     secrets: set[str] = set()
     if not _is_file_address(scheme, rest):

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.text import safe_repr
 
 OFFLINE_VARIABLE = "CLEAR_MLFLOW_OFFLINE"
 # Errors of file systems that cannot flush a folder: some network and user-space ones.
@@ -19,7 +20,10 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
 
 def default_cache_dir() -> Path:
-    """Return CLEAR_MLFLOW_CACHE, or clear_mlflow in XDG_CACHE_HOME or in ~/.cache."""
+    """Return CLEAR_MLFLOW_CACHE, or clear_mlflow in XDG_CACHE_HOME or in ~/.cache.
+
+    The folder may not exist yet. Raises DataError if the home folder is needed and not known.
+    """
     try:
         if folder := os.environ.get("CLEAR_MLFLOW_CACHE"):
             return Path(folder).expanduser().absolute()
@@ -33,20 +37,36 @@ def default_cache_dir() -> Path:
 
 
 def default_data_dir() -> Path:
-    """Return CLEAR_MLFLOW_DATA, or ``data`` in the cache folder, for downloaded datasets."""
+    """Return CLEAR_MLFLOW_DATA, or ``data`` in the cache folder, for downloaded datasets.
+
+    Raises DataError if a home folder is needed and not known.
+    """
     folder = os.environ.get("CLEAR_MLFLOW_DATA")
-    return Path(folder).expanduser().absolute() if folder else default_cache_dir() / "data"
+    if not folder:
+        return default_cache_dir() / "data"
+    try:
+        return Path(folder).expanduser().absolute()
+    except RuntimeError as error:
+        raise DataError(
+            f"CLEAR_MLFLOW_DATA is {safe_repr(folder, 200)}: {error}; set it to another folder"
+        ) from None
 
 
 def write_durably(file: Path, content: bytes) -> None:
-    """Write a file and its folders, replacing an existing file: completely or not at all."""
+    """Write a file to the disk completely or not at all, and replace an existing one.
+
+    Makes missing folders.
+    """
     with _write_draft(file, content) as draft:
         draft.replace(file)
     flush_folder(file.parent)
 
 
 def create_durably(file: Path, content: bytes) -> bool:
-    """Write a file like :func:`write_durably`, or return False if it exists already."""
+    """Write a file like :func:`write_durably`, or return False if it exists already.
+
+    Returns True if it was written.
+    """
     if file.exists():
         return False
     with _write_draft(file, content) as draft:
@@ -66,7 +86,10 @@ def create_durably(file: Path, content: bytes) -> bool:
 
 @contextmanager
 def _write_draft(file: Path, content: bytes) -> Iterator[Path]:
-    """Write a content to the disk under a temporary name, which is deleted after the block."""
+    """Write a content to the disk under a temporary name next to *file*, and yield that path.
+
+    Makes missing folders. Deletes the temporary name after the block.
+    """
     _make_folder(file.parent)
     # A unique name: another process may write the same file, here or on another machine.
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")
@@ -99,6 +122,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
+    """Make a folder and its missing parents, and flush their names to the disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -109,7 +133,8 @@ def _make_folder(folder: Path) -> None:
 def find_offline_folder() -> Path | None:
     """Return the folder that CLEAR_MLFLOW_OFFLINE names, or None if runs are not recorded offline.
 
-    The value 1 means "offline_runs" in the working folder.
+    It is None without the variable and for 0, no and false. 1, yes and true mean "offline_runs" in
+    the working folder.
     """
     value = os.environ.get(OFFLINE_VARIABLE, "").strip()
     if value.lower() in ("", "0", "no", "false"):
@@ -118,6 +143,9 @@ def find_offline_folder() -> Path | None:
 
 
 def set_offline(folder: bool | str | Path) -> None:
-    """Record runs in an offline folder from now on. False changes nothing, True is the default."""
+    """Set CLEAR_MLFLOW_OFFLINE, so that this process records its next runs in an offline folder.
+
+    folder: path, True for "offline_runs" in the working folder, or False to change nothing.
+    """
     if folder:
         os.environ[OFFLINE_VARIABLE] = "1" if folder is True else str(Path(folder).absolute())

@@ -41,7 +41,10 @@ SINGLE_PROCESS_ENV = DistributedEnv()
 def count_usable_cores(
     process_groups: Path = Path("/proc/self/cgroup"), cgroup_root: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Return how many cores this process may use, by its affinity and its cgroups' CPU quota."""
+    """Return how many cores this process may use, by its affinity and its cgroups' CPU quota.
+
+    Outside Linux, returns the cores of the machine. process_groups, cgroup_root: paths of Linux.
+    """
     if sys.platform != "linux":
         return os.cpu_count() or 1
     cores = len(os.sched_getaffinity(0))
@@ -56,7 +59,10 @@ def count_usable_cores(
 
 
 def _read_quota(cgroup: Path, default: int) -> int:
-    """Return a cgroup's CPU quota in cores, rounded up, or *default* if it has none."""
+    """Return a cgroup's CPU quota in cores, rounded up, or *default* if no quota is set.
+
+    cgroup: folder of the cgroup.
+    """
     names = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
     files = [cgroup / name for name in names if (cgroup / name).is_file()]
     numbers = " ".join(file.read_text() for file in files).split()
@@ -66,7 +72,10 @@ def _read_quota(cgroup: Path, default: int) -> int:
 
 
 def count_threads_per_process(processes: int) -> int:
-    """Return OpenMP's threads for each of several processes, by their share of physical cores."""
+    """Return how many OpenMP threads each of several processes should use, at least 1.
+
+    They share the physical cores, or the cores that this process may use if those are fewer.
+    """
     import psutil  # imported here: reading runs works without it
 
     usable = count_usable_cores()
@@ -74,7 +83,11 @@ def count_threads_per_process(processes: int) -> int:
 
 
 def read_dist_env(environment: Mapping[str, str] = os.environ) -> DistributedEnv:
-    """Read the variables that torchrun sets for each process that it starts."""
+    """Read the variables that torchrun sets for each process that it starts.
+
+    Returns ``SINGLE_PROCESS_ENV`` if RANK or WORLD_SIZE is not set, or there is one process. Raises
+    ConfigError if both are set, and another variable is missing or a number is invalid.
+    """
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return SINGLE_PROCESS_ENV
     missing = [name for name in _VARIABLES if name not in environment]

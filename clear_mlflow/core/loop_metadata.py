@@ -120,9 +120,12 @@ def describe_loop(
 def add_true_labels(
     loop: LoopMetadata, labels: object, ids: Sequence[Sequence[object]] | None = None
 ) -> LoopMetadata:
-    """Return the loop with an evaluation set of these true labels.
+    """Return the loop with an evaluation set of these true labels, or unchanged if it has them.
 
-    Raises RecordError if it has other labels already.
+    Sets ``num_instances`` and ``class_names``, too, and a digest if the dataset has none.
+    labels: class indices of the test images, per bucket. ids: a name of each image, per bucket.
+    Raises RecordError if the loop has other labels already, and ConfigError if the arguments are
+    invalid or contradict ``num_instances``.
     """
     images = _build_evaluation_set(loop.buckets, labels, ids, loop.class_names)
     if (stored := loop.evaluation_set) is not None:
@@ -152,7 +155,11 @@ def _build_evaluation_set(
     ids: Sequence[Sequence[object]] | None,
     class_names: Sequence[str],
 ) -> EvaluationSet:
-    """Build the evaluation set of all buckets. Without *ids*, images are named by their index."""
+    """Build the evaluation set of all buckets. Without *ids*, images are named by their index.
+
+    The content hash of an image is a hash of its bucket and name, because its file is not known.
+    Raises ConfigError if an argument is invalid.
+    """
     bucket_labels = [
         _parse_labels(f"test_labels of bucket {key!r}", values)
         for key, values in zip(buckets, _split_buckets("test_labels", buckets, labels), strict=True)
@@ -191,9 +198,13 @@ def _build_evaluation_set(
 
 
 def build_count_row(loop: LoopMetadata, after: object, correct: object) -> AccuracyRow:
-    """Build a row from the test images classified correctly: one count per bucket, or by bucket."""
+    """Build a row from the test images classified correctly: one count per bucket, or by bucket.
+
+    after: name of the last bucket trained on, or the number of buckets trained, 0 before any.
+    Raises ConfigError or RecordError if an argument is invalid.
+    """
     counts, num_instances = _parse_correct(loop, correct)
-    return AccuracyRow(_parse_after(loop, after), loop.buckets, counts, num_instances)
+    return AccuracyRow(_parse_row_number(loop, after), loop.buckets, counts, num_instances)
 
 
 def _parse_correct(loop: LoopMetadata, correct: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -211,13 +222,16 @@ def _parse_correct(loop: LoopMetadata, correct: object) -> tuple[tuple[int, ...]
 
 
 def build_value_row(loop: LoopMetadata, after: object, values: object) -> AccuracyRow:
-    """Build a row from the score on each bucket. NaN, None or an absent key = not measured."""
+    """Build a row from the score on each bucket. NaN, None or an absent key = not measured.
+
+    after: see :func:`build_count_row`.
+    """
     values = _to_python(values)
     if isinstance(values, Mapping):
         values = {**dict.fromkeys(loop.buckets), **{str(key): v for key, v in values.items()}}
     cells = map(_to_python, _split_buckets(loop.score.name, loop.buckets, values))
     return AccuracyRow.from_values(
-        _parse_after(loop, after),
+        _parse_row_number(loop, after),
         loop.buckets,
         [math.nan if value is None else value for value in cells],
         loop.num_instances,
@@ -228,20 +242,27 @@ def build_value_row(loop: LoopMetadata, after: object, values: object) -> Accura
 def build_prediction_row(
     loop: LoopMetadata, after: object, predictions: object
 ) -> tuple[AccuracyRow, RowPredictions]:
-    """Build a row from predictions: per bucket (n,) classes, or (n, classes) probabilities."""
+    """Build a row from predictions: per bucket (n,) classes, or (n, classes) probabilities.
+
+    after: see :func:`build_count_row`. Raises ConfigError if the true labels are not known, or the
+    predictions do not fit them.
+    """
     check_accuracy(loop, "predictions")
     if (images := loop.evaluation_set) is None:
         raise ConfigError(
             "predictions arrived, but the images are not known; pass their true labels with the "
             "predictions, or to track: test_labels=[...]"
         )
-    row = _parse_after(loop, after)
+    row = _parse_row_number(loop, after)
     checked = _parse_predictions(images, row, predictions)
     return AccuracyRow(row, loop.buckets, checked.correct(images), loop.num_instances), checked
 
 
 def check_accuracy(loop: LoopMetadata, arrival: str) -> None:
-    """Raise ConfigError if the score is not accuracy. The message names *arrival*."""
+    """Raise ConfigError if the score is not accuracy.
+
+    arrival: what the user passed, such as "counts", for the message.
+    """
     if not loop.score.is_accuracy:
         raise ConfigError(
             f"{arrival} arrived, but the score is {loop.score.name}; pass it to log_values"
@@ -253,11 +274,12 @@ def build_test(
 ) -> AnytimeRow:
     """Build a test within a bucket, from the test images classified correctly.
 
-    numbers: ``test``, ``num_tests``, ``step`` and ``num_steps`` of :class:`AnytimeRow`.
+    bucket: name or number, from 1, of the bucket in training. correct: one count per bucket, or by
+    bucket. numbers: ``test``, ``num_tests``, ``step`` and ``num_steps`` of :class:`AnytimeRow`.
     """
     counts, num_instances = _parse_correct(loop, correct)
     return AnytimeRow(
-        bucket=_parse_after(loop, bucket),
+        bucket=_parse_row_number(loop, bucket),
         buckets=loop.buckets,
         correct=counts,
         num_instances=num_instances,
@@ -265,8 +287,12 @@ def build_test(
     )
 
 
-def _parse_after(loop: LoopMetadata, after: object) -> int:
-    """Return the row that is measured after a bucket, by its name or number, or 0 before any."""
+def _parse_row_number(loop: LoopMetadata, after: object) -> int:
+    """Return the number of the row that is measured after a bucket.
+
+    after: name of the bucket, or the number of buckets trained, 0 before any. Raises ConfigError
+    for anything else.
+    """
     if isinstance(after, str) and after in loop.buckets:
         return loop.buckets.index(after) + 1
     last = len(loop.buckets)
@@ -282,8 +308,8 @@ def _parse_after(loop: LoopMetadata, after: object) -> int:
 def _parse_predictions(images: EvaluationSet, row: int, predictions: object) -> RowPredictions:
     """Check the predictions of a row: arrays per bucket of classes, or of probabilities.
 
-    Probabilities are stored as float16. Raises ConfigError if they do not add up to 1, or there is
-    not one prediction for each image.
+    Probabilities are stored as float16. Raises ConfigError if they do not add up to 1, a class does
+    not exist, or there is not one prediction for each image.
     """
     num_classes = len(images.class_names)
     parts = list(map(_to_array, _split_buckets("predictions", images.buckets, predictions)))
@@ -326,7 +352,11 @@ def _parse_predictions(images: EvaluationSet, row: int, predictions: object) -> 
 
 
 def _parse_labels(name: str, values: object) -> NDArray[np.uint16]:
-    """Return class indices, (n,). Raises ConfigError, whose message begins with *name*."""
+    """Return class indices, (n,).
+
+    Raises ConfigError, whose message begins with *name*, unless they are integers from 0 to
+    MAX_CLASSES - 1 in one dimension.
+    """
     labels = _to_array(values)
     if labels.size == 0:
         labels = labels.astype(np.int64)
@@ -341,7 +371,11 @@ def _parse_labels(name: str, values: object) -> NDArray[np.uint16]:
 
 
 def _parse_keys(buckets: object) -> tuple[str, ...]:
-    """Return bucket keys as they are, or "1" to "T" for the number T."""
+    """Return bucket keys as texts, or "1" to "T" for the number T.
+
+    Keys are texts, integers or dates. Raises ConfigError for others, for a set, and for an invalid
+    T.
+    """
     buckets = _to_python(buckets)
     # A set has an arbitrary order.
     if not isinstance(buckets, Iterable) or isinstance(buckets, (str, bytes, set, frozenset)):
@@ -368,7 +402,8 @@ def _parse_counts(name: str, keys: tuple[str, ...], values: object) -> tuple[int
 def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]:
     """Return one entry per bucket, from a list, an array or a mapping of bucket to entry.
 
-    Raises ConfigError if a bucket is missing or unknown.
+    Raises ConfigError if a bucket is missing or unknown, or the number of entries is wrong. name:
+    name of the values in the message.
     """
     if isinstance(values, Mapping):
         values = {str(key): value for key, value in values.items()}  # as the keys themselves
@@ -391,7 +426,10 @@ def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]
 
 
 def _to_array(values: Any) -> NDArray[Any]:
-    """Convert lists, an array, or a tensor on any device to an array."""
+    """Convert lists, an array, or a tensor on any device to an array.
+
+    A tensor of floats becomes float64. Raises ConfigError if NumPy cannot convert the values.
+    """
     detach = getattr(values, "detach", None)
     if callable(detach):
         values = detach().cpu()
@@ -410,6 +448,11 @@ def _to_python(value: Any) -> Any:
 
 
 def _parse_int(name: str, value: object, expected: str = "a whole number") -> int:
+    """Return an integer of Python, of NumPy or in a tensor as an int.
+
+    Raises ConfigError for anything else, such as a bool or 1.0. expected: description for the
+    message.
+    """
     value = _to_python(value)
     with suppress(TypeError):
         if not isinstance(value, bool):
@@ -419,6 +462,10 @@ def _parse_int(name: str, value: object, expected: str = "a whole number") -> in
 
 
 def _parse_texts(name: str, values: Mapping[str, object] | None) -> dict[str, str]:
+    """Return params or tags as texts, empty for None.
+
+    Raises ConfigError if a name is not a text, or begins with ``mlflow.`` or ``clear_mlflow.``.
+    """
     if not isinstance(values, (Mapping, type(None))):
         raise ConfigError(
             f"{name} is {safe_repr(values)}; expected a dictionary such as {{'lr': 0.1}}"

@@ -61,7 +61,9 @@ def get_measured_split(split: str) -> str:
 
 
 def get_divided_split(split: str) -> str:
-    """Return the split whose training images a validation divides, or any other split unchanged.
+    """Return the split whose training images a validation split divides, ``auto`` by default.
+
+    Any other split is returned unchanged.
 
     >>> get_divided_split("validation"), get_divided_split("validation:3"), get_divided_split("3")
     ('auto', '3', '3')
@@ -218,6 +220,11 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
         force_setattr(self, name, counts)
 
     def _check_values(self, values: object) -> tuple[float, ...]:
+        """Return the score on each bucket as floats, NaN = not measured.
+
+        Raises RecordError if there is not one number per bucket, a number is invalid, or all are
+        NaN.
+        """
         score = self.score
         if not isinstance(values, (tuple, list)) or len(values) != len(self.buckets):
             expected = "fraction" if score.is_accuracy else "number"
@@ -440,7 +447,10 @@ class AccuracyMatrix:
         return self._replace(values=-self.values, initial=initial, score=Score(self.score.name))
 
     def equals(self, other: AccuracyMatrix) -> bool:
-        """Return True if both have the same cells, counts and keys. NaN equals NaN."""
+        """Return True if both have the same cells, image counts, keys and score.
+
+        NaN equals NaN. Costs are not compared.
+        """
         return (
             self.buckets == other.buckets
             and self.score == other.score
@@ -481,7 +491,11 @@ class AccuracyMatrix:
         return DataFrame(lines, columns=["row", "trained_through", "tested_on", self.score.name])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the matrix as JSON values: fractions, or another score. None = not measured."""
+        """Return the matrix as JSON values: fractions, or another score. None = not measured.
+
+        Keys are ``buckets``, ``num_instances``, ``initial``, ``values``, and ``score`` if it is not
+        accuracy. Costs are left out.
+        """
         counts, score = self.num_instances, self.score
         initial = None if self.initial is None else self.initial[None]
         document: dict[str, Any] = {
@@ -514,7 +528,7 @@ class AccuracyMatrix:
         return html
 
     def _replace(self, **changed: object) -> AccuracyMatrix:
-        """Return the same run with other parts. Unlike construction, this drops no row."""
+        """Return a copy with other attributes. Unlike construction, it checks and drops nothing."""
         derived = object.__new__(AccuracyMatrix)
         derived._set_attributes(**{**vars(self), **changed})
         return derived
@@ -528,7 +542,7 @@ class AccuracyMatrix:
 
 
 def load_renderer(module: str, name: str) -> Any:
-    """Import a function of a module of ``report`` when it is used."""
+    """Import ``clear_mlflow.report.MODULE``, and return its function of this name."""
     # core must not import report, which renders matrices.
     return getattr(import_module(f"clear_mlflow.report.{module}"), name)
 
@@ -546,7 +560,8 @@ def find_row_indices(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
     """Return, for each label of a row, the index of the bucket after which it was measured.
 
     labels: keys of buckets, texts that end with consecutive numbers, or other texts, which are in
-    the order of the stream. Raises RecordError if a label occurs twice, or they are of two types.
+    the order of the stream. keys: keys of all buckets. Raises RecordError if a label occurs twice,
+    labels are of two types, or they may be keys or numbers of buckets trained.
     """
     numbers, key_positions = parse_label_numbers(labels), {key: j for j, key in enumerate(keys)}
     positions = [key_positions.get(label, -1) for label in labels]
@@ -581,6 +596,11 @@ def iter_measured_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArr
 
 
 def _check_buckets(keys: object) -> tuple[str, ...]:
+    """Return bucket keys as a tuple.
+
+    Raises RecordError unless there are 1 to MAX_BUCKETS different, printable texts of 1 to
+    MAX_KEY_CHARACTERS characters.
+    """
     buckets: tuple[str, ...] = convert(keys, tuple[str, ...], "buckets")
     if not 1 <= len(buckets) <= MAX_BUCKETS:
         raise RecordError(f"buckets has {len(buckets)} keys; expected 1 to {MAX_BUCKETS}")
@@ -598,6 +618,11 @@ def _check_buckets(keys: object) -> tuple[str, ...]:
 
 
 def _check_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.float64]:
+    """Return a copy of values as floats, of any shape. NaN = not measured.
+
+    Raises RecordError if a value is not a number in the range of the score. name: name of the
+    values in the message.
+    """
     name += " of an accuracy matrix" if score.is_accuracy else f" of a matrix of {score.name}"
     numbers = "fractions from 0 to 1 (not percent)" if score.is_accuracy else "finite numbers"
     expected = f"expected {numbers}, NaN where nothing was measured"
@@ -613,6 +638,10 @@ def _check_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.float
 
 
 def _check_num_instances(num_instances: ArrayLike, width: int) -> NDArray[np.int64]:
+    """Return the number of test images per bucket.
+
+    Raises RecordError unless they are *width* integers from 1 to MAX_COUNT.
+    """
     try:
         counts = np.array(num_instances)
         if (
@@ -630,6 +659,7 @@ def _check_num_instances(num_instances: ArrayLike, width: int) -> NDArray[np.int
 
 
 def _are_equal(array: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
+    """Return True if both are None, or equal arrays. NaN equals NaN."""
     if array is None or other is None:
         return array is other
     return np.array_equal(array, other, equal_nan=array.dtype.kind == "f")

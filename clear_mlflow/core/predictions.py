@@ -123,8 +123,11 @@ class EvaluationSet:
 
     @classmethod
     def load(cls, path: Path) -> EvaluationSet:
-        """Read an untrusted file of :meth:`to_bytes`. Raises RecordError."""
-        with _name_file(path):
+        """Read an untrusted file of :meth:`to_bytes`.
+
+        Raises RecordError if it cannot be read, is invalid, or has another digest than it states.
+        """
+        with _convert_errors(path):
             arrays, metadata = read_tensors(path, {"bucket", "label", "content", "names"})
             try:
                 names = tuple(arrays["names"].astype(np.uint8).tobytes().decode().split("\n"))
@@ -183,7 +186,11 @@ class RowPredictions:
         probabilities.setflags(write=False)
 
     def check(self, images: EvaluationSet, cells: Sequence[float] | None = None) -> None:
-        """Raise RecordError if predictions have other images, or contradict the row's cells."""
+        """Raise RecordError if predictions have other images or classes, or contradict the cells.
+
+        cells: accuracies of the row, which may be rounded by up to half an image. NaN is not
+        compared, nor any cell if it is None.
+        """
         if self.evaluation_set != images.digest or len(self.labels) != len(images):
             raise RecordError(f"predictions of row {self.row} belong to another evaluation set")
         classes = len(images.class_names)
@@ -221,8 +228,11 @@ class RowPredictions:
 
     @classmethod
     def load(cls, path: Path) -> RowPredictions:
-        """Read an untrusted file of :meth:`to_bytes`. Raises RecordError."""
-        with _name_file(path):
+        """Read an untrusted file of :meth:`to_bytes`.
+
+        Raises RecordError if it cannot be read, is invalid, or is named after another row.
+        """
+        with _convert_errors(path):
             arrays, metadata = read_tensors(path, {"labels"}, {"probabilities"})
             row = metadata.get("row", "")
             if not re.fullmatch(r"[0-9]{1,9}", row) or predictions_file_name(int(row)) != path.name:
@@ -245,8 +255,8 @@ def predictions_file_name(row: int) -> str:
 
 
 @contextmanager
-def _name_file(path: Path) -> Iterator[None]:
-    """Turn errors of the block into a RecordError that begins with the name of the file."""
+def _convert_errors(path: Path) -> Iterator[None]:
+    """Turn RecordError and OSError of the block into a RecordError that names the file first."""
     try:
         yield
     except RecordError as error:
@@ -256,13 +266,20 @@ def _name_file(path: Path) -> Iterator[None]:
 
 
 def _parse_texts(metadata: dict[str, str], name: str) -> tuple[str, ...]:
+    """Return the texts of a metadata field, which is a JSON list.
+
+    Raises RecordError if the field is missing or anything else.
+    """
     texts = untrusted.json_value(metadata.get(name, ""), untrusted.MAX_METADATA_BYTES)
     checked: tuple[str, ...] = untrusted.convert(texts, tuple[str, ...], name)
     return checked
 
 
 def tensors_to_bytes(arrays: Mapping[str, NDArray[Any]], **metadata: str) -> bytes:
-    """Return the bytes of a safetensors file. Equal contents have equal bytes."""
+    """Return the bytes of a safetensors file. Equal contents have equal bytes.
+
+    metadata: fields of its header, next to ``format`` and ``version``.
+    """
     # The package itself writes metadata in arbitrary order.
     content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
     start = 8 + int.from_bytes(content[:8], "little")
@@ -276,7 +293,11 @@ def tensors_to_bytes(arrays: Mapping[str, NDArray[Any]], **metadata: str) -> byt
 def read_tensors(
     path: Path, expected: Set[str], optional: Set[str] = frozenset()
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Read the arrays of a file and its metadata. Raises RecordError."""
+    """Read the arrays and the metadata of a file of :func:`tensors_to_bytes`.
+
+    Raises RecordError if it is too large, invalid or of another major version, lacks an *expected*
+    array, or has one that is not *optional* either. Raises OSError if it cannot be read.
+    """
     content = untrusted.read_bytes(path, untrusted.MAX_PREDICTIONS_BYTES)
     try:
         arrays = load(content)

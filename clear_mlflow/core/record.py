@@ -271,7 +271,10 @@ def _read_times(record: RowRecord) -> tuple[date, ...]:
 
 
 def _identify_run(record: RowRecord) -> dict[str, object]:
-    """Return the metadata on which all rows of a run agree."""
+    """Return the metadata on which all rows of a run agree, by their name in messages.
+
+    These are the dataset's name and digest, protocol, split and seed.
+    """
     return {
         "dataset name": record.dataset.name,
         "dataset digest": record.dataset.digest,
@@ -282,7 +285,10 @@ def _identify_run(record: RowRecord) -> dict[str, object]:
 
 
 def check_schema(document: dict[str, Any], name: str) -> None:
-    """Raise RecordError if a file has another format, or another major version."""
+    """Raise RecordError if a file has another format, or another major version.
+
+    document: content of the file. name: name of the expected format.
+    """
     if "schema" not in document:
         raise RecordError("lacks the field 'schema', which names the file's format")
     schema: _Schema = convert(document["schema"], _Schema, "schema")
@@ -297,6 +303,10 @@ def check_schema(document: dict[str, Any], name: str) -> None:
 
 
 def _parse_record(document: dict[str, Any]) -> RowRecord:
+    """Build a record from the JSON object in a row's file, and keep unknown fields as ``extra``.
+
+    Raises RecordError if the object is invalid.
+    """
     check_schema(document, SCHEMA_NAME)
     fields: _Fields = convert(document, _Fields)
     row = _build_row(fields)
@@ -318,7 +328,10 @@ def _parse_record(document: dict[str, Any]) -> RowRecord:
 
 
 def _build_row(fields: _Fields) -> AccuracyRow:
-    """Build a row from counts, accuracies or the values of another score."""
+    """Build a row from counts, accuracies or the values of another score.
+
+    Raises RecordError unless the fields contain exactly one of these.
+    """
     score = ACCURACY if fields.score is None else fields.score.score
     cells, names, others = fields.accuracy, ["correct", "accuracy"], [fields.values]
     if not score.is_accuracy:
@@ -343,6 +356,7 @@ def _build_row(fields: _Fields) -> AccuracyRow:
 
 
 def _check_text(name: str, value: str) -> None:
+    """Raise RecordError unless a value is a printable text of 1 to MAX_TEXT_CHARACTERS."""
     is_valid = isinstance(value, str) and 1 <= len(value) <= MAX_TEXT_CHARACTERS
     if not is_valid or not value.isprintable():
         raise RecordError(
@@ -352,6 +366,7 @@ def _check_text(name: str, value: str) -> None:
 
 
 def _check_time(value: str) -> None:
+    """Raise RecordError unless a value is a time in UTC, ISO 8601, from 1970 on."""
     with suppress(ValueError):
         time = datetime.fromisoformat(value.replace("Z", "+00:00"))
         if _UTC_TIME.fullmatch(value) and time.year >= 1970:  # the epoch of stores that keep it

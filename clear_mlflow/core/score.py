@@ -64,7 +64,7 @@ class Score:
 
     @property
     def heading(self) -> str:
-        """First word of a heading."""
+        """First word of a heading: "Accuracy", or the score's name."""
         return "Accuracy" if self.is_accuracy else self.name
 
     @property
@@ -78,15 +78,25 @@ class Score:
         return " %" if self.is_accuracy else ""
 
     def cell(self, value: float) -> str:
-        """Format a cell of a matrix: an accuracy in percent, any other score in three digits."""
+        """Format a cell of a matrix, or return a dash for NaN.
+
+        An accuracy is in percent with one decimal, any other score has three significant digits.
+        """
         return format_percent(value) if self.is_accuracy else format_significant(value, 3)
 
     def number(self, value: float) -> str:
-        """Format a metric in the unit of the score: an accuracy as a fraction."""
+        """Format a metric in the unit of the score.
+
+        An accuracy is a fraction with four decimals, any other score has four significant digits.
+        """
         return f"{value:.4f}" if self.is_accuracy else format_significant(value, 4)
 
     def check(self, value: object, name: str) -> float:
-        """Return a value as a float, NaN = not measured. Raises RecordError."""
+        """Return a value as a float, NaN = not measured.
+
+        Raises RecordError unless it is a number, from 0 to 1 if the score is accuracy, otherwise
+        from -1e150 to 1e150. name: name of the value in the message.
+        """
         least, most = (0, 1) if self.is_accuracy else (-MAX_SCORE, MAX_SCORE)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not (least <= value <= most or value != value):  # type: ignore[operator]
@@ -117,7 +127,9 @@ class StoredScore(msgspec.Struct):
 
 
 def format_significant(value: float, digits: int) -> str:
-    """Format a number with at least so many digits, and with a power of ten if extreme.
+    """Format a number with at least so many significant digits, or return a dash for NaN.
+
+    Whole digits are never cut off. Numbers below 1e-4 or from 1e6 on have a power of ten.
 
     >>> [format_significant(x, 3) for x in (0.12345, 12.345, 3512.4, 4.5e-7, 0.0)]
     ['0.123', '12.3', '3512', '4.50e-07', '0']

@@ -36,7 +36,10 @@ def suggest_nearest(name: str, valid_names: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return an untrusted text without characters that control a terminal or a renderer."""
+    """Replace each unprintable character of an untrusted text by U+FFFD.
+
+    Such characters control a terminal or a renderer.
+    """
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
@@ -62,7 +65,10 @@ def truncate(text: str, limit: int) -> str:
 
 
 def truncate_start(key: str, limit: int) -> str:
-    """Return a key, or its end if it is too long: keys such as bucket-01 differ there."""
+    """Return a key, printable, or its end after an ellipsis if it has over *limit* characters.
+
+    Keys such as bucket-01 differ at the end.
+    """
     text = printable(key)
     return text if len(text) <= limit else "…" + text[1 - limit :]
 

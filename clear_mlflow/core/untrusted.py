@@ -106,7 +106,7 @@ def check_size(content: bytes, largest: int) -> None:
 
 
 def decode_text(content: bytes) -> str:
-    """Decode UTF-8 bytes without their byte order mark. Raises RecordError."""
+    """Decode UTF-8 bytes without their byte order mark. Raises RecordError if they are invalid."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -114,9 +114,11 @@ def decode_text(content: bytes) -> str:
 
 
 def json_value(content: bytes | str, largest: int, *, nan: bool = False) -> Any:
-    """Parse JSON, a text or UTF-8. *nan* allows ``NaN``, which Python writes.
+    """Parse JSON, a text or UTF-8.
 
-    Raises RecordError.
+    Raises RecordError if it has more than *largest* bytes, is not JSON, is nested more than 32
+    levels deep, or contains a field twice, an infinite number, or a character that is not Unicode.
+    nan: True to allow ``NaN``, which Python writes; otherwise it raises RecordError, too.
     """
     if isinstance(content, bytes):
         check_size(content, largest)
@@ -149,7 +151,7 @@ def json_value(content: bytes | str, largest: int, *, nan: bool = False) -> Any:
 
 
 def json_object(content: bytes | str, largest: int) -> dict[str, Any]:
-    """Parse a JSON object like :func:`json_value`."""
+    """Parse JSON like :func:`json_value`. Raises RecordError if it is not an object."""
     document = json_value(content, largest)
     if not isinstance(document, dict):
         raise RecordError(f"is {safe_repr(document)}; expected a JSON object")
@@ -157,7 +159,7 @@ def json_object(content: bytes | str, largest: int) -> dict[str, Any]:
 
 
 def json_texts(content: bytes | str, largest: int) -> dict[str, str]:
-    """Parse a JSON object like :func:`json_object` whose values are texts."""
+    """Parse a JSON object like :func:`json_object`. Raises RecordError if a value is not a text."""
     texts: dict[str, str] = convert(json_object(content, largest), dict[str, str])
     return texts
 
@@ -184,13 +186,16 @@ def format_document_name(source: str) -> str:
 
 
 def format_document(fields: Mapping[str, Any]) -> str:
-    """Return the text of a file of our format, with a line for each field."""
+    """Return the fields as the text of a JSON object, with a line for each of them.
+
+    Raises ValueError for NaN and infinity.
+    """
     lines = (f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in fields.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def check_depth(document: object) -> None:
-    """Raise RecordError if a document is nested too deeply."""
+    """Raise RecordError if a document is nested more than 32 levels deep."""
     level = [document] if isinstance(document, (list, dict)) else []
     for _ in range(MAX_JSON_LEVELS):
         level = [
@@ -217,6 +222,7 @@ def size_text(size: int) -> str:
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a JSON object. Raises RecordError if a field occurs twice."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
@@ -225,14 +231,17 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _reject_constant(text: str) -> NoReturn:
+    """Raise RecordError for ``NaN``, ``Infinity`` or ``-Infinity``."""
     raise RecordError(f"contains {text}, which is not a JSON number")
 
 
 def _parse_nan(text: str) -> float:
+    """Return NaN for ``NaN``. Raises RecordError for ``Infinity`` and ``-Infinity``."""
     return math.nan if text == "NaN" else _reject_constant(text)
 
 
 def _parse_float(text: str) -> float:
+    """Parse a number. Raises RecordError if it becomes infinite."""
     value = float(text)
     if math.isinf(value):
         raise RecordError(f"contains {safe_repr(text)}, a number too large to read")

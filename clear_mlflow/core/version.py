@@ -17,7 +17,11 @@ _PACKAGES = ("mlflow", "numpy", "torch", "torchvision", "timm", "transformers", 
 
 
 def list_software_versions(*used: str) -> str:
-    """Return versions of Python, of *used* and of what is loaded: "Python 3.12.3, numpy 2.4.1"."""
+    """Return the versions of Python and of packages: "Python 3.12.3, numpy 2.4.1".
+
+    Of eight packages that can affect results, such as mlflow and torch, those that are loaded or in
+    *used* are listed. Other names in *used* are ignored.
+    """
     packages = [name for name in _PACKAGES if name in used or sys.modules.get(name)]
     return ", ".join(
         [f"Python {platform.python_version()}", *(f"{p} {_package_version(p)}" for p in packages)]
@@ -25,6 +29,7 @@ def list_software_versions(*used: str) -> str:
 
 
 def _package_version(name: str) -> str:
+    """Return the installed version of a package, or "unknown"."""
     try:
         return version(name)
     except PackageNotFoundError:  # mlflow-skinny and tensorflow-cpu install mlflow and tensorflow
@@ -34,8 +39,8 @@ def _package_version(name: str) -> str:
 def import_attribute(reference: str) -> Any:
     """Import an attribute of a module in the working folder or of an installed package.
 
-    The folder comes first, as with ``python -m``: other packages have an ``examples``, too. Errors
-    of the import are raised.
+    reference: ``package.module:attribute``. The folder comes first, as with ``python -m``: other
+    packages have an ``examples``, too. Errors of the import are raised.
     """
     module, _, attribute = reference.partition(":")
     folder = str(Path.cwd())

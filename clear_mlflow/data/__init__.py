@@ -31,7 +31,13 @@ def load_stream(
     protocol: str = IID,
     split: str = AUTO,
 ) -> BucketStream:
-    """Load a dataset of ``train`` as a stream: all files are hashed, and none is decoded."""
+    """Load a dataset of ``train`` as a stream: all files are hashed, and none is decoded.
+
+    With the data root ``auto``, a missing CLEAR dataset is downloaded, and an embedded dataset is
+    written to *cache_dir*, which also keeps the hashes of files.
+    arguments: ``dataset_args`` of a custom stream. Raises ConfigError if an argument is invalid,
+    and DataError if the dataset cannot be read.
+    """
     check_split(protocol, split)
     if data_root == AUTO and dataset in CLEAR:
         data_root = str(fetch_clear(dataset))
@@ -52,6 +58,11 @@ def load_stream(
 def _load_embedded(
     dataset: str, data_root: str, cache_dir: Path, protocol: str, split: str
 ) -> BucketStream:
+    """Load an embedded dataset, which is written to *cache_dir* if it is missing.
+
+    Raises ConfigError if *data_root* is not ``auto``, and DataError if the files are not the
+    expected ones.
+    """
     if data_root != AUTO:  # the messages below advise to delete the folder: never a user's own
         raise ConfigError(
             f"dataset {dataset} is embedded and reads no folder, but data_root is "
@@ -86,7 +97,7 @@ def read_stream_index(
     cache_dir: Path,
     arguments: Mapping[str, Any] | None = None,
 ) -> ImageIndex:
-    """Read the index of a user's own stream. Nothing is hashed. See :func:`load_stream`."""
+    """Read the index of a custom stream. Image files are not hashed. See :func:`load_stream`."""
     source = load_source(dataset)
     root = None if data_root == AUTO else Path(data_root)
     checked = source.Arguments(**(arguments or {}))

@@ -47,9 +47,10 @@ class ForeignFileError(UnusableFileError):
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Make a folder, and wait until no other process builds arrays in it.
+    """Make a folder, and lock it for the block, so that one process at a time builds arrays in it.
 
-    Deletes the unfinished files of builders that were killed.
+    Waits until no other process has the lock. Deletes the unfinished files of builders that were
+    killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("ab") as lock:
@@ -100,12 +101,13 @@ def _write_file(path: Path) -> Iterator[BinaryIO]:
 def read_array(
     path: Path, expected: Mapping[str, Any]
 ) -> tuple[NDArray[Any], dict[str, Any]] | None:
-    """Map an array copy-on-write and return it with its metadata, or None if there is no array.
+    """Map an array copy-on-write and return it with its metadata, or None if a file is missing.
 
     Its size, its modification time and a sample of its bytes are checked. If the time differs, as
     after copying the cache, all bytes are checked instead, and the stored time is set again.
 
-    Raises UnusableFileError if a file is not as it was written, or its metadata are not *expected*.
+    expected: fields that the metadata must have. Raises UnusableFileError if they do not, or a file
+    is not private or not as it was written.
     """
     json_path = path.with_suffix(".json")
     try:
@@ -121,7 +123,7 @@ def read_array(
             with path.open("rb") as file:
                 intact = checks["sampled_sha256"] == _hash_sample(file, metadata_text)
         else:
-            intact = checks["sha256"] == _hash_unchanged(path, _get_state(status), metadata_text)
+            intact = checks["sha256"] == _hash_all_cached(path, _get_state(status), metadata_text)
         if not intact:
             raise _build_damage_error(path)
         if checks["mtime_ns"] not in (status.st_mtime_ns, None):
@@ -133,7 +135,7 @@ def read_array(
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Read an array's JSON file, checks included. Raises UnusableFileError if it is not JSON."""
+    """Read an array's JSON file, also its hashes. Raises UnusableFileError if it is not JSON."""
     try:
         return json_object(read_bytes(path, MAX_METADATA_BYTES), MAX_METADATA_BYTES)
     except RecordError:
@@ -143,7 +145,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def check_private(path: Path) -> os.stat_result:
     """Return the status of a regular file of this user or of root.
 
-    Raises UnusableFileError if another user could have written to it.
+    Raises UnusableFileError if another user could have written to it, or it is not a regular file;
+    ForeignFileError if it belongs to another user; and FileNotFoundError if it is missing.
     """
     status = path.stat()
     if status.st_uid not in (os.geteuid(), 0):
@@ -161,13 +164,17 @@ def _build_damage_error(path: Path) -> UnusableFileError:
 
 
 @cache
-def _hash_unchanged(path: Path, state: tuple[int, ...], metadata_text: str) -> str:
-    """Hash all bytes of a file. A process hashes a file again only if its *state* differs."""
+def _hash_all_cached(path: Path, state: tuple[int, ...], metadata_text: str) -> str:
+    """Hash a file like :func:`_hash_all`, but only if its *state* differs from earlier calls.
+
+    state: size, times and inode of the file. Hashes are cached in this process.
+    """
     with path.open("rb") as file:
         return _hash_all(file, metadata_text)
 
 
 def _hash_all(file: BinaryIO, metadata_text: str) -> str:
+    """Return the SHA-256 of the metadata and all bytes of a file, hexadecimal."""
     content = hashlib.sha256(metadata_text.encode())
     file.seek(0)
     while block := file.read(_BLOCK_BYTES):
@@ -176,7 +183,10 @@ def _hash_all(file: BinaryIO, metadata_text: str) -> str:
 
 
 def _hash_sample(file: BinaryIO, metadata_text: str) -> str:
-    """Hash blocks at equal distances, the first and the last bytes of the file among them."""
+    """Return the SHA-256 of the metadata and 16 blocks of a file, hexadecimal.
+
+    The blocks have equal distances, and the first and the last bytes of the file are among them.
+    """
     content = hashlib.sha256(metadata_text.encode())
     last = max(0, os.fstat(file.fileno()).st_size - _SAMPLE_BYTES)
     for n in range(_SAMPLES):
@@ -210,6 +220,7 @@ class HashCache:
     def hash_file(self, path: Path, status: os.stat_result) -> str:
         """Return the SHA-256 of a file, hexadecimal, from the database if it has it.
 
+        The hash of a file that was changed in the last two seconds, or meanwhile, is not stored.
         Threads may call it at the same time. status: what ``stat`` returns, links followed.
         """
         before, name = _get_state(status), os.fsencode(path)  # not every name is Unicode
@@ -244,6 +255,7 @@ class HashCache:
                 file.unlink(missing_ok=True)
 
     def _load_hashes(self, database: sqlite3.Connection) -> None:
+        """Read the hashes of all files below the root."""
         root = os.fsencode(self._root)
         first, last = root + b"/", root + b"0"  # 0 is the character after the slash
         rows = database.execute(

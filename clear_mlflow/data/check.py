@@ -107,7 +107,10 @@ class Findings:
 
 
 def check_layout(root: Path, *, on_progress: OnImages = lambda step, done, total: None) -> Findings:
-    """Check a dataset in one of CLEAR's layouts. Raises DataError if it cannot be read."""
+    """Check a dataset in one of CLEAR's layouts, and return its contents and problems.
+
+    Raises DataError if its index cannot be read.
+    """
     index = read_layout(*find_layout(root, names=CLEAR))
     return _check_index(index, "dataset", on_progress)
 
@@ -120,13 +123,19 @@ def check_stream(
     cache_dir: Path,
     on_progress: OnImages,
 ) -> Findings:
-    """Check a user's own stream. Raises DataError if it cannot be read."""
+    """Check a custom stream, and return its contents and problems.
+
+    arguments: ``dataset_args``. Raises DataError if its index cannot be read.
+    """
     index = read_stream_index(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
     return _check_index(index, stream_name(dataset, data_root, arguments), on_progress)
 
 
 def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Findings:
-    """Decode all images, search for duplicates, and try to load the dataset as *name*."""
+    """Decode all images, search for duplicates, and try to load the dataset as a stream.
+
+    name: name of the stream. A test set that cannot be read is a problem, not an error.
+    """
     root = index.root
     problems: list[Problem] = []
     sets = {("all" if index.read_test is None else TRAIN): index.images}
@@ -199,6 +208,7 @@ def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Finding
 
 
 def _describe_error(error: DataError, root: Path) -> Problem:
+    """Return a problem of type ``structure`` with the message of an error, without the root."""
     return Problem("structure", root, str(error).removeprefix(f"{path_text(root)} "))
 
 
@@ -219,7 +229,10 @@ def _list_empty_classes(counts: Sequence[Count], root: Path) -> list[Problem]:
 def _decode_images(
     images: Sequence[IndexedImage], root: Path, on_progress: OnImages
 ) -> list[tuple[str, str]]:
-    """Return the content of each image, or an empty text and the reason why it is unreadable."""
+    """Return the content hash of each image, or an empty text and the reason it is unreadable.
+
+    Returns pairs (hash, reason). Images are decoded in threads.
+    """
     blocks = [images[i : i + _FILES_PER_TASK] for i in range(0, len(images), _FILES_PER_TASK)]
     results: list[tuple[str, str]] = []
     on_progress("decoding images", 0, len(images))
@@ -231,6 +244,10 @@ def _decode_images(
 
 
 def _decode_image(image: IndexedImage, root: Path) -> tuple[str, str]:
+    """Return the content hash of an image and "", or "" and the reason why it is unreadable.
+
+    A vector is not decoded: its hash is in the index.
+    """
     path = image.path
     if image.content:  # a vector, which was read already
         return image.content, ""

@@ -55,7 +55,8 @@ def build_stream(
 
     hash_folder: folder that keeps the hashes of files for later calls, or None to hash every file.
 
-    Raises DataError if buckets share too many images, or lack a class that the index requires.
+    Images that occur twice are warnings of the stream. Raises DataError if two sets share over half
+    of the images of the smaller one, or lack a class that the index requires.
     """
     unhashed, split, warnings = apply_split(index, protocol=protocol, split=split)
     if index.needs_all_classes:
@@ -108,6 +109,7 @@ def compute_stream_digest(
 def _list_images(
     buckets: Sequence[Bucket], class_names: Sequence[str], test_split: str
 ) -> list[IndexedImage]:
+    """Return the training and test images of all buckets, bucket by bucket."""
     return [
         image
         for bucket in buckets
@@ -152,6 +154,10 @@ def _hash_buckets(
 
 
 def _hash(path: Path, root: Path, hashes: HashCache) -> str:
+    """Return the SHA-256 of an image file, from *hashes* if it is stored there.
+
+    Raises DataError if the file is missing, empty or too large, or a link out of *root*.
+    """
     status = stat_file(path, root=root)
     if not 0 < status.st_size <= MAX_IMAGE_BYTES:
         raise DataError(
@@ -189,11 +195,16 @@ def find_duplicates(images: Collection[IndexedImage]) -> list[tuple[str, list[In
 
 
 def _find_difference(copies: Sequence[IndexedImage]) -> str:
+    """Return the first key of ``DIFFERENCES`` in which copies differ, or "" if there is none."""
     return next((name for name in DIFFERENCES if len(_select_distinct(copies, name)) > 1), "")
 
 
 def _check_disjoint(images: Sequence[IndexedImage], test_split: str, noun: str) -> tuple[str, ...]:
-    """Return warnings about shared images. Raises DataError if two sets share more than half."""
+    """Return a warning for each type of difference between copies of an image.
+
+    Raises DataError if two sets share over half of the images of the smaller one. A set has one
+    split and one bucket. noun: word for an image in messages.
+    """
     duplicates = find_duplicates(images)
     sizes = Counter(key for key, _ in {((i.split, i.bucket), i.content) for i in images})
     shared: defaultdict[tuple[tuple[str, str], ...], list[tuple[IndexedImage, ...]]] = defaultdict(
@@ -223,7 +234,7 @@ def _check_disjoint(images: Sequence[IndexedImage], test_split: str, noun: str) 
 
 
 def _select_distinct(copies: Sequence[IndexedImage], *fields: str) -> list[IndexedImage]:
-    """Return the first image for each value of these fields, in order."""
+    """Return the first image for each value of these fields of :class:`IndexedImage`."""
     get_fields = attrgetter(*fields)
     return list({get_fields(image): image for image in reversed(copies)}.values())[::-1]
 

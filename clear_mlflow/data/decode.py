@@ -115,7 +115,7 @@ def decode(
 
 
 def decode_bytes(contents: Sequence[bytes], resize: Resize) -> DecodedImages:
-    """Decode the contents of image files. Raises DataError if one is damaged."""
+    """Decode the contents of image files into memory. Raises DataError if one is damaged."""
     images = []
     for number, content in enumerate(contents, start=1):
         try:
@@ -148,8 +148,8 @@ def decode_blocks(
 ) -> Iterator[DecodedBlock]:
     """Decode images in threads, and yield blocks in order, each with its damaged images.
 
-    on_image: receives the number of images done after each block. Raises DataError if a file
-    cannot be read, or differs from its content hash.
+    on_image: receives the number of images done after each block. Raises DataError if a file cannot
+    be read or differs from its content hash, if the set has vectors, or if *resize* is too large.
     """
     if images.vectors is not None:
         raise DataError("the dataset contains vectors, not images; pass features=vectors")
@@ -239,6 +239,10 @@ def decode_file(
 
 
 def _decode_image(data: bytes, resize: Resize | LibraryTransform) -> NDArray[Any]:
+    """Decode the bytes of an image file, as :func:`decode_file` does.
+
+    Raises UndecodableError if they are damaged, too large, or not in ``FORMATS``, and MemoryError.
+    """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:

@@ -72,7 +72,8 @@ class DecodedCache:
     ) -> DecodedImages:
         """Return the decoded images, mapped copy-on-write, and cache them if necessary.
 
-        Raises DataError if an image cannot be decoded.
+        If the folder cannot be used, decodes them into memory, with a warning. Raises DataError if
+        an image cannot be decoded.
         """
         entry = self._load_or_build(images, resize, on_image)
         if isinstance(entry, tuple):
@@ -101,8 +102,8 @@ class DecodedCache:
     ) -> DecodedImages | tuple[DamagedImage, ...] | None:
         """Return cached pixels, or the damaged images if there are some.
 
-        Decodes the images if they are not cached yet. Returns None, with a warning, if the folder
-        cannot be used.
+        Decodes the images if they are not cached yet. Returns None for images without content
+        hashes, and, with a warning, if the folder cannot be used.
         """
         if not images.contents:
             return None
@@ -129,7 +130,10 @@ class DecodedCache:
     def _read_unless_damaged(
         self, path: Path, images: ImageSet
     ) -> DecodedImages | tuple[DamagedImage, ...] | None:
-        """Return a cached file's content, or None if there is no file, or a damaged one."""
+        """Return a cached file's content, or None if there is no file, or a damaged one.
+
+        Warns of a damaged one. Raises ForeignFileError if it belongs to another user.
+        """
         try:
             return _read(path, images)
         except ForeignFileError:  # so this user does not replace it
@@ -146,7 +150,10 @@ class DecodedCache:
         resize: Resize,
         on_image: Callable[[int], None] | None,
     ) -> None:
-        """Decode the images into a file, or write the list of damaged images."""
+        """Decode the images into a file, or write the list of damaged images.
+
+        Raises OSError before that if the disk has too little room.
+        """
         num_bytes = len(images) * resize.side**2 * 3 * (1 if resize.square else _PHOTO_RATIO)
         # The cache must not fill a disk that others need.
         if shutil.disk_usage(self.folder).free < num_bytes:
@@ -170,6 +177,10 @@ class DecodedCache:
             file.write(_npy_header(end - start))
 
     def _warn_not_kept(self, why: str, other_folder: str) -> None:
+        """Warn once that the folder cannot be used.
+
+        other_folder: end of the message, which describes a folder that could be used.
+        """
         self._warn_once(
             "folder",
             f"decoded images cannot be kept in {path_text(self.folder)}: {why}; each run decodes "
@@ -177,12 +188,17 @@ class DecodedCache:
         )
 
     def _warn_once(self, topic: str, message: str) -> None:
+        """Print a warning, unless there was one on this topic before."""
         if topic not in self._warnings:
             self._warnings.add(topic)
             self._warn(message)
 
 
 def _read(path: Path, images: ImageSet) -> DecodedImages | tuple[DamagedImage, ...] | None:
+    """Return a cached file's pixels or its list of damaged images, or None if it is missing.
+
+    Raises UnusableFileError if the file is not as it was written.
+    """
     if (entry := read_array(path, {"key": path.stem})) is None:
         return None
     pixels, metadata = entry
@@ -203,7 +219,9 @@ def drop_undecodable(
 ) -> tuple[BucketStream, int]:
     """Decode every image into the cache, and return the decodable stream and how many were dropped.
 
+    If some were dropped, the stream has a new digest, and warnings that name up to 100 of them.
     damaged: ``leave_out`` to drop damaged images, or ``stop`` to raise DataError if there are any.
+    Raises DataError if none remain in a set of a bucket.
     """
     remaining: dict[int, ImageSet] = {}
     all_damaged: list[DamagedImage] = []
@@ -256,7 +274,7 @@ def drop_undecodable(
 
 
 def _npy_header(num_bytes: int) -> bytes:
-    """Return the header of a .npy file of bytes, which is as long for any number of them."""
+    """Return the header of a .npy file of bytes. Its length does not depend on their number."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "|u1", "fortran_order": False, "shape": (num_bytes,)}

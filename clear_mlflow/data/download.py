@@ -93,8 +93,11 @@ def download(
 ) -> tuple[str, ...]:
     """Download and unpack a dataset to *root*, or continue an earlier call.
 
-    Waits while another process downloads to *root*, and deletes the archives at the end. Returns
-    the names of the new folders.
+    Waits while another process downloads to *root*. Each archive is deleted once it is unpacked.
+    Returns the names of the new folders, none if all exist.
+    revision: branch, tag or commit on the hub. endpoint: address of the hub, or None for the
+    default of ``huggingface_hub``. Raises DataError if the download fails, the disk is too small,
+    or a folder has other files.
     """
     if not _list_missing(release, root):
         return ()
@@ -125,6 +128,7 @@ def fetch_clear(name: str, on_progress: OnProgress = lambda step, done, total: N
 
 
 def _list_missing(release: Release, root: Path) -> list[Archive]:
+    """Return the archives that are not unpacked. Raises DataError like :func:`_is_finished`."""
     return [archive for archive in release.archives if not _is_finished(root, archive)]
 
 
@@ -239,12 +243,16 @@ class _Hub:
         )
 
     def _fetch_part(self, archive: Archive, part: Path) -> None:
-        """Append an archive's remaining bytes to *part*. Tries again after passing problems."""
+        """Append an archive's remaining bytes to *part*.
+
+        Tries again after temporary problems, with longer and longer waits. Raises DataError after
+        too many attempts in a row without data, and at once for other problems.
+        """
         from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
         limits, failed = self.retry_limits, 0
         while True:
-            start = _size(part)
+            start = _get_file_size(part)
             try:
                 return self._receive(archive, part)
             except HfHubHTTPError as error:
@@ -269,7 +277,7 @@ class _Hub:
                 ) from None
             except _network_errors() as error:
                 problem = one_line(str(error) or type(error).__name__, 200)
-            failed = 1 if _size(part) > start else failed + 1
+            failed = 1 if _get_file_size(part) > start else failed + 1
             if failed >= limits.attempts:
                 raise self._build_error(
                     f"{archive.file} cannot be downloaded: {problem} ({failed} attempts in a row)"
@@ -279,7 +287,10 @@ class _Hub:
             time.sleep(wait)
 
     def _receive(self, archive: Archive, part: Path) -> None:
-        """Try once to append the remaining bytes to *part*."""
+        """Try once to append the remaining bytes to *part*.
+
+        Starts at the first byte again if the server cannot continue.
+        """
         from huggingface_hub import get_session
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
             build_hf_headers,
@@ -316,7 +327,8 @@ def _network_errors() -> tuple[type[Exception], ...]:
     return (OSError, *HfHubHTTPError.__bases__)
 
 
-def _size(part: Path) -> int:
+def _get_file_size(part: Path) -> int:
+    """Return the size of a file in bytes, or 0 if it does not exist."""
     return part.stat().st_size if part.is_file() else 0
 
 
@@ -330,7 +342,7 @@ def _check_disk(hub: _Hub, missing: list[Archive]) -> None:
         if (size := hub.fetch_size(archive)) is None:
             return
         files = (hub.work / archive.file, hub.work / f"{archive.file}.part")
-        remaining = max(size - sum(map(_size, files)), 0)
+        remaining = max(size - sum(map(_get_file_size, files)), 0)
         to_fetch += remaining
         needed = max(needed, unpacked + remaining + size)
         unpacked += size
@@ -352,6 +364,10 @@ def _format_size(size: int) -> str:
 
 
 def _compute_md5(path: Path, archive: Archive, on_progress: OnProgress) -> str:
+    """Return the MD5 of a file, hexadecimal, and report the bytes done.
+
+    archive: names the file in these reports. Raises DataError if it cannot be read.
+    """
     content = hashlib.md5(usedforsecurity=False)  # published by the authors; not for security
     try:
         total, done = path.stat().st_size, 0
@@ -368,7 +384,10 @@ def _compute_md5(path: Path, archive: Archive, on_progress: OnProgress) -> str:
 def _unpack_split(
     source: Path, archive: Archive, *, root: Path, work: Path, on_progress: OnProgress
 ) -> None:
-    """Unpack an archive, whose checksum is right, to its folder below *root*."""
+    """Unpack an archive, whose checksum is right, to its folder below *root*, with a marker.
+
+    Raises DataError if it cannot be written.
+    """
     unpacking = work / f"{archive.file}.unpacking"
     try:
         with zipfile.ZipFile(source) as opened:

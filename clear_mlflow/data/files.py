@@ -57,7 +57,7 @@ def reason(error: BaseException) -> str:
 
 
 def is_folder(path: Path) -> bool:
-    """Return True if a folder exists and may be read."""
+    """Return True if a path is a folder, or a link to one, and False if that is not known."""
     try:
         return path.is_dir()
     except OSError:
@@ -100,7 +100,10 @@ def resolve_root(root: Path) -> Path:
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the sorted names in a folder, without hidden ones and system files."""
+    """Return the sorted names in a folder, without hidden ones and system files.
+
+    Raises DataError if the folder cannot be read.
+    """
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
@@ -115,9 +118,10 @@ def format_names(names: Sequence[str]) -> str:
 
 
 def list_images(folder: Path, *, root: Path) -> list[Path]:
-    """Return the sorted files in the folder of a class, without hidden and system files.
+    """Return the sorted paths in the folder of a class, without hidden and system files.
 
-    Raises DataError if the folder is a file, or a link out of *root*.
+    Their types are not checked. Raises DataError if the folder is missing, a file, or a link out of
+    *root*.
     """
     check_folder(folder, root=root)
     return [folder / name for name in list_names(folder)]
@@ -149,7 +153,10 @@ def check_image_folder(
 
 
 def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> list[str]:
-    """Read the lines of a UTF-8 file below *root*. Raises DataError if it is empty."""
+    """Read the lines of a UTF-8 file below *root*.
+
+    Raises DataError if it is missing, empty, invalid, or has more than *limit* bytes.
+    """
     try:
         text = decode_text(_read_bytes(path, root=root, limit=limit))
     except RecordError as error:
@@ -163,7 +170,10 @@ def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> li
 def parse_list_line(
     line: str, number: int, *, base: Path, num_classes: int, list_file: Path
 ) -> tuple[Path, int]:
-    """Return path, joined to *base*, and label of a line like ``labeled_images/1/bus/1.jpg 2``."""
+    """Return path, joined to *base*, and label of a line like ``labeled_images/1/bus/1.jpg 2``.
+
+    number, list_file: of the line, for messages. Raises DataError for any other line.
+    """
     stored, _, label = line.rpartition(" ")  # a path may contain spaces, a label does not
     if not _LABEL.fullmatch(label) or int(label) >= num_classes:
         raise DataError(
@@ -211,7 +221,11 @@ def check_object(value: object, *, source: str) -> dict[str, Any]:
 
 
 def join_stored_path(stored: object, *, base: Path, below: str | None, list_file: Path) -> Path:
-    """Join a path named in a file to *base*. Raises DataError if it leaves ``base/below``."""
+    """Join a path named in a file to *base*. Raises DataError if it leaves ``base/below``.
+
+    The path need not exist. below: None for *base* itself. list_file: file that names the path, for
+    the message.
+    """
     if isinstance(stored, str) and stored.isprintable() and "\\" not in stored:
         # A folder is checked once, not for each of its images: there may be 100,000.
         folder, _, name = stored.rpartition("/")
@@ -251,10 +265,11 @@ def check_folder(folder: Path, *, root: Path) -> None:
         raise DataError(f"{path_text(folder)} is not a folder; unpack the dataset again")
 
 
-def _read_json(path: Path, form: Any = Any, *, root: Path) -> Any:
+def _read_json(path: Path, target_type: Any = Any, *, root: Path) -> Any:
+    """Read a JSON file below *root* as this type. Raises DataError if it is anything else."""
     content = _read_bytes(path, root=root, limit=MAX_METADATA_BYTES)
     try:
-        return convert(json_value(content, MAX_METADATA_BYTES), form)
+        return convert(json_value(content, MAX_METADATA_BYTES), target_type)
     except RecordError as error:
         raise DataError(f"{path_text(path)} {error}; unpack the dataset again") from None
 
@@ -268,7 +283,7 @@ def check_file(path: Path, *, root: Path, limit: int) -> None:
 
 
 def check_unpacked_size(path: Path, limit: int) -> None:
-    """Raise DataError if a zip file unpacks to more than *limit* bytes."""
+    """Raise DataError if a zip file unpacks to more than *limit* bytes. Ignores other files."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
@@ -279,6 +294,7 @@ def check_unpacked_size(path: Path, limit: int) -> None:
 
 
 def _read_bytes(path: Path, *, root: Path, limit: int) -> bytes:
+    """Read a plain file below *root*. Raises DataError if it has more than *limit* bytes."""
     check_file(path, root=root, limit=limit)
     try:
         return path.read_bytes()

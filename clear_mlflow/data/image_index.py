@@ -138,8 +138,8 @@ def build_index(
         vectors: (rows, width), finite numbers, stored as float32; a mapped file stays mapped.
         standardise: how vectors become inputs of a model; see :class:`ImageIndex`.
         first_row: number of the first vector, for messages.
-        class_names: all classes in the order of their labels. By default the sorted names of
-            those that occur.
+        class_names: all classes in the order of their labels, at least two. By default the sorted
+            names of those that occur.
 
     Raises:
         DataError: there are no images, fewer than two classes, or too many of anything; an image
@@ -199,6 +199,10 @@ def build_index(
 
 
 def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float32]:
+    """Return vectors as float32.
+
+    Raises DataError if the shape is not (rows, width), or the width is over MAX_FEATURES_WIDTH.
+    """
     if vectors.ndim != 2 or not vectors.shape[1]:
         raise DataError(f"{source_name} has the shape {vectors.shape}; expected (rows, width)")
     if vectors.shape[1] > MAX_FEATURES_WIDTH:
@@ -212,7 +216,7 @@ def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float3
 def _group_entries(entries: Iterable[Entry], source_name: str) -> tuple[_Parts, set[str]]:
     """Return the entries by split and bucket, and the folders of all images.
 
-    Raises DataError if a path occurs twice, or nothing is in the split train.
+    Raises DataError if a path occurs twice, a split is unknown, or nothing is in the split train.
     """
     parts: defaultdict[str, defaultdict[str, list[tuple[str, Any]]]] = defaultdict(
         lambda: defaultdict(list)
@@ -241,10 +245,15 @@ def _group_entries(entries: Iterable[Entry], source_name: str) -> tuple[_Parts, 
 def _sort_class_names(
     parts: _Parts, class_names: Sequence[str], source_name: str
 ) -> tuple[str, ...]:
-    """Return *class_names*, or the sorted names of the classes in the training set."""
+    """Return *class_names*, or the sorted names of the classes in the training set.
+
+    Raises DataError if a class is not in *class_names*, or without them if a test class is
+    in no training set, a name is invalid, or there are fewer than two classes or too many.
+    """
     names = {name for rows in parts[TRAIN].values() for name, _ in rows}
     if class_names:
-        if unknown := sorted(names - set(class_names)):
+        tested = {name for rows in parts[TEST].values() for name, _ in rows}
+        if unknown := sorted((names | tested) - set(class_names)):
             raise DataError(
                 f"{source_name} has class {safe_repr(unknown[0])}, but the list of classes does "
                 "not name it; expected the same classes in both"

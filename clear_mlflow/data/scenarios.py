@@ -48,7 +48,10 @@ class ScenarioArguments:
             )
 
     def sort_classes(self, class_names: Sequence[str]) -> list[str]:
-        """Return all classes in the order of the buckets."""
+        """Return all classes in the order in which buckets introduce them.
+
+        Raises ConfigError if ``order`` does not name each class once.
+        """
         names = list(class_names)
         if seed := re.fullmatch("seed:([0-9]{1,18})", self.order):
             random.Random(int(seed[1])).shuffle(names)  # noqa: S311 (an order, not a secret)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from clear_mlflow.core.disk import default_cache_dir
+from clear_mlflow.core.disk import default_cache_dir, default_data_dir
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.embedded import EMBEDDED, digits, write_embedded
@@ -143,3 +143,13 @@ def test_default_cache_dir(monkeypatch, tmp_path):
     assert default_cache_dir() == tmp_path / ".cache/clear_mlflow"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_cache_dir() == tmp_path / ".cache/clear_mlflow"
+
+
+@pytest.mark.parametrize("get_folder", [default_cache_dir, default_data_dir])
+def test_a_home_folder_that_is_not_known_is_a_one_line_error(monkeypatch, get_folder):
+    """Of a user that does not exist."""
+    for name in ("CLEAR_MLFLOW_CACHE", "CLEAR_MLFLOW_DATA"):
+        monkeypatch.setenv(name, "~nobody_of_this_name/x")
+    with pytest.raises(DataError, match=r"set .*to") as caught:
+        get_folder()
+    assert len(str(caught.value).splitlines()) == 1

@@ -10,7 +10,7 @@ from own_streams import CLASSES, YEARS, write_years
 from released_layout import write_image
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.data import load_stream
+from clear_mlflow.data import Entry, build_index, load_stream
 from clear_mlflow.data.sources import needs_folder, stream_name
 from clear_mlflow.learning.arguments import complete_dataset_arguments
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -146,3 +146,16 @@ def test_the_function_of_the_docs_runs(tmp_path, project, monkeypatch):
     sys.modules.pop("photos")
     assert [bucket.key for bucket in stream.buckets] == ["2005", "2006"]
     assert stream.class_names == CLASSES
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_class_that_the_list_of_classes_lacks_is_an_error(tmp_path, split):
+    """Of a training image or of a test image."""
+    entries = [
+        Entry(tmp_path / f"{name}{part}.png", name, "1", part)
+        for name in ("bus", "camera")
+        for part in ("train", "test")
+    ]
+    entries.append(Entry(tmp_path / "c.png", "cat", "1", split))
+    with pytest.raises(DataError, match="class 'cat', but the list of classes does not name it"):
+        build_index(entries, root=tmp_path, class_names=["bus", "camera"])

@@ -29,7 +29,10 @@ EMBEDDED = tuple(
 
 
 def write_embedded(dataset: str, cache_dir: Path) -> Path:
-    """Return the folder of an embedded dataset, ``SPLIT/BUCKET/CLASS/*.bmp``. Writes it once."""
+    """Return the folder of an embedded dataset, ``SPLIT/BUCKET/CLASS/*.bmp``. Writes it once.
+
+    An existing folder is not checked. Raises DataError if it cannot be written.
+    """
     module = _load_module(dataset)
     root = cache_dir / str(module.FOLDER)
     try:

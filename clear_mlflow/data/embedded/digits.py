@@ -53,14 +53,17 @@ def load_scans() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def write_images(folder: Path, numbers: NDArray[np.int64], pixels: NDArray[np.uint8]) -> None:
-    """Write *pixels* (N, height, width, 3) of the scans with these *numbers* (N,)."""
+    """Write *pixels* (N, height, width, 3) of the scans with these *numbers* (N,).
+
+    Files are ``NUMBER.bmp`` in *folder*, which must not exist.
+    """
     folder.mkdir(parents=True)
     for number, image in zip(numbers.tolist(), pixels, strict=True):
         Image.fromarray(image).save(folder / f"{number}.bmp", dpi=(72, 72))
 
 
 def write(root: Path) -> None:
-    """Write a folder for each class of each bucket. *root* must not exist."""
+    """Write ``SPLIT/BUCKET/CLASS/NUMBER.bmp`` below *root*, which must not exist."""
     scans, labels = load_scans()
     by_class = [np.flatnonzero(labels == label) for label in range(len(CLASSES))]
     is_test = np.arange(PER_CLASS) % 3 == 2  # five of 17

@@ -29,7 +29,7 @@ _TEST_SCANS = (1, 4, 8)  # of every ten scans of a class
 
 
 def write(root: Path) -> None:
-    """Write a folder for each class of each bucket. *root* must not exist."""
+    """Write ``SPLIT/BUCKET/CLASS/NUMBER.bmp`` below *root*, which must not exist."""
     scans, labels = load_scans()
     grey = (scans * 255 // 16).astype(np.uint8)
     pixels = np.repeat(grey[..., np.newaxis], 3, axis=-1)

@@ -50,7 +50,9 @@ class StoredFeatures:
 def check_features(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
     """Return the extracted features of this name, or None for vectors, pixels and shipped ones.
 
-    Raises DataError if no features have this name.
+    Shipped features are part of the dataset. Raises DataError if no features have this name, or
+    those extracted lack an image; and ConfigError if the stream has vectors and the name is another
+    one.
     """
     if stream.has_vectors and name != VECTORS:
         raise ConfigError(
@@ -76,7 +78,10 @@ def load_features(
     cache_dir: Path,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> StoredFeatures:
-    """Load the features of a stream: its vectors, its pixels, shipped or extracted features."""
+    """Load the features of a stream: its vectors, its pixels, shipped or extracted features.
+
+    Raises the errors of :func:`check_features`, and DataError if the widths differ.
+    """
     extracted = check_features(stream, name, cache_dir=cache_dir)
     buckets = {
         path: bucket.key
@@ -116,7 +121,10 @@ def load_features(
 def compute_pixel_features(
     images: ImageSet, *, cache_dir: Path, on_image: Callable[[int], None] | None = None
 ) -> NDArray[np.float32]:
-    """Return (N, 768), float32, -1/4 to 1/4: the central square, 16 x 16 pixels, line by line."""
+    """Return (N, 768), float32, -1/4 to 1/4: the central square, 16 x 16 pixels, line by line.
+
+    Decodes the images into the cache unless they are there.
+    """
     cache = DecodedCache(cache_dir / DECODED_FOLDER)
     decoded = cache.load(images, Resize(_SIDE, square=True), on_image=on_image)
     features = decoded.pixels.reshape(len(images), _SIDE * _SIDE * 3).astype(np.float32)
@@ -136,7 +144,10 @@ def check_extraction_name(stream: BucketStream, extraction: Extraction, *, cache
 
 
 def _compute_digest(stream: BucketStream, arrays: Sequence[NDArray[np.float32] | Vectors]) -> str:
-    """Return ``sha256:`` and the hash of features and of the stream's digest."""
+    """Return ``sha256:`` and the hash of features and of the stream's digest.
+
+    Vectors are not hashed again, because the stream's digest depends on them.
+    """
     hasher = hashlib.sha256(f"{stream.digest}\0{stream.standardise}".encode())
     for array in arrays:
         if not isinstance(array, Vectors):

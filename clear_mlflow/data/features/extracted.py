@@ -39,7 +39,10 @@ class Extraction:
     weights_tag: str = ""
 
     def folder(self, stream: BucketStream, *, cache_dir: Path) -> Path:
-        """Return the folder for the features of a stream's images."""
+        """Return the folder for the features of a stream's images, which may not exist yet.
+
+        Its name depends on the settings, the decoder and the contents of all images.
+        """
         key = hashlib.sha256()
         for value in (get_decoder_version(), *(getattr(self, field) for field in _SETTINGS)):
             key.update(value.encode() + b"\0")
@@ -48,7 +51,10 @@ class Extraction:
         return cache_dir / _FOLDER / self.name / key.hexdigest()[:32]
 
     def read(self, path: Path, images: ImageSet) -> NDArray[np.float32] | None:
-        """Read the features of images, (N, width), or return None if they must be computed."""
+        """Read the features of images, (N, width), or return None if they must be computed.
+
+        That is the case if the file is missing, damaged, or has other metadata.
+        """
         try:
             stored = read_array(path, self._describe(images))
         except (UnusableFileError, OSError):
@@ -56,7 +62,10 @@ class Extraction:
         return None if stored is None else stored[0]
 
     def write(self, path: Path, images: ImageSet, array: NDArray[np.float32]) -> None:
-        """Store the features of images, (N, width), completely or not at all."""
+        """Store the features of images, (N, width), completely or not at all.
+
+        Raises DataError if the file cannot be written.
+        """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with write_array(path, self._describe(images)) as file:
@@ -68,6 +77,7 @@ class Extraction:
             ) from None
 
     def _describe(self, images: ImageSet) -> dict[str, Any]:
+        """Return the metadata of a file: the settings, the decoder and the images' contents."""
         metadata = {**dataclasses.asdict(self), "decoder": get_decoder_version()}
         return {**metadata, "contents": list(images.contents)}
 
@@ -83,11 +93,15 @@ def list_extracted_names(cache_dir: Path) -> tuple[str, ...]:
 
 
 def _list_folders(cache_dir: Path, name: str) -> list[Path]:
+    """Return the sorted folders of the features of this name, or of all features for ``*``."""
     return sorted((cache_dir / _FOLDER).glob(f"{name}/*/"))
 
 
 def check_same_extraction(extraction: Extraction, *, cache_dir: Path) -> None:
-    """Raise ConfigError if features of this name were extracted with other settings."""
+    """Raise ConfigError if features of this name were extracted with other settings.
+
+    Raises DataError if their metadata are damaged.
+    """
     for folder in _list_folders(cache_dir, extraction.name):
         for _, metadata in _read_folder(folder):
             for field in _SETTINGS:
@@ -100,7 +114,10 @@ def check_same_extraction(extraction: Extraction, *, cache_dir: Path) -> None:
 
 
 def _read_folder(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the path and the metadata of each array in a folder."""
+    """Yield the path and the metadata of each array in a folder.
+
+    Raises DataError if a file of metadata is damaged.
+    """
     for path in sorted(folder.glob("*.json")):
         try:
             metadata = read_metadata(path)
@@ -112,6 +129,7 @@ def _read_folder(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
 
 
 def _build_error(problem: str, folder: Path) -> DataError:
+    """Return an error with *problem* and the advice to delete the folder."""
     return DataError(
         f"{problem}; delete {path_text(folder)} and run 'clear-mlflow data features' again"
     )
@@ -139,7 +157,10 @@ class ExtractedFeatures:
         return all(content in self._rows for content in images.contents)
 
     def load(self, images: ImageSet) -> NDArray[np.float32]:
-        """Return the features of images, (N, width), in their order."""
+        """Return the features of images, (N, width), in their order.
+
+        :meth:`covers` must be true. Raises DataError if an array is missing or damaged.
+        """
         rows = [self._rows[content] for content in images.contents]
         arrays = {path: self._read_array(path) for path in sorted({path for path, _ in rows})}
         for path, array in arrays.items():
@@ -152,6 +173,10 @@ class ExtractedFeatures:
         return features
 
     def _read_array(self, path: Path) -> NDArray[np.float32]:
+        """Map the array in a file, or return it if it was mapped before.
+
+        Raises DataError if it is missing or damaged.
+        """
         if path not in self._arrays:
             try:
                 stored = read_array(path, {"contents": self._contents[path]})

@@ -76,7 +76,7 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
 
 
 def _load_torch_file_below(path: Path, *, root: Path) -> Any:
-    """Read a torch file. Raises DataError if a link leads out of *root*."""
+    """Read a torch file. Raises DataError if it is too large, or a link leads out of *root*."""
     check_file(path, root=root, limit=MAX_FEATURES_BYTES)
     return load_torch_file(path)
 
@@ -110,7 +110,7 @@ def list_shipped_names(stream: BucketStream) -> tuple[str, ...]:
 
 
 def _find_base(path: Path) -> Path | None:
-    """Return the folder above ``labeled_images`` in a path, or None."""
+    """Return the folder above ``labeled_images`` in a path, or None if the path lacks it."""
     folders = (folder.parent for folder in path.parents if folder.name == IMAGE_FOLDER)
     return next(folders, None)
 
@@ -118,7 +118,11 @@ def _find_base(path: Path) -> Path | None:
 def load_shipped_features(
     name: str, buckets: Mapping[Path, str], images: ImageSet, class_names: Sequence[str]
 ) -> NDArray[np.float32]:
-    """Return the features of images, (N, width). *buckets* contains the bucket of each image."""
+    """Return the features of images, (N, width).
+
+    name: name of the features. buckets: path of each image to the key of its bucket. Raises
+    DataError if an image lacks them, or a file is invalid.
+    """
     groups: defaultdict[tuple[Path, str], list[int]] = defaultdict(list)
     for i, path in enumerate(images.paths):
         groups[_find_base(path) or path.parent, buckets[path]].append(i)
@@ -151,7 +155,11 @@ def _load_released(
     indices: Collection[int],
     class_names: Sequence[str],
 ) -> dict[int, Tensor]:
-    """Return the features of these images, found by their ids in the files of their classes."""
+    """Return the features of some images by index, from the released layout below *base*.
+
+    They are found by the images' ids in the files of their classes. indices: of the images, which
+    are all in this bucket. Raises DataError if one is missing or invalid.
+    """
     index = base / _RELEASED_FOLDER / name / _RELEASED_INDEX
     source = f"{path_text(index)}, bucket {bucket},"
     buckets = read_json_object(index, root=base.resolve())
@@ -188,7 +196,11 @@ def _load_older(
     indices: Collection[int],
     num_classes: int,
 ) -> dict[int, Tensor]:
-    """Return the features of these images, found by their index in the file list."""
+    """Return the features of some images by index, from the older layout below *base*.
+
+    They are found by the images' rows in the file list. indices: of the images, which are all in
+    this bucket. Raises DataError if one is missing or invalid.
+    """
     root = base.resolve()
     file = base / _OLDER_FOLDER / name / bucket / _OLDER_FILE
     list_file = base / _OLDER_LISTS / bucket / ALL_IMAGES
@@ -220,7 +232,10 @@ def _load_older(
 
 
 def _check_tensor(value: Any, *, dims: int, source: str) -> Tensor:
-    """Return a tensor of finite numbers as float32. Raises DataError for anything else."""
+    """Return a tensor of finite numbers as float32. Raises DataError for anything else.
+
+    dims: required number of dimensions. source: description of the tensor for the message.
+    """
     import torch
 
     if not (
@@ -246,7 +261,10 @@ def _check_tensor(value: Any, *, dims: int, source: str) -> Tensor:
 
 
 def _convert_labels(value: Any) -> list[int]:
-    """Return labels, stored as a tensor of integers or a list of them, or an empty list."""
+    """Return labels as integers, from a tensor or a list of integers or of tensors.
+
+    Returns an empty list for anything else.
+    """
     import torch
 
     def convert(item: Any) -> Any:

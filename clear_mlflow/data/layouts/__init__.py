@@ -19,15 +19,19 @@ from clear_mlflow.data.image_index import ImageIndex
 
 
 def read_layout(layout: str, folder: Path) -> ImageIndex:
-    """Read the index of a folder in this layout. Raises DataError at the first problem."""
+    """Read the index of a folder. Raises DataError at the first problem.
+
+    layout: name of the module that reads it, as :func:`find_layout` returns it.
+    """
     index: ImageIndex = _load_modules()[layout].read_index(folder)
     return index
 
 
 def find_layout(root: Path, *, names: Collection[str]) -> tuple[str, Path]:
-    """Find the dataset in *root*, or in a folder there that is called like one of *names*.
+    """Find the dataset in *root*, or otherwise in a folder there with one of *names*.
 
-    Returns its layout and its folder. Raises DataError unless there is exactly one.
+    The folder's name may continue after ``_`` or ``-``. Returns the layout and the folder of the
+    dataset. Raises DataError if no folder has a layout, or several folders or layouts match.
     """
     try:
         entries = sorted(entry.name for entry in root.iterdir())
@@ -63,6 +67,7 @@ def find_layout(root: Path, *, names: Collection[str]) -> tuple[str, Path]:
 
 
 def _load_modules() -> dict[str, Any]:
+    """Return the module of each layout by its name."""
     return {
         module.name: import_module(f"{__name__}.{module.name}")
         for module in pkgutil.iter_modules(__path__)

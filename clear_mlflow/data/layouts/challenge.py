@@ -34,7 +34,10 @@ def matches(root: Path) -> bool:
 
 
 def read_index(root: Path) -> ImageIndex:
-    """Read a dataset in the challenge layout. Hidden and system files are skipped."""
+    """Read a dataset in the challenge layout. Hidden and system files are skipped.
+
+    Raises DataError at the first problem.
+    """
     real_root = resolve_root(root)
     folder = real_root / IMAGE_FOLDER
     check_folder(folder, root=real_root)

@@ -43,7 +43,7 @@ _SPLITS = "testset_ratio_0.3"
 
 
 def matches(root: Path) -> bool:
-    """Return True if *root* has what only this layout has."""
+    """Return True if *root* has ``training_folder``, or images, a class list and no metadata."""
     if is_folder(root / TRAINING_FOLDER):
         return True
     # Without training_folder, the tree is a damaged one of this layout.
@@ -83,7 +83,10 @@ def read_index(root: Path) -> ImageIndex:
 def _read_list(
     file: Path, key: str, class_names: tuple[str, ...], *, root: Path
 ) -> list[tuple[Path, int]]:
-    """Read the images and labels of a list file of the bucket *key*."""
+    """Read the images and labels of a list file of the bucket *key*.
+
+    Raises DataError if a line is invalid, or a folder's name contradicts it.
+    """
     images = [
         parse_list_line(line, number, base=root, num_classes=len(class_names), list_file=file)
         for number, line in enumerate(read_lines(file, root=root), start=1)
@@ -111,6 +114,10 @@ def _read_split(
 def _read_bucket_split(
     folder: Path, key: str, images: ImageSet, class_names: tuple[str, ...], *, root: Path
 ) -> Split:
+    """Read the training and test indices of a bucket from two lists in *folder*.
+
+    Raises DataError unless the lists name each image once, and fewer to test on.
+    """
     list_file = root / TRAINING_FOLDER / FILE_LISTS / key / ALL_IMAGES
     index = {path: i for i, path in enumerate(images.paths)}
     parts: list[set[int]] = []

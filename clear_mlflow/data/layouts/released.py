@@ -38,12 +38,16 @@ TEST_FOLDER = "test"
 
 
 def matches(root: Path) -> bool:
-    """Return True if *root* has a folder that only this layout has."""
+    """Return True if *root* has a folder ``train``, ``train_image_only`` or ``test``."""
     return any(is_folder(root / folder) for folder in (*TRAIN_FOLDERS, TEST_FOLDER))
 
 
 def read_index(root: Path) -> ImageIndex:
-    """Read the training images of CLEAR's released layout, and prepare to read the test images."""
+    """Read the training images of CLEAR's released layout, and prepare to read the test images.
+
+    Raises DataError at the first problem. Problems of the test images are raised by ``read_test``
+    of the index.
+    """
     real_root = resolve_root(root)
     train = next((real_root / name for name in TRAIN_FOLDERS if is_folder(real_root / name)), None)
     if train is None:
@@ -86,7 +90,10 @@ def _read_test(
 
 
 def _read_images(base: Path, class_names: tuple[str, ...], *, root: Path) -> ImageIndex:
-    """Read the images of one archive, train or test, which was unpacked to *base*."""
+    """Read the images of one archive, train or test, which was unpacked to *base*.
+
+    Both become training images of the returned index. Raises DataError at the first problem.
+    """
     metadata_file = base / METADATA
     entries: list[Entry] = []
     for key, class_files in read_json_object(metadata_file, root=root).items():

@@ -55,8 +55,8 @@ def needs_folder(dataset: str) -> bool:
 def load_source(dataset: str) -> Any:
     """Return the module that reads a dataset, or an object with the same attributes.
 
-    Imports a user's function. For CLEAR and the embedded datasets, the object has only
-    ``Arguments``, without fields.
+    Imports a user's function, and raises ConfigError if that fails. For CLEAR and the embedded
+    datasets, the object has only ``Arguments``, without fields.
     """
     if is_custom_function(dataset):
         return FunctionSource(dataset)
@@ -111,7 +111,11 @@ class FunctionSource:
         )
 
     def read_index(self, root: Path | None, arguments: Any, *, cache_dir: Path) -> ImageIndex:
-        """Call the function. Raises DataError for its exceptions."""
+        """Call the function with the folder and its parameters among *arguments*.
+
+        Raises DataError for its exceptions, except for a ClearError, and if it returns no
+        ImageIndex.
+        """
         parameters = {name: getattr(arguments, name) for name, *_ in self._fields}
         try:
             index = self._function(None if root is None else resolve_root(root), **parameters)
@@ -129,7 +133,11 @@ class FunctionSource:
         return dataclasses.replace(index, source=f"{self._reference}, {path_text(index.root)}")
 
     def _read_parameters(self) -> list[tuple[str, type, Any]]:
-        """Return the function's parameters after the folder as fields of a dataclass."""
+        """Return the function's parameters after the folder as fields of a dataclass.
+
+        Raises ConfigError if the function takes no folder, or one of them lacks a simple type or a
+        default.
+        """
         try:
             parameters = list(inspect.signature(self._function).parameters.values())
             hints = get_type_hints(self._function)

@@ -103,7 +103,10 @@ def select_columns(
 def convert_column(
     column: pa.ChunkedArray, role: str, source_name: str, first_row: int
 ) -> Categorical:
-    """Convert an Arrow column to texts. Raises DataError for missing values and for lists."""
+    """Convert an Arrow column to texts. Raises DataError for missing values and for lists.
+
+    role, source_name, first_row: for messages; the last is the number of the first row.
+    """
     import pyarrow as pa
     from pyarrow import compute, types
 
@@ -145,7 +148,10 @@ class _Rows:
             raise DataError(f"{self.describe(row)} has {message.replace('{}', value, 1)}")
 
     def parse_times(self) -> list[Time]:
-        """Return the time of each distinct value."""
+        """Return the time of each category of the column of times, in their order.
+
+        Raises DataError for a text that is not a time.
+        """
         self.check(
             "time",
             lambda value: parse_time(value) is not None,
@@ -221,6 +227,7 @@ def build_column_index(
 
 
 def _is_measurement(value: str) -> bool:
+    """Return True if a label is a finite number with a decimal point, such as 0.5."""
     try:
         return "." in value and math.isfinite(float(value))
     except ValueError:
@@ -228,7 +235,10 @@ def _is_measurement(value: str) -> bool:
 
 
 def _assign_periods(rows: _Rows, name: str) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the years, quarters or other periods, and the index of each row's period."""
+    """Return the years, quarters or other periods, and the index of each row's period.
+
+    name: year, half, quarter or month. Raises DataError if a time is less precise.
+    """
     times, level, codes = rows.parse_times(), _PERIODS[name], rows.columns["time"].codes
     is_vague = np.array([time.precision < level for time in times], dtype=bool)[codes]
     if is_vague.any():
@@ -245,7 +255,11 @@ def _assign_periods(rows: _Rows, name: str) -> tuple[list[str], NDArray[np.int64
 def _assign_equal_counts(
     rows: _Rows, number: int
 ) -> tuple[list[str], NDArray[np.int64], dict[str, str]]:
-    """Return keys, the index of each row's bucket, and dates. Images of one time stay together."""
+    """Return keys, the index of each row's bucket, and the date of each bucket's middle image.
+
+    Keys are "1" to *number*. Images of one time stay together. Raises DataError if a bucket would
+    be empty.
+    """
     starts = np.array([time.start for time in rows.parse_times()], "datetime64[s]")
     starts = starts[rows.columns["time"].codes]
     _, indices, counts = np.unique(starts, return_inverse=True, return_counts=True)

@@ -59,6 +59,7 @@ def read_index(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> I
 
 
 def _list_entries(base: Path, split: str, root: Path) -> Iterator[Entry]:
+    """Yield an entry of this split for each file in BUCKET/CLASS/ below *base*."""
     for bucket in _list_folders(base, root=root):
         for folder in _list_folders(bucket, root=root):
             for path in list_images(folder, root=root):
@@ -66,7 +67,10 @@ def _list_entries(base: Path, split: str, root: Path) -> Iterator[Entry]:
 
 
 def _list_folders(base: Path, *, root: Path) -> list[Path]:
-    """Return the folders in *base*. Raises DataError for images next to them, but no other file."""
+    """Return the folders in *base*, without hidden ones.
+
+    Raises DataError if there are none, or an image is next to them. Other files are skipped.
+    """
     check_folder(base, root=root)
     paths = [base / name for name in list_names(base)]
     folders = [path for path in paths if is_folder(path)]

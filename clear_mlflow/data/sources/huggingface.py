@@ -81,7 +81,12 @@ class Arguments(ColumnArguments):
 
 
 def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> ImageIndex:
-    """Read a dataset. Its images are written to the cache folder unless they are there."""
+    """Read a dataset. Its images are written to the cache folder unless they are there.
+
+    root: folder that ``save_to_disk`` wrote, or None to load the dataset ``hub``, which may
+    download it. Raises ConfigError unless exactly one of both is set, and DataError if it cannot be
+    read.
+    """
     if (root is None) == (arguments.hub == NONE):
         raise ConfigError(
             f"dataset huggingface has data_root {'auto' if root is None else path_text(root)} and "
@@ -129,6 +134,11 @@ def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> I
 
 
 def _load_dataset(root: Path | None, arguments: Arguments, source_name: str) -> Any:
+    """Load a dataset from *root*, or from the hub if it is None.
+
+    Raises ConfigError if the package is not installed, and DataError if the dataset cannot be
+    loaded.
+    """
     try:
         import datasets
     except ImportError as error:
@@ -153,7 +163,11 @@ def _load_dataset(root: Path | None, arguments: Arguments, source_name: str) -> 
 def _join_splits(
     dataset: Any, arguments: Arguments, source_name: str
 ) -> tuple[Any, tuple[str, ...]]:
-    """Return the rows of train and test, with a column of their split, and warnings."""
+    """Return the rows of train and test, with a column of their split, and warnings.
+
+    Other splits are left out, with a warning. Without a test split, or without splits, the rows are
+    unchanged. Raises DataError if there are splits, but not train.
+    """
     import datasets
 
     if not isinstance(dataset, datasets.DatasetDict):
@@ -206,6 +220,7 @@ def _check_files(root: Path) -> None:
 
 
 def _is_file_name(name: object) -> bool:
+    """Return True if a value is a name without slashes, and not ``.`` or ``..``."""
     return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\\0]", name)
 
 
@@ -237,7 +252,11 @@ def _read_columns(rows: Any, arguments: Arguments, source_name: str) -> dict[str
 
 
 def _write_images(rows: Any, column: str, folder: Path, source_name: str) -> list[Path]:
-    """Write each image to a folder of its content and copy number, under its original name."""
+    """Write each image to a folder of its content and copy number, under its original name.
+
+    Returns the path of each row's image. An existing file of the same size is kept. Raises
+    DataError if a row contains no image, or a path to one.
+    """
     import datasets
 
     undecoded = datasets.Image(decode=False)

@@ -85,7 +85,12 @@ def find_first_row(file: Path) -> int:
 
 
 def find_file(root: Path, table: str, endings: tuple[str, ...], *, limit: int) -> Path:
-    """Find the file of a stream: the data root itself, or a file in it."""
+    """Return the path of a stream's file: the data root itself, or a file in it.
+
+    table: path of the file in the folder, or ``auto`` for the only file with one of *endings*.
+    Raises DataError if it is missing, has another ending or more than *limit* bytes, or there are
+    several.
+    """
     if root.suffix.lower() in endings and not is_folder(root) and table == "auto":
         root, table = root.parent, root.name
     root = resolve_root(root)
@@ -121,6 +126,7 @@ def convert_errors(file: Path) -> Iterator[None]:
 
 
 def _check_num_rows(number: int, file: Path) -> None:
+    """Raise DataError unless there are 1 to MAX_TABLE_ROWS rows."""
     if not 0 < number <= MAX_TABLE_ROWS:
         raise DataError(
             f"{path_text(file)} has {number or 'no'} rows; expected one for each image or vector, "
@@ -131,7 +137,11 @@ def _check_num_rows(number: int, file: Path) -> None:
 def read_csv(
     file: Path, arguments: ColumnArguments, **content: str
 ) -> tuple[dict[str, Categorical], pd.DataFrame]:
-    """Return the required columns by role, and all columns as texts."""
+    """Return the required columns by role, and a frame of all columns as texts.
+
+    content: columns of further roles, such as ``path``. Raises DataError if a column or all rows
+    are missing.
+    """
     import pandas as pd
 
     # No value is converted, not even in the header: NA, None and 007 may be names.
@@ -151,7 +161,11 @@ def read_csv(
 
 
 def read_parquet(file: Path, arguments: ColumnArguments, **content: str) -> dict[str, Categorical]:
-    """Return the required columns by role."""
+    """Return the required columns by role.
+
+    content: columns of further roles, such as ``path``. Raises DataError if a column is missing, or
+    the table is empty or too large.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -182,6 +196,10 @@ def read_parquet(file: Path, arguments: ColumnArguments, **content: str) -> dict
 def _select_columns(
     names: Sequence[str], arguments: ColumnArguments, file: Path, **content: str
 ) -> dict[str, str]:
+    """Return the column to read for each role. See :func:`select_columns`.
+
+    Raises DataError, too, if there are too many columns, or two of the same name.
+    """
     if len(names) > MAX_TABLE_COLUMNS or len(set(names)) < len(names):
         raise DataError(
             f"{path_text(file)} has {len(names)} columns, {len(set(names))} of different names; "

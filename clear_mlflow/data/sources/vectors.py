@@ -113,6 +113,7 @@ def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageInd
 
 
 def _read_csv(file: Path, arguments: Arguments) -> _Content:
+    """Read the columns by role, and the numbers or hashed texts as vectors, from a CSV file."""
     columns, frame = read_csv(file, arguments)
     names = _select_number_columns(list(frame.columns), arguments, file)
     if arguments.text != NONE:
@@ -132,7 +133,10 @@ def _read_csv(file: Path, arguments: Arguments) -> _Content:
 
 
 def _parse_numbers(column: Series) -> NDArray[np.float64]:
-    """Convert texts with Python's precision. Raises ValueError at a text without a number."""
+    """Convert texts with Python's precision. Missing numbers, such as "" or NA, become NaN.
+
+    Raises ValueError at a text without a number.
+    """
     texts: NDArray[np.object_] = column.to_numpy(object)
     try:
         return texts.astype(np.float64)
@@ -141,6 +145,7 @@ def _parse_numbers(column: Series) -> NDArray[np.float64]:
 
 
 def _read_parquet(file: Path, arguments: Arguments) -> _Content:
+    """Read the columns by role, and the numbers or hashed texts as vectors, from Parquet."""
     from pyarrow import compute, parquet, types
 
     columns = read_parquet(file, arguments)
@@ -175,6 +180,7 @@ def _read_parquet(file: Path, arguments: Arguments) -> _Content:
 
 
 def _read_arrays(file: Path, arguments: Arguments) -> _Content:
+    """Read the columns by role, and the vectors, from the arrays of .npz or .safetensors."""
     import pandas as pd
     from safetensors.numpy import load_file
 
@@ -230,7 +236,10 @@ def _hash_texts(
 
 
 def _select_number_columns(all_names: Sequence[str], arguments: Arguments, file: Path) -> list[str]:
-    """Return the columns of numbers or of the text, in order."""
+    """Return the columns of numbers, or the column of the text, in order.
+
+    Raises DataError if there are none, or one is missing or occurs twice.
+    """
     others = {arguments.label, arguments.time, arguments.bucket, arguments.split}
     # pandas writes the index as a further column.
     names = [n for n in all_names if n and n not in others and not n.startswith("__index_level_")]

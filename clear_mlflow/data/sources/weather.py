@@ -41,7 +41,7 @@ class Arguments(StreamArguments):
 
 
 def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> ImageIndex:
-    """Read the days."""
+    """Read the days in the table of this package. Raises ConfigError if *root* is not None."""
     if root is not None:
         raise ConfigError(
             f"dataset weather is embedded and reads no folder, but data_root is {path_text(root)}; "

@@ -101,6 +101,7 @@ class Option:
 
 
 def _as_field(declare: Callable[_P, Option]) -> Callable[_P, Any]:
+    """Return a function that stores the Option from *declare* in a dataclass field's metadata."""
     return lambda *args, **kwargs: field(metadata={"option": declare(*args, **kwargs)})
 
 
@@ -109,7 +110,10 @@ _option = _as_field(Option)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """All parameters of a training run. Only values that depend on the machine may be auto."""
+    """All parameters of a training run.
+
+    Only ``data_root``, ``split`` and values that depend on the machine may be ``auto``.
+    """
 
     dataset: str = _option(
         DATA,
@@ -410,10 +414,12 @@ class TrainConfig:
     def resolve(cls, requested: Mapping[str, str], *, passed: Collection[str] = ()) -> TrainConfig:
         """Parse parameters, name to text, and replace ``auto`` by the values of the recipe.
 
-        Parameters that depend on the machine stay ``auto``.
+        ``data_root``, ``split`` and parameters that depend on the machine stay ``auto``. A missing
+        parameter gets its default. Raises ConfigError if a name is unknown, if a value is invalid,
+        or if two parameters are in conflict.
 
-        passed: names of those that the user passed for this run, which must have an effect. Raises
-        ConfigError if a value is invalid, or if two parameters are in conflict.
+        passed: names of those that the user passed for this run. Some conflicts count only if the
+        parameter is among them: ``memory`` with a strategy that does not use it.
         """
         if unknown := sorted(requested.keys() - PARAMETERS.keys()):
             raise ConfigError(
@@ -447,7 +453,7 @@ class TrainConfig:
         return {name: _format_value(value) for name, value in self.values().items()}
 
     def values(self) -> dict[str, Any]:
-        """Return every parameter as JSON data. ``TrainConfig(**values)`` is equal to this one."""
+        """Return all values by name, as JSON data. ``TrainConfig(**values)`` is equal to this."""
         return asdict(self)
 
     def to_json(self) -> str:
@@ -485,12 +491,20 @@ def list_parameter_defaults() -> dict[str, str]:
 
 
 def suggest_parameters(name: str) -> str:
-    """Return the valid names, after the one that is most similar to an unknown name."""
+    """Return the end of a message: up to 3 names that are similar to *name*, and all names.
+
+    >>> suggest_parameters("epoch")[:35]
+    'did you mean epochs? known are data'
+    """
     return f"{suggest_nearest(name, PARAMETERS)}known are {', '.join(PARAMETERS)}"
 
 
 def list_result_parameters() -> tuple[str, ...]:
-    """Return the parameters that affect results, without strategy, test set and arguments."""
+    """Return the names of parameters that affect results.
+
+    Leaves out dataset, test set, strategy and seeds, and the arguments of dataset, scenario and
+    strategy.
+    """
     skipped = {"dataset", "data_root", "protocol", "split", "strategy", "seed", "seeds"}
     skipped |= {"dataset_args", "scenario_args", "strategy_args"}
     return tuple(
@@ -501,7 +515,10 @@ def list_result_parameters() -> tuple[str, ...]:
 
 
 def is_tuned(name: str) -> bool:
-    """Return True if a parameter is usually chosen by its results, such as a learning rate."""
+    """Return True if a parameter is usually chosen by its results, such as a learning rate.
+
+    name: an option, or ``strategy/NAME`` for an argument of the strategy. False for other names.
+    """
     if name not in PARAMETERS:
         return name.startswith("strategy/")
     return PARAMETERS[name].is_tuned or PARAMETERS[name].group == OPTIMISATION
@@ -520,7 +537,10 @@ def list_auto_values(name: str) -> dict[str, str]:
 
 
 def parse_parameter(name: str, text: str) -> Any:
-    """Return the value of a parameter's text, or raise ConfigError. Keeps ``auto``."""
+    """Return the value of a parameter's text. Raises ConfigError if the text is invalid.
+
+    ``auto`` is invalid too where only a recipe can replace it, as for ``lr``.
+    """
     option = PARAMETERS[name]
     try:
         if option.choices and text not in option.choices:
@@ -531,6 +551,10 @@ def parse_parameter(name: str, text: str) -> Any:
 
 
 def _format_value(value: Any) -> str:
+    """Return a value as text.
+
+    Arguments become ``name=value,name=value``, or ``none`` if there are none.
+    """
     if isinstance(value, Mapping):
         return ",".join(f"{name}={format_argument(v)}" for name, v in value.items()) or NONE
     return str(value)

@@ -32,7 +32,10 @@ class Conflict(NamedTuple):
 
 
 def _conflict_with_features(name: str, default: str) -> Conflict:
-    """Return the conflict of features and a parameter that only affects images."""
+    """Return the conflict of features and a parameter that only affects images.
+
+    default: value that the message recommends.
+    """
     return Conflict(
         lambda c: c.features != NONE and getattr(c, name) not in (NONE, "stop"),
         f"{name} is {{{name}}} and features is {{features}}; stored features are used as they "
@@ -179,7 +182,7 @@ STRATEGY_CONFLICTS = (
 
 
 def check_conflicts(conflicts: Iterable[Conflict], **values: Any) -> None:
-    """Raise ConfigError with the sentence of the first conflict whose condition is true.
+    """Raise ConfigError with the completed sentence of the first conflict that applies.
 
     values: all parameters, and what else the conditions and sentences need.
     """

@@ -39,6 +39,10 @@ def select_parameters_to_log(
     ``lr`` is the value in force, ``asked/lr`` the text that was passed if it does not name that
     value or has no effect, and ``used/lr`` the value in force if the run has another ``lr``.
     Skips parameters that are left at none or off; :func:`list_unlogged_parameters` returns them.
+    Adds ``used/arithmetic``, and each argument of strategy, dataset and scenario under its own
+    name, for example ``strategy/alpha``.
+
+    requested: texts that the user passed, by name.
     """
     parameters, ignored = {}, config.ignored_parameters
     for name, text in config.as_text().items():
@@ -73,7 +77,10 @@ def _argument_prefix(option_name: str) -> str:
 
 
 def _is_in_force(config: TrainConfig, name: str, text: str) -> bool:
-    """Return True if a requested text means the value in force, which ``auto`` never does."""
+    """Return True if a requested text means the value in force.
+
+    An invalid text does not. ``auto`` only does if it stays ``auto``, as for ``split``.
+    """
     try:
         requested = parse_parameter(name, text)
     except ConfigError:
@@ -85,7 +92,11 @@ def _is_in_force(config: TrainConfig, name: str, text: str) -> bool:
 
 
 def select_training_parameters(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters that a run was trained with, from all that it logged."""
+    """Return the options that a run was trained with, from all that it logged.
+
+    ``device`` and ``precision`` are as they were requested, possibly ``auto``. Options that were
+    not logged are missing, and so are names that are not options.
+    """
     parameters = {}
     for name, option in PARAMETERS.items():
         keys = [f"used/{name}", name, f"asked/{name}"]
@@ -99,14 +110,21 @@ def select_training_parameters(logged: Mapping[str, str]) -> dict[str, str]:
 
 
 def list_unlogged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters of a training that are not logged because they are none or off."""
+    """Return the parameters that a training logs only if they differ from none or off.
+
+    Returns all of them with that value, also those that *logged* contains: let *logged* override
+    them. Returns {} for a run of another program.
+    """
     return dict(_UNLOGGED) if is_training(logged) else {}
 
 
 def find_method_parameters(logged: Mapping[str, str], unused: str) -> dict[str, str]:
-    """Return the logged parameters that affect results, those without effect as *unused*.
+    """Return the parameters that affect results, by name.
 
-    Of other programs' runs: all but those about the test set, seeds, folders and machines.
+    Arguments have names such as ``strategy/alpha``. Of other programs' runs, returns all but those
+    whose names are about the test set, seeds, folders or machines.
+
+    unused: text for parameters without effect, or without a known value.
     """
     if not is_training(logged):
         words = {name: {*re.split(r"[^a-z0-9]+", name.lower())} for name in logged}
@@ -142,7 +160,8 @@ def dataset_runs_code(parameters: Mapping[str, str]) -> bool:
 def read_config_file(path: Path) -> dict[str, str]:
     """Read parameters as text from the ``config.json`` of a run, or from one that a user wrote.
 
-    Raises ConfigError if the file is not a JSON object of texts.
+    Checks neither names nor values. Raises ConfigError if the file is missing or too large, or is
+    not a JSON object of texts.
     """
     try:
         return json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)

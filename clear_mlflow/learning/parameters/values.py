@@ -20,7 +20,7 @@ _MAX_INT = 2**63 - 1  # the largest that torch's seeds, MLflow's store and JSON 
 
 
 def parse_int(text: str, *, ge: int) -> int:
-    """Parse a whole number of at least *ge*, below 2**63."""
+    """Parse a whole number of at least *ge*, below 2**63, written as ``str`` writes it."""
     is_decimal = re.fullmatch("-?(0|[1-9][0-9]{0,18})", text)  # as str() writes it
     value = int(text) if is_decimal else ge - 1
     if not ge <= value <= _MAX_INT:
@@ -65,7 +65,10 @@ def parse_memory(text: str) -> int | float:
 
 
 def parse_budget(text: str) -> str:
-    """Parse FLOPs or images per bucket, a multiple of the cost of naive learning, or ``off``."""
+    """Parse FLOPs or images per bucket, a multiple of the cost of naive learning, or ``off``.
+
+    Returns ``2e15``, ``images:500``, ``naive:0.5`` or ``off``, with the number in one form.
+    """
     if text == OFF:
         return text
     unit, _, amount = text.rpartition(":")
@@ -84,7 +87,10 @@ def parse_budget(text: str) -> str:
 
 
 def parse_stream_rate(text: str) -> str:
-    """Parse images per PFLOP, a multiple of the pace of naive learning, or ``off``."""
+    """Parse images per PFLOP, a multiple of the pace of naive learning, or ``off``.
+
+    Returns ``5e4``, ``naive:1`` or ``off``, with the number in one form.
+    """
     if text == OFF:
         return text
     try:
@@ -110,7 +116,7 @@ def _normalise_amount(text: str) -> str:
 
 
 def parse_dataset(text: str) -> str:
-    """Parse the name of a dataset, or of a function that returns a stream."""
+    """Return the name of a dataset, or of a custom function, which is not imported."""
     if text in DATASETS or is_custom_function(text):
         return text
     raise ValueError(
@@ -119,7 +125,7 @@ def parse_dataset(text: str) -> str:
 
 
 def parse_strategy(text: str) -> str:
-    """Parse the name of a strategy, or of a custom class."""
+    """Return the name of a strategy, or of a custom class, which is not imported."""
     names = list_strategies()
     if text in names or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
         return text
@@ -127,7 +133,7 @@ def parse_strategy(text: str) -> str:
 
 
 def parse_seeds(text: str) -> str:
-    """Parse distinct seeds separated by commas, or ``none``."""
+    """Parse distinct seeds separated by commas, or ``none``. Returns them without spaces."""
     if text == NONE:
         return text
     seeds = [parse_int(part.strip(), ge=0) for part in text.split(",")]
@@ -137,7 +143,10 @@ def parse_seeds(text: str) -> str:
 
 
 def parse_families(text: str) -> str:
-    """Parse names of metric families separated by commas."""
+    """Parse names of metric families separated by commas, and return each once.
+
+    Raises ConfigError, not ValueError, if a family does not exist.
+    """
     return ",".join(split_families(text))
 
 
@@ -169,7 +178,7 @@ def parse_split(text: str) -> str:
 
 
 def parse_weights(text: str) -> str:
-    """Parse ``none``, ``DEFAULT``, or the path of a file, which becomes absolute."""
+    """Parse ``none``, ``DEFAULT``, or the path of a file like :func:`parse_path`."""
     return text if text in (NONE, DEFAULT_WEIGHTS) else parse_path(text)
 
 
@@ -192,7 +201,10 @@ def is_mlp(model: str) -> bool:
 
 
 def parse_path(text: str) -> str:
-    """Parse a path, which becomes absolute with its ``~`` expanded, or ``auto``."""
+    """Parse a path, which becomes absolute with its ``~`` expanded, or ``auto``.
+
+    The path need not exist.
+    """
     if text == AUTO:
         return text
     if "\0" in text or not text.isprintable():
@@ -218,7 +230,11 @@ def format_argument(value: Argument) -> str:
 
 
 def split_arguments(text: str) -> dict[str, Argument]:
-    """Split ``name=value,name=value`` into names and texts, which are checked later."""
+    """Split ``name=value,name=value`` into texts by name, which are checked later.
+
+    Returns {} for ``none``. A name without a value gets an empty text. Raises ValueError if a name
+    is repeated.
+    """
     values: dict[str, Argument] = {}
     for part in [] if text == NONE else text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))

@@ -130,6 +130,10 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
 
         Args:
             state: tensors are on the CPU, and are moved to the stream's device.
+
+        Raises:
+            StateError: the names are not those in ``state_attributes``, or a value belongs to
+                another type of attribute.
         """
         if state.keys() != set(self.state_attributes):
             raise StateError(
@@ -156,12 +160,12 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                 setattr(self, name, _move_to_device(value, self.stream.device))
 
     def count_stored_images(self, bucket_index: int) -> int:
-        """Return how many images the strategy still needs after a bucket."""
+        """Return how many images the strategy still needs after a bucket, by default 0."""
         return 0
 
     @classmethod
     def count_epochs(cls, config: TrainConfig, arguments: Any) -> int:
-        """Return the number of epochs on :meth:`load_training_set` per bucket."""
+        """Return the number of epochs per bucket, by default the run's ``epochs``."""
         return config.epochs
 
     @classmethod
@@ -175,7 +179,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return cls.build_model.__func__ is not Strategy.build_model.__func__  # type: ignore[attr-defined]
 
     def learn(self, bucket_index: int, trainer: Trainer) -> None:
-        """Train the model while the stream is at a bucket."""
+        """Train the model while the stream is at a bucket, by default in optimiser steps."""
         trainer.train_bucket(
             self.load_training_set(bucket_index), bucket_index=bucket_index, strategy=self
         )
@@ -193,6 +197,8 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     ) -> Iterable[tuple[Batch, ...]]:
         """Return the additional batches of each step of an epoch, for ``batch.rehearsed``.
 
+        By default, no step has any: each result is an empty tuple.
+
         Every step must have the same number of batches, with the same sizes, since the model may
         be compiled for them.
 
@@ -204,7 +210,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return itertools.repeat((), num_steps)
 
     def compute_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Return the loss of a step: a scalar, the mean over the batch.
+        """Return the loss of a step: a scalar, the mean over the batch. By default the criterion.
 
         Args:
             forward: the model in training mode. Call this instead of the model: it may be compiled
@@ -234,7 +240,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
 
     def before_step(self) -> None:
-        """Change gradients after they are computed and before the optimiser uses them."""
+        """Change gradients after they are computed and before they are clipped and used."""
         return
 
     def after_step(self) -> None:
@@ -247,7 +253,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
 
 
 def _move_to_device(value: Any, device: torch.device) -> Any:
-    """Return a value with all its tensors moved to a device."""
+    """Return a value with its tensors moved to a device, also those in lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, (list, tuple)):
@@ -260,9 +266,10 @@ def _move_to_device(value: Any, device: torch.device) -> Any:
 def compute_mean_share(
     batch: Batch, logits: Tensor, mean: Callable[[Tensor, Tensor], Tensor], target: Tensor
 ) -> Tensor:
-    """Return this process's term of a batch's mean loss.
+    """Return this process's term of a batch's mean loss, or 0 if its share is empty.
 
-    logits, target: arguments of *mean* for this process's share, which may be empty.
+    The mean of all processes' terms is the mean loss. mean: function of *logits* and *target* that
+    returns a mean over images. logits, target: of this process's share.
     """
     if len(batch.labels) == 0:
         return logits.float().sum() * 0  # the other processes wait for this one's gradients
@@ -344,6 +351,7 @@ def parse_strategy_arguments(config: TrainConfig, num_processes: int = 1) -> Any
 
 
 def _import_custom_strategy(name: str) -> Any:
+    """Return what ``package.module:Class`` names, unchecked. Raises ConfigError if that fails."""
     try:
         return import_attribute(name)
     except Exception as error:  # an import of other code may raise anything

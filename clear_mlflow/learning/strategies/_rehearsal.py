@@ -65,7 +65,7 @@ class RehearsalStrategy(Strategy):
     def load_rehearsal_batches(
         self, bucket_index: int, epoch: int, num_steps: int
     ) -> Iterable[tuple[Batch, ...]]:
-        """Return the epoch's batches from the buffer, or none while the buffer is empty."""
+        """Return a tuple of batches from the buffer for each step, empty while the buffer is."""
         if self._buffer_samples is None:
             return super().load_rehearsal_batches(bucket_index, epoch, num_steps)
         config = replace(self.config, batch_size=self.rehearsal_batch_size)
@@ -98,7 +98,7 @@ def draw_buffer_batches(
     group: ProcessGroup = SINGLE_PROCESS,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[Batch]:
-    """Return a batch from the buffer for each step.
+    """Return a batch from the buffer for each step, of ``batch_size`` images or of all if fewer.
 
     samples: images in the buffer. All of them are used before they are shuffled again.
     seed_indices: numbers that seed the draws together with the run's seed.
@@ -120,6 +120,6 @@ def draw_buffer_batches(
 
 
 def compute_joint_logits(forward: Callable[[Tensor], Tensor], *parts: Batch) -> Sequence[Tensor]:
-    """Compute the logits of several batches in one pass, so that batch norm uses all of them."""
+    """Return the logits of each batch, from one pass, so that batch norm uses all of them."""
     joined = torch.cat([part.inputs for part in parts])
     return torch.split(forward(joined), [len(part.labels) for part in parts])

@@ -40,7 +40,10 @@ class ClosedFormStrategy(Strategy):
     def iter_bucket_blocks(
         self, bucket_index: int, trainer: Trainer
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the bucket's features and labels in blocks. Adds the costs of the pass."""
+        """Yield the bucket's features and labels like :func:`iter_blocks`.
+
+        Adds the FLOPs and images of the complete bucket to ``trainer.costs`` first.
+        """
         count, (classes, width) = self.stream.train_counts[bucket_index], self._means.shape
         trainer.costs.flops += self.count_bucket_flops(images=count, width=width, classes=classes)
         trainer.costs.images_in_steps += count
@@ -58,7 +61,7 @@ class ClosedFormStrategy(Strategy):
 
 
 def iter_blocks(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield blocks of features, (n, width), float64, and of their labels, (n,)."""
+    """Yield up to 1024 features, (n, width), float64, and their labels, (n,), on *device*."""
     features = cast("Tensor", samples.images)
     for start in range(0, len(samples), _ROWS):
         rows = slice(start, start + _ROWS)
@@ -68,7 +71,7 @@ def iter_blocks(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor
 def set_head(head: nn.Linear, weight: Tensor, bias: Tensor, has_images: Tensor) -> None:
     """Set a head's weight, (classes, width), and bias, (classes,), minus their means over classes.
 
-    has_images: (classes,), bool. Other classes are never predicted.
+    has_images: (classes,), bool: classes in these means. Other classes are never predicted.
     """
     weight = torch.where(has_images[:, None], weight - weight[has_images].mean(dim=0), 0)
     never = torch.finfo(torch.float32).min  # finite: an infinite logit counts as divergence

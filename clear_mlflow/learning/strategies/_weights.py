@@ -30,7 +30,7 @@ def copy_weights(weights: list[Tensor]) -> list[Tensor]:
 def compute_penalty_gradients(
     weights: list[Tensor], anchor: list[Tensor], coefficients: list[Tensor]
 ) -> list[Tensor]:
-    """Return the gradients of ``sum(coefficient * (weight - anchor) ** 2) / 2``."""
+    """Return the gradients of ``sum(coefficient * (weight - anchor) ** 2) / 2``, one per weight."""
     result = torch._foreach_sub(weights, anchor)
     torch._foreach_mul_(result, coefficients)
     return list(result)
@@ -39,7 +39,10 @@ def compute_penalty_gradients(
 def compute_penalty_coefficients(
     importance: list[Tensor], strength: float, *, lr: float
 ) -> list[Tensor]:
-    """Return strength times importance, limited to ``1 / lr``, where a step ends at the anchor."""
+    """Return strength times importance, at most ``1 / lr``.
+
+    At that limit, one step of gradient descent ends at the minimum of the penalty.
+    """
     result = torch._foreach_mul(importance, strength)
     torch._foreach_clamp_max_(result, 1 / lr)
     return list(result)

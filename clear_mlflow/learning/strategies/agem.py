@@ -74,7 +74,10 @@ class Agem(RehearsalStrategy):
         return super().compute_loss_share(forward, batch)
 
     def before_step(self) -> None:
-        """Project the gradient, so that it does not increase the loss on the buffer's batch."""
+        """Project the gradient as :func:`project` does, with the gradient on the buffer's batch.
+
+        Without such a batch, the gradient stays as it is.
+        """
         batch, self._reference = self._reference, None
         if batch is None:
             return
@@ -87,7 +90,11 @@ class Agem(RehearsalStrategy):
 
 
 def project(gradient: list[Tensor], reference: list[Tensor]) -> None:
-    """Remove a gradient's component opposite to a reference, in place."""
+    """Remove a gradient's component opposite to a reference, in place.
+
+    A gradient whose dot product with the reference is not negative stays as it is. gradient,
+    reference: a tensor per weight.
+    """
     dot = _dot(gradient, reference)
     # If the reference is zero, the dot product is zero too, and any divisor is correct.
     squared_norm = _dot(reference, reference).clamp_min(torch.finfo(torch.float32).tiny)

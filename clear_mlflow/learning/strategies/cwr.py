@@ -45,6 +45,7 @@ class Cwr(Strategy):
 
     @property
     def _head(self) -> list[Tensor]:
+        """The head's weight and bias, which share memory with the model, without gradients."""
         return [part.detach() for part in get_head(self.model).parameters()]
 
     def learn(self, bucket_index: int, trainer: Trainer) -> None:
@@ -52,21 +53,21 @@ class Cwr(Strategy):
         if bucket_index > 0:
             self.model.requires_grad_(False)
             get_head(self.model).requires_grad_(True)
-        absent = torch.from_numpy(self._count_classes(bucket_index) == 0)
+        absent = torch.from_numpy(self._count_images_by_class(bucket_index) == 0)
         for part, consolidated in zip(self._head, self._consolidated, strict=True):
             part.copy_(consolidated)
             part[absent.to(part.device)] = 0
         super().learn(bucket_index, trainer)
 
     def begin_epoch(self, bucket_index: int, epoch: int, num_steps: int) -> None:
-        """Set the frozen backbone to evaluation mode, after the first bucket."""
+        """Set the frozen backbone to evaluation mode, except in the first bucket."""
         if bucket_index > 0:
             self.model.eval()
             get_head(self.model).train()
 
     def after_bucket(self, bucket_index: int) -> None:
         """Consolidate the head's weights, and use them for the test."""
-        counts = self._count_classes(bucket_index)
+        counts = self._count_images_by_class(bucket_index)
         present = np.flatnonzero(counts)
         for part, consolidated in zip(self._head, self._consolidated, strict=True):
             classes = torch.from_numpy(present).to(part.device)
@@ -81,5 +82,6 @@ class Cwr(Strategy):
             part.copy_(consolidated)
         self._num_seen = self._num_seen + counts
 
-    def _count_classes(self, bucket_index: int) -> NDArray[np.int64]:
+    def _count_images_by_class(self, bucket_index: int) -> NDArray[np.int64]:
+        """Return (classes,), the number of the bucket's training images in each class."""
         return np.bincount(self.stream.labels(bucket_index), minlength=self.stream.num_classes)

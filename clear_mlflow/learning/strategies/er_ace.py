@@ -70,7 +70,8 @@ def compute_present_cross_entropy(
 ) -> Tensor:
     """Return the cross-entropy of a softmax over *present* classes, smoothed over them.
 
-    logits: (N, classes). labels: (N,), all of them present.
+    logits: (N, classes). labels: (N,), all of them present. present: (classes,), bool. smoothing:
+    label smoothing.
     """
     log_likelihood = logits.float().masked_fill(~present, -torch.inf).log_softmax(dim=1)
     loss = -log_likelihood.gather(1, labels[:, None]).mean()

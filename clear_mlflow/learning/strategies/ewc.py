@@ -124,7 +124,11 @@ class Ewc(Strategy):
         self._stiffness = compute_penalty_coefficients(self._curvature, strength, lr=self.config.lr)
 
     def _compute_fisher(self, bucket_index: int) -> list[Tensor]:
-        """Return the diagonal Fisher information, summed over the shares of all processes."""
+        """Return the diagonal Fisher information, summed over the shares of all processes.
+
+        It is a mean over ``images`` random images of the bucket, or all if it has fewer. Leaves the
+        model in evaluation mode.
+        """
         samples = self.stream.train(bucket_index)
         draws = [
             build_generator(self.config.seed, RngPurpose.FISHER, bucket_index, n) for n in (0, 2)
@@ -149,7 +153,7 @@ class Ewc(Strategy):
     def _add_fisher(
         self, fisher: list[Tensor], batch: Batch, num_images: int, max_gradients: int
     ) -> None:
-        """Add a batch to the Fisher information, a mean over *num_images* images."""
+        """Add a batch to *fisher* in place, which is a mean over *num_images* images."""
         labels, probabilities = self._select_labels(batch)
         share = probabilities / num_images
         for start in range(0, labels.shape[1], max_gradients):  # only huge models need several
@@ -161,14 +165,14 @@ class Ewc(Strategy):
 
     @torch.no_grad()
     def _select_labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the labels of each image, (B, classes), and their probabilities, (B, classes)."""
+        """Return all labels for each image, and the model's probabilities, (B, classes) each."""
         probabilities = self.model(batch.inputs).float().softmax(dim=1)
         labels = torch.arange(probabilities.shape[1], device=probabilities.device)
         return labels.expand(len(probabilities), -1), probabilities
 
 
 def count_gradients_at_once(size: int, device: torch.device) -> int:
-    """Return how many gradients of *size* elements fit on a device at a time."""
+    """Return how many gradients of *size* elements fit on a device at a time, from 1 to 256."""
     max_elements = _MAX_ELEMENTS
     if device.type == "cuda":
         max_elements = max(max_elements, count_free_bytes(device) // _FREE_BYTES_PER_ELEMENT)
@@ -178,9 +182,10 @@ def count_gradients_at_once(size: int, device: torch.device) -> int:
 def compute_squared_gradients(
     model: nn.Module, inputs: Tensor, labels: Tensor, share: Tensor
 ) -> list[Tensor]:
-    """Return weighted sums of squared gradients of log-likelihoods, a tensor for each weight.
+    """Return weighted sums of squared gradients of log-likelihoods.
 
-    labels: K labels of each image, (B, K). share: factor of each likelihood, (B, K).
+    The result has a tensor for each weight that is not frozen. labels: K labels of each image,
+    (B, K). share: factor of each squared gradient, (B, K).
     """
     weights = {
         name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad

@@ -75,9 +75,9 @@ class Lwf(Strategy):
 
 
 def compute_distillation_loss(logits: Tensor, old_logits: Tensor, *, temperature: float) -> Tensor:
-    """Return the mean cross-entropy between the softened predictions of two models.
+    """Return the mean cross-entropy of a model's predictions, the old model's as target.
 
-    logits, old_logits: (B, classes).
+    logits, old_logits: (B, classes), which are divided by *temperature* before the softmax.
     """
     soft = (old_logits.float() / temperature).softmax(dim=1)
     return cross_entropy(logits.float() / temperature, soft)

@@ -75,7 +75,10 @@ class Slda(ClosedFormStrategy):
         set_head(self._head, weight, -(weight * means).sum(dim=1) / 2, counts > 0)
 
     def _add_scatter(self, features: Tensor, labels: Tensor) -> None:
-        """Add the updates of many images at once, from cumulative sums per class."""
+        """Add images to the scatter as if they arrived one by one.
+
+        Call it before the means include these images.
+        """
         means, counts = self._means, self._counts
         order = torch.argsort(labels, stable=True)
         sorted_labels = labels[order]

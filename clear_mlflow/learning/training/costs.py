@@ -74,7 +74,10 @@ class CostMeter:
         self.begin_bucket()
 
     def begin_bucket(self) -> None:
-        """Reset all counts and clocks, at the start of a bucket."""
+        """Reset counts, clocks and the GPU's peak memory, at the start of a bucket.
+
+        Keeps the FLOPs of each shape of step, which :meth:`count_step` has measured.
+        """
         self.flops = self.images_in_steps = self.images = 0
         self._test_flops, self._test_seconds = 0, 0.0
         if self._device.type == "cuda":
@@ -83,8 +86,9 @@ class CostMeter:
 
     @contextmanager
     def count_step(self, shape: StepShape) -> Iterator[bool]:
-        """Add the FLOPs of a step. Yields True if they are counted, in the first of its shape.
+        """Add the FLOPs of the step in the block to the bucket's. Yields True if it measures them.
 
+        It measures only the first step of each shape, and adds that number for every later one.
         All processes take the first step of a shape at once. It must not be compiled.
         """
         if (flops := self._step_flops.get(shape)) is not None:
@@ -98,7 +102,7 @@ class CostMeter:
 
     @contextmanager
     def count(self) -> Iterator[None]:
-        """Count the FLOPs of the block, and add them to those of the bucket."""
+        """Count the FLOPs of the block in all processes, and add them to the bucket's."""
         with FlopCounter() as counter:
             yield
         total = counter.flops
@@ -107,7 +111,11 @@ class CostMeter:
         self.flops += total
 
     def end_training(self) -> None:
-        """Take the seconds of a bucket's training, of all processes, before the test of its row."""
+        """Store the seconds of a bucket's training, before the test of its row.
+
+        Without tests: this process's seconds, and their sum over all processes (of CPU time if the
+        device is a CPU).
+        """
         self._seconds = self._read_clock() - self._start
         is_cuda = self._device.type == "cuda"
         seconds = self._seconds if is_cuda else time.process_time() - self._cpu_start
@@ -116,7 +124,7 @@ class CostMeter:
 
     @contextmanager
     def test(self) -> Iterator[None]:
-        """Count a test of all buckets, which is not part of the training."""
+        """Count FLOPs and seconds of the test in the block, and exclude them from the training."""
         start, cpu_start, flops = self._read_clock(), time.process_time(), self.flops
         with self.count():
             yield
@@ -128,7 +136,10 @@ class CostMeter:
         self._cpu_start += time.process_time() - cpu_start
 
     def row(self, model: nn.Module, strategy: Any, *, trained: int) -> RowCost:
-        """Return the costs of training since the last row, and of tests."""
+        """Return the costs of training and of tests since the last row.
+
+        trained: number of buckets that are trained. Call :meth:`end_training` first.
+        """
         on_gpu = self._device.type == "cuda"
         return RowCost(
             training_flops=self.flops,
@@ -147,7 +158,10 @@ class CostMeter:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the FLOPs by shape: a step that is counted again would not be compiled."""
+        """Return the FLOPs of each shape of step, but no counts.
+
+        A resumed run would otherwise measure a step again, which would then not be compiled.
+        """
         return {"flops_of": dict(self._step_flops)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -162,7 +176,10 @@ class CostMeter:
 
 
 def count_stored_bytes(strategy: Any, bucket_index: int) -> int | None:
-    """Return the bytes of a strategy's state and images after a bucket, or None if unknown."""
+    """Return the bytes of a strategy's state and stored images after a bucket.
+
+    Returns None if a custom strategy's ``state_dict`` raises StateError.
+    """
     try:
         state = strategy.state_dict()
     except StateError:  # a custom strategy, which cannot be resumed either
@@ -172,7 +189,10 @@ def count_stored_bytes(strategy: Any, bucket_index: int) -> int | None:
 
 
 def _count_bytes(value: Any) -> int:
-    """Return the bytes of all tensors and arrays in a value, and 8 for each other number."""
+    """Return the bytes of all tensors and arrays in a value, and 8 for each other number.
+
+    Anything else, such as a text, counts as 0.
+    """
     if isinstance(value, (Tensor, np.ndarray)):
         return int(value.nbytes)
     if isinstance(value, Mapping):
@@ -183,5 +203,6 @@ def _count_bytes(value: Any) -> int:
 
 
 def _read_peak_bytes() -> int:
+    """Return the largest memory that this process has used since it started, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -78,15 +78,18 @@ class Limiter:
         return self._epochs * self.done // self.total
 
     def iter_epochs(self) -> Iterator[int]:
-        """Yield the epochs of the bucket."""
+        """Yield the index of each epoch of the bucket, from 0."""
         yield from range(self._epochs)
 
     def begin_epoch(self, order: Tensor) -> None:
-        """Start an epoch. order: (N,), indices of the bucket's samples as they are trained on."""
+        """Start an epoch. order: (N,), indices of the bucket's samples in training order."""
         self._order = order.numpy()
 
     def accepts_batch(self) -> bool:
-        """Return True if the next batch is trained on, False if it is skipped."""
+        """Return True if the next batch is trained on, False if it is skipped.
+
+        Call it once per batch.
+        """
         return True
 
     def step_done(self) -> None:
@@ -94,12 +97,15 @@ class Limiter:
         self._steps_done += 1
 
     def end_epoch(self, num_images: int) -> int:
-        """Return how many of the first *num_images* of the epoch belong to the bucket."""
+        """Return how many of the first *num_images* of the epoch belong to the bucket.
+
+        The others are replayed. Call it at the end of each epoch.
+        """
         trained = self._order[:num_images]
         return int((self._indices.bucket[trained] == self._bucket_index).sum())
 
     def end_bucket(self, bucket_index: int, key: str) -> None:
-        """End a bucket, after all that its strategy computes."""
+        """End a bucket, after all that its strategy computes. key: the bucket's, for messages."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run continues with."""
@@ -113,7 +119,8 @@ class Budget(Limiter):
     """Limits what the training of each bucket costs, in FLOPs or images.
 
     A bucket ends with the step that uses up its budget. What a bucket overspends, its last step or
-    what follows its steps, is taken from the next one.
+    what follows its steps, is taken from the next one. What a strategy without steps does not spend
+    is added to the next one.
     """
 
     def __init__(self, config: TrainConfig, bucket_budgets: list[int], costs: CostMeter) -> None:
@@ -122,11 +129,11 @@ class Budget(Limiter):
         self._counts_images = config.budget.startswith(_IMAGES)
         self._bucket_budgets = bucket_budgets
         self._costs = costs
-        self._carried = 0  # below 0: what the buckets so far overspent
+        self._carried = 0  # what the buckets so far did not spend; below 0: what they overspent
         self._limit = 0  # of the bucket
 
     def begin_bucket(self, bucket_index: int) -> None:
-        """Start a bucket, with its budget less what the buckets before overspent."""
+        """Start a bucket, with its budget plus what is carried from the buckets before."""
         self._limit = self._bucket_budgets[bucket_index] + self._carried
 
     def begin_steps(
@@ -155,7 +162,11 @@ class Budget(Limiter):
         return itertools.takewhile(lambda _: not self.is_over, itertools.count())
 
     def end_bucket(self, bucket_index: int, key: str) -> None:
-        """Charge what the bucket overspent to the next one. Raises ConfigError if it needs all."""
+        """Carry what is left or overspent to the next bucket.
+
+        Raises ConfigError if that leaves nothing for the next bucket. key: the bucket's, for the
+        message.
+        """
         self._carried = self._limit - self.done
         next_budgets = self._bucket_budgets[bucket_index + 1 : bucket_index + 2]
         if next_budgets and next_budgets[0] + self._carried <= 0:
@@ -198,7 +209,7 @@ class StreamClock(Limiter):
     def begin_steps(
         self, samples: Samples, bucket_index: int, bounds: Sequence[tuple[int, int]], epochs: int
     ) -> int | None:
-        """Start a bucket, which passes batch by batch."""
+        """Start a bucket, which passes batch by batch. Returns the number of batches."""
         self._bounds, self._taken = bounds, [np.empty(0, dtype=np.int64)]
         self._time, self._model_time, self._counted_flops = 0, self._delay, 0
         return super().begin_steps(samples, bucket_index, bounds, epochs)
@@ -210,7 +221,10 @@ class StreamClock(Limiter):
         self._arriving = (batch.index[batch.bucket == self._bucket_index] for batch in batches)
 
     def accepts_batch(self) -> bool:
-        """Return True if the model is done before the next batch has passed."""
+        """Return True if the model is done before the next batch has passed.
+
+        Each call advances the clock by one batch.
+        """
         images = next(self._arriving)
         start, self._time = self._time, self._time + len(images) * self._image_ticks
         self._advance_model()
@@ -221,7 +235,10 @@ class StreamClock(Limiter):
         return True
 
     def end_epoch(self, num_images: int) -> int:
-        """Remove the images of skipped batches from the bucket. Returns how many remain."""
+        """Remove the images of skipped batches from the stream's bucket. Returns how many remain.
+
+        Raises ConfigError if the strategy already trained on the bucket. Ignores *num_images*.
+        """
         indices = np.sort(np.concatenate(self._taken))
         self._stream.keep_only(self._bucket_index, indices)
         return len(indices)
@@ -237,11 +254,11 @@ class StreamClock(Limiter):
         self._counted_flops = self._costs.flops
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run continues with."""
+        """Return the model's delay, and the images of each bucket that were not skipped."""
         return {"passing": {"late": self._delay, "seen": self._stream.seen_indices}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned."""
+        """Continue from what :meth:`state_dict` returned. Removes skipped images again."""
         self._delay = state["passing"]["late"]
         for bucket_index, indices in state["passing"]["seen"].items():
             self._stream.keep_only(bucket_index, indices)
@@ -252,7 +269,7 @@ def build_limiter(
 ) -> Limiter:
     """Return the limiter for ``budget`` or ``stream_rate``, or one that only counts epochs.
 
-    meta_model: a copy of the model on the device "meta", for a budget or a stream rate.
+    meta_model: a copy of the model on the device "meta", or None if both are off.
     """
     if meta_model is not None and config.budget != OFF:
         return Budget(config, compute_bucket_budgets(config, meta_model, stream), costs)
@@ -268,7 +285,7 @@ def build_limiter(
 def compute_bucket_budgets(
     config: TrainConfig, meta_model: nn.Module, stream: TrainingStream
 ) -> list[int]:
-    """Return the FLOPs or images that each bucket may cost."""
+    """Return the FLOPs or images that each bucket may cost. ``budget`` must not be off."""
     unit, _, number = config.budget.rpartition(":")
     if unit != "naive":
         return [int(Decimal(number))] * len(stream.keys)
@@ -288,7 +305,10 @@ def compute_bucket_budgets(
 def count_naive_flops(
     config: TrainConfig, meta_model: nn.Module, stream: TrainingStream, sizes: set[int]
 ) -> dict[int, int]:
-    """Return the FLOPs of a step of naive learning, by its number of images."""
+    """Return the FLOPs of a step of naive learning, by its number of images.
+
+    sizes: these numbers. Sets *meta_model* to training mode.
+    """
     set_training_mode(meta_model.train(), config.freeze)
     side = config.image_size
     shape = (stream.width,) if isinstance(stream, FeatureStream) else (3, side, side)
@@ -303,7 +323,10 @@ def count_naive_flops(
 
 
 def check_memory(config: TrainConfig, num_bytes: int | None) -> None:
-    """Raise ConfigError if a strategy keeps more bytes than memory_budget allows."""
+    """Raise ConfigError if a strategy keeps more bytes than memory_budget allows.
+
+    num_bytes: None if unknown, which is accepted.
+    """
     if config.memory_budget and (num_bytes or 0) > config.memory_budget:
         raise ConfigError(
             f"memory_budget is {config.memory_budget:,} bytes, and strategy {config.strategy} "

@@ -29,7 +29,9 @@ _MOST_TESTS = 10_000  # within the buckets of a run: each is a file and a reques
 
 
 def count_points(num_steps: int) -> int:
-    """Return how many points the curve of a bucket has: one for ten steps, from 10 points to 100.
+    """Return how many points the loss curve of a bucket has: one for ten steps, from 10 to 100.
+
+    A bucket of fewer than 10 steps has a point for each step.
 
     >>> [count_points(steps) for steps in (3, 70, 500, 1_000_000)]
     [3, 10, 50, 100]
@@ -74,16 +76,20 @@ class LossCurve:
         self.lr = math.nan  # of the steps that follow
 
     def begin_bucket(self, num_steps: int, total: int) -> None:
-        """Start a bucket of about *num_steps* steps. total: of :meth:`step_done`, at its end."""
+        """Start a bucket of about *num_steps* steps.
+
+        total: value of ``done`` in :meth:`step_done` at the end of the bucket.
+        """
         points = count_points(num_steps)
         self._window_ends = deque(total * (i + 1) // points for i in range(points))
         self._last_event = record_event(self._window_sum.device)
         self._open_window()
 
     def step_done(self, loss: Tensor, num_images: int, done: int) -> None:
-        """Add a step that was issued, and report the points that the device has computed.
+        """Add a step, and report to *progress* it and the points that the device has computed.
 
-        done: how much of the bucket's total is done.
+        loss: this process's share; the device may still be computing it. done: how much of the
+        bucket's total is done.
         """
         self._window_sum += loss
         self._epoch_sum += loss
@@ -99,7 +105,7 @@ class LossCurve:
         self._report_ready()
 
     def end(self) -> None:
-        """Report the remaining points of the bucket, for which the host waits.
+        """Report the remaining points of the bucket, and wait until the device has computed them.
 
         A budget may leave the last window incomplete.
         """
@@ -125,7 +131,7 @@ class LossCurve:
         self._open_window()
 
     def _report_ready(self, *, wait: bool = False) -> None:
-        """Report the points that the device has computed. wait: all, and wait for them."""
+        """Report the points that the device has computed. wait: wait for it, and report all."""
         while self._pending and (wait or self._pending[0][0].event.query()):
             mean, step, lr, num_images = self._pending.popleft()
             loss = mean.read().item()
@@ -180,7 +186,7 @@ class WithinBucketTests:
         return (self._num_steps - 1) // self._interval_steps
 
     def begin_bucket(self, bucket_index: int, *, epochs: int, epoch_steps: int) -> None:
-        """Start a bucket.
+        """Start a bucket of *epochs* epochs with *epoch_steps* steps each.
 
         Raises ConfigError if the strategy already trained in the bucket, if test_every results in
         no test inside the first bucket, or in more tests than a run may store.
@@ -207,9 +213,9 @@ class WithinBucketTests:
             )
 
     def step_done(self) -> None:
-        """Count an optimiser step, and test the model if an interval ends.
+        """Count an optimiser step, and test the model if an interval ends before the bucket does.
 
-        Raises DivergedError if an output is not finite.
+        Passes the result to *on_test*. Raises DivergedError if an output is not finite.
         """
         self._step += 1
         if self._step % self._interval_steps or self._step == self._num_steps:
@@ -248,7 +254,10 @@ def count_interval_steps(test_every: str, epoch_steps: int) -> int:
 
 @contextmanager
 def _preserve_modes(model: nn.Module) -> Iterator[None]:
-    """Restore each layer's mode and torch's random state when the block ends without an error."""
+    """Restore torch's random state after the block, and unless it raises, each layer's mode.
+
+    The mode is training or evaluation.
+    """
     modes = [(layer, layer.training) for layer in model.modules()]
     device = next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

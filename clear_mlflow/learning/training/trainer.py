@@ -80,14 +80,15 @@ class Trainer:
         self._wrap_model()
 
     def restart(self, new_model: nn.Module) -> None:
-        """Continue with the weights of another model, and without the optimiser's state."""
+        """Copy the weights of another model, and discard the optimiser."""
         self._model.load_state_dict(new_model.state_dict())
         self._optimizer = None
 
     def train_bucket(self, samples: Samples, *, bucket_index: int, strategy: Any) -> None:
-        """Train on *samples* until the limiter ends the bucket, with a new schedule.
+        """Train on *samples* until the limiter ends the bucket, with a new learning rate schedule.
 
-        Calls the hooks of the strategy. Raises DivergedError if a loss is not finite.
+        Calls the strategy's hooks for epochs, batches and steps. Raises DivergedError if the loss,
+        or in float16 a gradient at any scale, is not finite.
         """
         epochs = strategy.count_epochs(self._config, strategy.arguments)
         config = replace(self._config, epochs=epochs)
@@ -157,7 +158,11 @@ class Trainer:
         config: TrainConfig,
         bounds: list[tuple[int, int]],
     ) -> torch.optim.Optimizer:
-        """Start limiter, observers and model. Returns the optimiser, new unless it is kept."""
+        """Start limiter and observers, and set the model to training mode.
+
+        Returns the optimiser, a new one unless ``optimizer_state`` is keep. Wraps the model again
+        if other weights are frozen than before.
+        """
         num_steps = self.limiter.begin_steps(samples, bucket_index, bounds, config.epochs)
         if num_steps is not None:
             self._progress.steps_planned(num_steps)
@@ -180,7 +185,7 @@ class Trainer:
         optimizer: torch.optim.Optimizer,
         strategy: Any,
     ) -> Tensor:
-        """Take one step and return its loss."""
+        """Take one step, and return this process's share of its loss, detached."""
         with autocast(self._device, self._config.precision):
             loss: Tensor = strategy.compute_loss_share(forward, batch)
         optimizer.zero_grad(set_to_none=True)
@@ -223,7 +228,7 @@ class Trainer:
             )
 
     def _warn_about_main_memory(self, samples: Samples, bucket_index: int) -> None:
-        """Warn once that a bucket does not fit on the device."""
+        """Warn that a bucket does not fit on the device: once, and only on rank 0."""
         if not self._has_warned:
             warn(
                 f"the training images of bucket {self._bucket_keys[bucket_index]} take "
@@ -279,11 +284,15 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
 
 def _list_trained(model: nn.Module) -> list[nn.Parameter]:
+    """Return all weights that are not frozen, in the model's order."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
 def compute_learning_rate(config: TrainConfig, epoch: int) -> float:
-    """Return the learning rate of an epoch, from 0, by warm-up and schedule."""
+    """Return the learning rate of an epoch by warm-up and schedule.
+
+    epoch: index within the bucket, from 0.
+    """
     warmup_epochs = config.warmup_epochs
     if epoch < warmup_epochs:
         return config.lr * (epoch + 1) / warmup_epochs
