@@ -242,7 +242,7 @@ def drop_copies(
     """Yield each run once: of copies with the same run id or source, the most complete one.
 
     A run may be in the store and in bundles. The source is the run that a copy was made of. A
-    MissingRun is yielded only if the run has no copy. Reads all runs first. Raises ConfigError if
+    MissingRun is yielded only if the run lacks a copy. Reads all runs first. Raises ConfigError if
     a copy has a row that the yielded one lacks or has with other numbers.
     """
     copies: dict[str, list[Run | MissingRun]] = {}
@@ -297,8 +297,8 @@ def _describe_source(run: Run) -> str:
 
 def _build_folder_name(run: Run) -> str:
     """Return a folder name for a run, from its name and id, of at most 49 characters."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.info.run_name or "run").strip("-._")
-    return f"{name[:40]}-{re.sub('[^0-9a-f]', '', run.info.run_id)[:8]}"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.info.run_name or "").strip("-._")
+    return f"{name[:40] or 'run'}-{re.sub('[^0-9a-f]', '', run.info.run_id)[:8]}"
 
 
 def _is_in_offline_folder(path: Path) -> bool:

@@ -170,6 +170,15 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
         assert CliRunner().invoke(main, problem).exit_code == 2
 
 
+def test_runs_with_any_names_are_read_from_an_archive(store, experiment_id, tmp_path):
+    """Folders in an archive are named after runs, of whose names they contain only ASCII."""
+    run_ids = [stored_run(store, experiment_id).info.run_id for _ in range(4)]
+    for run_id, name in zip(run_ids, ("日本語", "../..", "-x", "再演 replay"), strict=True):
+        store.update_run(run_id, name=name)
+    archive = clear_mlflow.export(run_ids, tmp_path / "runs.tar.xz")
+    assert sorted(run.run_id for run in clear_mlflow.runs(archive)) == sorted(run_ids)
+
+
 @pytest.mark.parametrize("ending", [".gz", ".tar", ".tar.gz", ".tgz", ".zip"])
 def test_an_archive_of_another_format_is_rejected(store, experiment_id, tmp_path, ending):
     """Instead of writing a folder of that name."""
