@@ -221,8 +221,8 @@ def compare_chosen_runs(
     """Compare chosen runs, and store the comparison in a run unless *log* is False.
 
     The run is a new one, or the one that ``mlflow run`` opened for this process. If only bundles
-    are compared and the store cannot be written, no error is raised: the result has no run id, and
-    its links state the problem. See :func:`clear_mlflow.compare` for the options and other errors.
+    are compared and the store cannot be written, no error is raised: the result's run id is None,
+    and its links state the problem. See :func:`clear_mlflow.compare` for options and other errors.
     """
     metrics = metrics.split(",") if isinstance(metrics, str) else metrics
     requested = load_metrics(metrics)
@@ -507,7 +507,7 @@ def _get_labels(run: Run) -> dict[str, str]:
     """Return parameters and tags of a run by name, to group runs by.
 
     Skips tags of MLflow and this package. ``auto`` is replaced by the value that was used, and a
-    value that has no effect in the run by "not logged".
+    value without effect in the run by "not logged".
     """
     params, tags = run.data.params, run.data.tags
     return {

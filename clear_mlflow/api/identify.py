@@ -177,7 +177,7 @@ def _iter_candidates(name: str, matrix: AccuracyMatrix) -> Iterator[Match]:
     """Yield the value of each definition at each step as a Match, before numbers are compared.
 
     Metrics with the same function are one definition; undefined values are skipped. The scale is
-    that of the matrix, and rounding is "". Transposes the matrix as well, if it is square and lacks
+    the matrix's own, and rounding is "". Transposes the matrix as well, if it is square and lacks
     a row of the untrained model. name: name of the matrix.
     """
     orientations = {"rows": matrix}

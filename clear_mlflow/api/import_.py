@@ -105,8 +105,8 @@ def import_runs(
     Yields what was done with each run and each file without a run. An error in a file is in its
     result and does not stop the others. Content that the experiment has is not imported again
     unless *again*. Of two files of a folder with the same matrix, such as a.csv and b.npy, one is
-    imported. The runs of bundles are copied as they are, which no option except *experiment* can
-    change. See the command ``clear-mlflow import`` for the options.
+    imported. The runs of bundles are copied as they are; an option other than *experiment* is an
+    error in their results. See the command ``clear-mlflow import`` for the options.
 
     Raises:
         ConfigError: ``same_data_as``, ``num_instances`` or ``metrics`` is not valid.

@@ -329,7 +329,7 @@ def choose_runs(
         unscored_only: leave out runs that already have metrics. Not applied to bundles.
 
     Raises:
-        ConfigError: no run is chosen, filter is passed with named runs, or a path has no bundle.
+        ConfigError: no run is chosen, filter is passed with named runs, or a path lacks bundles.
         RecordError: a bundle was changed.
         TrackingError: an experiment does not exist, several runs start with the digits of an id, or
             the store cannot be reached.

@@ -25,9 +25,9 @@ NO_EXPERIMENT = "bundle"  # in place of an experiment's id, for runs that are re
 def read_offline_runs(path: Path) -> list[Run]:
     """Read the runs of an offline folder that can have rows, newest first, or one as FOLDER/RUN.
 
-    RUN is an id or at least its first six digits. Sweeps and comparisons have no rows and are left
-    out. Raises RecordError if there are no runs, or the folder cannot be read, and TrackingError if
-    its format is unknown.
+    RUN is an id or at least its first six digits. Without it, sweeps and comparisons are left out.
+    Raises RecordError if it finds none, or the folder cannot be read, and TrackingError if its
+    format is unknown.
     """
     folder, prefix = (path, None) if is_offline_folder(path) else (path.parent, path.name)
     set_up_mlflow()

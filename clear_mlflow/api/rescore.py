@@ -274,7 +274,7 @@ def _describe_scores(
 def _choose_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
     """Return how many runs to score at a time: 16 with a server, 8 with remote artifacts, else 1.
 
-    first: run whose artifacts count as those of all.
+    first: run whose artifacts decide whether all are remote.
     """
     if is_server(client.tracking_uri):
         return _JOBS_SERVER

@@ -604,7 +604,7 @@ class SweepStore:
         run`` opened for this process, or else a new one. Sets it to RUNNING, and stores the grid in
         it. Raises TrackingError if another process works on the same sweep.
 
-        name: name of a parent run without an older one, or None to build it from the grid.
+        name: name of the parent run if the grid has none yet, or None to build it from the grid.
         """
         client = self._client
         project_run = get_project_run(client, names.KIND_SWEEP)

@@ -153,7 +153,10 @@ def _build_options(function: Callable[..., Any], omit: Collection[str]) -> list[
 
 
 def build_option(name: str, **keywords: Any) -> click.Option:
-    """Return the option for a parameter. The help does not print a default of "none"."""
+    """Return the option for a parameter. The help does not print a default of "none".
+
+    keywords: arguments of click.Option.
+    """
     keywords.setdefault("show_default", keywords.get("default") != NONE)
     return click.Option([f"--{name.replace('_', '-')}", name], **keywords)
 
@@ -194,7 +197,9 @@ def _build_argument(
 def _merge_argument(values: dict[str, Any], parameter: inspect.Parameter) -> None:
     """Merge the values of an argument and of the option of the same name into values[name].
 
-    Raises ConfigError if both were passed, unless the argument takes several values.
+    Without either, the result is the parameter's default. Raises ConfigError if both were passed.
+    If the argument can be repeated, the values of both become a tuple, or None without any. A
+    single value for Runs stays a string.
     """
     name = parameter.name
     argument, option = values.pop(f"{name}_argument"), values.get(name)
@@ -305,7 +310,8 @@ _NAME = re.compile(
 def spell_options(text: str, params: Sequence[click.Parameter]) -> str:
     """Replace parameter names in a message by command-line options, as a user types them.
 
-    params: parameters of the command; other names in the message stay as they are.
+    params: parameters of the command; other names in the message stay as they are. A name also
+    stands for the parameter rows_NAME.
 
     >>> params = [build_option("scale"), build_option("lr_step")]
     >>> spell_options('lr_step is 7; pass scale="percent"', params)

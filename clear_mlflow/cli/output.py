@@ -61,12 +61,15 @@ JSON_OPTION = build_option(
 
 
 def wants_json() -> bool:
-    """Return True if the running command was called with --json."""
+    """Return True if the running command was called with --json. RuntimeError outside a command."""
     return _JSON_FILE in click.get_current_context().meta
 
 
 def print_json(content: object) -> None:
-    """Print an object as JSON to standard output. The command must have been called with --json."""
+    """Print an object as JSON to standard output. The command must have been called with --json.
+
+    Raises ValueError if it contains NaN or infinity.
+    """
     out = click.get_current_context().meta[_JSON_FILE]
     click.echo(json.dumps(content, indent=2, allow_nan=False), file=out)
 
@@ -79,7 +82,10 @@ def build_console() -> Console:
 
 
 def print_error(message: str) -> None:
-    """Print a message in one line to standard error. Options are spelled as they are typed."""
+    """Print "error: " and a message in one line to standard error.
+
+    Names of parameters of the running command are printed as options: data_root as --data-root.
+    """
     context = click.get_current_context(silent=True)
     message = spell_options(message, context.command.params if context else ())
     with suppress(OSError):
@@ -123,9 +129,10 @@ def print_links(lines: Iterable[str]) -> None:
 
 
 def print_run_links(client: MlflowClient, run_ids: Sequence[str]) -> None:
-    """Print the URLs of a run, or of several runs, the URL of the last one's experiment.
+    """Print how to open a run in MLflow, or with several runs, the experiment of the last one.
 
-    Prints nothing without runs. Raises TrackingError if the run cannot be read.
+    That is a URL, or a command if the store is not a server. Prints nothing without runs. Raises
+    TrackingError if the last run cannot be read.
     """
     from clear_mlflow.store.client import mlflow_errors
     from clear_mlflow.store.ui_urls import format_run_links
@@ -151,9 +158,10 @@ def print_scores(scores: Scores) -> None:
 
 
 def _print_members(members: Mapping[int, Scores]) -> None:
-    """Print each metric's mean, deviation and range over an ensemble's members.
+    """Print each metric's mean, sample standard deviation and range over an ensemble's members.
 
-    members: results by seed. Metrics that not all members have are left out.
+    members: results by seed. Metrics that not all members have are left out. The deviation of a
+    single member is "-".
     """
     import pandas as pd
 

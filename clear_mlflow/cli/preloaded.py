@@ -48,7 +48,8 @@ def start_forked_program(
 
     Works only on Linux. The first call starts the fork server, which ends with this process.
 
-    log: path of the file that its standard error is appended to. Standard output is discarded.
+    environment: all environment variables of the process. log: path of an existing file that its
+    standard error is appended to. Standard output is discarded.
     """
     _start_server(environment)
     process = multiprocessing.get_context("forkserver").Process(
@@ -58,7 +59,11 @@ def start_forked_program(
 
 
 def _start_server(environment: Mapping[str, str]) -> None:
-    """Start the fork server, unless it runs, with stopping signals blocked."""
+    """Start the fork server, which loads torch and MLflow, unless it runs already.
+
+    It blocks SIGTERM and SIGHUP. environment: environment variables of the server, completed by
+    :func:`build_child_environment`; this process has them only during the call.
+    """
     own_environment = dict(os.environ)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING_SIGNALS)
     try:
@@ -79,7 +84,8 @@ def _set_environment(environment: Mapping[str, str]) -> None:
 def _run_command(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> None:
     """Run ``clear-mlflow ARGUMENTS`` in a forked process, set up like a new interpreter.
 
-    Standard output is discarded, and standard error is appended to the file *log*.
+    Standard output is discarded, and standard error is appended to the existing file *log*. Ends
+    with SystemExit, which has the exit code.
     """
     from clear_mlflow.cli import main
 

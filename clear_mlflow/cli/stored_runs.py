@@ -234,7 +234,7 @@ def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None
     offline_runs of the working folder, or in the folder of CLEAR_MLFLOW_OFFLINE.
 
     Runs of an offline folder are copied to the store of MLFLOW_TRACKING_URI, with a new id and
-    everything else as it was recorded, and scored. What else waits is sent to the store that its
+    everything else as it was recorded, and scored. Other runs are sent to the store that their
     training wrote to; with FOLDER, MLFLOW_TRACKING_URI takes precedence. Runs whose training has
     ended are closed. Sending twice duplicates nothing, and a run that was resumed is updated.
 

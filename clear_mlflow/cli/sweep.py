@@ -105,7 +105,10 @@ def sweep(
 
 
 def _print_result(result: SweepResult, *, is_stopped: bool) -> None:
-    """Print the runs with their states, and the comparison. is_stopped: the sweep ended early."""
+    """Print the runs with their states, and the comparison. Of over 50 runs, omits those done.
+
+    is_stopped: True if the sweep ended early.
+    """
     from clear_mlflow.api.sweep_runs import DONE, DONE_BEFORE
 
     listed = result.runs

@@ -201,7 +201,8 @@ def train_distributed(
 def _read_parameters(config_file: Path | None, parameters: dict[str, str]) -> dict[str, str]:
     """Return all parameters of a training as text: passed ones, else the file's, else defaults.
 
-    config_file: path of a config.json, or None. parameters: all parameters of the command.
+    config_file: path of a config.json, or None for no file. parameters: all parameters of the
+    command, with their defaults. Raises ConfigError if the file is not a JSON object of texts.
     """
     if config_file is None:
         return parameters
@@ -229,8 +230,9 @@ def apply_run_options(
 ) -> None:
     """Set the environment variables for store, experiment and tags of runs opened from now on.
 
-    run_name is only checked. resume: id of the run that is resumed, or None. Raises ConfigError
-    if options are passed although an existing run is continued, or if a tag is not KEY=TEXT.
+    run_name is only checked. tag: KEY=TEXT each. resume: id of the run that is resumed, or None.
+    Raises ConfigError if experiment, run_name or tag is passed although a run is continued (that in
+    *resume* or MLFLOW_RUN_ID), or if a tag is not KEY=TEXT or has a reserved key.
     """
     if offline and find_offline_folder() is None:
         os.environ[OFFLINE_VARIABLE] = "1"

@@ -25,10 +25,13 @@ _EXPECTED = {int: "a whole number", float: "a finite number", str: "a text"}
 def parse_arguments(
     parameter: str, owner: str, arguments_class: type[T], values: Mapping[str, Argument]
 ) -> T:
-    """Return an instance of a dataclass with defaults from texts or typed values.
+    """Return an instance of *arguments_class* with these values, and defaults for the others.
 
-    parameter, owner: for messages, for example ``strategy_args`` and ``strategy ewc``. Raises
-    ConfigError if an argument does not exist or has an invalid value.
+    parameter, owner: for messages, for example ``strategy_args`` and ``strategy ewc``.
+    values: by name; a text is parsed as the type of its field, and other values are passed on.
+
+    Raises ConfigError if an argument does not exist, or has a value that is empty, invalid, or not
+    the same after :func:`format_argument` and parsing.
     """
     hints = get_type_hints(arguments_class)
     names = [f.name for f in dataclasses.fields(arguments_class)]  # type: ignore[arg-type]
@@ -63,14 +66,14 @@ def parse_arguments(
 
 
 def check_not_negative(arguments: object, *names: str) -> None:
-    """Raise ConfigError unless each of these arguments is 0 or more."""
+    """Raise ConfigError unless the fields *names* of *arguments* are 0 or more."""
     for name in names:
         if (value := getattr(arguments, name)) < 0:
             raise ConfigError(f"{name} is {value} in strategy_args; pass 0 or more")
 
 
 def check_above_zero(arguments: object, *names: str) -> None:
-    """Raise ConfigError unless each of these arguments is above 0."""
+    """Raise ConfigError unless the fields *names* of *arguments* are above 0."""
     for name in names:
         if (value := getattr(arguments, name)) <= 0:
             raise ConfigError(f"{name} is {value} in strategy_args; pass a number above 0")
@@ -81,7 +84,8 @@ def complete_dataset_arguments(
 ) -> dict[str, Argument]:
     """Return all arguments of a dataset as typed values, with defaults.
 
-    An own stream without the argument ``name`` gets its folder's name.
+    ``name=auto`` of a user's own data becomes the name of its folder, file or function, which is
+    imported.
 
     values: ``dataset_args``. Raises ConfigError if one is invalid.
     """
@@ -97,9 +101,9 @@ def complete_dataset_arguments(
 def complete_scenario_arguments(
     scenario: str, values: Mapping[str, Argument]
 ) -> dict[str, Argument]:
-    """Return all arguments of a scenario, with defaults. ``domain`` has none.
+    """Return all arguments of a scenario as typed values, with defaults, or {} for ``domain``.
 
-    values: ``scenario_args``. Raises ConfigError if one is invalid.
+    values: ``scenario_args``. Raises ConfigError if one is invalid, or if ``domain`` has one.
     """
     arguments_class: Any = ScenarioArguments
     if scenario == DOMAIN:
@@ -112,13 +116,21 @@ def complete_scenario_arguments(
 def parse_dataset_arguments(
     dataset: str, data_root: str, text: str
 ) -> tuple[str, dict[str, Argument]]:
-    """Return a dataset's name and arguments from the texts of ``dataset`` and ``dataset_args``."""
+    """Return a dataset's name and all its arguments as typed values, with defaults.
+
+    dataset, data_root, text: options ``dataset``, ``data_root`` and ``dataset_args`` as texts.
+    Raises ConfigError if one is invalid.
+    """
     name = parse_parameter("dataset", dataset)
     return name, complete_dataset_arguments(name, data_root, parse_parameter("dataset_args", text))
 
 
 def _parse_value(hint: Any, text: str) -> Argument:
-    """Return an argument's value, or raise ValueError with what its type expects."""
+    """Parse a text as the type of a dataclass field, or raise ValueError with what it expects.
+
+    hint: that type: bool (yes or no), a Literal, or int, float (finite) or str, also with
+    ``| None`` (none).
+    """
     options = get_args(hint)
     is_optional = get_origin(hint) in (Union, UnionType) and NoneType in options
     words: dict[str, Argument] = {"yes": True, "no": False} if hint is bool else {}

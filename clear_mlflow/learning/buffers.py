@@ -55,9 +55,13 @@ class Buffer(ABC):
         labels: NDArray[np.int64],
         indices: NDArray[np.int64] | None = None,
     ) -> NDArray[np.int64]:
-        """Select the images to keep from the buffer and a bucket, or from its *indices*.
+        """Replace the buffer's images by a selection from them and from a bucket's images.
 
-        Returns indices of the kept images, counting the buffer's images first, then the bucket's.
+        labels: classes of all images of the bucket, (N,).
+        indices: which of these images may be selected, or None for all.
+
+        Returns (len(self),), the index of each kept image among the candidates: first the images
+        that were in the buffer, then the bucket's images in the order of *indices*.
         """
         arriving = list_bucket_indices(bucket_index, len(labels))
         if indices is not None:
@@ -87,8 +91,11 @@ class Buffer(ABC):
             setattr(self, name, state[name])
 
     @abstractmethod
-    def _select(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
-        """Return the indices that :meth:`update` returns. May change ``state_attributes``."""
+    def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+        """Return the indices that :meth:`update` returns. May change ``state_attributes``.
+
+        labels: classes of the bucket's candidates. The buffer's own are in ``self.labels``.
+        """
 
 
 class Reservoir(Buffer):
@@ -104,8 +111,8 @@ class Reservoir(Buffer):
     state_attributes = ("_priorities",)
     _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
 
-    def _select(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
-        priorities = np.concatenate([self._priorities, _draw_uniform(len(labels), draws)])
+    def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+        priorities = np.concatenate([self._priorities, _draw_uniform(len(labels), generator)])
         kept_indices = np.sort(np.argsort(priorities, kind="stable")[: self.capacity])
         self._priorities = priorities[kept_indices]
         return kept_indices
@@ -128,10 +135,10 @@ class ClassBalanced(Buffer):
     _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
     _num_seen: NDArray[np.int64] | None = None  # (num_classes,), images of each class so far
 
-    def _select(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+    def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
         num_new = np.bincount(labels, minlength=self.num_classes)
         self._num_seen = num_new if self._num_seen is None else self._num_seen + num_new
-        priorities = np.concatenate([self._priorities, _draw_uniform(len(labels), draws)])
+        priorities = np.concatenate([self._priorities, _draw_uniform(len(labels), generator)])
         kept_indices = select_lowest_per_class(
             np.concatenate([self.labels, labels]),
             priorities,
@@ -196,9 +203,9 @@ class GreedyBalanced(Buffer):
     state_attributes = ("_classes",)
     _classes: tuple[int, ...] = ()  # all classes so far, ascending
 
-    def _select(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
-        arriving = torch.randperm(len(labels), generator=draws).tolist()
-        luck = _draw_uniform(len(labels), draws).tolist()
+    def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+        arriving = torch.randperm(len(labels), generator=generator).tolist()
+        luck = _draw_uniform(len(labels), generator).tolist()
         # Indices of each class's images, counting the buffer's images first, then the bucket's.
         by_class: dict[int, list[int]] = {label: [] for label in self._classes}
         for number, label in enumerate(self.labels.tolist()):
@@ -245,11 +252,11 @@ class BiasedReservoir(Buffer):
     state_attributes = ("_num_seen",)
     _num_seen = 0  # images so far
 
-    def _select(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+    def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
         count, num_buffered, k = len(labels), len(self), self.capacity
-        arriving = num_buffered + torch.randperm(count, generator=draws).numpy()
-        luck = _draw_uniform(count, draws)
-        replaced = torch.randint(k, (count,), generator=draws).numpy()
+        arriving = num_buffered + torch.randperm(count, generator=generator).numpy()
+        luck = _draw_uniform(count, generator)
+        replaced = torch.randint(k, (count,), generator=generator).numpy()
 
         num_seen = self._num_seen + np.arange(1, count + 1)
         self._num_seen += count
@@ -275,16 +282,16 @@ class AuthorsReservoir(BiasedReservoir):
         storage_policy.py:136, which fails unless the first bucket fills the buffer.
     """
 
-    def _select(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+    def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
         self._num_seen += 1  # buckets
         alpha, is_dynamic = parse_alpha(self.alpha)
         chance = alpha if is_dynamic else alpha / self._num_seen
         arriving = len(self) + np.arange(len(labels))
         if len(labels) > self.capacity:
-            arriving = arriving[torch.randperm(len(labels), generator=draws).numpy()]
+            arriving = arriving[torch.randperm(len(labels), generator=generator).numpy()]
             arriving = arriving[: self.capacity]
         room = self.capacity - len(self)
-        lucky = _draw_uniform(len(arriving), draws)[room:] <= chance
+        lucky = _draw_uniform(len(arriving), generator)[room:] <= chance
         added = arriving[room:][lucky]
         buffered = np.concatenate([np.arange(len(self)), arriving[:room]])
         return np.concatenate([buffered[: len(buffered) - len(added)], added])
@@ -348,6 +355,6 @@ def load_buffer(name: str) -> type[Buffer]:
     return BUFFERS[name]
 
 
-def _draw_uniform(count: int, draws: torch.Generator) -> NDArray[np.float64]:
+def _draw_uniform(count: int, generator: torch.Generator) -> NDArray[np.float64]:
     """Draw (count,) numbers in [0, 1)."""
-    return torch.rand(count, generator=draws, dtype=torch.float64).numpy()
+    return torch.rand(count, generator=generator, dtype=torch.float64).numpy()

@@ -39,7 +39,7 @@ class Snapshot:
 
     @property
     def model(self) -> dict[str, Tensor]:
-        """The model's tensors by their names."""
+        """The model's state dict, on the CPU."""
         return {
             name.removeprefix(_MODEL): tensor
             for name, tensor in self.tensors.items()
@@ -57,9 +57,10 @@ class SavedTraining:
 
 
 def capture(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
-    """Copy everything that decides how a training continues.
+    """Copy the states of model, strategy, trainer and the process's random generators to the CPU.
 
-    Raises StateError if an attribute of the strategy cannot be stored.
+    Includes which weights are not frozen. Raises StateError if an attribute of the strategy cannot
+    be stored.
     """
     tensors: dict[str, Tensor] = {}
     description = {
@@ -77,7 +78,8 @@ def capture(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
 def restore(snapshot: Snapshot, model: nn.Module, strategy: Strategy, trainer: Trainer) -> None:
     """Load a snapshot into a model, a strategy and a trainer that were just built.
 
-    Sets the random generators of the process. Raises StateError if the snapshot does not fit.
+    Freezes the weights that were frozen, and sets the random generators of the process. Raises
+    StateError if the snapshot does not fit.
     """
     description = {
         name: _unpack(node, snapshot.tensors) if name != "trained" else node
@@ -96,7 +98,10 @@ def restore(snapshot: Snapshot, model: nn.Module, strategy: Strategy, trainer: T
 
 
 def to_bytes(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) -> bytes:
-    """Return the content of a state file: a snapshot, and the row before it."""
+    """Return the content of a state file: a snapshot, and the row that was measured last.
+
+    predictions: content of the row's predictions file, or None to store none.
+    """
     tensors = dict(snapshot.tensors)
     if predictions is not None:
         tensors[_PREDICTIONS] = torch.frombuffer(bytearray(predictions), dtype=torch.uint8)
@@ -112,7 +117,7 @@ def to_bytes(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) ->
 
 
 def read_state(content: bytes) -> SavedTraining:
-    """Parse the content of a state file. Raises StateError if it is damaged."""
+    """Parse what :func:`to_bytes` returned. Raises StateError if it is damaged."""
     with _report_damage("cannot be read"):
         tensors = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -131,7 +136,10 @@ def read_state(content: bytes) -> SavedTraining:
 
 @contextmanager
 def _report_damage(problem: str) -> Iterator[None]:
-    """Convert any error of the block to a StateError of one line."""
+    """Convert any error of the block to a StateError of one line. A StateError passes.
+
+    problem: the message after "the training state", for example "is damaged".
+    """
     try:
         yield
     except StateError:
@@ -147,7 +155,8 @@ def _report_damage(problem: str) -> Iterator[None]:
 def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
     """Convert a value to JSON data. Adds its tensors and arrays to *tensors*, by their paths.
 
-    Raises StateError for a value that cannot be stored.
+    path: names of the value's attribute and keys, joined by slashes. Raises StateError for a value
+    that cannot be stored.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -185,7 +194,10 @@ def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unpack(node: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the value that :func:`_pack` converted, with its tensors on the CPU."""
+    """Return the value that :func:`_pack` converted, with its tensors on the CPU.
+
+    Raises StateError if the JSON data or a tensor is missing or invalid.
+    """
     with _report_damage("is damaged"):
         if isinstance(node, list):
             return [_unpack(part, tensors) for part in node]
@@ -213,6 +225,10 @@ def copy_unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _get_random_states() -> dict[str, Any]:
+    """Return the states of the global generators: ``torch``, ``numpy``, ``python``, ``cuda``.
+
+    Omits ``cuda`` unless CUDA is initialised.
+    """
     algorithm, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
         "torch": torch.get_rng_state().numpy(),
@@ -226,6 +242,10 @@ def _get_random_states() -> dict[str, Any]:
 
 
 def _set_random_states(states: Mapping[str, Any]) -> None:
+    """Set the global generators to states that :func:`_get_random_states` returned.
+
+    Ignores ``cuda`` unless CUDA is initialised. May raise any error if a state is damaged.
+    """
     torch.set_rng_state(torch.from_numpy(states["torch"]))
     algorithm, keys, position, *rest = states["numpy"]
     if not 0 <= position <= len(keys):

@@ -48,7 +48,7 @@ class RngPurpose(enum.IntEnum):
 
 
 def resolve_device(requested: str) -> str:
-    """Return ``cpu`` or ``cuda``, to which ``auto`` resolves if torch can use it.
+    """Return ``cpu`` or ``cuda``. ``auto`` is cuda if torch can use it, else cpu.
 
     Raises ConfigError if cuda is requested and torch cannot use it.
     """
@@ -64,9 +64,10 @@ def resolve_device(requested: str) -> str:
 
 
 def resolve_precision(requested: str, device: str) -> str:
-    """Return a precision. ``auto`` is bf16 if the device has instructions for it, else ``off``.
+    """Return the precision. ``auto`` is bf16 if the device has instructions for it, else ``off``.
 
-    Raises ConfigError if the device does not support the requested precision.
+    device: ``cpu`` or ``cuda``. Raises ConfigError if tf32 is requested on a CPU or an older GPU,
+    or bf16 on a GPU without it. A CPU without such instructions emulates bf16.
     """
     if requested == "tf32" and (device == "cpu" or torch.cuda.get_device_capability() < _AMPERE):
         raise ConfigError(
@@ -87,13 +88,13 @@ def resolve_precision(requested: str, device: str) -> str:
 
 
 def get_convolution_dtype(precision: str) -> torch.dtype:
-    """Return the dtype of convolutions with a resolved precision."""
+    """Return bfloat16 for ``bf16``, float16 for ``fp16``, else float32."""
     half_dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return half_dtypes.get(precision, torch.float32)
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
-    """Return the context manager for a forward pass with a resolved precision."""
+    """Return torch's autocast for ``bf16`` or ``fp16``, or a context that does nothing."""
     dtype = get_convolution_dtype(precision)
     if dtype == torch.float32:
         return contextlib.nullcontext()
@@ -149,7 +150,10 @@ def cudnn_benchmark() -> Iterator[None]:
 
 
 def select_storage_device(num_bytes: int, device: torch.device) -> torch.device:
-    """Return the device for samples if they fit there with room to spare, else the CPU."""
+    """Return *device* if it is a GPU with at least twice as much free memory, else the CPU.
+
+    num_bytes: size of the samples to store.
+    """
     if device.type == "cuda" and num_bytes <= _SHARE_FOR_SAMPLES * count_free_bytes(device):
         return device
     return torch.device("cpu")
@@ -163,12 +167,15 @@ def count_free_bytes(device: torch.device) -> int:
 
 
 def is_other_device(home: torch.device, device: torch.device) -> bool:
-    """Return True if tensors at *home* must be copied to compute with them on a device."""
+    """Return True if tensors on *home* must be copied to be used on *device*.
+
+    Compares only the types, so all GPUs are the same.
+    """
     return home.type != device.type  # "cuda" and "cuda:0" are the same
 
 
 def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a CPU tensor to a GPU without waiting for its work, or return it for the CPU."""
+    """Copy a CPU tensor to a GPU without waiting for the GPU. For the CPU, return it unchanged."""
     if device.type != "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
@@ -191,7 +198,10 @@ class _CpuEvent:
 
 
 def record_event(device: torch.device) -> Any:
-    """Return an event that occurs when a device has done all work queued so far."""
+    """Return a torch.cuda.Event that occurs when a device has done all work queued so far.
+
+    For the CPU, return an object with the same methods that has already occurred.
+    """
     event_class: Any = torch.cuda.Event
     event = event_class(enable_timing=True) if device.type == "cuda" else _CpuEvent()
     event.record()
@@ -218,10 +228,9 @@ def translate_oom(advice: str) -> Iterator[None]:
 
 
 def derive_seed(seed: int, purpose: RngPurpose, *indices: int) -> int:
-    """Derive a seed in [0, 2**63) for one purpose.
+    """Derive a seed in [0, 2**63) from these numbers only, so a resumed run has the same seeds.
 
-    indices: index of the bucket and of the epoch, if they apply. Nothing else has an effect:
-    additional tests or a resume do not change what is drawn.
+    indices: for example of the bucket, the epoch and the process, if they apply.
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(int(purpose), *indices))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -233,7 +242,7 @@ def build_generator(seed: int, purpose: RngPurpose, *indices: int) -> torch.Gene
 
 
 def seed_everything(seed: int, purpose: RngPurpose, *indices: int) -> None:
-    """Seed the generators of the process, from which layers and initialisers draw."""
+    """Seed the global generators of random, numpy and torch by :func:`derive_seed`."""
     derived = derive_seed(seed, purpose, *indices)
     random.seed(derived)
     np.random.seed(derived % 2**32)

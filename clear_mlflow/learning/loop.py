@@ -73,9 +73,12 @@ def train(
     group: ProcessGroup = SINGLE_PROCESS,
     saved: SavedTraining | None = None,
 ) -> Iterator[TrainedBucket]:
-    """Yield the rows from 0 on, or those after a saved one.
+    """Yield the rows from 0 (untrained model) on, or those after a saved one.
 
-    The next bucket is trained when its row is requested.
+    The next bucket is trained when its row is requested. Raises DivergedError if the loss or an
+    output is not finite, and ConfigError if the strategy keeps more than memory_budget allows.
+
+    saved: state to continue from, or None for a new training.
     """
     model = build_untrained_model(stream, config)
     needs_naive_flops = config.budget != OFF or config.stream_rate != OFF
@@ -155,7 +158,10 @@ def train(
 def build_untrained_model(
     stream: TrainingStream, config: TrainConfig, bucket_index: int | None = None
 ) -> nn.Module:
-    """Build the untrained model on its device. Seeds the generators of the process.
+    """Build the model as it is before training, with the run's ``weights``, on the stream's device.
+
+    That is the strategy's own model, a model on features, or the named model for images. Seeds the
+    generators of the process, and downloads ``DEFAULT`` weights if they are missing.
 
     bucket_index: the bucket in which a strategy starts again from other random weights, or None
     for the run's initial weights.
@@ -187,7 +193,10 @@ def measure(
 ) -> Evaluation | None:
     """Test a model on all buckets in one pass. Returns None if an output is not finite.
 
-    Sets the model to evaluation mode. Takes smaller batches if memory runs out.
+    Sets the model to evaluation mode. Takes smaller batches if memory runs out. Each process tests
+    its share of the images, and all get the complete result.
+
+    probabilities: also return the probabilities of all classes.
     """
     true_labels, side = held_out.labels, held_out.side
     start, stop = group.share(0, len(true_labels))

@@ -104,5 +104,8 @@ class Training(Protocol):
     def rows(
         self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
     ) -> Iterator[MeasuredRow]:
-        """Yield rows when they are measured. A resumed training first repeats the last row."""
+        """Yield rows when they are measured, from row 0.
+
+        A resumed training first yields the stored row that it continues from.
+        """
         ...

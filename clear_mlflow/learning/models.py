@@ -37,15 +37,19 @@ def build_model(
 ) -> nn.Module:
     """Build a model from (N, 3, size, size) to logits.
 
-    weights: none, DEFAULT, or path of a file, with or without a head. Raises ConfigError if the
-    model does not exist, or does not fit the size or the weights.
+    weights: ``none`` for random ones, ``DEFAULT`` for torchvision's with a new head (downloaded if
+    they are missing), or path of a file, with or without a head.
+    freeze: ``none``, or ``backbone`` to train only the head.
+
+    Raises ConfigError if the model does not exist, does not fit the size or the weights, or if
+    weights cannot be read or downloaded.
     """
-    _check_name(name)
+    _check_model_exists(name)
     try:
         if weights == DEFAULT_WEIGHTS:
             model = _build_pretrained(name, num_classes=num_classes, image_size=image_size)
         else:
-            model = _build(name, num_classes=num_classes, image_size=image_size)
+            model = _build_with_random_weights(name, num_classes=num_classes, image_size=image_size)
             if weights != NONE:
                 _load_weights_file(model, Path(weights), name=name)
         if freeze == "backbone":
@@ -76,7 +80,7 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
 
 @contextmanager
 def logits_in_float32(model: nn.Module) -> Iterator[None]:
-    """Let a model compute its logits in float32 within the block: fewer of them are equal."""
+    """Let a model's head compute in float32 within the block, so that fewer logits are equal."""
     heads = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1:]
     for head in heads:
 
@@ -95,7 +99,10 @@ def logits_in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def get_input_dtype(model: nn.Module, precision: str) -> torch.dtype:
-    """Return the dtype for input images: the first layer's if it is a convolution."""
+    """Return the dtype for input images: the convolutions' if the first layer is one, else float32.
+
+    Returns float32 for a model that transforms its input, too.
+    """
     first = next(part for part in model.modules() if not list(part.children()))
     is_input = isinstance(first, nn.Conv2d) and not getattr(model, "transform_input", False)
     return get_convolution_dtype(precision) if is_input else torch.float32
@@ -115,7 +122,7 @@ def set_training_mode(model: nn.Module, freeze: str) -> None:
 def build_feature_model(name: str, width: int, *, num_classes: int) -> nn.Module:
     """Build a model on stored features: ``linear``, or ``mlp:256-128`` with two hidden layers.
 
-    width: numbers per image.
+    The weights of ``linear`` are zeros, others are random. width: numbers per image.
     """
     layers: list[nn.Module] = []
     for hidden in map(int, name.partition(":")[2].split("-") if ":" in name else ()):
@@ -134,8 +141,8 @@ def build_feature_model(name: str, width: int, *, num_classes: int) -> nn.Module
 def check_weights(name: str, weights: str, *, image_size: int, num_classes: int | None) -> None:
     """Raise ConfigError unless a model can start from weights. Downloads nothing.
 
-    num_classes: of the dataset, or None to skip the head. Remembers weights that fit: a file that
-    changes later is not read again.
+    Reads a file, but of ``DEFAULT`` checks only the image size. num_classes: of the dataset, or
+    None to skip the head. Remembers weights that fit: a file that changes later is not read again.
     """
     if weights == DEFAULT_WEIGHTS:
         size = _get_default_weights(name).meta["min_size"][0]
@@ -151,11 +158,11 @@ def check_weights(name: str, weights: str, *, image_size: int, num_classes: int 
 
 @lru_cache(maxsize=64)
 def check_model(name: str, *, image_size: int, batch_size: int) -> None:
-    """Raise ConfigError unless images can pass through a model. Remembers models that can.
+    """Raise ConfigError unless a model accepts one test image and a training batch of this size.
 
-    batch_size: of the smallest batch.
+    Tries them without data, on the meta device. Remembers models that accept them.
     """
-    _check_name(name)
+    _check_model_exists(name)
     if reason := _try_forward(name, image_size, 1, training=False):
         sizes = (s for s in _SUGGESTED_SIZES if not _try_forward(name, s, 1, training=False))
         size = next(sizes, None)
@@ -189,11 +196,14 @@ def _try_forward(name: str, image_size: int, batch_size: int, *, training: bool)
 
 
 def _build_on_meta(name: str, *, num_classes: int, image_size: int) -> nn.Module:
+    """Build a model on the meta device: with shapes, but without numbers."""
     try:
         with torch.device("meta"):
-            return _build(name, num_classes=num_classes, image_size=image_size)
+            return _build_with_random_weights(name, num_classes=num_classes, image_size=image_size)
     except NotImplementedError:  # regnet computes its widths with tensors, which need data
-        return _build(name, num_classes=num_classes, image_size=image_size).to("meta")
+        return _build_with_random_weights(name, num_classes=num_classes, image_size=image_size).to(
+            "meta"
+        )
 
 
 def _import_torchvision_models() -> Any:
@@ -203,7 +213,8 @@ def _import_torchvision_models() -> Any:
     return torchvision.models
 
 
-def _check_name(name: str) -> None:
+def _check_model_exists(name: str) -> None:
+    """Raise ConfigError unless :func:`build_model` accepts the name."""
     if name == SMALL_CNN or name in list_model_names():
         return
     raise ConfigError(
@@ -213,14 +224,18 @@ def _check_name(name: str) -> None:
     )
 
 
-def _build(name: str, *, num_classes: int, image_size: int) -> nn.Module:
+def _build_with_random_weights(name: str, *, num_classes: int, image_size: int) -> nn.Module:
     if name == SMALL_CNN:
         return _build_small_cnn(num_classes)
     return build_torchvision_model(name, image_size=image_size, num_classes=num_classes)
 
 
 def build_torchvision_model(name: str, *, image_size: int, **options: Any) -> nn.Module:
-    """Build a torchvision model for a size, with the same layers for all sources of weights."""
+    """Build a torchvision model for a size, without auxiliary heads.
+
+    options: further arguments of torchvision's get_model, such as num_classes or weights, which it
+    downloads if they are missing.
+    """
     if name.startswith("vit_"):
         options["image_size"] = image_size
     if name.startswith("maxvit_"):
@@ -234,12 +249,16 @@ def build_torchvision_model(name: str, *, image_size: int, **options: Any) -> nn
 
 
 def download_default_weights(name: str) -> Path:
-    """Return the file of torchvision's best weights, downloaded unless torch has cached it."""
+    """Return the path of torchvision's best weights, downloaded unless torch has cached them.
+
+    Raises ConfigError if the download fails.
+    """
     url = str(_get_default_weights(name).url)
     return download_weights(url, hash_prefix=parse_hash_prefix(url))
 
 
 def _get_default_weights(name: str) -> Any:
+    """Return torchvision's description of a model's best weights. Downloads nothing."""
     return _import_torchvision_models().get_model_weights(name)["DEFAULT"]
 
 
@@ -265,9 +284,10 @@ def _build_pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Mod
 
 
 def _load_weights_file(model: nn.Module, path: Path, *, name: str, with_head: bool = True) -> None:
-    """Load a file into a model, whose head stays if the file lacks one or *with_head* is False.
+    """Load a file of weights into a model, except for a head that the file lacks.
 
-    Raises ConfigError if the file cannot be read or does not fit the model.
+    with_head: False to ignore the file's head. Raises ConfigError if the file cannot be read or
+    does not fit the model.
     """
     head_name, head = find_head(model)
     head_state = {f"{head_name}.{key}": tensor for key, tensor in head.state_dict().items()}
@@ -291,6 +311,7 @@ def _load_weights_file(model: nn.Module, path: Path, *, name: str, with_head: bo
 
 
 def _build_small_cnn(num_classes: int) -> nn.Module:
+    """Build three convolutions of 16, 32 and 64 channels, and a linear head."""
     grid = 4  # pooling to one pixel would learn digits slowly; images need at least 4 pixels
     return nn.Sequential(
         *_build_convolution(3, 16),
@@ -305,6 +326,7 @@ def _build_small_cnn(num_classes: int) -> nn.Module:
 
 
 def _build_convolution(width_in: int, width_out: int) -> tuple[nn.Module, ...]:
+    """Return a 3 x 3 convolution that keeps the size, its batch normalisation and a ReLU."""
     return (
         nn.Conv2d(width_in, width_out, 3, padding=1, bias=False),
         nn.BatchNorm2d(width_out),

@@ -38,7 +38,7 @@ class SampleIndices:
         return np.array_equal(self.bucket, other.bucket) and np.array_equal(self.index, other.index)
 
     def take(self, order: NDArray[np.int64]) -> SampleIndices:
-        """Return the entries at *order*, in that order."""
+        """Return the images at the positions *order*, in that order."""
         return SampleIndices(self.bucket[order], self.index[order])
 
 
@@ -48,7 +48,7 @@ def list_bucket_indices(bucket_index: int, count: int) -> SampleIndices:
 
 
 def join_indices(*indices: SampleIndices) -> SampleIndices:
-    """Concatenate indices."""
+    """Concatenate the indices of images."""
     return SampleIndices(
         np.concatenate([part.bucket for part in indices]),
         np.concatenate([part.index for part in indices]),
@@ -71,7 +71,10 @@ class Augmentation:
 
 
 def build_augmentation(name: str, image_size: int) -> Augmentation:
-    """Return the augmentation *name* for a model's input of *image_size* pixels a side."""
+    """Return the augmentation *name* for a model's input of *image_size* pixels a side.
+
+    Raises ValueError if no augmentation has that name.
+    """
     # torchvision's Resize and RandomCrop to train on, Resize and CenterCrop to test on: so do the
     # CLEAR authors' example in Avalanche, the starter kit of their challenge, and Renate.
     if name not in (RANDOM_CROP, RANDOM_CROP_FLIP, NONE):
@@ -83,7 +86,7 @@ def build_augmentation(name: str, image_size: int) -> Augmentation:
 
 @dataclass(frozen=True, eq=False)
 class Photos:
-    """Photographs on one device. In main memory, each is where the cache maps its bucket."""
+    """Photographs on one device: on a GPU in one tensor, in main memory in one per bucket."""
 
     parts: tuple[Tensor, ...]  # each (bytes,), uint8; on an accelerator only one
     part: NDArray[np.int64]  # (N,), index of each image's part
@@ -116,16 +119,20 @@ class Photos:
             pixels[offset : offset + len(block)] = copy_to_device(block, device)
         return Photos((pixels,), np.zeros_like(self.part), first, self.sizes, self.augmentation)
 
-    def training_crops(self, order: Tensor, draws: torch.Generator) -> Crops:
-        """Draw a crop of each image in *order*, (M,), int64, on a CPU."""
+    def training_crops(self, order: Tensor, generator: torch.Generator) -> Crops:
+        """Return a crop of each image in *order*, (M,), int64, on a CPU.
+
+        It is the central crop unless the augmentation draws random offsets, and is mirrored at
+        random if the augmentation flips.
+        """
         chosen = order.numpy()
         corners = self._compute_centre(chosen)
         if self.augmentation.crop:
-            numbers = torch.randint(0, _MANY, (2, len(order)), generator=draws).numpy().T
+            numbers = torch.randint(0, _MANY, (2, len(order)), generator=generator).numpy().T
             corners = numbers % (self._compute_slack(chosen) + 1)
         mirrored = None
         if self.augmentation.flip:
-            mirrored = torch.randint(0, 2, (len(order),), generator=draws).bool()
+            mirrored = torch.randint(0, 2, (len(order),), generator=generator).bool()
         return self._build_crops(chosen, corners, mirrored)
 
     def centre_crops(self) -> Crops:
@@ -134,17 +141,22 @@ class Photos:
         return self._build_crops(chosen, self._compute_centre(chosen), None)
 
     def _compute_slack(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return (M, 2), pixels of height and width outside a crop."""
+        """Return (M, 2), pixels of height and width that a crop of each chosen image omits."""
         return self.sizes[chosen] - self.augmentation.size
 
     def _compute_centre(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return (M, 2), row and column of the first pixel of each central crop."""
+        """Return (M, 2), row and column of the first pixel of each chosen image's central crop."""
         # torchvision rounds a half to the even number: 1, 3, 5, 7 become 0, 2, 2, 4.
         return np.rint(self._compute_slack(chosen) / 2).astype(np.int64)
 
     def _build_crops(
         self, chosen: NDArray[np.int64], corners: NDArray[np.int64], mirrored: Tensor | None
     ) -> Crops:
+        """Return a crop of each chosen image, (M,).
+
+        corners: row and column of the first pixel of each crop, (M, 2). mirrored: True for crops
+        to mirror, (M,), or None to mirror none.
+        """
         step = self.sizes[chosen, 1] * 3
         first = self.first[chosen] + corners[:, 0] * step + corners[:, 1] * 3
         return Crops(
@@ -177,7 +189,10 @@ class Crops:
         return self.photos.augmentation.size
 
     def cut(self, start: int, stop: int) -> Tensor:
-        """Copy crops from index *start* to *stop*: (stop - start, side, side, 3), uint8."""
+        """Copy the pixels of crops from index *start* to *stop*, some of them mirrored.
+
+        Returns (stop - start, side, side, 3), uint8, on the photos' device.
+        """
         side = self.side
         selected = slice(start, stop)
         line_numbers = torch.arange(side, device=self.first.device)

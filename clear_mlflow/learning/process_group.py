@@ -38,7 +38,10 @@ _PEER_GONE = (
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process is number *rank* of *size*. With one process, every method does nothing."""
+    """This process is number *rank* of *size*. With one process, nothing is communicated.
+
+    Tensors, bytes and models are then returned unchanged.
+    """
 
     rank: int = 0
     size: int = 1
@@ -55,7 +58,7 @@ class ProcessGroup:
         return start + count * self.rank // self.size, start + count * (self.rank + 1) // self.size
 
     def all_reduce(self, numbers: Tensor) -> Tensor:
-        """Replace *numbers* by their sum over all processes, and return them."""
+        """Replace *numbers* in place by their sum over all processes, and return them."""
         if self.size > 1:
             dist.all_reduce(numbers)
         return numbers
@@ -63,7 +66,7 @@ class ProcessGroup:
     def all_gather(self, part: Tensor, start: int, total: int) -> Tensor:
         """Return the rows of all processes, (total, ...), in each process.
 
-        part: this process's rows, (n, ...), which begin at *start*.
+        part: this process's rows, (n, ...), of which the first has index *start* in the result.
         """
         if self.size == 1:
             return part
@@ -72,7 +75,7 @@ class ProcessGroup:
         return self.all_reduce(rows)  # exact: only one process has a row that is not 0
 
     def broadcast(self, content: bytes | None) -> bytes | None:
-        """Return the first process's *content* in all processes, and ignore the others'."""
+        """Return the *content* of rank 0 in all processes, and ignore all others."""
         if self.size == 1:
             return content
         where = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -88,14 +91,19 @@ class ProcessGroup:
         return received.cpu().numpy().tobytes()
 
     def weight(self, num_images: int, total: int) -> float:
-        """Return the factor of the mean over *num_images* images, of *total* in the batch.
+        """Return the factor by which this process multiplies the mean over its images.
 
-        The mean of all processes' weighted means is the mean over the batch.
+        The mean of all processes' products is the mean over the batch.
+
+        num_images: of this process, may be 0. total: images in the batch.
         """
         return num_images * self.size / total
 
     def wrap_ddp(self, model: nn.Module) -> nn.Module:
-        """Wrap a model, so that its gradients are averaged over all processes."""
+        """Wrap a model in DistributedDataParallel, which averages gradients over all processes.
+
+        With one process, returns the model unchanged.
+        """
         if self.size == 1:
             return model
         with warnings.catch_warnings():
@@ -127,10 +135,10 @@ def check_devices(dist_env: DistributedEnv, device: str, *, one_each: bool = Fal
         return
     present = torch.cuda.device_count()
     if dist_env.local_size > present and not (one_each and present == 1):
-        raise _too_few_gpus(dist_env.local_size, present)
+        raise _build_gpu_count_error(dist_env.local_size, present)
 
 
-def _too_few_gpus(processes: int, present: int) -> ConfigError:
+def _build_gpu_count_error(processes: int, present: int) -> ConfigError:
     return ConfigError(
         f"{processes} processes share {present} GPUs, but each process needs one; pass "
         f"processes={present} (with torchrun: --nproc-per-node), or device=cpu"
@@ -141,9 +149,14 @@ def _too_few_gpus(processes: int, present: int) -> ConfigError:
 def process_group(
     dist_env: DistributedEnv, device: str, *, precision: str = "off"
 ) -> Iterator[ProcessGroup]:
-    """Connect all processes by gloo or NCCL, and yield their group.
+    """Connect all processes by NCCL on GPUs, else by gloo, and yield their group.
 
-    Raises ConfigError if GPUs are too few, or if the processes choose different precisions, and
+    Waits for all of them, selects this process's GPU, and disconnects at the end. A single process
+    gets SINGLE_PROCESS at once.
+
+    precision: resolved precision, to compare with the other processes.
+
+    Raises ConfigError if two processes have the same GPU or their precisions differ, and
     PeerLostError if another process ends or does not respond within the block.
     """
     if dist_env.size == 1:
@@ -176,7 +189,7 @@ def process_group(
             torch.cuda.set_device(gpu)
             gpus = exchange_texts("gpu", str(torch.cuda.get_device_properties(gpu).uuid))
             if len(set(gpus)) < len(gpus):
-                raise _too_few_gpus(len(gpus), len(set(gpus)))
+                raise _build_gpu_count_error(len(gpus), len(set(gpus)))
             dist.init_process_group("nccl", device_id=gpu, **options)
         else:
             dist.init_process_group("gloo", **options)
@@ -242,7 +255,8 @@ class SynchronizedBatchNorm(_BatchNorm):
         return torch.as_tensor(output)
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
-        return  # whatever has channels
+        """Accept inputs with any number of dimensions."""
+        return
 
 
 class _Normalize(torch.autograd.Function):

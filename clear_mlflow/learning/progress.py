@@ -29,7 +29,10 @@ class TrainingProgress:
         """Leave the terminal as it was."""
 
     def downloading(self, label: str, done: int, total: int | None) -> None:
-        """Show a download: *done* of *total* bytes, or only the line *label* with 0 of 0."""
+        """Show a download: *done* of *total* bytes, or only the line *label* with 0 of 0.
+
+        total: None if it is not known.
+        """
 
     def images_decoded(self, done: int, total: int) -> None:
         """Show how many of *total* images are decoded."""
@@ -63,13 +66,13 @@ class LineProgress(TrainingProgress):
         self._downloading = ""
 
     def downloading(self, label: str, done: int, total: int | None) -> None:
-        """Write a line when another download begins."""
+        """Write the label as a line, unless it is the last one again."""
         if label != self._downloading:
             self._write(label)
         self._downloading = label
 
     def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
-        """Start the clock of the bucket."""
+        """Start measuring the time of the bucket, and forget earlier losses."""
         self._started = time.perf_counter()
         self._losses.clear()
 
@@ -78,7 +81,10 @@ class LineProgress(TrainingProgress):
         self._losses.append(point.loss)
 
     def row_measured(self, row: AccuracyRow) -> None:
-        """Write the line of the bucket, but none for the untrained model."""
+        """Write the bucket's line: accuracies, mean loss and seconds since the bucket began.
+
+        Writes nothing for the untrained model.
+        """
         if row.row > 0:
             seconds = time.perf_counter() - self._started
             head = f"bucket {row.row}/{len(row.buckets)} (key {row.buckets[row.row - 1]})"
@@ -92,7 +98,10 @@ class LineProgress(TrainingProgress):
 
 
 class CollectingProgress(TrainingProgress):
-    """Forwards events to *display*. Collects the loss curve, and reports it every few seconds."""
+    """Forwards events to *display*, and the loss curve and tests to callbacks.
+
+    Does not forward downloads and decoding.
+    """
 
     def __init__(self, display: TrainingProgress, on_curve: OnCurve, on_test: OnTest) -> None:
         for name in ("bucket_started", "steps_planned", "step_done"):
@@ -102,23 +111,29 @@ class CollectingProgress(TrainingProgress):
         self._handed_at = time.monotonic()
 
     def curve_measured(self, point: CurvePoint) -> None:
-        """Forward and collect a point of the curve."""
+        """Forward and collect a point of the curve.
+
+        Passes the collected points to *on_curve* if five seconds have passed since the last time.
+        """
         self._display.curve_measured(point)
         self._points.append(point)
         if time.monotonic() - self._handed_at >= _SECONDS_BETWEEN_POINTS:
             self._on_curve(self.take())
 
     def test_done(self, test: AnytimeRow) -> None:
-        """Forward and report a test."""
+        """Forward a test, and pass it to *on_test*."""
         self._display.test_done(test)
         self._on_test(test)
 
     def row_measured(self, row: AccuracyRow) -> None:
-        """Forward a row."""
+        """Forward a row to the display only."""
         self._display.row_measured(row)
 
     def take(self) -> tuple[CurvePoint, ...]:
-        """Return the points collected since the last call, and restart the interval of reports."""
+        """Return the points that *on_curve* did not receive, and forget them.
+
+        Restarts the five seconds between two calls of *on_curve*.
+        """
         points, self._points = tuple(self._points), []
         self._handed_at = time.monotonic()
         return points
@@ -172,7 +187,7 @@ class TerminalProgress(TrainingProgress):
         self._move_lower_bar("decoding", done, total)
 
     def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
-        """Start the lower bar anew."""
+        """Set the upper bar to the number of buckets trained, and the lower bar to the start."""
         self._bucket = f"bucket {key}"
         self._losses.clear()
         self._bars.update(self._stream_bar, total=num_buckets, completed=bucket_index, visible=True)
@@ -187,13 +202,13 @@ class TerminalProgress(TrainingProgress):
         self._bars.advance(self._step_bar)
 
     def curve_measured(self, point: CurvePoint) -> None:
-        """Show the loss next to the lower bar."""
+        """Show the mean of the bucket's last ten losses next to the lower bar."""
         self._losses.append(point.loss)
         description = " · ".join([self._bucket, *_format_mean_loss(self._losses)])
         self._bars.update(self._step_bar, description=description)
 
     def row_measured(self, row: AccuracyRow) -> None:
-        """Show the accuracies next to the upper bar."""
+        """Show the accuracies next to the upper bar, and move it to the row."""
         self._bars.update(
             self._stream_bar,
             description=" · ".join(["stream", *format_accuracies(row)]),
@@ -202,13 +217,17 @@ class TerminalProgress(TrainingProgress):
         )
 
     def _move_lower_bar(self, label: str, done: int, total: int | None) -> None:
+        """Show *done* of *total* on the lower bar with a label. total: None if not known."""
         self._bars.update(
             self._step_bar, description=label, total=total, completed=done, visible=True
         )
 
 
 def build_progress(stream: TextIO | None) -> TrainingProgress:
-    """Return bars if *stream* can show them, else lines. Without a stream, shows nothing."""
+    """Return a progress with bars if *stream* can show them, else with lines of text.
+
+    Without a stream, return one that shows nothing.
+    """
     if stream is None:
         return TrainingProgress()
     return TerminalProgress(stream) if can_show_bars(stream) else LineProgress(stream)
@@ -220,7 +239,9 @@ def can_show_bars(stream: TextIO) -> bool:
 
 
 def format_accuracies(row: AccuracyRow) -> list[str]:
-    """Return a row's mean accuracies on the newest bucket and on past buckets, as texts.
+    """Return texts of a row's accuracy on its newest bucket and mean accuracy on past buckets.
+
+    Omits past buckets if there are none. Row 0 has one text, the mean over all buckets.
 
     >>> format_accuracies(AccuracyRow(2, ("a", "b", "c"), (5, 9, 1), (10, 10, 10)))
     ['on itself 90.0 %', 'on past buckets 50.0 %']
@@ -238,4 +259,5 @@ def _format_mean_loss(losses: Collection[float]) -> list[str]:
 
 
 def _format_mean(name: str, fractions: Sequence[float]) -> str:
+    """Return a name and the mean in percent, for example ``untrained 10.0 %``."""
     return f"{name} {100 * sum(fractions) / len(fractions):.1f} %"

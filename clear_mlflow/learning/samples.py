@@ -119,16 +119,22 @@ class TrainingStream(ABC):
         self._test: HeldOutImages | None = None
 
     def begin_bucket(self, bucket_index: int) -> None:
-        """Prepare the stream for training on a bucket."""
+        """Prepare the stream for training on a bucket. By default, does nothing."""
         return
 
     def labels(self, bucket_index: int) -> NDArray[np.int64]:
-        """Return (N,), the classes of one bucket's training images, without fetching them."""
+        """Return (N,), the classes of one bucket's training images, without decoding images.
+
+        Without the images that :meth:`keep_only` dropped.
+        """
         indices = self.seen_indices.get(bucket_index, slice(None))
         return self._train_sets[bucket_index].labels[indices]
 
     def keep_only(self, bucket_index: int, indices: NDArray[np.int64]) -> None:
-        """Drop all training images of a bucket except these. Raises ConfigError if called twice."""
+        """Drop all training images of a bucket except these: no method returns the others again.
+
+        indices: ascending. Raises ConfigError if called twice for a bucket.
+        """
         if bucket_index in self.seen_indices:
             raise ConfigError(
                 "the strategy trains more than once on a bucket, but stream_rate lets each image "
@@ -140,11 +146,14 @@ class TrainingStream(ABC):
         self.train_counts = tuple(counts)
 
     def train(self, bucket_index: int) -> Samples:
-        """Return the training images of one bucket."""
+        """Return the training images of one bucket that are not dropped, with their labels."""
         return self.select(list_bucket_indices(bucket_index, self.train_counts[bucket_index]))
 
     def select(self, indices: SampleIndices) -> Samples:
-        """Return training images in the order of *indices*. Caches the last result."""
+        """Return training images with labels in the order of *indices*. Caches the last result.
+
+        They are on the GPU if they fit there. indices: among the images that are not dropped.
+        """
         if self._selected is None or not self._selected[0].equals(indices):
             self._selected = None  # free the memory that the new selection needs
             file_index = indices.index.copy()  # among all images of each bucket
@@ -160,7 +169,10 @@ class TrainingStream(ABC):
         return self._selected[1]
 
     def test(self) -> HeldOutImages:
-        """Return the test images of all buckets, cropped at the centre. They are cached."""
+        """Return the test images of all buckets, cropped at the centre, or their features.
+
+        They are on the GPU if they fit there, and cached.
+        """
         if self._test is None:
             counts = tuple(len(images) for images in self._test_sets)
             images = self._fetch_tests(counts)
@@ -246,15 +258,19 @@ class FeatureStream(TrainingStream):
             self.standardised = self._compute_statistics(1)
 
     def begin_bucket(self, bucket_index: int) -> None:
-        """Standardise by the buckets so far if ``standardise`` is ``past``."""
+        """With ``standardise=past``, standardise by the training vectors up to this bucket.
+
+        Discards cached samples and tests, except in the first bucket.
+        """
         if self._features.standardise == "past" and bucket_index > 0:
             self._selected = self._test = None
             self.standardised = self._compute_statistics(bucket_index + 1)
 
     def _compute_statistics(self, num_buckets: int) -> dict[str, Tensor]:
-        """Return mean and scale, 1 / standard deviation, of the vectors in the first buckets.
+        """Return mean and scale, (width,) each, of the training vectors in the first buckets.
 
-        A number that is the same in all vectors has the scale 1.
+        The keys are those in ``STANDARDISED``. The scale is 1 / standard deviation, or 1 for a
+        number that is the same in all vectors.
         """
         number, total = 0, np.zeros((2, self.width))
         middle = self._features.train[0][:1].astype(np.float64)  # so that squares do not cancel
@@ -291,14 +307,17 @@ class FeatureStream(TrainingStream):
         return self._standardise_(inputs)
 
     def _allocate_vectors(self, count: int) -> Tensor:
-        """Return (count, width), uninitialised, on the GPU if it fits there."""
+        """Return an uninitialised tensor, (count, width), on the GPU if it fits there."""
         device = select_storage_device(count * self.width * 4, self.device)
         return torch.empty(count, self.width, device=device)
 
 
 @lru_cache
 def _build_pixel_factors(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return scale and shift of each byte in a line of *width* pixels, (3 * width,) each."""
+    """Return scale and shift of each byte in a line of *width* pixels, (3 * width,) each.
+
+    They divide by 255, and standardise by ImageNet's mean and standard deviation. Cached.
+    """
     # For a complete line, since broadcasting three channels is 7 times slower.
     scale = torch.tensor([1 / (255 * std) for std in _STD])
     shift = torch.tensor([-mean / std for mean, std in zip(_MEAN, _STD, strict=True)])
@@ -320,13 +339,13 @@ def normalise(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def multiply_and_add(numbers: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scale and shift bytes in one pass, rounding once."""
+    """Return numbers * scale + shift in *dtype*, computed in one pass and rounded once."""
     inputs = torch.empty(numbers.shape, dtype=dtype, device=numbers.device)
     return torch.addcmul(shift, numbers, scale, out=inputs)
 
 
 def draw_order(count: int, seed: int, bucket_index: int, epoch: int) -> Tensor:
-    """Draw the order in which an epoch, from 0, goes through *count* samples."""
+    """Return a random order of *count* samples, the same for equal seed, bucket and epoch."""
     return torch.randperm(
         count, generator=build_generator(seed, RngPurpose.ORDER, bucket_index, epoch)
     )
@@ -338,19 +357,19 @@ def iter_batches(
     bounds: Sequence[tuple[int, int]],
     *,
     device: torch.device,
-    draws: torch.Generator,
+    generator: torch.Generator,
     group: ProcessGroup = SINGLE_PROCESS,
     dtype: torch.dtype = torch.float32,  # of images; features are float32
 ) -> Iterator[Batch]:
-    """Yield this process's share of each batch. All random crops are drawn before the first one.
+    """Yield this process's share of each batch, on *device*, images normalised.
 
     order: indices of samples, which may repeat. bounds: where in the order each batch starts and
-    stops.
+    stops. generator: of all random crops, which are drawn before the first batch.
     """
     images = samples.images
     cut: Callable[[int, int], Tensor]
     if isinstance(images, Photos):
-        cut = images.training_crops(order, draws).cut
+        cut = images.training_crops(order, generator).cut
     order = copy_to_device(order, images.device)
 
     def gather(share: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -394,8 +413,9 @@ def _gather_ahead(
 def compute_batch_bounds(count: int, batch_size: int | Literal["full"]) -> list[tuple[int, int]]:
     """Return where batches of *batch_size* images start and stop. The last may be smaller.
 
-    ``full`` is one batch of all. A single remaining image joins the batch before it: batch
-    normalisation cannot train on one image that the network has shrunk to one pixel.
+    count: number of images, above 0. ``full`` is one batch of all. A single remaining image joins
+    the batch before it: batch normalisation cannot train on one image that the network has shrunk
+    to one pixel.
 
     >>> compute_batch_bounds(7, 3)
     [(0, 3), (3, 7)]

@@ -62,9 +62,11 @@ _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
 
 def check(config: TrainConfig, dist_env: DistributedEnv = SINGLE_PROCESS_ENV) -> TrainConfig:
-    """Return a configuration without ``auto``, after all checks that need no data.
+    """Return a configuration after all checks that need no data.
 
-    Raises ConfigError if parameters are in conflict, or if this machine cannot train with them.
+    Its device and precision are resolved, and its arguments are complete: see
+    :func:`complete_arguments`. Raises ConfigError if parameters are in conflict, or if this machine
+    cannot train with them, and DataError if ``data_root`` does not exist.
     """
     complete = complete_arguments(config)
     device = resolve_device(config.device)
@@ -77,7 +79,10 @@ def check(config: TrainConfig, dist_env: DistributedEnv = SINGLE_PROCESS_ENV) ->
 
 
 def complete_arguments(config: TrainConfig) -> TrainConfig:
-    """Return a configuration with all arguments as typed values, including the defaults."""
+    """Return a configuration with typed arguments, defaults included, instead of texts.
+
+    These are the arguments of strategy, dataset and scenario. Raises ConfigError if one is invalid.
+    """
     return dataclasses.replace(
         config,
         strategy_args=dataclasses.asdict(parse_strategy_arguments(config)),
@@ -101,7 +106,10 @@ def check_parameters(config: TrainConfig, num_processes: int = 1) -> None:
 
 
 def check_files(config: TrainConfig, num_classes: int | None = None) -> None:
-    """Raise an error unless the folder and the file of weights exist and fit the parameters.
+    """Raise DataError if ``data_root`` does not exist, and ConfigError if weights do not fit.
+
+    Skips ``data_root`` if it is ``auto`` or the dataset is a user's function, and the weights if
+    the strategy builds its own model.
 
     num_classes: of the dataset, or None if it is not known yet.
     """
@@ -113,14 +121,14 @@ def check_files(config: TrainConfig, num_classes: int | None = None) -> None:
 
 
 def check_stream(config: TrainConfig, stream: BucketStream) -> None:
-    """Raise ConfigError if a bucket has one image, and the model cannot train on a batch of one."""
+    """Raise ConfigError if a bucket has one training image, on which the model cannot train."""
     smallest = min(len(bucket.train) for bucket in stream.buckets)
     if config.features == NONE and smallest == 1:  # check has tried batches of two and more
         check_model(config.model, image_size=config.image_size, batch_size=1)
 
 
 def download_missing(config: TrainConfig, progress: TrainingProgress) -> None:
-    """Download the published weights and CLEAR if the parameters name them and they are missing."""
+    """Download missing files: for ``weights=DEFAULT``, and for CLEAR with ``data_root=auto``."""
     if config.weights == DEFAULT_WEIGHTS:
         download_default_weights(config.model)
     if config.data_root == AUTO and config.dataset in CLEAR:
@@ -128,7 +136,10 @@ def download_missing(config: TrainConfig, progress: TrainingProgress) -> None:
 
 
 def load_data(config: TrainConfig) -> BucketStream:
-    """List a dataset, and raise an error unless parameters, weights and features fit it."""
+    """Load a dataset as a stream of image files, which are not decoded, and apply the scenario.
+
+    Raises ConfigError or DataError unless parameters, weights and features fit the dataset.
+    """
     stream = load_stream(
         config.dataset,
         config.data_root,
@@ -161,7 +172,7 @@ class StreamTraining:
 
     @property
     def metadata(self) -> StreamMetadata:
-        """The dataset that is trained on."""
+        """The dataset that is trained on, with a warning if buckets lack images of a class."""
         images = self._evaluation_set
         absent = self.stream.absent_classes
         missing = [(name, key) for key, names in absent.get("train", {}).items() for name in names]
@@ -201,7 +212,10 @@ class StreamTraining:
 
     @cached_property
     def _evaluation_set(self) -> EvaluationSet | None:
-        """The test images that predictions refer to, or None if none are stored or on rank > 0."""
+        """The test images that predictions refer to, or None if no predictions are stored.
+
+        Only rank 0 stores predictions.
+        """
         if self.config.predictions == NONE or self.group.rank > 0:
             return None
         return build_evaluation_set(self.stream)
@@ -209,7 +223,7 @@ class StreamTraining:
     def for_member(self, config: TrainConfig) -> StreamTraining:
         """Return the training of one member of an ensemble, which shares the loaded data.
 
-        Displays the member's seed.
+        Displays the member's seed if ``seeds`` is not none.
         """
         if self.config.seeds != NONE:
             self.progress.downloading(f"seed {config.seed}", 0, 0)  # displayed as a line of text
@@ -218,7 +232,11 @@ class StreamTraining:
     def rows(
         self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
     ) -> Iterator[MeasuredRow]:
-        """Train, and yield each row when it is measured. A resumed training first repeats a row."""
+        """Train, and yield each row when it is measured.
+
+        A resumed training first yields the stored row that it continues from. Only on rank 0
+        do rows contain files, and are callbacks called. Raises TrainingError if memory runs out.
+        """
         arithmetic = allow_tf32(self.config.precision == "tf32")
         with translate_oom(_LESS_MEMORY), arithmetic, cudnn_benchmark(), self.progress as display:
             if self.group.rank > 0:
@@ -237,7 +255,7 @@ class StreamTraining:
                     on_state(_build_state(trained, measured.predictions))
 
     def _build_measured_row(self, trained: TrainedBucket) -> MeasuredRow:
-        """Return a row with the files that the configuration requests."""
+        """Return a row with the files that the configuration requests: predictions and model."""
         predictions = None
         if self._evaluation_set is not None:
             predictions = RowPredictions(
@@ -253,15 +271,23 @@ class StreamTraining:
         return MeasuredRow(trained.row, predictions, model)
 
     def _is_resumable_after(self, row: AccuracyRow) -> bool:
+        """Return True if this process reports the training state after a row.
+
+        That is rank 0 with ``resumable=on``, except after the last row.
+        """
         is_last = row.row == len(row.buckets)
         return self.config.resumable == "on" and not is_last and self.group.rank == 0
 
     def _keeps_model(self, row: AccuracyRow) -> bool:
+        """Return True if ``log_models`` is ``all``, or ``last`` and the row is the last one."""
         is_last = row.row == len(row.buckets)
         return self.config.log_models == "all" or (self.config.log_models == "last" and is_last)
 
     def _load_saved_training(self) -> SavedTraining | None:
-        """Return the state to resume from, the same in all processes, or None."""
+        """Return the state to resume from, the same in all processes, or None for a new run.
+
+        Raises StateError if it is damaged, or if its buckets or test sets differ from the stream's.
+        """
         content = self.group.broadcast(None if self.saved is None else self.saved.read_bytes())
         if content is None:
             return None
@@ -276,7 +302,10 @@ class StreamTraining:
         return saved
 
     def _repeat_row(self, saved: SavedTraining, stream: TrainingStream) -> MeasuredRow:
-        """Return the row from which training resumes, with its files as they were measured."""
+        """Return the row from which training resumes, on rank 0 with its files as measured.
+
+        May begin the row's bucket in *stream*, whose statistics the model's file contains.
+        """
         if self.group.rank > 0:
             return MeasuredRow(saved.row)
         model = None
@@ -287,7 +316,12 @@ class StreamTraining:
         return MeasuredRow(saved.row, saved.predictions, model)
 
     def _build_model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
-        """Return the content of a file with the weights and a description of the model."""
+        """Return the content of a file with the weights and a description of the model.
+
+        Without description if only the strategy's class can build the model.
+
+        state: the weights, and mean and scale of the vectors if they are standardised.
+        """
         config = self.config
         tensors = copy_unshared(state)  # weights may be tied
         if load_strategy(config.strategy).has_custom_model():
@@ -324,7 +358,10 @@ class StreamTraining:
 
 
 def _build_state(trained: TrainedBucket, predictions: bytes | None) -> TrainingState:
-    """Return the state after a row, or only the problem if the strategy's cannot be stored."""
+    """Return the state after a row, or only the reason why it cannot be stored.
+
+    predictions: content of the row's predictions file, or None.
+    """
     row = trained.row
     try:
         return TrainingState(row.row, to_bytes(trained.snapshot(), row, predictions))
@@ -333,7 +370,10 @@ def _build_state(trained: TrainedBucket, predictions: bytes | None) -> TrainingS
 
 
 def _list_requirements() -> tuple[str, ...]:
-    """Return the packages that the model needs in pip's format, with this process's versions."""
+    """Return the packages that the model needs in pip's format, with this process's versions.
+
+    torchvision is one of them if it is imported.
+    """
     versions = {"clear_mlflow": __version__, "torch": torch.__version__}
     if "torchvision" in sys.modules:
         versions["torchvision"] = sys.modules["torchvision"].__version__
@@ -348,8 +388,8 @@ def prepare(
 ) -> StreamTraining:
     """Return a training on a dataset, after decoding its images into the cache.
 
-    stream: the dataset, or None to load it. Raises DataError for a damaged image, unless
-    ``damaged`` leaves it out.
+    With ``features``, loads these instead of images. stream: the dataset, or None to load it.
+    Raises DataError for a damaged image unless ``damaged=leave_out``, which drops it.
     """
     stream = stream or load_data(config)
     training = partial(

@@ -84,6 +84,6 @@ def iter_training_batches(samples, *, batch_size, device, seed, bucket_index, ep
         draw_order(len(samples), seed, bucket_index, epoch),
         compute_batch_bounds(len(samples), batch_size),
         device=device,
-        draws=build_generator(seed, RngPurpose.AUGMENTATION, bucket_index, epoch),
+        generator=build_generator(seed, RngPurpose.AUGMENTATION, bucket_index, epoch),
         **options,
     )

@@ -58,10 +58,14 @@ class Backbone:
 
 
 def load_backbone(name: str, weights: str) -> Backbone:
-    """Build a frozen backbone without its head.
+    """Build a frozen backbone without its head, in evaluation mode, on the CPU.
 
-    name: of a torchvision model, or timm:NAME. weights: path of a file, DEFAULT or none. Raises
-    ConfigError if the model does not exist, or if its weights cannot be downloaded.
+    name: of a torchvision model, or timm:NAME.
+    weights: ``DEFAULT`` for published ones (downloaded if they are missing), ``none`` for random
+    ones, or path of a file, only for torchvision.
+
+    Seeds the generators of the process. Raises ConfigError if the model does not exist, or if its
+    weights cannot be downloaded, and DataError if a file of weights does not fit.
     """
     if name.startswith(_TIMM_PREFIX):
         return _load_timm(name.removeprefix(_TIMM_PREFIX), weights)
@@ -69,6 +73,10 @@ def load_backbone(name: str, weights: str) -> Backbone:
 
 
 def _load_torchvision(name: str, weights: str) -> Backbone:
+    """Build a torchvision backbone, with the transform that torchvision publishes for its weights.
+
+    For other weights, with the usual transform. Raises the errors of :func:`load_backbone`.
+    """
     import torchvision.models
 
     if name not in torchvision.models.list_models(module=torchvision.models):
@@ -95,9 +103,10 @@ def _load_torchvision(name: str, weights: str) -> Backbone:
 
 
 def find_preset(name: str, digest: str) -> tuple[Any, str]:
-    """Return the transform and the tag of torchvision's weights with a hash.
+    """Return the transform and the tag of the torchvision weights whose file has a SHA-256.
 
-    Other weights have the standard transform, and an empty tag.
+    Returns the usual transform and an empty tag if torchvision lacks such weights for the model.
+    digest: hexadecimal, without ``sha256:``.
     """
     import torchvision.models
 
@@ -116,15 +125,15 @@ def _standard_preset() -> Any:
 
 
 def build_torchvision_transform(preset: Any) -> LibraryTransform:
-    """Wrap a torchvision preset for evaluation, including its resampling."""
+    """Wrap the transform that torchvision publishes for weights, including its resampling."""
     text = " ".join(repr(preset).split())
-    return LibraryTransform(_return_array(preset), side=preset.resize_size[0], text=text)
+    return LibraryTransform(_convert_output_to_array(preset), side=preset.resize_size[0], text=text)
 
 
-def _return_array(
+def _convert_output_to_array(
     transform: Callable[[Image.Image], Tensor],
 ) -> Callable[[Image.Image], Any]:
-    """Return the transform, with its tensor converted to an array."""
+    """Return a function that applies the transform, and converts its tensor to an array."""
 
     def transform_to_array(image: Image.Image) -> NDArray[np.float32]:
         array: NDArray[np.float32] = transform(image).numpy()
@@ -136,7 +145,8 @@ def _return_array(
 def _load_timm(name: str, weights: str) -> Backbone:
     """Build a timm backbone with the transform of the tag in its name, or of its default tag.
 
-    weights: default (of the tag) or random. Raises ConfigError at others, or an unknown name.
+    weights: ``DEFAULT`` for the tag's (downloaded if they are missing), or ``none`` for random
+    ones. Raises ConfigError for other weights, an unknown name, or if timm is not installed.
     """
     try:
         import timm
@@ -177,7 +187,10 @@ def _load_timm(name: str, weights: str) -> Backbone:
 
 
 def _download_timm_weights(config: Any, full_name: str) -> Path:
-    """Return the path of a tag's weights in the Hugging Face cache, downloaded if necessary."""
+    """Return the path of a tag's weights in the Hugging Face cache, downloaded if necessary.
+
+    config: timm's for the tag. Raises ConfigError if they are not published or not reachable.
+    """
     if not config.hf_hub_id:
         raise ConfigError(
             f"{full_name} is not published with weights; pass --weights {RANDOM_WEIGHTS}, or "
@@ -207,7 +220,10 @@ def _download_timm_weights(config: Any, full_name: str) -> Path:
 
 
 def _build_timm_transform(config: Any) -> LibraryTransform:
-    """Wrap timm's transform for evaluation with the weights of one tag."""
+    """Wrap timm's transform for evaluation with the weights of one tag.
+
+    config: timm's for the tag.
+    """
     from timm.data import create_transform, resolve_data_config
 
     data_config = resolve_data_config(pretrained_cfg=config.to_dict())
@@ -215,7 +231,7 @@ def _build_timm_transform(config: Any) -> LibraryTransform:
     height, width = data_config["input_size"][1:]
     mean, std = (" ".join(f"{x:g}" for x in data_config[name]) for name in ("mean", "std"))
     return LibraryTransform(
-        _return_array(transform),
+        _convert_output_to_array(transform),
         side=math.ceil(max(height, width) / data_config["crop_pct"]),
         text=(
             f"timm: {height} x {width}, crop {data_config['crop_pct']:g} "
@@ -226,7 +242,7 @@ def _build_timm_transform(config: Any) -> LibraryTransform:
 
 
 def _hash_weights(path: Path) -> str:
-    """Return ``sha256:`` and the hash of a file of weights."""
+    """Return ``sha256:`` and the hash of a file of weights. Raises DataError if that fails."""
     try:
         return f"sha256:{hash_file(path)}"
     except OSError as error:
@@ -245,9 +261,11 @@ def extract(
     device: torch.device,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Compute and store the features of all images that have none, and return their folder.
+    """Compute and store the features of all sets of images that have none, and return their folder.
 
-    on_image: called with the numbers of images that are done and of all images.
+    name: name of the features. on_image: called with the numbers of images that are done and of all
+    images. Raises ConfigError if other features have the name, DataError if an image is damaged or
+    the folder cannot be written, and TrainingError if memory runs out.
     """
     extraction = Extraction(
         name,
@@ -322,7 +340,10 @@ def compute_features(
 def _transform_batches(
     images: ImageSet, geometry: LibraryTransform, device: torch.device
 ) -> Iterator[Tensor]:
-    """Yield batches of (N, 3, H, W) images, transformed for the backbone."""
+    """Yield batches of (N, 3, H, W) images on *device*, transformed for the backbone.
+
+    Raises DataError if an image is damaged.
+    """
     batch_size = _BATCH_SIZES[device.type]
     pending: list[NDArray[np.float32]] = []
     for block in decode_blocks(images, geometry):
@@ -337,5 +358,6 @@ def _transform_batches(
 
 
 def _stack_on_device(images: list[NDArray[np.float32]], device: torch.device) -> Tensor:
+    """Copy (3, H, W) images to one batch on a device, (N, 3, H, W), channels-last."""
     batch = torch.from_numpy(np.stack(images)).to(device)
     return batch.contiguous(memory_format=torch.channels_last)

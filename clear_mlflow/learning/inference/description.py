@@ -45,9 +45,10 @@ class ModelDescription:
 
 
 def read_description(path: Path) -> ModelDescription | None:
-    """Read the description in a file of weights, or return None if only its strategy can build it.
+    """Read the description in a file of weights.
 
-    Raises RecordError if there is none, or if it contradicts itself.
+    Returns None if the file states that only the strategy's class can build the model. Raises
+    RecordError if the file cannot be read, lacks a description, or has an invalid one.
     """
     # Imported here, since servers whose runs lack models need not install it.
     from safetensors import SafetensorError, safe_open

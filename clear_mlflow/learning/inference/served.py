@@ -40,11 +40,16 @@ class ServedModel:
         self._model = model.eval().to(device).to(memory_format=torch.channels_last)
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Predict a table of encoded images, or (N, width) features.
+        """Predict the classes of encoded images or of features, one row per input in their order.
 
         Returns columns ``class`` (number), ``label`` (name of the class) and ``probability``.
 
-        params: ``bucket``, the key of the bucket of the images, with scenario=task.
+        model_input: table with the files' contents in the column ``image``, or for a model on
+        features an array or table of (N, width) numbers.
+        params: with scenario=task, ``bucket``, the key of the inputs' bucket; else ignored.
+
+        Raises RecordError if the input has another form or ``bucket`` is unknown, and DataError if
+        an image is damaged.
         """
         model = self._description
         is_excluded = self._mask_classes((params or {}).get("bucket"))
@@ -71,7 +76,10 @@ class ServedModel:
         )
 
     def _mask_classes(self, bucket: Any) -> Tensor:
-        """Return a (classes,) mask of the classes that cannot be predicted for a bucket."""
+        """Return a (classes,) mask, True for classes that cannot be predicted for a bucket.
+
+        False for all unless the scenario is ``task``; there, raises RecordError for an unknown key.
+        """
         names, classes = self._description.class_names, self._description.classes_by_bucket
         if classes and bucket not in classes:
             raise RecordError(
@@ -104,6 +112,7 @@ class ServedModel:
 
 
 def _read_image_column(model_input: Any) -> Sequence[bytes]:
+    """Return the column of encoded images. Raises RecordError for anything but such a table."""
     if not isinstance(model_input, pd.DataFrame) or IMAGE_COLUMN not in model_input:
         raise RecordError(
             f"a {type(model_input).__name__} arrived; expected a table with a column "
@@ -115,7 +124,8 @@ def _read_image_column(model_input: Any) -> Sequence[bytes]:
 def load_served_model(path: Path) -> ServedModel:
     """Build the model that is described in a safetensors file, with the file's weights.
 
-    Raises RecordError if the file lacks a description, or if the weights do not fit it.
+    The model is on a GPU if torch can use one. Raises RecordError if the file cannot be read, lacks
+    a description, or if the weights do not fit it, and ConfigError if the model does not exist.
     """
     description = read_description(path)
     if description is None:

@@ -27,7 +27,8 @@ _DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
 def read_weights(path: Path, name: str) -> dict[str, Tensor]:
     """Read a state dict from a .safetensors or torch file, without running code in it.
 
-    name: of the model, for messages. Raises DataError if the file contains anything else.
+    name: of the model, for messages. Raises DataError if the file is too large, cannot be read, or
+    contains anything else.
     """
     content: Any
     if path.suffix == ".safetensors":
@@ -74,10 +75,11 @@ def load_weights(
     name: str,
     defaults: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Load a state dict of finite numbers into a model, without auxiliary heads.
+    """Load a state dict into a model. Ignores the tensors of auxiliary heads.
 
     path, name: file of the weights and name of the model, for messages. defaults: tensors for keys
-    that may be missing. Raises DataError if the weights do not fit the model.
+    that may be missing. Raises DataError if a number is not finite, or if the weights do not fit
+    the model.
     """
     state = {
         _OLD_DENSENET_NAME.sub(r"\1\2", key): value
@@ -103,7 +105,12 @@ def load_weights(
 
 
 def download_weights(url: str, *, hash_prefix: str | None) -> Path:
-    """Return the path of a published file in torch's cache, after downloading it if necessary."""
+    """Return the path of a published file in torch's cache, after downloading it if necessary.
+
+    Shows a progress bar. Raises ConfigError if the download fails or has another hash.
+
+    hash_prefix: first characters of the file's SHA-256, or None to check nothing.
+    """
     file_name = url.rsplit("/", 1)[-1]
     path = Path(torch.hub.get_dir(), "checkpoints", file_name)
     if path.is_file():
@@ -123,7 +130,7 @@ def download_weights(url: str, *, hash_prefix: str | None) -> Path:
 def build_download_error(
     name: str, url: str, error: Exception, advice: str = "pass the file by --weights PATH"
 ) -> ConfigError:
-    """Return the error for weights that cannot be downloaded, with their URL.
+    """Return the error for weights that cannot be downloaded, with their URL and the cause.
 
     advice: what to do with the file after it was fetched on another machine.
     """

@@ -113,7 +113,7 @@ def draw_buffer_batches(
         torch.cat(rounds)[:total],
         [(start, start + size) for start in range(0, total, size)],
         device=device,
-        draws=draws,
+        generator=draws,
         group=group,
         dtype=dtype,
     )

@@ -143,7 +143,7 @@ class Ewc(Strategy):
             order,
             compute_batch_bounds(len(order), max(1, max_gradients // self.stream.num_classes)),
             device=self.stream.device,
-            draws=draws[1],
+            generator=draws[1],
             group=self.group,
         ):
             if len(batch.labels):

@@ -108,7 +108,9 @@ class Trainer:
                 order,
                 bounds,
                 device=self._device,
-                draws=build_generator(config.seed, RngPurpose.AUGMENTATION, bucket_index, epoch),
+                generator=build_generator(
+                    config.seed, RngPurpose.AUGMENTATION, bucket_index, epoch
+                ),
                 group=self._group,
                 dtype=self._dtype,
             )
