@@ -128,16 +128,17 @@ def parse_dataset_arguments(
 def _parse_value(hint: Any, text: str) -> Argument:
     """Parse a text as the type of a dataclass field, or raise ValueError with what it expects.
 
-    hint: that type: bool (yes or no), a Literal, or int, float (finite) or str, also with
-    ``| None`` (none).
+    hint: that type: bool (yes or no), a Literal, or int, float (finite) or str, or one of these
+    with ``| None`` (none).
     """
     options = get_args(hint)
-    is_optional = get_origin(hint) in (Union, UnionType) and NoneType in options
-    words: dict[str, Argument] = {"yes": True, "no": False} if hint is bool else {}
-    if get_origin(hint) is Literal:
-        words = {format_argument(option): option for option in options}
-    elif is_optional and len(options) == 2:
+    words: dict[str, Argument] = {}
+    if get_origin(hint) in (Union, UnionType) and NoneType in options and len(options) == 2:
         words, hint = {NONE: None}, options[options[0] is NoneType]
+    if hint is bool:
+        words |= {"yes": True, "no": False}
+    elif get_origin(hint) is Literal:
+        words |= {format_argument(option): option for option in get_args(hint)}
     if text in words:
         return words[text]
     if hint in _EXPECTED:

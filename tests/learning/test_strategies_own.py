@@ -81,6 +81,8 @@ def own(tmp_path, monkeypatch):
         ("Literal['a', 'b', 2]", "a", "2", 2),
         ("float", 0.5, "1e-3", 0.001),
         ("bool", False, "yes", True),
+        ("bool | None", None, "no", False),
+        ("Literal['a', 2] | None", "a", "none", None),
         ("str", "x", "a=b", "a=b"),
     ],
 )
