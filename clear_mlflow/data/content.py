@@ -109,7 +109,10 @@ def compute_stream_digest(
 def _list_images(
     buckets: Sequence[Bucket], class_names: Sequence[str], test_split: str
 ) -> list[IndexedImage]:
-    """Return the training and test images of all buckets, bucket by bucket."""
+    """Return the training and test images of all buckets, bucket by bucket.
+
+    test_split: name of the split that test images get, test or validation.
+    """
     return [
         image
         for bucket in buckets

@@ -333,9 +333,10 @@ def _get_file_size(part: Path) -> int:
 
 
 def _check_disk(hub: _Hub, missing: list[Archive]) -> None:
-    """Report the sizes of the download and the disk. Raises DataError if the disk is too small.
+    """Report by ``hub.on_progress`` how much is downloaded and how much disk space is free.
 
-    Does nothing if the hub does not state a size.
+    Raises DataError if the disk is too small for archives and their content. Does nothing if the
+    hub does not state a size.
     """
     to_fetch = unpacked = needed = 0
     for archive in missing:

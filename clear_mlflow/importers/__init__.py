@@ -53,8 +53,8 @@ FORMATS = _load_formats()
 def load_file(path: Path, options: ReadOptions | None = None) -> ResultFile:
     """Read a result file into memory, without parsing it.
 
-    options: how to read it later; None for the defaults. Raises DataError if the file is larger
-    than 64 MiB or cannot be read.
+    options: how to read it later; None for the defaults. Raises DataError if the path is not a
+    file, or the file is larger than 64 MiB or cannot be read.
     """
     try:
         if not path.is_file():
@@ -67,7 +67,10 @@ def load_file(path: Path, options: ReadOptions | None = None) -> ResultFile:
 
 
 def detect_format(file: ResultFile) -> Format | None:
-    """Return the first format that matches a file, or None if no format does."""
+    """Return the first format that matches a file, or None if no format does.
+
+    Formats that many programs write (CSV, NumPy, JSON) are tried last.
+    """
     return next((candidate for candidate in FORMATS.values() if candidate.matches(file)), None)
 
 
@@ -75,7 +78,8 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
     """Parse a result file, and return the accuracy matrix and metadata of each run in it.
 
     format_name: a key of :data:`FORMATS`, or "auto" to detect it. Raises RecordError if the file
-    is invalid or in an unknown format, and ConfigError if its options contradict the format.
+    is invalid, ambiguous, without a run or in an unknown format, and ConfigError if *format_name*
+    does not exist or the file's options contradict the format.
     """
     if format_name != "auto" and format_name not in FORMATS:
         raise ConfigError(
@@ -101,7 +105,9 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
 
 
 def find_skipped_files(names: Sequence[str]) -> dict[str, str]:
-    """Return which files of a folder contain no run, as a dictionary from name to reason.
+    """Return the files of a folder that need not be read, as a dictionary from name to reason.
+
+    Only names are compared: an earlier state of another file, or a table next to the matrix.
 
     names: names of all files in the folder.
     """

@@ -68,7 +68,7 @@ class ResultFile:
     def iter_lines(self, max_lines: int = untrusted.MAX_LINES) -> Iterator[str]:
         """Yield the lines that are not blank, without line ends.
 
-        Raises RecordError if there are more than *max_lines*.
+        Raises RecordError if there are more than *max_lines*, or if the file is not UTF-8.
         """
         lines = (line for line in io.StringIO(untrusted.decode_text(self.content)) if line.strip())
         for number, line in enumerate(lines, start=1):
@@ -78,14 +78,17 @@ class ResultFile:
 
     @cached_property
     def json(self) -> Any:
-        """The content as a JSON document. ``NaN`` is read as NaN."""
+        """The content as a JSON document. ``NaN`` is read as NaN.
+
+        Raises RecordError if it is not JSON, or exceeds the limits of size, depth and lists.
+        """
         if self.content.count(b"[") + self.content.count(b"{") > untrusted.MAX_JSON_LISTS:
             raise RecordError(f"contains more than {untrusted.MAX_JSON_LISTS} lists and objects")
         return untrusted.json_value(self.content, untrusted.MAX_RESULTS_BYTES, nan=True)
 
     @cached_property
     def looks_like_json(self) -> bool:
-        """Whether the file begins with a JSON list or object."""
+        """Whether the file begins with [ or {, and not with an array as NumPy prints it."""
         return self.head.lstrip()[:1] in ("[", "{") and not self.is_printed_array
 
     @cached_property
@@ -118,7 +121,11 @@ class PrintedNumber:
 
     @classmethod
     def parse(cls, name: str, digits: str, step: int) -> PrintedNumber:
-        """Convert decimal digits. Raises RecordError for anything else."""
+        """Return the number, whose precision follows from its decimals: 0.005 for "61.25".
+
+        name, step: fields of the result. Raises RecordError if *digits* is not a cell, see
+        :func:`parse_cell`.
+        """
         decimals = min(len(digits.partition(".")[2]), 7)  # later digits come from 64-bit floats
         return cls(name, parse_cell(digits), step, 0.5 * 10**-decimals)
 
@@ -159,32 +166,35 @@ class Format(ABC):
         """Yield the runs of a file. Raises RecordError if the file is not valid."""
 
     def find_skipped(self, names: Sequence[str]) -> dict[str, str]:
-        """Return which files of a folder contain no run, as a dictionary from name to reason.
+        """Return the files of a folder that need not be read, as a dictionary from name to reason.
 
-        names: names of all files in the folder.
+        Without an override, none. names: names of all files in the folder.
         """
         return {}
 
 
 def build_rows(cells: Mapping[tuple[int, int], float]) -> list[list[float]]:
-    """Build rows of equal length from cells by (row, column) from 0, with NaN in the gaps."""
+    """Build rows of equal length from cells by (row, column) from 0, with NaN in the gaps.
+
+    cells: at least one.
+    """
     height = 1 + max(row for row, _ in cells)
     width = 1 + max(column for _, column in cells)
     return [[cells.get((i, j), NAN) for j in range(width)] for i in range(height)]
 
 
 def is_cell(text: str) -> bool:
-    """Return True if a cell is a number, empty, or a word for "not measured"."""
+    """Return True if a cell is a number, empty, or "nan", "n/a", "none", "null" or a dash."""
     return text.lower() in _NOT_MEASURED or is_number(text)
 
 
 def is_number(text: str) -> bool:
-    """Return True if a text is a decimal number, with an exponent or not."""
+    """Return True if a text is a finite decimal number, with an exponent or not."""
     return bool(_NUMBER.fullmatch(text))
 
 
 def parse_cell(text: str) -> float:
-    """Convert a cell to a number, NaN if it is empty or a word for "not measured".
+    """Convert a cell to a number, NaN if it is empty, or "nan", "n/a", "none", "null" or a dash.
 
     Raises RecordError if it is anything else.
     """
@@ -196,7 +206,10 @@ def parse_cell(text: str) -> float:
 
 
 def check_end(file: ResultFile, is_complete: bool, end: str) -> None:
-    """Raise RecordError if a log lacks its end, unless the user stated orientation="rows"."""
+    """Raise RecordError if a log is incomplete, unless the user passed orientation="rows".
+
+    is_complete: False if the log is incomplete. end: what it lacks, for the message.
+    """
     if not is_complete and file.options.orientation != "rows":
         raise RecordError(
             f"lacks {end}: the run stopped early, or the file is truncated. Pass "
@@ -205,22 +218,22 @@ def check_end(file: ResultFile, is_complete: bool, end: str) -> None:
 
 
 def suggest_buckets(names: Sequence[str]) -> str:
-    """Return advice to pass buckets=..., for a first line of numbers that may be names."""
+    """Return a text for errors: pass buckets=NAMES, if the first line (*names*) names buckets."""
     return f"if the first line names the buckets, pass buckets={safe_repr(','.join(names))}"
 
 
 def to_floats(values: object, name: str) -> list[float]:
     """Convert a JSON list, called *name* in errors, to floats. Null becomes NaN.
 
-    Raises RecordError if a value is not a number, or if there are more than ``MAX_BUCKETS``.
+    Raises RecordError if it is not a list of numbers, or has more than ``MAX_BUCKETS``.
     """
     return [NAN if cell is None else cell for cell in untrusted.convert(values, _Floats, name)]
 
 
 def to_rows(values: object, name: str) -> list[list[float]]:
-    """Convert a JSON list of lists to rows of floats, null to NaN.
+    """Convert a JSON list of lists, called *name* in errors, to rows of floats, null to NaN.
 
-    Raises RecordError as :func:`to_floats` does.
+    The rows may differ in length. Raises RecordError as :func:`to_floats` does.
     """
     rows = untrusted.convert(values, _Rows, name)
     return [[NAN if cell is None else cell for cell in row] for row in rows]

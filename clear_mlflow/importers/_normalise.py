@@ -56,8 +56,11 @@ class ImportedRun:
 def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> ImportedRun:
     """Convert a parsed run to a matrix of fractions with NaN where nothing was measured.
 
-    A score other than accuracy keeps its unit. Raises RecordError if the file is ambiguous or
-    invalid, and ConfigError if an option contradicts it.
+    Applies ``file.options``: makes rows of columns, orders rows by their labels, separates the row
+    of the untrained model, and masks future buckets. A score other than accuracy keeps its unit.
+
+    Raises RecordError if the file is ambiguous or invalid, OrientationError if nothing proves the
+    orientation, and ConfigError if an option contradicts the file.
     """
     options = file.options
     rows, buckets, labels = [*parsed.rows], parsed.buckets, parsed.labels
@@ -117,9 +120,10 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
 
 
 def _build_array(initial: Sequence[float] | None, rows: Sequence[Sequence[float]]) -> _Cells:
-    """Return an array of *initial* (or NaN if it is None) and the rows, filled up with NaN.
+    """Return an array with *initial* first (NaN if it is None), then the rows, NaN at their ends.
 
-    Raises RecordError unless all rows have one length, or row i has i cells.
+    Its width is the length of *initial*, or of the longest row. Raises RecordError unless each row
+    has this width, or row i, from 1, has i cells; or if there are no columns, or too many cells.
     """
     lengths = [len(row) for row in rows]
     width = max(lengths, default=0) if initial is None else len(initial)
@@ -143,7 +147,10 @@ def _detect_orientation(
 ) -> tuple[str, str]:
     """Return "rows" if a row is one test after training, "columns" if a column is, and the proof.
 
-    Raises RecordError if neither the options nor the file prove it.
+    The proof is a text that names the averages in the file that the matrix fits, or "".
+
+    Raises OrientationError if neither the options nor the file prove it, RecordError if averages in
+    the file contradict it, and ConfigError if it was stated for a format that marks its rows.
     """
     stated, orientation = options.orientation, parsed.orientation
     is_marked = not file_format.is_general or parsed.initial is not None
@@ -166,9 +173,11 @@ def _detect_orientation(
 def _order_rows(
     rows: Sequence[Sequence[float]], labels: Sequence[str], buckets: Sequence[str] | None
 ) -> list[Sequence[float]]:
-    """Return the rows in the order of the buckets that their labels name, NaN for missing rows.
+    """Return the rows in the order that their labels show, NaN for rows missing before the last.
 
-    Raises RecordError if a label names no bucket, or if the numbers of rows and labels differ.
+    labels: names of buckets, or texts as :func:`find_row_indices` reads them. buckets: all names,
+    None for "1", "2", ... Raises RecordError if the labels do not show the order, or if the numbers
+    of rows and labels differ.
     """
     if len(labels) != len(rows):
         raise RecordError(f"contains {len(rows)} rows of numbers, but names {len(labels)}")
@@ -182,7 +191,12 @@ def _order_rows(
 
 
 def _check_against_counts(cells: _Cells, num_instances: NDArray[np.int64]) -> None:
-    """Raise RecordError if an accuracy is not k / num_instances for an integer k, if rounded."""
+    """Raise RecordError if an accuracy cannot result from the number of test images.
+
+    It must be h / num_instances for an integer h, exactly or rounded to 1 to 5 decimals.
+
+    cells: fractions, a column per bucket; NaN is skipped. num_instances: test images per bucket.
+    """
     difference = np.abs(np.round(cells * num_instances) / num_instances - cells)
     is_possible = np.isnan(cells) | (difference <= 1e-6)
     for digits in range(1, 6):  # accuracies may be rounded
@@ -199,7 +213,8 @@ def _check_against_counts(cells: _Cells, num_instances: NDArray[np.int64]) -> No
 def _choose_score(file_format: Format, parsed: ParsedRun, options: ReadOptions) -> Score:
     """Return what the numbers are (accuracy or another score), from the file or the options.
 
-    Raises ConfigError if both define it and differ.
+    Raises ConfigError if both define it and differ, or if the options state a scale for a score
+    other than accuracy.
     """
     score = parsed.score
     if options.score not in (ACCURACY, score):
@@ -218,7 +233,11 @@ def _choose_score(file_format: Format, parsed: ParsedRun, options: ReadOptions) 
 
 
 def _convert_to_fractions(cells: _Cells, file_format: Format, options: ReadOptions) -> _Cells:
-    """Convert accuracies to fractions. Raises RecordError if one is out of range in its scale."""
+    """Divide percentages by 100, and check accuracies. They are fractions if no scale is stated.
+
+    Raises RecordError if one is out of range in its scale, or if no stated percentage is above 1,
+    and ConfigError if the stated scale is not the scale of the format.
+    """
     scale = file_format.scale or options.scale
     if options.scale not in ("auto", scale):
         raise ConfigError(
@@ -243,12 +262,12 @@ def _convert_to_fractions(cells: _Cells, file_format: Format, options: ReadOptio
 
 
 def _mask_future(values: _Cells, file_format: Format, options: ReadOptions) -> _Cells:
-    """Return the rows with NaN above the diagonal if the user stated that it was not tested.
+    """Return the rows, with NaN above the diagonal if the user passed future="not-tested".
 
-    Then leaves out rows of zeros at the end, of buckets that were not trained.
+    In this case rows of zeros at the end, of buckets that were not trained, are removed, too.
 
-    Raises RecordError if a general format has only zeros there and the user stated nothing, or if
-    there are other values than zeros although the user stated that nothing was tested.
+    Raises RecordError if the user stated nothing, and a format that many programs write has only
+    zeros above the diagonal; or if a value there is not 0 in spite of future="not-tested".
     """
     future = ~np.tri(*values.shape, dtype=np.bool_)
     measured = values[future & ~np.isnan(values)]
@@ -272,11 +291,15 @@ def _mask_future(values: _Cells, file_format: Format, options: ReadOptions) -> _
 def _find_orientation(
     cells: _Cells, printed: Sequence[PrintedNumber], marked_orientation: str
 ) -> tuple[str, str]:
-    """Return "rows" or "columns" for a matrix, and a line that reports the proof.
+    """Return which is one test after training, "rows" or "columns", and a text with the proof.
+
+    A matrix that is not square is "rows" unless marked. The text names the averages in the file
+    that the matrix fits; it is "" if there are none.
 
     cells: NaN or 0 where nothing was measured. printed: averages from the same file.
-    marked_orientation: the one that names or the format prove, or "auto". Raises RecordError if
-    the averages contradict it, and OrientationError if nothing proves it, with the results of both.
+    marked_orientation: "rows" or "columns" if names or the format prove it, or "auto". Raises
+    RecordError if the averages contradict it, and OrientationError if nothing proves it, with the
+    averages that follow from both.
     """
     is_square = cells.shape[0] == cells.shape[1] > 1
     if marked_orientation != "auto" or not is_square:
@@ -307,10 +330,12 @@ def _find_orientation(
 
 
 def _find_orientation_by_shape(cells: _Cells) -> str:
-    """Return the orientation that empty cells or zeros prove, "" if none does.
+    """Return "rows" or "columns" for a square matrix whose untested cells prove it, else "".
 
-    A symmetric matrix is "rows". Raises RecordError for a 2 x 2 matrix with a single 0 below the
-    diagonal, which may be an accuracy.
+    "columns" if all cells below the diagonal are NaN or 0, while those above and on it are not.
+    "" if there are measured cells below and above it, unless the matrix is symmetric. Otherwise
+    "rows". Raises RecordError for a 2 x 2 matrix with a single 0 below the diagonal, which may be
+    an accuracy.
     """
     filled = np.nan_to_num(cells)
     has_past, has_future = np.tril(filled, -1).any(), np.triu(filled, 1).any()
@@ -327,9 +352,10 @@ def _find_orientation_by_shape(cells: _Cells) -> str:
 
 
 def _matches_printed(cells: _Cells, printed: Sequence[PrintedNumber]) -> bool:
-    """Return True if usual definitions result in all printed numbers, as they are rounded.
+    """Return True if each printed number is a value of :func:`_compute_candidates`, as rounded.
 
-    cells: a row per test. A log may print percent next to fractions, or the other way round.
+    True if there are no printed numbers. All may be percent next to fractions, or the other way
+    round. cells: a row per test.
     """
     # The cells are rounded, too, and 32-bit floats differ in the seventh digit.
     return any(
@@ -349,8 +375,11 @@ def _compute_candidates(
 ) -> Sequence[np.floating]:
     """Compute the values that a printed number should have by each of its usual definitions.
 
-    cells: accuracies, a row per test. number: its name and step choose the definitions. printed:
-    all numbers that the file prints, of which some definitions need others.
+    Returns [] if the matrix has no such row, or the number is not defined after one bucket.
+
+    cells: accuracies, a row per test. number: its name, such as :data:`FORGETTING`, and its step
+    choose the definitions. printed: all numbers that the file prints: MEAN_WEIGHTED is the mean of
+    those called WEIGHTED.
     """
     step, last = number.step, number.step - 1
     if not 0 < step <= min(cells.shape):
@@ -380,7 +409,10 @@ def _compute_candidates(
 
 
 def _describe_averages(cells: _Cells) -> str:
-    """Return final average accuracy and forgetting as a text. cells: a row per test."""
+    """Return "average 0.7, forgetting 0.3" as they are after the last row, for messages.
+
+    Forgetting is left out if there is only one row. cells: a row per test.
+    """
     filled, last = np.nan_to_num(cells), len(cells) - 1
     forgetting = filled[:, :last].max(axis=0) - filled[last, :last]
     average = filled[last, : last + 1].mean()

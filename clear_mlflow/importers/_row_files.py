@@ -58,14 +58,18 @@ class RowPattern:
             raise ConfigError(f"rows is {safe_repr(pattern)}; expected {expected}")
 
     def matches_part(self, depth: int, name: str) -> bool:
-        """Return True if the name of a folder or file matches the pattern's part at *depth*."""
+        """Return True if the name of a folder or file matches the pattern's part at *depth*.
+
+        depth: index of the part in the path, from 0.
+        """
         return bool(_compile_pattern(self.parts[depth]).fullmatch(name))
 
     def find_rows(self, paths: Iterable[str]) -> dict[int | None, str]:
         """Return the paths that match, by their number of trained buckets, in order.
 
-        A pattern without {row} matches a complete matrix, whose key is None. Raises RecordError
-        if two paths have the same number, or if several match such a pattern.
+        Returns {} if none matches. A pattern without {row} or {row0} matches a complete matrix,
+        whose key is None. Raises RecordError if two paths have the same number, a number is above
+        1000, or several paths match a pattern without a number.
         """
         regex = _compile_pattern(self.pattern)
         matches = {path: match for path in paths if (match := regex.fullmatch(path))}
@@ -92,7 +96,9 @@ class RowPattern:
 def read_row(file: ResultFile) -> list[float]:
     """Return the numbers of a file that contains a single row of a matrix.
 
-    The file is a JSON list, a line or column of text, or a .npy array. Raises RecordError if not.
+    The file is a JSON list, a JSON object with the list as ``accuracy``, ``accuracies``, ``acc`` or
+    ``values``, a line or column of text, or a .npy array. NaN = not measured. Raises RecordError
+    for anything else, and for more than one row.
     """
     check_size(file.content, MAX_RESULTS_BYTES)
     if file.looks_like_json:
@@ -115,8 +121,10 @@ def read_row(file: ResultFile) -> list[float]:
 def combine_rows(rows: Mapping[int, Sequence[float]], options: ReadOptions) -> AccuracyMatrix:
     """Build an accuracy matrix from rows by number of trained buckets, 0 for the untrained model.
 
-    Missing rows become NaN. Raises RecordError if the rows are ambiguous or invalid, and
-    ConfigError if an option contradicts them.
+    Missing rows become NaN; the option ``orientation`` is ignored. Raises RecordError if the rows
+    are ambiguous or invalid, and ConfigError if an option contradicts them.
+
+    rows: at least one.
     """
     width = max(map(len, rows.values()))
     parsed = ParsedRun(

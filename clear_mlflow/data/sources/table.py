@@ -161,7 +161,7 @@ def read_csv(
 
 
 def read_parquet(file: Path, arguments: ColumnArguments, **content: str) -> dict[str, Categorical]:
-    """Return the required columns by role.
+    """Return the columns of a file that are needed, by role: label, bucket or time, and split.
 
     content: columns of further roles, such as ``path``. Raises DataError if a column is missing, or
     the table is empty or too large.
