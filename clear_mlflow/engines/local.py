@@ -29,7 +29,8 @@ Process: TypeAlias = Any  # subprocess.Popen, or an object with the same methods
 def start_program(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> Process:
     """Start ``clear-mlflow ARGUMENTS`` in its own session.
 
-    log: path of the file that its standard error is appended to. Standard output is discarded.
+    environment: all its environment variables. log: path of the file that its standard error is
+    appended to. Standard output is discarded.
     """
     with open(log, "ab") as log_file:  # noqa: PTH123  (a temporary file has a name, not a Path)
         return subprocess.Popen(  # noqa: S603
@@ -83,10 +84,10 @@ class LocalEngine:
             running.log.close()
 
     def check_store(self, tracking_uri: str) -> None:
-        """Do nothing: processes of this machine reach every store that this one reaches."""
+        """Accept every store: processes of this machine reach what this process reaches."""
 
     def describe_capacity(self) -> str:
-        """Return how many tasks run at a time, for the user."""
+        """Return "N at a time", a text for the user."""
         return f"{self._jobs} at a time"
 
     def count_free_slots(self) -> int:
@@ -94,7 +95,10 @@ class LocalEngine:
         return self._jobs - len(self._running)
 
     def start(self, task: Task) -> None:
-        """Start a task, and return at once."""
+        """Start a task on the GPU with the fewest tasks, and return at once.
+
+        Does not check that :meth:`count_free_slots` is above 0.
+        """
         options = [f"--{name.replace('_', '-')}={text}" for name, text in task.parameters.items()]
         used_gpus = [running.gpu for running in self._running]
         gpu = min(self._gpus, key=used_gpus.count, default=None)
@@ -106,7 +110,8 @@ class LocalEngine:
     def wait_for_results(self, timeout: float) -> Sequence[TaskResult]:
         """Return the results of tasks that ended since the last call.
 
-        Waits until one has ended, at most *timeout* seconds.
+        Waits until one has ended, at most *timeout* seconds, also if no task is running. Returns
+        [] if none has ended by then.
         """
         until = time.monotonic() + timeout
         while True:
@@ -118,12 +123,19 @@ class LocalEngine:
         return [_collect_result(task) for task in finished]
 
     def stop(self) -> None:
-        """Stop all tasks. Each scores its rows, and then has a result like any other task."""
+        """Send SIGTERM to all tasks, and return at once.
+
+        Each still scores its rows, and then has a result like any other task.
+        """
         for running in self._running:
             running.process.terminate()
 
     def _build_environment(self, task: Task, gpu: str | None) -> dict[str, str]:
-        """Return the environment variables of a training process."""
+        """Return the environment variables of a training process: ours, its run, its GPU.
+
+        gpu: value of CUDA_VISIBLE_DEVICES, or None to keep ours. OMP_NUM_THREADS is set if several
+        tasks run at a time, unless it is set already.
+        """
         environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_EXPERIMENT_NAME"}
         environment |= {
             "MLFLOW_TRACKING_URI": task.tracking_uri,
@@ -140,7 +152,8 @@ class LocalEngine:
 def _list_visible_gpus() -> tuple[str, ...]:
     """Return the GPUs by the names that CUDA_VISIBLE_DEVICES uses.
 
-    Asks the driver if the variable is not set, because loading torch takes seconds.
+    Runs nvidia-smi if the variable is not set, because loading torch takes seconds. Returns () if
+    it finds nothing or is not installed.
     """
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None:
@@ -155,7 +168,11 @@ def _list_visible_gpus() -> tuple[str, ...]:
 
 
 def _collect_result(running: _RunningTask) -> TaskResult:
-    """Return the result of a task whose process has ended. Reads and deletes its log."""
+    """Return the result of a task, waiting for its process to end. Reads and deletes its log.
+
+    The error is the last line that begins with "error:". If there is none, it is the last line of
+    a log whose process failed. A process ended by signal N has exit code 128 + N.
+    """
     code = running.process.wait()
     with running.log as log:
         log.seek(0, os.SEEK_END)

@@ -114,7 +114,10 @@ class RayEngine:
         return [node for node in self._ray.nodes() if node.get("Alive")]
 
     def count_slots(self) -> int:
-        """Return how many tasks the machines have room for at a time."""
+        """Return how many tasks the machines have room for at a time, running tasks included.
+
+        Ignores *jobs*, and what other programs use of the cluster.
+        """
         needed = [(name, n) for name, n in (("CPU", self.cpus), ("GPU", self.gpus)) if n]
         return sum(
             min((int(node["Resources"].get(name, 0) / n) for name, n in needed), default=1)
@@ -122,12 +125,12 @@ class RayEngine:
         )
 
     def describe_capacity(self) -> str:
-        """Return how many tasks run at a time, and with what, for the user."""
+        """Return a text for the user: how many more tasks can be started, with what resources."""
         resources = f"{self.cpus:g} CPUs and {self.gpus:g} GPUs"
         return f"{self.count_free_slots()} at a time, each with {resources}"
 
     def check_store(self, tracking_uri: str) -> None:
-        """Raise ConfigError if the store is a file, and workers are on other machines."""
+        """Raise ConfigError if the store is a file or folder, and workers are on other machines."""
         node_id = self._ray.get_runtime_context().get_node_id()
         check_store_is_shared(tracking_uri, self.list_nodes(), node_id)
 
@@ -137,16 +140,19 @@ class RayEngine:
         return min(self._jobs or num_slots, num_slots) - len(self._running)
 
     def start(self, task: Task) -> None:
-        """Start a task, and return at once."""
+        """Submit a task to the cluster, and return at once.
+
+        Does not check that :meth:`count_free_slots` is above 0.
+        """
         reference = self._remote_train.remote(
             dict(task.parameters), task.run_id, task.experiment_id, task.tracking_uri
         )
         self._running[reference] = task
 
     def wait_for_results(self, timeout: float) -> Sequence[TaskResult]:
-        """Return the results of tasks that ended since the last call.
+        """Return the result of one task that has ended, or [].
 
-        Waits until one has ended, at most *timeout* seconds.
+        Waits until one has ended, at most *timeout* seconds. Returns [] at once if none is running.
         """
         if not self._running:
             return []
@@ -154,15 +160,19 @@ class RayEngine:
         return [self._collect_result(reference) for reference in done]
 
     def stop(self) -> None:
-        """Stop all tasks. Each scores its rows, and then has a result like any other task."""
+        """Cancel all tasks, and return at once.
+
+        Each that has started still scores its rows. All have a result like any other task.
+        """
         for reference in self._running:
             with suppress(self._ray.exceptions.RayError):
                 self._ray.cancel(reference, force=False)
 
     def _collect_result(self, reference: Any) -> TaskResult:
-        """Return the result of a task that has ended, and forget the task.
+        """Return the result of a task that has ended, and remove it from the running tasks.
 
-        reference: Ray's handle of the task.
+        Its exit code is 130 if the task was cancelled, 1 after an error in our code, and 137 if
+        its worker is gone. reference: Ray's handle of the task.
         """
         run_id = self._running.pop(reference).run_id
         errors = self._ray.exceptions
@@ -178,7 +188,10 @@ class RayEngine:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError if nothing listens at HOST:PORT. Ray itself would wait for minutes."""
+    """Raise OSError if nothing listens at HOST:PORT within 10 s. Ray itself would wait for minutes.
+
+    Accepts an address without a port, such as "local".
+    """
     url = urlsplit(address if "://" in address else f"ray://{address}")
     if url.hostname is not None and url.port is not None:
         with socket.create_connection((url.hostname, url.port), timeout=_CONNECT_SECONDS):
@@ -188,7 +201,7 @@ def _check_reachable(address: str) -> None:
 def check_store_is_shared(
     tracking_uri: str, nodes: Iterable[Mapping[str, Any]], node_id: str
 ) -> None:
-    """Raise ConfigError if the store is a file of this machine, and workers are on others.
+    """Raise ConfigError if the store is a file or folder, and workers are on other machines.
 
     nodes: machines of the cluster, as Ray describes them. node_id: Ray's id of this machine.
     """

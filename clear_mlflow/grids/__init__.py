@@ -74,7 +74,9 @@ class Grid:
 def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
     """Read and check a sweep from a YAML file, or from a dictionary with the same content.
 
-    Raises ConfigError if the file cannot be read, or a run is invalid or occurs twice.
+    It has the sections ``fixed`` (parameters of all runs), ``grid`` (lists of values, of which all
+    combinations are trained) and ``runs`` (a list of such grids). Raises ConfigError if the file
+    cannot be read, or a run is invalid or occurs twice.
     """
     path = "grid" if isinstance(grid, Mapping) else grid
     try:
@@ -88,7 +90,7 @@ def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"the sweep {path} is not YAML: {safe_repr(str(error), 300)}") from None
     try:
-        runs = [_plan_run(run, number) for number, run in enumerate(_expand(node), start=1)]
+        runs = [_plan_run(run, number) for number, run in enumerate(_iter_runs(node), start=1)]
         _check_runs_differ(runs)
     except ConfigError as error:
         raise ConfigError(f"the sweep {path}: {error}") from None
@@ -104,9 +106,10 @@ def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
 
 
 def complete_runs(grid: Grid, complete: Callable[[TrainConfig], TrainConfig]) -> Grid:
-    """Return a grid whose hashes include the defaults that *complete* adds.
+    """Return a grid with the hashes of completed parameters. The parameters do not change.
 
-    Raises ConfigError if two runs are equal in effect.
+    complete: adds the default arguments of strategy, dataset and scenario. Raises ConfigError if
+    two runs then have the same hash.
     """
     runs = [replace(run, config_hash=hash_config(complete(run.config))) for run in grid.runs]
     _check_runs_differ(runs)
@@ -114,7 +117,10 @@ def complete_runs(grid: Grid, complete: Callable[[TrainConfig], TrainConfig]) ->
 
 
 def hash_config(config: TrainConfig) -> str:
-    """Hash the parameters that have an effect, in one form however the user wrote them."""
+    """Return a hash of the parameters that affect training: equal if two runs train the same.
+
+    Leaves out ``metrics``, parameters without effect, and ``seed`` if ``seeds`` is set.
+    """
     ignored = {"metrics", *config.ignored_parameters}  # metrics are computed from the rows
     if config.seeds != NONE:
         ignored.add("seed")
@@ -129,7 +135,8 @@ def hash_json(content: Any) -> str:
 def _read_node(node: Any, node_ids: set[int]) -> Any:
     """Return the content of a YAML node: strings, lists and dictionaries.
 
-    node_ids: ids of the nodes so far. Raises ConfigError at an alias or a repeated name.
+    Numbers and booleans are returned as they are written. node_ids: ``id()`` of the nodes so far,
+    to which all nodes are added. Raises ConfigError at an alias or a repeated name.
     """
     where = f"line {node.start_mark.line + 1}"
     if id(node) in node_ids:
@@ -148,7 +155,10 @@ def _read_node(node: Any, node_ids: set[int]) -> Any:
 
 
 def _to_yaml(content: Any) -> str:
-    """Return a grid that was passed as a dictionary as the text of a file."""
+    """Return a grid that was passed as a dictionary as the YAML text of a file.
+
+    Booleans become on and off, other values ``str(value)``.
+    """
 
     def to_plain(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -161,8 +171,12 @@ def _to_yaml(content: Any) -> str:
     return text
 
 
-def _expand(node: Any) -> Iterator[dict[str, str]]:
-    """Yield the parameters of each run, in the order of the file.
+def _iter_runs(node: Any) -> Iterator[dict[str, str]]:
+    """Yield the parameters of each run, in the order of the file: ``grid``, then ``runs``.
+
+    Each has the parameters of ``fixed``, which an entry of ``runs`` may override. Their
+    names and values are checked later. Raises ConfigError if the file has another structure,
+    lacks runs, or has too many.
 
     node: root of the file's YAML, or None if the file is empty.
     """
@@ -197,7 +211,11 @@ def _expand(node: Any) -> Iterator[dict[str, str]]:
 
 
 def _read_lists(entry: Any, where: str) -> dict[str, list[str]]:
-    """Return the values by parameter. where: position in the file, for messages."""
+    """Return the list of values of each parameter, also for a single value.
+
+    entry: section ``grid``, or an entry of ``runs``. where: its position in the file, for messages.
+    Raises ConfigError if it is empty, or not a dictionary of values or lists of values.
+    """
     lists = {}
     for name, values in _check_mapping(entry, where).items():
         values = values if isinstance(values, list) else [values]
@@ -210,6 +228,10 @@ def _read_lists(entry: Any, where: str) -> dict[str, list[str]]:
 
 
 def _check_mapping(content: Any, where: str) -> dict[str, Any]:
+    """Return *content* if it is a dictionary, or raise ConfigError.
+
+    where: its position in the file, for the message.
+    """
     if not isinstance(content, dict):
         raise ConfigError(
             f"{where} is {safe_repr(content, 100)}; expected parameters and their values"
@@ -218,6 +240,10 @@ def _check_mapping(content: Any, where: str) -> dict[str, Any]:
 
 
 def _check_text(value: Any, where: str) -> str:
+    """Return *value* if it is a string and not empty, or raise ConfigError.
+
+    where: its position in the file, for the message.
+    """
     if not isinstance(value, str):
         raise ConfigError(f"{safe_repr(where, 100)} is {safe_repr(value, 100)}; expected one value")
     if not value:
@@ -226,7 +252,11 @@ def _check_text(value: Any, where: str) -> str:
 
 
 def _plan_run(parameters: dict[str, str], number: int) -> PlannedRun:
-    """Check the parameters of a run. number: of the run in the file, from 1, for messages."""
+    """Return a run with its checked parameters, absolute paths, and an empty name.
+
+    Raises ConfigError if a parameter is invalid, or ``seeds`` is a single seed. number: number of
+    the run in the file, from 1, for messages.
+    """
     try:
         config = TrainConfig.resolve(parameters)
     except ConfigError as error:
@@ -242,7 +272,7 @@ def _plan_run(parameters: dict[str, str], number: int) -> PlannedRun:
 
 
 def _check_runs_differ(runs: Sequence[PlannedRun]) -> None:
-    """Raise ConfigError if two runs are equal in effect."""
+    """Raise ConfigError if two runs have the same ``config_hash``, and so would train the same."""
     first_numbers: dict[str, int] = {}  # by hash
     for number, run in enumerate(runs, start=1):
         first = first_numbers.setdefault(run.config_hash, number)
@@ -258,7 +288,11 @@ def _check_runs_differ(runs: Sequence[PlannedRun]) -> None:
 
 
 def _format_name(config: TrainConfig, varied: Sequence[str]) -> str:
-    """Return strategy, dataset, seed and the varied parameters, as the name of a run."""
+    """Return strategy, dataset, seed and the varied parameters, as the name of a run.
+
+    For example "ncm digits seed 0 features=pixels". At most 240 characters. A path is shortened
+    to its last part.
+    """
     seeds = config.seeds.split(",")
     seed = f"seed {config.seed}" if config.seeds == NONE else f"{len(seeds)} seeds"
     texts = config.as_text()
@@ -267,7 +301,11 @@ def _format_name(config: TrainConfig, varied: Sequence[str]) -> str:
 
 
 def build_next_grids(comparison: Comparison) -> dict[str, str]:
-    """Return the sweeps that continue from a comparison: artifact name to YAML text."""
+    """Return the sweeps that continue from a comparison: artifact name to YAML text.
+
+    ``more_seeds.yaml`` has new seeds for undecided pairs, ``chosen.yaml`` tests the best
+    parameters of each method after a validation. A sweep without runs is left out.
+    """
     grids = {
         MORE_SEEDS: _build_more_seeds(comparison),
         CHOSEN: _build_chosen(comparison),
@@ -276,7 +314,10 @@ def build_next_grids(comparison: Comparison) -> dict[str, str]:
 
 
 def _build_more_seeds(comparison: Comparison) -> str | None:
-    """Return a sweep with the new seeds that undecided verdicts need, or None if none do."""
+    """Return the YAML of a sweep with new seeds for groups in undecided pairs, or None.
+
+    None if no pair needs more seeds, or if the parameters of the groups are not known.
+    """
     needed: Counter[int] = Counter()
     for pair in comparison.list_pairs():
         if pair["more_seeds"] is not None:
@@ -299,7 +340,10 @@ def _build_more_seeds(comparison: Comparison) -> str | None:
 
 
 def _build_chosen(comparison: Comparison) -> str | None:
-    """Return a sweep that tests the best of each method, or None if not all were validated."""
+    """Return the YAML of a sweep that tests the best group of each method with 5 seeds, or None.
+
+    None unless all runs were measured on validation images, or if the parameters are not known.
+    """
     entries = []
     for best, *_ in comparison.list_methods() if comparison.is_validation else ():
         parameters = _find_common_parameters(best) if comparison.ranked_by in best.metrics else None
@@ -326,9 +370,10 @@ def _format_grid(comment: str, entries: Sequence[Mapping[str, object]]) -> str |
 
 
 def _find_common_parameters(group: Group) -> dict[str, str] | None:
-    """Return the parameters of a group's runs, without seed and defaults.
+    """Return the parameters of a group's runs, without seeds and defaults.
 
-    Returns None if the runs differ, or were not trained by this program.
+    Returns None if the runs differ, were not trained by this program, or if this version cannot
+    train them.
     """
     choices = {tuple(_select_changed(member.params).items()) for member in group.members}
     if len(choices) != 1:
@@ -348,7 +393,10 @@ def _find_common_parameters(group: Group) -> dict[str, str] | None:
 
 
 def _select_changed(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return the logged parameters that are not defaults, or {} for a run of another program."""
+    """Return the logged parameters that differ from the defaults, or {} for other programs' runs.
+
+    Leaves out seeds, values ``auto``, and parameters without effect.
+    """
     if not is_training(logged):
         return {}
     defaults = list_parameter_defaults()

@@ -126,8 +126,11 @@ class PrintedNumber:
         name, step: fields of the result. Raises RecordError if *digits* is not a cell, see
         :func:`parse_cell`.
         """
-        decimals = min(len(digits.partition(".")[2]), 7)  # later digits come from 64-bit floats
-        return cls(name, parse_cell(digits), step, 0.5 * 10**-decimals)
+        value = parse_cell(digits)
+        mantissa, _, exponent = digits.lower().partition("e")  # as in 5e-05
+        decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
+        decimals = min(max(decimals, 0), 7)  # later digits come from 64-bit floats
+        return cls(name, value, step, 0.5 * 10**-decimals)
 
 
 @dataclass(frozen=True)

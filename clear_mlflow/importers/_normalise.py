@@ -123,7 +123,8 @@ def _build_array(initial: Sequence[float] | None, rows: Sequence[Sequence[float]
     """Return an array with *initial* first (NaN if it is None), then the rows, NaN at their ends.
 
     Its width is the length of *initial*, or of the longest row. Raises RecordError unless each row
-    has this width, or row i, from 1, has i cells; or if there are no columns, or too many cells.
+    has this width, or row i, from 1, has i cells; also if the width is 0, or there are
+    more than ``MAX_BUCKETS`` columns or rows.
     """
     lengths = [len(row) for row in rows]
     width = max(lengths, default=0) if initial is None else len(initial)
@@ -233,7 +234,9 @@ def _choose_score(file_format: Format, parsed: ParsedRun, options: ReadOptions) 
 
 
 def _convert_to_fractions(cells: _Cells, file_format: Format, options: ReadOptions) -> _Cells:
-    """Divide percentages by 100, and check accuracies. They are fractions if no scale is stated.
+    """Check the range of accuracies, and divide percentages by 100.
+
+    They are fractions unless the format or the options define the scale as percent.
 
     Raises RecordError if one is out of range in its scale, or if no stated percentage is above 1,
     and ConfigError if the stated scale is not the scale of the format.
@@ -294,7 +297,7 @@ def _find_orientation(
     """Return which is one test after training, "rows" or "columns", and a text with the proof.
 
     A matrix that is not square is "rows" unless marked. The text names the averages in the file
-    that the matrix fits; it is "" if there are none.
+    that the matrix fits ("" without averages).
 
     cells: NaN or 0 where nothing was measured. printed: averages from the same file.
     marked_orientation: "rows" or "columns" if names or the format prove it, or "auto". Raises
@@ -330,12 +333,12 @@ def _find_orientation(
 
 
 def _find_orientation_by_shape(cells: _Cells) -> str:
-    """Return "rows" or "columns" for a square matrix whose untested cells prove it, else "".
+    """Return "rows" or "columns" for a square matrix whose empty cells prove it, else "".
 
-    "columns" if all cells below the diagonal are NaN or 0, while those above and on it are not.
-    "" if there are measured cells below and above it, unless the matrix is symmetric. Otherwise
-    "rows". Raises RecordError for a 2 x 2 matrix with a single 0 below the diagonal, which may be
-    an accuracy.
+    Empty means NaN or 0. "columns" if all cells below the diagonal are empty, and some above and
+    none on it. "" if neither all cells below nor all above it are empty, unless the matrix is
+    symmetric. Otherwise "rows". Raises RecordError for a 2 x 2 matrix that would be "columns" with
+    a 0 below the diagonal, which may be an accuracy.
     """
     filled = np.nan_to_num(cells)
     has_past, has_future = np.tril(filled, -1).any(), np.triu(filled, 1).any()
@@ -354,7 +357,7 @@ def _find_orientation_by_shape(cells: _Cells) -> str:
 def _matches_printed(cells: _Cells, printed: Sequence[PrintedNumber]) -> bool:
     """Return True if each printed number is a value of :func:`_compute_candidates`, as rounded.
 
-    True if there are no printed numbers. All may be percent next to fractions, or the other way
+    True if nothing is printed. All may be percent next to fractions, or the other way
     round. cells: a row per test.
     """
     # The cells are rounded, too, and 32-bit floats differ in the seventh digit.
@@ -375,7 +378,7 @@ def _compute_candidates(
 ) -> Sequence[np.floating]:
     """Compute the values that a printed number should have by each of its usual definitions.
 
-    Returns [] if the matrix has no such row, or the number is not defined after one bucket.
+    Returns [] if the matrix lacks the row, or the number is not defined after one bucket.
 
     cells: accuracies, a row per test. number: its name, such as :data:`FORGETTING`, and its step
     choose the definitions. printed: all numbers that the file prints: MEAN_WEIGHTED is the mean of

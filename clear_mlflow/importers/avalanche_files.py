@@ -47,13 +47,17 @@ class AvalancheCSV(Format):
     marks_initial = True
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the first line has the columns that CSVLogger writes."""
+        """Return True if the first line has the columns of one of CSVLogger's two files.
+
+        They are eval_results.csv, and training_results.csv, which :meth:`parse` does not accept.
+        """
         return file.head.startswith((_EVAL_HEADER, _TRAINING_HEADER))
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield the file's one run.
+        """Yield the file's one run. An accuracy written as 0, not 0.0000, is "not measured".
 
-        Raises RecordError if there are two accuracies of one experience after one training.
+        Raises RecordError if the file is not eval_results.csv, contains no accuracy, or contains
+        two accuracies of one experience after one training.
         """
         lines = file.iter_lines()
         if (header := next(lines, "")) != _EVAL_HEADER:
@@ -108,7 +112,8 @@ class AvalancheResults(Format):
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
         """Yield the file's one run, a row for each test in the file.
 
-        If several streams were tested, that called test is read. Raises RecordError if none is.
+        If several streams were tested, the stream named "test" is read. Raises RecordError if none
+        of them has this name, or if the file contains no accuracy of a test.
         """
         tests = _split_tests(file.json) if isinstance(file.json, dict) else file.json
         if not isinstance(tests, list) or not all(isinstance(test, dict) for test in tests):
@@ -143,7 +148,8 @@ class AvalancheResults(Format):
 def _split_tests(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Split a dictionary of [steps, values] per key into a dictionary of key to value per test.
 
-    Raises RecordError if the keys differ in their number of values.
+    Keys that are not accuracies of an experience in a test are left out. Raises RecordError if the
+    others differ in their number of values.
     """
     values_by_key = {}
     for key, value in document.items():

@@ -39,7 +39,13 @@ class JSONMatrix(Format):
         return file.looks_like_json
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield the file's one run. Raises RecordError if it contains no matrix."""
+        """Yield the file's one run.
+
+        The matrix of an object is its field ``matrix``, ``values``, ``accuracy`` or ``accuracies``.
+        Other fields that are read: ``initial``, ``num_instances``, ``buckets``, ``strategy``,
+        ``dataset``, ``model``, ``seed``, and ``score`` if the file is our own. Raises RecordError
+        if the matrix is missing, or if a field is invalid.
+        """
         if isinstance(file.json, list):
             yield ParsedRun(rows=to_rows(file.json, "the matrix"))
             return
@@ -65,12 +71,13 @@ class JSONMatrix(Format):
             metadata={
                 key: str(document[key])
                 for key in _METADATA_NAMES
-                if _is_name_or_number(document.get(key))
+                if _is_string_or_integer(document.get(key))
             },
             score=score,
             orientation="rows" if is_ours or name == "matrix" else "auto",
         )
 
 
-def _is_name_or_number(value: object) -> bool:
+def _is_string_or_integer(value: object) -> bool:
+    """Return True for a string or an integer of at most 64 bits, not for a bool."""
     return isinstance(value, str) or (type(value) is int and abs(value) < 2**64)

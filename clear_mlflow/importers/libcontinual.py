@@ -47,7 +47,10 @@ class LibContinual(Format):
         return b"=Result of Task 0 Testing!=" in file.content
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield the file's one run. Raises RecordError if the result of a task is missing."""
+        """Yield the file's one run.
+
+        Raises RecordError if the result of a task is missing, or the overall result at the end.
+        """
         rows: list[list[float]] = []
         printed = []
         num_tasks = None

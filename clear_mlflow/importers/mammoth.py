@@ -46,7 +46,10 @@ class Mammoth(Format):
         )
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield a run per line, labelled "line N" if there are several."""
+        """Yield a run per line, labelled "line N" if there are several.
+
+        Raises RecordError if a line is not a dictionary, or lacks an accuracy.
+        """
         is_single = sum(1 for _ in file.iter_lines(MAX_RUNS)) == 1
         for number, line in enumerate(file.iter_lines(MAX_RUNS), start=1):
             text = line.strip()
@@ -71,7 +74,8 @@ class Mammoth(Format):
 def _build_rows(entries: dict[str, str]) -> list[list[float]]:
     """Return row i: the accuracies on the tasks 1 to i after task i, and with eval_future on all.
 
-    entries: names and values of the line. Raises RecordError if an accuracy is missing.
+    entries: arguments and results of one run, by name. Raises RecordError if an accuracy is
+    missing.
     """
     tests: dict[int, dict[int, float]] = {}
     for name, value in entries.items():

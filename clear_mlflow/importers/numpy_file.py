@@ -31,7 +31,12 @@ class NumpyFile(Format):
         return is_npy(file.content) or is_archive
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield the file's one run. Raises RecordError if it contains no matrix."""
+        """Yield the file's one run.
+
+        A .npz file has its matrix under one of ``_MATRIX_NAMES``, or as its only 2-D array, and
+        may have the arrays ``initial``, ``num_instances`` and ``buckets``. Raises RecordError if it
+        contains no such matrix.
+        """
         if is_npy(file.content):
             yield ParsedRun(rows=read_npy_rows(file.content))
             return
@@ -60,12 +65,19 @@ def is_npy(content: bytes) -> bool:
 
 
 def read_npy_rows(content: bytes) -> list[list[float]]:
-    """Return the rows of a .npy file. Raises RecordError if it has more than two dimensions."""
+    """Return the rows of a .npy file.
+
+    A 1-D array is one row. Raises RecordError if it has more than two dimensions, or does not
+    contain numbers.
+    """
     return _to_rows(_read_npy(content))
 
 
 def _read_npz(content: bytes) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays of a .npz file. Raises RecordError if they are too many or too large."""
+    """Return the arrays of a .npz file by name.
+
+    Raises RecordError if they are too many or too large, or if the file is damaged.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
@@ -80,7 +92,7 @@ def _read_npz(content: bytes) -> dict[str, NDArray[np.generic]]:
 
 
 def _read_npy(content: bytes) -> NDArray[np.generic]:
-    """Return the array of a .npy file without unpickling, and without memory for its entries.
+    """Return the array of a .npy file as a read-only view of its bytes, without unpickling.
 
     Raises RecordError unless it contains numbers or text in at most two dimensions.
     """

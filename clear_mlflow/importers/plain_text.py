@@ -52,7 +52,10 @@ class PlainText(Format):
     is_general = True
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if one of the first three lines without comments is a row of numbers."""
+        """Return True if one of the first three lines without comments is a row of numbers.
+
+        Also for a printed NumPy array, but not for JSON.
+        """
         if file.looks_like_json or "\x00" in file.head:
             return False
         lines = [ln for ln in file.head.splitlines() if ln.strip() and not _is_remark(ln)]
@@ -61,7 +64,8 @@ class PlainText(Format):
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
         """Yield the file's one run.
 
-        Raises RecordError if the table can be read in several ways, with the option that decides.
+        Raises RecordError if the table can be read in several ways, and names the option that
+        decides, or if it contains no number; ConfigError if a column of the options is missing.
         """
         table, options = read_table(file), file.options
         if not table:
@@ -108,10 +112,11 @@ class PlainText(Format):
 
 
 def read_table(file: ResultFile) -> list[list[str]]:
-    """Split a text into lines of cells, as strings. Lines that begin with # are skipped.
+    """Split a text into lines of cells, as strings, and leave out blank lines and remarks.
 
-    A NumPy array as ``print`` writes it is read, too. Raises RecordError if there are more lines
-    or cells than a matrix can have.
+    Remarks are lines that begin with #, print an average, or are Excel's "sep=;". A NumPy array as
+    ``print`` writes it is read, too. Raises RecordError if there are more lines or cells than a
+    matrix can have, or a line is not valid CSV.
     """
     if file.is_printed_array:
         text = untrusted.decode_text(file.content)
@@ -136,12 +141,16 @@ def read_table(file: ResultFile) -> list[list[str]]:
 
 
 def _is_remark(line: str) -> bool:
-    """Return True if a line is a comment, a printed average, or Excel's sep= line."""
+    """Return True if a line begins with #, prints an average, or is Excel's ``sep=`` line."""
     return bool(re.match(r"\s*#|sep=.$", line) or _PRINTED_AVERAGE.fullmatch(line[:200]))
 
 
 def _split_line(line: str) -> list[str]:
-    """Split a line at tabs, semicolons, commas or else spaces, whichever it contains first."""
+    """Split a line at tabs, else at semicolons, else at commas, else at spaces.
+
+    Decimal commas become points, unless cells are separated by commas. Raises RecordError if there
+    are too many cells, or if quotes do not match.
+    """
     for separator in ("\t", ";", ","):
         if separator in line:
             if line.count(separator) > _MAX_CELLS:
@@ -160,12 +169,15 @@ def _split_line(line: str) -> list[str]:
 
 
 def _unescape(name: str) -> str:
-    """Remove the quote that our own CSV puts before a name that could be a formula."""
+    """Remove the apostrophe that our own CSV puts before a name that could be a formula."""
     return name.removeprefix("'")
 
 
 def _looks_numeric(line: str) -> bool:
-    """Return True if a line has a number, and only its first cell may be a label."""
+    """Return True if a line has a number, and no cell except the first is another text.
+
+    False if the line cannot be split.
+    """
     try:
         cells = _split_line(line)
     except RecordError:
@@ -175,7 +187,11 @@ def _looks_numeric(line: str) -> bool:
 
 
 def _is_label_title(name: str) -> bool:
-    """Return True if a column's name shows that it contains row labels and is not a bucket."""
+    """Return True if a column's name shows that it contains row labels and is not a bucket.
+
+    Such names are "", "task", "bucket", "trained", or contain "train", "after", "test" or "eval"
+    and no digit.
+    """
     names_axis = bool(_TRAINED.search(name) or _TESTED.search(name))
     return name.lower() in _LABEL_TITLES or (names_axis and not re.search("[0-9]", name))
 
@@ -183,7 +199,10 @@ def _is_label_title(name: str) -> bool:
 def _has_labels(
     table: Sequence[Sequence[str]], names: Sequence[str] | None, options: ReadOptions
 ) -> bool:
-    """Return True if the first column contains row labels: options, cells or its name prove it.
+    """Return True if the first column contains row labels.
+
+    It does if the option ``row_labels`` is set, no cell in it is a number or empty, its first cell
+    is "initial" or "init", it repeats the names of the columns, or its name proves it.
 
     names: column names, or None if the table has none.
     """
@@ -199,8 +218,8 @@ def _has_labels(
 def _has_column_names(table: Sequence[Sequence[str]], bucket_names: list[str]) -> bool:
     """Return True if the first line contains column names and no numbers of the matrix.
 
-    bucket_names: names that the user stated. Raises RecordError if the line contains both, or
-    numbers that may be names, such as years.
+    bucket_names: names that the user stated, or []. Raises RecordError if the line contains both,
+    or numbers that may be names, such as years.
     """
     first, *rest = table[0]
     if bucket_names and bucket_names in (table[0], rest):
@@ -249,7 +268,11 @@ def _find_orientation_words(
 
 
 def _find_printed_averages(file: ResultFile, step: int) -> list[PrintedNumber]:
-    """Return averages that lines around the matrix print, such as "Average accuracy: 61.2"."""
+    """Return averages that lines around the matrix print, such as "Average accuracy: 61.2".
+
+    Each has the name :data:`AVERAGE` or :data:`FORGETTING`. step: number of buckets trained when
+    they were printed.
+    """
     return [
         PrintedNumber.parse(FORGETTING if match[1] else AVERAGE, match[2], step)
         for line in file.iter_lines()
@@ -260,7 +283,11 @@ def _find_printed_averages(file: ResultFile, step: int) -> list[PrintedNumber]:
 def _read_average_column(
     names: Sequence[str], table: Sequence[Sequence[str]]
 ) -> list[PrintedNumber]:
-    """Return the numbers in the first column that is named as an average over buckets."""
+    """Return the numbers in the first column with a name such as "avg" or "mean accuracy".
+
+    Each belongs to the step of its row, from 1. Rows without a number are left out; [] if there is
+    no such column.
+    """
     column = next((j for j, name in enumerate(names) if _AVERAGE_COLUMN.fullmatch(name)), None)
     return [
         PrintedNumber.parse(LINE_AVERAGE, row[column], step)
@@ -271,6 +298,9 @@ def _read_average_column(
 
 def _choose_columns(names: Sequence[str] | None, width: int, options: ReadOptions) -> list[int]:
     """Return the indices of the columns that are buckets.
+
+    They are the columns that the option ``columns`` names, or all if the options name the same
+    buckets, or all except names such as "epoch", "loss" or "mean".
 
     names: column names, or None if the table has none. width: number of columns.
 

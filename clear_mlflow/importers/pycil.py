@@ -66,7 +66,10 @@ class PyCIL(Format):
         return b"CNN: {'total': " in file.content
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield a run for each training and classifier. Raises RecordError if a test is missing."""
+        """Yield a run for each training and classifier (CNN or NME).
+
+        Raises RecordError if a test is missing, or if the groups of classes are not the tasks.
+        """
         trainings = _read_trainings(file)
         is_single = sum(len(training.tests) for training in trainings) == 1
         number = 0
@@ -78,7 +81,11 @@ class PyCIL(Format):
 
 
 def _read_trainings(file: ResultFile) -> list[_Training]:
-    """Return the trainings of a log, one for each list of the order of classes that it contains."""
+    """Return the trainings of a log: a list of all classes in their order begins the next one.
+
+    The first has what precedes such a list, and may be empty. Raises RecordError if there are too
+    many tests or trainings.
+    """
     trainings = [_Training({}, 0)]
     arguments: dict[str, str] = {}
     for line in file.iter_lines():
@@ -111,7 +118,9 @@ def _build_run(
 ) -> ParsedRun:
     """Build the run of one classifier, with its rows and printed averages.
 
-    Raises RecordError if tests are missing, or if the groups of classes are not the tasks.
+    classifier: "CNN" or "NME". tests: for each task, its percentages by group of classes, such as
+    "00-09", with "total" and "new". label: name of the run within its file. Raises RecordError if
+    tests are missing, or if the groups of classes are not the tasks.
     """
     rows, printed = [], []
     groups: list[str] = []

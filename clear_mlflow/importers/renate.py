@@ -85,7 +85,10 @@ class RenateResults(Format):
         return file.looks_like_json and b'"accuracy_init"' in file.content
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield the file's one run. Raises RecordError if it is not valid."""
+        """Yield the file's one run, from the fields ``accuracy`` and ``accuracy_init``.
+
+        Raises RecordError if ``accuracy`` is missing, or if one is not a list of rows.
+        """
         document = convert(file.json, dict[str, object])
         initial = to_rows(document.get("accuracy_init") or [], "accuracy_init")
         if len(initial) > 1:

@@ -62,7 +62,10 @@ class ClassIncremental(Format):
         return file.head.startswith('{"task": ') and '"acc_per_task": [' in file.head
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield the file's one run. Raises RecordError if the line of a task is missing."""
+        """Yield the file's one run.
+
+        Raises RecordError if the line of a task is missing, or the last line with the averages.
+        """
         rows: list[list[float]] = []
         printed = []
         is_complete = False

@@ -85,7 +85,8 @@ class Metric:
     def adapt(self, score: Score) -> Metric:
         """Return the metric, renamed, for matrices that contain *score* instead of accuracy.
 
-        Metrics of predictions or tests within buckets, and with the role ANY, stay as they are.
+        Metrics of predictions or tests within buckets, with the role ANY, or adapted before, stay
+        as they are.
 
         >>> accuracy = Metric(
         ...     name="a/accuracy", function=len, score_role=LEVEL, score_name="a/{score}"
@@ -181,7 +182,10 @@ def require_future(matrix: AccuracyMatrix) -> None:
 
 
 def count_steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
-    """Return a (k, T) array of j - i, the distance from the trained to the tested bucket."""
+    """Return a (k, T) array of j - i, by how many buckets bucket j comes after bucket i.
+
+    Negative for past buckets, 0 for the bucket just trained.
+    """
     return np.arange(matrix.num_buckets) - np.arange(matrix.num_rows)[:, np.newaxis]
 
 

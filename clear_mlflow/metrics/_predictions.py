@@ -83,7 +83,7 @@ class Predictions:
             predictions.check(images, accuracies.tolist())
 
     def after(self, k: int) -> Predictions:
-        """Return the predictions up to row k, as if the run had ended after k buckets."""
+        """Return the predictions of rows 0 to k, as if the run had ended after k buckets."""
         rows = {row: predictions for row, predictions in self.rows.items() if row <= k}
         return Predictions(self.images, rows, self.protocol, k)
 
@@ -97,7 +97,10 @@ class Predictions:
         return self.rows[row]
 
     def counted_images(self, row: int) -> NDArray[np.bool_]:
-        """Return an (N,) mask of the test images that the protocol counts after *row* buckets."""
+        """Return an (N,) mask of the test images that the protocol counts after *row* buckets.
+
+        They are all images, or under ``streaming`` the images of buckets not yet trained.
+        """
         if self.protocol == "streaming":
             return np.greater_equal(self.images.bucket, row)
         return np.ones(len(self.images), dtype=np.bool_)

@@ -88,7 +88,11 @@ class MetricResult:
         return f"MetricResult({self})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the most important fields as JSON types. An undefined value is None."""
+        """Return the most important fields as JSON types.
+
+        They are value, reason, interval, higher_is_better, formula and series. An undefined value,
+        a missing interval and an empty text are None; the keys of series are strings.
+        """
         return {
             "value": self.value,
             "reason": self.reason or None,
@@ -141,7 +145,8 @@ def summarize(
 ) -> dict[str, float]:
     """Return metric name to value, without metrics that are undefined.
 
-    Under the protocol ``streaming``, R[i, j] with j <= i does not count.
+    Under the protocol ``streaming``, R[i, j] with j <= i does not count. Raises ConfigError for an
+    unknown protocol.
     """
     return compute_values(matrix.mask(protocol), adapt_metrics(metrics, matrix.score))[0]
 
@@ -156,9 +161,12 @@ def evaluate_metrics(
 ) -> MetricResults:
     """Compute metrics with their history: the value after each bucket of the run.
 
-    Undefined metrics have a reason instead of a value. Left out are metrics that need predictions,
-    or tests within buckets, if these are None, and metrics that :attr:`Metric.skip_if` excludes.
-    Built-in metrics come first.
+    Undefined metrics have a reason instead of a value, and so have custom metrics that fail. Left
+    out are metrics that need predictions, or tests within buckets, if these are None, and metrics
+    that :attr:`Metric.skip_if` excludes. Built-in metrics come first.
+
+    protocol: applies to the matrix; predictions and tests have their own. tests: tests within
+    buckets.
     """
     masked_matrix = matrix.mask(protocol)
     inputs: dict[str, Any] = {
@@ -202,7 +210,9 @@ def evaluate_metrics(
 
 
 def build_logged_result(name: str, value: float, score: Score) -> MetricResult:
-    """Return a result without history for a logged value.
+    """Return a result without history, interval and version for a logged value.
+
+    Formula and meaning are empty if the metric is not built in.
 
     Args:
         name: name of the metric; any name is valid.
@@ -222,7 +232,7 @@ def sort_results(results: Mapping[str, MetricResult]) -> MetricResults:
 
 
 def _describe_metric(metric: Metric) -> dict[str, Any]:
-    """Return the arguments of MetricResult that do not depend on the run."""
+    """Return name, higher_is_better, formula and meaning, as arguments of MetricResult."""
     is_built_in = metric.name in get_built_in_metrics(metric.score)
     return {
         "name": metric.name,
@@ -233,7 +243,10 @@ def _describe_metric(metric: Metric) -> dict[str, Any]:
 
 
 def _explain_masked_value(error: UndefinedMetricError, protocol: str) -> UndefinedMetricError:
-    """Return the error, or one that names the protocol if it excludes the missing value."""
+    """Return the error, or one that names the protocol if it excludes the missing value.
+
+    The missing value is known from the message of :func:`select_values`.
+    """
     cell = re.match("row ([0-9]+), column ([0-9]+)", str(error))
     if protocol == "iid" or cell is None or int(cell[2]) > int(cell[1]):
         return error
@@ -253,11 +266,13 @@ def scores(
         matrix: (k, T) accuracies: R[i, j] on bucket j after training on bucket i. Lists, an array,
             or a data frame with the layout of ``to_frame(wide=True)`` are converted.
         protocol: ``iid``, or ``streaming``, under which R[i, j] with j <= i does not count.
-        metrics: names of families and metrics, for example ``["clear", "gem"]`` or ``"clear,gem"``.
+        metrics: names of families, for example ``["clear", "gem"]`` or ``"clear,gem"``, or Metric
+            objects.
 
     Returns:
-        Metric name to its value and history, or the reason why it is undefined. For another
-        score than accuracy, metrics are adapted by :meth:`Metric.adapt`.
+        Metric name to its value and history, or the reason why it is undefined. Includes all
+        metrics of cost if a row of the matrix has a cost. For another score than accuracy, metrics
+        are adapted by :meth:`Metric.adapt`.
 
     Raises:
         ConfigError: the protocol or a family does not exist.
@@ -278,7 +293,11 @@ def scores(
 
 
 def _convert_matrix(table: Any) -> AccuracyMatrix:
-    """Convert lists, an array or a data frame to a matrix, and return a matrix unchanged."""
+    """Convert lists, an array or a data frame to a matrix, and return a matrix unchanged.
+
+    A data frame has a column per bucket, and rows labelled by buckets or "initial". Raises
+    RecordError if the table cannot be converted.
+    """
     if isinstance(table, AccuracyMatrix):
         return table
     if not hasattr(table, "iterrows"):

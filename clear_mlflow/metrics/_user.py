@@ -49,9 +49,10 @@ def load_metrics(metrics: str | Sequence[Any]) -> tuple[Metric, ...]:
 
 
 def load_custom_metrics(references: Sequence[Any]) -> tuple[Metric, ...]:
-    """Return custom metrics, each once, guarded against errors in their functions.
+    """Return custom metrics, each once, whose functions raise only UndefinedMetricError.
 
-    A function that raises an error, or returns no finite number, raises FailedMetricError instead.
+    An error in the user's function, or a result other than a finite number, becomes a
+    FailedMetricError, which is an UndefinedMetricError.
     Raises ConfigError if a metric cannot be imported, or has an invalid or taken name or signature.
 
     references: import paths ``package.module:function``, functions or metrics.
@@ -70,8 +71,10 @@ def load_custom_metrics(references: Sequence[Any]) -> tuple[Metric, ...]:
 def _to_metrics(path: str, item: Any) -> list[Metric]:
     """Convert a function, a metric or a sequence to metrics that fail with FailedMetricError.
 
-    path: import path of *item*, which names a function's metric. Raises ConfigError if a metric has
-    the prefix of built-in metrics, such as "clear" in "clear/in_domain", or an invalid signature.
+    path: import path of *item*: a function at ``lab.scores:gap`` becomes the metric ``lab/gap``.
+    Its attribute ``lower_is_better`` may be True, False or None. Raises ConfigError if a metric has
+    the prefix of built-in or reserved metrics, such as "clear" in "clear/in_domain", or an invalid
+    signature.
     """
     metrics: list[Any] = [*item] if isinstance(item, (tuple, list)) else [item]
     if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
@@ -166,6 +169,6 @@ class _GuardedFunction:
 
 
 def _summarize_error(error: BaseException) -> str:
-    """Return ``TypeName: first line of the message`` in printable characters."""
+    """Return ``TypeName: first line of the message`` in printable characters, cut after 200."""
     line = printable(str(error).partition("\n")[0][:200])
     return f"{type(error).__name__}: {line}".removesuffix(": ")

@@ -232,7 +232,10 @@ def _compute_earlier_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 
 
 def _get_counts(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the test images of each trained bucket, or raise UndefinedMetricError if unknown."""
+    """Return the number of test images of each trained bucket.
+
+    Raises UndefinedMetricError if it is unknown.
+    """
     if matrix.num_instances is None:
         raise UndefinedMetricError("needs test counts per bucket")
     return matrix.num_instances[: matrix.num_rows].astype(np.float64)

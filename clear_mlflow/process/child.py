@@ -42,7 +42,11 @@ Commands = queue.SimpleQueue[Any]
 def run(commands: Connection, messages: Connection) -> None:
     """Train with the parameters that the supervisor sends, and exit. Each row waits for a command.
 
-    commands: connection to read from. messages: connection to write to.
+    Exits with 0, with 2 after a ClearError, which is sent as a message, or with 143 after SIGTERM.
+    Other errors are raised. Ignores SIGINT, and failures to write to the standard streams.
+
+    commands: connection to read from; the first command is a TrainConfig. messages: connection to
+    write to.
     """
     guard_streams(has_result=False)
     signal.signal(signal.SIGTERM, _exit)
@@ -67,7 +71,11 @@ def run(commands: Connection, messages: Connection) -> None:
 
 
 def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
-    """Check the parameters, load the data, and train all seeds."""
+    """Check the parameters, load the data, and train with each seed in turn.
+
+    Sends "checked", and after a command "metadata", then the messages of :func:`_train_member`
+    for each seed, with "done" between two seeds. Downloads missing data. Raises ClearError.
+    """
     # Importing torch makes no garbage; without collections the README's first command is a sixth
     # faster.
     gc.disable()
@@ -105,7 +113,11 @@ def _train_member(
     commands: Commands,
     send_message: Send,
 ) -> None:
-    """Train with one seed, and send the rows. The first command is the state file, or None."""
+    """Train with one seed, and send each row, then wait for a command.
+
+    The first command is the path of the state file to resume from, or None. callbacks: receive
+    points of the loss curve, tests within buckets, and training states.
+    """
     if (state_file := commands.get()) is not None:
         training = dataclasses.replace(training, saved=state_file)
     for row in training.rows(*callbacks):
@@ -116,7 +128,8 @@ def _train_member(
 def _queue_commands(connection: Connection) -> Commands:
     """Return a queue of the supervisor's commands, which a thread fills.
 
-    The thread ends this process when the supervisor has closed the connection or ended.
+    When the supervisor has closed the connection or ended, the thread sends SIGTERM to this
+    process, and ends it after 10 more seconds.
     """
     commands: Commands = queue.SimpleQueue()
 
@@ -135,7 +148,7 @@ def _queue_commands(connection: Connection) -> Commands:
 
 
 def _exit(signum: int, frame: object) -> None:
-    """Exit, and ignore the signal from now on: a second one would interrupt exit handlers."""
+    """Exit with 128 + *signum*, and ignore a second signal, which would interrupt exit handlers."""
     signal.signal(signum, signal.SIG_IGN)
     sys.exit(128 + signum)
 
@@ -143,7 +156,8 @@ def _exit(signum: int, frame: object) -> None:
 def send(connection: Connection, message_type: MessageType, content: Any = None) -> None:
     """Send a message, and wait while the pipe is full.
 
-    Large files in its content (weights, states) are not copied.
+    If the content is a dataclass, its fields of bytes (weights, states) are sent one by one after
+    it, without a copy.
     """
     fields = vars(content) if dataclasses.is_dataclass(content) else {}
     files = {name: value for name, value in fields.items() if isinstance(value, bytes)}

@@ -30,7 +30,7 @@ _LONG_LINGER_SECONDS = 60.0
 
 
 def resolve_num_processes(requested: int | None, config: TrainConfig) -> int:
-    """Return the requested number of processes, or one per GPU, or 2 on a CPU.
+    """Return the requested number of processes, or if it is None one per GPU, or 2 on a CPU.
 
     Raises ConfigError if so many processes cannot train with *config* on this machine.
     """
@@ -52,7 +52,10 @@ def resolve_num_processes(requested: int | None, config: TrainConfig) -> int:
 def launch(num_processes: int, arguments: Sequence[str]) -> int:
     """Run ``torchrun -m clear_mlflow train ARGUMENTS`` and return its exit code.
 
-    Prints one line if a process is ended by a signal.
+    After a signal it is 128 plus the signal's number. Prints one line if a signal ended a training
+    process. Disables logging in this process, and sets OMP_NUM_THREADS if it is not set.
+
+    num_processes: processes to start on this machine.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -75,7 +78,13 @@ def launch(num_processes: int, arguments: Sequence[str]) -> int:
 
 
 def run_rank(dist_env: DistributedEnv, config: TrainConfig, signals: StoppingSignals) -> int:
-    """Train as a rank other than 0, without a record of the rows, and return the exit code."""
+    """Train as a rank other than 0, without a record of the rows, and return the exit code.
+
+    It is 0, 2 after a ClearError, 1 if the training process died, or 128 plus the number of a
+    signal that was received. After an error without a signal, see :func:`_wait_and_print_error`.
+
+    signals: stop the training process.
+    """
     with TrainingProcess(config) as process:
         signals.hand_to(process.stop)
         try:
@@ -88,16 +97,20 @@ def run_rank(dist_env: DistributedEnv, config: TrainConfig, signals: StoppingSig
         except (ClearError, TrainingDied) as error:
             process.stop()
             if not signals.received:
-                _linger(dist_env, error, signals)
+                _wait_and_print_error(dist_env, error, signals)
             if signals.received:
                 return 128 + signals.received[0]
             return 2 if isinstance(error, ClearError) else 1
 
 
-def _linger(
+def _wait_and_print_error(
     dist_env: DistributedEnv, error: ClearError | TrainingDied, signals: StoppingSignals
 ) -> None:
-    """Wait until rank 0 has noticed the error, and print the error unless rank 0 prints it."""
+    """Wait for a signal, so that rank 0 can notice the error, and then print the error.
+
+    Waits at most 60 s if rank 0 meets the same error, else 5 s. Prints nothing if a signal came and
+    rank 0 reports the error: the same error, or the loss of a process.
+    """
     is_same_on_rank_0 = isinstance(error, DivergedError) or (
         # All ranks have the same files and devices.
         isinstance(error, (ConfigError, DataError)) and dist_env.local_size == dist_env.size

@@ -35,18 +35,25 @@ class StoppingSignals:
             signal.signal(signum, handler)
 
     def hand_to(self, stop: Callable[[], None]) -> None:
-        """Call ``stop`` when a signal comes, or now if one has come already."""
+        """Call *stop* once, at the first signal, or now if one has come already.
+
+        Replaces what an earlier call passed.
+        """
         self._stop = stop
         if self.received:
             stop()
 
     def raise_received(self) -> None:
-        """Raise KeyboardInterrupt or SystemExit if a signal was received."""
+        """Raise KeyboardInterrupt if the first signal was SIGINT, or SystemExit(128 + signal).
+
+        Does nothing if no signal was received.
+        """
         if self.received:
             is_interrupt = self.received[0] == signal.SIGINT
             raise KeyboardInterrupt if is_interrupt else SystemExit(128 + self.received[0])
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        """Record a signal. If it is the first one, call ``stop`` and print a line."""
         self.received.append(signum)
         if len(self.received) > 1:
             return
@@ -64,7 +71,8 @@ class StoppingSignals:
 def interrupt_on_signal() -> Iterator[list[int]]:
     """Raise KeyboardInterrupt at the first stopping signal, and yield the list of all received.
 
-    ``mlflow run`` sends a Ctrl-C twice, so repeats are ignored.
+    ``mlflow run`` sends a Ctrl-C twice, so repeats are ignored. Handles no signal in another thread
+    than the main one.
     """
 
     def interrupt() -> None:

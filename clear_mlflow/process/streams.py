@@ -43,7 +43,11 @@ class _Output(io.FileIO):
 def open_output(
     descriptor: int, encoding: str, *, drops_failures: bool = False
 ) -> io.TextIOWrapper:
-    """Open a descriptor as a text stream that replaces characters it cannot encode."""
+    """Open a descriptor as a text stream that replaces characters it cannot encode.
+
+    Closing the stream does not close the descriptor. drops_failures: True to ignore failures to
+    write; False if the first one raises OutputError.
+    """
     raw = _Output(descriptor, drops_failures=drops_failures)
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
@@ -54,7 +58,7 @@ def open_output(
 
 
 def guard_streams(*, has_result: bool = True) -> None:
-    """Replace standard output and standard error by streams that ignore failures to write.
+    """Replace sys.stdout and sys.stderr by streams that ignore failures to write.
 
     Standard descriptors that are closed are opened on the null device first.
 

@@ -89,14 +89,14 @@ class TrainingProcess:
 
     @property
     def config(self) -> TrainConfig:
-        """The resolved parameters. Waits until the child has checked them."""
+        """The resolved parameters. Waits until the child has checked them, and raises its error."""
         if self._config is None:
             self._config = self._receive("checked")[1]
         return self._config
 
     @property
     def metadata(self) -> StreamMetadata:
-        """The dataset. Waits until the child has read it."""
+        """The dataset. Waits until the child has prepared the training, and raises its error."""
         if self._metadata is None:
             self._send("metadata")
             self._metadata = self._receive("metadata")[1]
@@ -107,7 +107,10 @@ class TrainingProcess:
         self._state_file = state_file
 
     def for_member(self, config: TrainConfig) -> TrainingProcess:
-        """Return this process, which trains the next member of an ensemble at each call of rows."""
+        """Return this process, which trains the next member of an ensemble at each call of rows.
+
+        config: not used, since the child knows the members and their order.
+        """
         return self
 
     def rows(
@@ -164,7 +167,10 @@ class TrainingProcess:
         return message_type, content
 
     def _build_death_error(self) -> PeerLostError | TrainingDied:
-        """Wait for the end of the child, and return the error that describes it."""
+        """Wait for the end of the child, and return the error that describes it.
+
+        It is PeerLostError if NCCL, waiting for another process, aborted the child.
+        """
         code = self._process.wait()
         on_gpus = self._config is not None and self._config.device == "cuda"
         if code == -signal.SIGABRT and on_gpus and read_dist_env().size > 1:
@@ -177,7 +183,11 @@ class TrainingProcess:
 
 
 def build_child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables for a process that trains: *environment* and our defaults."""
+    """Return *environment* with our defaults for variables that it lacks.
+
+    They make the C library keep freed memory, and waiting OpenMP threads release their cores
+    sooner, unless *environment* sets how these threads wait.
+    """
     has_policy = any(name in environment for name in _WAIT_POLICY_VARIABLES)
     return {**_MEMORY_VARIABLES, **({} if has_policy else _SPIN_VARIABLES), **environment}
 
@@ -236,7 +246,7 @@ _waiting: list[_Child] = []  # at most one forked process
 
 
 def _start_interpreter() -> _Child:
-    """Start a new Python interpreter that trains."""
+    """Start a Python interpreter in its own session, which waits for a TrainConfig and trains."""
     child_commands, commands = multiprocessing.Pipe(duplex=False)
     messages, child_messages = multiprocessing.Pipe(duplex=False)
     process = subprocess.Popen(  # noqa: S603
@@ -254,7 +264,10 @@ def _start_interpreter() -> _Child:
 def _run_forked(
     commands: Connection, messages: Connection, supervisor_ends: tuple[Connection, ...]
 ) -> None:
-    """Train in a forked process."""
+    """Train in a forked process, in its own session.
+
+    supervisor_ends: the supervisor's ends of the pipes, copied by the fork, which are closed.
+    """
     for connection in supervisor_ends:
         connection.close()
     os.setsid()
@@ -262,7 +275,7 @@ def _run_forked(
 
 
 def _release_waiting() -> None:
-    """Let a forked process that was never needed end, and wait for it."""
+    """End a forked process that no TrainingProcess has used, and wait for it."""
     if _waiting:
         child = _waiting.pop()
         child.commands.close()

@@ -19,6 +19,7 @@ from clear_mlflow.importers import (
     load_file,
     read_runs,
 )
+from clear_mlflow.importers._base import PrintedNumber
 from clear_mlflow.metrics import FAMILIES
 from clear_mlflow.report.exports import format_matrix_csv, format_matrix_json
 
@@ -462,3 +463,12 @@ def test_the_largest_allowed_matrix_is_read():
 def test_files_next_to_a_matrix_are_skipped(names, passed):
     """Other files of Renate or Avalanche, and earlier states of a run."""
     assert [name in find_skipped_files(names) for name in names] == passed
+
+
+@pytest.mark.parametrize(
+    ("digits", "precision"),
+    [("61.25", 0.005), ("61", 0.5), ("6.125e1", 0.005), ("5e-05", 5e-6), ("1e2", 0.5), ("-", 0.5)],
+)
+def test_a_printed_number_is_known_to_half_a_unit_of_its_last_digit(digits, precision):
+    """Also with an exponent, as Python prints small numbers."""
+    assert PrintedNumber.parse("mean", digits, 1).precision == pytest.approx(precision)
