@@ -47,9 +47,10 @@ def read_offline_runs(path: Path) -> list[Run]:
 
 
 def _read_from_files(run: Run, client: MlflowClient, folder: Path) -> Run:
-    """Return a run whose artifacts are those in the folder, with its client and its path.
+    """Return a run whose artifacts are read from an offline folder, wherever it was recorded.
 
-    The stored artifact path is not used: it names the machine on which the run was trained.
+    The result also has the attributes ``client`` and ``bundle_path``, FOLDER/ID, of a run in a
+    bundle.
     """
     located = locate_artifacts(folder / "artifacts", run)
     located = replace_info(located, experiment_id=NO_EXPERIMENT)

@@ -160,7 +160,10 @@ def import_runs(
 
 
 def _print_files(files: Sequence[ImportedFile], *, is_stopped: bool) -> None:
-    """Print a table of the files and what was done with each, or JSON if --json was passed."""
+    """Print a table of the files and what was done with each, or JSON if --json was passed.
+
+    is_stopped: True if Ctrl-C ended the import early.
+    """
     counts = Counter(file.outcome for file in files)
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     with suppress(OSError):  # the reader may be gone

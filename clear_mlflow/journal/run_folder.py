@@ -250,7 +250,7 @@ class RunFolder:
             self._lock = None
 
     def _list_all_entries(self) -> list[Entry]:
-        """Return all numbered files in order, also final statuses. Skips symbolic links."""
+        """Return all numbered files in order, outcome.json included. Skips symbolic links."""
         return [
             Entry(path)
             for path in sorted(self.folder.iterdir())

@@ -272,7 +272,10 @@ def preflight(
 
 
 def _check_run(client: MlflowClient, run_id: str) -> None:
-    """Raise TrackingError if a run does not exist, is deleted, or cannot store artifacts."""
+    """Raise TrackingError if a run does not exist, is deleted, or its artifacts cannot be written.
+
+    See :func:`check_artifact_root`.
+    """
     try:
         run = client.get_run(run_id)
     except MlflowException as error:

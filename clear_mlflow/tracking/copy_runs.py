@@ -131,7 +131,7 @@ class RunSource:
 
     @property
     def experiment(self) -> str | None:
-        """The name of the run's experiment, or None if it is Default or unknown."""
+        """The name of the run's experiment, or None for Default. Raises TrackingError."""
         experiment_id = self.run.info.experiment_id
         if experiment_id == DEFAULT_EXPERIMENT_ID:
             return None
@@ -281,9 +281,10 @@ class RunCopier:
             return self._client.create_run(experiment_id, info.start_time, tags, info.run_name)
 
     def _reopen_copy(self, target: Run) -> None:
-        """Acquire the lease of a copy, and set it to RUNNING until it is complete.
+        """Take the lease of a copy, also from another process, and set the copy to RUNNING.
 
-        Deletes incomplete files that MLflow left on this machine when a copying was killed.
+        Deletes MLflow's temporary files (.artifact.uploading.*) of a copying that was killed, if
+        the artifacts are on this machine.
         """
         run_id = target.info.run_id
         with mlflow_errors(f"open run {run_id} again"):

@@ -314,7 +314,9 @@ def _train_members(
     Raises what training raises, and TrackingError if a run's record is incomplete; seeds that
     follow are not trained then.
 
-    member_ids: list to which the id of each run is appended when the run is opened.
+    requested: parameters as the user passed them. received_signals: numbers of the signals that
+    this process received, which may grow. member_ids: list to which the id of each run is appended
+    when the run is opened.
     """
     with mlflow_errors(f"read run {parent_id}"):
         experiment_id = client.get_run(parent_id).info.experiment_id

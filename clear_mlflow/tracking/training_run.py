@@ -191,7 +191,7 @@ class TrainingRun:
             self.recorder.write_test(test)
 
     def _log_state(self, state: TrainingState) -> None:
-        """Enqueue the upload of the training state that belongs to the newest row.
+        """Enqueue the upload of the newest row's training state, from memory.
 
         Prints a warning if the state cannot be saved. Drops the state while the store cannot be
         reached: on local disk, states of a large model would need too much space.
