@@ -40,7 +40,10 @@ _PAPER = 6.5  # inches, of a page's text
 
 
 def render_figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of each file: the page's charts as SVG, and a PDF for papers."""
+    """Yield name and content of each file: the page's charts as SVG, and a PDF for papers.
+
+    Charts without content are left out.
+    """
     if comparison.metrics:
         yield "metrics.svg", render_svg("dots", list(build_metric_plots(comparison)), columns=3)
     if plots := list(build_cost_plots(comparison)):
@@ -54,9 +57,10 @@ def render_figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
 
 
 def _draw_pages(comparison: Comparison) -> Iterator[Figure]:
-    """Yield the pages of the PDF: the ranking metric after each row, and the best groups' matrices.
+    """Yield the pages of the PDF: the ranking metric after each row, then matrices of groups.
 
-    The first page is left out unless the ranking metric is computed from the matrix.
+    The first page is left out unless the ranking metric is computed from the matrix. The matrices
+    belong to the first _MOST_MAPS groups.
     """
     if any(metric.name == comparison.ranked_by for metric in comparison.definitions):
         yield plot_history(comparison, width=_PAPER)
@@ -73,7 +77,11 @@ def plot_history(
 ) -> Figure:
     """Plot a metric over the buckets, one line per group with its interval.
 
-    width: in inches, or None for the default. Raises ConfigError if the comparison lacks *metric*.
+    Runs that diverged or were trained on fewer buckets than others are left out.
+
+    metric: name of a metric of the matrix, or None for the metric of the ranking. width: in inches,
+    or None for 5. Raises ConfigError if the metric is not computed from the matrix, or the width is
+    below 1.5.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -133,6 +141,8 @@ def find_y_limits(
     means: Sequence[float], intervals: Sequence[tuple[float, float]]
 ) -> tuple[float, float]:
     """Return a y-range in which very wide intervals are cut off, so that all means are readable.
+
+    Returns (0, 1) without means.
 
     >>> find_y_limits([0.5, 0.6], [(0.49, 0.51), (-3.0, 4.2)])
     (0.44, 0.66)

@@ -123,7 +123,10 @@ class Group:
 
     @cached_property
     def counted(self) -> tuple[ComparedRun, ...]:
-        """The complete runs that did not diverge: only their metrics count."""
+        """The members trained on *max_trained* buckets that did not diverge.
+
+        Only these have a value in means and tests.
+        """
         return tuple(
             run
             for run in self.members
@@ -164,11 +167,11 @@ class Group:
         return {name: seed_summary(seeds, level=LEVEL) for name, seeds in values.items()}
 
     def list_values(self, metric: str) -> list[tuple[ComparedRun, float]]:
-        """Return the runs that define a metric, ordered by seed, with their values."""
+        """Return the runs of *counted* that define a metric, ordered by seed, with their values."""
         return [(run, run.summary[metric]) for run in self.counted if metric in run.summary]
 
     def format_partial_seeds(self, metric: str) -> str:
-        """Return such as ``1 of 3`` if some seeds do not define a metric, or an empty string."""
+        """Return such as ``1 of 3`` if only some seeds define a metric, or "" if all or none do."""
         n = self.metrics[metric].n if metric in self.metrics else 0
         return f"{n} of {len(self.counted)}" if 0 < n < len(self.counted) else ""
 
@@ -179,13 +182,13 @@ class Group:
 
     @cached_property
     def seeds_per_cell(self) -> NDArray[np.int64]:
-        """(T + 1, T) numbers of runs that measured each cell."""
+        """(T + 1, T) numbers of members that measured each cell."""
         measured = ~np.isnan([run.grid for run in self.members])
         return np.asarray(measured.sum(axis=0), dtype=np.int64)
 
     @cached_property
     def grid(self) -> NDArray[np.float64]:
-        """(T + 1, T) means over the runs that measured each cell, or NaN."""
+        """(T + 1, T) means over the members that measured each cell, or NaN."""
         seeds, total = self.seeds_per_cell, np.nansum([run.grid for run in self.members], axis=0)
         return np.where(seeds > 0, total / np.maximum(seeds, 1), np.nan)
 
@@ -204,9 +207,12 @@ def group_runs(
 ) -> tuple[list[Group], list[TestConditions], list[str]]:
     """Group runs with equal labels and test conditions, without repetitions of a run.
 
-    Returns the groups, the test conditions, and sentences about repeated runs and seeds. Diverged
-    runs without rows join groups with their labels, or none. Raises ConfigError if no run has one
-    of the labels.
+    Of runs in a group with the same seed, parameters and matrix, one is kept, if possible one with
+    tests within buckets. Runs without rows join the groups with their labels and test conditions,
+    or none.
+
+    group_by: labels, or () for a group per run. Returns the groups, the test conditions, and
+    sentences about repeated runs and seeds. Raises ConfigError if no run has one of the labels.
     """
     valid_labels = {name for run in runs for name in run.labels}
     for name in group_by:
@@ -245,7 +251,9 @@ def group_runs(
             members=tuple(sorted(members, key=_get_seed_order)),
             max_trained=lengths[conditions[index]] or len(conditions[index].buckets),
             without_rows=tuple(
-                run for run in without_rows if _belongs(run, group_by, labels, conditions[index])
+                run
+                for run in without_rows
+                if _belongs_to_group(run, group_by, labels, conditions[index])
             ),
         )
         for name, ((labels, index), members) in zip(
@@ -255,10 +263,14 @@ def group_runs(
     return groups, conditions, [*notes, *_describe_repeated_seeds(groups)]
 
 
-def _belongs(
+def _belongs_to_group(
     run: RunWithoutRows, group_by: Sequence[str], labels: Sequence[str], conditions: TestConditions
 ) -> bool:
-    """Return True if the labels of a run without rows agree with the labels of a group."""
+    """Return True if a run without rows has the labels and the test conditions of a group.
+
+    Of the test conditions, dataset, protocol and split are compared. Returns False if *group_by* is
+    empty: each group is then one run.
+    """
     tested = {"dataset": conditions.dataset, "protocol": conditions.protocol}
     return bool(group_by) and all(
         [
@@ -274,7 +286,10 @@ def _build_names(
     group_by: Sequence[str],
     conditions: Sequence[TestConditions],
 ) -> list[str]:
-    """Return a unique name for each group: labels that differ between groups, or its run's name."""
+    """Return a unique name for each group: labels that differ between groups, or its run's name.
+
+    The split is put in front if groups differ in it, and a number if names are equal.
+    """
     if group_by:
         columns = {
             name: [label if name in _CLEAR_LABELS else f"{name}={label}" for label in column]
@@ -313,7 +328,10 @@ def _describe_repeated_seeds(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _find_duplicate(run: ComparedRun, members: Sequence[ComparedRun]) -> ComparedRun | None:
-    """Return a member with the same seed, parameters and matrix, or None, also without a seed."""
+    """Return a member with the same seed, parameters and matrix as a run, or None.
+
+    Returns None for a run without a seed.
+    """
     for member in members:
         is_same_training = member.seed == run.seed and member.method_params == run.method_params
         is_same_matrix = np.array_equal(member.grid, run.grid, equal_nan=True)
@@ -323,6 +341,7 @@ def _find_duplicate(run: ComparedRun, members: Sequence[ComparedRun]) -> Compare
 
 
 def _get_seed_order(run: ComparedRun) -> tuple[bool, int, str]:
+    """Return a key that sorts runs by seed, then by id, with runs without a seed last."""
     return run.seed is None, run.seed or 0, run.run_id
 
 

@@ -69,11 +69,12 @@ def compare_groups(
 ) -> Comparison:
     """Test the planned pairs, and return the comparison with results, intervals and warnings.
 
-    Two groups of one run each are tested over their test images, others over seeds. If the ranking
-    metric leaves a pair undecided, the other headline metrics are searched for a difference, which
-    is marked as exploratory.
+    Two groups with a single result each are tested over test images, others over seeds. If a pair
+    does not differ in the ranking metric, the other headline metrics are tested as well, and the
+    clearest difference is reported as exploratory.
 
-    predictions: predictions of single runs by run id; without them, single runs are not tested.
+    predictions: predictions by run id; only groups with a single result are tested on them;
+    without them, these groups are not tested.
     """
     by_group = {
         index: predictions[group.counted[0].run_id]
@@ -125,13 +126,16 @@ def compare_pairs(
     margin: float | None = None,
     num_comparisons: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a row for each metric and each planned pair with two values per group.
+    """Test each planned pair on each metric, and return a row for each.
 
-    A row has PAIR_COLUMNS, and the values that only its sentence contains. Numbers of a test are
-    None if the pair was not tested.
+    Left out are pairs that have neither two values per group nor predictions that define the
+    metric. A row has PAIR_COLUMNS, and the values that only its sentence contains. Numbers of a
+    test are None if the pair was not tested. The others are adjusted for several comparisons: by
+    Holm's method, or with a margin by Bonferroni's.
 
-    predictions: of pairs of single runs. num_comparisons: number of comparisons to adjust p for, or
-    None for the tested pairs of the metric and those that were not planned.
+    predictions: by indices of the groups of a pair. margin: also test for equivalence within it.
+    num_comparisons: number of comparisons to adjust p for, or None for the tested pairs of the
+    metric and ``ranked.num_untested``.
     """
     rows = []
     for metric in metrics:
@@ -185,10 +189,10 @@ def _sample_pairs(
     bootstrap: ImageBootstrap,
     predictions: Mapping[tuple[int, int], tuple[Predictions, Predictions]],
 ) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return the test of each planned pair by its indices: over images, or else over seeds.
+    """Return the unadjusted test of each planned pair by its indices: over images, or over seeds.
 
-    Left out are pairs without both: without predictions, or a metric that these do not define,
-    and with fewer than two seeds in a group.
+    Seeds are used without predictions that define the metric. If a group then has fewer than two
+    values, the pair is left out. For the keys, see :func:`_compare_over_seeds`.
     """
     samples = {}
     for pair in ranked.planned_pairs:
@@ -204,7 +208,10 @@ def _sample_pairs(
 
 
 def _describe_test(test: TTest, factor: float) -> dict[str, Any]:
-    """Return the columns of a test of a difference. factor: by which p is multiplied."""
+    """Return the outcome, DIFFERENT or NOT_SHOWN, and the numbers of a test of a difference.
+
+    factor: number by which p is multiplied, at least 1; the interval gets wider accordingly.
+    """
     p_value, alpha = min(1.0, factor * test.p_value), 1 - LEVEL
     interval, unadjusted = test.interval(1 - alpha / factor), test.interval(LEVEL)
     # A p of exactly 0.05 is significant despite rounding in 1 - 0.95.
@@ -224,7 +231,10 @@ def _describe_test(test: TTest, factor: float) -> dict[str, Any]:
 
 
 def _describe_equivalence(row: Mapping[str, Any], test: TTest, margin: float) -> dict[str, Any]:
-    """Return the columns of a test of equivalence, and the outcome. row: columns of the pair."""
+    """Return the numbers of a test of equivalence, and the outcome, unless it is DIFFERENT already.
+
+    row: columns of the pair; p is multiplied by its ``comparisons``.
+    """
     alpha, comparisons = 1 - LEVEL, row["comparisons"]
     p_value = min(1.0, comparisons * test.equivalence_p(margin))
     # The level 1 - 2 alpha: the interval is within the margin if p is at most alpha.
@@ -243,7 +253,9 @@ def _describe_equivalence(row: Mapping[str, Any], test: TTest, margin: float) ->
 def _compare_over_seeds(a: Group, b: Group, metric: str) -> dict[str, Any] | None:
     """Compare two groups over seeds, or return None if one has fewer than two values.
 
-    Paired if the seeds of one group, including diverged ones, are among the seeds of the other.
+    If the seeds of one group, including diverged ones, are all seeds of the other, too, the values
+    of shared seeds are paired; otherwise, or if a seed is repeated, it is Welch's test. ``t_test``
+    of the result is None without variation.
     """
     values_a, values_b = a.list_values(metric), b.list_values(metric)
     if min(len(values_a), len(values_b)) < 2:
@@ -299,7 +311,10 @@ def _compare_over_images(
 
 
 def _format_cost_ratio(a: Group, b: Group, row: Mapping[str, Any]) -> str:
-    """Return the training FLOPs of the better group relative to the other, or "" within 1 %."""
+    """Return the cost of the better group, such as " at 2 times the training FLOPs" of the other.
+
+    Returns "" if costs are within 1 % or not both above 0, and for a metric that is a cost.
+    """
     better, worse = (group.metrics.get(COST) for group in (a, b))
     if not is_a_better(row):
         better, worse = worse, better
@@ -311,7 +326,11 @@ def _format_cost_ratio(a: Group, b: Group, row: Mapping[str, Any]) -> str:
 
 
 def _list_remarks(a: Group, b: Group, row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a reader has to know about the seeds, in a few words each."""
+    """Yield remarks on mixed parameters and, in a test over seeds, on the values of the seeds.
+
+    Those name diverged seeds, seeds with one and the same matrix, outliers, and without pairing
+    very different standard deviations.
+    """
     names = [truncate_name(group.name) for group in (a, b)]
     for name, group in zip(names, (a, b), strict=True):
         if group.mixed_params:
@@ -361,9 +380,11 @@ def _find_outlier(values: ArrayLike) -> int | None:
 def _count_new_seeds(
     test: TTest | None, alpha: float, margin: float | None
 ) -> tuple[int | None, str]:
-    """Return how many new seeds per method a decision needs, and a sentence on it.
+    """Return how many new seeds per method a significant result needs, and a sentence on it.
 
-    The number is None if 100 seeds are not enough.
+    The result is a difference or, if that takes fewer seeds, equivalence within the margin. The
+    number is None if 100 seeds are not enough, and MIN_SEEDS if *test* is None. alpha: largest
+    significant p-value, adjusted.
     """
     if test is None:
         return MIN_SEEDS, f"A test needs at least {MIN_SEEDS} new seeds per method."

@@ -41,8 +41,13 @@ def rank_groups(
 ) -> Comparison:
     """Group runs by labels, rank the groups, and choose the pairs to test.
 
-    group_by: labels; () to make each run its own group. Raises ConfigError if an option does not
-    fit the runs.
+    Groups are sorted by test conditions, then best first, those without the metric last.
+
+    group_by: labels; () to make each run its own group. rank_by: metric of the ranking, or None for
+    the one that most groups define and, among these, has the highest ``rank_priority``. baseline:
+    name or label of the group to test all others against, or None. margin: largest difference that
+    does not matter, or None. tuned: labels of *group_by* that are chosen by their results. Raises
+    ConfigError if an option does not fit the runs.
     """
     metrics = adapt_metrics(metrics, get_common_score(runs))
     definitions = (*metrics, *WITHIN_BUCKET_METRICS)
@@ -103,10 +108,12 @@ def rank_groups(
 def _plan_pairs(
     groups: Sequence[Group], conditions: Sequence[TestConditions], baseline: str | None
 ) -> tuple[list[tuple[int, int]], int, list[int], list[int]]:
-    """Plan all pairs of few groups, each of many against the leader, or each against a baseline.
+    """Plan the pairs to test: of groups with counted runs, under the same test conditions.
 
-    Returns the pairs, the number of further pairs to adjust for, baselines and leaders, as indices.
-    Raises ConfigError if no group is the baseline.
+    With a baseline, each group is paired with it. Otherwise up to MAX_ALL_PAIRS groups are all
+    paired, and of more groups, each with the leader. Returns the pairs, the number of further pairs
+    to adjust for, baselines and leaders, as indices. Raises ConfigError if no group is the
+    baseline, or if several are under the same test conditions.
     """
     indices_by_conditions: dict[int, list[int]] = defaultdict(list)
     for index, group in enumerate(groups):
@@ -139,7 +146,10 @@ def _plan_pairs(
 def _find_baseline(
     groups: Sequence[Group], indices: Sequence[int], baseline: str, conditions: TestConditions
 ) -> int | None:
-    """Return the index of the group with a name or label. Raises ConfigError if several match."""
+    """Return the index of the group with a name or else a label, or None if no group has it.
+
+    indices: of the groups to search. Raises ConfigError if several match.
+    """
     matching = [i for i in indices if groups[i].name == baseline]
     matching = matching or [i for i in indices if baseline in groups[i].labels.values()]
     if len(matching) > 1:
@@ -154,9 +164,10 @@ def _find_baseline(
 def get_default_group_by(
     runs: Sequence[ComparedRun], without_rows: Sequence[RunWithoutRows] = ()
 ) -> tuple[str, ...]:
-    """Return strategy and dataset, if logged, and all parameters that vary within both.
+    """Return strategy and dataset, if logged, and the parameters that vary within their groups.
 
-    A parameter that only some runs log is added if nothing else separates these runs.
+    Only parameters that affect results count. One that only some runs log is added if nothing else
+    separates these runs.
     """
     labels = {name for run in runs for name in run.labels}
     group_by: tuple[str, ...] = tuple(n for n in ("strategy", "dataset") if n in labels)
@@ -231,7 +242,7 @@ def select_equal_cost(
 
 
 def _format_devices(run: ComparedRun) -> str:
-    """Return the names of the devices that a run's seconds were measured on."""
+    """Return the devices that a run's seconds were measured on, or "an unknown device"."""
     devices = {cost.device for cost in run.record.masked_matrix.costs if cost and cost.device}
     return truncate_name(" and ".join(sorted(devices))) or "an unknown device"
 

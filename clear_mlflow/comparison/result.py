@@ -83,15 +83,16 @@ class Comparison:
     def is_higher_better(self, metric: str | None) -> bool | None:
         """Return True if higher values of a metric are better, or None if that is not declared.
 
-        Metrics that the comparison does not know, and None, are taken for higher is better.
+        Returns True for None, and for a metric that the comparison lacks.
         """
         definitions = (*self.definitions, *WITHIN_BUCKET_METRICS)
         return next((m.higher_is_better for m in definitions if m.name == metric), True)
 
     def list_runs_to_bootstrap(self) -> list[ComparedRun]:
-        """Return at most MAX_PREDICTIONS single results to test over images, planned pairs first.
+        """Return one run of each group with a single result, groups in planned pairs first.
 
-        Returns [] if the score is not an accuracy.
+        They are compared over test images. At most MAX_PREDICTIONS runs; [] if the score is not an
+        accuracy.
         """
         if not self.score.is_accuracy:  # predictions are classes
             return []
@@ -129,9 +130,10 @@ class Comparison:
     def groups_frame(self) -> DataFrame:
         """One row per group, best first, with two levels of columns.
 
-        ``("group", "name")``, ``("label", NAME)``, ``("value", NAME)`` and ``("text", NAME)`` of
-        each further column, and of each metric mean, std, low, high, n, partial (such as "1 of 3"),
-        and best.
+        They are ``("group", "name")``, ``("label", NAME)``, and of further columns, such as seeds,
+        ``("value", NAME)`` for files and ``("text", NAME)`` for tables. Each metric has mean, std,
+        low, high, n, partial (such as "1 of 3", or ""), and best: True if no group with the same
+        test conditions has a better mean.
         """
         means = defaultdict[tuple[int, str], list[float]](list)
         for group in self.groups:
@@ -188,7 +190,10 @@ class Comparison:
 
 
 def build_frame(rows: Sequence[Mapping[Any, Any]]) -> DataFrame:
-    """Return a data frame of rows. Strings, and integers next to None, stay Python objects."""
+    """Return a data frame of rows. Strings, and integers next to None, stay Python objects.
+
+    A value that a row lacks is None, or NaN in a column of floats.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {}
     for index, name in enumerate(names):

@@ -73,7 +73,10 @@ def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def build_metrics_frame(comparison: Comparison) -> DataFrame:
-    """Return a row for each group and metric, n being the seeds in which it is defined."""
+    """Return a row for each group and each metric that it defines: labels, mean, interval, n.
+
+    n is the number of seeds that define the metric.
+    """
     frame = comparison.groups_frame
     parts = []
     for metric in comparison.metrics:
@@ -96,6 +99,8 @@ def build_leaderboard_frame(
     """Return a row for each group, best first, with the mean of each metric.
 
     A metric that some seeds do not define has a second column, with the number of seeds that do.
+
+    metrics: names, or None for the headline metrics. Raises ConfigError if no run defines one.
     """
     frame = comparison.groups_frame
     columns: dict[str, Any] = {"group": frame["group", "name"], **dict(frame["value"].items())}
@@ -143,6 +148,7 @@ def format_leaderboard_csv(comparison: Comparison) -> str:
 
 
 def _truncate_cells(frame: DataFrame) -> DataFrame:
+    """Cut texts in cells to 200 characters."""
     return frame.map(lambda cell: truncate(cell, 200) if isinstance(cell, str) else cell)
 
 
@@ -166,7 +172,7 @@ def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = N
     """Return the leaderboard for a paper (package booktabs).
 
     Mean ± standard deviation, fractions in percent, the best mean in bold. Arrows show whether
-    higher or lower values are better.
+    higher or lower values are better. metrics: as in :func:`build_leaderboard_frame`.
     """
     names = _choose_metrics(comparison, metrics)
     percent = set[str]()
@@ -222,7 +228,10 @@ def _build_titles(names: Sequence[str]) -> dict[str, str]:
 
 
 def format_markdown(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> str:
-    """Return the leaderboard in Markdown: mean ± standard deviation, the best mean in bold."""
+    """Return the leaderboard in Markdown: mean ± standard deviation, the best mean in bold.
+
+    metrics: as in :func:`build_leaderboard_frame`.
+    """
     return "\n".join(_format_markdown_rows(comparison, metrics)) + "\n"
 
 
@@ -256,7 +265,7 @@ def format_mean(cell: Any, number: Callable[[float], str], sign: str = "± ") ->
 
 
 def _choose_metrics(comparison: Comparison, metrics: str | Sequence[str] | None) -> list[str]:
-    """Return requested metrics, split at commas, or the headline metrics for None.
+    """Return requested metrics, a text split at commas, or the headline metrics for None.
 
     Raises ConfigError if no run defines a requested metric.
     """
@@ -303,7 +312,10 @@ def format_description(comparison: Comparison, *, page: str) -> str:
 
 
 def _format_leaders(comparison: Comparison) -> list[str]:
-    """Return the best groups on one line, because MLflow folds descriptions after four lines."""
+    """Return the first four groups on one line, and an empty line, or [] without a ranking metric.
+
+    On one line, because MLflow folds descriptions after four lines.
+    """
     metric = comparison.ranked_by
     if metric is None:
         return []
@@ -320,7 +332,7 @@ def _format_leaders(comparison: Comparison) -> list[str]:
 
 
 def _format_run_links(group: Group) -> str:
-    """Return a link to each run of a group, labelled by its seed."""
+    """Return links to the first _MAX_RUN_LINKS runs of a group, labelled by seed."""
     links = []
     for run in group.members[:_MAX_RUN_LINKS]:
         label = "run" if run.seed is None else str(run.seed)

@@ -25,7 +25,10 @@ _MAX_DETAILED = 6
 
 
 def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
-    """Yield the parts to print."""
+    """Yield leaderboards, verdicts, assumptions of the tests and warnings, as they are printed.
+
+    At most _MAX_GROUPS groups are listed. Verdicts have details if there are at most _MAX_DETAILED.
+    """
     for number, table in enumerate(_build_leaderboards(comparison)):
         if number:
             yield Text()
@@ -67,6 +70,10 @@ def _build_leaderboards(comparison: Comparison) -> Iterator[Table]:
 def _build_leaderboard(
     comparison: Comparison, metrics: Sequence[str], *, has_costs: bool = False
 ) -> Table:
+    """Return a table with a column per metric and a row for each of the first _MAX_GROUPS groups.
+
+    has_costs: add a column of training FLOPs.
+    """
     score = comparison.score
     # One digit less than elsewhere, so that five columns fit.
     number = "{:.3f}".format if score.is_accuracy else score.cell

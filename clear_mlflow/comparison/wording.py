@@ -59,6 +59,10 @@ def write_verdict(pair: Mapping[str, Any]) -> str:
 
 
 def _write_untested(pair: Mapping[str, Any], both: str, lead: str) -> str:
+    """Write why a pair was not tested: too few seeds, equal values, or equal differences.
+
+    both: names of the groups. lead: result of :func:`_describe_difference`.
+    """
     metric, sample = pair["metric"], pair["sample"]
     remarks = "".join(f"; {remark}" for remark in pair["remarks"])
     if pair["min_seeds"] < MIN_SEEDS:
@@ -76,7 +80,10 @@ def _write_untested(pair: Mapping[str, Any], both: str, lead: str) -> str:
 
 
 def write_seeds_needed(seeds: int | None, result: str) -> str:
-    """Write how many new seeds a comparison needs. seeds: None if 100 are not enough."""
+    """Write how many new seeds a comparison needs.
+
+    seeds: None if 100 are not enough. result: verb and object, such as "show equivalence".
+    """
     if seeds is None:
         return f"Not even {MAX_SEEDS} seeds per method would {result} with 80 % power."
     return f"A new comparison with {seeds} fresh seeds per method would {result} with 80 % power."
@@ -88,7 +95,10 @@ def is_a_better(pair: Mapping[str, Any]) -> bool:
 
 
 def _describe_difference(pair: Mapping[str, Any]) -> str:
-    """Return the better group and its signed difference, for example ``naive +0.8 points``."""
+    """Return the better group and its difference, or ``equal means``.
+
+    Examples: ``naive +0.8 points``; ``lower is better: naive -0.02 at 2 times the training FLOPs``.
+    """
     sign, direction = ("+", "") if pair["higher_is_better"] else ("-", "lower is better: ")
     size = abs(pair["difference"])
     if not size:
@@ -101,6 +111,7 @@ def _describe_difference(pair: Mapping[str, Any]) -> str:
 
 
 def _format_margin(pair: Mapping[str, Any]) -> str:
+    """Return the margin, in percentage points if the metric is in percent."""
     if not pair["in_percent"]:
         return f"{pair['margin']:g}"
     points = 100 * pair["margin"]
@@ -111,7 +122,7 @@ def _format_result(pair: Mapping[str, Any], low: str, high: str, level: float, p
     """Return interval, p-value, adjustment, test and remarks of a pair.
 
     low, high: columns with the ends of the interval of A - B, which is turned to better - worse.
-    level: confidence level of the interval. p_text: p-value as text, for example "p = 0.02".
+    level: confidence level of the interval. p_text: p-value as text, such as ``p = 0.02``.
     """
     ends = Interval(pair[low], pair[high])
     if not is_a_better(pair):
@@ -129,7 +140,7 @@ def _format_result(pair: Mapping[str, Any], low: str, high: str, level: float, p
 
 
 def format_p(value: float) -> str:
-    """Return a p-value with its sign, for example ``= 0.031`` or ``< 0.0001``."""
+    """Return a p-value after ``=`` or ``<``, for example ``= 0.031`` or ``< 0.0001``."""
     return "< 0.0001" if value < 0.0001 else f"= {value:.2g}"
 
 
@@ -167,10 +178,13 @@ def write_assumptions(pairs: Sequence[Mapping[str, Any]]) -> str:
 def write_warnings(
     ranked: Comparison, pairs: Sequence[Mapping[str, Any]], unequal_images: Set[tuple[int, int]]
 ) -> Iterator[str]:
-    """Yield what a reader has to know about the runs and tests, the most general first.
+    """Yield warnings about the runs and the tests, the most general first.
 
-    The warnings that *ranked* has are among them. unequal_images: pairs whose predictions are for
-    different test images.
+    They are about different test conditions, selection on test images, missing values, single
+    groups and runs, and untested pairs; the warnings that *ranked* has are among them.
+
+    pairs: rows of :func:`~clear_mlflow.comparison.pairs.compare_pairs`. unequal_images: pairs of
+    groups, as indices, whose predictions are for different test images.
     """
     if len(ranked.conditions) > 1:
         first, *others = ranked.conditions
@@ -296,7 +310,7 @@ def _warn_about_tests(
 ) -> Iterator[str]:
     """Warn about groups of one run, untested pairs, tests against leaders, and missing baselines.
 
-    pairs: tested pairs. unequal_images: indices of pairs of groups with different test images.
+    Also warns of the first of *unequal_images*. Arguments: see :func:`write_warnings`.
     """
     groups = ranked.groups
     single = [group for group in groups if len(group.counted) == 1]
@@ -337,6 +351,6 @@ def _warn_about_tests(
 
 
 def format_mixed_params(group: Group) -> str:
-    """Return the parameters that differ within a group, with their values."""
+    """Return the parameters that differ within a group, with their values, in 200 characters."""
     params = (f"{name} {' and '.join(values)}" for name, values in group.mixed_params.items())
     return truncate(", ".join(params), 200)

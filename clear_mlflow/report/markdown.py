@@ -33,7 +33,7 @@ def format_run_description(
 ) -> str:
     """Return matrix and metrics of a run in Markdown, within MLflow's limit.
 
-    A matrix that is too large is left out.
+    A matrix that is too large is left out, and then as many of the last metrics as necessary.
 
     metadata: further names and values to show. report: address of the run's page, or None.
     """
@@ -68,6 +68,7 @@ def format_run_description(
 
 
 def _format_headline(results: MetricResults, score: Score) -> list[str]:
+    """Return a line with the defined headline metrics, and an empty line, or [] without any."""
     summary = results.values_by_name
     values = [
         f"{metric.headline} **{score.cell(summary[metric.name])}{score.unit}**"
@@ -95,11 +96,15 @@ def _format_matrix(matrix: AccuracyMatrix) -> list[str]:
 
 
 def _clean_key(key: str) -> str:
-    """Replace what could end a block of code, in which character references do not work."""
+    """Cut a bucket's key to 24 characters, and replace punctuation except "." by "_".
+
+    Punctuation could end the block of code, in which character references do not work.
+    """
     return re.sub(r"[!-,/:-@\[-^`{-~]", "_", truncate(key, _MAX_KEY))
 
 
 def _format_metrics(results: Iterable[MetricResult]) -> list[str]:
+    """Return the lines of a table with name, value and note of each metric."""
     table = [f"| metric | {PAD}value{PAD} | |", "|:--|--:|:--|"]
     for result in results:
         name = f"`{result.name}`" if result.is_built_in else escape(result.name, 60)

@@ -52,7 +52,9 @@ def draw_heatmap(
 ) -> Figure:
     """Draw a matrix with a row per bucket trained and a column per bucket tested.
 
-    Cells that were not measured are hatched. width: inches, or None for cells of the usual size.
+    Cells that were not measured are hatched. title: None for no title. scale: colours, or None for
+    the scale of this matrix. width: in inches, or None for cells of 0.5 inches, which are smaller
+    in a large matrix. Raises ConfigError if the width is below 2.7.
     """
     grid, size = stack_all_rows(matrix), matrix.num_buckets
     scale = scale or build_cell_scale(matrix.score, [grid])
@@ -161,7 +163,7 @@ def render_pdf(figures: Iterable[Figure]) -> bytes:
 
 
 def check_width(width: float, minimum: float) -> None:
-    """Raise ConfigError if a figure cannot have this width, in inches."""
+    """Raise ConfigError if a width, in inches, is below the minimum or not finite."""
     if not minimum <= width < math.inf:
         raise ConfigError(
             f"width is {safe_repr(width)}; expected at least {minimum} inches, for example 3.3"
@@ -189,7 +191,10 @@ def create_figure(width: float, height: float) -> Figure:
 
 
 def _create_sheet(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return a figure, in inches, and axes without ticks that fill it."""
+    """Return a figure and axes without ticks that fill it.
+
+    Coordinates of the axes are inches from the top left corner.
+    """
     figure = create_figure(width, height)
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
@@ -205,7 +210,10 @@ def _draw_cells(
     corner: tuple[float, float],
     cell: tuple[float, float],
 ) -> None:
-    """Draw a coloured cell for each value, with its number if there is room."""
+    """Draw a coloured cell for each value, with its number if there is room.
+
+    NaN is hatched. corner: top left corner of all cells. cell: width and height. All in inches.
+    """
     from matplotlib.patches import Rectangle
 
     (rows, columns), (x0, top), (width, height) = values.shape, corner, cell
@@ -227,7 +235,10 @@ def _draw_cells(
 
 
 def _get_line_width(cell: float) -> float:
-    """Return the width of the white lines between cells, in points."""
+    """Return the width of the white lines between cells, in points, or 0 for small cells.
+
+    cell: width of a cell, in inches.
+    """
     return 0.0 if cell < _MIN_CELL_WITH_LINES else min(0.8, 3.6 * cell)
 
 
@@ -254,7 +265,10 @@ def _outline_diagonal(
 
 
 def _write(axes: Axes, x: float, y: float, text: str, size: float, **style: Any) -> None:
-    """Write a text of a size in points, without formulas, LaTeX or warnings."""
+    """Write a text at a point, without formulas, LaTeX or warnings.
+
+    size: of the font, in points. style: options of matplotlib's text, for example its colour.
+    """
     style = {
         "color": _INK,
         "ha": "center",
@@ -309,10 +323,12 @@ def replace_missing_glyphs(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _list_characters() -> frozenset[int]:
+    """Return the code points of the characters that the font has."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     return frozenset(get_font(findfont(FontProperties(family=FONT))).get_charmap())
 
 
 def _choose_ink(colour: NDArray[np.float64]) -> str:
+    """Return the colour of text on a background colour: white on a dark one, else dark."""
     return "white" if is_dark(colour) else _INK

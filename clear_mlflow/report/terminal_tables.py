@@ -36,7 +36,10 @@ def render_run(record: Record, metrics: Iterable[MetricResult]) -> Iterator[Rend
 
 
 def build_matrix_table(matrix: AccuracyMatrix) -> Table:
-    """Return the matrix in 80 columns, without middle buckets if it is too wide."""
+    """Return the matrix in 80 characters, without the columns in the middle if it is too wide.
+
+    All measured rows are in the table, also the initialisation row.
+    """
     score = matrix.score
     widest = max(
         (len(score.cell(v)) for _, _, row in iter_measured_rows(matrix) for v in row), default=0

@@ -140,7 +140,10 @@ class _ResampledRun(NamedTuple):
 
 
 def _resample_cells(run: Predictions, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
-    """Yield the (k + 1, T) cells of the matrix on each draw, NaN without images."""
+    """Yield the (k + 1, T) cells of the matrix on each draw, the untrained model first.
+
+    Cells without predictions or without images are NaN.
+    """
     images, rows = run.images, list(run.rows)
     # Sums of weights are integers below 2**24, which are exact in single precision.
     is_correct = np.stack([run.rows[row].hits(images) for row in rows], axis=1).astype(np.float32)
@@ -181,4 +184,5 @@ def _split_into_blocks(resamples: int, num_images: int) -> Iterator[int]:
 def _draw_images(
     generator: np.random.Generator, resamples: int, num_images: int
 ) -> NDArray[np.int64]:
+    """Return (resamples, num_images) indices of images, drawn with replacement."""
     return generator.integers(0, num_images, size=(resamples, num_images), dtype=np.int64)

@@ -69,6 +69,9 @@ def seeds_needed(test: TTest, *, alpha: float = 0.05, margin: float | None = Non
     Returns:
         A number from 3 to 100, or None if 100 seeds are not enough.
 
+    Raises:
+        ConfigError: alpha is not between 0 and 1.
+
     >>> test = TTest(difference=1.0, error=1 / 3**0.5, freedom=2, n_a=3, n_b=3, paired=True)
     >>> seeds_needed(test), seeds_needed(test, alpha=0.05 / 15)
     (10, 19)
@@ -82,7 +85,7 @@ def seeds_needed(test: TTest, *, alpha: float = 0.05, margin: float | None = Non
 
 
 def _compute_tail(critical: float, freedom: float, effect: float) -> float:
-    """Return P(T > critical) for a noncentral t."""
+    """Return P(T > critical) for a noncentral t. effect: its noncentrality."""
     if effect > 30 + critical:  # scipy's series does not converge there
         return 1.0
     if effect < 0:

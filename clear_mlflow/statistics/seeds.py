@@ -226,6 +226,7 @@ def hedges_g(values_a: Sequence[float], values_b: Sequence[float]) -> float | No
 
 
 def _build_interval(center: float, error: float, freedom: float, level: float) -> Interval:
+    """Return Student's t interval of a value with a standard error, after checking the level."""
     check_level(level)
     half_width = float(stdtrit(freedom, 0.5 + level / 2)) * error
     return Interval(center - half_width, center + half_width)

@@ -80,6 +80,7 @@ def render_comparison_page(
 
 
 def _build_subtitle(comparison: Comparison) -> str:
+    """Return the numbers of runs and groups, the labels, and test conditions if all agree."""
     num_runs = format_count(len(comparison.runs), "run")
     labels = " and ".join(shorten(name, 40) for name in comparison.group_by)
     groups = format_count(len(comparison.groups), "group")
@@ -144,7 +145,10 @@ def _format_interval(comparison: Comparison, metric: str, cell: Any) -> str:
 
 
 def _build_matrices(comparison: Comparison) -> dict[str, Any]:
-    """Return the template's variables for the mean matrices of groups."""
+    """Return the template's variables for the mean matrices of groups.
+
+    The matrices of the first groups are drawn, with at most _MAX_CELLS cells in total.
+    """
     scales, keys = build_matrix_scales(comparison), [s.buckets for s in comparison.conditions]
     averaged = [group for group in comparison.groups if len(group.members) > 1]
     sentences = ["Cells are means over seeds."] if averaged else []

@@ -99,10 +99,11 @@ def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield what the template ``costs`` draws for each test conditions with different costs.
+    """Yield what the template ``costs`` draws: the ranking metric against the training FLOPs.
 
-    Groups that trained without FLOPs, and those after the first _MAX_DOTS, are left out. The x-axis
-    is logarithmic if the largest cost is more than ten times the smallest.
+    There is a plot for each of the test conditions whose groups differ in cost by over 1 %. Groups
+    with 0 FLOPs, and those after the first _MAX_DOTS, are left out. The x-axis is logarithmic if
+    the largest cost is more than ten times the smallest.
     """
     metric, score = comparison.ranked_by or "", comparison.score
     width, height, left, top = 720, 400, 46, 26
@@ -181,7 +182,11 @@ def _build_dot(
     point: tuple[float, float],
     ends: tuple[float, float] | None,
 ) -> dict[str, Any]:
-    """Return a group's dot for a template. point, ends: pixels of the dot and of its interval."""
+    """Return a group's dot for a template: colour, name, tooltip (``title``) and pixels.
+
+    position: index of the group, which selects its colour. text: tooltip, after the group's name.
+    point: x and y of the dot. ends: pixels of the ends of its interval, or None without one.
+    """
     low, high = ends or (None, None)
     return {
         "colour": position % len(GROUPS),
@@ -228,13 +233,16 @@ def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _to_pixel(ends: tuple[float, float], pixels: tuple[int, int], value: float) -> float:
-    """Return the pixel of a value in a range."""
+    """Return the pixel of a value on an axis. ends: values at the first and last of *pixels*."""
     (low, high), (first, last) = ends, pixels
     return round(first + (last - first) * (value - low) / (high - low), 1)
 
 
 def _widen_range(low: float, high: float, score: Score) -> tuple[float, float]:
-    """Return a y-range with margins: of accuracies, at least a point high before the margins."""
+    """Return a y-range with margins of 6 %.
+
+    The margins of accuracies are at least 0.06 percentage points.
+    """
     if not score.is_accuracy:
         return pad_range(low, high)
     span = max(high - low, 0.01)
@@ -308,7 +316,7 @@ def _build_line(position: int, group: Group, history: _History, score: Score) ->
 
 
 def _get_style(position: int) -> tuple[int, int]:
-    """Return the colour and the dash of a group."""
+    """Return the indices of colour and dash of the group with an index."""
     return position % len(GROUPS), position // len(GROUPS) % 3
 
 

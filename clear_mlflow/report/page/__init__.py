@@ -23,17 +23,18 @@ _PACKAGE = "clear_mlflow.report.page"
 def render_page(page: str, *, extension: str | None = None, **content: object) -> str:
     """Return an HTML page in the shared frame.
 
-    page: template as ``PACKAGE/NAME``. extension: template that extends it, or None. content:
-    variables of the template, which are escaped.
+    page: template as ``PACKAGE/NAME``, without ``.html``. extension: template that extends it, or
+    None. content: variables of the template, which are escaped.
     """
     pages = (page,) if extension is None else (page, extension)
     css, js = _read_style_and_script(pages)
-    template = _environment().get_template(f"{pages[-1]}.html")
+    template = _get_environment().get_template(f"{pages[-1]}.html")
     return template.render(base=f"{page}.html", css=css, js=js, **content).strip() + "\n"
 
 
 @lru_cache(maxsize=8)
 def _read_style_and_script(pages: tuple[str, ...]) -> tuple[PackageText, PackageText]:
+    """Return the CSS of the frame and of pages, and the JavaScript of pages, if they have any."""
     # Group colours come first, because the style sheet replaces them on a dark background.
     colours = "".join(f"--g{i}:{colour};" for i, colour in enumerate(GROUPS))
     styles = [read_file(f"{_PACKAGE}/frame.css"), *(_read_if_exists(f"{p}.css") for p in pages)]
@@ -42,15 +43,18 @@ def _read_style_and_script(pages: tuple[str, ...]) -> tuple[PackageText, Package
 
 
 def render_fragment(name: str, **content: object) -> str:
-    """Return a rendered template without the frame, for example of an SVG file."""
-    return _environment().get_template(f"{name}.html").render(**content).strip()
+    """Return a rendered template without the frame, for example of an SVG file.
+
+    name: template as ``PACKAGE/NAME``, without ``.html``. content: its variables, escaped.
+    """
+    return _get_environment().get_template(f"{name}.html").render(**content).strip()
 
 
 def load_page(page: str) -> None:
     """Read and compile the files of a page now, before the installed package may change."""
     _read_style_and_script((page,))
     for name in (f"{page}.html", f"{_PACKAGE}/frame.html", f"{_PACKAGE}/pieces.html"):
-        _environment().get_template(name)
+        _get_environment().get_template(name)
 
 
 @lru_cache(maxsize=32)
@@ -61,6 +65,7 @@ def read_file(name: str) -> str:
 
 
 def _read_if_exists(name: str) -> str:
+    """Return the text of a package file, or "" without such a file."""
     package, _, file = name.partition("/")
     return read_file(name) if files(package).joinpath(file).is_file() else ""
 
@@ -75,7 +80,8 @@ class PackageText(str):
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Environment:
+def _get_environment() -> Environment:
+    """Return the environment of all templates, the same at every call."""
     environment = Environment(
         loader=FunctionLoader(read_file),
         autoescape=True,

@@ -50,7 +50,7 @@ class Axis:
     score: Score = ACCURACY
 
     def list_ticks(self, *, is_large: bool) -> list[tuple[float, str]]:
-        """Return values and their labels, accuracies in percent."""
+        """Return about 3 round values, of a large chart 5, with labels: accuracies in percent."""
         count = 5 if is_large else 3
         if not self.score.is_accuracy:
             return list_round_ticks(self.low, self.high, count)
@@ -60,8 +60,8 @@ class Axis:
     def note(self) -> str:
         """A sentence for readers of the chart, or "".
 
-        For accuracies: that the axis does not start at 0. For other scores, always: that the axis
-        ignores the untrained model.
+        For accuracies: that the axis does not start at 0. For other scores, always: that values of
+        the untrained model outside the axis are omitted.
         """
         if self.score.is_accuracy:
             return "The y-axis does not start at 0." if self.low > 0 else ""
@@ -74,7 +74,8 @@ class Axis:
 def build_axis(lines: Sequence[Line], score: Score = ACCURACY) -> Axis:
     """Return one y-axis for charts that share it.
 
-    Accuracies end at 1. Other scores cover the range of all points except the untrained model's.
+    For accuracies, it is from 0, 0.25, 0.5 or 0.75, below all points, to 1. For other scores, it is
+    the range of all points except the untrained model's. Raises ValueError without points.
     """
     points = [point for line in lines for point in line.points]
     if not score.is_accuracy:
@@ -106,12 +107,18 @@ def pad_range(low: float, high: float) -> tuple[float, float]:
 
 
 def compute_past_means(grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return (T + 1,) means of rows on the buckets trained on, or NaN if one was not measured."""
+    """Return (T + 1,) means of the rows of a (T + 1, T) grid on the buckets trained on.
+
+    A mean is NaN if a cell was not measured, and before the first bucket.
+    """
     return np.array([row[:k].mean() if k else math.nan for k, row in enumerate(grid)])
 
 
 def compute_future_means(grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return (T + 1,) means of rows on the buckets to come, or NaN if one was not measured."""
+    """Return (T + 1,) means of the rows of a (T + 1, T) grid on the buckets to come.
+
+    A mean is NaN if a cell was not measured, and after the last bucket.
+    """
     return np.array([row[k:].mean() if k < len(row) else math.nan for k, row in enumerate(grid)])
 
 
@@ -264,7 +271,9 @@ def render_svg(
 ) -> bytes:
     """Return charts side by side as an SVG file on a white background.
 
-    macro: of pieces.html, which draws each chart: ``curves``, ``dots`` or ``costs``.
+    macro: of pieces.html, which draws each chart: ``curves``, ``dots`` or ``costs``. charts: at
+    least one, all equally wide. columns: most charts in a row. legend: colour, dash and name of
+    each line, which are listed below the charts.
     """
     columns = min(columns, len(charts))
     width, height = charts[0]["width"], max(chart["height"] for chart in charts) + _TITLE_HEIGHT

@@ -29,7 +29,10 @@ def sample_evenly(count: int) -> list[int]:
 
 
 def choose_rows(grid: NDArray[np.float64]) -> list[int]:
-    """Return the rows of a (T + 1, T) grid that are shown: row 0 only if it was measured."""
+    """Return at most MAX_SHOWN rows of a (T + 1, T) grid to show, evenly spaced.
+
+    Row 0, the untrained model, is left out if it was not measured.
+    """
     return [i for i in sample_evenly(len(grid)) if i > 0 or not np.isnan(grid[i]).all()]
 
 
@@ -43,6 +46,8 @@ def build_matrix_map(
     inline_style: bool = False,
 ) -> dict[str, Any]:
     """Return what the template ``heat`` draws of a (T + 1, T) grid.
+
+    At most MAX_SHOWN rows and columns are drawn, evenly spaced.
 
     seeds: (T + 1, T), how many of *num_members* runs measured each cell. inline_style: repeat the
     style in every cell, for a page without a style sheet.
@@ -65,7 +70,8 @@ def build_matrix_map(
 def build_class_map(images: EvaluationSet) -> dict[str, Any] | None:
     """Return a map of the test images of each class in each bucket, as shares.
 
-    Returns None if the shares hardly change; of many classes, those that change most are shown.
+    Returns None if all shares change by less than 5 percentage points. Of over _MAX_CLASSES
+    classes, those that change most are shown.
     """
     counts = images.class_counts
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -90,11 +96,12 @@ def build_class_map(images: EvaluationSet) -> dict[str, Any] | None:
 
 
 def _build_heads(buckets: Sequence[str], columns: Sequence[int]) -> list[dict[str, str]]:
+    """Return the ``short`` and the ``full`` key of the buckets with the indices *columns*."""
     return [{"short": shorten_key(buckets[j]), "full": printable(buckets[j])} for j in columns]
 
 
 def shorten_key(key: str) -> str:
-    """Return the end of a bucket's key, in which keys of one stream differ."""
+    """Return a bucket's key in at most 8 characters, its end, where keys of one stream differ."""
     return truncate_start(key, _MAX_KEY)
 
 

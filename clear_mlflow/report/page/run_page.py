@@ -150,6 +150,7 @@ def render_run_page(report: RunReport, *, extension: str | None = None, **conten
 
 
 def _select_results(metrics: Sequence[Metric], results: MetricResults) -> list[MetricResult]:
+    """Return the results of metrics, in their order, and skip metrics without a result."""
     return [results[metric.name] for metric in metrics if metric.name in results]
 
 
@@ -187,6 +188,7 @@ def _build_subtitle(report: RunReport) -> str:
 
 
 def _list_warnings(report: RunReport) -> list[str]:
+    """Return the report's notes, and warnings of missing rows, validation and streaming."""
     record = report.record
     warnings = [one_line(note, 400) for note in report.notes]
     if missing := record.missing:
@@ -207,6 +209,10 @@ def _list_warnings(report: RunReport) -> list[str]:
 
 
 def _describe_matrix(record: Record, colour_note: str) -> str:
+    """Explain rows, columns and cells of the matrix, and which are shown if there are too many.
+
+    colour_note: sentence on the colours, or "".
+    """
     matrix = record.matrix
     sentences = [
         f"Rows: bucket trained last. Columns: bucket tested. Cells: {matrix.score.label} on "
@@ -260,6 +266,7 @@ def _pack_predictions(predictions: Predictions | None) -> tuple[dict[str, Any] |
 
 
 def _compress(numbers: NDArray[Any]) -> str:
+    """Return the bytes of an array, compressed by zlib, in Base64."""
     return base64.b64encode(zlib.compress(numbers.tobytes(), 9)).decode("ascii")
 
 
@@ -295,6 +302,10 @@ def _build_curves(
 
 
 def _describe_dataset(report: RunReport) -> dict[str, str]:
+    """Return names and values for the page: dataset, digest, protocol, what was measured on.
+
+    The items of ``report.dataset`` come last.
+    """
     record = report.record
     counts = record.matrix.num_instances
     instances = _name_instances(record)
@@ -317,9 +328,10 @@ def render_run_html(
     *,
     progress: Mapping[str, str] | None = None,
 ) -> str:
-    """Return a run for a notebook: a progress bar, matrix, metrics, and links made of lines.
+    """Return a run for a notebook as HTML: title, progress bar, matrix, metrics and links.
 
-    A line is a name, spaces and an address, or any other text.
+    links: lines. A name, spaces and a web address become a link; any other line is shown as text.
+    progress: ``text``, ``done`` and ``total`` of the progress bar, or None for no bar.
     """
     return render_fragment(
         "clear_mlflow.report.page/fragment",
@@ -334,12 +346,16 @@ def render_run_html(
 def render_progress_html(
     text: str, done: float, total: float, matrix: AccuracyMatrix | None
 ) -> str:
-    """Return a run in training for a notebook: a progress bar and the rows so far."""
+    """Return a run in training for a notebook as HTML: a progress bar and the rows so far.
+
+    text: next to the bar. matrix: None before the first row.
+    """
     progress = {"text": one_line(text, 160), "done": f"{done:g}", "total": f"{total:g}"}
     return render_run_html("", matrix, progress=progress)
 
 
 def _build_inline_map(matrix: AccuracyMatrix) -> dict[str, Any]:
+    """Return the map of the rows so far, with its style in every cell and an explanation."""
     grid = stack_all_rows(matrix)
     scale = build_cell_scale(matrix.score, [grid])
     note = f"Rows: bucket trained last. Columns: bucket tested. Cells: {matrix.score.label}."
@@ -351,7 +367,10 @@ def _build_inline_map(matrix: AccuracyMatrix) -> dict[str, Any]:
 
 
 def _split_link(line: str) -> dict[str, str]:
-    """Split "NAME ADDRESS" into ``name`` and ``address``, or "" without a web address."""
+    """Split "NAME ADDRESS" into ``name`` and ``address``.
+
+    Without a web address, ``name`` is the line, cut to 400 characters, and ``address`` is "".
+    """
     name, _, rest = line.partition(" ")
     address = rest.strip()
     if address.startswith(("http://", "https://")) and " " not in address:
