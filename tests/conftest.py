@@ -4,6 +4,7 @@ Nothing here imports torch or MLflow, since the tests in unit/ run without them.
 """
 
 import fcntl
+import gc
 import os
 import signal
 from pathlib import Path
@@ -75,6 +76,12 @@ def pytest_collection_modifyitems(items):
     """Begin with the files that take longest."""
     order = {name: number for number, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(_LONGEST)))
+
+
+def pytest_collection_finish():
+    """Exclude what is loaded by now from garbage collections, each of which takes a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,8 +26,8 @@ def read_offline_runs(path: Path) -> list[Run]:
     """Read the runs of an offline folder that can have rows, newest first, or one as FOLDER/RUN.
 
     RUN is an id or at least its first six digits. Without it, sweeps and comparisons are left out.
-    Raises RecordError if it finds none, or the folder cannot be read, and TrackingError if its
-    format is unknown.
+    Raises RecordError if it finds none or the folder's database cannot be read, and TrackingError
+    if its format is unknown or RUN matches no run or several.
     """
     folder, prefix = (path, None) if is_offline_folder(path) else (path.parent, path.name)
     set_up_mlflow()

@@ -57,9 +57,9 @@ class UnsentError(TrackingError):
 class Uploader:
     """Uploads files of one run to MLflow in order, in a thread or in the calling thread.
 
-    Before every upload, it checks that this process still has the run's lease, the right to write
-    to the run. An upload may be repeated: it changes nothing then. The thread and
-    :meth:`upload_folder` delete a local file once it is stored.
+    Before an upload, it checks that this process still has the run's lease, the right to write to
+    the run, unless it did so within the last second. An upload may be repeated: it changes nothing
+    then. The thread and :meth:`upload_folder` delete a local file once it is stored.
     """
 
     def __init__(self, client: MlflowClient, run_id: str) -> None:
@@ -167,7 +167,7 @@ class Uploader:
         stored with other numbers, and TrackingError if the store does not take the file.
         """
         run_id, name = self._run_id, entry.name
-        run = self.lease.check()
+        run = self.lease.check_recently()
         with mlflow_errors(f"store {name} of run {run_id}"):
             if name == METRICS_JSON:
                 self._client.log_batch(run_id, metrics=entry.read_metrics())

@@ -187,8 +187,8 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
 def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
     """Score a run and set its final status and error. Return for example "scored, FINISHED".
 
-    An ensemble is not scored, although the line reads the same. Also logs the summary of the
-    ensemble that the run is or belongs to.
+    Also logs the summary of the ensemble that the run is or belongs to. An ensemble itself has no
+    rows to score: of it the result is for example "closed, FINISHED".
 
     outcome: final status and error, or None to keep the status. The status changes only if it is
     RUNNING or KILLED.
@@ -198,12 +198,13 @@ def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
     if not is_ensemble:
         score(client, run_id)
     status = str(run.info.status)
-    message = f"scored; its status stays {status}"
+    what_was_done = "closed" if is_ensemble else "scored"
+    message = f"{what_was_done}; its status stays {status}"
     if outcome is not None and outcome.status is not None:
         # evaluate sets KILLED on a run whose process is gone and did not report how it ended.
         is_changed = status in ("RUNNING", "KILLED") and status != outcome.status
         outcome = replace(outcome, status=outcome.status if is_changed else None)
-        message = f"scored, {store_outcome(client, run_id, outcome).info.status}"
+        message = f"{what_was_done}, {store_outcome(client, run_id, outcome).info.status}"
     parent_id = run_id if is_ensemble else run.data.tags.get(MLFLOW_PARENT_RUN_ID)
     if parent_id is not None:
         _log_ensemble_summary(client, parent_id)

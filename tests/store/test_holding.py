@@ -53,9 +53,10 @@ def format_foreign_lease(**changes):
 
 
 class TakenOver(KnownTraining):
-    """Another process takes over the run after some rows."""
+    """Another process takes over the run after some rows, each more than a second apart."""
 
-    def __init__(self, store, after):
+    def __init__(self, store, after, monkeypatch):
+        monkeypatch.setattr(lease, "CHECK_SECONDS", 0.0)
         super().__init__(FOUR_BUCKETS)
         self.store = store
         self.after = after
@@ -69,9 +70,9 @@ class TakenOver(KnownTraining):
             yield measured
 
 
-def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store):
+def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store, monkeypatch):
     """One error. The run is unchanged, and measured rows are on local disk."""
-    training = TakenOver(store, after=2)
+    training = TakenOver(store, 2, monkeypatch)
     with pytest.raises(
         LeaseLostError, match=r"is held by process \d+ on another since 20"
     ) as caught:
@@ -94,9 +95,9 @@ def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store):
     assert all(len(points) <= 2 for points in histories(store, run.info.run_id).values())
 
 
-def test_a_run_folder_with_stored_rows_duplicates_nothing(store):
+def test_a_run_folder_with_stored_rows_duplicates_nothing(store, monkeypatch):
     """After a long outage, it is sent when the other process has ended."""
-    training = TakenOver(store, after=3)
+    training = TakenOver(store, 3, monkeypatch)
     with pytest.raises(LeaseLostError):
         train_in_process(store, training, {})
     run = training.run
@@ -118,9 +119,9 @@ def test_a_run_folder_with_stored_rows_duplicates_nothing(store):
     assert (histories(store, run.info.run_id), missing_row.read_bytes()) == before
 
 
-def test_a_run_folder_is_not_sent_while_another_process_trains(store):
+def test_a_run_folder_is_not_sent_while_another_process_trains(store, monkeypatch):
     """It contains rows that the other process is about to measure."""
-    training = TakenOver(store, after=2)
+    training = TakenOver(store, 2, monkeypatch)
     with pytest.raises(LeaseLostError):
         train_in_process(store, training, {})
     run_id = training.run.info.run_id
@@ -335,6 +336,23 @@ def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
         assert rows == [f"row_{row:03d}.json" for row in range(5)]
         assert names.ERROR_TAG not in run.data.tags
         assert run.data.tags[names.ROWS_TAG] == "complete"
+
+
+def test_a_check_counts_for_a_second_also_of_a_suspended_process(store, experiment_id, monkeypatch):
+    """Then the run is read again, and a takeover is noticed."""
+    now = 1000.0
+    monkeypatch.setattr(lease, "_read_uptime", lambda: now)
+    run_id = store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
+    held = Lease(store, run_id)
+    run = held.check_recently()
+    store.set_tag(run_id, names.HOLDER_TAG, format_foreign_lease())
+    now += 0.99
+    assert held.check_recently() is run
+    now += 0.01
+    for _ in range(2):
+        with pytest.raises(LeaseLostError):
+            held.check_recently()
+    assert held.error is not None
 
 
 def test_a_renewal_sets_a_run_back_to_running_that_evaluate_closed(store, experiment_id):

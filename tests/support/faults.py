@@ -142,6 +142,7 @@ def become(machine: Path, uri: str) -> None:
     patch.setattr(run_recorder, "datetime", MachineClock)
     patch.setattr(lease, "EXPIRY_SECONDS", 3.0)
     patch.setattr(lease, "_POLL_SECONDS", 0.3)
+    patch.setattr(lease, "CHECK_SECONDS", 0.01)
     patch.setattr(run_recorder, "RENEW_SECONDS", 0.4)
     patch.setattr(MlflowClient, "log_image", lambda *arguments, **options: None)
     patch.setattr(run_log, "draw_heatmap_png", lambda matrix, title: PICTURE)

@@ -8,6 +8,7 @@ imports them once, and also forks the processes that such a command starts. A te
 from __future__ import annotations
 
 import atexit
+import gc
 import io
 import multiprocessing
 import os
@@ -31,13 +32,20 @@ from setproctitle import setproctitle
 PROGRAM = "clear_mlflow"
 _Popen = subprocess.Popen
 _LOADED = [
+    "IPython",  # MLflow imports it to find out whether it runs in a notebook
     "alembic.command",
     "git",
     "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_pdf",
     "matplotlib.figure",
     "mlflow.cli",
     "mlflow.projects.backend.local",
-    "mlflow.store.tracking.sqlalchemy_store",
+    "mlflow.store.tracking.sqlalchemy_workspace_store",
+    "mlflow.system_metrics.system_metrics_monitor",
+    "mlflow.tracing.processor.base_mlflow",
+    "mlflow.tracing.processor.otel_metrics_mixin",
+    "pandas.io.formats.style",
+    "sqlalchemy.dialects.sqlite",
     "torchvision.models",
     "clear_mlflow.cli",
     "clear_mlflow.cli.preloaded",
@@ -250,6 +258,7 @@ def _run(
     new_session: bool,
 ) -> None:
     """Behave like a new interpreter, to its end."""
+    gc.freeze()  # else each collection traverses, and copies, what the server has loaded
     if new_session:
         os.setsid()
     for number, stream in enumerate(streams[:3]):
