@@ -161,7 +161,7 @@ def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licenc
     """Write runs to a new folder, or to a new archive if the name of *to* ends in .tar.xz.
 
     A single run is written to the root of it, several runs to a folder each. Missing parent folders
-    are created. licence: text for the headers.
+    are created. licence: text that is stored with each run's metadata.
 
     Raises ConfigError if the path exists or cannot be written, RecordError if a run lacks rows, and
     TrackingError if the store cannot be read; then *to* is not created.
@@ -378,6 +378,7 @@ def _pack_input(dataset_input: DatasetInput) -> _Input:
 
 
 def _unpack_input(stored: _Input) -> DatasetInput:
+    """Return MLflow's dataset input for the one that a bundle contains."""
     fields = msgspec.structs.asdict(stored)
     tags = fields.pop("tags")
     return DatasetInput(Dataset(**fields), [InputTag(*tag) for tag in tags.items()])

@@ -193,6 +193,7 @@ class ComparedRuns:
         return render_comparison_page(self.comparison, title="Comparison", footer=footer)
 
     def _repr_html_(self) -> str:
+        """Return the comparison as HTML, for notebooks."""
         # In its own frame, so that its style and script do not affect the notebook.
         return (
             f'<iframe srcdoc="{html.escape(self.page())}" sandbox="allow-scripts" '

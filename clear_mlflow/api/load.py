@@ -216,6 +216,7 @@ class Run:
         }
 
     def _repr_html_(self) -> str:
+        """Return the matrix and metrics as HTML, for notebooks."""
         if (problem := self._describe_problem()) is not None:
             return f"<p>{escape(problem)}</p>"
         metrics = self.scores.results.values()

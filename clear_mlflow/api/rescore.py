@@ -177,11 +177,13 @@ def _rescore_run(
     dry_run: bool,
     prepare: Callable[[MlflowClient, Run], object] | None,
 ) -> ScoringResult:
-    """Score one run, and return the result. See :func:`rescore_runs` for the arguments.
+    """Score one run, log its metrics and models, and return the result.
 
     A run in training is skipped; to find out whether its process is alive may take three minutes.
-    An error makes the result "failed". Without *explicit*, the result is "skipped" instead if the
-    run has neither the tag of a training nor a damaged row: another program may have logged it.
+    If it is dead, the run is scored and closed as KILLED. An error makes the result "failed", and
+    so does a run of a bundle. Unless *explicit* (the user named the run), the result is "skipped"
+    instead if the run has neither the tag of a training nor a damaged row: another program may have
+    logged it. See :func:`rescore_runs` for the other arguments.
     """
     if isinstance(run, MissingRun):
         return ScoringResult(run.run_id, run.run_name, "failed", run.problem, is_problem=True)

@@ -835,7 +835,10 @@ class SweepStore:
 
 
 def _is_done(stored_run: Run) -> bool:
-    """Return True if a run is FINISHED and all its matrix rows, or all members, are stored."""
+    """Return True if a run is FINISHED and all rows of its matrix are stored.
+
+    The run of an ensemble lacks rows: the summary of its seeds must be logged.
+    """
     if stored_run.info.status != "FINISHED":
         return False
     if stored_run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE:

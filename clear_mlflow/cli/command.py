@@ -197,9 +197,9 @@ def _build_argument(
 def _merge_argument(values: dict[str, Any], parameter: inspect.Parameter) -> None:
     """Merge the values of an argument and of the option of the same name into values[name].
 
-    Without either, the result is the parameter's default. Raises ConfigError if both were passed.
-    If the argument can be repeated, the values of both become a tuple, or None without any. A
-    single value for Runs stays a string.
+    If the argument can be repeated, the values of both become a tuple, or None without any; but a
+    single value of a parameter annotated as ``Runs`` stays a string. Of any other argument, the
+    result is the parameter's default if neither was passed, and both are a ConfigError.
     """
     name = parameter.name
     argument, option = values.pop(f"{name}_argument"), values.get(name)

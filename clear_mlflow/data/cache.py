@@ -106,8 +106,8 @@ def read_array(
     Its size, its modification time and a sample of its bytes are checked. If the time differs, as
     after copying the cache, all bytes are checked instead, and the stored time is set again.
 
-    expected: fields that the metadata must have. Raises UnusableFileError if they do not, or a file
-    is not private or not as it was written.
+    expected: fields that the metadata must have. Raises UnusableFileError if they do not, if other
+    users may write to a file, or if it is not as it was written.
     """
     json_path = path.with_suffix(".json")
     try:
@@ -135,7 +135,10 @@ def read_array(
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Read an array's JSON file, also its hashes. Raises UnusableFileError if it is not JSON."""
+    """Read the JSON file of an array: its description and hashes, which are not checked.
+
+    path: of the JSON file. Raises UnusableFileError if it is not a JSON object.
+    """
     try:
         return json_object(read_bytes(path, MAX_METADATA_BYTES), MAX_METADATA_BYTES)
     except RecordError:
@@ -266,6 +269,7 @@ class HashCache:
         self._stored = {path: tuple(rest) for path, *rest in rows}
 
     def _save_hashes(self, database: sqlite3.Connection) -> None:
+        """Insert the hashes that were computed into the table, and create it if it is missing."""
         database.execute(
             "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, size INTEGER, "
             "mtime_ns INTEGER, ctime_ns INTEGER, inode INTEGER, content TEXT) WITHOUT ROWID"

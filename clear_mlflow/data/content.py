@@ -98,7 +98,11 @@ def _check_all_classes(sets: Iterable[tuple[str, ImageSet]], index: ImageIndex) 
 def compute_stream_digest(
     buckets: Sequence[Bucket], class_names: Sequence[str], test_split: str, scenario: str = DOMAIN
 ) -> str:
-    """Return the digest of buckets whose images are hashed. See :class:`BucketStream`."""
+    """Return the digest of buckets whose images are hashed already.
+
+    It is ``sha256:`` and a hash of each image's split, bucket, class and content, and of the
+    scenario unless that is ``domain``. test_split: name of the split of the test images.
+    """
     digest = _compute_digest(_list_images(buckets, class_names, test_split))
     if scenario == DOMAIN:
         return digest

@@ -231,6 +231,7 @@ class _Hub:
             return None
 
     def _url(self, archive: Archive) -> str:
+        """Return the address of an archive on the Hugging Face hub."""
         # Imported here because it takes half a second, and training does not need it.
         from huggingface_hub import hf_hub_url
 

@@ -68,10 +68,12 @@ class ScenarioArguments:
 def apply_scenario(
     stream: BucketStream, scenario: str, arguments: Mapping[str, Any] | None = None
 ) -> BucketStream:
-    """Regroup the images of a stream into buckets of new classes. Training images stay training.
+    """Return a stream with the same images, in which each bucket has some of the classes.
 
-    ``domain`` returns the stream itself. Raises ConfigError if the arguments do not fit the
-    stream, and DataError if a bucket would be without images.
+    Each class is in one bucket. With ``times=own``, the default, a bucket has the images of its
+    classes from its part of the stream's time, with ``times=all`` all of them. Test images stay
+    test images. ``domain`` returns the stream itself. Raises ConfigError if the arguments do not
+    fit the stream, and DataError if a bucket would be without images.
     """
     if scenario == DOMAIN:
         return stream

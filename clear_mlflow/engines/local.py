@@ -131,8 +131,9 @@ class LocalEngine:
             running.process.terminate()
 
     def _build_environment(self, task: Task, gpu: str | None) -> dict[str, str]:
-        """Return the environment variables of a training process: ours, its run, its GPU.
+        """Return the environment variables of a task's process.
 
+        These are ours, and variables that name the task's store, run and experiment, and its GPU.
         gpu: value of CUDA_VISIBLE_DEVICES, or None to keep ours. OMP_NUM_THREADS is set if several
         tasks run at a time, unless it is set already.
         """

@@ -148,7 +148,8 @@ def _detect_orientation(
 ) -> tuple[str, str]:
     """Return "rows" if a row is one test after training, "columns" if a column is, and the proof.
 
-    The proof is a text that names the averages in the file that the matrix fits, or "".
+    The proof is a text that names the averages in the file that the matrix fits, or "". An
+    orientation that the options state is returned unchecked.
 
     Raises OrientationError if neither the options nor the file prove it, RecordError if averages in
     the file contradict it, and ConfigError if it was stated for a format that marks its rows.

@@ -75,7 +75,7 @@ class Buffer(ABC):
         return kept_indices
 
     def state_dict(self) -> dict[str, Any]:
-        """Return indices, labels and ``state_attributes``, from which a resumed run continues."""
+        """Return indices, labels and the attributes named in ``state_attributes``, for a resume."""
         sample_indices = {
             "bucket": self.sample_indices.bucket,
             "index": self.sample_indices.index,
@@ -84,7 +84,10 @@ class Buffer(ABC):
         return sample_indices | {name: getattr(self, name) for name in self.state_attributes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace indices, labels and ``state_attributes`` by what :meth:`state_dict` returned."""
+        """Replace indices, labels and the attributes named in ``state_attributes``.
+
+        state: what :meth:`state_dict` returned.
+        """
         self.sample_indices = SampleIndices(state["bucket"], state["index"])
         self.labels = state["labels"]
         for name in self.state_attributes:
@@ -112,6 +115,10 @@ class Reservoir(Buffer):
     _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
 
     def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+        """Return the ascending indices of the images to keep.
+
+        The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
+        """
         priorities = np.concatenate([self._priorities, _draw_uniform(len(labels), generator)])
         kept_indices = np.sort(np.argsort(priorities, kind="stable")[: self.capacity])
         self._priorities = priorities[kept_indices]
@@ -136,6 +143,10 @@ class ClassBalanced(Buffer):
     _num_seen: NDArray[np.int64] | None = None  # (num_classes,), images of each class so far
 
     def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+        """Return the ascending indices of the images to keep.
+
+        The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
+        """
         num_new = np.bincount(labels, minlength=self.num_classes)
         self._num_seen = num_new if self._num_seen is None else self._num_seen + num_new
         priorities = np.concatenate([self._priorities, _draw_uniform(len(labels), generator)])
@@ -204,6 +215,10 @@ class GreedyBalanced(Buffer):
     _classes: tuple[int, ...] = ()  # all classes so far, ascending
 
     def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+        """Return the ascending indices of the images to keep.
+
+        The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
+        """
         arriving = torch.randperm(len(labels), generator=generator).tolist()
         luck = _draw_uniform(len(labels), generator).tolist()
         # Indices of each class's images, counting the buffer's images first, then the bucket's.
@@ -253,6 +268,10 @@ class BiasedReservoir(Buffer):
     _num_seen = 0  # images so far
 
     def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+        """Return the ascending indices of the images to keep.
+
+        The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
+        """
         count, num_buffered, k = len(labels), len(self), self.capacity
         arriving = num_buffered + torch.randperm(count, generator=generator).numpy()
         luck = _draw_uniform(count, generator)
@@ -283,6 +302,10 @@ class AuthorsReservoir(BiasedReservoir):
     """
 
     def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+        """Return the ascending indices of the images to keep.
+
+        The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
+        """
         self._num_seen += 1  # buckets
         alpha, is_dynamic = parse_alpha(self.alpha)
         chance = alpha if is_dynamic else alpha / self._num_seen

@@ -207,6 +207,7 @@ def _build_on_meta(name: str, *, num_classes: int, image_size: int) -> nn.Module
 
 
 def _import_torchvision_models() -> Any:
+    """Return the module torchvision.models."""
     # Slower to import than torch, and not needed for heads on features.
     import torchvision.models
 
@@ -225,6 +226,7 @@ def _check_model_exists(name: str) -> None:
 
 
 def _build_with_random_weights(name: str, *, num_classes: int, image_size: int) -> nn.Module:
+    """Build the small network of this package or a torchvision model, with random weights."""
     if name == SMALL_CNN:
         return _build_small_cnn(num_classes)
     return build_torchvision_model(name, image_size=image_size, num_classes=num_classes)

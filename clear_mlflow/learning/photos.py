@@ -189,7 +189,7 @@ class Crops:
         return self.photos.augmentation.size
 
     def cut(self, start: int, stop: int) -> Tensor:
-        """Copy the pixels of crops from index *start* to *stop*, some of them mirrored.
+        """Copy the pixels of crops from index *start* to *stop*, mirrored where that was drawn.
 
         Returns (stop - start, side, side, 3), uint8, on the photos' device.
         """

@@ -228,10 +228,12 @@ class DecodedStream(TrainingStream):
         self._decode = decode if cache is None else cache.load
 
     def _fetch(self, indices: SampleIndices) -> Photos:
+        """Return training photographs by their indices in the complete buckets."""
         buckets = np.unique(indices.bucket).tolist()
         return self._decode_photos({n: self._train_sets[n] for n in buckets}, indices)
 
     def _fetch_tests(self, counts: tuple[int, ...]) -> Crops:
+        """Return the central crops of all test images, *counts* of them in each bucket."""
         test_sets = dict(enumerate(self._test_sets))
         return self._decode_photos(test_sets, list_indices(counts)).centre_crops()
 
@@ -293,6 +295,7 @@ class FeatureStream(TrainingStream):
         return inputs
 
     def _fetch(self, indices: SampleIndices) -> Tensor:
+        """Return training features, standardised if set, by indices in the complete buckets."""
         inputs = self._allocate_vectors(len(indices))
         for bucket_index in np.unique(indices.bucket):
             selected = np.flatnonzero(indices.bucket == bucket_index)
@@ -301,6 +304,7 @@ class FeatureStream(TrainingStream):
         return self._standardise_(inputs)
 
     def _fetch_tests(self, counts: tuple[int, ...]) -> Tensor:
+        """Return all test features, standardised if set, *counts* of them in each bucket."""
         inputs = self._allocate_vectors(sum(counts))
         for part, rows in zip(torch.split(inputs, list(counts)), self._features.test, strict=True):
             part.copy_(torch.from_numpy(np.array(rows[:])))  # a mapped file, which is read-only

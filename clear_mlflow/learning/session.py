@@ -234,6 +234,9 @@ class StreamTraining:
     ) -> Iterator[MeasuredRow]:
         """Train, and yield each row when it is measured.
 
+        on_curve, on_test, on_state: called with points of the loss curve, tests within buckets, and
+        training states.
+
         A resumed training first yields the stored row that it continues from. Only on rank 0
         do rows contain files, and are callbacks called. Raises TrainingError if memory runs out.
         """

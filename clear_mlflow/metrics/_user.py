@@ -123,7 +123,8 @@ def _import_metric(path: str) -> Any:
 def _find_input(path: str, function: Any) -> str:
     """Return the name of a function's only required argument: ``matrix`` or ``predictions``.
 
-    Raises ConfigError if it has other required arguments or is not a function.
+    path: ``module:function``, for messages. Raises ConfigError if it has other required arguments
+    or is not a function.
     """
     try:
         parameters = inspect.signature(function).parameters.values()

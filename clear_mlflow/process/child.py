@@ -40,7 +40,9 @@ Commands = queue.SimpleQueue[Any]
 
 
 def run(commands: Connection, messages: Connection) -> None:
-    """Train with the parameters that the supervisor sends, and exit. Each row waits for a command.
+    """Train with the parameters that the supervising process sends, and exit.
+
+    After each row, waits for a command before it trains on.
 
     Exits with 0, with 2 after a ClearError, which is sent as a message, or with 143 after SIGTERM.
     Other errors are raised. Ignores SIGINT, and failures to write to the standard streams.

@@ -14,7 +14,10 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StoppingSignals:
-    """Hands the first stopping signal on, and ignores repeats, and what ``nohup`` has it ignore."""
+    """Hands the first SIGINT, SIGTERM or SIGHUP on, and ignores repeats.
+
+    Signals that the process was started to ignore, as by ``nohup``, stay ignored.
+    """
 
     def __init__(self, *, print_message: bool = True) -> None:
         self._print_message = print_message
@@ -69,10 +72,10 @@ class StoppingSignals:
 
 @contextmanager
 def interrupt_on_signal() -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt at the first stopping signal, and yield the list of all received.
+    """Raise KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP in the block.
 
-    ``mlflow run`` sends a Ctrl-C twice, so repeats are ignored. Handles no signal in another thread
-    than the main one.
+    Yields the list of the signals received so far. ``mlflow run`` sends a Ctrl-C twice, so repeats
+    are ignored. Handles no signal in another thread than the main one.
     """
 
     def interrupt() -> None:

@@ -118,7 +118,9 @@ class TrainingProcess:
     ) -> Iterator[MeasuredRow]:
         """Yield the rows. The child continues when the next row is requested.
 
-        Raises the ClearError that ended the training, PeerLostError, or TrainingDied.
+        on_curve, on_test, on_state: called with points of the loss curve, tests within buckets, and
+        training states. Raises the ClearError that ended the training, PeerLostError if another
+        process of the group is gone, or TrainingDied if the child was killed.
         """
         callbacks: dict[str, Callable[[Any], None]]
         callbacks = {"curve": on_curve, "test": on_test, "state": on_state}

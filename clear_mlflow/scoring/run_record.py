@@ -354,11 +354,12 @@ def to_milliseconds(written_at: str) -> int:
 def _select_metrics(
     families: Iterable[str], metrics: Sequence[Metric], record: Record
 ) -> tuple[Metric, ...]:
-    """Return the metrics to compute for a run, each name once, adapted to its score.
+    """Return the metrics to compute for a run, each name once.
 
     These are the metrics of *families*, of predictions and of tests within buckets, the extra
-    *metrics*, and metrics of costs if the rows contain any. Of two with one name, the last is used.
-    Skips families that this version lacks.
+    *metrics*, and metrics of training costs if the rows contain costs. Of two with one name, the
+    last is used. Skips families that this version lacks. If the run's score is not accuracy, the
+    metrics get its name and direction.
     """
     built_in = (
         *get_family_metrics(family for family in families if family in FAMILIES),

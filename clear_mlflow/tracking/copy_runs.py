@@ -531,7 +531,8 @@ def _check_rows(
     """Raise RowConflictError if a row is stored with other numbers than in the source.
 
     rows, stored: row files of source and target by name. is_original: the target's run is the
-    source itself, not a copy; it is an error then, too, if it lacks a row or has a truncated one.
+    source itself, not a copy. Then it is also an error if the target lacks the file of a row, or a
+    power cut left only a part of it. In a copy, such a row is not an error: it is copied again.
     """
     for name in sorted(rows):
         if name not in stored or is_truncated_row(stored[name]):

@@ -184,7 +184,8 @@ def open_run(
 def reopen_run(run_id: str, tags: Mapping[str, str] | None = None) -> None:
     """Set an ended run to RUNNING and make it MLflow's active run.
 
-    This process must have acquired its lease, which is renewed. tags: further tags to set.
+    This process must have acquired its lease, the right to write to it, and renews it once here.
+    tags: further tags to set.
     """
     with mlflow_errors(f"open run {run_id} again"):
         mlflow.start_run(

@@ -86,8 +86,9 @@ def find_sync_folders(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Iterator[SyncResult]:
     """Copy the runs of offline folders to MLflow's tracking store, and yield a result for each run.
 
-    The folders are not deleted. One that cannot be read yields a single result with the error.
-    Raises TrackingError if the store cannot be reached.
+    An offline folder is an MLflow store on local disk, recorded without a server. The folders are
+    not deleted. One that cannot be read yields a single result with the error. Raises TrackingError
+    if the store cannot be reached.
 
     experiment: name of the experiment of all copies, or None; see :class:`RunCopier`.
     """
@@ -187,8 +188,8 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
 def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
     """Score a run and set its final status and error. Return for example "scored, FINISHED".
 
-    Also logs the summary of the ensemble that the run is or belongs to. An ensemble itself has no
-    rows to score: of it the result is for example "closed, FINISHED".
+    Also logs the summary of the ensemble that the run is or belongs to. An ensemble itself lacks
+    rows to score: its result is for example "closed, FINISHED".
 
     outcome: final status and error, or None to keep the status. The status changes only if it is
     RUNNING or KILLED.

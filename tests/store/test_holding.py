@@ -340,19 +340,19 @@ def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
 
 def test_a_check_counts_for_a_second_also_of_a_suspended_process(store, experiment_id, monkeypatch):
     """Then the run is read again, and a takeover is noticed."""
-    now = 1000.0
-    monkeypatch.setattr(lease, "_read_uptime", lambda: now)
+    uptime = 1000.0
+    monkeypatch.setattr(lease, "_read_uptime", lambda: uptime)
     run_id = store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
-    held = Lease(store, run_id)
-    run = held.check_recently()
+    own_lease = Lease(store, run_id)
+    run = own_lease.check_recently()
     store.set_tag(run_id, names.HOLDER_TAG, format_foreign_lease())
-    now += 0.99
-    assert held.check_recently() is run
-    now += 0.01
+    uptime += 0.99
+    assert own_lease.check_recently() is run
+    uptime += 0.01
     for _ in range(2):
         with pytest.raises(LeaseLostError):
-            held.check_recently()
-    assert held.error is not None
+            own_lease.check_recently()
+    assert own_lease.error is not None
 
 
 def test_a_renewal_sets_a_run_back_to_running_that_evaluate_closed(store, experiment_id):

@@ -101,7 +101,10 @@ def _read_list(
 def _read_split(
     number: int, images: Mapping[str, ImageSet], class_names: tuple[str, ...], *, root: Path
 ) -> Mapping[str, Split] | None:
-    """Read the split of a number, or return None if it is not stored."""
+    """Read the stored training and test indices ``split_NUMBER`` of each bucket, by its key.
+
+    Returns None if the dataset has no such split.
+    """
     folder = root / TRAINING_FOLDER / _SPLITS / f"split_{number}"
     if not os.path.lexists(folder):
         return None

@@ -174,8 +174,9 @@ def build_column_index(
 ) -> ImageIndex:
     """Build the index of images, from a path below *root* for each row, or of vectors.
 
-    columns: labels, and buckets or times, and splits if there are some, by role. first_row: number
-    of the first row, for messages. Raises DataError for the first row that is invalid.
+    columns: ``label``, ``bucket`` or ``time``, and perhaps ``split``, a value for each row. layout:
+    storage format, for people. source_name, first_row: name of the table and number of its first
+    row, for messages. Raises DataError for the first row that is invalid.
     """
     rows = _Rows(columns, source_name, first_row)
     rows.check("label", bool, "no label; expected a class name")

@@ -113,7 +113,7 @@ def find_file(root: Path, table: str, endings: tuple[str, ...], *, limit: int) -
 
 @contextmanager
 def convert_errors(file: Path) -> Iterator[None]:
-    """Convert what a damaged or hostile file raises to a DataError. No code in it was run."""
+    """Convert what reading a damaged or hostile file in the block raises to a DataError."""
     import pyarrow as pa
     from safetensors import SafetensorError
 

@@ -133,7 +133,7 @@ def _read_csv(file: Path, arguments: Arguments) -> _Content:
 
 
 def _parse_numbers(column: Series) -> NDArray[np.float64]:
-    """Convert texts with Python's precision. Missing numbers, such as "" or NA, become NaN.
+    """Convert texts as ``float`` does, exactly. Missing numbers, such as "" or NA, become NaN.
 
     Raises ValueError at a text without a number.
     """

@@ -473,7 +473,11 @@ class TrainConfig:
 
     @property
     def ignored_parameters(self) -> frozenset[str]:
-        """Names of parameters without effect, given the others. A custom class may use any."""
+        """Names of parameters without effect, such as momentum with Adam.
+
+        With a user's own strategy, those that built-in strategies ignore are left out: it may use
+        them.
+        """
         has_no_steps = self.strategy in WITHOUT_STEPS
         return frozenset(
             name

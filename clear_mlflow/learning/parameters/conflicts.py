@@ -32,9 +32,9 @@ class Conflict(NamedTuple):
 
 
 def _conflict_with_features(name: str, default: str) -> Conflict:
-    """Return the conflict of features and a parameter that only affects images.
+    """Return a rule: with ``features``, a parameter that only affects images must not be set.
 
-    default: value that the message recommends.
+    default: value that the rule's message recommends.
     """
     return Conflict(
         lambda c: c.features != NONE and getattr(c, name) not in (NONE, "stop"),
@@ -44,7 +44,7 @@ def _conflict_with_features(name: str, default: str) -> Conflict:
 
 
 def _conflict_about_steps(first: str, second: str) -> Conflict:
-    """Return the conflict of two parameters that are both on.
+    """Return a rule: two parameters must not both be on.
 
     With *first*, the number of steps in a bucket, which *second* needs, is not known in advance.
     """

@@ -49,7 +49,11 @@ class Cwr(Strategy):
         return [part.detach() for part in get_head(self.model).parameters()]
 
     def learn(self, bucket_index: int, trainer: Trainer) -> None:
-        """Train the head from its consolidated weights. Freezes all else after the first bucket."""
+        """Train the head from its consolidated weights, and 0 for classes that the bucket lacks.
+
+        After the first bucket, everything but the head is frozen first. :meth:`after_bucket`
+        consolidates what was trained.
+        """
         if bucket_index > 0:
             self.model.requires_grad_(False)
             get_head(self.model).requires_grad_(True)
@@ -66,7 +70,7 @@ class Cwr(Strategy):
             get_head(self.model).train()
 
     def after_bucket(self, bucket_index: int) -> None:
-        """Consolidate the head's weights, and use them for the test."""
+        """Average the trained head into its consolidated weights, and use these for the test."""
         counts = self._count_images_by_class(bucket_index)
         present = np.flatnonzero(counts)
         for part, consolidated in zip(self._head, self._consolidated, strict=True):

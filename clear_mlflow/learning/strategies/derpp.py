@@ -83,9 +83,9 @@ class Derpp(RehearsalStrategy):
         self._recording = self.config.budget != "off" or epoch == self.config.epochs - 1
 
     def compute_loss_share(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Return this process's share of the loss on the three batches (equation 6).
+        """Return this process's share of the loss on a batch and two from the buffer (equation 6).
 
-        In an epoch that records, stores the logits of the bucket's batch for the buffer.
+        In the last epoch, or with a budget in each, keeps the batch's logits for the buffer.
         """
         if not batch.rehearsed:
             logits = forward(batch.inputs)

@@ -40,7 +40,11 @@ class ErAce(RehearsalStrategy):
     """
 
     def compute_loss_share(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Return this process's share of the asymmetric cross-entropy of both batches."""
+        """Return this process's share of the loss: the sum of two mean cross-entropies.
+
+        New images compete only with classes of their batch, and those from the buffer with all.
+        Without images from the buffer, it is the usual cross-entropy.
+        """
         if not batch.rehearsed:
             return super().compute_loss_share(forward, batch)
         (old,) = batch.rehearsed

@@ -100,7 +100,7 @@ class Ewc(Strategy):
         torch._foreach_add_(collect_gradients(self._weights), penalty)
 
     def after_bucket(self, bucket_index: int) -> None:
-        """Estimate the bucket's Fisher information, and add its parabola to the penalty.
+        """Estimate the bucket's Fisher information, and add its quadratic term to the penalty.
 
         Skips a bucket of which a stream that does not wait left no image.
         """

@@ -285,7 +285,11 @@ def build_limiter(
 def compute_bucket_budgets(
     config: TrainConfig, meta_model: nn.Module, stream: TrainingStream
 ) -> list[int]:
-    """Return the FLOPs or images that each bucket may cost. ``budget`` must not be off."""
+    """Return the FLOPs or images that training on each bucket may take, by the option ``budget``.
+
+    ``naive:0.5`` is half the FLOPs of naive learning on that bucket; any other budget is the same
+    number for each bucket. It must not be off.
+    """
     unit, _, number = config.budget.rpartition(":")
     if unit != "naive":
         return [int(Decimal(number))] * len(stream.keys)

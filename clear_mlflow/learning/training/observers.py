@@ -213,9 +213,10 @@ class WithinBucketTests:
             )
 
     def step_done(self) -> None:
-        """Count an optimiser step, and test the model if an interval ends before the bucket does.
+        """Count an optimiser step, and test the model at each multiple of the interval of steps.
 
-        Passes the result to *on_test*. Raises DivergedError if an output is not finite.
+        At the bucket's end it does not: that test is a row. Passes results to *on_test*. Raises
+        DivergedError if an output is not finite.
         """
         self._step += 1
         if self._step % self._interval_steps or self._step == self._num_steps:

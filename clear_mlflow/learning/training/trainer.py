@@ -85,10 +85,10 @@ class Trainer:
         self._optimizer = None
 
     def train_bucket(self, samples: Samples, *, bucket_index: int, strategy: Any) -> None:
-        """Train on *samples* until the limiter ends the bucket, with a new learning rate schedule.
+        """Train on *samples* until the epochs or the budget are used up, with a new schedule.
 
-        Calls the strategy's hooks for epochs, batches and steps. Raises DivergedError if the loss,
-        or in float16 a gradient at any scale, is not finite.
+        Calls the strategy's hooks for epochs, batches and steps. Raises DivergedError if the loss
+        is not finite, or if float16 gradients overflow even at the smallest loss scale.
         """
         epochs = strategy.count_epochs(self._config, strategy.arguments)
         config = replace(self._config, epochs=epochs)
@@ -215,6 +215,7 @@ class Trainer:
                     weight.grad.nan_to_num_(0.0, 0.0, 0.0)
 
     def _set_learning_rate(self, optimizer: torch.optim.Optimizer, lr: float) -> None:
+        """Set the learning rate of all weights, and of the points of the loss curve."""
         self.curve.lr = lr
         for group in optimizer.param_groups:
             group["lr"] = lr
