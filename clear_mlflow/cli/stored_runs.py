@@ -199,9 +199,15 @@ def _run_server(store: str, requested_port: int | Literal["auto"]) -> Iterator[s
     base = f"http://{_HOST}:{port}"
     server_command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store]
     server_command += ["--host", _HOST, "--port", str(port), "--workers", "1"]
+    # Else MLflow starts eight more processes, for jobs of evaluations of language models.
+    environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ}
     # In its own process group, which is ended with its workers; Ctrl-C reaches only this process.
     server = subprocess.Popen(  # noqa: S603
-        server_command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        server_command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         deadline = time.monotonic() + _START_SECONDS

@@ -7,6 +7,7 @@ import subprocess
 import urllib.request
 from urllib.parse import quote
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from forked import Forked
@@ -192,11 +193,8 @@ def test_a_port_in_use_is_rejected_at_once(store, experiment_id):
 
 
 @pytest.mark.parametrize("stopped_by", [signal.SIGINT, signal.SIGHUP])
-def test_a_store_without_a_server_gets_one_until_it_is_stopped(
-    store, experiment_id, monkeypatch, stopped_by
-):
+def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment_id, stopped_by):
     """The printed address responds. Ctrl-C, or a closed terminal, ends server and command."""
-    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # processes that nobody asks
     run = stored_run(store, experiment_id)
     score(store, run.info.run_id)
     opened = Forked("open", run.info.run_id, "--browser", "no", stdout=subprocess.PIPE)
@@ -207,6 +205,11 @@ def test_a_store_without_a_server_gets_one_until_it_is_stopped(
         url = f"{base}/get-artifact?path=report.html&run_uuid={run.info.run_id}"
         with urllib.request.urlopen(url) as response:
             assert b"<h1>" in response.read()
+        processes = [
+            " ".join(p.cmdline()) for p in psutil.Process(opened.pid).children(recursive=True)
+        ]
+        assert any("uvicorn" in line for line in processes)
+        assert not any("huey" in line or "jobs" in line for line in processes)  # MLflow's job queue
         opened.send_signal(stopped_by)
         assert opened.wait(60) == 0
         with pytest.raises(OSError, match="refused"):
