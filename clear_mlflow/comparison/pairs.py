@@ -311,7 +311,7 @@ def _compare_over_images(
 
 
 def _format_cost_ratio(a: Group, b: Group, row: Mapping[str, Any]) -> str:
-    """Return the cost of the better group, such as " at 2 times the training FLOPs" of the other.
+    """Return the better group's training FLOPs relative to the other group's, such as "1.9".
 
     Returns "" if costs are within 1 % or not both above 0, and for a metric that is a cost.
     """
@@ -322,7 +322,7 @@ def _format_cost_ratio(a: Group, b: Group, row: Mapping[str, Any]) -> str:
         return ""
     if is_equal_cost(better.mean, worse.mean):
         return ""
-    return f" at {format_significant(better.mean / worse.mean, 2)} times the training FLOPs"
+    return format_significant(better.mean / worse.mean, 2)
 
 
 def _list_remarks(a: Group, b: Group, row: Mapping[str, Any]) -> Iterator[str]:

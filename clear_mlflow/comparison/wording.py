@@ -64,7 +64,7 @@ def _write_untested(pair: Mapping[str, Any], both: str, lead: str) -> str:
     both: names of the groups. lead: result of :func:`_describe_difference`.
     """
     metric, sample = pair["metric"], pair["sample"]
-    remarks = "".join(f"; {remark}" for remark in pair["remarks"])
+    remarks = "".join(f"; {note}" for note in _list_notes(pair))
     if pair["min_seeds"] < MIN_SEEDS:
         return (
             f"{both}: too few seeds to test {metric} ({lead}, {sample}; a test needs "
@@ -97,7 +97,7 @@ def is_a_better(pair: Mapping[str, Any]) -> bool:
 def _describe_difference(pair: Mapping[str, Any]) -> str:
     """Return the better group and its difference, or ``equal means``.
 
-    Examples: ``naive +0.8 points``; ``lower is better: naive -0.02 at 2 times the training FLOPs``.
+    Examples: ``naive +0.8 points``; ``lower is better: naive -0.02``.
     """
     sign, direction = ("+", "") if pair["higher_is_better"] else ("-", "lower is better: ")
     size = abs(pair["difference"])
@@ -107,7 +107,7 @@ def _describe_difference(pair: Mapping[str, Any]) -> str:
     text = f"{size:.4g}"
     if pair["in_percent"]:
         text = f"{100 * size:.{1 if size >= 0.001 else 2}f} points"
-    return f"{direction}{leader} {sign}{text}{pair['cost_ratio']}"
+    return f"{direction}{leader} {sign}{text}"
 
 
 def _format_margin(pair: Mapping[str, Any]) -> str:
@@ -119,7 +119,7 @@ def _format_margin(pair: Mapping[str, Any]) -> str:
 
 
 def _format_result(pair: Mapping[str, Any], low: str, high: str, level: float, p_text: str) -> str:
-    """Return interval, p-value, adjustment, test and remarks of a pair.
+    """Return interval, p-value, adjustment, test, cost and remarks of a pair.
 
     low, high: columns with the ends of the interval of A - B, which is turned to better - worse.
     level: confidence level of the interval. p_text: p-value as text, such as ``p = 0.02``.
@@ -136,7 +136,18 @@ def _format_result(pair: Mapping[str, Any], low: str, high: str, level: float, p
         adjustment = "Holm" if pair["margin"] is None else "Bonferroni"
         parts.append(f"{adjustment}-adjusted for {pair['comparisons']} comparisons")
     parts += [pair["test"], pair["sample"]]
-    return "; ".join([", ".join(parts), *pair["remarks"]])
+    return "; ".join([", ".join(parts), *_list_notes(pair)])
+
+
+def _list_notes(pair: Mapping[str, Any]) -> list[str]:
+    """Return what a better mean of a pair costs, if that differs, and the remarks on the pair.
+
+    The cost is for example ``replay at 1.9 times the training FLOPs``.
+    """
+    if not pair["cost_ratio"] or not pair["difference"]:
+        return list(pair["remarks"])
+    leader = truncate_name(pair["a" if is_a_better(pair) else "b"])
+    return [f"{leader} at {pair['cost_ratio']} times the training FLOPs", *pair["remarks"]]
 
 
 def format_p(value: float) -> str:

@@ -151,10 +151,10 @@ def test_a_verdict_states_the_cost_of_the_better_method():
     """Not within 1 %, and not if one is unknown."""
     naive = build_runs("naive", 120, 1000)
     for price, sentence in (
-        (1900, " points at 1.9 times the training FLOPs, "),
-        (500, " points at 0.50 times the training FLOPs, "),
-        (1009, " points, "),
-        (None, " points, "),
+        (1900, " seeds; replay at 1.9 times the training FLOPs)."),
+        (500, " seeds; replay at 0.50 times the training FLOPs)."),
+        (1009, " seeds)."),
+        (None, " seeds)."),
     ):
         (verdict,) = compare_all(naive, build_runs("replay", 180, price)).list_pairs()
         assert verdict["outcome"] == "different"
