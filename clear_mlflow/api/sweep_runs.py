@@ -496,9 +496,16 @@ class SweepStore:
         return runs
 
     def build_task(self, planned: PlannedRun, run_id: str) -> Task:
-        """Return what an engine needs to train a planned run into an MLflow run."""
+        """Return what an engine needs to train a planned run into an MLflow run.
+
+        Leaves out ``memory`` if the strategy lacks a buffer: a grid may set it for all strategies,
+        but passed to such a run it would be an error.
+        """
         uri = resolve_store_uri(self._client.tracking_uri)
-        return Task(planned.parameters, run_id, self._experiment_id, uri)
+        parameters = dict(planned.parameters)
+        if "memory" in planned.config.ignored_parameters():
+            parameters.pop("memory", None)
+        return Task(parameters, run_id, self._experiment_id, uri)
 
     def claim(self, run: SweepRun) -> None:
         """Open or resume an MLflow run for a run, unless it is done or another process trains it.

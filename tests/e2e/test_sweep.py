@@ -357,9 +357,9 @@ def test_a_sweep_trains_ensembles(store, experiment_id, grid):
     """Members are child runs, and all are compared.
 
     Completed ones are skipped. On validation images, it prints the command that tests each
-    strategy.
+    strategy. A memory for all strategies is not passed to those without a buffer.
     """
-    fixed = {**QUICK, "seeds": "0,1", "split": "validation"}
+    fixed = {**QUICK, "seeds": "0,1", "split": "validation", "memory": 10}
     path = grid({"fixed": fixed, "grid": {"strategy": ["naive", "cumulative"]}})
     first = again(path, "--jobs", "2")
     assert first.exit_code == 0, first.output
