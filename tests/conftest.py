@@ -3,6 +3,7 @@
 Nothing here imports torch or MLflow, since the tests in unit/ run without them.
 """
 
+import atexit
 import fcntl
 import gc
 import os
@@ -82,6 +83,7 @@ def pytest_collection_finish():
     """Exclude what is loaded by now from garbage collections, each of which takes a second."""
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # Triton's bindings complain about frozen objects at the exit
 
 
 @pytest.fixture(scope="session", autouse=True)
