@@ -503,7 +503,7 @@ class SweepStore:
         """
         uri = resolve_store_uri(self._client.tracking_uri)
         parameters = dict(planned.parameters)
-        if "memory" in planned.config.ignored_parameters():
+        if "memory" in planned.config.ignored_parameters:
             parameters.pop("memory", None)
         return Task(parameters, run_id, self._experiment_id, uri)
 
