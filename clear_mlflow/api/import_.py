@@ -232,8 +232,9 @@ def _store_run(
     Returns its run id and its number of metrics. If an error is raised, the run is closed as
     FAILED, and a later import stores the matrix again.
 
-    file: name of the imported file. dataset: dataset of the same_data_as run, or None. families:
-    families of metrics to log.
+    file: name of the imported file. overrides: the user's values for strategy, seed and so on.
+    dataset: dataset of the run that the option ``same_data_as`` names, or None. families: families
+    of metrics to log.
     """
     adapt_metrics(ALL_METRICS, run.matrix.score)  # raises ConfigError if the name is taken
     metadata = _merge_metadata(run, overrides)
@@ -379,9 +380,9 @@ def _find_file_with_same_matrix(
 def _iter_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
     """Yield the files in paths: path, path relative to its folder, and reason to skip it or None.
 
-    A bundle is one item, whose files are not listed. A path that is not a folder is never skipped,
-    even if it does not exist. Hidden files and links in folders are left out. Raises DataError if a
-    folder has more than 10,000 files and subfolders.
+    A bundle, which is an exported run, is one item, whose files are not listed. A path that is not
+    a folder is never skipped, even if it does not exist. Hidden files and links in folders are left
+    out. Raises DataError if a folder has more than 10,000 files and subfolders.
     """
     for root in paths:
         # isdir returns False if the folder of *root* cannot be read

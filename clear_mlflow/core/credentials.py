@@ -52,9 +52,10 @@ def _is_file_address(scheme: str, rest: str) -> bool:
 
 
 def _mask_address(scheme: str, rest: str) -> str:
-    """Mask the credentials in *rest*, the part of an address after ``scheme://``.
+    """Return *rest*, the part of an address after ``scheme://``, with its credentials masked.
 
-    In the address of a file, only values of the query are masked: an @ belongs to its path.
+    Masked are user and password, and the values of the query; in the address of a file only the
+    latter, since an @ belongs to its path.
     """
     if _is_file_address(scheme, rest):
         before, mark, query = rest.partition("?")

@@ -122,7 +122,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, and flush their names to the disk."""
+    """Make a folder and its missing parents, and flush each parent that was changed to the disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)

@@ -116,7 +116,7 @@ class RowCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def parse_row_cost(cost: RowCost | Mapping[str, object] | None) -> RowCost | None:
-    """Return the cost that a custom loop passes, or None for None.
+    """Return the cost of a row (seconds, FLOPs, images ...) that a custom loop passes, or None.
 
     Numbers of NumPy and tensors become Python's. Raises RecordError if a value is invalid, and
     ConfigError if a field does not exist.

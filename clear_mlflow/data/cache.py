@@ -104,7 +104,7 @@ def read_array(
     """Map an array copy-on-write and return it with its metadata, or None if a file is missing.
 
     Its size, its modification time and a sample of its bytes are checked. If the time differs, as
-    after copying the cache, all bytes are checked instead, and the stored time is set again.
+    after copying the cache, all bytes are checked instead, and the file gets the recorded time.
 
     expected: fields that the metadata must have. Raises UnusableFileError if they do not, if other
     users may write to a file, or if it is not as it was written.

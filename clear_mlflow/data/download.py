@@ -386,9 +386,10 @@ def _compute_md5(path: Path, archive: Archive, on_progress: OnProgress) -> str:
 def _unpack_split(
     source: Path, archive: Archive, *, root: Path, work: Path, on_progress: OnProgress
 ) -> None:
-    """Unpack an archive, whose checksum is right, to its folder below *root*, with a marker.
+    """Unpack an archive, whose checksum is right, to its folder below *root*.
 
-    Raises DataError if it cannot be written.
+    Adds a file with the archive's name and MD5, by which later calls recognise the folder. Raises
+    DataError if it cannot be written.
     """
     unpacking = work / f"{archive.file}.unpacking"
     try:

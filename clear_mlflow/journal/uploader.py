@@ -185,10 +185,10 @@ class Uploader:
     def upload_folder(self, run: Run, folder: RunFolder) -> Iterator[Entry]:
         """Upload what an earlier process left. Delete and yield each file once it is stored.
 
-        Acquires the run's lease, and keeps it unless this fails. The final status of the run is not
-        uploaded, nor are metrics that scoring computes, and curve values and tests within buckets
-        that the run has already: these files are deleted and yielded, too. A file that the store
-        rejects is kept, and the error is raised at the end.
+        Acquires the run's lease, and releases it only if this fails. Leaves out the file with the
+        run's final status. Deletes and yields, without uploading them, metrics that scoring
+        computes, and curve values and tests within buckets that the run has already. A file that
+        the store rejects is kept, and the error is raised at the end.
 
         Raises RecordError if a row is damaged or rows that the run once had are missing, and
         RowConflictError if a row is stored with other numbers; later files are kept, too.

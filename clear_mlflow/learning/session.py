@@ -204,7 +204,10 @@ class StreamTraining:
 
     @property
     def _scenario(self) -> dict[str, Any]:
-        """The name, arguments and classes of the scenario, or {} for ``domain``."""
+        """The name and arguments of the scenario and the classes that each bucket introduces.
+
+        Empty for the default scenario, ``domain``, in which all buckets have the same classes.
+        """
         if self.stream.scenario == DOMAIN:
             return {}
         classes = {"classes": [list(names) for names in self.stream.new_classes]}

@@ -303,9 +303,10 @@ def _find_missing_values(
 
 
 def _get_scores_by_series(masked_matrix: AccuracyMatrix, step: int) -> dict[str, float]:
-    """Return metric name to score on each charted bucket after *step* buckets, without NaN.
+    """Return metric name to score on each bucket after *step* buckets, without NaN.
 
-    Step 0 is before training; empty if that was not measured.
+    Of more than 100 buckets, 100 evenly spaced ones are included. Step 0 is before training; empty
+    if that was not measured. masked_matrix: NaN where the protocol excludes a value.
     """
     row = masked_matrix.values[step - 1] if step else masked_matrix.initial
     if row is None:

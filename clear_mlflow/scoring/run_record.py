@@ -160,8 +160,8 @@ def read_record(
         reread: True to read the row files of the run even if a tag contains all rows, and
             predictions and tests even if their scores are logged. False uses what is logged.
         is_live_page: True to prefer the tag with the rows, and to leave out predictions of more
-            than 256 MiB, and predictions and tests that the store does not return. Otherwise, the
-            latter raise TrackingError.
+            than 256 MiB, and what the store does not return. False: predictions or tests that the
+            store does not return raise TrackingError.
     """
     tags = run.data.tags
     read_files = False if is_live_page else reread or None

@@ -62,7 +62,7 @@ class ResumePoint:
 
     @property
     def is_complete(self) -> bool:
-        """True if all rows are stored and the run is FINISHED or lacks training states."""
+        """True if all rows are stored, and the run is FINISHED or no training state is stored."""
         if not self.records:
             return False
         num_buckets = len(next(iter(self.records.values())).row.buckets)

@@ -75,7 +75,8 @@ def load_backbone(name: str, weights: str) -> Backbone:
 def _load_torchvision(name: str, weights: str) -> Backbone:
     """Build a torchvision backbone, with the transform that torchvision publishes for its weights.
 
-    For other weights, with the usual transform. Raises the errors of :func:`load_backbone`.
+    Random weights, and a file that torchvision does not publish, get the usual transform: 256
+    pixels, of which the central 224 are cropped. Raises the errors of :func:`load_backbone`.
     """
     import torchvision.models
 
