@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Exclude what is loaded by now from garbage collections, each of which takes a second."""
+    """Exclude what is loaded by now from garbage collections, which would traverse all of it."""
     gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)  # Triton's bindings complain about frozen objects at the exit

@@ -144,9 +144,10 @@ class Lease:
         return run
 
     def check_recently(self) -> Run:
-        """Like :meth:`check`, but return the run of a check that succeeded within a second.
+        """Like :meth:`check`, but return the run of a check that succeeded within the last second.
 
-        Reading a run takes longer than most writes. Time for which this process was suspended
+        For uploads, several per row, most of which are faster than reading the run. What deletes or
+        replaces training states calls :meth:`check`. Time for which this process was suspended
         counts, so a process that wakes up always checks.
         """
         if self._checked is not None and self.error is None:

@@ -214,7 +214,7 @@ class TrainingRun:
     def _store_state(self, manifest: Manifest, content: bytes) -> None:
         """Store a training state and delete the states of earlier rows, or print a warning."""
         try:
-            self.recorder.uploader.lease.check_recently()
+            self.recorder.uploader.lease.check()
             store_state(self._client, self._run_id, manifest, content)
         except LeaseLostError:  # the next row reports it
             return
@@ -238,7 +238,7 @@ class TrainingRun:
         uploader = self.recorder.uploader
         if not uploader.is_failing:
             with suppress(Exception):
-                run = uploader.lease.check_recently()
+                run = uploader.lease.check()
                 remove_states(self._client, run, before=before)
 
     def _log_configuration(self, run: Run) -> None:

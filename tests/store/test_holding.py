@@ -53,7 +53,7 @@ def format_foreign_lease(**changes):
 
 
 class TakenOver(KnownTraining):
-    """Another process takes over the run after some rows, each more than a second apart."""
+    """Another process takes over the run after some rows, as if each took more than a second."""
 
     def __init__(self, store, after, monkeypatch):
         monkeypatch.setattr(lease, "CHECK_SECONDS", 0.0)
@@ -338,7 +338,7 @@ def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
         assert run.data.tags[names.ROWS_TAG] == "complete"
 
 
-def test_a_check_counts_for_a_second_also_of_a_suspended_process(store, experiment_id, monkeypatch):
+def test_a_check_counts_for_a_second(store, experiment_id, monkeypatch):
     """Then the run is read again, and a takeover is noticed."""
     uptime = 1000.0
     monkeypatch.setattr(lease, "_read_uptime", lambda: uptime)
