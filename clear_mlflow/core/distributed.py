@@ -104,7 +104,7 @@ def read_dist_env(environment: Mapping[str, str] = os.environ) -> DistributedEnv
             problem = f"{', '.join(missing)} missing"
         raise ConfigError(
             f"RANK and WORLD_SIZE are set, as for one of several processes, but {problem}; start "
-            "them with torchrun, or unset RANK and WORLD_SIZE"
+            "all processes with torchrun, or unset RANK and WORLD_SIZE to run only one"
         )
     return DistributedEnv(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
 

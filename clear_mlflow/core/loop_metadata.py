@@ -166,7 +166,10 @@ def _build_evaluation_set(
     ]
     counts = list(map(len, bucket_labels))
     names = [
-        list(map(str, bucket_ids)) for bucket_ids in (map(range, counts) if ids is None else ids)
+        list(map(str, bucket_ids))
+        for bucket_ids in (
+            map(range, counts) if ids is None else _split_buckets("test_ids", buckets, ids)
+        )
     ]
     if list(map(len, names)) != counts:
         raise ConfigError("test_ids and test_labels differ in length; expected one for each image")
@@ -228,7 +231,7 @@ def build_value_row(loop: LoopMetadata, after: object, values: object) -> Accura
     """
     values = _to_python(values)
     if isinstance(values, Mapping):
-        values = {**dict.fromkeys(loop.buckets), **{str(key): v for key, v in values.items()}}
+        values = {**dict.fromkeys(loop.buckets), **_key_by_bucket(loop.score.name, values)}
     cells = map(_to_python, _split_buckets(loop.score.name, loop.buckets, values))
     return AccuracyRow.from_values(
         _parse_row_number(loop, after),
@@ -279,7 +282,7 @@ def build_test(
     """
     counts, num_instances = _parse_correct(loop, correct)
     return AnytimeRow(
-        bucket=_parse_row_number(loop, bucket),
+        bucket=_parse_row_number(loop, bucket, "bucket"),
         buckets=loop.buckets,
         correct=counts,
         num_instances=num_instances,
@@ -287,20 +290,23 @@ def build_test(
     )
 
 
-def _parse_row_number(loop: LoopMetadata, after: object) -> int:
+def _parse_row_number(loop: LoopMetadata, after: object, argument: str = "after") -> int:
     """Return the number of the row that is measured after a bucket.
 
-    after: name of the bucket, or the number of buckets trained, 0 before any. Raises ConfigError
-    for anything else.
+    after: name of the bucket, or the number of buckets trained, 0 before any. argument: its name
+    in the ConfigError that is raised for anything else.
     """
     if isinstance(after, str) and after in loop.buckets:
         return loop.buckets.index(after) + 1
     last = len(loop.buckets)
-    row = -1 if isinstance(after, str) else _parse_int("after", after)
+    row = -1 if isinstance(after, str) else _parse_int(argument, after)
     if not 0 <= row <= last:
+        expected = f"the buckets trained so far, 0 to {last}, or the name of the last one as a text"
+        if argument == "bucket":
+            expected = f"the bucket in training, 1 to {last}, or its name as a text"
         raise ConfigError(
-            f"after is {safe_repr(after)}; expected the buckets trained so far, 0 to {last}, or "
-            f"the name of the last one as a text: {', '.join(map(repr, loop.buckets[:5]))}"
+            f"{argument} is {safe_repr(after)}; expected {expected}: "
+            f"{', '.join(map(repr, loop.buckets[:5]))}"
         )
     return row
 
@@ -406,7 +412,7 @@ def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]
     name of the values in the message.
     """
     if isinstance(values, Mapping):
-        values = {str(key): value for key, value in values.items()}  # as the keys themselves
+        values = _key_by_bucket(name, values)
         if unknown := [key for key in values if key not in keys]:
             raise ConfigError(
                 f"{name} names bucket {safe_repr(unknown[0])}; the buckets are {', '.join(keys)}"
@@ -423,6 +429,18 @@ def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]
             f"{name} has {len(values)} entries for {len(keys)} buckets; expected one per bucket"
         )
     return values
+
+
+def _key_by_bucket(name: str, values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Convert keys to texts, or raise ConfigError if two of them name the same bucket."""
+    converted = {str(key): value for key, value in values.items()}
+    if len(converted) < len(values):
+        keys = list(map(str, values))
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ConfigError(
+            f"{name} has two entries for bucket {twice!r}, as a number and as a text; pass one"
+        )
+    return converted
 
 
 def _to_array(values: Any) -> NDArray[Any]:

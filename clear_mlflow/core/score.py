@@ -107,6 +107,11 @@ class Score:
                 f"{name} is {safe_repr(value)}; expected {expected}, or nothing if not measured"
             )
         cell = float(value)  # type: ignore[arg-type]
+        if cell != value == value:
+            raise RecordError(
+                f"{name} is {safe_repr(value)}, which a float would round to {cell!r}; pass a "
+                "float, or an integer up to 2**53"
+            )
         # Always the same NaN: tuples compare by identity first, so that equal rows are equal.
         return math.nan if math.isnan(cell) else cell + 0.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -181,6 +182,7 @@ class LoopRun:
         self._rows: dict[int, AccuracyRow] = {}  # all rows of the run, by number
         self._tests: dict[tuple[int, int], AnytimeRow] = {}  # by bucket and number
         self._predictions_type: str | None = None  # "labels" or "probs"; None without predictions
+        self._predictions: dict[int, bytes | None] = {}  # hash, for each row that this object wrote
 
     def __enter__(self) -> LoopRun:
         """Open a run or join the active one, load its rows, and log the loop's metadata."""
@@ -343,8 +345,11 @@ class LoopRun:
                 recorder.row_fields["dataset"] = metadata.dataset
                 self._metadata = metadata
             row = msgspec.structs.replace(row, cost=parse_row_cost(cost))
+            content = b"" if predictions is None else predictions.to_bytes()
+            digest = hashlib.sha256(content).digest() if content else None
             stored_row = self._rows.get(row.row)
             if stored_row == row:
+                self._check_nothing_new(row, digest)
                 return
             if stored_row is not None:
                 stored_numbers, numbers = (
@@ -362,10 +367,32 @@ class LoopRun:
                 if self._predictions_type is None and (images := metadata.evaluation_set):
                     files[f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"] = images.to_bytes()
                 path = f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}"
-                files[path] = predictions.to_bytes()
+                files[path] = content
                 files[TAGS_JSON] = json.dumps({names.PREDICTIONS_TAG: predictions_type}).encode()
             recorder.write_row(recorder.build_record(row), files=files)
             self._predictions_type = predictions_type
+            self._predictions[row.row] = digest
+
+    def _check_nothing_new(self, row: AccuracyRow, predictions: bytes | None) -> None:
+        """Raise RecordError if a stored row arrives with another cost or other predictions.
+
+        If an earlier process stored the row, only prints a warning that its cost is kept.
+        """
+        cost = self._rows[row.row].cost
+        is_new_cost = row.cost is not None and row.cost != cost
+        problem = f"row {row.row} is stored already with {'another' if cost else 'no'} cost"
+        if row.row not in self._predictions:
+            if is_new_cost:
+                warn(f"{problem}, which is kept; got {safe_repr(row.cost and row.cost.to_dict())}")
+            return
+        if not is_new_cost:
+            stored = self._predictions[row.row]
+            if predictions is None or predictions == stored:
+                return
+            problem = (
+                f"row {row.row} is stored already with {'other' if stored else 'no'} predictions"
+            )
+        raise RecordError(f"{problem}; log a row once, together with all that belongs to it")
 
     def log_test(
         self,
@@ -534,12 +561,25 @@ class LoopRun:
         recorder.rows.update(self._rows)
         self._rows = recorder.rows
         values = {**metadata.grouping, **metadata.params}
+        # A person may have changed the tags of a continued run since.
+        tags = {} if self._rows else metadata.grouping
+        for item, stored, passed, outcome in (
+            ("parameter", run.data.params, values, "kept"),
+            ("tag", run.data.tags, metadata.grouping, "replaced" if tags else "kept"),
+        ):
+            for name in sorted(stored.keys() & passed.keys()):
+                if stored[name] != passed[name]:
+                    warn(
+                        f"run {run_id} has the {item} {name}={safe_repr(stored[name])} already, "
+                        f"and track got {safe_repr(passed[name])}; the first one is {outcome}"
+                    )
         with mlflow_errors(f"log the configuration of run {run_id}"):
             recorder.log_configuration(
                 run,
                 params={k: v for k, v in values.items() if k not in run.data.params},
                 grouping=metadata.grouping,
                 tags={
+                    **tags,
                     **metadata.tags,
                     "dataset_digest": metadata.dataset.digest,
                     names.KIND_TAG: names.KIND_TRAIN,

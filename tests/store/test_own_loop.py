@@ -166,6 +166,71 @@ def test_a_row_with_different_numbers_is_rejected(store, experiment_id):
     assert only_run(store, experiment_id).info.status == "FAILED"
 
 
+def test_a_row_logged_again_has_nothing_new(store, monkeypatch, capsys):
+    """Another cost or other predictions with the same numbers would be lost without a word."""
+    labels, cost = [[0, 1], [1, 0]], {"images": 5}
+    with clear_mlflow.track(buckets=2, test_labels=labels) as run:
+        run.log_counts(1, [1, 1], cost=cost)
+        run.log_counts(1, [1, 1])
+        run.log_counts(1, [1, 1], cost=cost)
+        run.log_predictions(2, [[0, 0], [1, 1]])
+        run.log_predictions(2, [[0, 0], [1, 1]])
+        for log_again, message in (
+            (lambda: run.log_counts(1, [1, 1], cost={"images": 6}), "row 1 .* with another cost"),
+            (lambda: run.log_values(2, [0.5, 0.5]), "row 2 is stored already with other numbers"),
+            (lambda: run.log_counts(2, [1, 1], cost=cost), "row 2 is stored already with no cost"),
+            (lambda: run.log_predictions(1, [[0, 0], [1, 1]]), "row 1 .* with no predictions"),
+            (lambda: run.log_predictions(2, [[1, 1], [1, 1]]), "row 2 .* with other predictions"),
+        ):
+            with pytest.raises(RecordError, match=message):
+                log_again()
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
+    with clear_mlflow.track(buckets=2, test_labels=labels) as again:  # measured by a new process
+        again.log_counts(1, [1, 1], cost=cost)
+        assert "warning" not in capsys.readouterr().err
+        again.log_counts(1, [1, 1], cost={"images": 7})
+    assert (
+        "row 1 is stored already with another cost, which is kept; got" in capsys.readouterr().err
+    )
+    assert again.matrix.costs[0].images == 5
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, np.uint64(2**60 + 1), -(10**40) - 1])
+def test_an_integer_that_a_float_would_round_is_rejected(value):
+    """By values of another score. Integers that a float contains are stored."""
+    loop = describe_loop(buckets=2, score="loss")
+    with pytest.raises(RecordError, match="which a float would round to"):
+        build_value_row(loop, 1, [1, value])
+    assert build_value_row(loop, 1, {1: 2**53, 2: 2**60}).cells == (2**53, 2**60)
+
+
+@pytest.mark.parametrize("is_continued", [False, True])
+def test_a_tag_or_parameter_that_was_logged_before_is_reported(store, capsys, is_continued):
+    """Arguments of track replace tags of a run that has no rows; parameters cannot change."""
+    with mlflow.start_run() as active:
+        if is_continued:
+            with clear_mlflow.track(**LOOP, seed=7, strategy="replay") as run:
+                log_all(run, [1])
+        mlflow.set_tags({"seed": "99", "strategy": "other"})
+        if not is_continued:
+            mlflow.log_params({"strategy": "third", "lr": "0.1"})
+        capsys.readouterr()
+        with clear_mlflow.track(**LOOP, seed=7, strategy="replay", params={"lr": 0.2}) as run:
+            log_all(run, [1])
+    stored = store.get_run(active.info.run_id).data
+    errors = capsys.readouterr().err
+    tags = {name: stored.tags[name] for name in ("seed", "strategy")}
+    if is_continued:
+        assert tags == {"seed": "99", "strategy": "other"}  # a person renamed them
+        assert "has the tag seed='99' already, and track got '7'; the first one is kept" in errors
+        assert "parameter" not in errors
+    else:
+        assert tags == {"seed": "7", "strategy": "replay"}
+        assert "has the tag seed='99' already, and track got '7'; the first one is rep" in errors
+        assert "has the parameter lr='0.1' already, and track got '0.2'; the first one is" in errors
+        assert stored.params["strategy"] == "third"
+
+
 def test_a_run_is_continued_only_by_the_same_loop(store, monkeypatch):
     """After a kill, for example. Rows of another loop are rejected."""
     with mlflow.start_run() as active, clear_mlflow.track(**LOOP, seed=1) as run:
@@ -282,8 +347,12 @@ def test_the_true_labels_may_be_passed_with_the_predictions(store, monkeypatch):
     assert again.run_id == run.run_id
     with clear_mlflow.track(buckets=3) as late:
         late.log_accuracies(1, [0.5, 0.5, 0.5])
-        with pytest.raises(RecordError, match="true labels arrived after rows without them"):
+        with pytest.raises(RecordError, match="true labels"):
             late.log_predictions(2, outputs, LABELS)
+    with clear_mlflow.track(buckets=3, num_instances=[3, 2, 4]) as late:
+        late.log_test(1, [1, 1, 1], test=1, num_tests=1, step=1, num_steps=2)  # before any row
+        with pytest.raises(RecordError, match="true labels"):
+            late.log_predictions(1, outputs, LABELS)
 
 
 def test_the_images_of_a_continued_run_are_the_same(store):
@@ -369,6 +438,11 @@ def test_buckets_may_be_years(store):
         ((build_count_row, 1, {"1": 1, "9": 1}), "names bucket '9'"),
         ((build_count_row, 1, {"1": 1}), "lacks bucket '2'"),
         (
+            (build_count_row, 1, {"1": 1, 1: 5, "2": 2, 3: 3, 4: 4}),
+            "correct has two entries for .*'1'",
+        ),
+        ((build_value_row, 1, {"1": 0.1, np.int64(1): 0.5}), "accuracy has two entries for"),
+        (
             (build_count_row, 5, [1, 2, 3, 4]),
             "after is 5; expected the buckets trained so far, 0 to 4",
         ),
@@ -409,6 +483,28 @@ def test_buckets_may_be_any_iterable(keys):
     assert describe_loop(buckets=keys).buckets == ("2004", "2005")
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        [0.5, 0.52, 0.0],
+        [0.98, 0.0, 0.0],
+        [1.5, -0.5, 0.0],
+        [1.005, 0.0, -0.005],
+        [np.nan, 1.0, 0.0],
+    ],
+)
+def test_invalid_probabilities_are_rejected(row):
+    """A sum may differ from 1 by rounding, but no probability is negative."""
+    loop = describe_loop(buckets=3, test_labels=LABELS)
+    outputs = [np.full((count, 3), 1 / 3) for count in (3, 2, 4)]
+    for rounded in (0.992, 1.008):
+        outputs[0][0] = [rounded, 0.0, 0.0]
+        build_prediction_row(loop, 1, outputs)
+    outputs[1][1] = row
+    with pytest.raises(ConfigError, match="probabilities of row 1 do not add up to 1"):
+        build_prediction_row(loop, 1, outputs)
+
+
 @pytest.mark.parametrize("outputs", [[256, 257, 258], [3] * 3])
 def test_an_unknown_class_is_rejected(outputs):
     """Before it is stored in eight bits, where 256 would become 0."""
@@ -435,6 +531,12 @@ def test_an_unknown_class_is_rejected(outputs):
         ({"buckets": 2, "seed": "7"}, "seed is '7'; expected a whole number"),
         ({"buckets": 2, "dataset": ""}, "the dataset's name is ''"),
         ({"buckets": 2, "tags": {"mlflow.user": "root"}}, "'mlflow.user'"),
+        ({"buckets": 2, "num_instances": {1: 5, "1": 6, 2: 7}}, "num_instances has two entries"),
+        ({"buckets": 2, "test_labels": {1: [0], "1": [1], 2: [1]}}, "test_labels has two entries"),
+        (
+            {"buckets": 2, "test_labels": [[0], [1]], "test_ids": {1: "a", "1": "b", 2: "c"}},
+            "test_ids has two entries for bucket '1'",
+        ),
         ({"buckets": 2, "test_ids": [["a"], ["b"]]}, "without test_labels"),
         ({"buckets": 2, "test_labels": [[0]]}, "test_labels has 1 entries for 2"),
         ({"buckets": 2, "test_labels": [[0], [0.5]]}, "test_labels of bucket '2' are float64"),
@@ -588,8 +690,14 @@ def test_tests_within_a_bucket_are_stored_and_scored(store, experiment_id, monke
         (
             {"num_instances": 9},
             {"bucket": 4},
-            "after is 4; expected the buckets trained so far, 0 to 3",
+            "bucket is 4; expected the bucket in training, 1 to 3",
         ),
+        (
+            {"num_instances": 9},
+            {"bucket": "x"},
+            "bucket is 'x'; expected the bucket in training, 1",
+        ),
+        ({"num_instances": 9}, {"bucket": 1.5}, "bucket is 1.5; expected a whole number"),
         ({"num_instances": 9}, {"num_tests": 1.5}, "num_tests is 1.5; expected a whole number"),
     ],
 )
