@@ -147,7 +147,7 @@ def train(
         stream.begin_bucket(bucket_index)
         progress.bucket_started(key, bucket_index=bucket_index, num_buckets=len(stream.keys))
         costs.begin_bucket()
-        limiter.begin_bucket(bucket_index)
+        limiter.begin_bucket(bucket_index, key, strategy)
         strategy.learn(bucket_index, trainer)
         with costs.count():
             strategy.after_bucket(bucket_index)

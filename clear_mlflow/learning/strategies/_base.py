@@ -251,6 +251,13 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         """Run after training on a bucket, before its row is measured."""
         return
 
+    def count_flops_after(self, bucket_index: int) -> int | None:
+        """Return the FLOPs of :meth:`after_bucket`, for which a budget leaves room.
+
+        By default None: as many as after the steps of the bucket before, and none in the first.
+        """
+        return None
+
 
 def _move_to_device(value: Any, device: torch.device) -> Any:
     """Return a value with its tensors moved to a device, also those in lists, tuples and dicts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,8 @@ from clear_mlflow.learning.strategies._weights import (
     copy_weights,
     list_trained_weights,
 )
+from clear_mlflow.learning.training.costs import FlopCounter
+from clear_mlflow.learning.training.limits import build_meta_inputs
 
 # Largest number of gradients that are computed at once, one for each image and label.
 _MAX_GRADIENTS = 256
@@ -123,6 +126,20 @@ class Ewc(Strategy):
         strength = own.strength * (own.gamma if own.online else 1.0)
         self._stiffness = compute_penalty_coefficients(self._curvature, strength, lr=self.config.lr)
 
+    def count_flops_after(self, bucket_index: int) -> int:
+        """Return the FLOPs of the Fisher information, counted for one image without computing."""
+        num_images = self.stream.train_counts[bucket_index]
+        num_images = min(self.arguments.images or num_images, num_images)
+        counted = copy.copy(self)
+        counted.model = copy.deepcopy(self.model).to("meta").eval()
+        fisher = [torch.zeros_like(weight, device="meta") for weight in self._weights]
+        inputs = build_meta_inputs(self.config, self.stream, 1)
+        label = torch.empty(1, dtype=torch.int64, device="meta")
+        batch = Batch(inputs, label, label)
+        with FlopCounter() as counter:
+            counted._add_fisher(fisher, batch, num_images, self._count_gradients_at_once())
+        return num_images * counter.flops
+
     def _compute_fisher(self, bucket_index: int) -> list[Tensor]:
         """Return the diagonal Fisher information, summed over the shares of all processes.
 
@@ -135,8 +152,7 @@ class Ewc(Strategy):
         ]
         order = torch.randperm(len(samples), generator=draws[0])[: self.arguments.images or None]
         fisher = [torch.zeros_like(weight) for weight in self._weights]
-        num_weights = sum(weight.numel() for weight in self._weights)
-        max_gradients = count_gradients_at_once(num_weights, self.stream.device)
+        max_gradients = self._count_gradients_at_once()
         self.model.eval()
         for batch in iter_batches(
             samples,
@@ -162,6 +178,10 @@ class Ewc(Strategy):
                 self.model, batch.inputs, labels[:, some], share[:, some]
             )
             torch._foreach_add_(fisher, squared)
+
+    def _count_gradients_at_once(self) -> int:
+        num_weights = sum(weight.numel() for weight in self._weights)
+        return count_gradients_at_once(num_weights, self.stream.device)
 
     @torch.no_grad()
     def _select_labels(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -42,8 +42,8 @@ class Limiter:
         self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._epochs = self._num_steps = self._steps_done = 0
 
-    def begin_bucket(self, bucket_index: int) -> None:
-        """Start a bucket, before the strategy trains on it."""
+    def begin_bucket(self, bucket_index: int, key: str, strategy: Any) -> None:
+        """Start a bucket, before the strategy trains on it. key: the bucket's, for messages."""
 
     def begin_steps(
         self, samples: Samples, bucket_index: int, bounds: Sequence[tuple[int, int]], epochs: int
@@ -118,9 +118,9 @@ class Limiter:
 class Budget(Limiter):
     """Limits what the training of each bucket costs, in FLOPs or images.
 
-    A bucket ends with the step that uses up its budget. What a bucket overspends, its last step or
-    what follows its steps, is taken from the next one. What a strategy without steps does not spend
-    is added to the next one.
+    FLOPs for what follows the steps of a bucket are reserved: as many as the strategy computes, or
+    as followed the steps before. A bucket's steps end with the one that uses up the rest. What a
+    bucket overspends is taken from the next one, and what it does not spend is added to it.
     """
 
     def __init__(self, config: TrainConfig, bucket_budgets: list[int], costs: CostMeter) -> None:
@@ -131,10 +131,24 @@ class Budget(Limiter):
         self._costs = costs
         self._carried = 0  # what the buckets so far did not spend; below 0: what they overspent
         self._limit = 0  # of the bucket
+        self._reserved = 0  # FLOPs of the limit for what follows the bucket's steps
+        self._done_in_steps = self._done_after_steps = 0
 
-    def begin_bucket(self, bucket_index: int) -> None:
-        """Start a bucket, with its budget plus what is carried from the buckets before."""
-        self._limit = self._bucket_budgets[bucket_index] + self._carried
+    def begin_bucket(self, bucket_index: int, key: str, strategy: Any) -> None:
+        """Start a bucket, with its budget plus what is carried from the buckets before.
+
+        Raises ConfigError if nothing of it remains for steps.
+        """
+        self._limit, self._done_in_steps = self._bucket_budgets[bucket_index] + self._carried, 0
+        if not self._counts_images:  # images are counted only in steps
+            flops: int | None = strategy.count_flops_after(bucket_index)
+            self._reserved = self._done_after_steps if flops is None else flops
+        if self.total <= 0:
+            raise ConfigError(
+                f"budget is {self._text}, of which {self._limit:,} FLOPs remain in bucket {key}; "
+                f"training takes {self._reserved:,} there after its steps, so nothing remains for "
+                "steps; pass more, or budget=off"
+            )
 
     def begin_steps(
         self, samples: Samples, bucket_index: int, bounds: Sequence[tuple[int, int]], epochs: int
@@ -144,8 +158,8 @@ class Budget(Limiter):
 
     @property
     def total(self) -> int:
-        """The bucket's budget."""
-        return self._limit
+        """The bucket's budget for steps."""
+        return self._limit - self._reserved
 
     @property
     def done(self) -> int:
@@ -161,6 +175,11 @@ class Budget(Limiter):
         """Yield epochs until the budget is spent."""
         return itertools.takewhile(lambda _: not self.is_over, itertools.count())
 
+    def step_done(self) -> None:
+        """Count a step."""
+        super().step_done()
+        self._done_in_steps = self.done
+
     def end_bucket(self, bucket_index: int, key: str) -> None:
         """Carry what is left or overspent to the next bucket.
 
@@ -168,6 +187,7 @@ class Budget(Limiter):
         message.
         """
         self._carried = self._limit - self.done
+        self._done_after_steps = self.done - self._done_in_steps
         next_budgets = self._bucket_budgets[bucket_index + 1 : bucket_index + 2]
         if next_budgets and next_budgets[0] + self._carried <= 0:
             unit = _IMAGES if self._counts_images else "FLOPs"
@@ -179,11 +199,12 @@ class Budget(Limiter):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run continues with."""
-        return {"budget": {"carried": self._carried}}
+        return {"budget": {"carried": self._carried, "after_steps": self._done_after_steps}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned."""
         self._carried = state["budget"]["carried"]
+        self._done_after_steps = state["budget"]["after_steps"]
 
 
 class StreamClock(Limiter):
@@ -314,16 +335,21 @@ def count_naive_flops(
     sizes: these numbers. Sets *meta_model* to training mode.
     """
     set_training_mode(meta_model.train(), config.freeze)
-    side = config.image_size
-    shape = (stream.width,) if isinstance(stream, FeatureStream) else (3, side, side)
     flops = {}
     for size in sizes:
-        inputs: Tensor = torch.empty(size, *shape, device="meta")
+        inputs = build_meta_inputs(config, stream, size)
         labels = torch.empty(size, dtype=torch.int64, device="meta")
         with FlopCounter() as counter:
             torch.autograd.backward(cross_entropy(meta_model(inputs), labels))
         flops[size] = counter.flops
     return flops
+
+
+def build_meta_inputs(config: TrainConfig, stream: TrainingStream, num_images: int) -> Tensor:
+    """Return a batch of a model's inputs on the device "meta"."""
+    side = config.image_size
+    shape = (stream.width,) if isinstance(stream, FeatureStream) else (3, side, side)
+    return torch.empty(num_images, *shape, device="meta")
 
 
 def check_memory(config: TrainConfig, num_bytes: int | None) -> None:
