@@ -40,7 +40,9 @@ PROBLEM_TYPES = {
     "unreadable": "a file cannot be decoded as an image",
     "empty-class": "a class has no images in a bucket",
     "duplicate": "an image is stored more than once",
+    "dark": "all images of a bucket are nearly black",
 }
+_DARK = 15  # of 255: what 12 bits reach if they are stored in 16
 
 _FILES_PER_TASK = 16
 
@@ -154,8 +156,22 @@ def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Finding
     results = _decode_images(images, root, on_progress)
     problems += [
         Problem("missing" if image.path in missing else "unreadable", image.path, error)
-        for image, (_, error) in zip(images, results, strict=True)
+        for image, (_, error, _) in zip(images, results, strict=True)
         if error
+    ]
+    brightest: dict[str, int] = {}
+    for image, (_, error, value) in zip(images, results, strict=True):
+        if not error:
+            brightest[image.bucket] = max(value, brightest.get(image.bucket, 0))
+    problems += [
+        Problem(
+            "dark",
+            root,
+            f"the images of bucket {key} have no area above {value} of 255; if 12 bits are stored "
+            "in 16, multiply the pixels by 16",
+        )
+        for key, value in brightest.items()
+        if value <= _DARK
     ]
     splits = {image.path: image.split for image in images}
     digest: str | None = None
@@ -172,7 +188,7 @@ def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Finding
             splits |= dict.fromkeys(bucket.test.paths, TEST)
     decoded = [
         image._replace(split=splits[image.path], content=content)
-        for image, (content, error) in zip(images, results, strict=True)
+        for image, (content, error, _) in zip(images, results, strict=True)
         if not error
     ]
     is_explained = bool(problems)
@@ -228,13 +244,10 @@ def _list_empty_classes(counts: Sequence[Count], root: Path) -> list[Problem]:
 
 def _decode_images(
     images: Sequence[IndexedImage], root: Path, on_progress: OnImages
-) -> list[tuple[str, str]]:
-    """Return the content hash of each image, or an empty text and the reason it is unreadable.
-
-    Returns pairs (hash, reason). Images are decoded in threads.
-    """
+) -> list[tuple[str, str, int]]:
+    """Return what :func:`_decode_image` returns for each image. Images are decoded in threads."""
     blocks = [images[i : i + _FILES_PER_TASK] for i in range(0, len(images), _FILES_PER_TASK)]
-    results: list[tuple[str, str]] = []
+    results: list[tuple[str, str, int]] = []
     on_progress("decoding images", 0, len(images))
     with ThreadPoolExecutor(max_workers=count_usable_cores()) as pool:
         for block in pool.map(lambda block: [_decode_image(i, root) for i in block], blocks):
@@ -243,21 +256,21 @@ def _decode_images(
     return results
 
 
-def _decode_image(image: IndexedImage, root: Path) -> tuple[str, str]:
-    """Return the content hash of an image and "", or "" and the reason why it is unreadable.
+def _decode_image(image: IndexedImage, root: Path) -> tuple[str, str, int]:
+    """Return an image's content hash, the reason why it is unreadable, and its brightest area.
 
-    A vector is not decoded: its hash is in the index.
+    Hash or reason is "". A vector is not decoded: its hash is in the index.
     """
     path = image.path
     if image.content:  # a vector, which was read already
-        return image.content, ""
+        return image.content, "", 255
     try:
         num_bytes = stat_file(path, root=root).st_size
         if num_bytes > MAX_IMAGE_BYTES:
-            return "", f"has {num_bytes} bytes; expected {MAX_IMAGE_BYTES} at most"
-        decode_file(path, None, Resize(8))  # as in training
-        return hash_file(path), ""
+            return "", f"has {num_bytes} bytes; expected {MAX_IMAGE_BYTES} at most", 0
+        pixels = decode_file(path, None, Resize(8))  # as in training
+        return hash_file(path), "", int(pixels.max())
     except UndecodableError as error:
-        return "", f"cannot be decoded: {error}"
+        return "", f"cannot be decoded: {error}", 0
     except (DataError, OSError) as error:
-        return "", reason(error).removeprefix(f"{path_text(path)} ")
+        return "", reason(error).removeprefix(f"{path_text(path)} "), 0

@@ -6,6 +6,8 @@ Two geometries, both with the shorter side scaled to a given length, bilinear wi
   CLEAR authors' code does this, so a camera's orientation (EXIF) is not applied and transparency is
   dropped;
 * the central square of the image as people see it: upright, on white where it is transparent.
+
+In both, 16 bits become 8 by dividing by 257; torchvision's loader clips them at 255.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _UPRIGHT = {
 _IMAGES_IN_A_TASK = 16
 _MAX_BYTES_AHEAD = 2**30  # of decoded images that wait to be used
 
-_DECODER = 2  # to be raised with any change to this module that changes a pixel
+_DECODER = 3  # to be raised with any change to this module that changes a pixel
 
 
 @dataclass(frozen=True)
@@ -285,7 +287,8 @@ def _resize(image: Image.Image, side: int) -> NDArray[np.uint8]:
     """Scale an image byte for byte as torchvision's image loader and ``Resize(side)`` do."""
     long = _compute_long_side(image, side)
     size = (side, long) if image.width <= image.height else (long, side)
-    return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
+    colour = _reduce_depth(image).convert("RGB")
+    return np.asarray(colour.resize(size, Image.Resampling.BILINEAR))
 
 
 def _resize_square(image: Image.Image, side: int) -> NDArray[np.uint8]:
@@ -314,17 +317,22 @@ def _convert_upright(image: Image.Image) -> Image.Image:
 
 def _convert_to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image to RGB: transparent pixels become white, 16 bits become 8."""
+    image = _reduce_depth(image)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
-    if image.mode.startswith("I"):
-        # Pillow's own conversion clips at 255, which turns most of a 16-bit image white.
-        values = np.asarray(image).astype(np.int64)
-        return Image.fromarray((values // 257).astype(np.uint8)).convert("RGB")
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         colour = image.convert("RGBA")
         white = Image.new("RGBA", colour.size, "white")
         return Image.alpha_composite(white, colour).convert("RGB")
     return image.convert("RGB")
+
+
+def _reduce_depth(image: Image.Image) -> Image.Image:
+    """Convert 16 bits to 8, whatever the bits in use. Returns other images unchanged."""
+    if not image.mode.startswith("I"):
+        return image
+    # Pillow's own conversion clips at 255, which turns most of a 16-bit image white.
+    return Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
 
 
 def _read_orientation(image: Image.Image) -> int:

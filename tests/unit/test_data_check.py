@@ -8,15 +8,17 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from layout_trees import LAYOUTS, Photos
+from PIL import Image
 from released_layout import read_json, write_image, write_json, write_released
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.check import PROBLEM_TYPES, Findings, check_layout
+from clear_mlflow.data.check import PROBLEM_TYPES, Findings, check_layout, check_stream
 
 IMAGES = "train/labeled_images"
 PHOTOS = Photos(buckets=("1", "2"), train=10)
@@ -120,6 +122,30 @@ def test_each_problem_is_reported_once(root, damage, problems, loads):
     findings = check_layout(root)
     assert check_messages(findings) == problems
     assert (findings.digest is not None) == loads
+
+
+@pytest.mark.parametrize("mode", ["grey", "colour"])
+def test_twelve_bits_stored_in_sixteen_are_reported_by_bucket(tmp_path, mode):
+    """As near black, since the pixels cannot prove it; other buckets are not reported."""
+    draws = np.random.default_rng(0)
+    for bucket, most in (("2004", 4096), ("2005", 65536)):
+        for class_name in ("bus", "cab"):
+            folder = tmp_path / bucket / class_name
+            folder.mkdir(parents=True)
+            for number in range(4):
+                pixels = draws.integers(most // 2, most, (12, 12))
+                if mode == "grey":
+                    Image.fromarray(pixels.astype(np.uint16)).save(folder / f"{number}.png")
+                else:  # Pillow keeps the upper half of 16-bit colours
+                    colour = np.repeat(pixels[:, :, None] >> 8, 3, axis=2).astype(np.uint8)
+                    Image.fromarray(colour).save(folder / f"{number}.png")
+    findings = check_stream(
+        "folder", str(tmp_path), {}, cache_dir=tmp_path, on_progress=lambda *_: None
+    )
+    (problem,) = findings.problems
+    assert problem.type == "dark"
+    assert problem.detail.startswith("the images of bucket 2004 have no area above 1")
+    assert problem.detail.endswith("if 12 bits are stored in 16, multiply the pixels by 16")
 
 
 @pytest.mark.parametrize(

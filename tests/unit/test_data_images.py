@@ -149,6 +149,34 @@ def test_every_kind_of_image_becomes_rgb(tmp_path, name):
     assert np.abs(difference).max() <= 2
 
 
+GREYS = np.repeat(np.array([[0, 255 * 16, 128 * 257, 65535]], np.uint16), 4, axis=0)
+# 16-bit grey in each mode of Pillow: I;16, I;16B and I.
+SIXTEEN_BITS = {"I;16.png": GREYS, "I;16B.tiff": GREYS.astype(">u2"), "I.ppm": GREYS}
+
+
+@pytest.mark.parametrize("name", SIXTEEN_BITS)
+def test_sixteen_bits_are_scaled_for_training_and_features(tmp_path, name):
+    """0 to 65535 become 0 to 255 in every geometry, whatever Pillow calls the image."""
+    Image.fromarray(SIXTEEN_BITS[name]).save(tmp_path / name)
+    with Image.open(tmp_path / name) as image:
+        assert image.mode == name.partition(".")[0]
+    images = image_set(tmp_path / name)
+    transform = LibraryTransform(lambda image: np.array(image), side=4, text="same")
+    (block,) = decode_blocks(images, transform)
+    trained = (decode(images, Resize(4, square=square)).pixels for square in (False, True))
+    for pixels in (block.images[0], *trained):
+        assert pixels.reshape(4, 4, 3)[:, :, 0].tolist() == [[0, 15, 128, 255]] * 4
+
+
+@pytest.mark.parametrize("name", sorted(KINDS.keys() - {"sixteen bits.png"}))
+def test_eight_bits_are_trained_on_as_torchvision_loads_them(tmp_path, name):
+    """Byte for byte, without white where an image is transparent."""
+    KINDS[name][0](tmp_path / name)
+    with Image.open(tmp_path / name) as image:
+        expected = image.convert("RGB").resize((4, 4), Image.Resampling.BILINEAR)
+    assert decode(image_set(tmp_path / name), Resize(4)).pixels.tobytes() == expected.tobytes()
+
+
 def test_order_is_kept_and_progress_reported(tmp_path):
     """With any number of threads."""
     paths = [tmp_path / f"{n}.png" for n in range(50)]
