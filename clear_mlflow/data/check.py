@@ -167,8 +167,8 @@ def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Finding
         Problem(
             "dark",
             root,
-            f"the images of bucket {key} have no area above {value} of 255; if 12 bits are stored "
-            "in 16, multiply the pixels by 16",
+            f"every area of the images of bucket {key} is at most {value} of 255; if 12 bits are "
+            "stored in 16, multiply the pixels by 16",
         )
         for key, value in brightest.items()
         if value <= _DARK
