@@ -160,8 +160,8 @@ def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Finding
         if error
     ]
     brightest: dict[str, int] = {}
-    for image, (_, error, value) in zip(images, results, strict=True):
-        if not error:
+    for image, (content, _, value) in zip(images, results, strict=True):
+        if content:
             brightest[image.bucket] = max(value, brightest.get(image.bucket, 0))
     problems += [
         Problem(

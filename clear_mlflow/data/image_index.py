@@ -41,6 +41,8 @@ from clear_mlflow.data.times import parse_time
 TRAIN = "train"
 NONE = "none"
 STANDARDISE = ("first", "past", NONE)
+_SAMPLE_ROWS = 10_000  # of each column of numbers, whose rounding is checked
+_MIN_DISTINCT = 0.9  # share of the sample's distinct numbers that must remain
 _BUCKET_NUMBER = re.compile("[0-9]{1,9}")
 
 # (training, test): ascending indices into the images of a bucket.
@@ -144,8 +146,8 @@ def build_index(
     Raises:
         DataError: there are no images, fewer than two classes, or too many of anything; an image
             occurs twice; a bucket or class has an invalid name; the order of the buckets is
-            unknown; a path leads out of *root*; a vector is not finite; or a class has test images
-            but no training images.
+            unknown; a path leads out of *root*; a vector is not finite, or distinct numbers become
+            equal as float32; or a class has test images but no training images.
     """
     real_root = resolve_root(root)
     source_name = source_name or path_text(real_root)
@@ -199,9 +201,10 @@ def build_index(
 
 
 def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float32]:
-    """Return vectors as float32.
+    """Convert vectors to float32.
 
-    Raises DataError if the shape is not (rows, width), or the width is over MAX_FEATURES_WIDTH.
+    Raises DataError if the shape is not (rows, width), or the width is over MAX_FEATURES_WIDTH, or
+    distinct numbers of a column become equal.
     """
     if vectors.ndim != 2 or not vectors.shape[1]:
         raise DataError(f"{source_name} has the shape {vectors.shape}; expected (rows, width)")
@@ -210,7 +213,34 @@ def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float3
             f"{source_name} has vectors of {vectors.shape[1]} numbers; expected "
             f"{MAX_FEATURES_WIDTH} at most"
         )
-    return np.asarray(vectors, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        array = np.asarray(vectors, dtype=np.float32)
+    if array.dtype != vectors.dtype:
+        for i in range(vectors.shape[1]):
+            check_distinct(vectors[:, i], array[:, i], f"{i} (counted from 0)", source_name)
+    return array
+
+
+def check_distinct(
+    numbers: NDArray[Any], rounded: NDArray[np.float32], column: str, source_name: str
+) -> None:
+    """Raise DataError if many distinct numbers of a column are equal as 32-bit floats.
+
+    numbers: (N,), also as texts. Checks a random sample of long columns.
+    """
+    rows = np.flatnonzero(np.isfinite(rounded))  # others are rejected by row
+    if len(rows) > _SAMPLE_ROWS:
+        rows = np.random.default_rng(0).choice(rows, _SAMPLE_ROWS, replace=False)
+    values = np.unique(numbers[rows])
+    if values.dtype.kind == "f":  # numbers that differ by errors of rounding count once
+        values = values[np.diff(values, prepend=-np.inf) > 1e-14 * np.abs(values)]
+    num_distinct, num_remaining = len(values), len(np.unique(rounded[rows]))
+    if num_remaining < _MIN_DISTINCT * num_distinct:
+        raise DataError(
+            f"{source_name} has {num_distinct} distinct numbers in column {column}, of which "
+            f"{num_remaining} remain as 32-bit floats; expected nearly all: subtract a constant "
+            "from the column, split it into several, or leave it out"
+        )
 
 
 def _group_entries(entries: Iterable[Entry], source_name: str) -> tuple[_Parts, set[str]]:

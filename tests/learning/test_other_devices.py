@@ -22,6 +22,7 @@ from clear_mlflow.learning.checkpoint import capture, read_state, restore
 from clear_mlflow.learning.device import allow_tf32, resolve_precision
 from clear_mlflow.learning.inference.backbones import compute_features
 from clear_mlflow.learning.loop import build_untrained_model
+from clear_mlflow.learning.parameters.logged import select_parameters_to_log
 from clear_mlflow.learning.photos import SampleIndices, select_photos, wrap_photos
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import DecodedStream
@@ -241,12 +242,18 @@ def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
 
 
 def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
-    """Other devices get an error with a remedy."""
+    """Other devices get an error with a remedy. On a CPU, only AMX makes bf16 worthwhile."""
     with pytest.raises(ConfigError, match="pass precision=off"):
         resolve_precision("tf32", "cpu")
     assert resolve_precision("bf16", "cpu") == "bf16"
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    assert resolve_precision("auto", "cpu") == ("bf16" if native else "off")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    for has_amx, precision in ((False, "off"), (True, "bf16")):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has_amx=has_amx: has_amx)
+        assert resolve_precision("auto", "cpu") == precision
+        resolved = check(config(precision="auto", device="cpu"))
+        logged = select_parameters_to_log(resolved, {"precision": "auto"}, {})
+        assert logged["used/arithmetic"] == {"off": "float32"}.get(precision, precision)
+        assert logged["asked/precision"] == "auto"
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     assert resolve_precision("tf32", "cuda") == "tf32"

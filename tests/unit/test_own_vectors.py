@@ -158,6 +158,75 @@ def test_an_invalid_vector_is_a_one_line_error(table, tmp_path, change, message)
         load_vectors(write_table(table.astype(object).assign(**change), tmp_path, "csv"), tmp_path)
 
 
+COLLAPSING = {
+    "times": 1_700_000_000 + np.arange(40) / 2,
+    "integers": 2**24 + np.arange(40),
+    "integers beyond float64": 10**18 + np.arange(40),
+    "two clusters": np.where(np.arange(40) % 2, 1_700_000_000 + np.arange(40), 0),
+    "tiny": np.arange(40) * 1e-50,
+}
+
+
+@pytest.mark.parametrize("name", COLLAPSING)
+@pytest.mark.parametrize(
+    "file_format", ["csv", "parquet", "parquet-lists", "npz", "huggingface", "function"]
+)
+def test_numbers_that_float32_makes_equal_are_rejected(table, tmp_path, file_format, name):
+    """One line that names the column, in training and in ``data check``."""
+    numbers = np.random.default_rng(0).permutation(COLLAPSING[name])
+    source, path, arguments = "vectors", None, {"buckets": "year"}
+    columns = pd.DataFrame({"a": np.arange(40), "b": numbers})
+    vectors = np.stack([np.arange(40), numbers], axis=1)  # of integers if both are
+    frame = table.drop(columns=COLUMNS)
+    if file_format == "function":
+        with pytest.raises(DataError, match=r"distinct numbers in column 1 \(counted from 0\)"):
+            build_vectors_by_year(tmp_path, table, vectors)
+        return
+    if file_format == "huggingface":
+        import datasets
+
+        source, path = "huggingface", tmp_path / "saved"
+        arguments |= {"vector": "vectors"}
+        datasets.Dataset.from_dict(
+            {"vectors": vectors.tolist(), **frame.to_dict("list")}
+        ).save_to_disk(path)
+    elif file_format == "npz":
+        path = tmp_path / "x.npz"
+        np.savez(path, vectors=vectors, **{k: frame[k].to_numpy(str) for k in frame})
+    elif file_format == "parquet-lists":
+        path, arguments = tmp_path / "x.parquet", arguments | {"columns": "vectors"}
+        frame.assign(vectors=list(vectors)).to_parquet(path, row_group_size=7)
+    else:
+        path = tmp_path / f"x.{file_format}"
+        frame = pd.concat([columns, frame], axis=1)
+        if file_format == "csv":
+            frame.to_csv(path, index=False)
+        else:
+            frame.to_parquet(path, row_group_size=7)
+    column = "'b'" if file_format in ("csv", "parquet") else "1"
+    message = f"distinct numbers in column {column}.* remain as 32-bit floats; expected"
+    with pytest.raises(DataError, match=message) as error:
+        load_stream(source, str(path), cache_dir=tmp_path, arguments=arguments)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+    with pytest.raises(DataError, match=message):
+        check_stream(source, str(path), arguments, cache_dir=tmp_path, on_progress=lambda *_: None)
+
+
+def test_numbers_that_are_only_rounded_are_accepted(tmp_path):
+    """All digits of float64, errors of rounding, and large numbers that stay distinct."""
+    draws = np.random.default_rng(0)
+    columns = [
+        draws.normal(size=40_000),
+        273 + 10 * draws.random(40_000),
+        np.resize([0.1 + 0.2, 0.3, 1 / 3, 1 - 2 / 3], 40_000),
+        draws.integers(0, 10**9, 40_000),
+        np.full(40_000, 2**24 + 1),
+    ]
+    entries = [Entry(i, "ab"[i % 2], str(i % 4 // 2)) for i in range(40_000)]
+    assert build_index(entries, vectors=np.stack(columns, axis=1), root=tmp_path).images
+
+
 def test_a_date_of_parquet_is_not_a_number(table, tmp_path):
     for column in (pd.to_datetime(table["time"]), pd.to_datetime(table["time"]).dt.date):
         file = write_table(table.assign(measured=column), tmp_path, "parquet")

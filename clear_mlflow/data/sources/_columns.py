@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,7 +163,7 @@ class _Rows:
 
 
 def build_column_index(
-    paths: Sequence[Path] | NDArray[np.float32],
+    paths: Sequence[Path] | NDArray[Any],
     columns: Mapping[str, Categorical],
     arguments: ColumnArguments,
     *,

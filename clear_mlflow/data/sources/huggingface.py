@@ -98,7 +98,7 @@ def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> I
     folder = (cache_dir / CACHE_FOLDER).resolve()
     has_vectors = arguments.vector != NONE
     warnings: tuple[str, ...]
-    content: list[Path] | NDArray[np.float32]
+    content: list[Path] | NDArray[Any]
     try:
         rows, warnings = _join_splits(dataset, arguments, source_name)
         if not 0 < rows.num_rows <= MAX_TABLE_ROWS:
@@ -107,8 +107,8 @@ def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> I
             )
         columns = _read_columns(rows, arguments, source_name)
         if has_vectors:
-            column = rows.select_columns([arguments.vector]).with_format("numpy")
-            content = np.array(column[:][arguments.vector]).astype(np.float32)
+            column = rows.select_columns([arguments.vector]).with_format("numpy", dtype=None)
+            content = np.array(column[:][arguments.vector])
         else:
             content = _write_images(rows, arguments.image, folder, source_name)
     except (DataError, ConfigError):

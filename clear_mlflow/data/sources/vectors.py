@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,7 +21,7 @@ from clear_mlflow.data.files import (
     format_names,
     path_text,
 )
-from clear_mlflow.data.image_index import NONE, ImageIndex
+from clear_mlflow.data.image_index import NONE, ImageIndex, check_distinct
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     build_column_index,
@@ -36,9 +37,10 @@ from clear_mlflow.data.sources.table import (
 
 if TYPE_CHECKING:
     from pandas import Categorical, Series
+    from pyarrow import ChunkedArray
 
     # The columns by role, and the vectors.
-    _Content: TypeAlias = tuple[dict[str, Categorical], NDArray[np.float32]]
+    _Content: TypeAlias = tuple[dict[str, Categorical], NDArray[Any]]
 
 NEEDS_FOLDER = True
 
@@ -122,14 +124,29 @@ def _read_csv(file: Path, arguments: Arguments) -> _Content:
     vectors = np.empty((len(frame), len(names)), np.float32)
     for i, name in enumerate(names):
         try:
-            with np.errstate(over="ignore"):
-                vectors[:, i] = _parse_numbers(frame[name])
+            numbers = _parse_numbers(frame[name])
         except ValueError as error:
             raise DataError(
                 f"{path_text(file)} has a text in column {safe_repr(name)} ({error}); expected "
                 "numbers: pass dataset_args=columns=A:B with the columns of numbers"
             ) from None
+        vectors[:, i] = _round_column(numbers, frame[name].to_numpy, name, file)
     return columns, vectors
+
+
+def _round_column(
+    numbers: NDArray[np.float64], get_texts: Callable[[], NDArray[Any]], name: str, file: Path
+) -> NDArray[np.float32]:
+    """Convert a column to float32. Raises DataError if distinct numbers become equal.
+
+    get_texts: returns the numbers as texts.
+    """
+    with np.errstate(over="ignore"):
+        rounded = numbers.astype(np.float32)
+    # From 2**53, even float64 rounds integers.
+    exact = get_texts() if (np.abs(numbers) >= 2**53).any() else numbers
+    check_distinct(exact, rounded, safe_repr(name), path_text(file))
+    return rounded
 
 
 def _parse_numbers(column: Series) -> NDArray[np.float64]:
@@ -163,20 +180,26 @@ def _read_parquet(file: Path, arguments: Arguments) -> _Content:
                     f"{path_text(file)} has {dtype} in column {safe_repr(name)}; expected numbers: "
                     "pass dataset_args=columns=A:B with the columns of numbers"
                 )
-        parts, is_list = [], len(names) == 1 and types.is_nested(schema.field(names[0]).type)
-        for i in range(opened.metadata.num_row_groups):
-            group = opened.read_row_group(i, columns=names)
-            if is_list:
-                lists = group[names[0]].combine_chunks()
+        if len(names) == 1 and types.is_nested(schema.field(names[0]).type):
+            parts = []
+            for i in range(opened.metadata.num_row_groups):
+                lists = opened.read_row_group(i, columns=names)[names[0]].combine_chunks()
                 if len(compute.list_value_length(lists).unique()) > 1 or lists.null_count:
                     raise ValueError(f"column {names[0]} has lists of several lengths")
-                part = np.asarray(lists.flatten()).reshape(len(lists), -1)
-            else:
-                part = np.empty((group.num_rows, len(names)), np.float32)
-                for j, name in enumerate(names):
-                    part[:, j] = group[name].to_pandas().to_numpy(np.float64, na_value=np.nan)
-            parts.append(part)
-        return columns, np.concatenate(parts).astype(np.float32, copy=False)
+                parts.append(np.asarray(lists.flatten()).reshape(len(lists), -1))
+            return columns, np.concatenate(parts)
+        vectors = np.empty((opened.metadata.num_rows, len(names)), np.float32)
+        for i, name in enumerate(names):
+            column = opened.read(columns=[name])[name]
+            numbers = column.to_pandas().to_numpy(np.float64, na_value=np.nan)
+            get_texts = partial(_convert_to_texts, column)
+            vectors[:, i] = _round_column(numbers, get_texts, name, file)
+        return columns, vectors
+
+
+def _convert_to_texts(column: ChunkedArray) -> NDArray[Any]:
+    texts: NDArray[Any] = column.cast("string").to_pandas().to_numpy()
+    return texts
 
 
 def _read_arrays(file: Path, arguments: Arguments) -> _Content:
@@ -218,8 +241,7 @@ def _read_arrays(file: Path, arguments: Arguments) -> _Content:
             "array has another number of rows"
         )
     columns = {role: pd.Categorical(column.astype(str)) for role, column in by_role.items()}
-    with np.errstate(over="ignore"):
-        return columns, vectors.astype(np.float32, copy=False)
+    return columns, vectors
 
 
 def _hash_texts(

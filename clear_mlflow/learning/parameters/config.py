@@ -346,7 +346,7 @@ class TrainConfig:
         choices=(AUTO, "off", "tf32", "bf16", "fp16"),
         resolved_by_process=True,
         help="Arithmetic of the model: off (float32), tf32, bf16, or fp16 with a scaled loss, for "
-        "GPUs without bf16 (T4, V100). auto: bf16 if the device has instructions for it, else off; "
+        "GPUs without bf16 (T4, V100). auto: bf16 on a GPU with bf16 or a CPU with AMX, else off; "
         "off on the embedded datasets and on features.",
     )
     compile: str = _option(

@@ -128,7 +128,7 @@ class Ewc(Strategy):
 
     def count_flops_after(self, bucket_index: int) -> int:
         """Return the FLOPs of the Fisher information, counted for one image without computing."""
-        num_images = self.stream.train_counts[bucket_index]
+        num_images: int = self.stream.train_counts[bucket_index]
         num_images = min(self.arguments.images or num_images, num_images)
         counted = copy.copy(self)
         counted.model = copy.deepcopy(self.model).to("meta").eval()
@@ -138,7 +138,8 @@ class Ewc(Strategy):
         batch = Batch(inputs, label, label)
         with FlopCounter() as counter:
             counted._add_fisher(fisher, batch, num_images, self._count_gradients_at_once())
-        return num_images * counter.flops
+        flops: int = num_images * counter.flops
+        return flops
 
     def _compute_fisher(self, bucket_index: int) -> list[Tensor]:
         """Return the diagonal Fisher information, summed over the shares of all processes.
