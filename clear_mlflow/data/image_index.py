@@ -232,7 +232,9 @@ def check_distinct(
     if len(rows) > _SAMPLE_ROWS:
         rows = np.random.default_rng(0).choice(rows, _SAMPLE_ROWS, replace=False)
     values = np.unique(numbers[rows])
-    if values.dtype.kind == "f":  # numbers that differ by errors of rounding count once
+    if np.issubdtype(
+        values.dtype, np.floating
+    ):  # numbers that differ by errors of rounding count once
         values = values[np.diff(values, prepend=-np.inf) > 1e-14 * np.abs(values)]
     num_distinct, num_remaining = len(values), len(np.unique(rounded[rows]))
     if num_remaining < _MIN_DISTINCT * num_distinct:

@@ -250,7 +250,7 @@ def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
     for has_amx, precision in ((False, "off"), (True, "bf16")):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has_amx=has_amx: has_amx)
         assert resolve_precision("auto", "cpu") == precision
-        resolved = check(config(precision="auto", device="cpu"))
+        resolved = check(replace(config(), precision="auto", device="cpu"))
         logged = select_parameters_to_log(resolved, {"precision": "auto"}, {})
         assert logged["used/arithmetic"] == {"off": "float32"}.get(precision, precision)
         assert logged["asked/precision"] == "auto"
