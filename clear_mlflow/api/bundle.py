@@ -406,8 +406,8 @@ def _read_bundle(folder: Path, target: Path) -> Run:
     target.mkdir(parents=True)
     for name in sorted(header.files):
         entry = Entry(folder / name)
-        if entry.file.is_symlink():
-            raise RecordError(f"was changed: {name} is a link")
+        if entry.file.is_symlink() or not entry.file.is_file():
+            raise RecordError(f"was changed: {name} is not a regular file")
         content = read_bytes(entry.file, MAX_PREDICTIONS_BYTES)
         if hashlib.sha256(content).hexdigest() != header.files[name].removeprefix("sha256:"):
             raise RecordError(f"was changed: {name} does not have the SHA-256 in its header")

@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
+import stat
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -83,17 +85,17 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 def read_bytes(path: Path, largest: int) -> bytes:
-    """Read a file of at most *largest* bytes. Raises RecordError if it is larger."""
-    with path.open("rb") as file:
+    """Read a regular file of at most *largest* bytes. Raises RecordError for any other file."""
+    with open(path, "rb", opener=_open_regular_file) as file:
         content = file.read(largest + 1)
     check_size(content, largest)
     return content
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, hexadecimal."""
+    """Return the SHA-256 of a regular file's bytes. Raises RecordError for any other file."""
     content = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=_open_regular_file) as file:
         while block := file.read(_MIB):
             content.update(block)
     return content.hexdigest()
@@ -219,6 +221,16 @@ def size_text(size: int) -> str:
         if size >= unit and size % unit == 0:
             return f"{size // unit} {name}"
     return f"{size} bytes"
+
+
+def _open_regular_file(path: str, flags: int) -> int:
+    """Open a file at once: reading a pipe, a socket or a device may never end."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # for a folder, Python raises its own error
+        os.close(descriptor)
+        raise RecordError("is not a regular file")
+    return descriptor
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -203,7 +203,7 @@ def read_record(
             )
             num_rows = 0 if predictions is None else len(predictions.rows)
             count = predictions_hash.rpartition("-")[2]
-            num_scored = int(count) if count.isdecimal() else 0
+            num_scored = int(count) if count.isdecimal() and len(count) < 10 else 0
             if num_rows < num_scored:
                 part = f"of {num_scored - num_rows} of {num_scored} rows, " if num_rows else ""
                 raise RecordError(f"{part}{_REMOVED}")

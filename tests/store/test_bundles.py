@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import lzma
+import os
 import re
 import tarfile
 import tracemalloc
@@ -129,6 +130,18 @@ def test_a_changed_byte_is_rejected(bundle):
         write(path, {**files, name: b"{}"})
         with pytest.raises(RecordError):
             clear_mlflow.load(path)
+
+
+@pytest.mark.parametrize("name", ["params.json", "row_002.json", "row_001.safetensors", "x"])
+def test_a_pipe_in_a_bundle_does_not_wait(store, experiment_id, tmp_path, name):
+    """In place of a file, or next to them. Nothing is written to a pipe by itself."""
+    path = clear_mlflow.export(kept_run(store, experiment_id).info.run_id, tmp_path / "bundle")
+    file = next((file for file in path.iterdir() if file.name.endswith(name)), path / name)
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    done = CliRunner().invoke(main, ["show", str(path)])
+    assert done.exit_code == 2
+    assert "is not a " in done.output
 
 
 def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatch):

@@ -106,7 +106,9 @@ def test_removed_predictions_are_reported(store, experiment_id):
     """Logged metrics are kept. A missing row leaves a gap."""
     run = kept_run(store, experiment_id)
     (predictions_folder(run) / "row_001.safetensors").unlink()
-    assert not score(store, run, explicit=True).is_problem
+    for _ in range(2):  # what was not stored when the run was scored is not gone
+        verdict = score(store, run, explicit=True)
+        assert (verdict.is_problem, verdict.scores.stored.predictions is None) == (False, False)
     logged = histories(store, run.info.run_id)
     assert [step for step, *_ in logged["macro_accuracy/average"]] == [2]
     for _ in range(2):
@@ -120,6 +122,9 @@ def test_removed_predictions_are_reported(store, experiment_id):
     assert (verdict.action, verdict.is_problem) == ("unchanged", True)
     assert "its predictions were left out: they were there when it was scored" in verdict.detail
     assert histories(store, run.info.run_id) == logged
+    scored = store.get_run(run.info.run_id).data.tags[names.SCORED_TAG].rpartition("-")[0]
+    store.set_tag(run.info.run_id, names.SCORED_TAG, f"{scored}-{'9' * 5000}")
+    assert not score(store, run, explicit=True).is_problem  # nothing is known of the number
 
 
 def test_changed_predictions_are_scored_again(store, experiment_id):

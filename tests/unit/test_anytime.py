@@ -1,6 +1,7 @@
 """Tests within a bucket: their files, and the metrics that need them."""
 
 import json
+import tracemalloc
 
 import msgspec
 import numpy as np
@@ -159,6 +160,28 @@ def test_a_missing_test_leaves_later_steps_undefined():
     assert set(explain(matrix).values()) == {"test 3 of 3 inside bucket '2' is not stored"}
     steps = compute_series(matrix)["continual_evaluation/worst_case_accuracy"]
     assert steps == {1: summarize(full_matrix.after(1))["continual_evaluation/worst_case_accuracy"]}
+
+
+@pytest.mark.parametrize("num_tests", [10**9, 10**14])
+def test_a_number_of_tests_takes_no_memory(num_tests):
+    """It is what a file states, not what is stored."""
+    tests = inside_bucket(1, [[1], [2]], (9,), num_tests=num_tests)
+    matrix = AnytimeMatrix.from_tests(tests, AccuracyMatrix([[0.5]], num_instances=[9]))
+    tracemalloc.start()
+    assert not matrix.is_complete
+    message = f"test 3 of {num_tests} inside bucket '1' is not stored"
+    assert set(explain(matrix).values()) == {message}
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("order", [[0, 0], [0, 1, 1], [1, 0]])
+def test_tests_in_another_order_or_twice_are_rejected(order):
+    """A number is stored once, and tests follow each other."""
+    matrix = build_matrix(COURSE)
+    tests = tuple(matrix.tests[0][number] for number in order)
+    with pytest.raises(RecordError, match="is out of its order"):
+        AnytimeMatrix(matrix.matrix, {0: tests})
 
 
 def test_a_bucket_in_training_counts_once_its_row_exists():

@@ -114,10 +114,11 @@ def test_predictions_are_compared_with_the_rows_accuracies() -> None:
         row.check(images, (1 / 3, 1.0))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), 1.5, -0.25])
+@pytest.mark.parametrize("bad", [float("nan"), 1.5, 1.001, -0.25])
 def test_probabilities_are_checked(bad: float) -> None:
-    """NaN, and numbers outside 0 to 1, are rejected."""
-    probabilities = np.full((5, 4), 0.25, dtype=np.float16)
+    """NaN, and numbers outside 0 to 1, are rejected. 0 and 1 are probabilities."""
+    probabilities = np.eye(5, 4, dtype=np.float16)
+    assert row_predictions(evaluation_set(), [0] * 5, probabilities=probabilities.copy())
     probabilities[3, 1] = bad
     with pytest.raises(RecordError, match="must be float16 from 0 to 1"):
         row_predictions(evaluation_set(), [0] * 5, probabilities=probabilities)

@@ -2,6 +2,8 @@
 
 import ast
 import json
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -71,10 +73,26 @@ def test_the_depth_limit_is_exact():
     assert untrusted.json_value(r'"\\ud800"', 100) == r"\ud800"
 
 
-def test_no_more_of_a_file_is_read_than_its_limit():
-    """For an endless device."""
-    with pytest.raises(RecordError, match="larger than 1 MiB"):
-        untrusted.read_bytes(Path("/dev/zero"), untrusted.MAX_ROW_BYTES)
+def test_no_more_of_a_file_is_read_than_its_limit(tmp_path):
+    """One byte more is an error."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes(100))
+    assert untrusted.read_bytes(file, 100) == bytes(100)
+    with pytest.raises(RecordError, match="larger than 99 bytes"):
+        untrusted.read_bytes(file, 99)
+
+
+@pytest.mark.parametrize("type_name", ["pipe", "socket", "device"])
+def test_only_regular_files_are_opened(tmp_path, type_name):
+    """Others may never end, or never begin."""
+    file = Path("/dev/zero") if type_name == "device" else tmp_path / "file"
+    if type_name == "pipe":
+        os.mkfifo(file)
+    elif type_name == "socket":
+        os.mknod(file, 0o600 | stat.S_IFSOCK)
+    for read in (lambda: untrusted.read_bytes(file, 2**20), lambda: untrusted.hash_file(file)):
+        with pytest.raises((RecordError, OSError), match="not a regular file|No such device"):
+            read()
 
 
 def test_deep_nesting_is_handled_only_by_the_parser():
