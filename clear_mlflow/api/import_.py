@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,19 +12,18 @@ from pathlib import Path
 
 import numpy as np
 from mlflow import MlflowClient
-from mlflow.entities import Param
+from mlflow.entities import Param, Run
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
-from numpy.typing import NDArray
 
 from clear_mlflow.api.bundle import BundleSource, is_bundle_path, read_bundles
 from clear_mlflow.api.load import load
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.loop_metadata import UNKNOWN
-from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.record import DatasetIdentity, Record, RowRecord, row_file_name
+from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow, stack_all_rows
+from clear_mlflow.core.record import DatasetIdentity, Record, RowRecord, assemble, row_file_name
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import safe_repr, truncate
-from clear_mlflow.core.untrusted import JSON, MAX_IMPORTED_FILES
+from clear_mlflow.core.untrusted import JSON, MAX_IMPORTED_FILES, format_document_name
 from clear_mlflow.core.version import __version__
 from clear_mlflow.importers import (
     ImportedRun,
@@ -43,7 +43,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, set_up_mlflow
 from clear_mlflow.store.lease import build_lease_tags
 from clear_mlflow.store.offline import is_offline_folder
-from clear_mlflow.store.rows import store_row
+from clear_mlflow.store.rows import parse_rows, read_matrix_tag, store_row
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
 from clear_mlflow.tracking.copy_runs import (
     COPIED,
@@ -75,6 +75,19 @@ class ImportedFile:
     detail: str = ""
 
 
+@dataclass(frozen=True)
+class _StoredImport:
+    """An imported run of the experiment, from an earlier call or this one."""
+
+    run_id: str
+    run_name: str
+    file: str  # name
+    metadata: Mapping[str, str]  # strategy, seed and so on; may contain other tags
+    digest: str  # "" of a run of this call
+    matrix: AccuracyMatrix | None  # None if it is too large for the run's tag
+    path: Path | None = None  # None for an earlier call
+
+
 def import_runs(
     paths: Iterable[Path],
     *,
@@ -103,9 +116,9 @@ def import_runs(
     """Store each matrix in files and folders as an MLflow run, and log its metrics.
 
     Yields what was done with each run and each file without a run. An error in a file is in its
-    result and does not stop the others. Content that the experiment has is not imported again
-    unless *again*. Of two files of a folder with the same matrix, such as a.csv and b.npy, one is
-    imported. The runs of bundles are copied as they are; an option other than *experiment* is an
+    result and does not stop the others. A matrix that the experiment has, from any file, is not
+    imported again unless *again*, or with another explicit strategy, seed, dataset, protocol or
+    split. The runs of bundles are copied as they are; an option other than *experiment* is an
     error in their results. See the command ``clear-mlflow import`` for the options.
 
     Raises:
@@ -141,8 +154,7 @@ def import_runs(
         "split": split,
     }
     families = DEFAULT_FAMILIES if metrics == AUTO else split_families(",".join(metrics))
-    imported = {} if again else _find_imported_runs(client, experiment_id)
-    matrices: dict[Path, dict[Path, NDArray[np.float64]]] = {}  # by folder and file
+    imported = [] if again else _find_imported_runs(client, experiment_id)
     for path, label, reason in _iter_files(paths):
         if reason is not None:
             yield ImportedFile(label, outcome=SKIPPED, detail=reason)
@@ -152,15 +164,12 @@ def import_runs(
                 yield from _copy_bundle(client, experiment, path, label, passed)
                 continue
             for run in read_runs(load_file(path, options), format):
-                folder_matrices = matrices.setdefault(path.parent, {})
-                if same_file := _find_file_with_same_matrix(path, run.matrix, folder_matrices):
-                    detail = f"contains the same matrix as {same_file.name}"
-                    yield ImportedFile(label, outcome=SKIPPED, detail=detail)
-                    continue
-                folder_matrices[path] = run.matrix.values
-                if run.digest in imported:
-                    detail = "its content was imported before (--again imports it once more)"
-                    yield ImportedFile(label, *imported[run.digest], STORED, detail)
+                if same := _find_same_run(imported, run, overrides):
+                    detail = f"contains the same matrix as {same.file}"
+                    outcome = SKIPPED if same.path not in (None, path) else STORED
+                    if same.path is None:
+                        detail += ", imported before (--again imports it once more)"
+                    yield ImportedFile(label, same.run_id, same.run_name, outcome, detail)
                     continue
                 title = str(Path(label).with_suffix("")) if name == AUTO else name
                 run_name = truncate(f"{title} {run.label}".rstrip(), _MAX_NAME_LENGTH)
@@ -169,9 +178,12 @@ def import_runs(
                 run_id, num_metrics = _store_run(
                     client, experiment_id, run, run_name, file, overrides, identity, families
                 )
-                if not again:
-                    imported[run.digest] = run_id, run_name
-                rows = f"{run.matrix.num_rows} of {run.matrix.num_buckets} rows"
+                metadata = _merge_metadata(run, overrides)
+                imported.append(
+                    _StoredImport(run_id, run_name, file, metadata, "", run.matrix, path)
+                )
+                num_rows = (~np.isnan(run.matrix.values)).any(axis=1).sum()
+                rows = f"{num_rows} of {run.matrix.num_buckets} rows"
                 detail = f"{rows}, {num_metrics} metrics" + (f"; {run.proof}" if run.proof else "")
                 yield ImportedFile(label, run_id, run_name, IMPORTED, detail)
         except (ClearError, OSError) as error:
@@ -243,7 +255,7 @@ def _store_run(
         names.KIND_TAG: names.KIND_TRAIN,
         names.IMPORTED_FROM_TAG: file,
         names.IMPORT_FORMAT_TAG: run.format_name,
-        names.IMPORTED_DIGEST_TAG: run.digest,
+        names.IMPORTED_DIGEST_TAG: _hash_matrix(run.matrix),
         names.VERSION_TAG: __version__,
         **build_families_tag(families, {}),
         **metadata,
@@ -337,19 +349,69 @@ def _read_reference(run: str, dataset: str) -> Record:
     return record
 
 
-def _find_imported_runs(client: MlflowClient, experiment_id: str) -> dict[str, tuple[str, str]]:
-    """Return id and name of the imported runs of an experiment, by the hash of their content.
-
-    Only runs that are FINISHED: an import that was interrupted is repeated.
-    """
+def _find_imported_runs(client: MlflowClient, experiment_id: str) -> list[_StoredImport]:
+    """Return the imported runs of an experiment that are FINISHED: others are imported again."""
     condition = f"tags.`{names.IMPORTED_DIGEST_TAG}` != '' and attributes.status = 'FINISHED'"
-    return {
-        run.data.tags[names.IMPORTED_DIGEST_TAG]: (
-            str(run.info.run_id),
-            run.info.run_name or str(run.info.run_id),
+    return [
+        _StoredImport(
+            run.info.run_id,
+            run.info.run_name or run.info.run_id,
+            format_document_name(run.data.tags.get(names.IMPORTED_FROM_TAG, "")),
+            run.data.tags,
+            run.data.tags[names.IMPORTED_DIGEST_TAG],
+            _read_tagged_matrix(run),
         )
         for run in search_runs(client, [experiment_id], condition)
-    }
+    ]
+
+
+def _read_tagged_matrix(run: Run) -> AccuracyMatrix | None:
+    """Return the matrix in a run's tag, or None if it is too large for a tag."""
+    rows = read_matrix_tag(run.info.run_id, run.data.tags.get(names.MATRIX_TAG))
+    return assemble(parse_rows(rows)).matrix if rows else None
+
+
+def _find_same_run(
+    imported: Iterable[_StoredImport], run: ImportedRun, overrides: Mapping[str, str]
+) -> _StoredImport | None:
+    """Return an imported run with the same matrix, unless its strategy, seed or so on differs.
+
+    What the user passes must be what is stored; what only the file contains may be missing there.
+    """
+    digest, metadata = _hash_matrix(run.matrix), _merge_metadata(run, overrides)
+    for other in imported:
+        is_same = other.digest == digest or (
+            other.matrix is not None and _is_same_matrix(run.matrix, other.matrix)
+        )
+        stated = {
+            key for key in metadata if key in other.metadata or overrides.get(key, AUTO) != AUTO
+        }
+        if is_same and all(other.metadata.get(key) == metadata[key] for key in stated):
+            return other
+    return None
+
+
+def _hash_matrix(matrix: AccuracyMatrix) -> str:
+    """Return "sha256:..." of a matrix with its buckets and counts, in single precision."""
+    counts = None if matrix.num_instances is None else matrix.num_instances.tolist()
+    cells = stack_all_rows(matrix).astype(np.float32).tolist()
+    content = repr((matrix.score, matrix.buckets, counts, cells))
+    return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
+
+
+def _is_same_matrix(matrix: AccuracyMatrix, other: AccuracyMatrix) -> bool:
+    """Return True if buckets and counts are equal, and numbers up to rounding in one of the files.
+
+    Rounding means single precision, or accuracies of four decimals.
+    """
+    if matrix.score != other.score or matrix.buckets != other.buckets:
+        return False
+    if not np.array_equal(np.array(matrix.num_instances), np.array(other.num_instances)):
+        return False
+    grids = stack_all_rows(matrix), stack_all_rows(other)
+    is_rounded = any(np.allclose(g.round(4), g, 0, 1e-9, equal_nan=True) for g in grids)
+    tolerance = 6e-5 if is_rounded and matrix.score.is_accuracy else 0
+    return np.allclose(*grids, rtol=1e-7, atol=tolerance, equal_nan=True)
 
 
 def _parse_counts(text: str) -> tuple[int, ...]:
@@ -361,20 +423,6 @@ def _parse_counts(text: str) -> tuple[int, ...]:
             "550, or 550,545"
         )
     return tuple(map(int, numbers))
-
-
-def _find_file_with_same_matrix(
-    path: Path, matrix: AccuracyMatrix, matrices: Mapping[Path, NDArray[np.float64]]
-) -> Path | None:
-    """Return a file with another ending and the same matrix to 4 digits, or None.
-
-    matrices: matrices by file of the same folder.
-    """
-    for file, values in matrices.items():
-        is_candidate = file.suffix != path.suffix and values.shape == matrix.values.shape
-        if is_candidate and np.allclose(values, matrix.values, 0, 6e-5, equal_nan=True):
-            return file
-    return None
 
 
 def _iter_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:

@@ -95,7 +95,7 @@ def import_runs(
         experiment: experiment that gets the runs; created if it does not exist. None means the
             experiment of MLFLOW_EXPERIMENT_NAME, else Default.
         name: name of the runs. auto: the file's name.
-        again: import content once more that the experiment already contains.
+        again: import a matrix once more that the experiment already contains.
         format: format of the files. auto: detected from each file.
         scale: unit of the accuracies. auto: defined by the format or proven by averages in the
             file, else fractions; a value above 1 is an error.

@@ -1,5 +1,6 @@
 """``clear-mlflow import``: files of other programs become runs."""
 
+import io
 import json
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import assemble
 from clear_mlflow.store import names
+from clear_mlflow.store import rows as rows_module
 from clear_mlflow.store.rows import read_rows
 
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
@@ -103,7 +105,7 @@ def test_a_folder_is_searched_and_an_invalid_file_is_named(store, experiment_id,
     (folder / "percent.csv").write_text("92\n70,90\n")
     (folder / "README.md").write_text("What we did.\n")
     (folder / "logs.pyd").write_text(
-        "".join(files.mammoth_line(SQUARE, seed=seed) for seed in (0, 1))
+        "".join(files.mammoth_line(np.array(SQUARE) / 2, seed=seed) for seed in (0, 1))
     )
     results = folder / "er" / "results"
     (results / "eval_results.csv").write_text(files.avalanche_csv(PAST_ONLY))
@@ -177,6 +179,85 @@ def test_the_same_matrix_in_two_formats_is_one_run(store, experiment_id, folder)
     assert outcomes == {"acc.csv": "imported", "acc.npy": "passed over", "other.npy": "imported"}
     assert "contains the same matrix as acc.csv" in done.output
     assert set(find_runs_by_name(store, experiment_id)) == {"acc", "other"}
+
+
+FULL = [[2 / 3, 0.51, 0.27], [0.61, 0.87, 0.375], [0.58, 0.56, 0.93]]
+
+
+def write_files_of_one_matrix(folder):
+    """Write FULL in nine ways, and return the files with the options that read them."""
+    text = files.savetxt(FULL, delimiter=",")
+    comma = files.savetxt(FULL, fmt="%.17g", delimiter=";").replace(".", ",")
+    arrays = io.BytesIO()
+    np.savez(arrays, matrix=np.array(FULL))
+    contents = {
+        "lf.csv": text.encode(),
+        "crlf.csv": text.replace("\n", "\r\n").encode(),
+        "semicolons.csv": comma.encode(),
+        "tabs.tsv": files.savetxt(FULL, delimiter="\t").encode(),
+        "four_digits.csv": files.savetxt(FULL, fmt="%.4f", delimiter=",").encode(),
+        "percent.csv": files.savetxt(np.array(FULL) * 100, delimiter=",").encode(),
+        "double.npy": files.npy(np.array(FULL)),
+        "single.npy": files.npy(np.array(FULL, dtype=np.float32)),
+        "named.npz": arrays.getvalue(),
+        "list.json": json.dumps(FULL).encode(),
+        "metadata.json": json.dumps({"matrix": FULL, "strategy": "er"}).encode(),
+    }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    scales = {"percent.csv": ["--scale", "percent"]}
+    return {folder / name: scales.get(name, []) for name in contents}
+
+
+@pytest.mark.parametrize(
+    ("first", "has_tag"),
+    [
+        ("lf.csv", True),
+        ("four_digits.csv", True),
+        ("single.npy", True),
+        ("metadata.json", True),
+        ("single.npy", False),
+    ],
+)
+def test_one_matrix_is_one_run_whatever_its_file(
+    store, experiment_id, folder, monkeypatch, first, has_tag
+):
+    """In separate calls, whichever is first. The output names the run that it is."""
+    options_by_file = write_files_of_one_matrix(folder)
+    if not has_tag:  # a large matrix: only its hash is compared, in which rounding is a difference
+        monkeypatch.setattr(rows_module, "_MAX_TAG_LENGTH", 0)
+        del options_by_file[folder / "four_digits.csv"]
+    orientation = ["--orientation", "rows", "--json"]
+    for file in sorted(options_by_file, key=lambda file: file.name != first):
+        done = run_import(file, *options_by_file[file], *orientation)
+        (result,) = json.loads(done.stdout)["files"]
+        (run,) = store.search_runs([experiment_id])
+        assert (done.exit_code, result["run_id"]) == (0, run.info.run_id)
+        assert result["outcome"] == ("imported" if file.name == first else "there already")
+    assert f"contains the same matrix as {first}, imported before" in result["detail"]
+    assert "again" not in run_import(folder / first, "--again", *orientation).output
+    assert len(store.search_runs([experiment_id])) == 2
+
+
+def test_the_same_matrix_is_another_run_if_something_else_is_stated(store, experiment_id, folder):
+    """Another strategy, seed, dataset or split, other counts or buckets, or another number."""
+    path = folder / "acc.json"
+    path.write_text(json.dumps({"matrix": FULL, "seed": 3}))
+    options = (
+        [], ["--seed", 4], ["--strategy", "er"], ["--strategy", "er", "--seed", 4],
+        ["--dataset", "digits"], ["--split", "validation"], ["--protocol", "streaming"],
+        ["--num-instances", 3000], ["--buckets", "a,b,c"], ["--score", "f1"],
+    )  # fmt: skip
+    for number, words in enumerate(options, start=1):
+        for outcome in ("1 imported", "1 there already"):
+            assert outcome in run_import(path, "--scale", "auto", *words).output, words
+        assert len(store.search_runs([experiment_id])) == number
+    other = np.array(FULL)
+    other[2, 0] += 1e-5
+    (folder / "other.npy").write_bytes(files.npy(other))
+    done = run_import(folder / "other.npy", "--orientation", "rows")
+    assert "1 imported" in done.output  # two full numbers that differ are two results
+    assert "1 there already" in run_import(path, "--seed", 3).output
 
 
 def test_a_folder_of_many_files_is_listed_once(store, monkeypatch, folder):

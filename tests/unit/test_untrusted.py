@@ -91,7 +91,7 @@ def test_only_regular_files_are_opened(tmp_path, type_name):
     elif type_name == "socket":
         os.mknod(file, 0o600 | stat.S_IFSOCK)
     for read in (lambda: untrusted.read_bytes(file, 2**20), lambda: untrusted.hash_file(file)):
-        with pytest.raises((RecordError, OSError), match="not a regular file|No such device"):
+        with pytest.raises((RecordError, OSError), match=r"not a regular file|No such device"):
             read()
 
 
