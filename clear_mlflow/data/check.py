@@ -42,7 +42,9 @@ PROBLEM_TYPES = {
     "duplicate": "an image is stored more than once",
     "dark": "all images of a bucket are nearly black",
 }
-_DARK = 15  # of 255: what 12 bits reach if they are stored in 16
+_DARK = (
+    "all images of bucket {key} are dark ({value} of 255); multiply by 16 if 12 of 16 bits are used"
+)
 
 _FILES_PER_TASK = 16
 
@@ -159,20 +161,6 @@ def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Finding
         for image, (_, error, _) in zip(images, results, strict=True)
         if error
     ]
-    brightest: dict[str, int] = {}
-    for image, (content, _, value) in zip(images, results, strict=True):
-        if content:
-            brightest[image.bucket] = max(value, brightest.get(image.bucket, 0))
-    problems += [
-        Problem(
-            "dark",
-            root,
-            f"every area of the images of bucket {key} is at most {value} of 255; if 12 bits are "
-            "stored in 16, multiply the pixels by 16",
-        )
-        for key, value in brightest.items()
-        if value <= _DARK
-    ]
     splits = {image.path: image.split for image in images}
     digest: str | None = None
     load_error: Problem | None = None
@@ -211,6 +199,13 @@ def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Finding
     problems += empty_classes
     if load_error is not None and not is_explained:
         problems.append(load_error)
+    brightest: dict[str, int] = {}
+    for image, (content, _, value) in zip(images, results, strict=True):
+        if content:
+            brightest[image.bucket] = max(value, brightest.get(image.bucket, 0))
+    for key, value in brightest.items():
+        if value <= 15:  # as 12 bits are if they are stored in 16
+            problems.append(Problem("dark", root, _DARK.format(key=key, value=value)))
     order = list(PROBLEM_TYPES)
     return Findings(
         root=root,

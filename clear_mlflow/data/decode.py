@@ -7,7 +7,7 @@ Two geometries, both with the shorter side scaled to a given length, bilinear wi
   dropped;
 * the central square of the image as people see it: upright, on white where it is transparent.
 
-In both, 16 bits become 8 by dividing by 257; torchvision's loader clips them at 255.
+In both, 16-bit values are divided by 257; torchvision's loader clips them at 255.
 """
 
 from __future__ import annotations
@@ -287,8 +287,8 @@ def _resize(image: Image.Image, side: int) -> NDArray[np.uint8]:
     """Scale an image byte for byte as torchvision's image loader and ``Resize(side)`` do."""
     long = _compute_long_side(image, side)
     size = (side, long) if image.width <= image.height else (long, side)
-    colour = _reduce_depth(image).convert("RGB")
-    return np.asarray(colour.resize(size, Image.Resampling.BILINEAR))
+    image = _reduce_depth(image).convert("RGB")
+    return np.asarray(image.resize(size, Image.Resampling.BILINEAR))
 
 
 def _resize_square(image: Image.Image, side: int) -> NDArray[np.uint8]:

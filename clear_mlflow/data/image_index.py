@@ -42,7 +42,6 @@ TRAIN = "train"
 NONE = "none"
 STANDARDISE = ("first", "past", NONE)
 _SAMPLE_ROWS = 10_000  # of each column of numbers, whose rounding is checked
-_MIN_DISTINCT = 0.9  # share of the sample's distinct numbers that must remain
 _BUCKET_NUMBER = re.compile("[0-9]{1,9}")
 
 # (training, test): ascending indices into the images of a bucket.
@@ -201,10 +200,9 @@ def build_index(
 
 
 def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float32]:
-    """Convert vectors to float32.
+    """Convert vectors to float32, with the errors of :func:`round_column`.
 
-    Raises DataError if the shape is not (rows, width), or the width is over MAX_FEATURES_WIDTH, or
-    distinct numbers of a column become equal.
+    Raises DataError if the shape is not (rows, width), or the width is over MAX_FEATURES_WIDTH.
     """
     if vectors.ndim != 2 or not vectors.shape[1]:
         raise DataError(f"{source_name} has the shape {vectors.shape}; expected (rows, width)")
@@ -213,36 +211,37 @@ def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float3
             f"{source_name} has vectors of {vectors.shape[1]} numbers; expected "
             f"{MAX_FEATURES_WIDTH} at most"
         )
-    with np.errstate(over="ignore"):
-        array = np.asarray(vectors, dtype=np.float32)
-    if array.dtype != vectors.dtype:
-        for i in range(vectors.shape[1]):
-            check_distinct(vectors[:, i], array[:, i], f"{i} (counted from 0)", source_name)
+    if vectors.dtype == np.float32:
+        return np.asarray(vectors)
+    array = np.empty(vectors.shape, np.float32)
+    for i in range(vectors.shape[1]):
+        array[:, i] = round_column(vectors[:, i], f"{i} (counted from 0)", source_name)
     return array
 
 
-def check_distinct(
-    numbers: NDArray[Any], rounded: NDArray[np.float32], column: str, source_name: str
-) -> None:
-    """Raise DataError if many distinct numbers of a column are equal as 32-bit floats.
+def round_column(
+    numbers: NDArray[Any], name: str, source_name: str, original: Sequence[object] | None = None
+) -> NDArray[np.float32]:
+    """Convert a column to float32. Raises DataError if many distinct numbers become equal.
 
-    numbers: (N,), also as texts. Checks a random sample of long columns.
+    original: the numbers before they became float64. A sample of 10,000 rows is checked.
     """
+    with np.errstate(over="ignore"):
+        rounded = numbers.astype(np.float32)
+    if original is not None and (np.abs(numbers) >= 2**53).any():  # float64 rounds integers, too
+        numbers = np.array([str(number) for number in original])
     rows = np.flatnonzero(np.isfinite(rounded))  # others are rejected by row
     if len(rows) > _SAMPLE_ROWS:
         rows = np.random.default_rng(0).choice(rows, _SAMPLE_ROWS, replace=False)
     values = np.unique(numbers[rows])
-    if np.issubdtype(
-        values.dtype, np.floating
-    ):  # numbers that differ by errors of rounding count once
+    if np.issubdtype(values.dtype, np.floating):  # errors of rounding are not distinct numbers
         values = values[np.diff(values, prepend=-np.inf) > 1e-14 * np.abs(values)]
-    num_distinct, num_remaining = len(values), len(np.unique(rounded[rows]))
-    if num_remaining < _MIN_DISTINCT * num_distinct:
+    if (num_remaining := len(np.unique(rounded[rows]))) < 0.9 * len(values):
         raise DataError(
-            f"{source_name} has {num_distinct} distinct numbers in column {column}, of which "
-            f"{num_remaining} remain as 32-bit floats; expected nearly all: subtract a constant "
-            "from the column, split it into several, or leave it out"
+            f"{source_name} has {len(values)} distinct numbers in column {name}, of which "
+            f"{num_remaining} remain as 32-bit floats; subtract a constant from it, or split it"
         )
+    return rounded
 
 
 def _group_entries(entries: Iterable[Entry], source_name: str) -> tuple[_Parts, set[str]]:

@@ -151,7 +151,7 @@ def train(
         strategy.learn(bucket_index, trainer)
         with costs.count():
             strategy.after_bucket(bucket_index)
-        limiter.end_bucket(bucket_index, key)
+        limiter.end_bucket()
         yield test(bucket_index + 1)
 
 

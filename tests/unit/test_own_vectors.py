@@ -204,7 +204,7 @@ def test_numbers_that_float32_makes_equal_are_rejected(table, tmp_path, file_for
         else:
             frame.to_parquet(path, row_group_size=7)
     column = "'b'" if file_format in ("csv", "parquet") else "1"
-    message = f"distinct numbers in column {column}.* remain as 32-bit floats; expected"
+    message = f"distinct numbers in column {column}.* remain as 32-bit floats; subtract"
     with pytest.raises(DataError, match=message) as error:
         load_stream(source, str(path), cache_dir=tmp_path, arguments=arguments)
     assert str(path) in str(error.value)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,7 +20,7 @@ from clear_mlflow.data.files import (
     format_names,
     path_text,
 )
-from clear_mlflow.data.image_index import NONE, ImageIndex, check_distinct
+from clear_mlflow.data.image_index import NONE, ImageIndex, round_column
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     build_column_index,
@@ -37,7 +36,6 @@ from clear_mlflow.data.sources.table import (
 
 if TYPE_CHECKING:
     from pandas import Categorical, Series
-    from pyarrow import ChunkedArray
 
     # The columns by role, and the vectors.
     _Content: TypeAlias = tuple[dict[str, Categorical], NDArray[Any]]
@@ -130,23 +128,8 @@ def _read_csv(file: Path, arguments: Arguments) -> _Content:
                 f"{path_text(file)} has a text in column {safe_repr(name)} ({error}); expected "
                 "numbers: pass dataset_args=columns=A:B with the columns of numbers"
             ) from None
-        vectors[:, i] = _round_column(numbers, frame[name].to_numpy, name, file)
+        vectors[:, i] = round_column(numbers, safe_repr(name), path_text(file), frame[name])
     return columns, vectors
-
-
-def _round_column(
-    numbers: NDArray[np.float64], get_texts: Callable[[], NDArray[Any]], name: str, file: Path
-) -> NDArray[np.float32]:
-    """Convert a column to float32. Raises DataError if distinct numbers become equal.
-
-    get_texts: returns the numbers as texts.
-    """
-    with np.errstate(over="ignore"):
-        rounded = numbers.astype(np.float32)
-    # From 2**53, even float64 rounds integers.
-    exact = get_texts() if (np.abs(numbers) >= 2**53).any() else numbers
-    check_distinct(exact, rounded, safe_repr(name), path_text(file))
-    return rounded
 
 
 def _parse_numbers(column: Series) -> NDArray[np.float64]:
@@ -192,14 +175,8 @@ def _read_parquet(file: Path, arguments: Arguments) -> _Content:
         for i, name in enumerate(names):
             column = opened.read(columns=[name])[name]
             numbers = column.to_pandas().to_numpy(np.float64, na_value=np.nan)
-            get_texts = partial(_convert_to_texts, column)
-            vectors[:, i] = _round_column(numbers, get_texts, name, file)
+            vectors[:, i] = round_column(numbers, safe_repr(name), path_text(file), column)
         return columns, vectors
-
-
-def _convert_to_texts(column: ChunkedArray) -> NDArray[Any]:
-    texts: NDArray[Any] = column.cast("string").to_pandas().to_numpy()
-    return texts
 
 
 def _read_arrays(file: Path, arguments: Arguments) -> _Content:

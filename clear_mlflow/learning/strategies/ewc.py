@@ -128,17 +128,14 @@ class Ewc(Strategy):
 
     def count_flops_after(self, bucket_index: int) -> int:
         """Return the FLOPs of the Fisher information, counted for one image without computing."""
-        num_images: int = self.stream.train_counts[bucket_index]
-        num_images = min(self.arguments.images or num_images, num_images)
-        counted = copy.copy(self)
-        counted.model = copy.deepcopy(self.model).to("meta").eval()
-        fisher = [torch.zeros_like(weight, device="meta") for weight in self._weights]
+        num_images = self.stream.train_counts[bucket_index]
+        model = copy.deepcopy(self.model).to("meta").eval()
         inputs = build_meta_inputs(self.config, self.stream, 1)
-        label = torch.empty(1, dtype=torch.int64, device="meta")
-        batch = Batch(inputs, label, label)
+        labels = torch.zeros(1, self.stream.num_classes, dtype=torch.int64, device="meta")
         with FlopCounter() as counter:
-            counted._add_fisher(fisher, batch, num_images, self._count_gradients_at_once())
-        flops: int = num_images * counter.flops
+            model(inputs)
+            compute_squared_gradients(model, inputs, labels, labels.float())
+        flops: int = min(self.arguments.images or num_images, num_images) * counter.flops
         return flops
 
     def _compute_fisher(self, bucket_index: int) -> list[Tensor]:
@@ -153,7 +150,8 @@ class Ewc(Strategy):
         ]
         order = torch.randperm(len(samples), generator=draws[0])[: self.arguments.images or None]
         fisher = [torch.zeros_like(weight) for weight in self._weights]
-        max_gradients = self._count_gradients_at_once()
+        num_weights = sum(weight.numel() for weight in self._weights)
+        max_gradients = count_gradients_at_once(num_weights, self.stream.device)
         self.model.eval()
         for batch in iter_batches(
             samples,
@@ -179,10 +177,6 @@ class Ewc(Strategy):
                 self.model, batch.inputs, labels[:, some], share[:, some]
             )
             torch._foreach_add_(fisher, squared)
-
-    def _count_gradients_at_once(self) -> int:
-        num_weights = sum(weight.numel() for weight in self._weights)
-        return count_gradients_at_once(num_weights, self.stream.device)
 
     @torch.no_grad()
     def _select_labels(self, batch: Batch) -> tuple[Tensor, Tensor]:

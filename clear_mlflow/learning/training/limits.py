@@ -104,8 +104,8 @@ class Limiter:
         trained = self._order[:num_images]
         return int((self._indices.bucket[trained] == self._bucket_index).sum())
 
-    def end_bucket(self, bucket_index: int, key: str) -> None:
-        """End a bucket, after all that its strategy computes. key: the bucket's, for messages."""
+    def end_bucket(self) -> None:
+        """End a bucket, after all that its strategy computes."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run continues with."""
@@ -130,24 +130,21 @@ class Budget(Limiter):
         self._bucket_budgets = bucket_budgets
         self._costs = costs
         self._carried = 0  # what the buckets so far did not spend; below 0: what they overspent
-        self._limit = 0  # of the bucket
-        self._reserved = 0  # FLOPs of the limit for what follows the bucket's steps
+        self._limit = self._reserved = 0  # of the bucket; FLOPs of it for what follows its steps
         self._done_in_steps = self._done_after_steps = 0
 
     def begin_bucket(self, bucket_index: int, key: str, strategy: Any) -> None:
-        """Start a bucket, with its budget plus what is carried from the buckets before.
-
-        Raises ConfigError if nothing of it remains for steps.
-        """
-        self._limit, self._done_in_steps = self._bucket_budgets[bucket_index] + self._carried, 0
+        """Start a bucket. Raises ConfigError if nothing remains for its steps."""
+        budget, unit = self._bucket_budgets[bucket_index], _IMAGES
         if not self._counts_images:  # images are counted only in steps
-            flops: int | None = strategy.count_flops_after(bucket_index)
+            flops, unit = strategy.count_flops_after(bucket_index), "FLOPs"
             self._reserved = self._done_after_steps if flops is None else flops
+        self._limit, self._done_in_steps = budget + self._carried, 0
         if self.total <= 0:
             raise ConfigError(
-                f"budget is {self._text}, of which {self._limit:,} FLOPs remain in bucket {key}; "
-                f"training takes {self._reserved:,} there after its steps, so nothing remains for "
-                "steps; pass more, or budget=off"
+                f"budget is {self._text}, which is {budget:,} {unit} in bucket {key}; "
+                f"{self._carried:,} are carried over and {self._reserved:,} follow its steps, so "
+                "nothing remains for them; pass more, or budget=off"
             )
 
     def begin_steps(
@@ -180,22 +177,10 @@ class Budget(Limiter):
         super().step_done()
         self._done_in_steps = self.done
 
-    def end_bucket(self, bucket_index: int, key: str) -> None:
-        """Carry what is left or overspent to the next bucket.
-
-        Raises ConfigError if that leaves nothing for the next bucket. key: the bucket's, for the
-        message.
-        """
+    def end_bucket(self) -> None:
+        """Carry what is left or overspent to the next bucket."""
         self._carried = self._limit - self.done
         self._done_after_steps = self.done - self._done_in_steps
-        next_budgets = self._bucket_budgets[bucket_index + 1 : bucket_index + 2]
-        if next_budgets and next_budgets[0] + self._carried <= 0:
-            unit = _IMAGES if self._counts_images else "FLOPs"
-            raise ConfigError(
-                f"budget is {self._text}, which is {self._bucket_budgets[bucket_index]:,} {unit} "
-                f"in bucket {key}; training took {self.done:,} there, so nothing remains for the "
-                "next bucket; pass more, or budget=off"
-            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run continues with."""
@@ -264,7 +249,7 @@ class StreamClock(Limiter):
         self._stream.keep_only(self._bucket_index, indices)
         return len(indices)
 
-    def end_bucket(self, bucket_index: int, key: str) -> None:
+    def end_bucket(self) -> None:
         """Let the model finish what follows the steps, and carry its delay to the next bucket."""
         self._advance_model()
         self._delay = max(0, self._model_time - self._time)
