@@ -17,8 +17,8 @@ from clear_mlflow.core.matrix import AccuracyMatrix, RowCost
 from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import MetricResult
-from clear_mlflow.tracking.lifecycle import end_shared_run
-from clear_mlflow.tracking.loop_run import LoopRun, track
+from clear_mlflow.tracking.lifecycle import end_shared_run, reopen_run
+from clear_mlflow.tracking.loop_run import LoopRun, read_joined_rows, track
 
 
 class Adapter:
@@ -34,6 +34,7 @@ class Adapter:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
         self._shared_run_id: str | None = None  # run of the framework's logger that this one ends
+        self._reopens_run = False  # something else ends that run after the first training
         try:
             self._build_loop_run(buckets=1)
         except TypeError as error:
@@ -164,9 +165,13 @@ class Adapter:
             self._loop_run.expects_last_row = False
             self._loop_run.__enter__()
             self._is_open = True
+            if self._reopens_run:
+                reopen_run(self._loop_run.run_id)
             is_accuracy = self._options.get("score", ACCURACY.name) == ACCURACY.name
             self._has_counts = is_accuracy and has_sizes
             self._close_at_exit()
+        elif self._loop_run.matrix.buckets != tuple(buckets):
+            self._loop_run.reorder_buckets(tuple(buckets))
         counts = recover_counts(cells, sizes) if self._has_counts else None
         cost, self._cost = self._cost, None
         if counts:
@@ -210,7 +215,36 @@ class Adapter:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling, without the run."""
-        return {**self.__dict__, "_loop_run": None, "_shared_run_id": None, "_is_open": False}
+        nothing = {"_loop_run": None, "_shared_run_id": None, "_is_open": False, "_earlier": None}
+        return {**self.__dict__, **nothing}
+
+
+class CountingAdapter(Adapter):
+    """An adapter of a framework that does not know which bucket it trains: it counts trainings."""
+
+    _trained: int | None = None  # None until a row, a checkpoint or the user decides
+
+    @property
+    def trained(self) -> int:
+        """Number of trained buckets. Set it if a loop continues in a run that has rows."""
+        return self._trained or 0
+
+    @trained.setter
+    def trained(self, number: int) -> None:
+        self._trained = number
+
+    def _check_trained(self) -> None:
+        """Raise ConfigError if the run to join has rows, and ``trained`` was not set."""
+        if self._trained is None:
+            run_id, rows = read_joined_rows(self._shared_run_id)
+            if rows:
+                last = max(rows)
+                raise ConfigError(
+                    f"run {run_id} has rows up to row {last}, and this adapter cannot know which "
+                    f"bucket is trained next; set its attribute: trained = {last} to continue "
+                    f"after bucket {last}, or trained = 0 to measure the rows again"
+                )
+            self._trained = 0
 
 
 def recover_counts(

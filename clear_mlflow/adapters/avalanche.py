@@ -12,6 +12,8 @@ from avalanche.logging import BaseLogger
 
 from clear_mlflow.adapters._run import Adapter, convert_metric
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import safe_repr
+from clear_mlflow.tracking.loop_run import read_joined_rows
 
 
 class MLflowAccuracyMatrix(Adapter, BaseLogger):
@@ -19,9 +21,10 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
 
     ``EvaluationPlugin(accuracy_metrics(experience=True), loggers=[MLflowAccuracyMatrix()])``
 
-    R[i, j] is the value of Avalanche's metric on experience j after training on experience i. An
-    evaluation before any training is row 0. Evaluations during the training of an experience are
-    ignored, except for one after its last iteration.
+    R[i, j] is the value of Avalanche's metric on experience j after training on experience i, in
+    the order in which the experiences are trained. An evaluation before any training is row 0.
+    Evaluations during the training of an experience are ignored, except for one after its last
+    iteration. A loop that joins a run with rows continues after the experiences trained there.
 
     Args:
         stream: name of the test stream; evaluations of other streams are ignored.
@@ -36,7 +39,11 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         Adapter.__init__(self, options)
         self._stream = stream
         self._metric = metric
-        self._num_trained: int | None = None  # experiences; None before the first hook
+        # Experiences in the order of their training, from 0. None if some were trained before this
+        # process: its first training decides how many.
+        self._order: list[int] | None = None
+        self._earlier: list[int] | None = None  # trained before this process; None = not looked up
+        self._stored_row = 0  # last row of the joined run
         self._is_training = False  # an experience is being trained
         self._accuracies: dict[int, float] = {}  # of the current evaluation
         self._pending_row: dict[int, float] = {}  # measured since the last training iteration
@@ -50,26 +57,50 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         """Log the row of tests since the last training, if any, and start to measure training time.
 
         Before the first experience this is row 0. Experiences that were not tested are NaN. Raises
-        ConfigError if the numbers of training and test experiences differ.
+        ConfigError if the numbers of training and test experiences differ, if an experience is
+        trained again, or if the joined run has a row of another experience in its place.
         """
         experience = strategy.experience.logging()
         # An online stream splits each experience of another stream into parts.
         bucket = getattr(experience, "origin_experience", None) or experience
-        if bucket is not experience and self._num_trained is None:
-            self._num_trained = bucket.current_experience
-        num_trained = self._count_trained(strategy)
         if bucket is not self._online_bucket:
-            if self._is_training and self._num_parts:  # some parts were skipped
-                self._num_trained = num_trained + 1
             self._is_training = False
             self._drop_outdated_accuracies(strategy)
-            self._log_pending_row()
+            stream = bucket.origin_stream
+            self._num_train = len(stream) if hasattr(stream, "__len__") else 0
+            is_part = bucket is not experience
+            self._add_experience(strategy, bucket.current_experience, is_part=is_part)
             self._online_bucket, self._num_parts = bucket, 0
-        stream = bucket.origin_stream
-        self._num_train = len(stream) if hasattr(stream, "__len__") else 0
-        self._check_num_experiences()
+            self._check_num_experiences()
         self._is_training = True
         self._start_clock()
+
+    def _add_experience(self, strategy: Any, experience: int, *, is_part: bool) -> None:
+        """Add an experience to the trained ones, after logging the row that precedes it.
+
+        is_part: whether an online stream splits the experience.
+        """
+        earlier = self._find_earlier(strategy)
+        if self._order is None:
+            if is_part and self._stored_row == 0:  # the strategy has counted parts
+                earlier = list(range(experience))
+            position = earlier.index(experience) if experience in earlier else len(earlier)
+            self._order = earlier[:position]
+        self._log_pending_row()
+        order = [*self._order, experience]
+        if experience in self._order:
+            raise ConfigError(
+                f"experience {experience + 1} is trained again, after {_name(self._order)}; an "
+                "accuracy matrix has one row for each. Train it once, with train_epochs, or "
+                "without this logger"
+            )
+        stored = earlier[: self._stored_row]
+        if order[: len(stored)] != stored[: len(order)]:
+            raise ConfigError(
+                f"the joined run has rows of training on experiences {_name(stored)}, but now "
+                f"{_name(order)} are trained; start a new run"
+            )
+        self._order = order
 
     def after_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
         """Stop the clock and count the trained experience.
@@ -84,13 +115,12 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         if self._num_parts < (getattr(experience, "sub_stream_length", None) or 1):
             return
         self._is_training = False
-        self._num_trained = self._count_trained(strategy) + 1
-        if self._num_trained == len(self._num_images) == len(self._pending_row):
+        if len(self._order or ()) == len(self._num_images) == len(self._pending_row):
             self._log_pending_row()
 
     def before_eval(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
         """Pause the measured training time, and discard accuracies of an earlier evaluation."""
-        self._count_trained(strategy)
+        self._find_earlier(strategy)
         self._stop_clock(strategy.model)
         self._accuracies = {}
 
@@ -122,7 +152,8 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         self._drop_outdated_accuracies(strategy)
         self._row_iteration = strategy.clock.train_iterations
         self._pending_row.update(self._accuracies)
-        if not self._is_training and len(self._pending_row) == len(self._num_images):
+        is_complete = len(self._pending_row) == len(self._num_images)
+        if is_complete and not self._is_training and self._order is not None:
             self._log_pending_row()
         else:
             self._close_at_exit()
@@ -132,18 +163,36 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         if self._row_iteration != strategy.clock.train_iterations:
             self._pending_row = {}
 
-    def _count_trained(self, strategy: Any) -> int:
-        """Return the number of trained experiences, initially from the strategy's own counter."""
-        if self._num_trained is None:
-            self._num_trained = int(strategy.clock.train_exp_counter)
-        return self._num_trained
+    def _find_earlier(self, strategy: Any) -> list[int]:
+        """Return the experiences trained before this process, by the joined run or the strategy.
+
+        Raises ConfigError if the joined run has other buckets than Avalanche's experiences.
+        """
+        if self._earlier is None:
+            run_id, rows = read_joined_rows(self._shared_run_id)
+            self._stored_row = max(rows, default=0)
+            self._earlier = list(range(int(strategy.clock.train_exp_counter)))
+            if rows:
+                buckets = rows[self._stored_row].buckets
+                keys = [str(j + 1) for j in range(len(buckets))]
+                if set(buckets) != set(keys):
+                    raise ConfigError(
+                        f"run {run_id} has rows of the buckets {safe_repr(buckets)}, and not of "
+                        "numbered experiences; start a new run"
+                    )
+                self._earlier = [keys.index(key) for key in buckets[: self._stored_row]]
+            if self._order is None and not self._earlier:
+                self._order = []
+        return self._earlier
 
     def _check_num_experiences(self) -> None:
         """Raise ConfigError if training and test streams have different known lengths."""
-        if self._num_images and self._num_train not in (0, len(self._num_images)):
+        num_train = self._num_train or max(self._order or (-1,)) + 1
+        num_test = len(self._num_images)
+        if num_test and num_test != num_train and (self._num_train or num_test < num_train):
             raise ConfigError(
-                f"the stream {self._stream!r} has {len(self._num_images)} experiences, and "
-                f"{self._num_train} are trained; an accuracy matrix needs a test set for each"
+                f"the stream {self._stream!r} has {num_test} experiences, and "
+                f"{num_train} are trained; an accuracy matrix needs a test set for each"
             )
 
     def _log_pending_row(self) -> None:
@@ -152,11 +201,19 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         Does nothing without accuracies, or while an experience is being trained.
         """
         if self._pending_row and not self._is_training:
-            experiences = range(len(self._num_images))
-            cells = [self._pending_row.get(j, math.nan) for j in experiences]
+            earlier = self._earlier or []
+            trained = earlier if self._order is None else self._order
+            # Those that are not trained yet follow, as in the joined run or else by number.
+            order = list(dict.fromkeys([*trained, *earlier, *range(len(self._num_images))]))
+            cells = [self._pending_row.get(j, math.nan) for j in order]
             self._pending_row = {}
-            buckets = [str(j + 1) for j in experiences]  # as in imported results of Avalanche
-            self._log_row(self._num_trained or 0, buckets, cells, self._num_images)
+            buckets = [str(j + 1) for j in order]  # as in imported results of Avalanche
+            self._log_row(len(trained), buckets, cells, [self._num_images[j] for j in order])
+
+
+def _name(experiences: Sequence[int]) -> str:
+    """Return the numbers of experiences, from 1, as a text."""
+    return ", ".join(str(j + 1) for j in experiences)
 
 
 def _count_test_images(stream: Any) -> tuple[int, ...]:

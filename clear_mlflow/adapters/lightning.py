@@ -8,16 +8,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import mlflow
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.utilities import rank_zero_only
+from mlflow.utils.mlflow_tags import MLFLOW_AUTOLOGGING
 
-from clear_mlflow.adapters._run import Adapter, convert_metric, count_images
+from clear_mlflow.adapters._run import CountingAdapter, convert_metric, count_images
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.tracking.lifecycle import get_active_run_id
 
 
-class MLflowAccuracyMatrix(Adapter, Callback):
+class MLflowAccuracyMatrix(CountingAdapter, Callback):
     """Stores a row of the accuracy matrix after each ``trainer.test`` of all buckets.
 
     Each ``trainer.fit`` without an error trains one bucket. Pass ``trainer.test`` one dataloader
@@ -34,10 +36,9 @@ class MLflowAccuracyMatrix(Adapter, Callback):
     def __init__(
         self, metric: str = "test_acc", *, buckets: Sequence[str] | None = None, **options: Any
     ) -> None:
-        Adapter.__init__(self, options)
+        CountingAdapter.__init__(self, options)
         self._metric = metric
         self._buckets = None if buckets is None else tuple(buckets)
-        self.trained = 0  # number of buckets; set it if a loop continues from a checkpoint
 
     @property
     def log(self) -> Any:
@@ -72,8 +73,21 @@ class MLflowAccuracyMatrix(Adapter, Callback):
                 logger.finalize = partial(_finalize, logger)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start to measure training time, for the cost of the next row."""
+        """Start to measure training time, for the cost of the next row.
+
+        Raises ConfigError if the run to join has rows, and ``trained`` was not set.
+        """
+        self.on_test_start(trainer, pl_module)
+        run = mlflow.active_run()
+        if self._loop_run is None and run and MLFLOW_AUTOLOGGING in run.data.tags:
+            self._use_shared_run(run.info.run_id)  # autolog ends it after this fit
+            self._reopens_run = True
         self._start_clock()
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """Raise ConfigError if the run to join has rows, and ``trained`` was not set."""
+        if trainer.is_global_zero:
+            self._check_trained()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Add the training time to the cost of the next row."""

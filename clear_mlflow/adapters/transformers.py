@@ -11,12 +11,12 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations import MLflowCallback
 
-from clear_mlflow.adapters._run import Adapter, convert_metric, count_images
+from clear_mlflow.adapters._run import CountingAdapter, convert_metric, count_images
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.tracking.lifecycle import end_shared_run, get_active_run_id, reopen_run
 
 
-class MLflowAccuracyMatrix(Adapter, TrainerCallback):
+class MLflowAccuracyMatrix(CountingAdapter, TrainerCallback):
     """Stores a row of the accuracy matrix after each ``trainer.evaluate`` of all buckets.
 
     Each ``trainer.train`` without an error trains one bucket. Pass ``trainer.evaluate`` a dict from
@@ -31,14 +31,13 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
     """
 
     def __init__(self, buckets: Sequence[str], metric: str = "accuracy", **options: Any) -> None:
-        Adapter.__init__(self, options)
+        CountingAdapter.__init__(self, options)
         self._buckets = tuple(buckets)
         self._metric = metric
         self._accuracies: dict[str, float] = {}  # accuracies of the current row
         self._num_images: dict[str, int | None] = {}  # test images per bucket, or None if unknown
         self._is_training = False
         self._checked_run_id: str | None = None  # last active run that _share_run looked at
-        self.trained = 0  # number of buckets; set it if a loop continues from a checkpoint
 
     def _share_run(self) -> None:
         """Log to the run that the Trainer's own MLflow callback started, if any.
@@ -75,9 +74,12 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Log the row that was measured before this training, NaN for buckets not evaluated.
 
-        Starts to measure training time.
+        Starts to measure training time. Raises ConfigError if the run to join has rows, and
+        ``trained`` was not set.
         """
         self._share_run()
+        if state.is_world_process_zero:
+            self._check_trained()
         self._log_pending_row()
         self._is_training = True
         self._start_clock()
@@ -111,6 +113,7 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
         key = next((key for key in self._buckets if f"eval_{key}_runtime" in metrics), None)
         if key is None or self._is_training or not state.is_world_process_zero:
             return
+        self._check_trained()
         prefix = f"eval_{key}_"
         values = {n.removeprefix(prefix): v for n, v in metrics.items() if n.startswith(prefix)}
         if self._metric not in values:

@@ -277,6 +277,22 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
             return self.values or ()
         return tuple(c / n for c, n in zip(self.correct, self.num_instances, strict=True))
 
+    def reorder(self, buckets: tuple[str, ...]) -> AccuracyRow:
+        """Return the row with its untrained buckets in the order of *buckets*.
+
+        Returns it unchanged if *buckets* has other names, or another order of the trained ones.
+        """
+        is_same_order = buckets[: self.row] == self.buckets[: self.row]
+        if buckets == self.buckets or not is_same_order or set(buckets) != set(self.buckets):
+            return self
+        indices = [self.buckets.index(key) for key in buckets]
+        columns = {
+            name: tuple(values[j] for j in indices)
+            for name in ("correct", "num_instances", "values")
+            if (values := getattr(self, name)) is not None
+        }
+        return msgspec.structs.replace(self, buckets=buckets, **columns)
+
     @property
     def trained_through(self) -> str | None:
         """Key of the last bucket trained on, or None for the initialisation."""
@@ -359,7 +375,8 @@ class AccuracyMatrix:
     def from_rows(cls, rows: Iterable[AccuracyRow]) -> AccuracyMatrix:
         """Assemble rows, in any order. Row 0 becomes ``initial``.
 
-        A missing row is NaN.
+        A missing row is NaN. The last row decides the order of buckets that were not yet trained in
+        earlier rows.
 
         Raises:
             RecordError: no row arrived, two rows have the same number, or they disagree about
@@ -372,7 +389,9 @@ class AccuracyMatrix:
             by_number[row.row] = row
         if not by_number:
             raise RecordError("no row arrived; an accuracy matrix needs at least one")
-        first, last = by_number[min(by_number)], max(by_number)
+        last = max(by_number)
+        by_number = {i: row.reorder(by_number[last].buckets) for i, row in by_number.items()}
+        first = by_number[min(by_number)]
         for row in by_number.values():
             for name in ("buckets", "num_instances", "score"):
                 expected, value = getattr(first, name), getattr(row, name)

@@ -56,8 +56,9 @@ class AvalancheCSV(Format):
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
         """Yield the file's one run. An accuracy written as 0, not 0.0000, is "not measured".
 
-        Raises RecordError if the file is not eval_results.csv, contains no accuracy, or contains
-        two accuracies of one experience after one training.
+        Rows and columns are in the order in which experiences were trained. Raises RecordError if
+        the file is not eval_results.csv, contains no accuracy, two accuracies of one experience
+        after one training, or an experience that was trained twice.
         """
         lines = file.iter_lines()
         if (header := next(lines, "")) != _EVAL_HEADER:
@@ -66,6 +67,7 @@ class AvalancheCSV(Format):
                 "eval_results.csv, which is next to training_results.csv"
             )
         cells: dict[tuple[int, int], float] = {}
+        order: list[int] = []  # rows in the order of the file, numbered by the trained experience
         for line in lines:
             fields = [field.strip() for field in line.split(",", maxsplit=5)[:3]]
             if len(fields) < 3:
@@ -73,6 +75,13 @@ class AvalancheCSV(Format):
             tested, trained, accuracy = fields
             row = 0 if trained == "None" else parse_index(trained, "training_exp") + 1
             column = parse_index(tested, "eval_exp")
+            if row and row != (order or [0])[-1]:
+                if row in order:
+                    raise RecordError(
+                        f"contains tests after two trainings on experience {row - 1}, the second "
+                        f"after experience {order[-1] - 1}; an accuracy matrix has a row for each"
+                    )
+                order.append(row)
             # The logger's default for "not monitored" is 0; a measured zero is 0.0000.
             value = NAN if accuracy == "0" else parse_cell(accuracy)
             if math.isnan(value):
@@ -87,8 +96,21 @@ class AvalancheCSV(Format):
         num_trainings = max(row for row, _ in cells)
         # The experiences that were trained are tested, too, even if nothing monitored the last.
         cells.setdefault((0, max(num_trainings - 1, 0)), NAN)
+        if order == sorted(order):  # those without a test after them were trained, too
+            initial, *rows = build_rows(cells)
+            yield ParsedRun(rows=rows, initial=initial)
+            return
+        num_experiences = 1 + max(column for _, column in cells)
+        if untested := sorted(set(range(1, num_experiences + 1)) - set(order)):
+            raise RecordError(
+                f"was trained on experiences {', '.join(str(i - 1) for i in order)} in this order, "
+                f"without a test after experience {untested[0] - 1}: whether and when it was "
+                "trained is unknown"
+            )
+        places = {0: 0, **{number: i for i, number in enumerate(order, start=1)}}
+        cells = {(places[i], places[j + 1] - 1): value for (i, j), value in cells.items()}
         initial, *rows = build_rows(cells)
-        yield ParsedRun(rows=rows, initial=initial)
+        yield ParsedRun(rows=rows, initial=initial, buckets=[str(number) for number in order])
 
     def find_skipped(self, names: Sequence[str]) -> dict[str, str]:
         """Return the reason to skip training_results.csv if eval_results.csv is next to it."""

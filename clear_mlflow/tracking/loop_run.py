@@ -16,6 +16,7 @@ import mlflow
 import msgspec
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.environment_variables import MLFLOW_RUN_ID
 
 from clear_mlflow.core.anytime import AnytimeRow
 from clear_mlflow.core.disk import set_offline
@@ -373,6 +374,20 @@ class LoopRun:
             self._predictions_type = predictions_type
             self._predictions[row.row] = digest
 
+    def reorder_buckets(self, buckets: tuple[str, ...]) -> None:
+        """Change the order of the buckets that are not trained yet, in stored rows, too."""
+        with self._lock_recorder("an order of buckets", "rows") as recorder:
+            metadata = self._metadata
+            counts = metadata.num_instances
+            if counts is not None:
+                count_by_bucket = dict(zip(metadata.buckets, counts, strict=True))
+                counts = tuple(count_by_bucket[key] for key in buckets)
+            self._metadata = msgspec.structs.replace(
+                metadata, buckets=buckets, num_instances=counts
+            )
+            recorder.write_file(LOOP_JSON, _format_loop_json(self._metadata).encode())
+            self._rows.update({i: row.reorder(buckets) for i, row in self._rows.items()})
+
     def _check_nothing_new(self, row: AccuracyRow, predictions: bytes | None) -> None:
         """Raise RecordError if a stored row arrives with another cost or other predictions.
 
@@ -603,13 +618,13 @@ class LoopRun:
         Before that, uploads what earlier processes left on local disk. Raises TrackingError if the
         rows have another dataset, seed, test images or other metadata than this loop.
         """
-        with mlflow_errors(f"read run {run_id}"):
-            upload_left_folders(client, client.get_run(run_id))
-            run = client.get_run(run_id)
-        records = read_rows(client, run)
+        run, records = _read_rows(client, run_id)
+        self._rows = {}
         for file_name, record in records.items():
+            row = record.row.reorder(self._metadata.buckets)
+            record = msgspec.structs.replace(record, row=row)
             _check_same_loop(record, self._metadata, f"run {run_id} contains {file_name}")
-        self._rows = {record.row.row: record.row for record in records.values()}
+            self._rows[row.row] = row
         if names.ANYTIME_TAG in run.data.tags:
             self._tests = {(t.bucket, t.test): t for t in read_tests(client, run)}
         if self._rows:
@@ -618,6 +633,26 @@ class LoopRun:
             if self._predictions_type is not None and self._metadata.evaluation_set is not None:
                 _check_test_images(client, run, self._metadata.evaluation_set)
         return run
+
+
+def read_joined_rows(shared_run_id: str | None) -> tuple[str | None, dict[int, AccuracyRow]]:
+    """Return the id and the rows of the run that a loop would join, or None and no rows.
+
+    shared_run_id: run of another logger, if there is one.
+    """
+    run_id = shared_run_id or get_active_run_id() or MLFLOW_RUN_ID.get()
+    if run_id is None:
+        return None, {}
+    _, records = _read_rows(preflight(opens_run=False), run_id)
+    return run_id, {record.row.row: record.row for record in records.values()}
+
+
+def _read_rows(client: MlflowClient, run_id: str) -> tuple[Run, dict[str, RowRecord]]:
+    """Upload what earlier processes left on local disk, and return the run and its rows."""
+    with mlflow_errors(f"read run {run_id}"):
+        upload_left_folders(client, client.get_run(run_id))
+        run = client.get_run(run_id)
+    return run, read_rows(client, run)
 
 
 def _format_loop_json(metadata: LoopMetadata) -> str:

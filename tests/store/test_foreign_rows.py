@@ -15,7 +15,14 @@ from stored_runs import row_texts
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
 from clear_mlflow.core.record import assemble
-from clear_mlflow.importers import ReadOptions, ResultFile, RowPattern, combine_rows, read_row
+from clear_mlflow.importers import (
+    ReadOptions,
+    ResultFile,
+    RowPattern,
+    combine_rows,
+    read_row,
+    read_runs,
+)
 from clear_mlflow.store.rows import read_rows
 
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
@@ -100,6 +107,24 @@ def test_any_bytes_are_a_row_or_a_one_line_error(content):
     except ClearError as error:
         message = str(error)
     assert message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("trained", "part"),
+    [
+        ("0 1 0 2", "two trainings on experience 0, the second after experience 1"),
+        ("None 2 1 2", "two trainings on experience 2, the second after experience 1"),
+        ("2 1", "trained on experiences 2, 1 in this order, without a test after experience 0:"),
+    ],
+)
+def test_an_avalanche_file_with_an_unclear_order_is_a_one_line_error(trained, part):
+    """An experience trained twice has no row; the place of an untested one is not known."""
+    lines = [f"{j},{i},0.5000,0.5000,0.0000" for i in trained.split() for j in range(3)]
+    header = "eval_exp,training_exp,eval_accuracy,eval_loss,forgetting"
+    with pytest.raises(RecordError) as caught:
+        read_runs(ResultFile("eval_results.csv", "\n".join([header, *lines]).encode()))
+    assert part in str(caught.value)
+    assert str(caught.value).isprintable()
 
 
 @pytest.fixture

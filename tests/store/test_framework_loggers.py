@@ -7,10 +7,13 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from unittest.mock import ANY
 
+import numpy as np
 import pytest
 from forked import ForkedPython
 from mlflow.entities import ViewType
 
+import clear_mlflow
+from clear_mlflow.importers import load_file, read_runs
 from clear_mlflow.store import names
 
 # Imports a framework, and then runs each script that is requested in a fork of itself.
@@ -100,10 +103,12 @@ def loop():
     global model, matrix
     train, test = [bucket(8) for _ in KEYS], {key: bucket(6) for key in KEYS}
     model, matrix = Model(), MLflowAccuracyMatrix(KEYS, dataset="toy", seed=0)
+    if "TRAINED" in os.environ:
+        matrix.trained = int(os.environ["TRAINED"])
     trainer = make_trainer(train[0])
     if "row-0" in options:
         trainer.evaluate(test)
-    for k, data in enumerate(train):
+    for k, data in list(enumerate(train))[matrix.trained :]:
         if "one-trainer" in options:
             trainer.train_dataset = data
         else:
@@ -164,6 +169,8 @@ def bucket(count):
     return DataLoader(TensorDataset(torch.nn.functional.one_hot(y, 3).float(), y), batch_size=4)
 
 def make_logger():
+    if "no-logger" in options:
+        return False
     run_id = os.environ.get("LOGGER_RUN_ID")
     uri = os.environ["MLFLOW_TRACKING_URI"]
     return MLFlowLogger("lightning", tracking_uri=uri, log_model="model" in options, run_id=run_id)
@@ -179,11 +186,13 @@ def loop():
     global matrix
     train, test = [bucket(8) for _ in range(3)], [bucket(6) for _ in range(3)]
     model, matrix = Model(), MLflowAccuracyMatrix(dataset="toy", seed=0)
+    if "TRAINED" in os.environ:
+        matrix.trained = int(os.environ["TRAINED"])
     logger = make_logger()
     trainer = make_trainer(logger)
     if "row-0" in options:
         trainer.test(model, test, verbose=False)
-    for k, data in enumerate(train):
+    for k, data in list(enumerate(train))[matrix.trained :]:
         if "one-trainer" in options:
             trainer.fit_loop.max_epochs = k + 1
         else:
@@ -192,13 +201,15 @@ def loop():
         if "kill" in options and k == 1:
             os.kill(os.getpid(), 9)
         trainer.test(model, test, verbose=False)
-        run_id = trainer.logger.run_id
+        run_id = matrix.run_id
         status = store.get_run(run_id).info.status
         if status != ("RUNNING" if k < 2 or "active" in options else "FINISHED"):
             sys.exit(f"bucket {k}: {status}")
     if "late" in options:
         trainer.test(model, test, verbose=False)
 
+if "autolog" in options:
+    mlflow.pytorch.autolog(log_models=False)
 if "experiment" in options:
     mlflow.set_experiment("another")
 if "active" in options:
@@ -210,7 +221,58 @@ if "twice" in options:
     loop()
 """
 
-SCRIPTS = {"lightning.pytorch": LIGHTNING, "transformers.trainer": HUGGING_FACE}
+AVALANCHE = """
+import os, sys
+import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import as_classification_dataset
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.logging import CSVLogger
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.supervised import Naive
+from torch.utils.data import TensorDataset
+from clear_mlflow.adapters.avalanche import MLflowAccuracyMatrix
+
+size, order, *options = sys.argv[1:]
+size = int(size)
+
+def experience(j):
+    data = TensorDataset(torch.eye(size)[[j] * (4 + j)], torch.full((4 + j,), j))
+    data.targets = data.tensors[1]
+    return as_classification_dataset(data)
+
+streams = [[experience(j) for j in range(size)] for _ in range(2)]
+stream = benchmark_from_datasets(train=streams[0], test=streams[1])
+# Each experience has its own weights: it is wrong until it is trained, and then never forgotten.
+model = torch.nn.Linear(size, size, bias=False)
+model.weight.data = torch.eye(size).roll(1, 0)
+if os.path.exists("model.pt") and "again" not in options:
+    model.load_state_dict(torch.load("model.pt"))
+matrix = MLflowAccuracyMatrix(dataset="toy", seed=0)
+plugin = EvaluationPlugin(
+    accuracy_metrics(experience=True), loggers=[matrix, CSVLogger("logs" + order)]
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=5.0)
+strategy = Naive(
+    model=model, optimizer=optimizer, train_mb_size=2, train_epochs=9, evaluator=plugin
+)
+if "row-0" in options:
+    strategy.eval(stream.test_stream)
+for number, digit in enumerate(order):
+    if "kill" in options and number == 2:
+        os.kill(os.getpid(), 9)
+    strategy.train(stream.train_stream[int(digit) - 1])
+    strategy.eval(stream.test_stream)
+    if "again" not in options:
+        torch.save(model.state_dict(), "model.pt")
+    print("done with", digit, file=sys.stderr)
+"""
+
+SCRIPTS = {
+    "lightning.pytorch": LIGHTNING,
+    "transformers.trainer": HUGGING_FACE,
+    "avalanche.training.supervised": AVALANCHE,
+}
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +282,7 @@ def start_runner():
         yield cache(lambda framework: stack.enter_context(script_runner(framework)))
 
 
-@pytest.fixture(params=SCRIPTS)
+@pytest.fixture(params=["lightning.pytorch", "transformers.trainer"])
 def framework(request):
     """The module of a framework to import."""
     return request.param
@@ -241,6 +303,7 @@ def list_runs(store):
 
 
 OF_LIGHTNING = pytest.mark.parametrize("framework", ["lightning.pytorch"])
+OF_AVALANCHE = pytest.mark.parametrize("framework", ["avalanche.training.supervised"])
 OF_TRANSFORMERS = pytest.mark.parametrize("framework", ["transformers.trainer"])
 
 
@@ -254,6 +317,10 @@ OF_TRANSFORMERS = pytest.mark.parametrize("framework", ["transformers.trainer"])
         ("lightning.pytorch", "active"),
         ("lightning.pytorch", "experiment"),
         ("lightning.pytorch", "twice"),
+        ("lightning.pytorch", "autolog"),
+        ("lightning.pytorch", "autolog no-logger"),
+        ("lightning.pytorch", "autolog no-logger row-0"),
+        ("lightning.pytorch", "autolog no-logger active"),
         ("transformers.trainer", ""),
         ("transformers.trainer", "row-0"),
         ("transformers.trainer", "one-trainer"),
@@ -275,14 +342,81 @@ def test_one_loop_with_a_logger_is_one_run(store, run_script, options):
         assert {"train_loss", "clear/accuracy"} <= run.data.metrics.keys()
 
 
-def test_a_killed_loop_with_a_logger_continues_in_its_run(store, run_script):
-    """A second process finds the run by ``MLFLOW_RUN_ID`` and stores its first row once."""
+@pytest.mark.parametrize("trained", ["0", "1"])
+def test_a_killed_loop_with_a_logger_continues_in_its_run(store, run_script, trained):
+    """A second process finds the run by ``MLFLOW_RUN_ID`` and states which buckets are trained."""
     assert run_script("kill")[0] == -9
     (run,) = list_runs(store)
     assert run.info.status == "RUNNING"
-    assert run_script(MLFLOW_RUN_ID=run.info.run_id) == (0, ANY)
+    code, errors = run_script(MLFLOW_RUN_ID=run.info.run_id)
+    assert (code, errors.count("this adapter cannot know which bucket is trained next")) == (1, 1)
+    assert "has rows up to row 1," in errors
+    (refused,) = list_runs(store)
+    assert refused.data.metrics == run.data.metrics  # nothing was trained
+    assert run_script(MLFLOW_RUN_ID=run.info.run_id, TRAINED=trained) == (0, ANY)
     (run,) = list_runs(store)
     assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
+    assert names.ERROR_TAG not in run.data.tags
+
+
+def check_in_order(run, order, num_rows):
+    """Check the rows of a loop in which an experience is at 1 once it is trained, and 0 before."""
+    assert run.matrix.buckets[:num_rows] == tuple(order)[:num_rows]
+    assert run.matrix.values.tolist() == np.tri(num_rows, run.matrix.num_buckets).tolist()
+    assert [4 + int(key) - 1 for key in run.matrix.buckets] == run.matrix.num_instances.tolist()
+
+
+@OF_AVALANCHE
+@pytest.mark.parametrize("order", ["321", "132", "2413"])
+def test_avalanches_experiences_are_rows_in_the_order_of_their_training(
+    store, run_script, tmp_path, order
+):
+    """Nothing is forgotten, live and in the imported eval_results.csv."""
+    assert run_script(str(len(order)), order, "row-0") == (0, ANY)
+    (run,) = map(clear_mlflow.load, (run.info.run_id for run in list_runs(store)))
+    (imported,) = read_runs(load_file(tmp_path / f"logs{order}" / "eval_results.csv"))
+    assert run.status == "FINISHED"
+    for done in (run, imported):
+        assert done.matrix.buckets == tuple(order)
+        assert done.matrix.values.tolist() == np.tri(len(order)).tolist()
+        assert done.matrix.initial.tolist() == [0] * len(order)
+    check_in_order(run, order, len(order))
+    assert run.metrics["renate/forgetting"].value == 0
+    # The history was computed while the order was still a guess.
+    history = store.get_metric_history(run.run_id, "clear/next_domain_accuracy")
+    assert {point.step: point.value for point in history if point.step < 3} == {1: 0, 2: 0}
+
+
+@OF_AVALANCHE
+@pytest.mark.parametrize(("order", "first", "trained"), [("1213", "12", 2), ("3223", "32", 2)])
+def test_an_experience_that_is_trained_again_is_refused_before_its_training(
+    store, run_script, order, first, trained
+):
+    """The rows before it are stored."""
+    code, errors = run_script("3", order)
+    assert (code, errors.count("done with")) == (1, trained)
+    assert f"is trained again, after {', '.join(first)}; an accuracy matrix" in errors
+    (run,) = map(clear_mlflow.load, (run.info.run_id for run in list_runs(store)))
+    assert run.status == "FAILED"
+    check_in_order(run, first, trained)
+
+
+@OF_AVALANCHE
+@pytest.mark.parametrize(
+    ("order", "rest"), [("123", "3 row-0"), ("321", "1 row-0"), ("321", "321 again")]
+)
+def test_a_killed_avalanche_loop_continues_with_its_next_experience(store, run_script, order, rest):
+    """Or from the beginning. Another experience in its place is refused before training."""
+    assert run_script("3", order, "kill")[0] == -9
+    (run,) = list_runs(store)
+    join = {"MLFLOW_RUN_ID": run.info.run_id}
+    code, errors = run_script("3", order[0] + order[2], "again", **join)
+    assert (code, errors.count("done with")) == (1, 1)
+    assert f"on experiences {order[0]}, {order[1]}, but now {order[0]}, {order[2]} are" in errors
+    assert run_script("3", *rest.split(), **join) == (0, ANY)
+    stored = clear_mlflow.load(run.info.run_id)
+    assert stored.status == "FINISHED"
+    check_in_order(stored, order, 3)
 
 
 def test_a_loop_with_a_logger_that_fails_before_its_first_row_is_failed(store, run_script):

@@ -334,7 +334,12 @@ WRONG = [
     ("logs.pyd", files.mammoth_line(SQUARE), {"scale": "fraction"}, "as percent; leave scale"),
     ("logs.pyd", files.mammoth_line(SQUARE), {"initial": "first-row"}, "leave initial out"),
     ("training_results.csv", TRAINING, {}, "import eval_results.csv"),
-    ("e.csv", files.avalanche_csv(SQUARE) + "0,0,0.1000,1,0\n", {}, "two accuracies"),
+    (
+        "e.csv",
+        files.avalanche_csv(SQUARE) + "0,0,0.1000,1,0\n",
+        {},
+        "two trainings on experience 0",
+    ),
     ("e.csv", files.avalanche_csv([[0, 0]]).replace("0.0000", "0"), {}, "monitor"),
     ("e.json", '[{"Top1_Acc_Stream/eval_phase/test_stream": 0.5}]', {}, "contains no Top1_Acc_Exp"),
     ("metrics_summary.csv", "Task ID,Average Accuracy,Forgetting\n1,0.5,0.0\n", {}, "no matrix"),
