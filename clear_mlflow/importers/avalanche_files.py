@@ -107,8 +107,8 @@ class AvalancheCSV(Format):
                 f"without a test after experience {untested[0] - 1}: whether and when it was "
                 "trained is unknown"
             )
-        places = {0: 0, **{number: i for i, number in enumerate(order, start=1)}}
-        cells = {(places[i], places[j + 1] - 1): value for (i, j), value in cells.items()}
+        indices = {0: 0, **{number: i for i, number in enumerate(order, start=1)}}
+        cells = {(indices[i], indices[j + 1] - 1): value for (i, j), value in cells.items()}
         initial, *rows = build_rows(cells)
         yield ParsedRun(rows=rows, initial=initial, buckets=[str(number) for number in order])
 
