@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import mlflow
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.utilities import rank_zero_only
-from mlflow.utils.mlflow_tags import MLFLOW_AUTOLOGGING
 
 from clear_mlflow.adapters._run import CountingAdapter, convert_metric, count_images
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.tracking.lifecycle import get_active_run_id
+from clear_mlflow.tracking.lifecycle import get_active_run_id, get_autolog_run_id
 
 
 class MLflowAccuracyMatrix(CountingAdapter, Callback):
@@ -78,9 +76,9 @@ class MLflowAccuracyMatrix(CountingAdapter, Callback):
         Raises ConfigError if the run to join has rows, and ``trained`` was not set.
         """
         self.on_test_start(trainer, pl_module)
-        run = mlflow.active_run()
-        if self._loop_run is None and run and MLFLOW_AUTOLOGGING in run.data.tags:
-            self._use_shared_run(run.info.run_id)  # autolog ends it after this fit
+        run_id = get_autolog_run_id()
+        if self._loop_run is None and run_id is not None:
+            self._use_shared_run(run_id)  # autolog ends it after this fit
             self._reopens_run = True
         self._start_clock()
 

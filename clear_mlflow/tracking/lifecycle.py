@@ -22,7 +22,7 @@ from mlflow.entities import Metric, Run, RunTag
 from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING as _SYSTEM_METRICS
 from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.tracking.context.registry import resolve_tags
-from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
+from mlflow.utils.mlflow_tags import MLFLOW_AUTOLOGGING, MLFLOW_PROJECT_ENTRY_POINT
 from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, TrackingError
@@ -230,6 +230,13 @@ def get_active_run_id(store_uri: str | None = None) -> str | None:
     if active is None or store_uri not in (None, mlflow.get_tracking_uri()):
         return None
     return str(active.info.run_id)
+
+
+def get_autolog_run_id() -> str | None:
+    """Return the id of MLflow's active run if its autologging opened it, or None."""
+    active = mlflow.active_run()
+    is_autologged = active is not None and MLFLOW_AUTOLOGGING in active.data.tags
+    return str(active.info.run_id) if is_autologged else None
 
 
 def end_run(
