@@ -235,8 +235,9 @@ def get_active_run_id(store_uri: str | None = None) -> str | None:
 def get_autolog_run_id() -> str | None:
     """Return the id of MLflow's active run if its autologging opened it, or None."""
     active = mlflow.active_run()
-    is_autologged = active is not None and MLFLOW_AUTOLOGGING in active.data.tags
-    return str(active.info.run_id) if is_autologged else None
+    if active is None or MLFLOW_AUTOLOGGING not in active.data.tags:
+        return None
+    return str(active.info.run_id)
 
 
 def end_run(

@@ -393,21 +393,19 @@ class LoopRun:
 
         If an earlier process stored the row, only prints a warning that its cost is kept.
         """
-        cost = self._rows[row.row].cost
-        is_new_cost = row.cost is not None and row.cost != cost
-        problem = f"row {row.row} is stored already with {'another' if cost else 'no'} cost"
-        if row.row not in self._predictions:
-            if is_new_cost:
-                warn(f"{problem}, which is kept; got {safe_repr(row.cost and row.cost.to_dict())}")
-            return
-        if not is_new_cost:
+        stored_cost = self._rows[row.row].cost
+        is_new_cost = row.cost not in (None, stored_cost)
+        if row.row in self._predictions:
             stored = self._predictions[row.row]
-            if predictions is None or predictions == stored:
-                return
-            problem = (
-                f"row {row.row} is stored already with {'other' if stored else 'no'} predictions"
-            )
-        raise RecordError(f"{problem}; log a row once, together with all that belongs to it")
+            if is_new_cost or predictions not in (None, stored):
+                item = "cost" if is_new_cost else "predictions"
+                adjective = "other" if (stored_cost if is_new_cost else stored) else "no"
+                raise RecordError(
+                    f"row {row.row} is stored already with {adjective} {item}; log a row once, "
+                    "together with all that belongs to it"
+                )
+        elif is_new_cost:
+            warn(f"row {row.row} is stored already with another cost, which is kept")
 
     def log_test(
         self,
