@@ -40,7 +40,7 @@ from clear_mlflow.api.offline_runs import NO_EXPERIMENT, read_offline_runs
 from clear_mlflow.core.anytime import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
-from clear_mlflow.core.record import ROWS_FOLDER
+from clear_mlflow.core.record import ROWS_FOLDER, assemble
 from clear_mlflow.core.text import safe_repr, suggest_nearest
 from clear_mlflow.core.untrusted import (
     MAX_METADATA_BYTES,
@@ -63,11 +63,12 @@ from clear_mlflow.journal.run_folder import (
     Outcome,
     RunFolder,
 )
+from clear_mlflow.scoring.run_record import read_predictions, read_test_matrix
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.offline import is_offline_folder
-from clear_mlflow.store.rows import is_same_row, list_row_sizes, read_row_files
+from clear_mlflow.store.rows import is_same_row, list_row_sizes, parse_rows, read_row_files
 from clear_mlflow.store.search import MissingRun
 from clear_mlflow.tracking.copy_runs import RunSource
 
@@ -234,6 +235,14 @@ class BundleSource(RunSource):
     def read_histories(self) -> Iterator[Metric]:
         """Yield all values of all metrics."""
         return iter(read_metric_points(self.client, self.run))
+
+    def read_rows(self) -> dict[str, bytes]:
+        """Return the row files. Raises RecordError if predictions or tests contradict them."""
+        files = super().read_rows()
+        record = assemble(parse_rows(files))
+        read_predictions(self.client, self.run, record)
+        read_test_matrix(self.client, self.run, record)
+        return files
 
 
 def drop_copies(

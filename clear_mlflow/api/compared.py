@@ -59,10 +59,13 @@ from clear_mlflow.learning.parameters.logged import find_method_parameters, list
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import (
     COST_METRICS,
+    FORGETTING_SINCE_TRAINED,
     METRICS,
     PREDICTIONS,
     Metric,
     Predictions,
+    compute_values,
+    lacks_future_tests,
     load_metrics,
 )
 from clear_mlflow.report.terminal_tables import render_text
@@ -362,6 +365,9 @@ def compare_stored_runs(
     if not compared_runs:
         reason = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs has rows of an accuracy matrix{reason}")
+    if any(lacks_future_tests(run.record.masked_matrix) for run in compared_runs):
+        compared_runs = list(map(_add_forgetting_since_trained, compared_runs))
+        metrics = tuple(dict.fromkeys((*metrics, FORGETTING_SINCE_TRAINED)))
     if group_by is None:
         group_by = get_default_group_by(compared_runs, diverged_runs)
     notes = [
@@ -411,6 +417,13 @@ def compare_stored_runs(
     )
     all_warnings = (*notes, *dict.fromkeys(warnings), *failed, *comparison.warnings)
     return ComparedRuns(replace(comparison, warnings=all_warnings), tuple(left_out))
+
+
+def _add_forgetting_since_trained(run: ComparedRun) -> ComparedRun:
+    """Return a run with ``chaudhry/forgetting_since_trained`` in its summary, if it is defined."""
+    matrix = run.record.masked_matrix
+    values, _ = compute_values(matrix, [FORGETTING_SINCE_TRAINED.adapt(matrix.score)])
+    return replace(run, summary={**run.summary, **values})
 
 
 def _keep_most_common_score(

@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import Score, format_significant
@@ -69,6 +71,7 @@ FAMILIES: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
     }
 )
 ALL_METRICS = tuple(metric for family in FAMILIES.values() for metric in family)
+[FORGETTING_SINCE_TRAINED] = (m for m in ALL_METRICS if m.name.endswith("_since_trained"))
 # Metrics that are computed if no family is chosen.
 METRICS = tuple(metric for family in DEFAULT_FAMILIES for metric in FAMILIES[family])
 # All built-in families, including families of predictions and of tests within buckets.
@@ -97,10 +100,24 @@ def split_families(family_names: str) -> tuple[str, ...]:
     return families
 
 
-def add_cost_metrics(metrics: Iterable[Metric], matrix: AccuracyMatrix) -> tuple[Metric, ...]:
-    """Return *metrics*, followed by all cost metrics if a row of the matrix has a cost."""
-    costs = COST_METRICS if any(cost is not None for cost in matrix.costs) else ()
-    return tuple({metric.name: metric for metric in (*metrics, *costs)}.values())
+def add_matrix_metrics(metrics: Iterable[Metric], matrix: AccuracyMatrix) -> tuple[Metric, ...]:
+    """Return *metrics*, followed by those that the matrix calls for.
+
+    These are all cost metrics if a row has a cost, and ``chaudhry/forgetting_since_trained`` if
+    ``renate/forgetting`` is one of *metrics* and lacks only tests of future buckets.
+    """
+    by_name = {metric.name: metric for metric in metrics}
+    if any(cost is not None for cost in matrix.costs):
+        by_name |= {metric.name: metric for metric in COST_METRICS}
+    if "renate/forgetting" in by_name and lacks_future_tests(matrix):
+        by_name.setdefault(FORGETTING_SINCE_TRAINED.name, FORGETTING_SINCE_TRAINED)
+    return tuple(by_name.values())
+
+
+def lacks_future_tests(matrix: AccuracyMatrix) -> bool:
+    """Return True if only tests of future buckets are missing for ``renate/forgetting``."""
+    is_missing = np.isnan(matrix.values[:, : max(matrix.num_rows - 1, 0)])
+    return bool(np.triu(is_missing, 1).any() and not np.tril(is_missing).any())
 
 
 def adapt_metrics(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]:

@@ -20,7 +20,7 @@ from clear_mlflow.metrics._registry import (
     DEFAULT_FAMILIES,
     METRICS,
     adapt_metrics,
-    add_cost_metrics,
+    add_matrix_metrics,
     format_value,
     get_built_in_metrics,
     get_family_metrics,
@@ -289,7 +289,9 @@ def scores(
     for item in metrics.split(",") if isinstance(metrics, str) else metrics:
         chosen += [item] if isinstance(item, Metric) else get_family_metrics(split_families(item))
     by_name = {metric.name: metric for metric in chosen}
-    return evaluate_metrics(add_cost_metrics(by_name.values(), matrix), matrix, protocol)
+    return evaluate_metrics(
+        add_matrix_metrics(by_name.values(), matrix.mask(protocol)), matrix, protocol
+    )
 
 
 def _convert_matrix(table: Any) -> AccuracyMatrix:

@@ -45,7 +45,7 @@ from clear_mlflow.metrics import (
     Metric,
     Predictions,
     adapt_metrics,
-    add_cost_metrics,
+    add_matrix_metrics,
     compute_values,
     get_family_metrics,
 )
@@ -367,7 +367,9 @@ def _select_metrics(
         *WITHIN_BUCKET_METRICS,
     )
     by_name = {metric.name: metric for metric in (*built_in, *metrics)}
-    return adapt_metrics(add_cost_metrics(by_name.values(), record.matrix), record.matrix.score)
+    return adapt_metrics(
+        add_matrix_metrics(by_name.values(), record.masked_matrix), record.matrix.score
+    )
 
 
 def _read_times(records: Mapping[str, RowRecord], num_rows: int) -> dict[int, int]:

@@ -22,7 +22,7 @@ from clear_mlflow.core.version import __version__, list_software_versions
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
 from clear_mlflow.journal.uploader import Uploader, read_exit_wait
 from clear_mlflow.learning.measured import CurvePoint
-from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
+from clear_mlflow.metrics import add_matrix_metrics, get_family_metrics
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.report.pictures import decode_png, draw_heatmap_png, load_drawing
 from clear_mlflow.scoring.run_log import evaluate_step
@@ -189,7 +189,7 @@ class RunRecorder:
             self.rows[row.row] = row  # from here on the row is on disk with all of its files
             matrix = AccuracyMatrix.from_rows(self.rows.values()).mask(record.protocol)
             time = to_milliseconds(record.written_at)
-            metrics = add_cost_metrics(get_family_metrics(self.families), matrix)
+            metrics = add_matrix_metrics(get_family_metrics(self.families), matrix)
             values = evaluate_step(matrix, row.row, metrics)
             row_points = [Metric(name, value, time, row.row) for name, value in values.items()]
             points = self._write_points(self._defer_bucket_points(row_points, row.row))

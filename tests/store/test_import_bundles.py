@@ -2,16 +2,18 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import mlflow
 import pytest
 from click.testing import CliRunner
 from copying import describe_run, track_loop
+from kept_predictions import kept_run
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from offline_folders import create_offline_folder
-from stored_runs import change, histories, rows_folder, stored_run
+from stored_runs import artifact_folder, change, histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS
 
 import clear_mlflow
@@ -125,6 +127,36 @@ def test_different_rows_are_rejected(store, my_store, experiment_id, tmp_path):
     files, code = import_bundles(tmp_path / "changed")
     assert (files[0]["outcome"], code) == ("failed", 2)
     assert "with other numbers" in files[0]["detail"]
+
+
+@pytest.mark.parametrize("contradiction", ["counts", "images", "tests"])
+def test_a_bundle_whose_parts_contradict_each_other_is_rejected(
+    store, my_store, experiment_id, tmp_path, contradiction
+):
+    """Correct hashes do not make its rows agree with its predictions or tests. Others are read."""
+    if contradiction == "tests":
+        folder = artifact_folder(store.get_run(track_loop())) / "anytime_accuracy"
+        file = min(folder.iterdir())
+        change(file, num_instances=[n + 1 for n in json.loads(file.read_text())["num_instances"]])
+    else:
+        run = kept_run(store, experiment_id)
+        row = rows_folder(run) / "row_002.json"
+        correct = json.loads(row.read_text())["correct"]
+        changed = {"correct": [correct[0] - 1, *correct[1:]]}
+        if contradiction == "images":
+            for row in rows_folder(run).iterdir():
+                change(row, num_instances=[101, 101])
+        else:
+            change(row, **changed)
+    sound = stored_run(store, experiment_id, seed=9)
+    exported = clear_mlflow.export("test", tmp_path / "results")
+    client = my_store()
+    files, code = import_bundles(exported)
+    assert (sorted(file["outcome"] for file in files), code) == (["failed", "imported"], 2)
+    (refused,) = (file for file in files if file["outcome"] == "failed")
+    assert re.search("but the (stored )?rows? ha(ve|s)", refused["detail"])
+    (run,) = client.search_runs([client.get_experiment_by_name("theirs").experiment_id])
+    assert run.data.tags[names.COPIED_FROM_TAG] == sound.info.run_id
 
 
 def test_a_folder_contains_bundles_and_other_results(

@@ -260,6 +260,31 @@ def test_the_same_matrix_is_another_run_if_something_else_is_stated(store, exper
     assert "1 there already" in run_import(path, "--seed", 3).output
 
 
+def test_a_matrix_of_past_buckets_has_a_forgetting(store, experiment_id, folder):
+    """It is logged, shown, and compared with runs that were tested on all buckets."""
+    name = "chaudhry/forgetting_since_trained"
+    (folder / "past.csv").write_text("0.75\n0.625,0.875\n0.5,0.5625,0.9375\n")
+    (folder / "all.csv").write_text(files.savetxt(SQUARE, delimiter=","))
+    assert run_import(folder, "--orientation", "rows").exit_code == 0
+    runs = find_runs_by_name(store, experiment_id)
+    expected = (0.25 + 0.3125) / 2
+    assert runs["past"].data.metrics[name] == expected
+    assert name not in runs["all"].data.metrics
+    shown = CliRunner().invoke(main, ["show", runs["past"].info.run_id]).output
+    assert f"{name} {expected:.4f}".split() in [line.split()[:2] for line in shown.splitlines()]
+    compared = compare([run.info.run_id for run in runs.values()], group_by=(), log=False)
+    assert set(compared.leaderboard()[name]) == {expected}
+    alone = compare(runs["all"].info.run_id, group_by=(), log=False)
+    assert name not in alone.leaderboard()
+
+
+def test_measured_rows_are_counted(store, folder):
+    """A row that was not tested, and the untrained model's, are no rows of the result."""
+    matrix = [[0.75, 0.5, 0.25], [None] * 3, [0.5, 0.5625, 0.9375]]
+    (folder / "gap.json").write_text(json.dumps({"matrix": matrix, "initial": [0.1] * 3}))
+    assert "2 of 3 rows" in run_import(folder).output
+
+
 def test_a_folder_of_many_files_is_listed_once(store, monkeypatch, folder):
     """Importing is not quadratic in the number of files."""
     for i in range(50):

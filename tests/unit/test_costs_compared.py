@@ -21,7 +21,7 @@ from clear_mlflow.core.distributed import get_processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import RowCost, parse_row_cost
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name
-from clear_mlflow.metrics import FAMILIES, METRICS, add_cost_metrics, evaluate_metrics, summarize
+from clear_mlflow.metrics import FAMILIES, METRICS, add_matrix_metrics, evaluate_metrics, summarize
 
 ALL = (*METRICS, *FAMILIES["cost"])
 
@@ -131,7 +131,7 @@ def test_costs_are_summed_and_stored_bytes_are_the_maximum():
     """For a truncated run, of its own buckets. A row without cost leaves them undefined."""
     records = add_costs(row_records(counts(180, 0)), 5)
     matrix = assemble(records).matrix
-    assert [m.name for m in add_cost_metrics((), matrix)] == [m.name for m in FAMILIES["cost"]]
+    assert [m.name for m in add_matrix_metrics((), matrix)] == [m.name for m in FAMILIES["cost"]]
     for k in (1, 4):
         metrics = summarize(matrix.after(k), metrics=ALL)
         assert metrics[COST] == 5 * k
@@ -144,7 +144,7 @@ def test_costs_are_summed_and_stored_bytes_are_the_maximum():
     results = evaluate_metrics(ALL, assemble(records).matrix)
     assert results[COST].reason == "row 2 lacks training_flops"
     assert results["cost/seconds"].reason == "row 1 lacks seconds"
-    assert add_cost_metrics((), assemble(add_costs(records.values(), None)).matrix) == ()
+    assert add_matrix_metrics((), assemble(add_costs(records.values(), None)).matrix) == ()
 
 
 def test_a_verdict_states_the_cost_of_the_better_method():

@@ -462,6 +462,35 @@ def test_forgetting_of_a_lower_triangular_matrix():
     assert reasons["chaudhry/forgetting_since_trained"] == "row 2, column 1 was not measured"
 
 
+NAN = math.nan
+PAST_ONLY = [[0.9, NAN, NAN], [0.7, 0.8, NAN], [0.8, 0.6, 0.9]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "protocol", "defined"),
+    [
+        (PAST_ONLY, "iid", "since"),
+        ([[0.9, NAN, NAN, 0.1], [0.7, 0.8, 0.1, 0.1], [0.8, 0.6, 0.9, 0.1]], "iid", "since"),
+        ([[0.9, 0.1, NAN], [0.7, 0.8, NAN], [0.8, 0.6, 0.9]], "iid", "over all"),
+        (PAST_ONLY[:2], "iid", "over all"),
+        ([[0.9, NAN, NAN], [NAN, 0.8, NAN], [0.8, 0.6, 0.9]], "iid", "none"),
+        (PAST_ONLY[:1], "iid", "none"),
+        (PAST_ONLY, "streaming", "none"),
+    ],
+)
+def test_forgetting_since_trained_is_added_if_only_future_tests_are_missing(
+    rows, protocol, defined
+):
+    """To the families that contain the other definition, once, with its series."""
+    name, results = "chaudhry/forgetting_since_trained", metrics.scores(rows, protocol)
+    assert (name in results) == (defined == "since")
+    assert (results["renate/forgetting"].value is not None) == (defined == "over all")
+    if defined == "since":
+        assert results[name].series.keys() == {2, 3}
+    assert name not in metrics.scores(rows, protocol, "clear")
+    assert name in metrics.scores(rows, protocol, "renate,chaudhry")
+
+
 def test_a_missing_row_leaves_gaps_in_the_series():
     """At its step and in metrics that need it."""
     metric_series = series(MISSING_ROW)
