@@ -279,7 +279,7 @@ def test_a_matrix_of_past_buckets_has_a_forgetting(store, experiment_id, folder)
 
 
 def test_measured_rows_are_counted(store, folder):
-    """A row that was not tested, and the untrained model's, are no rows of the result."""
+    """Rows that were not tested are not counted, and the untrained model's row neither."""
     matrix = [[0.75, 0.5, 0.25], [None] * 3, [0.5, 0.5625, 0.9375]]
     (folder / "gap.json").write_text(json.dumps({"matrix": matrix, "initial": [0.1] * 3}))
     assert "2 of 3 rows" in run_import(folder).output
