@@ -149,7 +149,7 @@ def list_strategies() -> list[str]:
     }
     return [
         f"{forward / 1e9:.2f} GFLOPs forward and {step / 1e9:.2f} in a step for each image.\n",
-        "| strategy | training FLOPs of the stream | of naive's |",
+        "| strategy | training FLOPs | relative to naive |",
         "|---|---|---|",
         *(
             f"| {name} | {flops:.2e} | {flops / naive:{'.2f' if flops > 0.01 * naive else '.0e'}} |"

@@ -55,7 +55,7 @@ def _wrap(paragraph: str) -> str:
 
 @cache
 def run_command(command: str) -> str:
-    """Return what a command prints in an empty store, without the lines of costs."""
+    """Return what a command prints in an empty store."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "benchmarks").symlink_to(ROOT / "benchmarks")
         words = shlex.split(command.replace("mlflow run .", f"mlflow run {ROOT}"))
@@ -73,8 +73,7 @@ def run_command(command: str) -> str:
         )
     if done.returncode != 0:
         raise RuntimeError(f"{command}: {done.stderr}")
-    lines = (line.rstrip() for line in done.stdout.splitlines())
-    return "\n".join(line for line in lines if not line.startswith("cost/"))
+    return "\n".join(line.rstrip() for line in done.stdout.splitlines())
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ _COMMANDS: Mapping[str, tuple[click.Command, ...]] = {  # by heading
 
 EXIT_CODES: Mapping[str, str] = {
     "0": "Success.",
-    "1": "A bug in this program or a library, with a traceback. data check: problems were found.",
-    "2": "An error that you can fix, reported in one line on standard error. With several runs or "
-    "files, the others are done.",
-    "75": "train --if-held leave: a process on another machine may still train into the run. Start "
+    "1": "A bug, reported with a traceback; or 'data check' found problems.",
+    "2": "An error that you can fix, reported in one line on standard error. If it concerns one of "
+    "several runs or files, the others were still processed.",
+    "75": "train --if-held leave: a process on another machine may still be training this run. Try "
     "again later.",
     "128 + signal": "Stopped by a signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 137 for "
     "SIGKILL (for example out of memory). Everything measured so far is stored.",

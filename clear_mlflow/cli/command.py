@@ -27,6 +27,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import click
+from click.core import ParameterSource
 
 from clear_mlflow.api._arguments import resolve_annotation
 from clear_mlflow.core.errors import ClearError, ConfigError
@@ -307,21 +308,32 @@ _NAME = re.compile(
 )
 
 
+def _is_passed(context: click.Context, name: str) -> bool:
+    """Return True if the command was called with a parameter."""
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
 def spell_options(text: str, params: Sequence[click.Parameter]) -> str:
     """Replace parameter names in a message by command-line options, as a user types them.
 
     params: parameters of the command; other names in the message stay as they are. A name also
-    stands for the parameter rows_NAME.
+    stands for the parameter rows_NAME. In "NAME is ..." and "NAME: ..." it is the field of a file
+    unless the running command was called with that option.
 
     >>> params = [build_option("scale"), build_option("lr_step")]
     >>> spell_options('lr_step is 7; pass scale="percent"', params)
-    '--lr-step is 7; pass --scale percent'
+    'lr_step is 7; pass --scale percent'
     """
+    context = click.get_current_context(silent=True)
     options = {param.name: param.opts[0] for param in params if isinstance(param, click.Option)}
 
     def spell(match: re.Match[str]) -> str:
         name, *values = filter(None, match.groups())
-        option = options.get(name) or options.get(f"rows_{name}")
+        key = name if name in options else f"rows_{name}"
+        option = options.get(key)
+        is_subject = text.startswith((" is ", ":"), match.end())
+        if is_subject and not (context and _is_passed(context, key)):
+            option = None
         return " ".join((option, *values)).removesuffix(" True") if option else match[0]
 
     return _NAME.sub(spell, _ASSIGNMENT.sub(spell, text))

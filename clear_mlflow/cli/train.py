@@ -99,9 +99,8 @@ def train(
             names, without any tracking store; "clear-mlflow sync" copies it to one later.
         resume: id of an interrupted run, to resume it with its parameters; or an offline folder
             with one interrupted run.
-        if_held: what to do if a process on another machine may still train into the run: wait until
-            its lease has expired, 3 minutes at most, or leave with exit code 75, to be started
-            again later.
+        if_held: what to do if a process on another machine may still be training this run. wait:
+            wait up to 3 minutes for its lease to expire. leave: exit with code 75 at once.
         **parameters: parameters of the training as text.
     """
     apply_run_options(experiment, run_name, tag, resume=resume, offline=offline)

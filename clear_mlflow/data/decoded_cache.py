@@ -139,7 +139,9 @@ class DecodedCache:
         except ForeignFileError:  # so this user does not replace it
             raise
         except UnusableFileError as error:
-            message = f"{error}; its images are decoded anew, and any other such file, too"
+            message = (
+                f"{error}; its images are decoded again, as are those of any other damaged file"
+            )
             self._warn_once("damage", message)
             return None
 
@@ -184,7 +186,7 @@ class DecodedCache:
         self._warn_once(
             "folder",
             f"decoded images cannot be kept in {path_text(self.folder)}: {why}; each run decodes "
-            f"them anew until CLEAR_MLFLOW_CACHE names a folder {other_folder}",
+            f"them again until CLEAR_MLFLOW_CACHE names a folder {other_folder}",
         )
 
     def _warn_once(self, topic: str, message: str) -> None:

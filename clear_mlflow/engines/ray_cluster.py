@@ -5,22 +5,24 @@ Ray is imported only when an engine is entered.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 from clear_mlflow.core.credentials import mask_credentials
-from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError, TrainingError
+from clear_mlflow.core.packages import import_package
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.engines import Task, TaskResult
 
 LOCAL = "local"
 _STOP_SECONDS = 60.0
+_LOST_SECONDS = 20.0
 _CONNECT_SECONDS = 10.0
 
 
@@ -48,24 +50,17 @@ class RayEngine:
         self.address, self.cpus, self.gpus = address, cpus, gpus or 0.0
         self._is_gpu_auto = gpus is None
         self._ray: Any = None  # the module
-        self._has_connected = False
+        self._has_connected = self._is_lost = False
         self._train = train
         self._jobs = jobs
         self._running: dict[Any, Task] = {}
         self._remote_train: Any = None  # Ray's wrapper of it
 
     def __enter__(self) -> RayEngine:
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError(
-                "engine is ray, which is not installed; pip install 'clear_mlflow[ray]', or pass "
-                "engine=local"
-            )
         # Usage reports are for the user to agree to.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        import ray
-
-        self._ray = ray
+        self._ray = ray = import_package("ray", "engine ray")
         if not ray.is_initialized():
             try:
                 _check_reachable(self.address)
@@ -105,12 +100,13 @@ class RayEngine:
         if running := list(self._running):
             self.stop()
             self._ray.wait(running, num_returns=len(running), timeout=_STOP_SECONDS)
-        if self._has_connected:
+        if self._has_connected and not self._is_lost:
             self._ray.shutdown()
             self._ray._private.worker._worker_logs_enabled = True
 
     def list_nodes(self) -> list[Mapping[str, Any]]:
         """Return the machines that are alive, as Ray describes them."""
+        self._check_alive()
         return [node for node in self._ray.nodes() if node.get("Alive")]
 
     def count_slots(self) -> int:
@@ -157,7 +153,28 @@ class RayEngine:
         if not self._running:
             return []
         done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=timeout)
+        if not done:
+            self._check_alive()
         return [self._collect_result(reference) for reference in done]
+
+    def _check_alive(self) -> None:
+        """Raise TrainingError if the cluster is gone. Waits 20 seconds for it to return.
+
+        After 60 seconds without it, Ray ends this process.
+        """
+        until = time.monotonic() + _LOST_SECONDS
+        while True:
+            try:
+                return _check_reachable(self._ray.get_runtime_context().gcs_address)
+            except OSError as error:
+                if time.monotonic() > until:
+                    self._running.clear()  # nothing can be waited for
+                    self._is_lost = True
+                    raise TrainingError(
+                        f"the Ray cluster at {self.address} is lost: {error.strerror or error}; "
+                        "when it is back, the same command resumes what was training"
+                    ) from error
+            time.sleep(1.0)
 
     def stop(self) -> None:
         """Cancel all tasks, and return at once.

@@ -292,7 +292,9 @@ class Uploader:
                     self.problem = None
                 self._last_progress = time.monotonic()
                 if self._has_warned and not self._queue:
-                    warn("the tracking store is back; what waited is stored")
+                    warn(
+                        "the tracking store is back; everything kept on local disk is stored in it"
+                    )
                     self._has_warned = False
                 self._changed.notify_all()
 

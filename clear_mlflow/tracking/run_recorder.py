@@ -227,12 +227,12 @@ class RunRecorder:
                 entry = folder.append(path, content)
                 break
             except OSError as error:
-                full = f"{folder.folder} takes no more ({error.strerror})"
+                full = f"cannot write to {folder.folder}: {error.strerror}"
                 try:
                     self._open_folder()
                 except TrackingError as no_folder:
                     raise TrackingError(f"{full}; {no_folder}; {path} is lost") from error
-                warn(f"{full}; what follows is kept in {self._folders[-1].folder}")
+                warn(f"{full}; further files are written to {self._folders[-1].folder}")
         self.uploader.enqueue(entry)
 
     def write_tags(self, tags: Mapping[str, str]) -> None:
@@ -339,7 +339,7 @@ class RunRecorder:
             load_drawing()
             load_run_page()
         except Exception as error:
-            warn(f"pictures may be left out: {error}")
+            warn(f"heat maps and pages may be missing: {error}")
         finally:
             self._is_loaded.set()
         while not self._is_over.wait(RENEW_SECONDS):
@@ -366,7 +366,7 @@ class RunRecorder:
                 step=matrix.num_rows,
             )
         except Exception as error:  # the row itself is stored
-            warn(f"a picture is left out, the last one is drawn at the end: {error}")
+            warn(f"the heat map of this row is missing; the last one is drawn at the end: {error}")
 
 
 def utc_now() -> str:

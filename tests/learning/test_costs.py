@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -563,3 +564,11 @@ def test_equal_budgets_have_one_text(text, same):
 def test_a_memory_budget_below_one_image_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="an image in the memory of strategy derpp takes 236"):
         train_all(image_stream(tmp_path), on_images("derpp", memory_budget=200))
+
+
+def test_the_documented_costs_are_those_that_the_script_computes(project, monkeypatch):
+    monkeypatch.syspath_prepend(str(project))
+    computed = import_module("benchmarks.costs").list_strategies()[1:]
+    page = (project / "docs" / "cost.md").read_text(encoding="utf-8").splitlines()
+    first = page.index(computed[0])
+    assert page[first : page.index("", first)] == computed

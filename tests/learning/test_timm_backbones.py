@@ -179,7 +179,7 @@ def test_names_that_timm_lacks_are_reported(monkeypatch):
     message = one_line(load_backbone, f"timm:{TINY}", "weights.safetensors")
     assert "timm backbones use their own weights: pass --weights DEFAULT" in message
     monkeypatch.setitem(sys.modules, "timm", None)
-    assert "pip install 'clear_mlflow[timm]'" in one_line(load_backbone, f"timm:{TINY}", "none")
+    assert "pip install timm" in one_line(load_backbone, f"timm:{TINY}", "none")
 
 
 def test_heads_are_trained_on_timm_features(tmp_path, monkeypatch):

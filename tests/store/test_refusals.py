@@ -3,6 +3,8 @@
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -52,9 +54,108 @@ def test_messages_spell_options_as_they_are_typed(store, tmp_path):
     assert "pass --scale percent" in done.output
     with pytest.raises(RecordError, match='pass scale="percent"'):
         read_runs(ResultFile("x.csv", b"75,50\n70,90\n", ReadOptions(orientation="rows")))
+    (tmp_path / "m.json").write_text('{"matrix": [[0.8, 0.6], [0.7, 0.9]], "num_instances": "x"}')
+    done = CliRunner().invoke(main, ["import", str(tmp_path / "m.json")])
+    assert ": num_instances: expected" in done.output  # a field, and not an option
+    (tmp_path / "config.json").write_text('{"lr_step": "often"}')
+    done = CliRunner().invoke(main, ["train", "--config", str(tmp_path / "config.json")])
+    assert "error: lr_step is 'often'" in done.output
+    done = CliRunner().invoke(main, ["train", "--lr-step", "often"])
+    assert "error: --lr-step is 'often'" in done.output
     arguments = ["--strategy", "ncm", "--model", "mlp:8", "--features", "pixels"]
     done = CliRunner().invoke(main, ["train", *arguments])
     assert "pass --model linear, and standardise=first" in done.output
+
+
+# Makes a package unimportable in a process and in those that it starts.
+WITHOUT = """
+import importlib.abc, sys
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "{package}":
+            raise {error}(f"no {{name}} here")
+sys.meta_path.insert(0, Missing())
+"""
+# Runs commands, or Python after "!", and prints exit codes.
+RUN_LINES = """
+import shlex, sys
+import clear_mlflow
+from clear_mlflow.cli import main
+for line in sys.stdin.read().splitlines():
+    try:
+        exec(line[1:]) if line[0] == "!" else main(shlex.split(line), prog_name="clear-mlflow")
+    except SystemExit as ended:
+        print("exit", ended.code, line, file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def run_without(tmp_path, monkeypatch):
+    """Run lines in a process without a package, and return its errors and exit codes."""
+
+    def run(package, *lines, error="ModuleNotFoundError"):
+        (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(package=package, error=error))
+        done = subprocess.run(
+            [sys.executable, "-c", RUN_LINES],
+            input="\n".join(lines),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stderr, [x for x in done.stderr.splitlines() if x.startswith(("exit", "err"))]
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
+    return run
+
+
+def test_recorded_results_can_be_read_and_compared_without_torch(run_without, tmp_path):
+    (tmp_path / "x.csv").write_text(".75,.50\n.70,.90\n")
+    lines = [
+        "!run = clear_mlflow.track(buckets=2, num_instances=9, seed=0)",
+        "!with run: run.log_counts(1, [3, 4])",
+        *("import x.csv --orientation rows", "evaluate Default", "identify x.csv 0.8"),
+        *("compare Default", "export Default out", "!main(['show', run.run_id])"),
+    ]
+    stderr, ends = run_without("torch", *lines)
+    assert ends == [f"exit 0 {line}" for line in lines[2:]], stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "error", "line"),
+    [
+        ("torch", "ModuleNotFoundError", "train --epochs 1"),
+        ("torch", "OSError", "sweep grid.yaml"),
+        ("torchvision", "RuntimeError", "train --model resnet18"),
+    ],
+)
+def test_a_missing_package_is_a_line_that_says_how_to_install_it(
+    run_without, tmp_path, package, error, line
+):
+    """Or if a library that it links to is missing, or it needs another version of one."""
+    (tmp_path / "grid.yaml").write_text("grid: {seed: [0]}")
+    stderr, (message, end) = run_without(package, line, error=error)
+    assert f"needs the package {package}, which cannot be imported" in message, stderr
+    assert message.endswith(f"pip install {package}")
+    assert end == f"exit 2 {line}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["sweep", "none.yaml"], "cannot read the sweep none.yaml: No such file or directory"),
+        (["sweep", "bad.yaml"], 'is not YAML: while parsing a flow mapping in "<unicode string>"'),
+        (["train", "--config", "none.json"], "configuration none.json: No such file or directory;"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_plain_line(tmp_path, monkeypatch, arguments, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text("grid: {seed: [0, 1]\nfixed: 2")
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2
+    assert expected in done.output
+    assert not any(part in done.output for part in ("\\n", "Errno"))
 
 
 @pytest.mark.parametrize("command", [["evaluate", "--unscored-only"], ["import", __file__]])

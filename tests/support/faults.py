@@ -385,7 +385,7 @@ class Trial:
                 outcome.did["lost the run: one line, exit code 2"] += 1
             elif code in (1, 2) and "is open there until 'clear-mlflow sync" in text:
                 outcome.did["cut off at its end: left for sync"] += 1
-            elif code == 2 and "takes no more" in text and "is lost" in text:
+            elif code == 2 and "cannot write to" in text and "is lost" in text:
                 outcome.did["its disk was full: one error"] += 1
             elif code in (0, -signal.SIGKILL):
                 outcome.did[f"ended with {code}"] += 1

@@ -208,7 +208,7 @@ def test_an_unreachable_hub_is_a_one_line_error(tmp_path, monkeypatch):
 
 def test_an_error_names_the_package_to_install(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"pip install 'clear_mlflow\[huggingface\]'"):
+    with pytest.raises(ConfigError, match=r"pip install datasets"):
         load(saved[1])
 
 

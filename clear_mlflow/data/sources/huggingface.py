@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import TEST
+from clear_mlflow.core.packages import import_package
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, MAX_TABLE_ROWS
 from clear_mlflow.data.files import (
@@ -139,13 +140,7 @@ def _load_dataset(root: Path | None, arguments: Arguments, source_name: str) -> 
     Raises ConfigError if the package is not installed, and DataError if the dataset cannot be
     loaded.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise ConfigError(
-            "dataset huggingface needs the package datasets; pip install "
-            "'clear_mlflow[huggingface]'"
-        ) from error
+    datasets = import_package("datasets", "dataset huggingface")
     if root is not None:
         _check_files(resolve_root(root))
     subset = None if arguments.subset == NONE else arguments.subset

@@ -152,11 +152,9 @@ class TrainConfig:
         DATA,
         parse_split,
         python_type="int | str",
-        help="Test set of protocol iid. A number N: 30 % of each bucket's training images, drawn "
-        "with seed N. auto: the released test set; if it is missing, the released layout raises an "
-        "error and the other layouts use split 0. validation: a tenth of the training images of "
-        "auto, for choosing parameters; no test image is read (validation:N: a tenth of the "
-        "training images of split N).",
+        help="Images that are tested on under protocol iid. auto: the test set; without one, "
+        "the released layout is an error, and others use split 0. N: 30 % of each bucket's training images, drawn with seed N. validation "
+        "or validation:N: a tenth of the training images of auto or of split N.",
     )
     scenario: str = _option(
         DATA,
