@@ -139,9 +139,7 @@ class DecodedCache:
         except ForeignFileError:  # so this user does not replace it
             raise
         except UnusableFileError as error:
-            message = (
-                f"{error}; its images are decoded again, as are those of any other damaged file"
-            )
+            message = f"{error}; its images are decoded again, like those of other damaged files"
             self._warn_once("damage", message)
             return None
 

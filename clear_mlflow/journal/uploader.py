@@ -292,9 +292,7 @@ class Uploader:
                     self.problem = None
                 self._last_progress = time.monotonic()
                 if self._has_warned and not self._queue:
-                    warn(
-                        "the tracking store is back; everything kept on local disk is stored in it"
-                    )
+                    warn("the tracking store is back; all that was kept on local disk is stored")
                     self._has_warned = False
                 self._changed.notify_all()
 

@@ -358,9 +358,7 @@ def _read_rows(
             is_replaced = state is not None and row is not None and row >= state.manifest.row
             if row is None or not is_replaced or not is_truncated_row(content):
                 raise
-            warn(
-                f"run {run.info.run_id}: {error}; the row is written again from the training state"
-            )
+            warn(f"run {run.info.run_id}: {error}; it is written again from the training state")
             damaged_rows.add(row)
     return records_by_file, frozenset(damaged_rows)
 

@@ -206,7 +206,7 @@ def test_training_continues_while_the_server_is_unreachable(server, proxy, tmp_p
     assert journals(tmp_path) == []
     errors = capsys.readouterr().err
     assert errors.count("training continues") == 1
-    assert "everything kept on local disk is stored in it" in errors
+    assert "all that was kept on local disk is stored" in errors
 
 
 STUTTERS = [

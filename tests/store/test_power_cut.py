@@ -185,7 +185,7 @@ def test_a_torn_row_is_written_again(cuts, store, tmp_path, capfd):
             continue
         point = read_resume_point(store, run_id, tmp_path)
         assert (set(point.records), point.damaged_rows) == ({0}, {1})
-        assert "the row is written again from the training state" in capfd.readouterr().err
+        assert "it is written again from the training state" in capfd.readouterr().err
         again = training(SETTINGS, STREAM, point.state.file)
         with TrainingRun(store, run_id, again.config, {}, resume_point=point) as run:
             run.track(again)

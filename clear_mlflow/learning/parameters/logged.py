@@ -168,6 +168,6 @@ def read_config_file(path: Path) -> dict[str, str]:
         return json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
     except (OSError, RecordError) as error:
         raise ConfigError(
-            f"cannot read the configuration {path}: {reason(error)}; expected a JSON object of texts, like "
-            "the config.json of a run"
+            f"cannot read the configuration {path}: {reason(error)}; expected a JSON object of "
+            "texts, like the config.json of a run"
         ) from error
