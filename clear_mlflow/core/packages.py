@@ -8,7 +8,7 @@ from clear_mlflow.core.text import safe_repr
 
 
 def import_package(name: str, purpose: str) -> Any:
-    """Import and return a module, or raise a ConfigError that says what to install.
+    """Import and return a module, or raise a ConfigError with what to install.
 
     purpose: subject of the message, for example "engine ray".
     """

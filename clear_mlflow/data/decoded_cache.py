@@ -139,7 +139,7 @@ class DecodedCache:
         except ForeignFileError:  # so this user does not replace it
             raise
         except UnusableFileError as error:
-            message = f"{error}; its images are decoded again, like those of other damaged files"
+            message = f"{error}; images of damaged files are decoded again"
             self._warn_once("damage", message)
             return None
 

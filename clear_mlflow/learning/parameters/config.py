@@ -152,9 +152,10 @@ class TrainConfig:
         DATA,
         parse_split,
         python_type="int | str",
-        help="Images that are tested on under protocol iid. auto: the test set; without one, "
-        "the released layout is an error, and others use split 0. N: 30 % of each bucket's training images, drawn with seed N. validation "
-        "or validation:N: a tenth of the training images of auto or of split N.",
+        help="Images that are tested on under protocol iid. auto: the test set; without one, the "
+        "released layout is an error, and others use split 0. N: 30 % of each bucket's training "
+        "images, drawn with seed N. validation or validation:N: a tenth of the training images of "
+        "auto or of split N.",
     )
     scenario: str = _option(
         DATA,
