@@ -177,7 +177,7 @@ def test_a_damaged_entry_is_built_again(tmp_path, damage):
     assert metadata == {**json.loads(before[1]), "mtime_ns": entry.stat().st_mtime_ns}
     (line,) = messages
     assert line.startswith(str(entry.with_suffix("")))
-    assert "is not as it was written; its images are decoded anew" in line
+    assert "is not as it was written; images of damaged files are decoded again" in line
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".json"])
