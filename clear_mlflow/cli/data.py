@@ -15,8 +15,7 @@ import click
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import command
 from clear_mlflow.core.disk import default_cache_dir, default_data_dir
-from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.packages import import_package
+from clear_mlflow.core.errors import ConfigError, require_package
 from clear_mlflow.core.text import printable, safe_repr
 from clear_mlflow.data.files import path_text
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -185,7 +184,8 @@ def features(
 
     check_split(protocol, split)
 
-    torch = import_package("torch", "feature extraction")
+    with require_package("torch", "feature extraction"):
+        import torch
 
     from clear_mlflow.data import load_stream
     from clear_mlflow.data.download import fetch_clear

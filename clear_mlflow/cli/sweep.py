@@ -14,7 +14,7 @@ from clear_mlflow.api.verbs import sweep as sweep_runs
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import COMPARISON, WORK, command
 from clear_mlflow.cli.train import apply_run_options
-from clear_mlflow.core.packages import import_package
+from clear_mlflow.core.errors import require_package
 from clear_mlflow.engines.local import start_program
 from clear_mlflow.grids import read_grid
 
@@ -68,8 +68,8 @@ def sweep(
     apply_run_options(experiment, run_name, tag, offline=offline)
     # An invalid file is reported before MLflow and torch are loaded.
     num_runs = len(read_grid(grid).runs) if grid else 0
-    import_package("torch", "training")
-    from clear_mlflow.api.sweep_runs import FAILED, NOT_DONE, plan_sweep, run_sweep
+    with require_package("torch", "training"):
+        from clear_mlflow.api.sweep_runs import FAILED, NOT_DONE, plan_sweep, run_sweep
 
     if dry_run:
         for name in ("retries", "group_by", "rank_by"):

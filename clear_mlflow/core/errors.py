@@ -4,6 +4,9 @@ Every message names what arrived, what was expected, and what to do. Anything th
 ``ClearError`` is a bug of ours and shows its traceback.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from clear_mlflow.core.credentials import mask_credentials
 
 
@@ -59,3 +62,19 @@ class UndefinedMetricError(ClearError):
 
 class FailedMetricError(UndefinedMetricError):
     """A custom metric raised another error, or returned something other than a number."""
+
+
+@contextmanager
+def require_package(package: str, purpose: str) -> Iterator[None]:
+    """Raise a ConfigError with what to install if a package cannot be imported in the block.
+
+    purpose: subject of the message, for example "engine ray".
+    """
+    try:
+        yield
+    # A library that PyTorch links to is missing (OSError), or its version is not torchvision's.
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"{purpose} needs the package {package}, which cannot be imported: {error}; "
+            f"pip install {package}"
+        ) from error

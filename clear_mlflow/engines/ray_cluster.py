@@ -15,8 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from clear_mlflow.core.credentials import mask_credentials
-from clear_mlflow.core.errors import ConfigError, TrainingError
-from clear_mlflow.core.packages import import_package
+from clear_mlflow.core.errors import ConfigError, TrainingError, require_package
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.engines import Task, TaskResult
 
@@ -60,7 +59,10 @@ class RayEngine:
         # Usage reports are for the user to agree to.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        self._ray = ray = import_package("ray", "engine ray")
+        with require_package("ray", "engine ray"):
+            import ray
+
+        self._ray = ray
         if not ray.is_initialized():
             try:
                 _check_reachable(self.address)

@@ -21,7 +21,6 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import get_divided_split
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_RUNS, decode_text, read_bytes
-from clear_mlflow.data.files import reason
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
     TrainConfig,
@@ -84,12 +83,14 @@ def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
         file = None if isinstance(grid, Mapping) else read_bytes(grid, MAX_CONFIG_BYTES)
         text = _to_yaml(grid) if file is None else decode_text(file)
     except (OSError, RecordError) as error:
-        raise ConfigError(f"cannot read the sweep {path}: {reason(error)}") from None
+        raise ConfigError(
+            f"cannot read the sweep {path}: {getattr(error, 'strerror', error)}"
+        ) from None
     try:
         # Only nodes are parsed; no object is built from the file.
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"the sweep {path} is not YAML: {reason(error)}") from None
+        raise ConfigError(f"the sweep {path} is not YAML: {' '.join(str(error).split())}") from None
     try:
         runs = [_plan_run(run, number) for number, run in enumerate(_iter_runs(node), start=1)]
         _check_runs_differ(runs)

@@ -12,8 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.packages import import_package
+from clear_mlflow.core.errors import ConfigError, DataError, require_package
 from clear_mlflow.core.text import suggest_nearest
 from clear_mlflow.data.files import path_text
 from clear_mlflow.learning.device import get_convolution_dtype
@@ -210,7 +209,10 @@ def _build_on_meta(name: str, *, num_classes: int, image_size: int) -> nn.Module
 def _import_torchvision_models() -> Any:
     """Return the module torchvision.models."""
     # Slower to import than torch, and not needed for heads on features.
-    return import_package("torchvision.models", "a torchvision model")
+    with require_package("torchvision", "a torchvision model"):
+        import torchvision.models
+
+    return torchvision.models
 
 
 def _check_model_exists(name: str) -> None:

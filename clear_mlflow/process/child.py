@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clear_mlflow.core import errors
 from clear_mlflow.core.distributed import read_dist_env
-from clear_mlflow.core.packages import import_package
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process.streams import guard_streams
 
@@ -82,8 +81,8 @@ def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
     # Importing torch makes no garbage; without collections the README's first command is a sixth
     # faster.
     gc.disable()
-    import_package("torch", "training")
-    from clear_mlflow.learning.process_group import process_group
+    with errors.require_package("torch", "training"):
+        from clear_mlflow.learning.process_group import process_group
     from clear_mlflow.learning.progress import TrainingProgress, build_progress
     from clear_mlflow.learning.session import check, download_missing, load_data, prepare
 

@@ -15,8 +15,8 @@ from clear_mlflow.core.errors import (
     DataError,
     DivergedError,
     PeerLostError,
+    require_package,
 )
-from clear_mlflow.core.packages import import_package
 from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process.signals import StoppingSignals
@@ -35,7 +35,8 @@ def resolve_num_processes(requested: int | None, config: TrainConfig) -> int:
 
     Raises ConfigError if so many processes cannot train with *config* on this machine.
     """
-    torch = import_package("torch", "training")
+    with require_package("torch", "training"):
+        import torch
 
     from clear_mlflow.learning.device import resolve_device
     from clear_mlflow.learning.process_group import check_devices

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.errors import ConfigError, DataError, require_package
 from clear_mlflow.core.matrix import TEST
-from clear_mlflow.core.packages import import_package
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, MAX_TABLE_ROWS
 from clear_mlflow.data.files import (
@@ -140,7 +139,8 @@ def _load_dataset(root: Path | None, arguments: Arguments, source_name: str) -> 
     Raises ConfigError if the package is not installed, and DataError if the dataset cannot be
     loaded.
     """
-    datasets = import_package("datasets", "dataset huggingface")
+    with require_package("datasets", "dataset huggingface"):
+        import datasets
     if root is not None:
         _check_files(resolve_root(root))
     subset = None if arguments.subset == NONE else arguments.subset

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.packages import import_package
+from clear_mlflow.core.errors import ConfigError, DataError, require_package
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH, hash_file
 from clear_mlflow.data.decode import LibraryTransform, build_damage_error, decode_blocks
 from clear_mlflow.data.features import check_extraction_name
@@ -150,7 +149,8 @@ def _load_timm(name: str, weights: str) -> Backbone:
     weights: ``DEFAULT`` for the tag's (downloaded if they are missing), or ``none`` for random
     ones. Raises ConfigError for other weights, an unknown name, or if timm is not installed.
     """
-    timm = import_package("timm", f"backbone {_TIMM_PREFIX}{name}")
+    with require_package("timm", f"backbone {_TIMM_PREFIX}{name}"):
+        import timm
     if not timm.is_model(name):
         raise ConfigError(
             f"unknown backbone {_TIMM_PREFIX + name!r}; expected one that timm.list_models() "
