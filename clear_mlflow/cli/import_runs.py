@@ -42,10 +42,9 @@ else:
         click.Option(
             ["--from", "store"],
             metavar="STORE",
-            help="Copy runs with everything that is stored of them from another store: a tracking "
-            "URI, an offline folder or an mlruns folder. The arguments are then ids of runs and "
-            "names of experiments, and without any, all runs are copied, each into the experiment "
-            "of the same name unless --experiment is passed.",
+            help="Copy complete runs from another store: a tracking URI, an offline folder or an "
+            "mlruns folder. Pass run ids and names of experiments, or nothing to copy all runs. "
+            "Without --experiment, each run goes to the experiment of the same name.",
         ),
     ],
     examples=(
@@ -81,13 +80,13 @@ def import_runs(
     split: Literal["test", "validation"] = "test",
     metrics: Sequence[str] | Literal["auto"] = "auto",
 ) -> None:
-    """Make MLflow runs out of result files of other programs and out of bundles, and score them.
+    """Import result files of other programs and bundles as MLflow runs, and score them.
 
     Reads plain matrices (CSV, TSV, NumPy, JSON) and the files of Avalanche, Renate, mammoth, PyCIL,
-    PILOT, C3Box, LibContinual, CLArena, ZSCL and MoE-Adapters4CL, as docs/import.md describes.
-    Nothing in a file is executed. All files of a folder are read. A file that cannot be read is
-    reported, the others are imported, and the exit code is 2. Runs of bundles, which export writes,
-    are copied as they are; a run that the store contains already is skipped.
+    PILOT, C3Box, LibContinual, CLArena, ZSCL, MoE-Adapters4CL and DyTox, as docs/import.md
+    describes. Nothing in a file is executed. A folder is imported with all its files. If a file
+    cannot be read, the error is printed, the other files are imported, and the exit code is 2. Runs
+    of bundles, which export writes, are copied unless the store already contains them.
 
     Args:
         paths: files, folders and bundles; with --from, runs and experiments.
@@ -95,18 +94,19 @@ def import_runs(
         experiment: experiment that gets the runs; created if it does not exist. None means the
             experiment of MLFLOW_EXPERIMENT_NAME, else Default.
         name: name of the runs. auto: the file's name.
-        again: import a matrix once more that the experiment already contains.
+        again: import a matrix that the experiment already contains once more, as a new run.
         format: format of the files. auto: detected from each file.
         scale: unit of the accuracies. auto: defined by the format or proven by averages in the
             file, else fractions; a value above 1 is an error.
-        score: name of what the numbers are if they are not accuracies, for example rmse.
+        score: what the numbers are: accuracy, or another score, for example rmse.
         lower_is_better: state that smaller values of the score are better.
-        initial: row of the untrained model, the first row. auto: the row that the format marks.
+        initial: first-row if the first row is the test of the untrained model. auto: only a row
+            that the file marks as such.
         future: meaning of zeros above the diagonal: tested with accuracy 0, or not tested. auto:
             defined by the format; otherwise they are an error.
-        orientation: whether a row or a column is one test after training. auto: as names, zeros,
-            empty cells or printed averages prove; otherwise it is an error. rows also states that
-            a log without its end is a run that stopped early.
+        orientation: rows if each row is the test after one bucket, columns if each column is. auto:
+            what the file shows by names, zeros, empty cells or averages; else an error. rows also
+            accepts the log of a run that stopped early.
         columns: columns that are buckets, in the order of the stream, by name or, in a table
             without names, by number from 1. auto: all except epoch, avg, mean, std and the like.
         row_labels: what to do with the first column. use: it labels and orders the rows. ignore:

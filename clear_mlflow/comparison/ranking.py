@@ -251,7 +251,7 @@ def get_common_score(runs: Sequence[ComparedRun]) -> Score:
     """Return the score of all runs. Raises ConfigError without runs, or with several scores."""
     counts = Counter(run.record.matrix.score for run in runs)
     if not counts:
-        raise ConfigError("no run with rows of an accuracy matrix arrived; nothing to compare")
+        raise ConfigError("none of the runs has a row of an accuracy matrix; nothing to compare")
     if len(counts) > 1:
         scores = ", ".join(
             f"{score.name} ({score.better} is better; {count} run{'' if count == 1 else 's'})"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError
@@ -17,6 +18,7 @@ from clear_mlflow.core.untrusted import MAX_LOG_BYTES, check_size, read_bytes
 from clear_mlflow.importers._base import Format, ReadOptions, ResultFile
 from clear_mlflow.importers._normalise import ImportedRun, OrientationError, normalise
 from clear_mlflow.importers._row_files import RowPattern, combine_rows, read_row
+from clear_mlflow.importers.plain_text import find_unreadable_cell
 
 __all__ = [
     "FORMATS",
@@ -88,6 +90,10 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
     file_format = detect_format(file) if format_name == "auto" else FORMATS[format_name]
     name = safe_repr(file.name, 120)
     if file_format is None:
+        if not file.head.strip():
+            raise RecordError(f"{name} is empty; expected a file of results")
+        with suppress(RecordError):  # not a text
+            name += f" contains {find_unreadable_cell(file)}, and"
         raise RecordError(
             f"{name} is in an unknown format; choose one of {', '.join(FORMATS)}, or see "
             "docs/import.md"

@@ -93,10 +93,13 @@ class ResultFile:
 
     @cached_property
     def is_printed_array(self) -> bool:
-        """Whether the file begins with an array as NumPy prints it: brackets, no commas.
+        """Whether the file begins with an array as NumPy or torch prints it.
 
-        Up to twenty lines of text may precede a matrix.
+        It has brackets without commas, or ``tensor(`` or ``array(`` before them, after up to twenty
+        lines of text.
         """
+        if re.match(r"(?:[^\[\n]*\n){0,20}[^\[\n]*\b(?:tensor|array)\(\s*\[\s*\[", self.head):
+            return True
         array = re.match(r"(?:[^\[\n]*\n){0,20}\s*(?=\[\s*\[)", self.head)
         start = array.end() if array else 0
         return bool(re.match(r"\s*\[\s*(\[\s*)?[-+.\w]+\s+[-+.\w]", self.head[start:]))
@@ -118,6 +121,7 @@ class PrintedNumber:
     value: float
     step: int  # number of buckets trained
     precision: float = 0.005  # half a unit of its last digit
+    weights: Sequence[float] = ()  # of the buckets in an average over all images; () = unknown
 
     @classmethod
     def parse(cls, name: str, digits: str, step: int) -> PrintedNumber:
@@ -142,7 +146,9 @@ class ParsedRun:
     num_instances: Any = None  # test images per bucket; checked later
     buckets: Any = None  # bucket names; checked later
     labels: Sequence[str] | None = None  # one per row, if they order the rows
-    orientation: str = "auto"  # as in ReadOptions, if the file proves it
+    # As in ReadOptions, if the file proves it. "named": rows, unless empty cells prove columns.
+    orientation: str = "auto"
+    order: str = ""  # on what the order of the stream relies, if the file does not prove it
     metadata: Mapping[str, str] = field(default_factory=dict)  # strategy, dataset, model, seed
     label: str = ""  # name of the run within its file; empty if it is the only one
     source_bytes: bytes | None = None  # bytes of the file that are this run; None: all of them

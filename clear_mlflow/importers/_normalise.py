@@ -62,15 +62,17 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
     Raises RecordError if the file is ambiguous or invalid, OrientationError if nothing proves the
     orientation, and ConfigError if an option contradicts the file.
     """
-    options = file.options
-    rows, buckets, labels = [*parsed.rows], parsed.buckets, parsed.labels
+    options, score = file.options, _choose_score(file_format, parsed, file.options)
+    first = [cell for cell in (*parsed.rows, ())[0] if cell == cell]
+    if score.is_accuracy and file_format.is_general and first and min(first) > 100:
+        years = suggest_buckets([f"{cell:g}" for cell in first])
+        raise RecordError(f"contains {max(first)}, which is not an accuracy: {years}")
+    parsed = _order_rows(parsed, options)
+    rows, buckets, initial = [*parsed.rows], parsed.buckets, parsed.initial
     orientation, proof = _detect_orientation(file_format, parsed, options)
     if orientation == "columns":
-        rows = _build_array(None, rows)[1:].T.tolist()
-        buckets, labels = (buckets, None) if labels is None else (labels, buckets)
-    if labels is not None:
-        rows = _order_rows(rows, labels, buckets)
-    initial = parsed.initial
+        rows = [*_transpose(rows)]
+        buckets = buckets if parsed.labels is None else parsed.labels
     if options.initial == "first-row":
         if file_format.marks_initial or initial is not None:
             raise ConfigError(
@@ -79,7 +81,6 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
             )
         initial, rows = (rows[0], rows[1:]) if rows else (None, rows)
     cells = _build_array(initial, rows)
-    score = _choose_score(file_format, parsed, options)
     if score.is_accuracy:
         if proof and options.scale == "auto" and 1 < np.nanmax(cells, initial=0) <= 100:
             options = replace(options, scale="percent")  # averages in the file have that unit, too
@@ -100,7 +101,13 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
     if other is not None and counts is None:
         counts = other.num_instances
     values = _mask_future(cells[1:], file_format, options)
-    buckets = options.buckets or buckets or options.bucket_names or None
+    stated = options.bucket_names
+    if buckets and stated != [*buckets] and sorted(stated) == sorted(buckets):
+        raise ConfigError(
+            f"buckets is {safe_repr(','.join(stated))}, but the file has the order "
+            f"{safe_repr(','.join(buckets))}; pass columns=... to read columns in another order"
+        )
+    buckets = stated or buckets or None
     matrix = AccuracyMatrix(values, cells[0], counts, buckets, score)
     if other is not None and not (
         matrix.buckets == other.buckets
@@ -116,6 +123,7 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
         _check_against_counts(cells, matrix.num_instances)
     content = file.content if parsed.source_bytes is None else parsed.source_bytes
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    proof += f"; {parsed.order}" if proof and parsed.order else parsed.order
     return ImportedRun(matrix, dict(parsed.metadata), parsed.label, digest, file_format.name, proof)
 
 
@@ -155,7 +163,9 @@ def _detect_orientation(
     the file contradict it, and ConfigError if it was stated for a format that marks its rows.
     """
     stated, orientation = options.orientation, parsed.orientation
-    is_marked = not file_format.is_general or parsed.initial is not None
+    is_marked = not file_format.is_general or (
+        parsed.initial is not None and orientation != "named"
+    )
     if is_marked and stated not in ("auto", "rows" if file_format.is_log else ""):
         raise ConfigError(
             f"orientation is {stated!r}, but the format {file_format.name} itself marks the rows; "
@@ -164,32 +174,57 @@ def _detect_orientation(
     if not is_marked and stated != "auto":
         return stated, ""
     is_jagged = len({*map(len, parsed.rows)}) > 1
-    if orientation == "auto" and (is_marked or is_jagged or options.initial == "first-row"):
+    is_proven = is_marked or is_jagged or options.initial == "first-row"
+    if orientation in ("auto", "named") and is_proven:
         orientation = "rows"
     printed = parsed.printed if parsed.initial is None else ()
-    if orientation != "auto" and not printed:
+    if orientation not in ("auto", "named") and not printed:
         return orientation, ""
     return _find_orientation(_build_array(None, parsed.rows)[1:], printed, orientation)
 
 
-def _order_rows(
-    rows: Sequence[Sequence[float]], labels: Sequence[str], buckets: Sequence[str] | None
-) -> list[Sequence[float]]:
-    """Return the rows in the order that their labels show, NaN for rows missing before the last.
+def _order_rows(parsed: ParsedRun, options: ReadOptions) -> ParsedRun:
+    """Return the run with its tests in the order of their labels, NaN for those missing.
 
-    labels: names of buckets, or texts as :func:`find_row_indices` reads them. buckets: all names,
-    None for "1", "2", ... Raises RecordError if the labels do not show the order, or if the numbers
-    of rows and labels differ.
+    Raises RecordError if the labels do not show the order, or if their number is wrong.
     """
+    labels, keys, rows = parsed.labels, parsed.buckets, parsed.rows
+    orientation = parsed.orientation if options.orientation == "auto" else options.orientation
+    if labels is None or (orientation == "columns" and keys is None):
+        return parsed
+    if orientation == "columns":
+        labels, keys, rows = keys, labels, _transpose(rows)
     if len(labels) != len(rows):
         raise RecordError(f"contains {len(rows)} rows of numbers, but names {len(labels)}")
     width = max(map(len, rows), default=0)
+    is_stream_order = bool(options.columns) or options.bucket_names == [*(keys or ())]
+    keys = keys or options.bucket_names or [""] * width
     try:
-        positions = find_row_indices(labels, buckets or [str(j + 1) for j in range(width)])
+        indices = find_row_indices(labels, keys, is_stream_order=is_stream_order)
     except RecordError as error:
-        raise RecordError(f"{error}; pass row_labels=ignore if the rows are in order") from error
-    rows_by_position = dict(zip(positions, rows, strict=True))
-    return [rows_by_position.get(i, [NAN] * width) for i in range(max(positions, default=-1) + 1)]
+        raise RecordError(
+            f"{error}; pass row_labels=ignore if the rows are in order from the first bucket on, "
+            "columns=... for another order of the columns, or buckets=... to name them"
+        ) from error
+    last = max(indices, default=-1)
+    rows_by_index = dict(zip(indices, rows, strict=True))
+    rows = [rows_by_index.get(i, [NAN] * width) for i in range(last + 1)]
+    if orientation == "columns":
+        return replace(parsed, rows=_transpose(rows))
+    if len(rows) > len(labels):  # not square without the rows that are missing
+        orientation = "rows"
+    printed = [
+        replace(n, step=1 + (indices[n.step - 1] if n.name == LINE_AVERAGE else last))
+        for n in (parsed.printed if parsed.initial is None else ())
+    ]
+    printed.sort(key=lambda number: number.step)
+    labels = [labels[i] for i in np.argsort(indices)]
+    return replace(parsed, rows=rows, labels=labels, printed=printed, orientation=orientation)
+
+
+def _transpose(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    transposed: list[list[float]] = _build_array(None, rows)[1:].T.tolist()
+    return transposed
 
 
 def _check_against_counts(cells: _Cells, num_instances: NDArray[np.int64]) -> None:
@@ -256,9 +291,6 @@ def _convert_to_fractions(cells: _Cells, file_format: Format, options: ReadOptio
         advice = 'if they are percent, pass scale="percent"'
         if scale != "auto":
             advice = f"expected accuracies from 0 to {limit}"
-        first_line = cells[1][~np.isnan(cells[1])] if len(cells) > 1 else cells[0]
-        if first_line.size and (first_line > 100).all():
-            advice = suggest_buckets([f"{cell:g}" for cell in first_line])
         raise RecordError(f"contains {largest}, which is not a {unit}: {advice}")
     if scale == "percent" and file_format.scale is None and 0 < largest <= 1:
         raise RecordError(f'contains no accuracy above {largest} %; scale="percent" seems wrong')
@@ -306,30 +338,31 @@ def _find_orientation(
     averages that follow from both.
     """
     is_square = cells.shape[0] == cells.shape[1] > 1
-    if marked_orientation != "auto" or not is_square:
+    if marked_orientation in ("auto", "named") and is_square:
+        default = "rows" if marked_orientation == "named" else ""
+        proven = _find_orientation_by_shape(cells) or default
+        matrices = {"rows": cells, "columns": cells.T}
+    else:
         proven = "columns" if marked_orientation == "columns" else "rows"
         matrices = {proven: cells.T if proven == "columns" else cells}
-    else:
-        proven = _find_orientation_by_shape(cells)
-        matrices = {"rows": cells, "columns": cells.T}
     fitting = [name for name, matrix in matrices.items() if _matches_printed(matrix, printed)]
     last_numbers = {number.name: number for number in printed}.values()
     numbers = ", ".join(f"{number.name} {number.value:g}" for number in last_numbers)
-    results = "; ".join(
-        f"{name} as training: {_describe_averages(m)}" for name, m in matrices.items()
-    )
+    results = [f"with {name} as tests: {_describe_averages(m)}" for name, m in matrices.items()]
     if not fitting or proven not in (*fitting, ""):
         raise RecordError(
             f"prints {numbers}, but its matrix has other averages after one of its tests "
-            f"({results}): it is truncated, damaged or transposed. For a plain matrix next to "
-            'other averages, pass orientation="rows" or orientation="columns"'
+            f"({'; '.join(results)}): it is truncated, damaged or transposed. For a plain matrix "
+            'next to other averages, pass orientation="rows" or orientation="columns"'
         )
     if not proven and len(fitting) > 1:
         raise OrientationError(
-            f"does not prove whether a row or a column is one test after training: {results}; pass "
-            'orientation="rows" or orientation="columns"'
+            "does not show whether each row or each column is the test after one bucket "
+            f'({"; ".join(results)}); pass orientation="rows" or orientation="columns"'
         )
     orientation = proven or fitting[0]
+    if any(number.name == WEIGHTED and not number.weights for number in printed):
+        numbers += f" ({WEIGHTED}: only within the range of the row)"
     return orientation, f"{orientation} as training: fits {numbers}" if printed else ""
 
 
@@ -389,8 +422,10 @@ def _compute_candidates(
     if not 0 < step <= min(cells.shape):
         return []
     row = np.nan_to_num(cells[last, :step])
-    if number.name == WEIGHTED:  # any weights are possible
-        return [np.clip(number.value, row.min(), row.max())]
+    if number.name == WEIGHTED:
+        if number.weights:
+            return [np.average(row, weights=number.weights[:step])]
+        return [np.clip(number.value, row.min(), row.max())]  # any weights are possible
     if number.name == MEAN_WEIGHTED:
         totals = {n.step: n.value for n in printed if n.name == WEIGHTED and n.step <= step}
         return [np.mean([*totals.values()])]

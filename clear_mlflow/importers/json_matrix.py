@@ -59,6 +59,7 @@ class JSONMatrix(Format):
         parts: _Parts = convert(document, _Parts)
         schema = document.get("schema")
         is_ours = isinstance(schema, dict) and schema.get("name") == MATRIX_SCHEMA
+        is_named = name == "matrix" or parts.initial is not None
         score = ACCURACY
         # In files of other programs a field "score" may be anything.
         if is_ours and document.get("score") is not None:
@@ -74,7 +75,7 @@ class JSONMatrix(Format):
                 if _is_string_or_integer(document.get(key))
             },
             score=score,
-            orientation="rows" if is_ours or name == "matrix" else "auto",
+            orientation="rows" if is_ours else "named" if is_named else "auto",
         )
 
 

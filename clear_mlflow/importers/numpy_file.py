@@ -52,7 +52,7 @@ class NumpyFile(Format):
         yield ParsedRun(
             rows=_to_rows(arrays[(preferred or matrices)[0]]),
             # Under this name, docs/import.md asks for a row per test.
-            orientation="rows" if "matrix" in preferred else "auto",
+            orientation="named" if "matrix" in preferred or initial is not None else "auto",
             initial=None if initial is None else _to_rows(initial.ravel())[0],
             num_instances=None if counts is None else counts.tolist(),
             buckets=None if buckets is None else buckets.tolist(),

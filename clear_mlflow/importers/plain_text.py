@@ -42,6 +42,9 @@ _PRINTED_AVERAGE = re.compile(
     r"(?: \((?:CNN|NME)\))? ?[:=] ?([0-9]{1,20}(?:\.[0-9]{1,20})?) ?%?",
     re.I,
 )
+_LEADING_NUMBER = re.compile(r"[-+]?\.?[0-9]")
+# Before the name of a bucket, as in CLArena's test_on_task_1.
+_TESTED_ON = re.compile(r"(test|eval)[a-z]*_on_(task_(?=[0-9]))?", re.I)
 _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+([eE][-+]?[0-9]{1,5})?")
 
 
@@ -68,6 +71,8 @@ class PlainText(Format):
         decides, or if it contains no number; ConfigError if a column of the options is missing.
         """
         table, options = read_table(file), file.options
+        while table and all(len(row) > 1 and not row[-1] for row in table):
+            table = [row[:-1] for row in table]  # a separator at the end of each line
         if not table:
             raise RecordError("contains no row of numbers")
         names = table.pop(0) if _has_column_names(table, options.bucket_names) else None
@@ -77,13 +82,22 @@ class PlainText(Format):
             labels, table = [_unescape(row[0]) for row in table], [row[1:] for row in table]
             if names and len(names) > max(map(len, table), default=0):
                 corner, *names = names
+            if wrong := [name for name in labels if is_cell(name) and not is_number(name)]:
+                row = labels.index(wrong[0]) + 1
+                raise RecordError(f"labels row {row} {safe_repr(wrong[0])}; expected a bucket")
         if names is not None or options.columns:
             names = names and [_unescape(name) for name in names]
-            columns = _choose_columns(names, max(map(len, table), default=0), options)
+            width = max(map(len, table), default=0)
+            if names and len(names) < width:
+                raise RecordError(f"names {len(names)} columns, but has a line of {width} cells")
+            columns = _choose_columns(names, width, options)
             printed = _read_average_column(names or (), table)
             names = names and [names[j] for j in columns]
             table = [[row[j] for j in columns if j < len(row)] for row in table]
         printed += _find_printed_averages(file, len(table))
+        if unreadable := [cell for row in table for cell in row if not is_cell(cell)]:
+            location = find_unreadable_cell(file, unreadable[0])
+            raise RecordError(f"contains {location}; expected a number, or nothing")
         initial, rows = None, [[parse_cell(cell) for cell in row] for row in table]
         for index, label in enumerate(labels or ()):
             if labels and label.lower() in _INITIAL_LABELS:
@@ -102,13 +116,32 @@ class PlainText(Format):
         yield ParsedRun(
             rows=rows,
             initial=initial,
-            buckets=names and tuple(names),
+            buckets=names and tuple(_TESTED_ON.sub("", name) for name in names),
             labels=None if options.row_labels == "ignore" else labels,
             orientation="rows"
             if options.columns
             else _find_orientation_words(corner, names, labels),
             printed=printed,
         )
+
+
+def find_unreadable_cell(file: ResultFile, unreadable: str = "") -> str:
+    """Return "'x' in line 3, cell 2" of a cell that is not a number, for messages.
+
+    unreadable: the cell, which may be a name of a column as well; "" for the first one in a line
+    with a number.
+    """
+    location = "no line of numbers"
+    for number, line in enumerate(untrusted.decode_text(file.content).split("\n"), start=1):
+        separator = next((char for char in "\t;," if char in line), None)
+        cells = [cell.strip('[]()" ') for cell in line.split(separator, _MAX_CELLS)]
+        is_searched = not unreadable and any(map(_LEADING_NUMBER.match, cells))
+        for index, cell in enumerate(cells, start=1):
+            if cell == unreadable or (is_searched and not is_cell(cell)):
+                location = f"{safe_repr(cell)} in line {number}, cell {index}"
+                if is_searched:
+                    return location
+    return location
 
 
 def read_table(file: ResultFile) -> list[list[str]]:
@@ -129,6 +162,7 @@ def read_table(file: ResultFile) -> list[list[str]]:
                 f"is a printed array with '...' or more than {MAX_BUCKETS} rows; save it with "
                 "numpy.savetxt"
             )
+        rows = [row.replace(",", " ") for row in rows]
         return [row.split(maxsplit=_MAX_CELLS) for row in rows if row.strip()]
     table = []
     for line in file.iter_lines():
@@ -207,11 +241,12 @@ def _has_labels(
     names: column names, or None if the table has none.
     """
     column = [row[0] for row in table]
+    is_wide = names is not None and len(names) == max(map(len, table), default=0)
     return bool(
         options.row_labels != "auto"
         or not any(map(is_cell, column))
         or column[0].lower() in _INITIAL_LABELS
-        or (names and (_is_label_title(names[0]) or column == names[1 : len(column) + 1]))
+        or (names and (_is_label_title(names[0]) or {*column} <= {*names[is_wide:]}))
     )
 
 
@@ -227,6 +262,8 @@ def _has_column_names(table: Sequence[Sequence[str]], bucket_names: list[str]) -
     are_names = [not is_cell(cell) for cell in rest or [first]]
     if all(are_names):
         return not is_number(first)
+    if _repeats_labels(table):
+        return True
     line = safe_repr(",".join(table[0]))
     if any(are_names):
         raise RecordError(
@@ -239,6 +276,17 @@ def _has_column_names(table: Sequence[Sequence[str]], bucket_names: list[str]) -
         return are_numbers and _is_range(sorted(rest, key=lambda cell: (len(cell), cell)))
     # 0, 1, 2 or 1, 2, 3 above a square.
     return len(rest) >= 1 and len(table) == len(rest) + 2 and _is_range(table[0])
+
+
+def _repeats_labels(table: Sequence[Sequence[str]]) -> bool:
+    """Return True if the numbers of the row labels, such as years, are in the first line."""
+    keys, labels = table[0], [row[0] for row in table[1:]]
+    if len(keys) == max(map(len, table)):
+        keys = [] if re.search("[0-9]", keys[0]) else keys[1:]
+    numbers = {str(number) for number in parse_label_numbers(labels)}
+    if not numbers or not numbers <= {*keys} or not all(map(str.isdecimal, keys)):
+        return False
+    return not any(map(is_cell, labels)) or min(map(int, keys)) > 100
 
 
 def _is_range(cells: Sequence[str]) -> bool:
@@ -310,8 +358,8 @@ def _choose_columns(names: Sequence[str] | None, width: int, options: ReadOption
     all_names = [str(j + 1) for j in range(width)] if names is None else [*names]
     if missing := [name for name in options.columns if name not in all_names]:
         raise ConfigError(
-            f"columns names {safe_repr(missing[0])}, but the columns are "
-            f"{safe_repr(','.join(all_names))}"
+            f"columns is {safe_repr(','.join(options.columns))}, but the file has no column "
+            f"{safe_repr(missing[0])}; choose from {safe_repr(','.join(all_names))}"
         )
     if options.columns or all_names == options.bucket_names:
         return [all_names.index(name) for name in options.columns or all_names]

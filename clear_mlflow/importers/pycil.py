@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LOG_BYTES, MAX_RUNS
@@ -30,7 +32,9 @@ from clear_mlflow.importers._base import (
 
 _CLASS_ORDER = re.compile(r"\[[0-9]+(, [0-9]+)*\]")
 _TEST = re.compile(r"(CNN|NME): \{(.*)\}")
-_ENTRY = re.compile(r"'([0-9]+-[0-9]+|total|new)': (?:np\.float(?:64|32)\()?([.0-9]{1,40}|nan)")
+_ENTRY = re.compile(
+    r"'([0-9]{1,9}-[0-9]{1,9}|total|new)': (?:np\.float(?:64|32)\()?([.0-9]{1,40}|nan)"
+)
 _NUMBER = re.compile(r"((?:Average Accuracy|Forgetting) \((?:CNN|NME)\)): ([-.0-9e]{1,40})")
 _ARGUMENT = re.compile(r"([a-z_]{1,20}): (.{1,100})")
 _METADATA_NAMES = {  # their name to ours
@@ -122,7 +126,7 @@ def _build_run(
     "00-09", with "total" and "new". label: name of the run within its file. Raises RecordError if
     tests are missing, or if the groups of classes are not the tasks.
     """
-    rows, printed = [], []
+    rows = []
     groups: list[str] = []
     for step, test in enumerate(tests, start=1):
         groups = [name for name in test if "-" in name]
@@ -134,8 +138,9 @@ def _build_run(
                 "missing"
             )
         rows.append([test[name] for name in groups])
-        printed.append(PrintedNumber(WEIGHTED, test["total"], step))
-    last = len(tests)
+    last, totals = len(tests), [test["total"] for test in tests]
+    weights = _find_weights(groups, rows, totals)
+    printed = [PrintedNumber(WEIGHTED, t, i, weights=weights) for i, t in enumerate(totals, 1)]
     average = training.numbers.get(f"Average Accuracy ({classifier})")
     forgetting = training.numbers.get(f"Forgetting ({classifier})")
     if average is not None:
@@ -160,3 +165,14 @@ def _build_run(
         source_bytes=repr((classifier, training.arguments.get("seed"), rows)).encode(),
         printed=printed,
     )
+
+
+def _find_weights(
+    groups: Sequence[str], rows: Sequence[Sequence[float]], totals: Sequence[float]
+) -> list[int]:
+    """Return the number of classes of each group if most totals are averages by it, else []."""
+    bounds = [map(int, name.split("-")) for name in groups]
+    weights = [1 + abs(last - first) for first, last in bounds]
+    averages = [np.average(row, weights=weights[: len(row)]) for row in rows]
+    fits = np.abs(np.subtract(averages, totals))[1:] <= 0.0101  # both are rounded
+    return weights if 2 * fits.sum() > fits.size else []

@@ -1,6 +1,7 @@
-"""Results of ZSCL and MoE-Adapters4CL: metrics.json of cil/, and evaluation output of mtil/.
+"""Results of ZSCL, MoE-Adapters4CL and DyTox: a JSON line per task, and evaluation output of mtil/.
 
-Source: Thunderbeee/ZSCL (b96e714) and JiazuoYu/MoE-Adapters4CL (4572d97). cil/main.py writes a JSON
+Source: Thunderbeee/ZSCL (b96e714), JiazuoYu/MoE-Adapters4CL (4572d97) and arthurdouillard/dytox
+(1eebbd8, whose last line has only the average). cil/main.py writes a JSON
 line per task, with continuum's scores in percent, and a last line with their averages.
 mtil/src/models/evaluation.py prints the accuracy of a checkpoint on a data set; a checkpoint is
 named after the data set that it was trained on last.
@@ -38,9 +39,9 @@ _EVENT = re.compile(
 
 
 class _Line(msgspec.Struct):
-    """A line of metrics.json; the last one has only last and avg."""
+    """A line of metrics.json; the last one has only last and avg, and DyTox's only avg."""
 
-    task: int = -1
+    task: int | None = None
     acc: float = NAN
     avg_acc: float = NAN
     fwt: float = NAN  # of the mean of the accuracies on earlier tasks
@@ -50,7 +51,7 @@ class _Line(msgspec.Struct):
 
 
 class ClassIncremental(Format):
-    """``metrics.json`` of cil/main.py, which ZSCL and MoE-Adapters4CL share."""
+    """``metrics.json`` of cil/main.py in ZSCL and MoE-Adapters4CL, and DyTox's log."""
 
     name = "zscl"
     scale = "percent"
@@ -72,22 +73,23 @@ class ClassIncremental(Format):
         for text in file.iter_lines(MAX_BUCKETS + 1):
             line: _Line = convert(json_value(text, 2**20), _Line)
             step = len(rows) + 1
-            if line.last is not None:
+            if line.task is None and line.avg == line.avg:
                 is_complete = True
-                printed.append(PrintedNumber(WEIGHTED, line.last, step - 1))
+                if line.last is not None:
+                    printed.append(PrintedNumber(WEIGHTED, line.last, step - 1))
                 printed.append(PrintedNumber(MEAN_WEIGHTED, line.avg, step - 1))
                 break
             if line.task != step - 1 or len(line.acc_per_task) != step:
                 raise RecordError(
-                    f"has {len(line.acc_per_task)} accuracies in the line of task {line.task}; "
-                    f"expected {step} in the line of task {step - 1}"
+                    f"has the line {safe_repr(text)}; expected task {step - 1} with {step} "
+                    "accuracies in acc_per_task, or avg at the end"
                 )
             rows.append(line.acc_per_task)
             printed.append(PrintedNumber(WEIGHTED, line.acc, step))
             printed.append(PrintedNumber(MEAN_WEIGHTED, line.avg_acc, step))
             if step > 1:
                 printed.append(PrintedNumber(EARLIER, line.fwt, step))
-        check_end(file, is_complete and bool(rows), "the line with last and avg")
+        check_end(file, is_complete and bool(rows), "the line with avg at its end")
         yield ParsedRun(rows=rows, printed=printed)
 
 
@@ -105,7 +107,7 @@ class MultiDomain(Format):
         return all(part in file.content for part in parts)
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield the file's one run, with the checkpoints in the order of the log.
+        """Yield the file's one run, in the order that the option ``buckets`` or the log has.
 
         Raises RecordError unless each checkpoint was tested on each data set, or, with
         future="not-tested", on those up to its own.
@@ -134,7 +136,11 @@ class MultiDomain(Format):
                 f"has the checkpoints {safe_repr(names)} and tests on {safe_repr(datasets)}; "
                 "expected a test of each on each, and checkpoints named after the data sets"
             )
+        stated = file.options.bucket_names
+        names = stated if sorted(stated) == datasets else names
         rows = [[accuracies.get((name, tested), NAN) for tested in names] for name in names]
+        # Later data sets that were not tested prove the order.
+        is_proven = not any(c == c for i, row in enumerate(rows) for c in row[i + 1 :])
         is_past_only = file.options.future == "not-tested"
         for i, row in enumerate(rows):
             if any(cell != cell for cell in (row[: i + 1] if is_past_only else row)):
@@ -142,4 +148,6 @@ class MultiDomain(Format):
                     f"lacks tests of {safe_repr(names[i])}: it is truncated; or pass "
                     "future=not-tested if only future data sets were not tested"
                 )
-        yield ParsedRun(rows=rows, buckets=names)
+        order = "the order of the stream is that of the log, unproven; --buckets states another"
+        order = "" if is_proven or names == stated else order
+        yield ParsedRun(rows=rows, buckets=names, order=order)

@@ -338,8 +338,8 @@ class LoopRun:
             if metadata is not self._metadata:
                 if self._rows or self._tests:
                     raise RecordError(
-                        "true labels arrived after rows without them; pass them to track: "
-                        "test_labels=[...]"
+                        "got true labels, but earlier rows were logged without them; pass the "
+                        "labels to track: test_labels=[...]"
                     )
                 recorder.write_tags({"dataset_digest": metadata.dataset.digest})
                 recorder.write_file(LOOP_JSON, _format_loop_json(metadata).encode())

@@ -18,6 +18,7 @@ from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
 
 LOGS = Path(__file__).parent.parent / "support" / "published_logs"
+RANGE = " (accuracy over all images: only within the range of the row)"
 SQUARE = np.array([[61.5, 40.2, 30.1], [55.1, 70.3, 42.0], [50.2, 60.4, 72.8]])
 
 
@@ -57,7 +58,7 @@ def assert_equal(run, percent):
             "libcontinual.txt",
             "libcontinual",
             [[90.0], [78.0, 90.0], [76.0, 79.5, 93.5], [55.0, 68.5, 80.0, 89.5]],
-            "forgetting 18.833",
+            f"forgetting 18.833{RANGE}",
         ),
         (
             "clarena.csv",
@@ -76,7 +77,7 @@ def assert_equal(run, percent):
                 [78.28, 79.0, 76.3, 77.7, 79.2],
                 [77.42, 76.6, 75.8, 73.6, 76.9, 78.7],
             ],
-            "accuracy on earlier tasks 78.51",
+            f"accuracy on earlier tasks 78.51{RANGE}",
         ),
     ],
 )
@@ -170,6 +171,12 @@ def test_a_run_that_stopped_is_imported_if_the_user_states_it():
         ("clarena.csv", "2,0.8683333396911621,0.86", "2,0.8683333396911621,0.87"),
         ("clarena.csv", "1,0.9133333563804626,0.9133333563804626", "1,0.68,0.68"),
         ("zscl_mtil.txt", "Evaluating on DTD", "Evaluating on Aircraft"),
+        # Exchanged cells: the accuracy over all images is still between them, and forgetting fits.
+        (
+            "pilot.log",
+            "'00-19': np.float64(57.0), '20-29': np.float64(64.0)",
+            "'00-19': np.float64(64.0), '20-29': np.float64(57.0)",
+        ),
     ],
 )
 def test_a_changed_or_transposed_log_is_rejected(name, old, new):
@@ -184,6 +191,61 @@ def test_a_changed_or_transposed_log_is_rejected(name, old, new):
         text = text.replace(old, new)
     with pytest.raises(RecordError, match=r"prints|tests .* twice|not the"):
         read(name, text)
+
+
+def test_weights_by_classes_prove_the_accuracy_over_all_images():
+    """Test sets of other sizes than the classes only bound it, and the proof says so."""
+    (equal,) = read_log("pilot.log")
+    assert "rows as training: fits accuracy over all images 68.1, " in equal.proof
+    assert RANGE not in equal.proof
+    other = (LOGS / "pilot.log").read_text()
+    for total, changed in (("67.5", "66.5"), ("65.0", "64.0"), ("68.1", "67.1")):
+        other = other.replace(f"'total': np.float64({total})", f"'total': np.float64({changed})")
+    other = other.replace("67.7125", "66.9625")
+    (run,) = read("pilot.log", other)
+    np.testing.assert_array_equal(run.matrix.values, equal.matrix.values)
+    assert run.proof.endswith(RANGE)
+
+
+DYTOX = """{"task": 0, "epoch": 499, "acc": 92.5, "avg_acc": 92.5, "forgetting": 0, \
+"acc_per_task": [92.5], "train_lr": 1e-05, "bwt": 0.0, "fwt": 0.0, "test_acc1": 92.5}
+{"task": 1, "epoch": 499, "acc": 85.55, "avg_acc": 89.03, "forgetting": 0, \
+"acc_per_task": [87.7, 83.4], "train_lr": 1e-05, "bwt": -4.8, "fwt": 87.7, "test_acc1": 85.55}
+{"task": 2, "epoch": 499, "acc": 78.67, "avg_acc": 85.57, "forgetting": 6.25, \
+"acc_per_task": [80.0, 74.0, 82.0], "train_lr": 1e-05, "bwt": -4.17, "fwt": 80.57}
+{"avg": 85.57333333333332}
+"""
+
+
+def test_the_log_of_dytox_ends_with_its_average():
+    """Its numbers are those of the log in dytox issue 2; an average that does not fit is one."""
+    (run,) = read("logs.json", DYTOX)
+    assert_equal(run, [[92.5], [87.7, 83.4], [80.0, 74.0, 82.0]])
+    for wrong, reason in (
+        (DYTOX.replace("85.5733", "84.5733"), "prints accuracy over all images 78.67"),
+        (DYTOX.replace('"avg":', '"mean":'), "or avg at the end"),
+        (DYTOX[: DYTOX.index('{"avg"')], "lacks the line with avg at its end"),
+        (DYTOX.replace('"task": 1, ', ""), "has the line .* expected task 1 with 2 accuracies"),
+    ):
+        with pytest.raises(RecordError, match=reason):
+            read("logs.json", wrong)
+
+
+def test_the_order_of_checkpoints_is_proven_stated_or_called_unproven():
+    text = (LOGS / "zscl_mtil.txt").read_text()
+    (run,) = read("a.txt", text)
+    assert run.proof.startswith("the order of the stream is that of the log, unproven; --buckets")
+    order = tuple(reversed(run.matrix.buckets))
+    (stated,) = read("a.txt", text, buckets=order)
+    assert (stated.matrix.buckets, stated.proof) == (order, "")
+    np.testing.assert_array_equal(stated.matrix.values, run.matrix.values[::-1, ::-1])
+    tests = re.findall(r"Checkpoint.*\nEval.*\nTop.*\n", text)
+    seen = "".join(test for i, test in enumerate(tests) if i % 4 <= i // 4)
+    (proven,) = read("a.txt", seen, future="not-tested")
+    assert proven.proof == ""
+    np.testing.assert_array_equal(
+        proven.matrix.values, np.where(np.tri(4), run.matrix.values, np.nan)
+    )
 
 
 def test_groups_other_than_the_tasks_are_rejected():
@@ -243,8 +305,9 @@ def test_an_unproven_orientation_is_an_error_with_both_results():
         with pytest.raises(RecordError) as caught:
             read("a.txt", content)
         assert (
-            "rows as training: average 61.1, forgetting 10.6; columns as training: average 48.3, "
-            'forgetting 29.8; pass orientation="rows"' in str(caught.value)
+            "each row or each column is the test after one bucket (with rows as tests: average "
+            "61.1, forgetting 10.6; with columns as tests: average 48.3, forgetting 29.8); pass "
+            'orientation="rows"' in str(caught.value)
         )
     (run,) = read("a.txt", str(SQUARE), orientation="columns", scale="percent")
     assert_equal(run, SQUARE.T.tolist())
@@ -265,7 +328,7 @@ def test_decimal_commas_of_excel_are_read(start):
 
 def test_pandas_index_and_columns_prove_no_orientation():
     text = ",0,1,2\n" + "\n".join(f"{i},{','.join(map(str, row))}" for i, row in enumerate(SQUARE))
-    with pytest.raises(RecordError, match=r"columns as training: average 48\.3"):
+    with pytest.raises(RecordError, match=r"columns as tests: average 48\.3"):
         read("a.csv", text)
     (run,) = read("a.csv", text, orientation="rows", scale="percent")
     assert_equal(run, SQUARE.tolist())

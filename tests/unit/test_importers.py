@@ -148,7 +148,11 @@ ROWS = [",".join(map(str, row)) for row in SQUARE]
         (CLARENA, {}, PAST_ONLY),
         (f"epoch,task1,task2,task3,avg,std\n1,{ROWS[0]},0.5,0.1\n", {}, SQUARE[:1]),
         (",1,2,3\n3," + f"{ROWS[2]}\n1,{ROWS[0]}\n2,{ROWS[1]}\n", ROWS_ARE_TESTS, SQUARE),
-        (f"trained,bus,car,van\nvan,{ROWS[2]}\nbus,{ROWS[0]}\ncar,{ROWS[1]}\n", {}, SQUARE),
+        (
+            f"trained,bus,car,van\nvan,{ROWS[2]}\nbus,{ROWS[0]}\ncar,{ROWS[1]}\n",
+            {"columns": ("bus", "car", "van")},
+            SQUARE,
+        ),
         (f"after 3,{ROWS[2]}\nafter 1,{ROWS[0]}\nafter 2,{ROWS[1]}\n", {}, SQUARE),
         (
             f"2,{ROWS[1]}\n3,{ROWS[2]}\n1,{ROWS[0]}\n",
@@ -170,9 +174,124 @@ def test_labels_zeros_and_names_decide_what_a_cell_is(content, options, rows):
     np.testing.assert_allclose(matrix.values, np.transpose(SQUARE) if rows is None else rows)
 
 
+YEARS = "after 2004;90,1;50\nafter 2005;80;91,5\n"
+LATE = "t1,t2,t3,t4", ".8,.9,.5,.4", ".7,.8,.9,.5", ".6,.7,.8,.9"
+LATE_ROWS = [[NAN] * 4, [0.8, 0.9, 0.5, 0.4], [0.7, 0.8, 0.9, 0.5], [0.6, 0.7, 0.8, 0.9]]
+
+
+def write_late(names: str, *labels: str) -> str:
+    """Return a table whose first row was tested after the second bucket."""
+    lines = [f"{label},{row}" for label, row in zip(labels, LATE[1:], strict=False)]
+    return "\n".join([f",{names}" if names else "", *lines])
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        (write_late(LATE[0], "after 2", "after 3", "after 4"), {}),
+        (write_late(LATE[0], "task 2", "task 3", "task 4"), {}),
+        (write_late(LATE[0], "after 4", "after 2", "after 3")
+         .replace("4,.8,.9,.5,.4", "2,.8,.9,.5,.4").replace("after 2,.7", "after 3,.7")
+         .replace("after 3,.6", "after 4,.6"), {}),
+        (write_late("y2004,y2005,y2006,y2007", "after 2005", "after 2006", "after 2007"), {}),
+        (write_late("2004,2005,2006,2007", "after 2005", "after 2006", "after 2007"), {}),
+        (write_late("2004,2005,2006,2007", "2005", "2006", "2007"), {}),
+        (write_late("2004,2005,2006,2007", "2005", "2006", "2007")[1:], {}),
+        (write_late(LATE[0], "2", "3", "4"), {"row_labels": "use"}),
+        (write_late("", "after 2", "after 3", "after 4"), {}),
+        (write_late("a,b,c,d", "after b", "after c", "after d"), {}),
+    ],
+)  # fmt: skip
+def test_rows_that_start_at_a_later_bucket_keep_their_place(content, options):
+    """The rows before them were not measured; a header without a corner is read, too."""
+    matrix = read("late.csv", content, **options)
+    np.testing.assert_array_equal(matrix.values, LATE_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "rows", "buckets"),
+    [
+        # Some programs write a separator at the end of each line.
+        ("t1,t2,t3,\n.9,,,\n.8,.9,,\n.7,.8,.9,\n", {}, 3, "t1 t2 t3"),
+        (".9;\n.8;.9;\n.7;.8;.9;\n", {}, 3, "1 2 3"),
+        (".9\t\t\t\n.8\t.9\t\t\n.7\t.8\t.9\t\n", {}, 3, "1 2 3"),
+        # CLEAR's buckets, with Excel's decimal commas.
+        (f";2004;2005\n{YEARS}", {"scale": "percent"}, 2, "2004 2005"),
+        (f"2004;2005\n{YEARS}", {"scale": "percent"}, 2, "2004 2005"),
+        ("# a\n,2004,2005\n2004,.9,\n2005,.8,.9\n", {}, 2, "2004 2005"),
+        # CLArena, from the start and from its second line on.
+        (CLARENA, {}, 3, "1 2 3"),
+        (CLARENA.replace("1,0.75,0.75\n", ""), {"orientation": "rows"}, 3, "1 2 3"),
+        ("x,eval_on_pix,eval_on_art\nafter pix,.9,.1\nafter art,.8,.7\n", {}, 2, "pix art"),
+        # Pasted from Python.
+        ("tensor([[0.9, nan],\n        [0.8, 0.7]], device='cuda:0')\n", {}, 2, "1 2"),
+        ("acc = np.array([[0.9, nan], [0.8, 0.7]])\n", {}, 2, "1 2"),
+    ],
+)  # fmt: skip
+def test_names_and_columns_that_are_no_buckets(content, options, rows, buckets):
+    """A nameless empty column is none, and words before a name are no part of it."""
+    matrix = read("a.csv", content, **options)
+    assert (matrix.num_rows, matrix.buckets) == (rows, tuple(buckets.split()))
+
+
+TRANSPOSED_PARTS = {"matrix": TRANSPOSED, "strategy": "er"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.json", json.dumps(TRANSPOSED_PARTS)),
+        ("a.json", json.dumps({"values": TRANSPOSED, "initial": INITIAL})),
+        ("a.npz", files.npz(matrix=TRANSPOSED)),
+    ],
+)
+def test_a_matrix_called_matrix_may_be_transposed(name, content):
+    """Zeros below the diagonal prove it, whatever the name; a full matrix is read as it is."""
+    assert_equal_past = read(name, content, future="not-tested").values
+    np.testing.assert_array_equal(assert_equal_past, PAST_ONLY)
+    with pytest.raises(RecordError, match="contains 0 below the diagonal"):
+        read("a.json", '{"matrix": [[0.5, 0.4], [0, 0.6]]}')
+    assert_equal(read("a.json", json.dumps({"matrix": SQUARE})), SQUARE)
+
+
+def test_previews_and_averages_belong_to_the_labelled_order():
+    """Rows in reverse: the last one by its label is the final test."""
+    lines = [f"{i + 1},{row}" for i, row in enumerate(ROWS)]
+    previews = []
+    for order in (lines, lines[::-1]):
+        with pytest.raises(RecordError) as caught:
+            read("a.csv", "\n".join([",t1,t2,t3", *order]))
+        previews.append(str(caught.value))
+    assert previews[0] == previews[1]
+    assert "with rows as tests: average 0.667, forgetting 0.281" in previews[0]
+    averages = [
+        f"{line},{np.mean(row[: i + 1])}"
+        for i, (line, row) in enumerate(zip(lines, SQUARE, strict=True))
+    ]
+    for order in (averages, averages[::-1], averages[:0:-1]):
+        (run,) = read_runs(result_file("a.csv", "\n".join(["task,t1,t2,t3,average", *order])))
+        np.testing.assert_array_equal(run.matrix.values[1:], SQUARE[1:])
+        assert run.proof.startswith("rows as training: fits average of a line 0.666667")
+
+
 @pytest.mark.parametrize(
     ("content", "advice"),
     [
+        (
+            f"trained,winter,fall,summer\nsummer,{ROWS[0]}\nfall,{ROWS[1]}\nwinter,{ROWS[2]}\n",
+            "are in another order; pass row_labels=ignore",
+        ),
+        (",b c,a\nafter a,.5,.4\nafter b c,.3,.4\n", "are in another order"),
+        (f"tested_on,1,2,3\n3,{ROWS[0]}\n1,{ROWS[1]}\n2,{ROWS[2]}\n", "are in another order"),
+        ("after 2,.5,.4,.3,.2\nafter 3,.5,.4,.3,.2\n", "no names of buckets, which do not show"),
+        (",a,b,c\nafter 2004,.5,.4,.3\nafter 2005,.5,.4,.3\n", "do not show after which bucket"),
+        (",b1,b2,b3\n1,.5,.4,.3\nx,.4,.5,.3\n", "do not show after which bucket"),
+        # Either after experience 1, or after one experience.
+        (",task_0,task_1,task_2\nafter_1,.5,.4,.3\nafter_2,.4,.5,.3\n", "do not show after which"),
+        (",t1,t2\nt1,.5,.4\nnan,.4,.5\n", "labels row 2 'nan'; expected a bucket"),
+        (",a,b\n,.5,.4\n", "labels row 1 ''; expected a bucket"),
+        ("2004,2005\n90,50\n", "2005.0, which is not an accuracy: .* pass buckets='2004,2005'"),
+        ("a,b\n.5,.4,.3\n", "names 2 columns, but has a line of 3 cells"),
         ("0.5,0.4\n0,0.9\n", 'pass orientation="columns"'),
         ("0.1,0.2\n0.3,0.4\n0.5,0.6\n", 'orientation="columns"'),
         ("lr,b1,b2\n0.1,0.5,0.4\n0.1,0.3,0.9\n", "pass columns="),
@@ -193,8 +312,47 @@ def test_reading_options_that_a_format_contradicts_are_rejected():
     """Also a missing column as a bucket."""
     with pytest.raises(ConfigError, match="leave orientation out"):
         read("e.csv", files.avalanche_csv(SQUARE), orientation="columns")
-    with pytest.raises(ConfigError, match="columns names 'x'"):
+    with pytest.raises(
+        ConfigError, match="columns is '1,x', but the file has no column 'x'; choose from '1,2,3'"
+    ):
         read("a.csv", CSV, columns=("1", "x"))
+
+
+def test_names_of_buckets_in_another_order_are_rejected():
+    """--buckets renames columns, and does not move them."""
+    for name, content in (
+        ("a.csv", f"a,b,c\n{CSV}"),
+        ("a.json", json.dumps({"matrix": SQUARE, "buckets": ["a", "b", "c"]})),
+    ):
+        with pytest.raises(
+            ConfigError, match="buckets is 'c,b,a', but the file has the order 'a,b,c'"
+        ):
+            read(name, content, buckets=("c", "b", "a"), orientation="rows")
+        assert read(name, content, buckets=("x", "y", "z"), orientation="rows").buckets == (
+            "x",
+            "y",
+            "z",
+        )
+
+
+def test_a_row_of_zeros_before_the_last_is_a_row():
+    """future=not-tested removes only rows of zeros at the end, of buckets that were not trained."""
+    rows = [[0.75, 0, 0], [0, 0, 0], [0.5, 0.5625, 0.9375]]
+    expected = [[0.75, NAN, NAN], [0, 0, NAN], [0.5, 0.5625, 0.9375]]
+    assert_equal(read("a.csv", files.savetxt(rows), future="not-tested"), expected)
+
+
+@pytest.mark.parametrize(
+    ("cell", "is_possible"),
+    [("0.3", True), ("0.33333", True), ("0.33", True), ("0.333331", False), ("0.34", False)],
+)
+def test_an_accuracy_is_rounded_to_one_to_five_digits(cell, is_possible):
+    """A third of three images, to its last digit."""
+    if is_possible:
+        assert read("a.csv", f"{cell},1\n", num_instances=(3,)).values[0, 0] == float(cell)
+    else:
+        with pytest.raises(RecordError, match="which no number of 3 test images results in"):
+            read("a.csv", f"{cell},1\n", num_instances=(3,))
 
 
 def test_every_format_has_a_sample():
@@ -371,8 +529,13 @@ WRONG = [
         )
         for cell in ("inf", "oops", "true", "0x1p-1", "0.1_5", "٠")
     ),
-    ("a.csv", "oops,0.8\n0.5,0.6\n", {}, "contains 'oops'; expected a number"),
-    ("a.csv", "model,1,2\n1,0.9,0.8\n2,0.7,0.6\n", {}, "contains 'model'; expected a number"),
+    ("a.csv", "oops,0.8\n0.5,0.6\n", {}, "contains 'oops' in line 1, cell 1; expected a number"),
+    (
+        "a.csv",
+        "model,1,2\n1,0.9,0.8\n2,0.7,0.6\n",
+        {},
+        "contains 'model' in line 1, cell 1; expected a number",
+    ),
     *(
         ("a.csv", f"{line}\n{rows}", options, "line names the buckets, pass buckets='2004,2005'")
         for line, rows in (("2004,2005", "0.5,0.4\n0.3,0.9"), (",2004,2005", "1,0.5,0.4"))
@@ -397,7 +560,39 @@ WRONG = [
     ("a.json", '{"matrix": [[0.5]], "buckets": "a"}', {}, "buckets: expected 'array"),
     ("a.json", '{"matrix": [[0.5]], "buckets": [' + "9" * 101 + "]}", {}, "1 to 100"),
     ("a.csv", "tested,a1,a2\n0,0.5\n", {}, "contains 1 rows of numbers, but names 2"),
-    ("notes.txt", "We had fun.\n", {}, "is in an unknown format"),
+    ("notes.txt", "We had fun.\n", {}, "contains no line of numbers, and is in an unknown format"),
+    ("a.csv", "", {}, "is empty; expected a file of results"),
+    ("a.csv", "\ufeff\n \r\n", {}, "is empty; expected a file of results"),
+    ("a.csv", "t1,t2\n", {}, "contains no line of numbers"),
+    (
+        "a.md",
+        "| a | b |\n|---|---|\n| 0.9 | 0.5 |\n",
+        {},
+        "contains '|' in line 3, cell 1, and is in",
+    ),
+    (
+        "a.csv",
+        "t1;t2\n\n91.2;50.1 ± 0.2\n",
+        {},
+        "contains '50.1 ± 0.2' in line 3, cell 2, and is in",
+    ),
+    (
+        "a.csv",
+        "x,y\n0.5,0.4\n\n# a\n0.3,x\n",
+        {},
+        "contains 'x' in line 5, cell 2; expected a number",
+    ),
+    (
+        "a.csv",
+        ";t1;t2\na;0,5;0,4\nb;0,5;o\n",
+        {},
+        "contains 'o' in line 3, cell 3; expected a number",
+    ),
+    ("a.txt", "tensor([[0.5, oops],\n  [0.4, 0.3]])", {}, "contains 'oops' in line 1, cell 2"),
+    ("a.bin", b"\xff\xfe\x00", {}, "is in an unknown format"),
+    ("a.json", '{"matrix": [[0.5, "nan"]]}', {}, "the matrix[0][1]: expected 'float"),
+    ("a.json", '{"matrix": [[0.5]], "buckets": [NaN]}', {}, "buckets[0]: expected"),
+    ("a.npz", files.npz(matrix=SQUARE, buckets=[1.0, NAN, 2]), {}, "buckets[0]: expected"),
 ]
 
 
