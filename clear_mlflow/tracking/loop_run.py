@@ -338,7 +338,7 @@ class LoopRun:
             if metadata is not self._metadata:
                 if self._rows or self._tests:
                     raise RecordError(
-                        "got true labels, but earlier rows were logged without them; pass the "
+                        "got true labels, but rows or tests were logged without them; pass the "
                         "labels to track: test_labels=[...]"
                     )
                 recorder.write_tags({"dataset_digest": metadata.dataset.digest})

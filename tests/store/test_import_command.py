@@ -285,6 +285,32 @@ def test_measured_rows_are_counted(store, folder):
     assert "2 of 3 rows" in run_import(folder).output
 
 
+def test_rows_that_start_at_a_later_bucket_are_stored_as_these_rows(store, experiment_id, tmp_path):
+    """Earlier rows are missing; a contradiction or an unreadable cell is one line and no run."""
+    row = ",.8,.9,.5,.4\n"
+    contents = {
+        "late.csv": f",t1,t2,t3,t4\nafter 2{row}after 3{row}after 4{row}",
+        "years.csv": f",2004,2005,2006,2007\n2005{row}2006{row}2007{row}",
+        "order.csv": f",d,b,c,a\na{row}b{row}c{row}d{row}",
+        "empty.csv": "",
+        "spread.csv": "91.2 ± 0.3,50.1 ± 0.2\n",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    done = run_import(tmp_path, "--orientation", "rows", "--again")
+    assert done.exit_code == 2
+    errors = " ".join(line for line in done.output.splitlines() if line.startswith("error:"))
+    assert errors.count("error:") == 3
+    assert "pass --row-labels ignore if the rows are in order" in errors
+    assert "error: empty.csv is empty; expected" in errors
+    assert "error: spread.csv contains '91.2 ± 0.3' in line 1, cell 1, and" in errors
+    runs = find_runs_by_name(store, experiment_id)
+    assert set(runs) >= {"late"}
+    for run in runs.values():
+        measured = ~np.isnan(load_record(store, run).matrix.values)
+        np.testing.assert_array_equal(measured.all(axis=1), [False, True, True, True])
+
+
 def test_a_folder_of_many_files_is_listed_once(store, monkeypatch, folder):
     """Importing is not quadratic in the number of files."""
     for i in range(50):
