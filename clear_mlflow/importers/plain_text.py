@@ -358,7 +358,7 @@ def _choose_columns(names: Sequence[str] | None, width: int, options: ReadOption
     all_names = [str(j + 1) for j in range(width)] if names is None else [*names]
     if missing := [name for name in options.columns if name not in all_names]:
         raise ConfigError(
-            f"columns is {safe_repr(','.join(options.columns))}, but the file has no column "
+            f"columns is {safe_repr(','.join(options.columns))}, but the file lacks the column "
             f"{safe_repr(missing[0])}; choose from {safe_repr(','.join(all_names))}"
         )
     if options.columns or all_names == options.bucket_names:

@@ -148,6 +148,6 @@ class MultiDomain(Format):
                     f"lacks tests of {safe_repr(names[i])}: it is truncated; or pass "
                     "future=not-tested if only future data sets were not tested"
                 )
-        order = "the order of the stream is that of the log, unproven; --buckets states another"
+        order = "buckets in the order of the log, which proves nothing; --buckets states another"
         order = "" if is_proven or names == stated else order
         yield ParsedRun(rows=rows, buckets=names, order=order)

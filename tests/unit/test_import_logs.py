@@ -194,7 +194,7 @@ def test_a_changed_or_transposed_log_is_rejected(name, old, new):
 
 
 def test_weights_by_classes_prove_the_accuracy_over_all_images():
-    """Test sets of other sizes than the classes only bound it, and the proof says so."""
+    """Test sets of other sizes than the classes only bound it, as the proof states."""
     (equal,) = read_log("pilot.log")
     assert "rows as training: fits accuracy over all images 68.1, " in equal.proof
     assert RANGE not in equal.proof
@@ -218,7 +218,7 @@ DYTOX = """{"task": 0, "epoch": 499, "acc": 92.5, "avg_acc": 92.5, "forgetting":
 
 
 def test_the_log_of_dytox_ends_with_its_average():
-    """Its numbers are those of the log in dytox issue 2; an average that does not fit is one."""
+    """Rows as in dytox issue 2; an average that does not fit is an error."""
     (run,) = read("logs.json", DYTOX)
     assert_equal(run, [[92.5], [87.7, 83.4], [80.0, 74.0, 82.0]])
     for wrong, reason in (
@@ -234,7 +234,7 @@ def test_the_log_of_dytox_ends_with_its_average():
 def test_the_order_of_checkpoints_is_proven_stated_or_called_unproven():
     text = (LOGS / "zscl_mtil.txt").read_text()
     (run,) = read("a.txt", text)
-    assert run.proof.startswith("the order of the stream is that of the log, unproven; --buckets")
+    assert run.proof.startswith("buckets in the order of the log, which proves nothing")
     order = tuple(reversed(run.matrix.buckets))
     (stated,) = read("a.txt", text, buckets=order)
     assert (stated.matrix.buckets, stated.proof) == (order, "")

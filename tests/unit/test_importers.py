@@ -228,8 +228,8 @@ def test_rows_that_start_at_a_later_bucket_keep_their_place(content, options):
         ("acc = np.array([[0.9, nan], [0.8, 0.7]])\n", {}, 2, "1 2"),
     ],
 )  # fmt: skip
-def test_names_and_columns_that_are_no_buckets(content, options, rows, buckets):
-    """A nameless empty column is none, and words before a name are no part of it."""
+def test_nameless_columns_and_words_before_names_are_left_out(content, options, rows, buckets):
+    """A nameless empty column at the end, and words such as test_on."""
     matrix = read("a.csv", content, **options)
     assert (matrix.num_rows, matrix.buckets) == (rows, tuple(buckets.split()))
 
@@ -246,7 +246,7 @@ TRANSPOSED_PARTS = {"matrix": TRANSPOSED, "strategy": "er"}
     ],
 )
 def test_a_matrix_called_matrix_may_be_transposed(name, content):
-    """Zeros below the diagonal prove it, whatever the name; a full matrix is read as it is."""
+    """Zeros below the diagonal prove it; a full matrix is read as it is."""
     assert_equal_past = read(name, content, future="not-tested").values
     np.testing.assert_array_equal(assert_equal_past, PAST_ONLY)
     with pytest.raises(RecordError, match="contains 0 below the diagonal"):
@@ -313,7 +313,8 @@ def test_reading_options_that_a_format_contradicts_are_rejected():
     with pytest.raises(ConfigError, match="leave orientation out"):
         read("e.csv", files.avalanche_csv(SQUARE), orientation="columns")
     with pytest.raises(
-        ConfigError, match="columns is '1,x', but the file has no column 'x'; choose from '1,2,3'"
+        ConfigError,
+        match="columns is '1,x', but the file lacks the column 'x'; choose from '1,2,3'",
     ):
         read("a.csv", CSV, columns=("1", "x"))
 
