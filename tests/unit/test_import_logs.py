@@ -240,8 +240,8 @@ def test_the_order_of_checkpoints_is_proven_stated_or_called_unproven():
     assert (stated.matrix.buckets, stated.proof) == (order, "")
     np.testing.assert_array_equal(stated.matrix.values, run.matrix.values[::-1, ::-1])
     tests = re.findall(r"Checkpoint.*\nEval.*\nTop.*\n", text)
-    seen = "".join(test for i, test in enumerate(tests) if i % 4 <= i // 4)
-    (proven,) = read("a.txt", seen, future="not-tested")
+    past_tests = "".join(test for i, test in enumerate(tests) if i % 4 <= i // 4)
+    (proven,) = read("a.txt", past_tests, future="not-tested")
     assert proven.proof == ""
     np.testing.assert_array_equal(
         proven.matrix.values, np.where(np.tri(4), run.matrix.values, np.nan)
