@@ -174,8 +174,7 @@ def use_offline_store(*, creates: bool) -> None:
             "an MLflow run of another store is active, and this is recorded offline; end that run "
             "first (mlflow.end_run()), or leave offline out"
         )
-    if creates or folder.exists():
-        prepare_offline_folder(folder)
+    prepare_offline_folder(folder, creates=creates)
     # Processes that this one starts may have another working folder.
     os.environ[OFFLINE_VARIABLE] = str(folder)
     os.environ[_ARTIFACT_ROOT_VARIABLE] = format_artifact_root(folder)

@@ -56,10 +56,12 @@ def format_artifact_root(folder: Path) -> str:
     return (folder.absolute() / _ARTIFACTS).as_uri()
 
 
-def prepare_offline_folder(folder: Path) -> None:
+def prepare_offline_folder(folder: Path, *, creates: bool) -> None:
     """Create an offline folder unless it exists, and adapt its database if it was moved.
 
     Raises TrackingError if the folder is another store, has another format, or cannot be opened.
+    creates: False to create nothing: a folder without an ``offline.json`` is left as it is, and one
+    without a database is an error.
     """
     header, database = folder / _HEADER, folder / _DATABASE
     try:
@@ -69,19 +71,22 @@ def prepare_offline_folder(folder: Path) -> None:
                     f"{folder} contains the {_DATABASE} of another store; name a new folder with "
                     f"{OFFLINE_VARIABLE}"
                 )
+            if not creates:
+                return
             folder.mkdir(parents=True, exist_ok=True)
             write_durably(header, json.dumps({"format": _FORMAT}).encode())
-        check_format(folder)
+        check_format(folder, has_database=not creates)
         with lock_store_opening(format_offline_uri(folder)):
             _adapt_locations(database, format_artifact_root(folder))
     except (OSError, sqlite3.Error) as error:
         raise TrackingError(f"the offline folder {folder} cannot be opened: {error}") from error
 
 
-def check_format(folder: Path) -> None:
+def check_format(folder: Path, *, has_database: bool = True) -> None:
     """Raise TrackingError unless this version can read an offline folder.
 
     Its file ``offline.json`` states the format of the folder. Raises OSError if it is missing.
+    has_database: False if its database, which MLflow would create if it is opened, may be missing.
     """
     try:
         content = json_object(read_bytes(folder / _HEADER, MAX_MANIFEST_BYTES), MAX_MANIFEST_BYTES)
@@ -92,6 +97,16 @@ def check_format(folder: Path) -> None:
             f"{folder} has format {safe_repr(content.get('format'), 40)}; this program reads "
             f"{_FORMAT}: update it"
         )
+    if has_database:
+        uri = f"{(folder.absolute() / _DATABASE).as_uri()}?mode=rw"
+        try:
+            with closing(sqlite3.connect(uri, timeout=30, uri=True)) as connection:
+                connection.execute("SELECT 1 FROM experiments LIMIT 1")
+        except sqlite3.Error as error:
+            raise TrackingError(
+                f"the offline folder {folder} lacks a readable {_DATABASE}, which lists its runs "
+                f"({error}); copy the complete folder again"
+            ) from error
 
 
 def locate_artifacts(folder: Path, run: Run) -> Run:

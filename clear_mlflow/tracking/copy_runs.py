@@ -13,6 +13,7 @@ import os
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, parse_row_index
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.journal.run_folder import MAX_POINTS
 from clear_mlflow.scoring import Scores, evaluate, log_results, read_record
 from clear_mlflow.scoring.run_log import REPORTS, find_changes
@@ -212,9 +214,10 @@ class RunCopier:
     def copy_run(self, source: RunSource) -> CopyResult:
         """Copy and score a run, continue its copy, or add to the copy what was recorded since.
 
-        Does nothing if the target has the run itself, or a copy in the same or a newer state, or if
-        a process trains into the run or copies it now. Deletes other copies of the run in the
-        experiment. Raises RowConflictError if a row is stored with other numbers.
+        Does nothing if the target has the run itself, or a copy in the same or a newer state or
+        with the same rows from another continuation, or if a process trains into the run or copies
+        it now. Deletes other copies of the run in the experiment. Raises RowConflictError, before
+        anything is written, if a row or parameter is stored with another value.
         """
         run, client = source.run, self._client
         name = run.info.run_name or source.run_id
@@ -237,9 +240,15 @@ class RunCopier:
             if stored_state != state:
                 stored_rows = read_row_files(client, target, may_be_missing=None)
                 _check_rows(target, rows, stored_rows, is_original=not copies)
+                _check_params(target, run.data.params)
             # With fewer rows, it is an older copy of an offline folder.
             if stored_state == state or not copies or stored_rows.keys() - rows.keys():
                 return CopyResult(source.run_id, name, STORED, target.info.run_id)
+            # Row files contain times: those of two copies that were both continued differ.
+            is_same_length = stored_state is not None and stored_rows.keys() == rows.keys()
+            if is_same_length and _has_other_files(rows, stored_rows):
+                message = "another copy of it was continued to the same rows"
+                return CopyResult(source.run_id, name, STORED, target.info.run_id, message)
             if is_in_use(target) and read_trainer_token(target) != get_process_token():
                 message = "another process copies it, or trains into the copy"
                 return CopyResult(source.run_id, name, IN_USE, target.info.run_id, message)
@@ -264,7 +273,7 @@ class RunCopier:
         with mlflow_errors(f"end the copy of run {source.run_id}"):
             self._end_copy(run, target, state, last_time)
         run_id = self._delete_duplicates(experiment_id, source.run_id)
-        message = problem or f"{len(rows)} rows, {run.info.status}"
+        message = problem or f"{len(rows)} rows, {_get_copied_status(run)}"
         return CopyResult(source.run_id, name, UPDATED if is_update else COPIED, run_id, message)
 
     def _create_copy(self, source: RunSource, experiment_id: str) -> Run:
@@ -332,7 +341,7 @@ class RunCopier:
                 inputs = run.inputs.dataset_inputs
                 retry_on_conflict(lambda: client.log_inputs(run_id, datasets=inputs))
             for points, param_batch, tag_batch in zip_longest(
-                _split(source.read_histories(), MAX_POINTS),
+                _split(_select_new_points(source, RunSource(client, target)), MAX_POINTS),
                 _split(params, _MAX_BATCH),
                 _split(tags, _MAX_BATCH),
                 fillvalue=(),
@@ -545,6 +554,53 @@ def _check_rows(
                 f"{name} {problem} run {target.info.run_id} of the target, which is kept; delete "
                 "that run if the source is right"
             )
+
+
+def _has_other_files(rows: Mapping[str, bytes], stored: Mapping[str, bytes]) -> bool:
+    """Return True if a complete stored row file has another content than the source's."""
+    return any(
+        stored[name] != content and not is_truncated_row(stored[name])
+        for name, content in rows.items()
+    )
+
+
+def _check_params(target: Run, params: Mapping[str, str]) -> None:
+    """Raise RowConflictError if a parameter is stored with another value: it cannot be changed."""
+    for name, value in params.items():
+        if (stored := target.data.params.get(name, value)) != value:
+            raise RowConflictError(
+                f"parameter {safe_repr(name, 80)} is {safe_repr(value, 80)}, and "
+                f"{safe_repr(stored, 80)} in run {target.info.run_id} of the target, which is "
+                "kept: another copy of the source was continued; delete that run if this one is "
+                "right"
+            )
+
+
+def _select_new_points(source: RunSource, target: RunSource) -> Iterator[Metric]:
+    """Yield the metric values of a source that its copy lacks.
+
+    A value of a metric and step that the copy has from another continuation of the source, with
+    another time, counts as the same. Several values of one step are matched one to one.
+    """
+
+    def identify(point: Metric) -> tuple[str, int, int, str]:
+        return point.key, point.step, point.timestamp, repr(point.value)
+
+    stored = Counter(map(identify, target.read_histories()))
+    if not stored:
+        yield from source.read_histories()
+        return
+    points = list(source.read_histories())
+    same = stored & Counter(map(identify, points))
+    others = Counter(identity[:2] for identity in (stored - same).elements())
+    for point in points:
+        identity = identify(point)
+        if same[identity]:
+            same[identity] -= 1
+        elif others[identity[:2]]:
+            others[identity[:2]] -= 1
+        else:
+            yield point
 
 
 def _select_tags(run: Run) -> dict[str, str]:

@@ -92,15 +92,16 @@ def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Ite
 
     experiment: name of the experiment of all copies, or None; see :class:`RunCopier`.
     """
-    if not folders:
-        return
-    copier = RunCopier(preflight(experiment=experiment, can_be_offline=False), experiment)
+    copier: RunCopier | None = None
     for folder in folders:
         try:
             sources = open_sources(str(folder))
         except ClearError as error:
             yield SyncResult(folder, None, None, str(error), is_stored=False)
             continue
+        if copier is None:
+            client = preflight(experiment=experiment, can_be_offline=False)
+            copier = RunCopier(client, experiment)
         for copy in copier.copy_runs(sources):
             is_stored = copy.outcome in (COPIED, UPDATED, STORED)
             outcome = f"{copy.outcome}, as run {copy.run_id}" if is_stored else copy.outcome

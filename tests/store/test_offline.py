@@ -1,6 +1,8 @@
 """Runs recorded in a folder without a tracking store, and copied to one later."""
 
+import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -8,11 +10,13 @@ import subprocess
 import mlflow
 import pytest
 from click.testing import CliRunner
-from copying import check_equal, track_loop
+from copying import check_equal, describe_run, track_loop
 from mlflow import MlflowClient
+from mlflow.entities import Metric
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from offline_folders import use_store
 from ports import free_port
+from stored_runs import histories
 
 import clear_mlflow
 from clear_mlflow.cli import main
@@ -21,6 +25,7 @@ from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight
 from clear_mlflow.store.offline import format_offline_uri, locate_artifacts
+from clear_mlflow.store.rows import read_rows
 from clear_mlflow.tracking.copy_runs import open_sources
 
 FAST = ("--strategy", "ncm", "--features", "pixels")
@@ -81,8 +86,60 @@ def test_a_folder_is_moved_continued_and_synced_again(store, folder, tmp_path, m
     )
 
 
-def test_an_interrupted_training_is_resumed_by_its_folder(store, folder, tmp_path):
-    """The process is killed after its first rows; ``--resume FOLDER`` trains the rest."""
+@pytest.mark.parametrize("rows", [(3, 3), (2, 3), (3, 2)])
+def test_two_continued_copies_double_nothing(store, folder, tmp_path, monkeypatch, rows):
+    """Each value of a metric and step is stored once, whichever folder is sent, and how often."""
+    run_id = track_loop(1, offline=folder)
+    folders = folder, shutil.copytree(folder, tmp_path / "twin")
+    for path, num_rows in zip(folders, rows, strict=True):
+        monkeypatch.setenv("MLFLOW_RUN_ID", run_id)  # MLflow removes it
+        track_loop(num_rows, offline=path)
+    printed = [sync(monkeypatch, store, path) for path in folders * 2]
+    assert [("updated" in line, "there already" in line) for line in printed] == [
+        (False, False),
+        (rows[1] > rows[0], rows[1] <= rows[0]),
+        *[(False, True)] * 2,
+    ]
+    (copy,) = list_copies(store)
+    assert (copy.info.status, len(read_rows(store, copy))) == ("FINISHED", 4)
+    points = [
+        (name, step)
+        for name, values in histories(store, copy.info.run_id).items()
+        for step, _, _ in values
+    ]
+    assert len(set(points)) == len(points)
+    longest = MlflowClient(format_offline_uri(folders[rows[1] > rows[0]]))
+    assert set(points) == {
+        (name, step)
+        for name, values in histories(longest, run_id).items()
+        for step, _, _ in values
+    }
+
+
+def test_values_that_were_logged_to_one_step_are_all_sent(store, folder, monkeypatch):
+    """A metric without steps is a series of values at step 0, and grows between two syncs."""
+    run_id = track_loop(1, offline=folder)
+    client = MlflowClient(format_offline_uri(folder))
+    client.log_batch(run_id, [Metric("own", value, 5, 0) for value in (1.0, 2.0)])
+    sync(monkeypatch, store, folder)
+    later = (3.0, 4), (7.0, 6), (math.nan, 5)
+    client.log_batch(run_id, [Metric("own", value, time, 0) for value, time in later])
+    sync(monkeypatch, store, folder)
+    (copy,) = list_copies(store)
+    sent, logged = (
+        sorted(map(repr, histories(of_client, of_run)["own"]))
+        for of_client, of_run in ((store, copy.info.run_id), (client, run_id))
+    )
+    assert sent == logged
+    assert len(sent) == 5
+
+
+def test_an_interrupted_training_is_resumed_by_its_folder(store, folder, tmp_path, monkeypatch):
+    """The process is killed after its first rows; ``--resume FOLDER`` trains the rest.
+
+    Of two copies of the folder that are both resumed, the second is refused, and the stored run
+    stays as it is.
+    """
     command = ["clear-mlflow", "train", "--features", "pixels", "--epochs", "100", "--offline"]
     environment = {**os.environ, "CLEAR_MLFLOW_CACHE": str(tmp_path / "cache")}
     environment.pop(OFFLINE_VARIABLE)
@@ -90,10 +147,26 @@ def test_an_interrupted_training_is_resumed_by_its_folder(store, folder, tmp_pat
         while not list(folder.rglob("training_state/after_002.json")):
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-    resumed = CliRunner().invoke(main, ["train", "--resume", str(folder)])
-    assert resumed.exit_code == 0, resumed.output
-    (source,) = open_sources(str(folder))
-    assert (source.run.info.status, len(source.read_rows())) == ("FINISHED", 11)
+    (interrupted,) = open_sources(str(folder))
+    folders = folder, shutil.copytree(folder, tmp_path / "twin")
+    for path in folders:
+        resumed = CliRunner().invoke(main, ["train", "--resume", str(path)])
+        assert resumed.exit_code == 0, resumed.output
+        (source,) = open_sources(str(path))
+        assert (source.run.info.status, len(source.read_rows())) == ("FINISHED", 11)
+        new_params = source.run.data.params.keys() - interrupted.run.data.params.keys()
+        assert new_params == {"resumed/1"}  # nobody passed any
+    sync(monkeypatch, store, folder)
+    (copy,) = list_copies(store)
+    before = describe_run(store, copy.info.run_id)
+    for _ in range(2):
+        refused = CliRunner().invoke(main, ["sync", str(folders[1])])
+        assert refused.exit_code == 2
+        assert re.fullmatch(
+            r"run \w{32}: failed; parameter 'resumed/1' is .* another copy of the source was .*\n",
+            refused.stderr,
+        )
+        assert describe_run(store, copy.info.run_id) == before
 
 
 def test_an_ensemble_is_recorded_offline_and_synced(store, folder, monkeypatch):

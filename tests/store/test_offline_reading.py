@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import mlflow
@@ -146,3 +147,55 @@ def test_a_hostile_database_is_one_line(store, empty_store, tmp_path, sql, probl
     with pytest.raises(ClearError, match=problem) as refusal:
         clear_mlflow.load(hostile)
     assert "\n" not in str(refusal.value)
+
+
+def spoil(database, content):
+    """Remove the database, or replace it by other content."""
+    database.unlink()
+    if content == "no tables":
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute("CREATE TABLE notes (text)")
+    elif content is not None:
+        database.write_bytes(content)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a database", "no tables"])
+def test_a_folder_without_its_database_is_an_error_of_every_command(
+    store, empty_store, tmp_path, monkeypatch, content
+):
+    """One line, exit code 2, and nothing is created, neither in the folder nor in the store."""
+    monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "")  # restored after the test
+    folder = tmp_path / "work" / "recorded"
+    client, experiment_id = create_offline_folder(folder, empty_store)
+    run_id = stored_run(client, experiment_id).info.run_id
+    spoil(folder / "mlflow.db", content)
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///new.db")
+    before = {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()}
+    for command, offline in (
+        (["sync", "recorded"], ""),
+        (["show", "recorded"], ""),
+        (["show", f"recorded/{run_id}"], ""),
+        (["compare", "recorded"], ""),
+        (["export", "recorded", "bundles"], ""),
+        (["evaluate", "recorded"], ""),
+        (["train", "--resume", "recorded"], ""),
+        (["sync"], "recorded"),
+        (["show", run_id], "recorded"),
+        (["train", "--resume", run_id], "recorded"),
+    ):
+        monkeypatch.setenv("CLEAR_MLFLOW_OFFLINE", offline)
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == 2, (command, done.output)
+        (line,) = done.stderr.splitlines()
+        assert "recorded lacks a readable mlflow.db" in line
+        after = {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()}
+        assert after == before, command
+    monkeypatch.setenv("CLEAR_MLFLOW_OFFLINE", "")
+    for read in (clear_mlflow.runs, clear_mlflow.load):
+        with pytest.raises(ClearError, match="lacks a readable"):
+            read("recorded")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.tracking_uri)
+    imported = CliRunner().invoke(main, ["import", "--from", "recorded"])
+    assert (imported.exit_code, "lacks a readable mlflow.db" in imported.stderr) == (2, True)
+    assert [path.name for path in folder.glob("mlflow.db*")] == ["mlflow.db"][: content is not None]
