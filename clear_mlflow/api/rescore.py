@@ -182,8 +182,8 @@ def _rescore_run(
     A run in training is skipped; to find out whether its process is alive may take three minutes.
     If it is dead, the run is scored and closed as KILLED. An error makes the result "failed", and
     so does a run of a bundle. Unless *explicit* (the user named the run), the result is "skipped"
-    instead if the run has neither the tag of a training nor a damaged row: another program may have
-    logged it. See :func:`rescore_runs` for the other arguments.
+    instead if the run has neither the tag of a training nor a row: another program may have logged
+    it. See :func:`rescore_runs` for the other arguments.
     """
     if isinstance(run, MissingRun):
         return ScoringResult(run.run_id, run.run_name, "failed", run.problem, is_problem=True)
@@ -224,8 +224,9 @@ def _rescore_run(
             problem, closed = problem or error, None
     if scores is None or problem is not None:
         detail = "; ".join(filter(None, (str(problem), closed)))
-        # A damaged row proves that the run was one of ours; other errors do not.
-        is_ours = must_have_rows or isinstance(problem, RecordError)
+        # Rows, also a damaged one, prove that the run was one of ours; other errors do not.
+        has_rows = scores is not None and scores.record is not None
+        is_ours = must_have_rows or has_rows or isinstance(problem, RecordError)
         return failed(detail) if is_ours else skipped(detail)
     if scores.record is None and not is_abandoned:
         return failed(NO_ROWS) if must_have_rows else skipped(NO_ROWS, scores)

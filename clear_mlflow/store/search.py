@@ -200,6 +200,8 @@ def _get_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
             problem = mask_credentials(str(error), uri)
             raise TrackingError(f"cannot read run {run_id}: {problem}") from error
         problem = f"no such run in the tracking store {mask_credentials(uri)}"
+        if error.error_code == "PERMISSION_DENIED":
+            problem += f", or none that you may read ({mask_credentials(str(error), uri)})"
         return MissingRun(run_id, run_id, problem)
     if run.info.lifecycle_stage == LifecycleStage.DELETED:
         return MissingRun(run_id, run.info.run_name or run_id, "it is deleted; restore it first")
@@ -207,8 +209,12 @@ def _get_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
 
 
 def is_missing_error(error: MlflowException) -> bool:
-    """Return True if a run could not be read because none has such an id."""
-    return error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+    """Return True if a run could not be read because none has such an id.
+
+    Servers with accounts deny the permission then, as for a run that the user may not read.
+    """
+    missing = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "PERMISSION_DENIED")
+    return error.error_code in missing
 
 
 def find_experiment_ids(client: MlflowClient, name_or_id: str | None = None) -> list[str]:

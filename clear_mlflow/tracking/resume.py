@@ -158,10 +158,8 @@ def read_resume_point(client: MlflowClient, run_id: str, download_folder: Path) 
     return point
 
 
-def resolve_resume_parameters(
-    point: ResumePoint, requested: Mapping[str, str]
-) -> tuple[dict[str, str], TrainConfig]:
-    """Return the parameters that a run is resumed with, as text and as a TrainConfig.
+def resolve_resume_parameters(point: ResumePoint, requested: Mapping[str, str]) -> TrainConfig:
+    """Return the parameters that a run is resumed with.
 
     Raises ConfigError if *requested* differs from the run's parameters, or does not name a strategy
     or dataset class of the user that the run needs. A requested ``auto`` is the run's value.
@@ -180,11 +178,10 @@ def resolve_resume_parameters(
                 f"store names is not imported unless you name it, too: pass {name}={value} if you "
                 "know it"
             )
-    values = {**stored_values, **overrides}
-    resolved = TrainConfig.resolve(values)
+    resolved = TrainConfig.resolve({**stored_values, **overrides})
     # Arguments of a strategy or dataset are compared later, when their defaults are known.
     check_parameters(point, resolved, ignored=ARGUMENTS)
-    return values, resolved
+    return resolved
 
 
 def check_parameters(point: ResumePoint, config: TrainConfig, ignored: Sequence[str] = ()) -> None:

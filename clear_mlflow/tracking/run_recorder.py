@@ -17,7 +17,7 @@ from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeRow, anytime_file_n
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
-from clear_mlflow.core.text import warn
+from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.version import __version__, list_software_versions
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
 from clear_mlflow.journal.uploader import Uploader, read_exit_wait
@@ -122,10 +122,17 @@ class RunRecorder:
     ) -> None:
         """Log parameters and tags, and delete the tags of an earlier error.
 
-        grouping: tags that do not replace tags of the run. libraries: packages whose versions are
-        logged.
+        grouping: tags such as strategy and seed. They replace tags of the run, with a warning.
+        libraries: packages whose versions are logged.
         """
-        all_tags = {k: v for k, v in grouping.items() if k not in run.data.tags} | {
+        for name, value in grouping.items():
+            if (stored := run.data.tags.get(name, value)) != value:
+                warn(
+                    f"run {self.run_id} had the tag {name}={safe_repr(stored)}; it is "
+                    f"{safe_repr(value)} now, as what is recorded here"
+                )
+        all_tags = {
+            **grouping,
             **tags,
             names.VERSION_TAG: __version__,
             names.SOFTWARE_TAG: list_software_versions(*libraries),

@@ -37,6 +37,7 @@ from clear_mlflow.store.offline import is_offline_folder
 from clear_mlflow.store.search import expand_run_id, find_experiment_ids, search_runs
 from clear_mlflow.tracking.lifecycle import (
     RunResult,
+    build_kind_tags,
     build_result,
     create_run,
     end_project_run,
@@ -101,6 +102,8 @@ def train_supervised(
             client = preflight()
             interrupted_id = _find_interrupted_run(client, signals, can_wait)
             if interrupted_id is None:
+                # Before the data are loaded: mlflow run created a run without tags of ours.
+                _tag_project_run(client, build_kind_tags(names.KIND_TRAIN))
                 run_id = open_training_run(client, process.config, run_name)
                 return _train_supervised(client, process, run_id, requested, signals)
             process.stop()  # a resumed run has its own parameters
@@ -132,13 +135,16 @@ def resume_supervised(
             set_offline(run_id)
         client = preflight(opens_run=False)
         run_id = _find_unfinished_run(client) if is_folder else expand_run_id(client, run_id)
-        _tag_project_run(client, run_id)
+        if MLFLOW_RUN_ID.get() != run_id:
+            note = f"Resumes run {run_id}, which contains all measured rows."
+            tags = {names.KIND_TAG: names.KIND_RESUME, names.RESUMED_TAG: run_id}
+            _tag_project_run(client, {**tags, MLFLOW_RUN_NOTE: note})
         wait_for_expiry(
             client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received)
         )
         with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
             point = read_resume_point(client, run_id, Path(folder))
-            parameters, config = resolve_resume_parameters(point, requested)
+            config = resolve_resume_parameters(point, requested)
             if point.is_complete:
                 return end_project_run(end_complete_run(client, point))
             with TrainingProcess(config) as process:  # stops the child if an error is raised
@@ -148,7 +154,7 @@ def resume_supervised(
                 take_over(client, point)
                 if point.state is not None:
                     process.resume_from(point.state.file)
-                result = _train_supervised(client, process, run_id, parameters, signals, point)
+                result = _train_supervised(client, process, run_id, requested, signals, point)
     except (ClearError, TrainingDied) as error:
         result = build_result(error, None, signals.received)
     return end_project_run(result)
@@ -323,6 +329,7 @@ def _train_members(
     members = training.config.split_seeds()
     for member in members:
         tags = {MLFLOW_PARENT_RUN_ID: parent_id, **build_lease_tags()}
+        tags |= build_kind_tags(names.KIND_TRAIN)
         with mlflow_errors(f"open a child run of run {parent_id}"):
             run_id = create_run(client, experiment_id, format_run_name(member), tags)
         member_ids.append(run_id)
@@ -381,13 +388,11 @@ def _find_unfinished_run(client: MlflowClient) -> str:
     return str(runs[0].info.run_id)
 
 
-def _tag_project_run(client: MlflowClient, run_id: str) -> None:
-    """Tag the run that ``mlflow run -P resume=RUN`` opened, if any, as a resume of *run_id*."""
-    project_run_id = MLFLOW_RUN_ID.get()
-    if not project_run_id or project_run_id == run_id:
+def _tag_project_run(client: MlflowClient, tags: Mapping[str, str]) -> None:
+    """Set tags of the run that ``mlflow run`` opened for this process, if it did."""
+    run_id = MLFLOW_RUN_ID.get()
+    if not run_id:
         return
-    with mlflow_errors(f"read run {project_run_id}"):
-        if MLFLOW_PROJECT_ENTRY_POINT in client.get_run(project_run_id).data.tags:
-            note = f"Resumes run {run_id}, which contains all measured rows."
-            tags = {names.KIND_TAG: names.KIND_RESUME, names.RESUMED_TAG: run_id}
-            log_tags(client, project_run_id, {**tags, MLFLOW_RUN_NOTE: note})
+    with mlflow_errors(f"tag run {run_id}"):
+        if MLFLOW_PROJECT_ENTRY_POINT in client.get_run(run_id).data.tags:
+            log_tags(client, run_id, tags)

@@ -258,12 +258,13 @@ class TrainingRun:
             **({"seed": str(config.seed)} if config.seeds == NONE else {"seeds": config.seeds}),
             "model": config.model,
         }
-        tags = {names.KIND_TAG: names.KIND_TRAIN if config.seeds == NONE else names.KIND_ENSEMBLE}
+        tags = {names.KIND_TAG: get_kind(config)}
         if (num_processes := read_dist_env().size) > 1:
             tags[names.PROCESSES_TAG] = str(num_processes)
         if config.test_every != OFF:
             tags[names.ANYTIME_TAG] = config.test_every
-        if (user_commit := _read_commit(Path.cwd())) is not None:
+        user_commit = _read_commit(Path.cwd())
+        if user_commit is not None and "git_commit" not in run.data.tags:
             grouping["git_commit"] = user_commit
         if (_SOURCE_FOLDER / ".git").exists() and (commit := _read_commit(_SOURCE_FOLDER)):
             tags[names.COMMIT_TAG] = commit
@@ -298,7 +299,13 @@ def open_training_run(
     run_name: name of a new run; None for a name made of the parameters.
     """
     check = partial(check_has_no_rows, client)
-    return open_run(client, run_name or format_run_name(config), check, system_metrics=True)
+    name, kind = run_name or format_run_name(config), get_kind(config)
+    return open_run(client, name, check, kind=kind, system_metrics=True)
+
+
+def get_kind(config: TrainConfig) -> str:
+    """Return the kind of a training's run: of one seed, or the parent of several."""
+    return names.KIND_TRAIN if config.seeds == NONE else names.KIND_ENSEMBLE
 
 
 def format_run_name(config: TrainConfig) -> str:

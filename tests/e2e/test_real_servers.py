@@ -18,11 +18,14 @@ import requests
 from click.testing import CliRunner
 from forked import Forked
 from mlflow import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+from offline_folders import create_offline_folder
 from servers import BUCKET, LONG, ObjectStore, Postgres, object_store, postgres, tracking_server
 from short_stream import BUCKETS, HELD, options
-from stored_runs import histories, row_texts
+from stored_runs import histories, row_texts, stored_run
 from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 
+import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.cli import main
@@ -387,6 +390,14 @@ def test_a_user_without_permission_is_rejected(
     assert guarded.everything() == before
 
 
+def test_an_evaluation_that_may_not_write_fails_for_an_experiment(guarded, shared_run, monkeypatch):
+    """As for a run: the exit code is not 0 if nothing could be written."""
+    guarded.log_in(monkeypatch, READER)
+    result = CliRunner().invoke(main, ["evaluate", "shown"])
+    assert result.exit_code == 2, result.output
+    assert "Permission denied" in result.stderr
+
+
 def test_a_user_can_show_and_compare_readable_runs(guarded, shared_run, monkeypatch):
     """A dry run needs only read permission."""
     guarded.log_in(monkeypatch, READER)
@@ -412,6 +423,52 @@ def test_a_user_with_edit_permission_trains_and_evaluates(guarded, monkeypatch):
     assert len(runs) == 2
     for run in runs:
         assert_stored_once(guarded, client, run.info.run_id, EXPECTED)
+
+
+def test_a_user_with_edit_permission_sends_and_imports_runs(
+    guarded, empty_store, tmp_path, monkeypatch
+):
+    """MLflow answers 403 for an unknown id: of a run, of its parent, and for a wrong name."""
+    client = guarded.use(monkeypatch)
+    experiment_id = client.create_experiment("sent")
+    give(guarded, EDITOR, experiment_id, "EDIT")
+    folder = tmp_path / "offline_runs"
+    offline, source_id = create_offline_folder(folder, empty_store)
+    parent = stored_run(offline, source_id)
+    child = stored_run(offline, source_id, seed=8)
+    offline.set_tag(child.info.run_id, MLFLOW_PARENT_RUN_ID, parent.info.run_id)
+    other = stored_run(offline, source_id, seed=9)
+    offline.set_tag(other.info.run_id, MLFLOW_PARENT_RUN_ID, "f" * 32)  # it was not recorded here
+    bundles = clear_mlflow.export(folder, tmp_path / "bundles")
+    guarded.log_in(monkeypatch, EDITOR)
+    for command, outcome in (
+        (["sync", str(folder)], "copied"),
+        (["import", str(bundles)], "there already"),
+        (["import", "--from", str(folder)], "there already"),
+    ):
+        done = CliRunner().invoke(main, [*command, "--experiment", "sent"])
+        assert done.exit_code == 0, done.output
+        assert done.output.count(outcome) >= 3, done.output
+    copies = {
+        run.data.tags[names.COPIED_FROM_TAG]: run for run in client.search_runs([experiment_id])
+    }
+    assert copies.keys() == {run.info.run_id for run in (parent, child, other)}
+    parent_id = copies[child.info.run_id].data.tags[MLFLOW_PARENT_RUN_ID]
+    assert parent_id == copies[parent.info.run_id].info.run_id
+    assert MLFLOW_PARENT_RUN_ID not in copies[other.info.run_id].data.tags
+    # Names of experiments are looked up as ids of runs first, also in a store with accounts.
+    for command, code, message in (
+        (["import", "--from", guarded.url, "sent", "--experiment", "sent"], 0, "there already"),
+        (
+            ["import", "--from", guarded.url, "none", "--experiment", "sent"],
+            2,
+            "has the name or id",
+        ),
+        (["open", "nothing", "--no-browser"], 2, "has the name or id"),
+    ):
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == code, done.output
+        assert message in done.output
 
 
 @pytest.fixture

@@ -258,9 +258,8 @@ def test_changed_parameters_and_data_are_rejected(interrupted, tmp_path):
         with pytest.raises(ConfigError, match=re.escape(message)):
             resolve_resume_parameters(point, overrides)
     # Another text for the same number; auto says nothing.
-    parameters, _ = resolve_resume_parameters(
-        point, {"device": "auto", "lr": "1.0", "batch_size": "auto"}
-    )
+    overrides = {"device": "auto", "lr": "1.0", "batch_size": "auto"}
+    parameters = resolve_resume_parameters(point, overrides).as_text()
     check_parameters(point, TrainConfig.resolve({**parameters, "device": "cuda"}))
     with pytest.raises(ConfigError, match="batch_size is 3 and the run has 512"):
         check_parameters(point, TrainConfig.resolve({**parameters, "batch_size": "3"}))

@@ -127,13 +127,21 @@ def test_a_continued_run_updates_its_copy(store, target, monkeypatch):
     assert describe_run(store, run_id)["info"] != before["info"]
 
 
-def test_a_row_with_other_numbers_is_not_replaced(store, target):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"correct": [1, 1, 1]},
+        {"dataset": {"name": "own", "digest": "sha256:" + "cd" * 32}},
+        {"dataset": {"name": "other", "digest": "sha256:" + "ab" * 32}},
+    ],
+)
+def test_a_row_with_other_numbers_is_not_replaced(store, target, changes):
     """The copy stays as it is, and the message names the row."""
     run_id = track_loop()
     (copied,) = copy_all(store.tracking_uri, target)
     before = describe_run(MlflowClient(target), copied.run_id)
     row = rows_folder(store.get_run(run_id)) / "row_002.json"
-    change(row, correct=[1, 1, 1])
+    change(row, **changes)
     store.set_tag(run_id, "changed", "yes")
     (refused,) = copy_all(store.tracking_uri, target)
     assert refused.outcome == FAILED
@@ -151,7 +159,7 @@ def test_a_run_in_training_waits_and_an_abandoned_one_is_killed(store, target, e
             run_id, tag, lease.replace('"host": "', '"host": "other-').replace("202", "201")
         )
     (dead,) = copy_all(store.tracking_uri, target)
-    assert dead.outcome == COPIED
+    assert (dead.outcome, dead.message) == (COPIED, "0 rows, KILLED")
     assert MlflowClient(target).get_run(dead.run_id).info.status == "KILLED"
 
 

@@ -1,13 +1,16 @@
 """Re-scoring: which runs, what is written, and what is said of those that cannot be scored."""
 
 import json
+import sqlite3
 
 import pytest
+from click.testing import CliRunner
 from stored_runs import artifact_folder, histories, stored_run
 from trainings import FOUR_BUCKETS
 
 import clear_mlflow
 from clear_mlflow.api.rescore import rescore_runs
+from clear_mlflow.cli import main
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import format_lease
 from clear_mlflow.store.search import select_runs
@@ -31,8 +34,6 @@ def everything(store, run_id):
 
 def test_removed_values_are_restored(store, experiment_id, tmp_path):
     """A series, a changed value, points within a series, and a report."""
-    import sqlite3
-
     run = stored_run(store, experiment_id)
     run_evaluate(store, run.info.run_id)
     before = everything(store, run.info.run_id)[2]
@@ -110,3 +111,20 @@ def test_a_training_with_unreadable_artifacts_fails_and_another_run_is_skipped(s
         store.set_terminated(run_id)
     results = {result.run_id: result for result in clear_mlflow.evaluate("away")}
     assert [results[run_id].action for run_id in (training, other)] == ["failed", "skipped"]
+
+
+@pytest.mark.parametrize("table", ["metrics", "tags"])
+def test_a_store_that_takes_nothing_is_an_error_of_an_experiment_too(
+    store, experiment_id, tmp_path, table
+):
+    """Its runs have rows, so that none is skipped as the run of another program."""
+    stored_run(store, experiment_id)
+    other = store.create_run(experiment_id).info.run_id
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        refusal = "BEGIN SELECT RAISE(ABORT, 'permission denied'); END"
+        database.execute(f"CREATE TRIGGER refuse BEFORE INSERT ON {table} {refusal}")
+    done = CliRunner().invoke(main, ["evaluate", "test"])
+    assert done.exit_code == 2, done.output
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert "cannot log the scores" in error
+    assert other not in error

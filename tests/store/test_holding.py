@@ -37,6 +37,7 @@ from clear_mlflow.store.lease import (
     format_lease,
     is_being_trained,
     is_expired,
+    is_recent_reservation,
     wait_for_expiry,
 )
 from clear_mlflow.store.rows import RowConflictError, store_row
@@ -215,6 +216,23 @@ def test_a_reservation_from_the_future_does_not_block_a_run_forever(store, exper
     run = store.create_run(experiment_id)
     store.log_param(run.info.run_id, "resumed/1", format_foreign_lease(renewed_at=at))
     assert reserve_resume(store, store.get_run(run.info.run_id)) == 2
+
+
+def test_a_reservation_counts_while_its_process_may_live():
+    """On this machine the process is looked up; elsewhere its lease is recent for three minutes."""
+    own = json.loads(format_lease())
+    old = (datetime.now(timezone.utc) - timedelta(seconds=200)).isoformat()
+    other = {**own, "token": "of another process"}
+    for fields, is_recent in (
+        (own, False),
+        (other, True),
+        ({**other, "started": own["started"] - 100}, False),
+        ({**other, "host": "another/machine", "started": own["started"] - 100}, True),
+        ({**other, "host": "another/machine", "renewed_at": old}, False),
+        ({**other, "renewed_at": old}, False),
+        ({}, False),
+    ):
+        assert is_recent_reservation(json.dumps(fields)) is is_recent, fields
 
 
 def test_one_of_two_concurrent_reservations_succeeds(store, experiment_id):

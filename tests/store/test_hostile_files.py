@@ -74,8 +74,8 @@ def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment
         resolve_resume_parameters(point, {})
     with pytest.raises(ConfigError, match="not imported unless you name it, too"):
         resolve_resume_parameters(point, {"strategy": "auto"})
-    parameters, _ = resolve_resume_parameters(point, {"strategy": "trap_module:Strategy"})
-    assert parameters["strategy"] == "trap_module:Strategy"
+    resumed = resolve_resume_parameters(point, {"strategy": "trap_module:Strategy"})
+    assert resumed.strategy == "trap_module:Strategy"
     assert not trap.exists()
 
 

@@ -7,10 +7,15 @@ import statistics
 
 import mlflow
 import pytest
+from click.testing import CliRunner
+from forked import run_python
 from mlflow import MlflowClient
+from offline_folders import create_offline_folder
 from stored_runs import rows_folder, stored_run
 
+from clear_mlflow.cli import main
 from clear_mlflow.core.errors import DivergedError, TrackingError
+from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder, find_run_folders
 from clear_mlflow.journal.uploader import UnsentError, store_outcome
 from clear_mlflow.process.training_process import TrainingDied
@@ -279,3 +284,72 @@ def test_a_project_run_without_a_training_is_ended(store, experiment_id, monkeyp
         monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
         end_project_run(RunResult(130, "KILLED", None, error="stopped"))
         assert store.get_run(run_id).info.status == status
+
+
+DIES = """
+import os, sys
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from clear_mlflow.process.training_process import TrainingProcess
+
+create_run, number = SqlAlchemyStore.create_run, int(sys.argv[1])
+
+def create_and_die(*arguments, **options):
+    global number
+    run = create_run(*arguments, **options)
+    number -= 1
+    if number == 0:
+        os.kill(os.getpid(), 9)
+    return run
+
+SqlAlchemyStore.create_run = create_and_die
+if number == 0:  # before the data are loaded
+    TrainingProcess.config = property(lambda self: os.kill(os.getpid(), 9))
+if sys.argv[2] == "track":
+    import clear_mlflow
+    clear_mlflow.track(buckets=2).__enter__()
+from clear_mlflow.cli import main
+main(sys.argv[2:])
+"""
+ENSEMBLE = ("train", "--seeds", "0,1", "--strategy", "ncm", "--features", "pixels")
+
+
+@pytest.mark.parametrize(
+    ("number", "command", "kind"),
+    [
+        (1, ("train",), "train"),
+        (1, ENSEMBLE, "ensemble"),
+        (2, ENSEMBLE, "train"),
+        (1, ("track",), "train"),
+        (1, ("import", "matrix.csv", "--orientation", "rows"), "train"),
+        (1, ("sweep", "grid.yaml"), "sweep"),
+        (2, ("sweep", "grid.yaml"), "train"),
+        (1, ("sync", "offline_runs"), "train"),
+        (0, ("train",), "train"),
+    ],
+)
+def test_a_run_has_its_kind_as_soon_as_it_exists(
+    store, experiment_id, empty_store, tmp_path, monkeypatch, number, command, kind
+):
+    """The process is killed right after the call that creates its nth run.
+
+    A run that ``mlflow run`` creates has it before the data are loaded.
+    """
+    (tmp_path / "matrix.csv").write_text("0.9,0.5\n0.8,0.9\n")
+    grid = "fixed: {features: pixels}\ngrid: {strategy: [ncm]}\n"
+    (tmp_path / "grid.yaml").write_text(grid)
+    client, offline_experiment = create_offline_folder(tmp_path / "offline_runs", empty_store)
+    tags = {names.KIND_TAG: "train", names.VERSION_TAG: __version__}
+    client.set_terminated(client.create_run(offline_experiment, tags=tags).info.run_id)
+    if number == 0:
+        project = store.create_run(experiment_id, tags={"mlflow.project.entryPoint": "main"})
+        monkeypatch.setenv("MLFLOW_RUN_ID", project.info.run_id)
+    done = run_python("-c", DIES, str(number), *command, cwd=tmp_path, env=dict(os.environ))
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    ids = [experiment.experiment_id for experiment in store.search_experiments()]
+    run = store.search_runs(ids, order_by=["attributes.start_time DESC"])[0]
+    assert run.data.tags[names.KIND_TAG] == kind
+    assert run.data.tags[names.VERSION_TAG] == __version__
+    if kind == "train":
+        monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+        resumed = CliRunner().invoke(main, ["train", "--resume", run.info.run_id])
+        assert f"run {run.info.run_id} lacks config.json" in resumed.stderr

@@ -110,9 +110,7 @@ def test_two_continued_copies_double_nothing(store, folder, tmp_path, monkeypatc
     assert len(set(points)) == len(points)
     longest = MlflowClient(format_offline_uri(folders[rows[1] > rows[0]]))
     assert set(points) == {
-        (name, step)
-        for name, values in histories(longest, run_id).items()
-        for step, _, _ in values
+        (name, step) for name, values in histories(longest, run_id).items() for step, _, _ in values
     }
 
 

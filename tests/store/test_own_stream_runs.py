@@ -127,7 +127,7 @@ def test_functions_named_in_a_store_are_not_imported(store, experiment_id, root,
     )
     with pytest.raises(ConfigError, match="dataset=of_mine:photos if you know it"):
         resolve_resume_parameters(point, {})
-    _, again = resolve_resume_parameters(point, {"dataset": "of_mine:photos"})
+    again = resolve_resume_parameters(point, {"dataset": "of_mine:photos"})
     assert again.dataset == "of_mine:photos"
 
 

@@ -198,3 +198,13 @@ def test_leftover_run_folders_are_found(tmp_path, own_cache, monkeypatch):
     (tmp_path / "unsent_rows" / "other").mkdir()
     assert find_run_folders() == folders
     assert find_run_folders(runs[1]) == folders[1:]
+
+
+def test_a_removed_folder_contains_only_what_is_not_of_this_package(tmp_path):
+    """Its header, its lock and drafts of killed processes are deleted; other files are kept."""
+    for name, remains in ((".00000001-a.json.0123.part", []), ("notes.txt", ["notes.txt"])):
+        folder = RunFolder.create(tmp_path / name.strip("."), RUN, "http://host:1")
+        (folder.folder / name).write_bytes(b"{")
+        folder.close(remove=True)
+        left = folder.folder.iterdir() if folder.folder.exists() else ()
+        assert [path.name for path in left] == remains

@@ -149,9 +149,12 @@ def test_headline_metrics_come_first(finished, store, experiment_id):
         assert sum(of_buckets) == 4
 
 
-def test_active_run_is_joined_and_left_open(store):
-    """Nothing of the user is replaced. The reason of an earlier failure is removed."""
-    tags = {"model": "mine", names.ERROR_TAG: "of an earlier try"}
+def test_active_run_is_joined_and_left_open(store, capfd):
+    """Of the user's, only tags of what was trained are replaced, with a warning.
+
+    The reason of an earlier failure is removed.
+    """
+    tags = {"model": "mine", "seed": "7", names.ERROR_TAG: "of an earlier try"}
     with mlflow.start_run(run_name="mine", description="my own words", tags=tags) as active:
         mlflow.log_param("epochs", "12 of mine")
         train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)
@@ -164,9 +167,11 @@ def test_active_run_is_joined_and_left_open(store):
     tags = run.data.tags
     assert (tags["mlflow.note.content"], tags["model"], tags["strategy"]) == (
         "my own words",
-        "mine",
+        "small_cnn",
         "naive",
     )
+    (warning,) = [line for line in capfd.readouterr().err.splitlines() if "had the tag" in line]
+    assert "had the tag model='mine'; it is 'small_cnn' now" in warning
     assert not {names.ERROR_TAG, names.PROCESS_TAG} & tags.keys()
     assert (
         run.data.metrics["clear/in_domain_accuracy"]
