@@ -84,14 +84,14 @@ from clear_mlflow.store.search import (
     select_runs,
 )
 from clear_mlflow.store.ui_urls import format_comparison_links, read_sweep_comparison
-from clear_mlflow.tracking.lifecycle import build_kind_tags, create_run
+from clear_mlflow.tracking.lifecycle import build_type_tags, create_run
 from clear_mlflow.tracking.resume import (
     has_rows,
     is_resume_reserved,
     reserve_resume,
 )
 from clear_mlflow.tracking.tracked_training import train_sweep_run
-from clear_mlflow.tracking.training_run import get_kind
+from clear_mlflow.tracking.training_run import get_run_type
 
 Engine: TypeAlias = LocalEngine | RayEngine
 ProgramStarter: TypeAlias = Callable[[Sequence[str], Mapping[str, str], str], Any]
@@ -545,7 +545,7 @@ class SweepStore:
     def _open_run(self, run: SweepRun) -> str:
         """Create an MLflow run with status SCHEDULED, which the training sets to RUNNING."""
         tags = {
-            **build_kind_tags(get_kind(run.planned.config)),
+            **build_type_tags(get_run_type(run.planned.config)),
             MLFLOW_PARENT_RUN_ID: str(self._parent_id),
             names.SWEEP_RUN_TAG: run.planned.config_hash,
         }

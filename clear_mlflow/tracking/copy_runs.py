@@ -244,7 +244,7 @@ class RunCopier:
             # With fewer rows, it is an older copy of an offline folder.
             if stored_state == state or not copies or stored_rows.keys() - rows.keys():
                 return CopyResult(source.run_id, name, STORED, target.info.run_id)
-            # Row files contain times: those of two copies that were both continued differ.
+            # Row files contain times, which differ if two copies were both continued.
             is_same_length = stored_state is not None and stored_rows.keys() == rows.keys()
             if is_same_length and _has_other_files(rows, stored_rows):
                 message = "another copy of it was continued to the same rows"

@@ -149,7 +149,7 @@ def open_run(
     name: str,
     check: Callable[[Run], object],
     *,
-    kind: str = names.KIND_TRAIN,
+    run_type: str = names.KIND_TRAIN,
     rename: bool = False,
     system_metrics: bool | None = None,
 ) -> str:
@@ -160,8 +160,8 @@ def open_run(
     Raises TrackingError if another process is training into it.
 
     name: name of a new run, or of one whose name MLflow generated. check: called with the run that
-    MLFLOW_RUN_ID names, before it is changed; raises if the run must not be used. kind: what the
-    run is of, in a tag that is set in the call that creates the run. rename: set the
+    MLFLOW_RUN_ID names, before it is changed; raises if the run must not be used. run_type:
+    kind of the run, in a tag that is set in the call that creates the run. rename: set the
     name even if MLflow did not generate the old one. system_metrics: True to log the use of
     processor and memory, unless MLflow's environment variable decides that; None: MLflow's default.
     """
@@ -177,16 +177,16 @@ def open_run(
         opened = retry_on_conflict(
             lambda: mlflow.start_run(
                 run_name=new_name,
-                tags={**build_kind_tags(kind), **build_lease_tags()},
+                tags={**build_type_tags(run_type), **build_lease_tags()},
                 log_system_metrics=None if _SYSTEM_METRICS.is_set() else system_metrics,
             )
         )
     return str(opened.info.run_id)
 
 
-def build_kind_tags(kind: str) -> dict[str, str]:
+def build_type_tags(run_type: str) -> dict[str, str]:
     """Return tags that make a run one of this package. Set them in the call that creates it."""
-    return {names.KIND_TAG: kind, names.VERSION_TAG: __version__}
+    return {names.KIND_TAG: run_type, names.VERSION_TAG: __version__}
 
 
 def reopen_run(run_id: str, tags: Mapping[str, str] | None = None) -> None:

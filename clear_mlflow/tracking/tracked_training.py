@@ -37,8 +37,8 @@ from clear_mlflow.store.offline import is_offline_folder
 from clear_mlflow.store.search import expand_run_id, find_experiment_ids, search_runs
 from clear_mlflow.tracking.lifecycle import (
     RunResult,
-    build_kind_tags,
     build_result,
+    build_type_tags,
     create_run,
     end_project_run,
     end_run,
@@ -103,7 +103,7 @@ def train_supervised(
             interrupted_id = _find_interrupted_run(client, signals, can_wait)
             if interrupted_id is None:
                 # Before the data are loaded: mlflow run created a run without tags of ours.
-                _tag_project_run(client, build_kind_tags(names.KIND_TRAIN))
+                _tag_project_run(client, build_type_tags(names.KIND_TRAIN))
                 run_id = open_training_run(client, process.config, run_name)
                 return _train_supervised(client, process, run_id, requested, signals)
             process.stop()  # a resumed run has its own parameters
@@ -329,7 +329,7 @@ def _train_members(
     members = training.config.split_seeds()
     for member in members:
         tags = {MLFLOW_PARENT_RUN_ID: parent_id, **build_lease_tags()}
-        tags |= build_kind_tags(names.KIND_TRAIN)
+        tags |= build_type_tags(names.KIND_TRAIN)
         with mlflow_errors(f"open a child run of run {parent_id}"):
             run_id = create_run(client, experiment_id, format_run_name(member), tags)
         member_ids.append(run_id)

@@ -258,7 +258,7 @@ class TrainingRun:
             **({"seed": str(config.seed)} if config.seeds == NONE else {"seeds": config.seeds}),
             "model": config.model,
         }
-        tags = {names.KIND_TAG: get_kind(config)}
+        tags = {names.KIND_TAG: get_run_type(config)}
         if (num_processes := read_dist_env().size) > 1:
             tags[names.PROCESSES_TAG] = str(num_processes)
         if config.test_every != OFF:
@@ -299,11 +299,11 @@ def open_training_run(
     run_name: name of a new run; None for a name made of the parameters.
     """
     check = partial(check_has_no_rows, client)
-    name, kind = run_name or format_run_name(config), get_kind(config)
-    return open_run(client, name, check, kind=kind, system_metrics=True)
+    name, run_type = run_name or format_run_name(config), get_run_type(config)
+    return open_run(client, name, check, run_type=run_type, system_metrics=True)
 
 
-def get_kind(config: TrainConfig) -> str:
+def get_run_type(config: TrainConfig) -> str:
     """Return the kind of a training's run: of one seed, or the parent of several."""
     return names.KIND_TRAIN if config.seeds == NONE else names.KIND_ENSEMBLE
 

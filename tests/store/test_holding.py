@@ -220,14 +220,14 @@ def test_a_reservation_from_the_future_does_not_block_a_run_forever(store, exper
 
 def test_a_reservation_counts_while_its_process_may_live():
     """On this machine the process is looked up; elsewhere its lease is recent for three minutes."""
-    own = json.loads(format_lease())
+    lease_fields = json.loads(format_lease())
     old = (datetime.now(timezone.utc) - timedelta(seconds=200)).isoformat()
-    other = {**own, "token": "of another process"}
+    other = {**lease_fields, "token": "of another process"}
     for fields, is_recent in (
-        (own, False),
+        (lease_fields, False),
         (other, True),
-        ({**other, "started": own["started"] - 100}, False),
-        ({**other, "host": "another/machine", "started": own["started"] - 100}, True),
+        ({**other, "started": lease_fields["started"] - 100}, False),
+        ({**other, "host": "another/machine", "started": lease_fields["started"] - 100}, True),
         ({**other, "host": "another/machine", "renewed_at": old}, False),
         ({**other, "renewed_at": old}, False),
         ({}, False),

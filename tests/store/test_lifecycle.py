@@ -314,7 +314,7 @@ ENSEMBLE = ("train", "--seeds", "0,1", "--strategy", "ncm", "--features", "pixel
 
 
 @pytest.mark.parametrize(
-    ("number", "command", "kind"),
+    ("number", "command", "run_type"),
     [
         (1, ("train",), "train"),
         (1, ENSEMBLE, "ensemble"),
@@ -328,7 +328,7 @@ ENSEMBLE = ("train", "--seeds", "0,1", "--strategy", "ncm", "--features", "pixel
     ],
 )
 def test_a_run_has_its_kind_as_soon_as_it_exists(
-    store, experiment_id, empty_store, tmp_path, monkeypatch, number, command, kind
+    store, experiment_id, empty_store, tmp_path, monkeypatch, number, command, run_type
 ):
     """The process is killed right after the call that creates its nth run.
 
@@ -347,9 +347,9 @@ def test_a_run_has_its_kind_as_soon_as_it_exists(
     assert done.returncode == -signal.SIGKILL, done.stderr
     ids = [experiment.experiment_id for experiment in store.search_experiments()]
     run = store.search_runs(ids, order_by=["attributes.start_time DESC"])[0]
-    assert run.data.tags[names.KIND_TAG] == kind
+    assert run.data.tags[names.KIND_TAG] == run_type
     assert run.data.tags[names.VERSION_TAG] == __version__
-    if kind == "train":
+    if run_type == "train":
         monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
         resumed = CliRunner().invoke(main, ["train", "--resume", run.info.run_id])
         assert f"run {run.info.run_id} lacks config.json" in resumed.stderr

@@ -206,5 +206,5 @@ def test_a_removed_folder_contains_only_what_is_not_of_this_package(tmp_path):
         folder = RunFolder.create(tmp_path / name.strip("."), RUN, "http://host:1")
         (folder.folder / name).write_bytes(b"{")
         folder.close(remove=True)
-        left = folder.folder.iterdir() if folder.folder.exists() else ()
-        assert [path.name for path in left] == remains
+        files = folder.folder.iterdir() if folder.folder.exists() else ()
+        assert [path.name for path in files] == remains
