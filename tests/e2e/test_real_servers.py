@@ -458,7 +458,7 @@ def test_a_user_with_edit_permission_sends_and_imports_runs(
     assert MLFLOW_PARENT_RUN_ID not in copies[other.info.run_id].data.tags
     # Names of experiments are looked up as ids of runs first, also in a store with accounts.
     for command, code, message in (
-        (["import", "--from", guarded.url, "sent", "--experiment", "sent"], 0, "there already"),
+        (["import", "--from", guarded.url, "sent", "--experiment", "sent"], 0, "updated"),
         (
             ["import", "--from", guarded.url, "none", "--experiment", "sent"],
             2,
