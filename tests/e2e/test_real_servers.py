@@ -464,7 +464,7 @@ def test_a_user_with_edit_permission_sends_and_imports_runs(
             2,
             "has the name or id",
         ),
-        (["open", "nothing", "--no-browser"], 2, "has the name or id"),
+        (["open", "nothing", "--browser", "no"], 2, "has the name or id"),
     ):
         done = CliRunner().invoke(main, command)
         assert done.exit_code == code, done.output
