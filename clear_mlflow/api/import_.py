@@ -249,19 +249,19 @@ def _store_run(
     of metrics to log.
     """
     adapt_metrics(ALL_METRICS, run.matrix.score)  # raises ConfigError if the name is taken
-    metadata = _merge_metadata(run, overrides)
+    metadata, digest = _merge_metadata(run, overrides), _hash_matrix(run.matrix)
     tags = {
         MLFLOW_RUN_NAME: run_name,
         names.KIND_TAG: names.KIND_TRAIN,
         names.IMPORTED_FROM_TAG: file,
         names.IMPORT_FORMAT_TAG: run.format_name,
-        names.IMPORTED_DIGEST_TAG: _hash_matrix(run.matrix),
+        names.IMPORTED_DIGEST_TAG: digest,
         names.VERSION_TAG: __version__,
         **build_families_tag(families, {}),
         **metadata,
         **build_lease_tags(),
     }
-    origin: JSON = {"format": run.format_name, "digest": run.digest}
+    origin: JSON = {"format": run.format_name, "digest": digest}
     records = build_records(run.matrix, metadata, origin, dataset)
     with mlflow_errors(f"open a run for {file}"):
         run_id = create_run(client, experiment_id, run_name, tags)
@@ -289,7 +289,7 @@ def build_records(
 ) -> list[RowRecord]:
     """Convert each row of a matrix that has a measured value to the format in which it is stored.
 
-    metadata: must contain protocol and split. origin: format and hash of the imported file.
+    metadata: must contain protocol and split. origin: format of the file and hash of its matrix.
     dataset: name and hash of the test data; None to use the name in *metadata*.
     """
     written_at = utc_now()

@@ -151,7 +151,6 @@ class ParsedRun:
     order: str = ""  # on what the order of the stream relies, if the file does not prove it
     metadata: Mapping[str, str] = field(default_factory=dict)  # strategy, dataset, model, seed
     label: str = ""  # name of the run within its file; empty if it is the only one
-    source_bytes: bytes | None = None  # bytes of the file that are this run; None: all of them
     score: Score = ACCURACY  # what the numbers are, if the file defines it
     printed: Sequence[PrintedNumber] = ()  # averages in the file
 

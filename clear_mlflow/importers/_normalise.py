@@ -6,7 +6,6 @@ that contradicts the file.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -48,7 +47,6 @@ class ImportedRun:
     matrix: AccuracyMatrix
     metadata: Mapping[str, str]  # strategy, dataset, model and seed, if the file names them
     label: str  # name of the run within its file; empty if it is the only one
-    digest: str  # "sha256:..." of the bytes that it was read from
     format_name: str
     proof: str = ""  # which averages in the file the matrix fits; empty if there are none
 
@@ -121,10 +119,8 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
         raise RecordError(f"contains no measured {score.name}")
     if matrix.num_instances is not None and score.is_accuracy:
         _check_against_counts(cells, matrix.num_instances)
-    content = file.content if parsed.source_bytes is None else parsed.source_bytes
-    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     proof += f"; {parsed.order}" if proof and parsed.order else parsed.order
-    return ImportedRun(matrix, dict(parsed.metadata), parsed.label, digest, file_format.name, proof)
+    return ImportedRun(matrix, dict(parsed.metadata), parsed.label, file_format.name, proof)
 
 
 def _build_array(initial: Sequence[float] | None, rows: Sequence[Sequence[float]]) -> _Cells:

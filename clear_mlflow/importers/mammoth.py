@@ -67,7 +67,6 @@ class Mammoth(Format):
                     if value != "None" and 1 <= len(value) <= 100 and value.isprintable()
                 },
                 label="" if is_single else f"line {number}",
-                source_bytes=text.encode(),
             )
 
 

@@ -162,7 +162,6 @@ def _build_run(
             if name in training.arguments
         },
         label=label,
-        source_bytes=repr((classifier, training.arguments.get("seed"), rows)).encode(),
         printed=printed,
     )
 
