@@ -10,6 +10,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import one_line
+
 __version__ = "0.1.0"
 
 # Packages that can affect results, if a process has loaded them.
@@ -34,6 +37,21 @@ def _package_version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:  # mlflow-skinny and tensorflow-cpu install mlflow and tensorflow
         return str(getattr(sys.modules.get(name), "__version__", "unknown"))
+
+
+def import_custom(option: str, reference: str, attribute: str) -> Any:
+    """Import what an option names by ``package.module:attribute``.
+
+    attribute: what it should be, for the message. Raises ConfigError if the import fails.
+    """
+    try:
+        return import_attribute(reference)
+    except Exception as error:  # an import of other code may raise anything
+        problem = one_line(f"{type(error).__name__}: {error}", 300)
+        raise ConfigError(
+            f"{option} {reference} cannot be loaded ({problem}); pass package.module:{attribute}, "
+            "importable from here"
+        ) from error
 
 
 def import_attribute(reference: str) -> Any:

@@ -66,7 +66,7 @@ class Buffer(ABC):
         arriving = list_bucket_indices(bucket_index, len(labels))
         if indices is not None:
             arriving, labels = arriving.take(indices), labels[indices]
-        kept_indices = self._select(
+        kept_indices = self.select(
             labels, build_generator(self.seed, RngPurpose.BUFFER, bucket_index)
         )
         candidates = join_indices(self.sample_indices, arriving)
@@ -94,10 +94,13 @@ class Buffer(ABC):
             setattr(self, name, state[name])
 
     @abstractmethod
-    def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
-        """Return the indices that :meth:`update` returns. May change ``state_attributes``.
+    def select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+        """Return the indices of the images to keep, at most ``capacity``.
 
-        labels: classes of the bucket's candidates. The buffer's own are in ``self.labels``.
+        The buffer's images come first, with the classes ``self.labels``, then the bucket's.
+
+        labels: classes of the bucket's images, (N,). generator: source of all random numbers. May
+        change ``state_attributes``.
         """
 
 
@@ -114,7 +117,7 @@ class Reservoir(Buffer):
     state_attributes = ("_priorities",)
     _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
 
-    def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+    def select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
         """Return the ascending indices of the images to keep.
 
         The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
@@ -142,7 +145,7 @@ class ClassBalanced(Buffer):
     _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
     _num_seen: NDArray[np.int64] | None = None  # (num_classes,), images of each class so far
 
-    def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+    def select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
         """Return the ascending indices of the images to keep.
 
         The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
@@ -214,7 +217,7 @@ class GreedyBalanced(Buffer):
     state_attributes = ("_classes",)
     _classes: tuple[int, ...] = ()  # all classes so far, ascending
 
-    def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+    def select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
         """Return the ascending indices of the images to keep.
 
         The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
@@ -267,7 +270,7 @@ class BiasedReservoir(Buffer):
     state_attributes = ("_num_seen",)
     _num_seen = 0  # images so far
 
-    def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+    def select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
         """Return the ascending indices of the images to keep.
 
         The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
@@ -301,7 +304,7 @@ class AuthorsReservoir(BiasedReservoir):
         storage_policy.py:136, which fails unless the first bucket fills the buffer.
     """
 
-    def _select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
+    def select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
         """Return the ascending indices of the images to keep.
 
         The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).

@@ -75,6 +75,11 @@ def capture(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
     return Snapshot(copies, description)
 
 
+def check_state(strategy: Strategy) -> None:
+    """Raise StateError if an attribute of a strategy that was just built cannot be stored."""
+    _pack(strategy.state_dict(), "strategy", {})
+
+
 def restore(snapshot: Snapshot, model: nn.Module, strategy: Strategy, trainer: Trainer) -> None:
     """Load a snapshot into a model, a strategy and a trainer that were just built.
 
@@ -187,9 +192,9 @@ def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
         }
     raise StateError(
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be stored; "
-        "expected tensors, arrays, numbers, texts, lists, tuples and dictionaries of these, or an "
-        "object with state_dict and load_state_dict; name it in the class's temporary_attributes "
-        "if a resumed run does not need it"
+        "expected tensors, arrays, numbers, texts, lists, tuples and dictionaries of these, a "
+        "random generator, or an object with state_dict and load_state_dict; name it in the class's "
+        "temporary_attributes if a resumed run does not need it, or pass --resumable off"
     )
 
 

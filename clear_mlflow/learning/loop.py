@@ -13,13 +13,21 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.learning.checkpoint import SavedTraining, Snapshot, capture, restore
+from clear_mlflow.learning.checkpoint import (
+    SavedTraining,
+    Snapshot,
+    capture,
+    check_state,
+    restore,
+)
 from clear_mlflow.learning.device import RngPurpose, autocast, is_memory_error, seed_everything
 from clear_mlflow.learning.models import (
     build_feature_model,
     build_model,
+    freeze_backbone,
     get_input_dtype,
     logits_in_float32,
+    prepare_custom_model,
 )
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.values import OFF
@@ -88,6 +96,8 @@ def train(
     strategy_class = load_strategy(config.strategy)
     strategy = strategy_class(config, stream, model, parse_strategy_arguments(config))
     strategy.group = group
+    if config.resumable == "on":
+        check_state(strategy)
     check_memory(config, count_stored_bytes(strategy, len(stream.keys) - 1))
     trainer = Trainer(model, config, bucket_keys=stream.keys, progress=progress, group=group)
     costs = trainer.costs
@@ -168,18 +178,25 @@ def build_untrained_model(
     """
     indices = () if bucket_index is None else (bucket_index,)
     seed_everything(config.seed, RngPurpose.WEIGHTS, *indices)
-    model = load_strategy(config.strategy).build_model(config, stream)
-    if model is None and isinstance(stream, FeatureStream):
-        model = build_feature_model(config.model, stream.width, num_classes=stream.num_classes)
-    if model is None:
+    strategy, num_classes = load_strategy(config.strategy), stream.num_classes
+    if (own_model := strategy.build_model(config, stream)) is not None:
+        sides = (3, config.image_size, config.image_size)
+        shape = (stream.width,) if isinstance(stream, FeatureStream) else sides
+        inputs, owner = torch.zeros(2, *shape), f"strategy {config.strategy}"
+        model = prepare_custom_model(own_model, owner, inputs, num_classes)
+        if config.freeze == "backbone":
+            freeze_backbone(model, num_classes)
+    elif isinstance(stream, FeatureStream):
+        model = build_feature_model(config.model, stream.width, num_classes=num_classes)
+    else:
         model = build_model(
             config.model,
-            num_classes=stream.num_classes,
+            num_classes=num_classes,
             image_size=config.image_size,
             weights=config.weights,
             freeze=config.freeze,
         )
-    return model.to(stream.device).to(memory_format=torch.channels_last)
+    return model.to(stream.device)
 
 
 def measure(

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError, require_package
-from clear_mlflow.core.text import suggest_nearest
+from clear_mlflow.core.text import one_line, safe_repr, suggest_nearest
+from clear_mlflow.core.version import import_custom
 from clear_mlflow.data.files import path_text
+from clear_mlflow.data.sources import is_custom_function
 from clear_mlflow.learning.device import get_convolution_dtype
 from clear_mlflow.learning.inference.weights import download_weights, load_weights, read_weights
 from clear_mlflow.learning.parameters.recipes import DEFAULT_WEIGHTS, NONE, SMALL_CNN
@@ -41,6 +43,8 @@ def build_model(
     they are missing), or path of a file, with or without a head.
     freeze: ``none``, or ``backbone`` to train only the head.
 
+    name: one of :func:`list_model_names`, or ``package.module:function``.
+
     Raises ConfigError if the model does not exist, does not fit the size or the weights, or if
     weights cannot be read or downloaded.
     """
@@ -53,9 +57,10 @@ def build_model(
             if weights != NONE:
                 _load_weights_file(model, Path(weights), name=name)
         if freeze == "backbone":
-            model.requires_grad_(False)
-            get_head(model).requires_grad_(True)
-        return model
+            freeze_backbone(model, num_classes)
+        if is_custom_function(name):
+            return model
+        return model.to(memory_format=torch.channels_last)
     except (ValueError, AssertionError) as error:
         raise ConfigError(
             f"model {name} cannot be built for {image_size} pixels ({error}); pass another "
@@ -63,19 +68,80 @@ def build_model(
         ) from error
 
 
-def get_head(model: nn.Module) -> nn.Linear | nn.Conv2d:
-    """Return the layer that computes the logits: the last linear or convolutional one."""
-    return find_head(model)[1]
+def prepare_custom_model(model: Any, owner: str, inputs: Tensor, num_classes: int) -> nn.Module:
+    """Initialise the lazy layers of a user's model, and return it if it computes logits.
+
+    owner: what built it, for messages. inputs: two of them. Raises ConfigError if it is no module
+    with weights, or does not return one row of logits for each input.
+    """
+    if not isinstance(model, nn.Module) or not any(True for _ in model.parameters()):
+        raise ConfigError(
+            f"{owner} returned {safe_repr(model, 200)}; expected a module of torch.nn with weights"
+        )
+    # Inputs are channels-last, which a model that calls Tensor.view does not accept.
+    model.register_forward_pre_hook(_make_contiguous)
+    with torch.no_grad(), _report_failure(f"the model of {owner} fails on {(*inputs.shape,)}"):
+        logits = model.eval()(inputs.to(next(model.parameters()).device))
+    if not isinstance(logits, Tensor) or logits.shape != (len(inputs), num_classes):
+        shape = (*logits.shape,) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ConfigError(
+            f"the model of {owner} returns {shape} for inputs of {(*inputs.shape,)}; expected "
+            f"logits of {(len(inputs), num_classes)}, one for each class"
+        )
+    return model
+
+
+def _make_contiguous(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(part.contiguous() for part in inputs)
+
+
+@contextmanager
+def _report_failure(problem: str) -> Iterator[None]:
+    """Convert any error of a user's code to a ConfigError of one line."""
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(
+            f"{problem} ({one_line(f'{type(error).__name__}: {error}', 300)})"
+        ) from error
+
+
+def freeze_backbone(model: nn.Module, num_classes: int) -> None:
+    """Freeze all weights of a model except its head's."""
+    model.requires_grad_(False)
+    get_head(model, num_classes).requires_grad_(True)
+
+
+def get_head(model: nn.Module, num_classes: int | None = None) -> nn.Linear | nn.Conv2d:
+    """Return the layer that computes the logits: the last linear or convolutional one.
+
+    Raises ConfigError if it is not one with *num_classes* outputs.
+    """
+    _, head = find_head(model)
+    if num_classes not in (None, len(head.weight)):
+        raise ConfigError(
+            f"the model's last layer, {head}, is not a head for {num_classes} classes; define the "
+            "head as the last layer, or pass another strategy and freeze=none"
+        )
+    return head
 
 
 def find_head(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
-    """Return the name of the layer that computes the logits, and the layer."""
-    *_, head = (
+    """Return the name of the layer that computes the logits, and the layer.
+
+    Raises ConfigError if the model has neither linear nor convolutional layers.
+    """
+    layers = [
         (name, layer)
         for name, layer in model.named_modules()
         if isinstance(layer, (nn.Linear, nn.Conv2d))
-    )
-    return head
+    ]
+    if not layers:
+        raise ConfigError(
+            "the model has neither linear nor convolutional layers, so its head is not known; "
+            "pass another model, or another strategy, weights=none and freeze=none"
+        )
+    return layers[-1]
 
 
 @contextmanager
@@ -151,52 +217,68 @@ def check_weights(name: str, weights: str, *, image_size: int, num_classes: int 
                 f"weights is {DEFAULT_WEIGHTS} and image_size is {image_size}, but the weights of "
                 f"{name} are for {size} pixels; pass image_size={size}, or weights=none"
             )
-    elif weights != NONE:
-        model = _build_on_meta(name, num_classes=num_classes or 3, image_size=image_size)
+    elif weights != NONE and not (num_classes is None and is_custom_function(name)):
+        model = _build_to_check(name, num_classes=num_classes or 3, image_size=image_size)
         _load_weights_file(model, Path(weights), name=name, with_head=num_classes is not None)
 
 
 @lru_cache(maxsize=64)
-def check_model(name: str, *, image_size: int, batch_size: int) -> None:
+def check_model(
+    name: str, *, image_size: int, batch_size: int, num_classes: int | None = None
+) -> None:
     """Raise ConfigError unless a model accepts one test image and a training batch of this size.
 
     Tries them without data, on the meta device. Remembers models that accept them.
+
+    num_classes: of the dataset, or None if it is not known yet; a user's function is then imported
+    and not called.
     """
     _check_model_exists(name)
-    if reason := _try_forward(name, image_size, 1, training=False):
+    if is_custom_function(name):
+        if num_classes is None:
+            return
+        # Its own errors name what it should return.
+        _build_to_check(name, num_classes=num_classes, image_size=image_size)
+    elif reason := _try_forward(name, image_size, 1, training=False):
         sizes = (s for s in _SUGGESTED_SIZES if not _try_forward(name, s, 1, training=False))
         size = next(sizes, None)
         advice = f"image_size={size}, which it accepts" if size else "another model"
         raise ConfigError(
             f"model {name} cannot take images of {image_size} pixels ({reason}); pass {advice}"
         )
-    if reason := _try_forward(name, image_size, batch_size, training=True):
+    if reason := _try_forward(name, image_size, batch_size, num_classes or 3, training=True):
         raise ConfigError(
             f"model {name} cannot train on a batch of {batch_size} at {image_size} pixels "
             f"({reason}); pass a larger batch_size or image_size"
         )
 
 
-def _try_forward(name: str, image_size: int, batch_size: int, *, training: bool) -> str:
-    """Return the reason why a model fails on a batch on the meta device, or "" if it does not.
+def _try_forward(
+    name: str, image_size: int, batch_size: int, num_classes: int = 3, *, training: bool
+) -> str:
+    """Return the reason why a model fails on a batch without data, or "" if it does not.
 
     It also fails if it does not return one row of logits per image.
     """
-    num_classes = 3
     try:
-        model = _build_on_meta(name, num_classes=num_classes, image_size=image_size)
+        model = _build_to_check(name, num_classes=num_classes, image_size=image_size)
+        device = next(model.parameters()).device
         with torch.inference_mode():
-            images = torch.empty(batch_size, 3, image_size, image_size, device="meta")
+            images = torch.zeros(batch_size, 3, image_size, image_size, device=device)
             logits = model.train(training)(images)
-    except (RuntimeError, ValueError, AssertionError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # a user's model may raise anything
         return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
     if not isinstance(logits, Tensor) or logits.shape != (batch_size, num_classes):
         return "it does not return one row of logits per image"
     return ""
 
 
-def _build_on_meta(name: str, *, num_classes: int, image_size: int) -> nn.Module:
-    """Build a model on the meta device: with shapes, but without numbers."""
+def _build_to_check(name: str, *, num_classes: int, image_size: int) -> nn.Module:
+    """Build a model on the meta device, or a user's model on the CPU: it may need numbers."""
+    if is_custom_function(name):
+        return _build_with_random_weights(name, num_classes=num_classes, image_size=image_size)
     try:
         with torch.device("meta"):
             return _build_with_random_weights(name, num_classes=num_classes, image_size=image_size)
@@ -216,18 +298,29 @@ def _import_torchvision_models() -> Any:
 
 
 def _check_model_exists(name: str) -> None:
-    """Raise ConfigError unless :func:`build_model` accepts the name."""
+    """Raise ConfigError unless :func:`build_model` accepts the name. Imports a user's function."""
+    if is_custom_function(name):
+        import_custom("model", name, "function")
+        return
     if name == SMALL_CNN or name in list_model_names():
         return
     raise ConfigError(
         f"unknown model {name!r}; {suggest_nearest(name, list_model_names())}expected {SMALL_CNN} "
-        "or a torchvision classification model; "
+        "a torchvision classification model, or your own function (package.module:function); "
         "torchvision.models.list_models(module=torchvision.models) lists them"
     )
 
 
 def _build_with_random_weights(name: str, *, num_classes: int, image_size: int) -> nn.Module:
-    """Build the small network of this package or a torchvision model, with random weights."""
+    """Build the small network of this package, a torchvision model, or a user's model."""
+    if is_custom_function(name):
+        build = import_custom("model", name, "function")
+        with _report_failure(
+            f"model {name} fails for num_classes={num_classes}, image_size={image_size}"
+        ):
+            model = build(num_classes, image_size)
+        inputs = torch.zeros(2, 3, image_size, image_size)
+        return prepare_custom_model(model, f"model {name}", inputs, num_classes)
     if name == SMALL_CNN:
         return _build_small_cnn(num_classes)
     return build_torchvision_model(name, image_size=image_size, num_classes=num_classes)

@@ -27,7 +27,7 @@ from clear_mlflow.data.download import fetch_clear
 from clear_mlflow.data.features import StoredFeatures, check_features, load_features
 from clear_mlflow.data.files import resolve_root
 from clear_mlflow.data.scenarios import TASK, apply_scenario
-from clear_mlflow.data.sources import CLEAR
+from clear_mlflow.data.sources import CLEAR, is_custom_function
 from clear_mlflow.data.stream import DOMAIN, BucketStream, build_evaluation_set
 from clear_mlflow.learning.arguments import complete_dataset_arguments, complete_scenario_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, copy_unshared, read_state, to_bytes
@@ -81,11 +81,15 @@ def check(config: TrainConfig, dist_env: DistributedEnv = SINGLE_PROCESS_ENV) ->
 def complete_arguments(config: TrainConfig) -> TrainConfig:
     """Return a configuration with typed arguments, defaults included, instead of texts.
 
-    These are the arguments of strategy, dataset and scenario. Raises ConfigError if one is invalid.
+    These are the arguments of strategy, dataset and scenario. Also names the parameters that the
+    strategy replaces. Raises ConfigError if an argument is invalid.
     """
+    strategy, arguments = load_strategy(config.strategy), parse_strategy_arguments(config)
     return dataclasses.replace(
         config,
-        strategy_args=dataclasses.asdict(parse_strategy_arguments(config)),
+        replaced=frozenset(strategy.list_replaced_parameters(config, arguments))
+        - (config.ignored_parameters - config.replaced),
+        strategy_args=dataclasses.asdict(arguments),
         dataset_args=complete_dataset_arguments(
             config.dataset, config.data_root, config.dataset_args
         ),
@@ -96,12 +100,21 @@ def complete_arguments(config: TrainConfig) -> TrainConfig:
 def check_parameters(config: TrainConfig, num_processes: int = 1) -> None:
     """Raise ConfigError if parameters do not fit the strategy, or images do not fit the model."""
     parse_strategy_arguments(config, num_processes)
-    if config.features == NONE:  # a linear head accepts features of any width
+    _check_model(config)
+
+
+def _check_model(config: TrainConfig, smallest: int = 2, num_classes: int | None = None) -> None:
+    """Check the model on images, unless the strategy builds another one.
+
+    smallest: training images in the smallest bucket. A last batch of one image is joined with the
+    batch before it.
+    """
+    if config.features == NONE and not load_strategy(config.strategy).has_custom_model():
         check_model(
             config.model,
             image_size=config.image_size,
-            # A last batch of one image is joined with the batch before it.
-            batch_size=2 if config.batch_size == FULL else min(config.batch_size, 2),
+            batch_size=smallest if config.batch_size == FULL else min(config.batch_size, smallest),
+            num_classes=num_classes,
         )
 
 
@@ -121,10 +134,10 @@ def check_files(config: TrainConfig, num_classes: int | None = None) -> None:
 
 
 def check_stream(config: TrainConfig, stream: BucketStream) -> None:
-    """Raise ConfigError if a bucket has one training image, on which the model cannot train."""
-    smallest = min(len(bucket.train) for bucket in stream.buckets)
-    if config.features == NONE and smallest == 1:  # check has tried batches of two and more
-        check_model(config.model, image_size=config.image_size, batch_size=1)
+    """Raise ConfigError if the model cannot train on the stream's classes or smallest bucket."""
+    smallest = min(2, *(len(bucket.train) for bucket in stream.buckets))
+    if smallest == 1 or is_custom_function(config.model):  # others were tried without data
+        _check_model(config, smallest, len(stream.class_names))
 
 
 def download_missing(config: TrainConfig, progress: TrainingProgress) -> None:

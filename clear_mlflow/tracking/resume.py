@@ -19,16 +19,15 @@ from clear_mlflow.core.errors import ConfigError, DataError, RecordError, Tracki
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, parse_row_index
-from clear_mlflow.core.text import warn
+from clear_mlflow.core.text import one_line, warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import FolderLockedError, find_run_folders
 from clear_mlflow.journal.uploader import upload_left_folders
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
-from clear_mlflow.learning.parameters.logged import ARGUMENTS, dataset_runs_code
+from clear_mlflow.learning.parameters.logged import ARGUMENTS, list_custom_code
 from clear_mlflow.learning.parameters.recipes import AUTO
-from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import check_artifact_root, mlflow_errors
@@ -142,12 +141,17 @@ def read_resume_point(client: MlflowClient, run_id: str, download_folder: Path) 
         reason = (
             "all of its training states are damaged"
             if problems
-            else "no training state: it was trained with resumable=off"
+            else f"no training state{_explain_missing_state(run, config)}"
         )
         raise _build_resume_error(
             run_id,
             f"it contains {rows} and {reason}; start a new run (its config.json repeats this one: "
             "clear-mlflow train --config FILE)",
+        )
+    missing_state = run.data.tags.get(names.STATE_PROBLEM_TAG)
+    if missing_state and state is not None and state.manifest.row < max(records):
+        warn(
+            f"run {run_id} is resumed after row {state.manifest.row}, its last state: {missing_state}"
         )
     if state is not None and state.manifest.torch_version != version("torch"):
         warn(
@@ -158,21 +162,26 @@ def read_resume_point(client: MlflowClient, run_id: str, download_folder: Path) 
     return point
 
 
+def _explain_missing_state(run: Run, config: TrainConfig) -> str:
+    """Return why a run stored no training state, after a colon, or "" if that is not known."""
+    if config.resumable == "off":
+        return ": it was trained with resumable=off"
+    problem = run.data.tags.get(names.STATE_PROBLEM_TAG)
+    return f": {one_line(problem)}" if problem else ""
+
+
 def resolve_resume_parameters(point: ResumePoint, requested: Mapping[str, str]) -> TrainConfig:
     """Return the parameters that a run is resumed with.
 
-    Raises ConfigError if *requested* differs from the run's parameters, or does not name a strategy
-    or dataset class of the user that the run needs. A requested ``auto`` is the run's value.
+    Raises ConfigError if *requested* differs from the run's parameters, or does not name the
+    user's code that the run needs. A requested ``auto`` is the run's value.
     """
     overrides = {name: value for name, value in requested.items() if value != AUTO}
     config, run_id = point.config, point.run.info.run_id
     stored_values = config.as_text()
-    for name, runs_code in (
-        ("strategy", config.strategy not in list_strategies()),
-        ("dataset", dataset_runs_code(stored_values)),
-    ):
-        value = getattr(config, name)
-        if runs_code and overrides.get(name) != value:
+    for name in list_custom_code(stored_values):
+        value = stored_values[name]
+        if overrides.get(name) != value:
             raise ConfigError(
                 f"run {run_id} was trained with {name} {value}, code of somebody's own; what a "
                 f"store names is not imported unless you name it, too: pass {name}={value} if you "

@@ -196,8 +196,11 @@ class TrainingRun:
         Prints a warning if the state cannot be saved. Drops the state while the store cannot be
         reached: on local disk, states of a large model would need too much space.
         """
-        if state.problem is not None:
+        if state.problem is not None and not self._has_warned:
             self._warn_once(f"run {self._run_id} could not be resumed from here: {state.problem}")
+            reason = f"after row {state.row}, {state.problem}"[:2000]
+            tags = {names.STATE_PROBLEM_TAG: reason}
+            self.recorder.uploader.enqueue(partial(self._store_tags, tags))
         if state.file is None or self._metadata is None or self.recorder.uploader.is_failing:
             return
         manifest = Manifest(
@@ -210,6 +213,11 @@ class TrainingRun:
             torch_version=version("torch"),
         )
         self.recorder.uploader.enqueue(partial(self._store_state, manifest, state.file))
+
+    def _store_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags. The uploader calls it again after a TrackingError."""
+        with mlflow_errors(f"set tags of run {self._run_id}"):
+            log_tags(self._client, self._run_id, tags)
 
     def _store_state(self, manifest: Manifest, content: bytes) -> None:
         """Store a training state and delete the states of earlier rows, or print a warning."""
@@ -256,7 +264,7 @@ class TrainingRun:
             "protocol": config.protocol,
             "split": get_measured_split(config.split),
             **({"seed": str(config.seed)} if config.seeds == NONE else {"seeds": config.seeds}),
-            "model": config.model,
+            "model": config.format_record()["model"],
         }
         tags = {names.KIND_TAG: get_run_type(config)}
         if (num_processes := read_dist_env().size) > 1:

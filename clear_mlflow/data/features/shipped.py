@@ -51,10 +51,10 @@ _OLDER_FILE = "all.pth"
 _RUNS_CODE = "(?s)WeightsUnpickler error: .*(GLOBAL|allowlisted|unrecognized function)"
 
 
-def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
+def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES, advice: str = "") -> Any:
     """Read a torch file of tensors, numbers, texts, lists, tuples and dicts.
 
-    Raises DataError for all other content, and never runs it.
+    Raises DataError for all other content, and never runs it. advice: end of its message.
     """
     import torch
 
@@ -71,14 +71,14 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
         detail = (reason(error).split(". ") or [""])[0][:200]
         raise DataError(
             f"{path_text(path)} is refused: it is {problem} ({detail}); expected a torch file that "
-            "contains only tensors: download the file again from its publisher"
+            f"contains only tensors{advice}"
         ) from None
 
 
 def _load_torch_file_below(path: Path, *, root: Path) -> Any:
     """Read a torch file. Raises DataError if it is too large, or a link leads out of *root*."""
     check_file(path, root=root, limit=MAX_FEATURES_BYTES)
-    return load_torch_file(path)
+    return load_torch_file(path, advice=": download the file again from its publisher")
 
 
 def is_dense_on_cpu(value: Tensor) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.version import import_attribute
+from clear_mlflow.core.version import import_custom
 from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.files import path_text, reason, resolve_root
 from clear_mlflow.data.image_index import ImageIndex, StreamArguments
@@ -37,9 +37,9 @@ _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _PARAMETER_TYPES = (bool, int, float, str)
 
 
-def is_custom_function(dataset: str) -> bool:
-    """Return True if a dataset is named like ``package.module:function``."""
-    return _REFERENCE.fullmatch(dataset) is not None
+def is_custom_function(name: str) -> bool:
+    """Return True if a dataset or model is named like ``package.module:function``."""
+    return _REFERENCE.fullmatch(name) is not None
 
 
 def is_custom_stream(dataset: str) -> bool:
@@ -97,13 +97,7 @@ class FunctionSource:
 
     def __init__(self, reference: str) -> None:
         self._reference = reference
-        try:
-            self._function = import_attribute(reference)
-        except Exception as error:  # a user's import may raise anything
-            raise ConfigError(
-                f"dataset {reference} cannot be loaded ({type(error).__name__}: {reason(error)}); "
-                "pass package.module:function, importable from here"
-            ) from error
+        self._function = import_custom("dataset", reference, "function")
         self._fields = self._read_parameters()
         # dataset_args are the arguments of every stream, and the function's parameters.
         self.Arguments = dataclasses.make_dataclass(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.data.decode import decode_bytes
+from clear_mlflow.data.sources import is_custom_function
 from clear_mlflow.learning.device import allow_tf32, autocast, resolve_device
 from clear_mlflow.learning.inference.description import (
     STANDARDISED,
@@ -37,7 +39,7 @@ class ServedModel:
     ) -> None:
         self._description = description
         self._device = device
-        self._model = model.eval().to(device).to(memory_format=torch.channels_last)
+        self._model = model.eval().to(device)
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """Predict the classes of encoded images or of features, one row per input in their order.
@@ -125,7 +127,8 @@ def load_served_model(path: Path) -> ServedModel:
     """Build the model that is described in a safetensors file, with the file's weights.
 
     The model is on a GPU if torch can use one. Raises RecordError if the file cannot be read, lacks
-    a description, or if the weights do not fit it, and ConfigError if the model does not exist.
+    a description, if the weights do not fit it, or if it needs a user's function that
+    CLEAR_MLFLOW_MODEL does not name, and ConfigError if the model does not exist.
     """
     description = read_description(path)
     if description is None:
@@ -133,6 +136,11 @@ def load_served_model(path: Path) -> ServedModel:
             f"{path.name} lacks a description of its model; load it with the program that wrote it"
         )
     name, num_classes = description.model, description.num_classes
+    if is_custom_function(name) and os.environ.get("CLEAR_MLFLOW_MODEL") != name:
+        raise RecordError(
+            f"{path.name} needs the model {name}, code of somebody's own; what a store names is "
+            f"not imported unless you name it, too: set CLEAR_MLFLOW_MODEL={name} if you know it"
+        )
     model: nn.Module = (
         build_feature_model(name, description.width, num_classes=num_classes)
         if description.width

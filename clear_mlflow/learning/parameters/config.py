@@ -59,6 +59,9 @@ from clear_mlflow.metrics import DEFAULT_FAMILIES
 DATA, METHOD, MODEL = "Data", "Method", "Model"
 OPTIMISATION, HARDWARE, RECORD = "Optimisation of each bucket", "Hardware", "Record"
 
+# Before a strategy's name, in what is logged of a parameter that the strategy replaces.
+REPLACED = "set by "
+
 _P = ParamSpec("_P")
 
 
@@ -237,8 +240,9 @@ class TrainConfig:
     )
     model: str = _option(
         MODEL,
-        help="small_cnn; the name of a torchvision classification model, for example resnet18; or, "
-        "for features, linear or a network with hidden layers, for example mlp:64 or mlp:256-128.",
+        help="small_cnn; the name of a torchvision classification model, for example resnet18; "
+        "your own function (package.module:function), see docs/models.md; or, for features, linear "
+        "or a network with hidden layers, for example mlp:64 or mlp:256-128.",
     )
     weights: str = _option(
         MODEL,
@@ -408,6 +412,8 @@ class TrainConfig:
         changeable_on_resume=True,
         help="cpu, cuda, or auto: cuda if there is a usable GPU.",
     )
+    # Names of parameters that the strategy's hooks replace. Empty until its class was imported.
+    replaced: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
     def resolve(cls, requested: Mapping[str, str], *, passed: Collection[str] = ()) -> TrainConfig:
@@ -451,9 +457,13 @@ class TrainConfig:
         """Return every parameter as the text that :meth:`resolve` parses to the same value."""
         return {name: _format_value(value) for name, value in self.values().items()}
 
+    def format_record(self) -> dict[str, str]:
+        """Return every parameter as text, with the strategy's name for those that it replaces."""
+        return {**self.as_text(), **dict.fromkeys(self.replaced, REPLACED + self.strategy)}
+
     def values(self) -> dict[str, Any]:
         """Return all values by name, as JSON data. ``TrainConfig(**values)`` is equal to this."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name in PARAMETERS}
 
     def to_json(self) -> str:
         """Return the content of ``config.json``, which ``--config`` reads."""
@@ -474,18 +484,19 @@ class TrainConfig:
     def ignored_parameters(self) -> frozenset[str]:
         """Names of parameters without effect, such as momentum with Adam.
 
-        With a user's own strategy, those that built-in strategies ignore are left out: it may use
-        them.
+        With a user's own strategy, ``memory`` is left out: it may use it.
         """
         has_no_steps = self.strategy in WITHOUT_STEPS
-        return frozenset(
+        return self.replaced | frozenset(
             name
             for name, option in PARAMETERS.items()
             if option.is_ignored(self) or (has_no_steps and option.group == OPTIMISATION)
         )
 
 
-PARAMETERS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(TrainConfig)}
+PARAMETERS: dict[str, Option] = {
+    f.name: f.metadata["option"] for f in fields(TrainConfig) if f.metadata
+}
 
 
 def list_parameter_defaults() -> dict[str, str]:

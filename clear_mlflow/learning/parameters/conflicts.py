@@ -99,8 +99,10 @@ CONFLICTS = (
     _conflict_with_features("augment", AUTO),
     _conflict_with_features("damaged", "stop"),
     Conflict(
-        lambda c: c.weights == DEFAULT_WEIGHTS and c.model == SMALL_CNN,
-        "weights is DEFAULT, but small_cnn is not published with weights; pass weights=none",
+        lambda c: (
+            c.weights == DEFAULT_WEIGHTS and (c.model == SMALL_CNN or is_custom_function(c.model))
+        ),
+        "weights is DEFAULT, but {model} is not published with weights; pass weights=none",
     ),
     Conflict(
         lambda c: (

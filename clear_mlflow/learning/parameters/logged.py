@@ -13,6 +13,7 @@ from clear_mlflow.data.files import reason
 from clear_mlflow.data.sources import is_custom_function
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
+    REPLACED,
     TrainConfig,
     list_parameter_defaults,
     list_result_parameters,
@@ -39,14 +40,15 @@ def select_parameters_to_log(
 
     ``lr`` is the value in force, ``asked/lr`` the text that was passed if it does not name that
     value or has no effect, and ``used/lr`` the value in force if the run has another ``lr``.
+    What the strategy replaces is logged as "set by" the strategy.
     Skips parameters that are left at none or off; :func:`list_unlogged_parameters` returns them.
     Adds ``used/arithmetic``, and each argument of strategy, dataset and scenario under its own
     name, for example ``strategy/alpha``.
 
     requested: texts that the user passed, by name.
     """
-    parameters, ignored = {}, config.ignored_parameters
-    for name, text in config.as_text().items():
+    parameters, ignored = {}, config.ignored_parameters - config.replaced
+    for name, text in config.format_record().items():
         option = PARAMETERS[name]
         passed = requested.get(name, option.default)
         if name in ignored:
@@ -82,6 +84,8 @@ def _is_in_force(config: TrainConfig, name: str, text: str) -> bool:
 
     An invalid text does not. ``auto`` only does if it stays ``auto``, as for ``split``.
     """
+    if name in config.replaced:
+        return text == config.format_record()[name]
     try:
         requested = parse_parameter(name, text)
     except ConfigError:
@@ -95,8 +99,9 @@ def _is_in_force(config: TrainConfig, name: str, text: str) -> bool:
 def select_training_parameters(logged: Mapping[str, str]) -> dict[str, str]:
     """Return the options that a run was trained with, from all that it logged.
 
-    ``device`` and ``precision`` are as they were requested, possibly ``auto``. Options that were
-    not logged are missing, and so are names that are not options.
+    ``device`` and ``precision`` are as they were requested, possibly ``auto``, and so is what the
+    strategy replaces. Options that were not logged are missing, and so are names that are not
+    options.
     """
     parameters = {}
     for name, option in PARAMETERS.items():
@@ -104,7 +109,7 @@ def select_training_parameters(logged: Mapping[str, str]) -> dict[str, str]:
         if option.resolved_by_process:
             keys = [f"asked/{name}", name]
         for key in keys:
-            if key in logged:
+            if key in logged and not logged[key].startswith(REPLACED):
                 parameters[name] = logged[key]
                 break
     return parameters
@@ -138,6 +143,9 @@ def find_method_parameters(logged: Mapping[str, str], unused: str) -> dict[str, 
     with suppress(ConfigError):  # a parameter of another version of this program
         config = TrainConfig.resolve(texts)
         texts = {**config.as_text(), **dict.fromkeys(config.ignored_parameters, unused)}
+    for name in PARAMETERS:
+        text = logged.get(f"used/{name}", logged.get(name, ""))
+        texts |= {name: text} if text.startswith(REPLACED) else {}
     prefixes = tuple(map(_argument_prefix, ARGUMENTS))
     return {name: texts.get(name, unused) for name in list_result_parameters()} | {
         name: text for name, text in logged.items() if name.startswith(prefixes)
@@ -149,13 +157,14 @@ def is_training(logged: Mapping[str, str]) -> bool:
     return "used/arithmetic" in logged
 
 
-def dataset_runs_code(parameters: Mapping[str, str]) -> bool:
-    """Return True if the dataset is a custom function, whose code runs when it is loaded.
+def list_custom_code(parameters: Mapping[str, str]) -> list[str]:
+    """Return the options that name a user's code, which runs when it is loaded.
 
-    >>> dataset_runs_code({"dataset": "lab.streams:seasons"}), dataset_runs_code({})
-    (True, False)
+    >>> list_custom_code({"dataset": "lab.streams:seasons", "model": "mlp:64"})
+    ['dataset']
     """
-    return is_custom_function(parameters.get("dataset", PARAMETERS["dataset"].default))
+    options = ("strategy", "dataset", "model")
+    return [name for name in options if is_custom_function(parameters.get(name, ""))]
 
 
 def read_config_file(path: Path) -> dict[str, str]:

@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 import pkgutil
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clear_mlflow.learning.strategies._base import Strategy
+    from clear_mlflow.learning.buffers import Buffer, BufferArguments
+    from clear_mlflow.learning.photos import join_indices, list_bucket_indices
+    from clear_mlflow.learning.samples import Batch, Samples
+    from clear_mlflow.learning.strategies._base import Strategy, build_buffer
+    from clear_mlflow.learning.strategies.replay import Replay
 
-__all__ = ["Strategy"]
+# What custom strategies and buffers take. Name to its module, which needs torch.
+_LAZY_MODULES = {
+    "Batch": "samples",
+    "Buffer": "buffers",
+    "BufferArguments": "buffers",
+    "Replay": "strategies.replay",
+    "Samples": "samples",
+    "Strategy": "strategies._base",
+    "build_buffer": "strategies._base",
+    "join_indices": "photos",
+    "list_bucket_indices": "photos",
+}
+
+__all__ = [
+    "Batch",
+    "Buffer",
+    "BufferArguments",
+    "Replay",
+    "Samples",
+    "Strategy",
+    "build_buffer",
+    "join_indices",
+    "list_bucket_indices",
+]
 
 
 # Strategies that ignore memory, and those that ignore OPTIMISATION; read without importing torch.
@@ -28,9 +56,7 @@ def list_strategies() -> tuple[str, ...]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``Strategy``, the base class of custom strategies, when it is used: it needs torch."""
-    if name == "Strategy":
-        from clear_mlflow.learning.strategies._base import Strategy
-
-        return Strategy
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a name for custom strategies from its module when it is first used."""
+    if name not in _LAZY_MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"clear_mlflow.learning.{_LAZY_MODULES[name]}"), name)

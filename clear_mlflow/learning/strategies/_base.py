@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
+import random
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from decimal import Decimal
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError, StateError
 from clear_mlflow.core.text import one_line
-from clear_mlflow.core.version import import_attribute
+from clear_mlflow.core.version import import_custom
 from clear_mlflow.learning.arguments import parse_arguments
 from clear_mlflow.learning.buffers import Buffer, BufferArguments, load_buffer
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -26,6 +29,7 @@ from clear_mlflow.learning.samples import Batch, Samples, TrainingStream
 from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.learning.training.trainer import Trainer
 
+_GENERATORS = (np.random.Generator, random.Random, torch.Generator)
 _INDEX_BYTES = 4 * 8  # of each image in a buffer: its bucket, index, label and priority
 # Attributes that every strategy gets when it is built.
 _COMMON_ATTRIBUTES = frozenset({"config", "stream", "model", "arguments", "group"})
@@ -91,9 +95,10 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     def state_dict(self) -> dict[str, Any]:
         """Return the attributes that a resumed run restores, by name.
 
-        An attribute with a ``state_dict`` is replaced by it, and a dataclass from :meth:`setup` by
-        its fields. Override this and :meth:`load_state_dict` for values other than tensors,
-        arrays, numbers, texts, and lists, tuples or dictionaries of these.
+        An attribute with a ``state_dict`` is replaced by it, a dataclass from :meth:`setup` by its
+        fields, and a random generator of Python, numpy or torch by its state. Override this and
+        :meth:`load_state_dict` for values other than tensors, arrays, numbers, texts, and lists,
+        tuples or dictionaries of these.
 
         Raises:
             StateError: an attribute is neither in ``state_attributes`` nor in
@@ -102,11 +107,11 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         class_name = type(self).__name__
         model_pointers = {weight.data_ptr() for weight in self.model.parameters()}
         declared = {*self.state_attributes, *self.temporary_attributes}
-        unnamed = vars(self).keys() - _COMMON_ATTRIBUTES - declared
-        if unnamed:
+        if unnamed := sorted(vars(self).keys() - _COMMON_ATTRIBUTES - declared):
             raise StateError(
-                f"strategy {class_name} has an attribute {min(unnamed)}; name it in the class's "
-                "state_attributes if a resumed run needs it, else in its temporary_attributes"
+                f"strategy {class_name} sets {one_line(', '.join(unnamed), 500)}; name each in the "
+                "class's state_attributes if a resumed run needs it, else in its "
+                "temporary_attributes, or pass --resumable off"
             )
         state = {}
         for name in self.state_attributes:
@@ -118,7 +123,9 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                         f"{name} in state_attributes of strategy {class_name} is a weight of the "
                         "model, which is stored anyway; name it in temporary_attributes"
                     )
-            if hasattr(value, "state_dict"):
+            if isinstance(value, _GENERATORS):
+                value = {"generator": _get_generator_state(value)}
+            elif hasattr(value, "state_dict"):
                 value = {"state_dict": value.state_dict()}
             elif is_dataclass(value):
                 value = {"fields": {f.name: getattr(value, f.name) for f in fields(value)}}
@@ -145,7 +152,9 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
             is_wrapped = isinstance(value, dict) and value.keys() == {"state_dict"}
             if hasattr(current, "state_dict") != is_wrapped:
                 raise StateError(f"the training state does not contain {name} of this strategy")
-            if is_wrapped:
+            if isinstance(current, _GENERATORS):
+                _set_generator_state(current, value["generator"])
+            elif is_wrapped:
                 current.load_state_dict(value["state_dict"])
             elif (
                 isinstance(value, dict)
@@ -177,6 +186,24 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     def has_custom_model(cls) -> bool:
         """Return True if the strategy overrides :meth:`build_model`."""
         return cls.build_model.__func__ is not Strategy.build_model.__func__  # type: ignore[attr-defined]
+
+    @classmethod
+    def list_replaced_parameters(cls, config: TrainConfig, arguments: Any) -> set[str]:
+        """Return the names of parameters that the strategy replaces, so that runs do not log them.
+
+        By default: ``model`` and ``weights`` if it overrides :meth:`build_model`,
+        ``label_smoothing`` if it overrides :meth:`criterion`, and ``epochs`` if
+        :meth:`count_epochs` does not depend on them. Override it if these hooks read the
+        parameters, or if others replace some, such as ``lr`` in a :meth:`learn` with another
+        optimiser.
+        """
+        replaced = {"model", "weights"} if cls.has_custom_model() else set()
+        if cls.criterion is not Strategy.criterion:
+            replaced.add("label_smoothing")
+        tried = (replace(config, epochs=n) for n in (1, config.epochs, config.epochs + 1))
+        if len({cls.count_epochs(other, arguments) for other in tried}) == 1:
+            replaced.add("epochs")
+        return replaced
 
     def learn(self, bucket_index: int, trainer: Trainer) -> None:
         """Train the model while the stream is at a bucket, by default in optimiser steps."""
@@ -259,6 +286,32 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return None
 
 
+def _get_generator_state(generator: Any) -> Any:
+    """Return the state of a random generator: a tensor, or numbers and texts."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    # With lists for its arrays, which are unsigned: files of tensors have no such arrays.
+    return json.loads(json.dumps(generator.bit_generator.state, default=np.ndarray.tolist))
+
+
+def _set_generator_state(generator: Any, state: Any) -> None:
+    """Set a generator to a state that :func:`_get_generator_state` returned."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        position, size = (
+            state.get("buffer_pos", state["state"].get("pos", 0)),
+            len(state.get("buffer", range(624))),
+        )
+        if not 0 <= position <= size:  # numpy would read beyond its numbers
+            raise ValueError(f"numpy's generator is at {position} of {size} numbers")
+        generator.bit_generator.state = state
+
+
 def _move_to_device(value: Any, device: torch.device) -> Any:
     """Return a value with its tensors moved to a device, also those in lists, tuples and dicts."""
     if isinstance(value, Tensor):
@@ -329,7 +382,7 @@ def load_strategy(name: str) -> type[Strategy]:
         module = importlib.import_module(f"{__package__}.{name}")
         strategy = getattr(module, "".join(word.capitalize() for word in name.split("_")))
     else:
-        strategy = _import_custom_strategy(name)
+        strategy = import_custom("strategy", name, "Class")
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         raise ConfigError(
             f"strategy {name} is {strategy!r}; expected a subclass of "
@@ -355,15 +408,3 @@ def parse_strategy_arguments(config: TrainConfig, num_processes: int = 1) -> Any
         num_processes=num_processes,
     )
     return arguments
-
-
-def _import_custom_strategy(name: str) -> Any:
-    """Return what ``package.module:Class`` names, unchecked. Raises ConfigError if that fails."""
-    try:
-        return import_attribute(name)
-    except Exception as error:  # an import of other code may raise anything
-        problem = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(
-            f"strategy {name} cannot be loaded ({problem}); pass package.module:Class, "
-            f"importable from here, or one of {', '.join(list_strategies())}"
-        ) from error

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from clear_mlflow.learning.buffers import BufferArguments
+from clear_mlflow.learning.buffers import Buffer, BufferArguments
 from clear_mlflow.learning.device import RngPurpose, build_generator
 from clear_mlflow.learning.models import get_input_dtype
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -25,6 +25,7 @@ class RehearsalStrategy(Strategy):
 
     # For each rehearsed batch of a step, the numbers that seed its draws with bucket and epoch.
     rehearsal_seeds: ClassVar[tuple[tuple[int, ...], ...]] = ((),)
+    buffer_class: ClassVar[type[Buffer] | None] = None  # or None for the one in the arguments
     needs_memory = True
     supports_distributed = True
     state_attributes: ClassVar[tuple[str, ...]] = ("_buffer",)
@@ -34,7 +35,11 @@ class RehearsalStrategy(Strategy):
         """Build an empty buffer."""
         arguments = self.arguments if isinstance(self.arguments, BufferArguments) else RESERVOIR
         self._buffer = build_buffer(
-            self.config, self.stream, arguments, extra_bytes=self._count_extra_bytes()
+            self.config,
+            self.stream,
+            arguments,
+            self.buffer_class,
+            extra_bytes=self._count_extra_bytes(),
         )
         self._buffer_samples: Samples | None = None  # the buffer's images
 

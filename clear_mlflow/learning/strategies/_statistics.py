@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from clear_mlflow.learning.parameters.config import OPTIMISATION, PARAMETERS, TrainConfig
 from clear_mlflow.learning.samples import Samples
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.training.trainer import Trainer
@@ -31,6 +32,12 @@ class ClosedFormStrategy(Strategy):
         shape, device = self._head.weight.shape, self.stream.device
         self._means = torch.zeros(shape, dtype=torch.float64, device=device)
         self._counts = torch.zeros(shape[0], dtype=torch.int64, device=device)
+
+    @classmethod
+    def list_replaced_parameters(cls, config: TrainConfig, arguments: Any) -> set[str]:
+        """Return the names of all parameters of the optimiser, which takes no steps."""
+        steps = {name for name, option in PARAMETERS.items() if option.group == OPTIMISATION}
+        return super().list_replaced_parameters(config, arguments) | steps
 
     @classmethod
     def count_bucket_flops(cls, *, images: int, width: int, classes: int) -> int:

@@ -39,6 +39,7 @@ class Cwr(Strategy):
 
     def setup(self) -> None:
         """Set the consolidated weights to zero."""
+        get_head(self.model, self.stream.num_classes)  # raises if it is not the last layer
         # The head's weight and bias: the first axis of each is the class.
         self._consolidated = [torch.zeros_like(part) for part in self._head]
         self._num_seen = np.zeros(self.stream.num_classes, dtype=np.int64)  # images of each class
