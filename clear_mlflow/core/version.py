@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
@@ -40,18 +42,20 @@ def _package_version(name: str) -> str:
 
 
 def import_custom(option: str, reference: str, attribute: str) -> Any:
-    """Import what an option names by ``package.module:attribute``.
-
-    attribute: what it should be, for the message. Raises ConfigError if the import fails.
-    """
-    try:
+    """Import what an option names, or raise ConfigError. attribute: "function" or "Class"."""
+    advice = f"; pass package.module:{attribute}, importable from here"
+    with report_failure(f"{option} {reference} cannot be loaded", advice):
         return import_attribute(reference)
-    except Exception as error:  # an import of other code may raise anything
-        problem = one_line(f"{type(error).__name__}: {error}", 300)
-        raise ConfigError(
-            f"{option} {reference} cannot be loaded ({problem}); pass package.module:{attribute}, "
-            "importable from here"
-        ) from error
+
+
+@contextmanager
+def report_failure(problem: str, advice: str = "") -> Iterator[None]:
+    """Convert any error of a user's code in the block to a ConfigError of one line."""
+    try:
+        yield
+    except Exception as error:
+        reason = one_line(f"{type(error).__name__}: {error}", 300)
+        raise ConfigError(f"{problem} ({reason}){advice}") from error
 
 
 def import_attribute(reference: str) -> Any:

@@ -39,7 +39,10 @@ TAGS_JSON = "tags.json"
 MAX_POINTS = 900  # in one entry: MLflow takes 1,000 in a request
 # A folder may come from anyone, so no other tags are set.
 _VALID_TAGS = frozenset(
-    {names.ROWS_TAG, names.ANYTIME_TAG, names.PREDICTIONS_TAG, "dataset_digest"}
+    {
+        *(names.ROWS_TAG, names.ANYTIME_TAG, names.PREDICTIONS_TAG, names.STATE_PROBLEM_TAG),
+        "dataset_digest",
+    }
 )
 _LOCK = "lock"
 FORMAT = "1.0"

@@ -193,8 +193,8 @@ def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
     raise StateError(
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be stored; "
         "expected tensors, arrays, numbers, texts, lists, tuples and dictionaries of these, a "
-        "random generator, or an object with state_dict and load_state_dict; name it in the class's "
-        "temporary_attributes if a resumed run does not need it, or pass --resumable off"
+        "random generator, or an object with state_dict and load_state_dict; if a resumed run does "
+        "not need it, name it in the class's temporary_attributes, or pass --resumable off"
     )
 
 

@@ -182,7 +182,7 @@ def build_untrained_model(
     if (own_model := strategy.build_model(config, stream)) is not None:
         sides = (3, config.image_size, config.image_size)
         shape = (stream.width,) if isinstance(stream, FeatureStream) else sides
-        inputs, owner = torch.zeros(2, *shape), f"strategy {config.strategy}"
+        inputs, owner = torch.zeros(2, *shape), f"the model of strategy {config.strategy}"
         model = prepare_custom_model(own_model, owner, inputs, num_classes)
         if config.freeze == "backbone":
             freeze_backbone(model, num_classes)

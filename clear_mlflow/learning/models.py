@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError, require_package
-from clear_mlflow.core.text import one_line, safe_repr, suggest_nearest
-from clear_mlflow.core.version import import_custom
+from clear_mlflow.core.text import safe_repr, suggest_nearest
+from clear_mlflow.core.version import import_custom, report_failure
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.sources import is_custom_function
 from clear_mlflow.learning.device import get_convolution_dtype
@@ -43,8 +43,6 @@ def build_model(
     they are missing), or path of a file, with or without a head.
     freeze: ``none``, or ``backbone`` to train only the head.
 
-    name: one of :func:`list_model_names`, or ``package.module:function``.
-
     Raises ConfigError if the model does not exist, does not fit the size or the weights, or if
     weights cannot be read or downloaded.
     """
@@ -68,42 +66,30 @@ def build_model(
         ) from error
 
 
-def prepare_custom_model(model: Any, owner: str, inputs: Tensor, num_classes: int) -> nn.Module:
+def prepare_custom_model(model: Any, name: str, inputs: Tensor, num_classes: int) -> nn.Module:
     """Initialise the lazy layers of a user's model, and return it if it computes logits.
 
-    owner: what built it, for messages. inputs: two of them. Raises ConfigError if it is no module
-    with weights, or does not return one row of logits for each input.
+    name: for messages. inputs: two of them. Raises ConfigError if it is not a module with weights,
+    or does not return one row of logits for each input.
     """
     if not isinstance(model, nn.Module) or not any(True for _ in model.parameters()):
-        raise ConfigError(
-            f"{owner} returned {safe_repr(model, 200)}; expected a module of torch.nn with weights"
-        )
+        got = safe_repr(model, 200)
+        raise ConfigError(f"{name} is {got}; expected a torch.nn.Module with weights")
     # Inputs are channels-last, which a model that calls Tensor.view does not accept.
     model.register_forward_pre_hook(_make_contiguous)
-    with torch.no_grad(), _report_failure(f"the model of {owner} fails on {(*inputs.shape,)}"):
+    with torch.no_grad(), report_failure(f"{name} fails on inputs of {(*inputs.shape,)}"):
         logits = model.eval()(inputs.to(next(model.parameters()).device))
     if not isinstance(logits, Tensor) or logits.shape != (len(inputs), num_classes):
         shape = (*logits.shape,) if isinstance(logits, Tensor) else type(logits).__name__
         raise ConfigError(
-            f"the model of {owner} returns {shape} for inputs of {(*inputs.shape,)}; expected "
-            f"logits of {(len(inputs), num_classes)}, one for each class"
+            f"{name} returns {shape} for inputs of {(*inputs.shape,)}; expected logits of "
+            f"{(len(inputs), num_classes)}, one for each class"
         )
     return model
 
 
 def _make_contiguous(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(part.contiguous() for part in inputs)
-
-
-@contextmanager
-def _report_failure(problem: str) -> Iterator[None]:
-    """Convert any error of a user's code to a ConfigError of one line."""
-    try:
-        yield
-    except Exception as error:
-        raise ConfigError(
-            f"{problem} ({one_line(f'{type(error).__name__}: {error}', 300)})"
-        ) from error
 
 
 def freeze_backbone(model: nn.Module, num_classes: int) -> None:
@@ -113,33 +99,26 @@ def freeze_backbone(model: nn.Module, num_classes: int) -> None:
 
 
 def get_head(model: nn.Module, num_classes: int | None = None) -> nn.Linear | nn.Conv2d:
-    """Return the layer that computes the logits: the last linear or convolutional one.
-
-    Raises ConfigError if it is not one with *num_classes* outputs.
-    """
-    _, head = find_head(model)
-    if num_classes not in (None, len(head.weight)):
-        raise ConfigError(
-            f"the model's last layer, {head}, is not a head for {num_classes} classes; define the "
-            "head as the last layer, or pass another strategy and freeze=none"
-        )
-    return head
+    """Return the layer that computes the logits: the last linear or convolutional one."""
+    return find_head(model, num_classes)[1]
 
 
-def find_head(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
+def find_head(
+    model: nn.Module, num_classes: int | None = None
+) -> tuple[str, nn.Linear | nn.Conv2d]:
     """Return the name of the layer that computes the logits, and the layer.
 
-    Raises ConfigError if the model has neither linear nor convolutional layers.
+    Raises ConfigError if there is none, or none with *num_classes* outputs.
     """
     layers = [
         (name, layer)
         for name, layer in model.named_modules()
         if isinstance(layer, (nn.Linear, nn.Conv2d))
     ]
-    if not layers:
+    if not layers or num_classes not in (None, len(layers[-1][1].weight)):
         raise ConfigError(
-            "the model has neither linear nor convolutional layers, so its head is not known; "
-            "pass another model, or another strategy, weights=none and freeze=none"
+            "the model's last linear or convolutional layer is not a head for the dataset's "
+            "classes; define the head last, or pass another strategy, weights=none and freeze=none"
         )
     return layers[-1]
 
@@ -305,7 +284,7 @@ def _check_model_exists(name: str) -> None:
     if name == SMALL_CNN or name in list_model_names():
         return
     raise ConfigError(
-        f"unknown model {name!r}; {suggest_nearest(name, list_model_names())}expected {SMALL_CNN} "
+        f"unknown model {name!r}; {suggest_nearest(name, list_model_names())}expected {SMALL_CNN}, "
         "a torchvision classification model, or your own function (package.module:function); "
         "torchvision.models.list_models(module=torchvision.models) lists them"
     )
@@ -315,9 +294,7 @@ def _build_with_random_weights(name: str, *, num_classes: int, image_size: int) 
     """Build the small network of this package, a torchvision model, or a user's model."""
     if is_custom_function(name):
         build = import_custom("model", name, "function")
-        with _report_failure(
-            f"model {name} fails for num_classes={num_classes}, image_size={image_size}"
-        ):
+        with report_failure(f"model {name} fails for {num_classes} classes, {image_size} pixels"):
             model = build(num_classes, image_size)
         inputs = torch.zeros(2, 3, image_size, image_size)
         return prepare_custom_model(model, f"model {name}", inputs, num_classes)

@@ -134,6 +134,9 @@ def read_resume_point(client: MlflowClient, run_id: str, download_folder: Path) 
         return point
     if records:
         assemble(records_by_file)  # raises if rows contradict each other
+    missing_state = one_line(run.data.tags.get(names.STATE_PROBLEM_TAG, ""))
+    if config.resumable == "off":
+        missing_state = "it was trained with resumable=off"
     # A run that was interrupted while its first state was stored, in bucket 2, begins again.
     can_restart = config.resumable == "on" and records.keys() <= {0, 1}
     if state is None and (records or problems) and not can_restart:
@@ -141,18 +144,16 @@ def read_resume_point(client: MlflowClient, run_id: str, download_folder: Path) 
         reason = (
             "all of its training states are damaged"
             if problems
-            else f"no training state{_explain_missing_state(run, config)}"
+            else f"no training state: {missing_state or 'none was stored'}"
         )
         raise _build_resume_error(
             run_id,
             f"it contains {rows} and {reason}; start a new run (its config.json repeats this one: "
             "clear-mlflow train --config FILE)",
         )
-    missing_state = run.data.tags.get(names.STATE_PROBLEM_TAG)
     if missing_state and state is not None and state.manifest.row < max(records):
-        warn(
-            f"run {run_id} is resumed after row {state.manifest.row}, its last state: {missing_state}"
-        )
+        row = state.manifest.row
+        warn(f"run {run_id} is resumed after row {row}, its last state: {missing_state}")
     if state is not None and state.manifest.torch_version != version("torch"):
         warn(
             f"the run was trained with torch {state.manifest.torch_version} and this is "
@@ -160,14 +161,6 @@ def read_resume_point(client: MlflowClient, run_id: str, download_folder: Path) 
             "would have been"
         )
     return point
-
-
-def _explain_missing_state(run: Run, config: TrainConfig) -> str:
-    """Return why a run stored no training state, after a colon, or "" if that is not known."""
-    if config.resumable == "off":
-        return ": it was trained with resumable=off"
-    problem = run.data.tags.get(names.STATE_PROBLEM_TAG)
-    return f": {one_line(problem)}" if problem else ""
 
 
 def resolve_resume_parameters(point: ResumePoint, requested: Mapping[str, str]) -> TrainConfig:

@@ -245,8 +245,8 @@ class RunRecorder:
     def write_tags(self, tags: Mapping[str, str]) -> None:
         """Write tags of the run to disk, to be uploaded, like :meth:`write_file`.
 
-        Only the tags of rows, predictions, tests within buckets and the dataset's digest can be
-        uploaded.
+        Only the tags of rows, predictions, tests within buckets, missing training states and the
+        dataset's digest can be uploaded.
         """
         self.write_file(TAGS_JSON, json.dumps(tags).encode())
 

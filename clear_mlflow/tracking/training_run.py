@@ -198,9 +198,8 @@ class TrainingRun:
         """
         if state.problem is not None and not self._has_warned:
             self._warn_once(f"run {self._run_id} could not be resumed from here: {state.problem}")
-            reason = f"after row {state.row}, {state.problem}"[:2000]
-            tags = {names.STATE_PROBLEM_TAG: reason}
-            self.recorder.uploader.enqueue(partial(self._store_tags, tags))
+            reason = f"after row {state.row}, {state.problem}"
+            self.recorder.write_tags({names.STATE_PROBLEM_TAG: reason[:2000]})
         if state.file is None or self._metadata is None or self.recorder.uploader.is_failing:
             return
         manifest = Manifest(
@@ -213,11 +212,6 @@ class TrainingRun:
             torch_version=version("torch"),
         )
         self.recorder.uploader.enqueue(partial(self._store_state, manifest, state.file))
-
-    def _store_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags. The uploader calls it again after a TrackingError."""
-        with mlflow_errors(f"set tags of run {self._run_id}"):
-            log_tags(self._client, self._run_id, tags)
 
     def _store_state(self, manifest: Manifest, content: bytes) -> None:
         """Store a training state and delete the states of earlier rows, or print a warning."""

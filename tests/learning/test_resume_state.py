@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import random
@@ -31,7 +32,13 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.photos import join_indices, list_bucket_indices
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.strategies import list_strategies
-from clear_mlflow.learning.strategies._base import Strategy, load_strategy, parse_strategy_arguments
+from clear_mlflow.learning.strategies._base import (
+    Strategy,
+    _get_generator_state,
+    _set_generator_state,
+    load_strategy,
+    parse_strategy_arguments,
+)
 from clear_mlflow.learning.training.trainer import Trainer
 
 ON_FEATURES_ALONE = ("linear", "ncm", "slda")
@@ -150,9 +157,22 @@ def test_a_custom_strategy():
 
 
 class Silent(Own):
-    """Does not declare one attribute."""
+    """Does not declare two attributes."""
 
-    temporary_attributes = ("_weights",)
+    temporary_attributes = ()
+
+
+class Unset(Own):
+    """Declares an attribute that it has not set."""
+
+    state_attributes = (*Own.state_attributes, "_later")
+
+
+class Late(Strategy):
+    """Sets an attribute only after the first bucket."""
+
+    def after_bucket(self, bucket_index):
+        self.seen = bucket_index
 
 
 class Unkeepable(Own):
@@ -172,18 +192,66 @@ class Twice(Own):
 @pytest.mark.parametrize(
     ("strategy_class", "message"),
     [
-        (Silent, "strategy Silent has an attribute _batches; name it in the class's state_"),
+        (Silent, "Silent sets _batches, _weights; .*state_attr.*temporary_attr.*--resumable off"),
+        (Unset, "names _later in state_attributes and has not set it; .*--resumable off"),
         (Unkeepable, "strategy/_batches is a builtins.tuple_iterator, .*temporary_attributes"),
         (Twice, "_weights in state_attributes of strategy Twice is a weight of the model"),
     ],
 )
 def test_attributes_that_are_not_saved_are_named(strategy_class, message):
-    """The error names the attribute and a remedy. Training itself continues."""
+    """Before the first row, the error names all attributes and a remedy: resumable=off trains."""
     parameters = on_features(strategy=f"{__name__}:{strategy_class.__name__}")
-    rows = train(feature_stream(), parameters, progress=TrainingProgress())
     with pytest.raises(StateError, match=message):
-        next(rows).snapshot()
-    assert len(list(rows)) == 3
+        next(train(feature_stream(), parameters, progress=TrainingProgress()))
+    parameters = dataclasses.replace(parameters, resumable="off")
+    assert len(list(train(feature_stream(), parameters, progress=TrainingProgress()))) == 4
+
+
+def test_an_attribute_that_appears_later_is_named_by_its_state():
+    """Training continues, and no later row has a state."""
+    states = []
+    rows = training(on_features(strategy=f"{__name__}:Late")).rows(on_state=states.append)
+    assert [measured.row.row for measured in rows] == [0, 1, 2, 3]
+    assert [(state.row, state.file is None) for state in states] == [
+        (0, False),
+        (1, True),
+        (2, True),
+    ]
+    assert "strategy Late sets seen; name each" in states[1].problem
+
+
+class Drawing(Strategy):
+    """Scales its loss by draws from its own generators."""
+
+    state_attributes = ("_numpy", "_legacy", "_philox", "_python", "_torch")
+
+    def setup(self):
+        self._numpy = np.random.default_rng(self.config.seed)
+        self._legacy = np.random.Generator(np.random.MT19937(self.config.seed))
+        self._philox = np.random.Generator(np.random.Philox(self.config.seed))
+        self._python = random.Random(self.config.seed)
+        self._torch = torch.Generator().manual_seed(self.config.seed)
+        self._numpy.integers(9, dtype=np.uint32)  # half of a number remains
+
+    def compute_loss(self, forward, batch):
+        draws = [self._numpy.normal(), self._legacy.normal(), self._philox.normal()]
+        draws += [self._python.gauss(0, 1), torch.randn((), generator=self._torch).item()]
+        return super().compute_loss(forward, batch) * (1 + sum(draws) ** 2 / 100)
+
+
+def test_generators_are_state():
+    """A strategy's own generators of Python, numpy and torch continue where they stopped."""
+    assert_resumes_everywhere(feature_stream, on_features(strategy=f"{__name__}:Drawing"))
+
+
+@pytest.mark.parametrize(("name", "position"), [("MT19937", "pos"), ("Philox", "buffer_pos")])
+def test_a_generator_that_points_beyond_its_numbers_is_rejected(name, position):
+    """Numpy would read foreign memory."""
+    generator = np.random.Generator(getattr(np.random, name)(0))
+    state = _get_generator_state(generator)
+    (state if position in state else state["state"])[position] = 9999
+    with pytest.raises(ValueError, match="numbers"):
+        _set_generator_state(generator, state)
 
 
 def test_a_state_follows_its_row():

@@ -67,7 +67,7 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES, advice: 
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
     except Exception as error:  # torch may raise anything for damaged files
         runs_code = re.search(_RUNS_CODE, str(error))
-        problem = "a pickle that wants to run code" if runs_code else "damaged"
+        problem = "a pickle that wants to run code" if runs_code else "not a torch file, or damaged"
         detail = (reason(error).split(". ") or [""])[0][:200]
         raise DataError(
             f"{path_text(path)} is refused: it is {problem} ({detail}); expected a torch file that "

@@ -8,35 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clear_mlflow.learning.buffers import Buffer, BufferArguments
-    from clear_mlflow.learning.photos import join_indices, list_bucket_indices
-    from clear_mlflow.learning.samples import Batch, Samples
     from clear_mlflow.learning.strategies._base import Strategy, build_buffer
     from clear_mlflow.learning.strategies.replay import Replay
 
 # What custom strategies and buffers take. Name to its module, which needs torch.
 _LAZY_MODULES = {
-    "Batch": "samples",
     "Buffer": "buffers",
     "BufferArguments": "buffers",
     "Replay": "strategies.replay",
-    "Samples": "samples",
     "Strategy": "strategies._base",
     "build_buffer": "strategies._base",
-    "join_indices": "photos",
-    "list_bucket_indices": "photos",
 }
 
-__all__ = [
-    "Batch",
-    "Buffer",
-    "BufferArguments",
-    "Replay",
-    "Samples",
-    "Strategy",
-    "build_buffer",
-    "join_indices",
-    "list_bucket_indices",
-]
+__all__ = ["Buffer", "BufferArguments", "Replay", "Strategy", "build_buffer"]
 
 
 # Strategies that ignore memory, and those that ignore OPTIMISATION; read without importing torch.

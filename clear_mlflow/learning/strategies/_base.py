@@ -113,6 +113,11 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                 "class's state_attributes if a resumed run needs it, else in its "
                 "temporary_attributes, or pass --resumable off"
             )
+        if unset := [name for name in self.state_attributes if not hasattr(self, name)]:
+            raise StateError(
+                f"strategy {class_name} names {', '.join(unset)} in state_attributes and has not "
+                "set it; set each in setup, for example to None, or pass --resumable off"
+            )
         state = {}
         for name in self.state_attributes:
             value = getattr(self, name)
@@ -303,12 +308,9 @@ def _set_generator_state(generator: Any, state: Any) -> None:
     elif isinstance(generator, random.Random):
         generator.setstate(state)
     else:
-        position, size = (
-            state.get("buffer_pos", state["state"].get("pos", 0)),
-            len(state.get("buffer", range(624))),
-        )
-        if not 0 <= position <= size:  # numpy would read beyond its numbers
-            raise ValueError(f"numpy's generator is at {position} of {size} numbers")
+        positions = state["state"].get("pos", 0), state.get("buffer_pos", 0)
+        if not (0 <= positions[0] <= 624 and 0 <= positions[1] <= 4):
+            raise ValueError("the state of numpy's generator points beyond its numbers")
         generator.bit_generator.state = state
 
 

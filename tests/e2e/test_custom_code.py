@@ -1,0 +1,166 @@
+"""A newcomer's own model and strategy, as complete commands on a real store."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from forked import environment, run_forked, run_python
+from mlflow import MlflowClient
+from stored_runs import read_stored_rows
+
+from clear_mlflow.learning.parameters.logged import find_method_parameters
+
+NETS = """
+import os
+import torch
+from torch import nn
+from clear_mlflow.learning.strategies import Strategy
+
+
+class Small(nn.Module):
+    def __init__(self, num_classes, image_size):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.LazyLinear(num_classes)
+
+    def forward(self, inputs):
+        if inputs.isnan().any():  # reads numbers, which the meta device lacks
+            raise ValueError
+        hidden = torch.relu(self.norm(self.conv(inputs)))
+        return self.head(hidden.view(len(inputs), -1))
+
+
+def wide(num_classes, image_size):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes + 1))
+
+
+class Own(Strategy):
+    @classmethod
+    def build_model(cls, config, stream):
+        return nn.Sequential(nn.Linear(stream.width, 8), nn.Linear(8, stream.num_classes))
+
+    @classmethod
+    def count_epochs(cls, config, arguments):
+        return 1
+
+    def criterion(self, logits, labels):
+        return nn.functional.multi_margin_loss(logits, labels)
+
+
+class Silent(Strategy):
+    def setup(self):
+        self.seen, self.draws = 0, []
+
+
+class Late(Strategy):
+    def after_bucket(self, bucket_index):
+        self.seen = bucket_index
+        if bucket_index == 3 and "STOP" in os.environ:
+            raise SystemExit(3)
+"""
+ON_FEATURES = ("--features", "pixels", "--epochs", "1", "--batch-size", "full")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, empty_store):
+    """A folder with the newcomer's module and a store."""
+    folder = tmp_path_factory.mktemp("custom code")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    (folder / "nets.py").write_text(NETS)
+    return folder
+
+
+def run(folder, *arguments, **variables):
+    """Run a command in the folder. Return exit code and last line of standard error."""
+    variables = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}", **variables}
+    done = run_forked(*arguments, cwd=folder, env=environment(**variables), timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+def find_last_run(folder):
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    ids = [experiment.experiment_id for experiment in client.search_experiments()]
+    return client, client.search_runs(ids, order_by=["attributes.start_time DESC"])[0]
+
+
+def test_what_a_strategy_replaces_is_not_recorded_as_passed(folder):
+    """Its own network, epochs and loss: in parameters, tags and the grouping of compare."""
+    options = ("--strategy", "nets:Own", *ON_FEATURES, "--label-smoothing", "0.3")
+    code, _, errors = run(folder, "train", *options)
+    assert code == 0, errors
+    _, stored = find_last_run(folder)
+    params = stored.data.params
+    for name in ("model", "weights", "epochs", "label_smoothing"):
+        assert params[name] == "set by nets:Own"
+    assert stored.data.tags["model"] == "set by nets:Own"
+    assert (params["asked/epochs"], params["asked/label_smoothing"]) == ("1", "0.3")
+    assert params["batch_size"] == "full"
+    grouped_by = find_method_parameters(params, "unused")
+    assert grouped_by["model"] == grouped_by["epochs"] == "set by nets:Own"
+    options = ("--strategy", "joint", "--strategy-args", "epochs=2", *ON_FEATURES)
+    assert run(folder, "train", *options)[0] == 0
+    _, stored = find_last_run(folder)
+    assert stored.data.params["epochs"] == "set by joint"
+    assert stored.data.params["strategy/epochs"] == "2"
+
+
+def test_a_custom_model_is_trained_stored_and_loaded(folder):
+    """A lazy layer, a view of the images; loaded only by who names the function."""
+    options = ("--model", "nets:Small", "--epochs", "1", "--log-models", "last")
+    code, _, errors = run(folder, "train", *options)
+    assert code == 0, errors
+    client, stored = find_last_run(folder)
+    assert stored.data.params["model"] == stored.data.tags["model"] == "nets:Small"
+    (model,) = client.search_logged_models([stored.info.experiment_id])
+    program = (
+        "import sys, mlflow, pandas\n"
+        f"model = mlflow.pyfunc.load_model('models:/{model.model_id}')\n"
+        "print(*model.predict(pandas.DataFrame(model.input_example)).columns)\n"
+    )
+    variables = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
+    (folder / "load.py").write_text(program)
+    done = run_python("load.py", cwd=folder, env=environment(**variables), timeout=100)
+    assert done.returncode == 1
+    assert "set CLEAR_MLFLOW_MODEL=nets:Small if you know it" in done.stderr
+    variables["CLEAR_MLFLOW_MODEL"] = "nets:Small"
+    done = run_python("load.py", cwd=folder, env=environment(**variables), timeout=100)
+    assert done.stdout.strip() == "class label probability", done.stderr
+    # Its training state is gone: the run is complete. What it names is not imported even so.
+    code, _, errors = run(folder, "train", "--resume", stored.info.run_id)
+    assert code == 2
+    assert errors.strip().endswith("pass --model nets:Small if you know it")
+
+
+def test_a_custom_model_that_does_not_fit_opens_no_run(folder):
+    """One line, and exit code 2."""
+    before = find_last_run(folder)[1].info.run_id
+    for name, problem in (("wide", "returns (2, 11)"), ("missing", "cannot be loaded")):
+        code, output, errors = run(folder, "train", "--model", f"nets:{name}")
+        assert (code, output, errors.count("\n")) == (2, "", 1)
+        assert errors.startswith(f"error: --model nets:{name}" if 0 else "error: ")
+        assert problem in errors
+    assert find_last_run(folder)[1].info.run_id == before
+
+
+def test_missing_state_is_an_error_at_once_and_its_reason_is_repeated(folder):
+    """All attributes after setup; later ones when a state would be stored, and at the resume."""
+    code, _, errors = run(folder, "train", "--strategy", "nets:Silent", *ON_FEATURES)
+    assert code == 2
+    assert "strategy Silent sets draws, seen; name each in the class's state_attr" in errors
+    assert "temporary_attributes, or pass --resumable off" in errors
+    assert read_stored_rows(*find_last_run(folder)) == {}
+    options = ("--strategy", "nets:Silent", "--resumable", "off")
+    assert run(folder, "train", *options, *ON_FEATURES)[0] == 0
+
+    code, _, errors = run(folder, "train", "--strategy", "nets:Late", *ON_FEATURES, STOP="1")
+    assert code == 1
+    assert errors.count("strategy Late sets seen; name each") == 1
+    _, stored = find_last_run(folder)
+    options = ("--resume", stored.info.run_id, "--strategy", "nets:Late")
+    code, _, errors = run(folder, "train", *options)
+    assert code == 0, errors
+    reason = "is resumed after row 0, its last state: after row 1, strategy Late sets seen; name"
+    assert reason in errors
+    assert "resumable=off" not in errors
