@@ -78,7 +78,7 @@ def write_mlproject(head: str) -> str:
 def write_options() -> str:
     """Return the module of TrainOptions, from the fields of TrainConfig."""
     return _OPTIONS + "".join(
-        f"    {field.name}: {_annotate(field)}\n" for field in fields(TrainConfig)
+        f"    {field.name}: {_annotate(field)}\n" for field in fields(TrainConfig) if field.metadata
     )
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 import torchvision.models
 from safetensors.torch import save_file
+from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.models import build_model, check_model, list_model_names
+from clear_mlflow.learning.models import build_model, check_model, check_weights, list_model_names
 
 
 @pytest.mark.parametrize("side", [8, 9, 32, 64])
@@ -193,3 +194,109 @@ def test_old_names_of_densenet_weights_are_recognised(tmp_path):
     assert old.keys() != state.keys()
     loaded = build(name="densenet121", weights=save_weights(tmp_path, old, ".pth")).state_dict()
     assert all(torch.equal(loaded[key], value) for key, value in state.items())
+
+
+class Headless(nn.Module):
+    """A user's model with weights and without layers."""
+
+    def __init__(self, num_classes, image_size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3 * image_size**2, num_classes))
+
+    def forward(self, inputs):
+        return inputs.view(len(inputs), -1) @ self.weight
+
+
+class HeadFirst(nn.Module):
+    """A user's model whose head is defined before its other layer."""
+
+    def __init__(self, num_classes, image_size):
+        super().__init__()
+        self.head = nn.Linear(16, num_classes)
+        self.body = nn.LazyLinear(16)
+
+    def forward(self, inputs):
+        return self.head(self.body(inputs.flatten(1)))
+
+
+class Pair(HeadFirst):
+    """A user's model that returns more than logits, only in training."""
+
+    def forward(self, inputs):
+        logits = super().forward(inputs)
+        return (logits, logits) if self.training else logits
+
+
+def number(num_classes, image_size):
+    return num_classes
+
+
+def without_weights(num_classes, image_size):
+    return nn.Flatten()
+
+
+def without_arguments():
+    return nn.Linear(1, 1)
+
+
+def too_wide(num_classes, image_size):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes + 1))
+
+
+def per_pixel(num_classes, image_size):
+    return nn.Conv2d(3, num_classes, 1)
+
+
+def wrong_width(num_classes, image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(7, num_classes))
+
+
+def two_lines(num_classes, image_size):
+    raise KeyError("no\nfile")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("number", "is 5; expected a torch.nn.Module"),
+        ("without_weights", "is Flatten.*; expected a torch.nn.Module with weights"),
+        ("without_arguments", "fails for 5 classes, 8 pixels .TypeError"),
+        ("too_wide", r"returns \(2, 6\) for inputs of \(2, 3, 8, 8\); expected logits of \(2, 5\)"),
+        ("per_pixel", r"returns \(2, 5, 8, 8\)"),
+        ("wrong_width", r"fails on inputs of \(2, 3, 8, 8\) .RuntimeError"),
+        ("two_lines", "fails for 5 classes, 8 pixels .KeyError"),
+        ("missing", "cannot be loaded .AttributeError"),
+        ("Pair", "cannot train on a batch of 2 .* does not return one row of logits"),
+    ],
+)
+def test_a_custom_model_that_does_not_fit_is_one_line(name, problem):
+    """Before any training, with what it returned and what was expected."""
+    with pytest.raises(ConfigError, match=f"model {__name__}:{name} {problem}") as error:
+        check_model(f"{__name__}:{name}", image_size=8, batch_size=2, num_classes=5)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["Headless", "HeadFirst"])
+def test_the_head_of_a_custom_model_must_be_known_to_be_trained_alone(name):
+    """Without it, the model trains; freeze=backbone would train another layer."""
+    options = {"num_classes": 5, "image_size": 8}
+    model = build_model(f"{__name__}:{name}", **options)
+    channels_last = torch.rand(4, 3, 8, 8).to(memory_format=torch.channels_last)
+    assert model(channels_last).shape == (4, 5)
+    with pytest.raises(ConfigError, match="not a head for the dataset's classes; define the head"):
+        build_model(f"{__name__}:{name}", **options, freeze="backbone")
+
+
+def test_a_custom_model_starts_from_a_file_of_weights(tmp_path):
+    """Also one with lazy layers. A text file is not called damaged."""
+    name, options = f"{__name__}:HeadFirst", {"num_classes": 5, "image_size": 8}
+    path = tmp_path / "weights.pth"
+    weights = build_model(name, **options).state_dict()
+    torch.save(weights, path)
+    check_weights(name, str(path), **options)
+    loaded = build_model(name, **options, weights=str(path)).state_dict()
+    assert all(torch.equal(loaded[key], weights[key]) for key in weights)
+    path.write_text("hello")
+    with pytest.raises(ConfigError, match="not a torch file") as error:
+        build_model(name, **options, weights=str(path))
+    assert "download" not in str(error.value)

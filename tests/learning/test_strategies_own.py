@@ -10,9 +10,11 @@ from learning_streams import config
 from strategy_runs import image_stream, train_rows
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.config import OPTIMISATION, PARAMETERS, TrainConfig
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import load_strategy
+from clear_mlflow.learning.strategies.naive import Naive
+from clear_mlflow.learning.strategies.ncm import Ncm
 from clear_mlflow.process.training_process import TrainingProcess
 
 NAME = "examples.own_strategy:PullTowardsPast"
@@ -46,6 +48,47 @@ def test_the_training_process_imports_it_from_the_working_folder(project, monkey
     with TrainingProcess(config(strategy=NAME, strategy_args="strength=0.5")) as process:
         assert process.config.strategy == NAME
         assert process.config.strategy_args == {"strength": 0.5}
+
+
+class Doubled(Naive):
+    """Uses epochs, and therefore does not replace them."""
+
+    @classmethod
+    def count_epochs(cls, config, arguments):
+        return 2 * config.epochs
+
+
+class Means(Ncm):
+    """Takes no steps, like its base class."""
+
+
+@pytest.mark.parametrize(
+    ("parameters", "replaced"),
+    [
+        ({"strategy": "naive"}, set()),
+        ({"strategy": "joint"}, set()),
+        ({"strategy": "gdumb", "strategy_args": "epochs=3"}, {"epochs"}),
+        ({"strategy": f"{__name__}:Doubled"}, set()),
+        ({"strategy": "ncm", "model": "linear", "features": "pixels"}, set()),
+        (
+            {"strategy": f"{__name__}:Means", "model": "linear", "features": "pixels"},
+            {name for name, option in PARAMETERS.items() if option.group == OPTIMISATION},
+        ),
+    ],
+)
+def test_replaced_parameters_follow_from_hooks(parameters, replaced):
+    """And are ignored, and the same when a complete configuration is checked again."""
+    settings = check(config(**parameters))
+    assert settings.replaced == replaced
+    assert check(settings).replaced == replaced
+    assert settings.ignored_parameters >= replaced
+
+
+@pytest.mark.usefixtures("importable")
+def test_the_example_buffer_trains(tmp_path):
+    """A buffer of a user's own, with public names only, holds the newest images."""
+    settings = check(config(strategy="examples.own_buffer:ReplayNewest", memory="4"))
+    assert len(train_rows(image_stream(tmp_path), settings)[0]) == 4
 
 
 OWN_ARGUMENTS = """
