@@ -51,12 +51,12 @@ class Own(Strategy):
 
 class Silent(Strategy):
     def setup(self):
-        self.seen, self.draws = 0, []
+        self.steps, self.draws = 0, []
 
 
 class Late(Strategy):
     def after_bucket(self, bucket_index):
-        self.seen = bucket_index
+        self.steps = bucket_index
         if bucket_index == 3 and "STOP" in os.environ:
             raise SystemExit(3)
 """
@@ -147,7 +147,7 @@ def test_missing_state_is_an_error_at_once_and_its_reason_is_repeated(folder):
     """All attributes after setup; later ones when a state would be stored, and at the resume."""
     code, _, errors = run(folder, "train", "--strategy", "nets:Silent", *ON_FEATURES)
     assert code == 2
-    assert "strategy Silent sets draws, seen; name each in the class's state_attr" in errors
+    assert "strategy Silent sets draws, steps; name each in the class's state_attr" in errors
     assert "temporary_attributes, or pass --resumable off" in errors
     assert read_stored_rows(find_last_run(folder)[1]) == {}
     options = ("--strategy", "nets:Silent", "--resumable", "off")
@@ -155,11 +155,11 @@ def test_missing_state_is_an_error_at_once_and_its_reason_is_repeated(folder):
 
     code, _, errors = run(folder, "train", "--strategy", "nets:Late", *ON_FEATURES, STOP="1")
     assert code == 1
-    assert errors.count("strategy Late sets seen; name each") == 1
+    assert errors.count("strategy Late sets steps; name each") == 1
     _, stored = find_last_run(folder)
     options = ("--resume", stored.info.run_id, "--strategy", "nets:Late")
     code, _, errors = run(folder, "train", *options)
     assert code == 0, errors
-    reason = "is resumed after row 0, its last state: after row 1, strategy Late sets seen; name"
+    reason = "is resumed after row 0, its last state: after row 1, strategy Late sets steps; name"
     assert reason in errors
     assert "resumable=off" not in errors

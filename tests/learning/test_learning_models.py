@@ -231,11 +231,11 @@ def number(num_classes, image_size):
     return num_classes
 
 
-def without_weights(num_classes, image_size):
+def build_flatten(num_classes, image_size):
     return nn.Flatten()
 
 
-def without_arguments():
+def build_nothing():
     return nn.Linear(1, 1)
 
 
@@ -259,8 +259,8 @@ def two_lines(num_classes, image_size):
     ("name", "problem"),
     [
         ("number", "is 5; expected a torch.nn.Module"),
-        ("without_weights", "is Flatten.*; expected a torch.nn.Module with weights"),
-        ("without_arguments", "fails for 5 classes, 8 pixels .TypeError"),
+        ("build_flatten", "is Flatten.*; expected a torch.nn.Module with weights"),
+        ("build_nothing", "fails for 5 classes, 8 pixels .TypeError"),
         ("too_wide", r"returns \(2, 6\) for inputs of \(2, 3, 8, 8\); expected logits of \(2, 5\)"),
         ("per_pixel", r"returns \(2, 5, 8, 8\)"),
         ("wrong_width", r"fails on inputs of \(2, 3, 8, 8\) .RuntimeError"),

@@ -172,7 +172,7 @@ class Late(Strategy):
     """Sets an attribute only after the first bucket."""
 
     def after_bucket(self, bucket_index):
-        self.seen = bucket_index
+        self.steps = bucket_index
 
 
 class Unkeepable(Own):
@@ -217,7 +217,7 @@ def test_an_attribute_that_appears_later_is_named_by_its_state():
         (1, True),
         (2, True),
     ]
-    assert "strategy Late sets seen; name each" in states[1].problem
+    assert "strategy Late sets steps; name each" in states[1].problem
 
 
 class Drawing(Strategy):

@@ -86,7 +86,7 @@ def test_replaced_parameters_follow_from_hooks(parameters, replaced):
 
 @pytest.mark.usefixtures("importable")
 def test_the_example_buffer_trains(tmp_path):
-    """A buffer of a user's own, with public names only, holds the newest images."""
+    """A custom buffer is built from public names only."""
     settings = check(config(strategy="examples.own_buffer:ReplayNewest", memory="4"))
     assert len(train_rows(image_stream(tmp_path), settings)[0]) == 4
 
