@@ -186,7 +186,7 @@ def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
     """The entry point computes the matrix of one process, in one run, reported once."""
     options = "-P processes=2 -P device=cpu -P features=pixels -P epochs=1"
     done = run_shell(
-        f"mlflow run {project} --env-manager local -e train_distributed {options}",
+        f"mlflow run '{project}' --env-manager local -e train_distributed {options}",
         env=environment(MLFLOW_EXPERIMENT_NAME="test"),
         timeout=LONG,
     )

@@ -31,15 +31,15 @@ def run_redirected(redirection, *arguments):
 
 
 def run_in_new_interpreter(line, **environment):
-    """Run a line of bash in which $CLEAR_MLFLOW is the program."""
-    program = f"{sys.executable} -m clear_mlflow"
+    """Run a line of bash in which clear-mlflow is this copy of the program."""
+    program = f'clear-mlflow() {{ "{sys.executable}" -m clear_mlflow "$@"; }}'
     return subprocess.run(
-        ["bash", "-c", line],
+        ["bash", "-c", f"{program}\n{line}"],
         check=False,
         capture_output=True,
         text=True,
         errors="replace",
-        env={**os.environ, "CLEAR_MLFLOW": program, **environment},
+        env={**os.environ, **environment},
     )
 
 
@@ -78,7 +78,7 @@ def test_unwritable_output_does_not_end_a_training(store, experiment_id, redirec
 
 def test_closed_input_and_output_do_not_end_a_training(store, experiment_id):
     """In a new interpreter, whose first files could get the numbers of the closed streams."""
-    done = run_in_new_interpreter(f"$CLEAR_MLFLOW {' '.join(TRAIN)} <&- >&-")
+    done = run_in_new_interpreter(f"clear-mlflow {' '.join(TRAIN)} <&- >&-")
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     check_run_is_complete(store, experiment_id)
@@ -99,11 +99,11 @@ def test_a_training_and_a_table_need_no_utf8(finished_run, store, experiment_id)
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     run_id, uri = finished_run
     table = run_in_new_interpreter(
-        f"$CLEAR_MLFLOW show {run_id}", MLFLOW_TRACKING_URI=uri, **ascii_only
+        f"clear-mlflow show {run_id}", MLFLOW_TRACKING_URI=uri, **ascii_only
     )
     assert (table.returncode, table.stderr) == (0, "")
     assert " FINISHED" in table.stdout
-    training = run_in_new_interpreter(f"$CLEAR_MLFLOW {' '.join(TRAIN)}", **ascii_only)
+    training = run_in_new_interpreter(f"clear-mlflow {' '.join(TRAIN)}", **ascii_only)
     assert training.returncode == 0, training.stderr
     assert "Traceback" not in training.stderr
     check_run_is_complete(store, experiment_id)

@@ -219,7 +219,7 @@ def test_mlflow_run_resumes_another_run(project, interrupted):
     """The run that mlflow run opens is tagged, closed, and skipped by evaluate."""
     client, run_id = interrupted
     done = run_shell(
-        f"mlflow run {project} --env-manager local -P resume={run_id} --experiment-name test",
+        f"mlflow run '{project}' --env-manager local -P resume={run_id} --experiment-name test",
         timeout=LONG,
     )
     assert done.returncode == 0, done.stderr

@@ -1,127 +1,43 @@
-"""Sweeps on this machine and on Ray: killed, failing, stopped and continued."""
+"""Sweeps: killed, failing, stopped and continued."""
 
 import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
-import ray
-import yaml
 from click.testing import CliRunner
-from forked import Forked
 from mlflow.entities import ViewType
-from ports import free_port
-from short_stream import BUCKETS, HELD
+from short_stream import BUCKETS
 from stored_runs import read_stored_rows, without_machine_fields
+from sweeps import (
+    FOUR,
+    LONG,
+    NEEDS_RAY,
+    QUICK,
+    SLOWER,
+    again,
+    assert_every_run_is_there_once,
+    find_runs,
+    grid,
+    start_sweep,
+    wait_for_a_row,
+    wait_for_output,
+)
 
-from clear_mlflow.api.sweep_runs import read_checked_grid
 from clear_mlflow.cli import main
-from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.engines import Task
-from clear_mlflow.engines.ray_cluster import RayEngine, check_store_is_shared
 from clear_mlflow.grids import read_grid
 from clear_mlflow.store import names
 from clear_mlflow.store.client import resolve_store_uri
 
-LONG = 240  # seconds: a bound, not a measurement
-CORES = 2  # of the machine that trains
-# Runs of a second or two, most of which is imports.
-QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
-# Still under way when its first rows are seen.
-SLOWER = {**QUICK, **HELD}
+__all__ = ["grid"]
 # .ci/nightly has those of a cluster killed at random, too.
 ENGINES = os.environ.get("CLEAR_MLFLOW_KILLED_ON", "local").split()
-FOUR = {"fixed": QUICK, "grid": {"strategy": ["held:Naive", "held:Ncm"], "seed": [0, 1]}}
-
-
-def start_sweep(grid, *arguments):
-    return Forked(
-        *("sweep", "--grid", str(grid), *arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-
-
-def wait_for_a_row(store, experiment_id, process, condition="params.seed != ''"):
-    """Wait until a run of a sweep has tested its first bucket, or the sweep has ended."""
-    until = time.monotonic() + LONG
-    while time.monotonic() < until and process.poll() is None:
-        of_sweep = f"tags.`{names.SWEEP_RUN_TAG}` != '' AND {condition}"
-        runs = store.search_runs([experiment_id], of_sweep)
-        if any("test_accuracy/bucket_01" in run.data.metrics for run in runs):
-            break
-        time.sleep(0.1)
-
-
-def wait_for_output(process):
-    output, _ = process.communicate(timeout=LONG)
-    return output
-
-
-def again(grid, *arguments):
-    """Run the same command to its end. Return its exit code and output."""
-    process = start_sweep(grid, *arguments)
-    output = wait_for_output(process)
-    return SimpleNamespace(exit_code=process.returncode, output=output)
-
-
-@pytest.fixture
-def grid(tmp_path, short_stream):
-    """Write a grid's file. Its runs train on the short stream."""
-
-    def write(content):
-        path = tmp_path / "sweep.yaml"
-        fixed = {**short_stream, **content["fixed"]}
-        path.write_text(yaml.safe_dump({**content, "fixed": fixed}))
-        return path
-
-    return write
-
-
-def find_runs(store, experiment_id):
-    """Return parent run, runs by config hash, and comparisons, without deleted ones."""
-    parents, below, compared = [], {}, []
-    for run in store.search_runs([experiment_id]):
-        run_kind = run.data.tags.get(names.KIND_TAG)
-        if run_kind == names.KIND_SWEEP:
-            parents.append(run)
-        elif run_kind == names.KIND_COMPARE:
-            compared.append(run)
-        else:
-            below.setdefault(run.data.tags[names.SWEEP_RUN_TAG], []).append(run)
-    (parent,) = parents
-    for run in [*(run for runs in below.values() for run in runs), *compared]:
-        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    return parent, below, compared
-
-
-def assert_every_run_is_there_once(store, experiment_id, grid):
-    """Check that each run is finished, complete and compared, with the grid's parameters."""
-    parent, below, (comparison,) = find_runs(store, experiment_id)
-    planned = {run.config_hash: run for run in read_checked_grid(grid, "local").runs}
-    assert below.keys() == planned.keys()
-    for fingerprint, runs in below.items():
-        (run,) = runs
-        assert run.info.status == "FINISHED"
-        assert run.data.tags[names.ROWS_TAG] == "complete"
-        assert run.info.run_name == planned[fingerprint].name
-        params = run.data.params
-        for name, text in planned[fingerprint].parameters.items():
-            assert text in (params.get(name), params.get(f"asked/{name}"))
-    assert parent.info.status == "FINISHED"
-    assert names.PROCESS_TAG not in parent.data.tags
-    assert comparison.data.tags[names.COMPARED_COUNT_TAG] == str(len(planned))
 
 
 def workers(process):
@@ -395,7 +311,7 @@ def test_a_sweep_trains_ensembles(store, experiment_id, grid):
     assert "2 runs, of which 0 would be started" in again(path, "--dry-run").output
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=NEEDS_RAY)])
 def test_a_stopped_sweep_is_scored_and_continues(store, experiment_id, grid, hold, engine):
     """Ctrl-C ends all current runs, each as if it were alone."""
     path = grid({"fixed": SLOWER, "grid": {"seed": [0, 1]}})
@@ -417,130 +333,6 @@ def test_a_stopped_sweep_is_scored_and_continues(store, experiment_id, grid, hol
     assert any(run.data.tags.get(names.ROWS_TAG) == "partial" for run in stopped)
     plan = again(path, "--dry-run")
     assert "2 runs, of which 2 would be started" in plan.output
-
-
-@contextmanager
-def ray_node(*options):
-    """Run a machine of a Ray cluster; all processes that it started end with it."""
-    process = subprocess.Popen(
-        [
-            *(str(Path(sys.executable).with_name("ray")), "start", "--block", *options),
-            *("--min-worker-port=0", "--max-worker-port=0", "--num-gpus=0"),
-            *(f"--dashboard-agent-listen-port={free_port()}", "--disable-usage-stats"),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        # Else it asks for a token, and starts processes that nothing runs in.
-        env={
-            **os.environ,
-            "RAY_AUTH_MODE": "disabled",
-            "RAY_prestart_worker_first_driver": "0",
-            "RAY_enable_worker_prestart": "0",
-        },
-    )
-    try:
-        yield process
-    finally:
-        with suppress(psutil.NoSuchProcess):
-            parts = psutil.Process(process.pid).children(recursive=True)
-            # Asked to end, a cluster first waits for half a minute for work to go elsewhere.
-            process.kill()
-            for part in parts:
-                with suppress(psutil.NoSuchProcess):
-                    part.kill()
-        process.wait(LONG)
-
-
-@contextmanager
-def ray_head(*options):
-    """Yield the address of a cluster's first machine once it is up."""
-    address = f"127.0.0.1:{free_port()}"
-    # Ray's sockets are stored in its folder, and a socket's path has a hundred characters at most.
-    with (
-        tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder,
-        ray_node(
-            *("--head", f"--port={address.split(':')[1]}", f"--temp-dir={folder}"),
-            *(f"--ray-client-server-port={free_port()}", "--include-dashboard=false", *options),
-        ) as process,
-    ):
-        wait_for_machines(address, 1, process)
-        yield address
-        assert process.poll() is None, "the cluster was ended"
-
-
-def wait_for_machines(address, machines, process):
-    """Wait until a cluster has so many machines."""
-    until = time.monotonic() + LONG
-    while True:
-        assert process.poll() is None
-        assert time.monotonic() < until
-        with suppress(ConfigError), RayEngine(free_port, address) as cluster:
-            while len(cluster.list_nodes()) != machines:
-                assert process.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.1)
-            return
-        time.sleep(0.1)
-
-
-def test_a_lost_machine_of_the_cluster_is_replaced(store, experiment_id, grid, hold):
-    """Another machine resumes its run."""
-    path = grid({"fixed": SLOWER, "grid": {"seed": [0]}})
-    where = ("--engine", "ray", "--cpus", str(CORES))  # of which the first machine has too few
-    with ray_head("--num-cpus=1") as address:
-        second = (f"--address={address}", f"--num-cpus={CORES}")
-        with ray_node(*second) as process:
-            wait_for_machines(address, 2, process)
-            sweep = start_sweep(path, *where, "--address", address)
-            wait_for_a_row(store, experiment_id, sweep)
-            # Ray's own process first: what watches it has time to send the cluster its log.
-            for part in psutil.Process(process.pid).children(recursive=True):
-                if part.name() == "raylet":
-                    part.kill()
-            time.sleep(5)
-        hold.unlink()
-        # It is gone, with all that ran on it.
-        with ray_node(*second):
-            output = wait_for_output(sweep)
-    assert sweep.returncode == 0, output
-    assert f"1 of 1 runs to train, 1 at a time, each with {CORES} CPUs and 0 GPUs" in output
-    assert "started again, try 2 (resumed)" in output
-    assert "[state-dump]" not in output
-    assert_every_run_is_there_once(store, experiment_id, path)
-
-
-def test_a_run_on_ray_gets_a_gpu_if_there_are_any(tmp_path):
-    """Two simulated GPUs: two concurrent runs have one each, and a third waits."""
-
-    def train(parameters, run_id, experiment_id, tracking_uri):
-        (tmp_path / run_id).touch()
-        until = time.monotonic() + 60
-        while not (tmp_path / parameters["beside"]).exists() and time.monotonic() < until:
-            time.sleep(0.05)
-        return 0, os.environ.get("CUDA_VISIBLE_DEVICES"), False
-
-    def task(run_id, beside):
-        return Task({"beside": beside}, run_id, "0", "sqlite:///")
-
-    ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        with RayEngine(train, jobs=3) as engine:
-            assert engine.describe_capacity() == "2 at a time, each with 1 CPUs and 1 GPUs"
-            engine.start(task("a", beside="b"))
-            assert engine.count_free_slots() == 1
-            engine.start(task("b", beside="a"))
-            assert engine.count_free_slots() == 0
-            results = []
-            while len(results) < 2:
-                results += engine.wait_for_results(60.0)
-            assert {result.error for result in results} == {"0", "1"}
-            assert engine.count_free_slots() == 2
-        with RayEngine(train, gpus=0.5) as engine:
-            assert engine.describe_capacity() == "4 at a time, each with 1 CPUs and 0.5 GPUs"
-        with RayEngine(train, gpus=0.0) as engine:
-            assert engine.describe_capacity() == "4 at a time, each with 1 CPUs and 0 GPUs"
-    finally:
-        ray.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -573,18 +365,6 @@ def test_an_invalid_strategy_argument_is_reported_before_anything_starts(
     assert result.exit_code == 2
     assert "nope" in result.output
     assert not store.search_runs([experiment_id])
-
-
-def test_a_file_store_is_rejected_if_workers_are_on_other_machines():
-    """One line names the store and the machines. A server is accepted."""
-
-    def node(name):
-        return {"NodeID": name, "NodeManagerHostname": f"host-{name}"}
-
-    check_store_is_shared("sqlite:////data/mlflow.db", [node("a")], "a")
-    check_store_is_shared("http://server:5000", [node("a"), node("b")], "a")
-    with pytest.raises(ConfigError, match=r"sqlite:////data/mlflow\.db.*host-b"):
-        check_store_is_shared("sqlite:////data/mlflow.db", [node("a"), node("b")], "a")
 
 
 def test_a_relative_store_is_made_absolute(tmp_path, monkeypatch):

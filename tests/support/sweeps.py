@@ -1,0 +1,103 @@
+"""Sweeps as commands, and what they leave in a store."""
+
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from forked import Forked
+from short_stream import HELD
+
+from clear_mlflow.api.sweep_runs import read_checked_grid
+from clear_mlflow.store import names
+
+# Ray starts its workers by lines of shell in which the path is not quoted.
+NEEDS_RAY = pytest.mark.skipif(" " in sys.prefix, reason="Ray cannot start from this path")
+LONG = 240  # seconds: a bound, not a measurement
+# Runs of a second or two, most of which is imports.
+QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
+# Still under way when its first rows are seen.
+SLOWER = {**QUICK, **HELD}
+FOUR = {"fixed": QUICK, "grid": {"strategy": ["held:Naive", "held:Ncm"], "seed": [0, 1]}}
+
+
+def start_sweep(grid, *arguments):
+    return Forked(
+        *("sweep", "--grid", str(grid), *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def wait_for_a_row(store, experiment_id, process, condition="params.seed != ''"):
+    """Wait until a run of a sweep has tested its first bucket, or the sweep has ended."""
+    until = time.monotonic() + LONG
+    while time.monotonic() < until and process.poll() is None:
+        of_sweep = f"tags.`{names.SWEEP_RUN_TAG}` != '' AND {condition}"
+        runs = store.search_runs([experiment_id], of_sweep)
+        if any("test_accuracy/bucket_01" in run.data.metrics for run in runs):
+            break
+        time.sleep(0.1)
+
+
+def wait_for_output(process):
+    output, _ = process.communicate(timeout=LONG)
+    return output
+
+
+def again(grid, *arguments):
+    """Run the same command to its end. Return its exit code and output."""
+    process = start_sweep(grid, *arguments)
+    output = wait_for_output(process)
+    return SimpleNamespace(exit_code=process.returncode, output=output)
+
+
+@pytest.fixture
+def grid(tmp_path, short_stream):
+    """Write a grid's file. Its runs train on the short stream."""
+
+    def write(content):
+        path = tmp_path / "sweep.yaml"
+        fixed = {**short_stream, **content["fixed"]}
+        path.write_text(yaml.safe_dump({**content, "fixed": fixed}))
+        return path
+
+    return write
+
+
+def find_runs(store, experiment_id):
+    """Return parent run, runs by config hash, and comparisons, without deleted ones."""
+    parents, below, compared = [], {}, []
+    for run in store.search_runs([experiment_id]):
+        run_kind = run.data.tags.get(names.KIND_TAG)
+        if run_kind == names.KIND_SWEEP:
+            parents.append(run)
+        elif run_kind == names.KIND_COMPARE:
+            compared.append(run)
+        else:
+            below.setdefault(run.data.tags[names.SWEEP_RUN_TAG], []).append(run)
+    (parent,) = parents
+    for run in [*(run for runs in below.values() for run in runs), *compared]:
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    return parent, below, compared
+
+
+def assert_every_run_is_there_once(store, experiment_id, grid):
+    """Check that each run is finished, complete and compared, with the grid's parameters."""
+    parent, below, (comparison,) = find_runs(store, experiment_id)
+    planned = {run.config_hash: run for run in read_checked_grid(grid, "local").runs}
+    assert below.keys() == planned.keys()
+    for fingerprint, runs in below.items():
+        (run,) = runs
+        assert run.info.status == "FINISHED"
+        assert run.data.tags[names.ROWS_TAG] == "complete"
+        assert run.info.run_name == planned[fingerprint].name
+        params = run.data.params
+        for name, text in planned[fingerprint].parameters.items():
+            assert text in (params.get(name), params.get(f"asked/{name}"))
+    assert parent.info.status == "FINISHED"
+    assert names.PROCESS_TAG not in parent.data.tags
+    assert comparison.data.tags[names.COMPARED_COUNT_TAG] == str(len(planned))
