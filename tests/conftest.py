@@ -8,6 +8,8 @@ import fcntl
 import gc
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,10 @@ _LONGEST = (
     "test_fuzz.py",
 )
 
+# A test that takes longer, without a load, has to be marked as slow.
+_MAX_SECONDS = 5.0
+_IS_CHECKED_ALONE = "CLEAR_TESTS_ALONE"  # set where a test that took longer is run again
+_too_long: dict[str, float] = {}  # seconds by test
 _MOST_WORKERS = 8  # each loads torch and MLflow, and so does its fork server
 
 
@@ -77,6 +83,26 @@ def pytest_collection_modifyitems(items):
     """Begin with the files that take longest."""
     order = {name: number for number, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(_LONGEST)))
+
+
+def pytest_runtest_logreport(report):
+    """Note the tests that take long and are not marked as slow."""
+    if report.when == "call" and report.duration > _MAX_SECONDS and "slow" not in report.keywords:
+        _too_long[report.nodeid] = report.duration
+
+
+def pytest_sessionfinish(session):
+    """In CI, fail if a test that is not marked as slow takes long, also without other tests."""
+    if "CI" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    for test, seconds in _too_long.items():
+        if _IS_CHECKED_ALONE not in os.environ:
+            command = [sys.executable, "-m", "pytest", "-n0", test]
+            environment = os.environ | {_IS_CHECKED_ALONE: "1"}
+            if not subprocess.run(command, env=environment, check=False).returncode:  # noqa: S603
+                continue
+        print(f"\n{test} took {seconds:.1f} s, more than {_MAX_SECONDS:g}: mark it as slow")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_finish():

@@ -3,11 +3,19 @@
 import subprocess
 
 import pytest
-from forked import ForkedToo
+from forked import ForkedToo, loaded_fork_server
 from mlflow_stores import empty_store, experiment_id, fill_once, own_cache, store
 from offline_folders import offline_folder
 
-__all__ = ["empty_store", "experiment_id", "fill_once", "offline_folder", "own_cache", "store"]
+__all__ = [
+    "empty_store",
+    "experiment_id",
+    "fill_once",
+    "loaded_fork_server",
+    "offline_folder",
+    "own_cache",
+    "store",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
+import pytest
 from setproctitle import setproctitle
 
 PROGRAM = "clear_mlflow"
@@ -187,6 +188,13 @@ class Forked(ForkedPython):
 
     def __init__(self, *arguments: str, **options: Any) -> None:
         super().__init__("-m", PROGRAM, *arguments, **options)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loaded_fork_server():
+    """Load torch and MLflow first where the time of a test is checked."""
+    if "CLEAR_TESTS_ALONE" in os.environ:
+        run_python("-c", "")
 
 
 def find_training(process: subprocess.Popen) -> psutil.Process:
