@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,16 @@ def pytest_xdist_auto_num_workers(config):
     return min((os.cpu_count() or 1) + 1, _MOST_WORKERS)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Begin with the files that take longest."""
+    """Mark the further cases of a test as slow, and begin with the files that take longest."""
+    cases = Counter()
+    for item in items:
+        if marker := item.get_closest_marker("fast_cases"):
+            test = (item.path, item.originalname)
+            cases[test] += 1
+            if cases[test] > marker.args[0]:
+                item.add_marker("slow")
     order = {name: number for number, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(_LONGEST)))
 
@@ -99,7 +108,7 @@ def pytest_sessionfinish(session):
         if _IS_CHECKED_ALONE not in os.environ:
             command = [sys.executable, "-m", "pytest", "-n0", test]
             environment = os.environ | {_IS_CHECKED_ALONE: "1"}
-            if not subprocess.run(command, env=environment, check=False).returncode:  # noqa: S603
+            if not subprocess.run(command, env=environment, check=False).returncode:
                 continue
         print(f"\n{test} took {seconds:.1f} s, more than {_MAX_SECONDS:g}: mark it as slow")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_callers_types_are_checked(project, tmp_path):
     """Mypy accepts valid calls and reports invalid ones."""
     program = tmp_path / "program.py"

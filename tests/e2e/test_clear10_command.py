@@ -106,6 +106,7 @@ def the_error(process: ForkedPython) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_killed_while_downloading_and_run_again(
     start_download, hub, store, experiment_id, archives, tmp_path
 ):
@@ -154,6 +155,7 @@ def test_two_at_once_download_once(start_download, hub, store, experiment_id):
     assert len(runs) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cause", ["no network", "offline", "disk"])
 def test_a_failed_download_is_a_one_line_error(
     start_download, hub, store, experiment_id, cause, tmp_path

@@ -99,6 +99,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_container_that_was_killed_is_resumed_when_its_lease_has_expired(slurm):
     """The next container cannot see its processes."""
     folder, _ = slurm
@@ -126,6 +127,7 @@ def test_a_container_that_was_killed_is_resumed_when_its_lease_has_expired(slurm
     end_as_if_undisturbed(client, run_id, resumes="1")
 
 
+@pytest.mark.slow
 def test_a_job_that_receives_sigterm_resumes_its_run(slurm):
     """SIGTERM to the step requeues the job, and its next start completes the run."""
     folder, start = slurm
@@ -154,6 +156,7 @@ def test_a_job_that_receives_sigterm_resumes_its_run(slurm):
     assert (folder / "scontrol.log").read_text() == f"requeue {JOB}\n"
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_is_not_queued_again(slurm):
     """Only a stopped job is: an invalid option would fail forever."""
     folder, start = slurm

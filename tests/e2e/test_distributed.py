@@ -141,6 +141,7 @@ def by_processes(tmp_path_factory):
     return rows_by_count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "case"), [*((2, case) for case in CASES), *((3, case) for case in OF_THREE)]
 )
@@ -182,6 +183,7 @@ TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "2", "-m", "clear_ml
 OURS = ("-m", "clear_mlflow", "train-distributed", "--processes", "2")
 
 
+@pytest.mark.slow
 def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
     """The entry point computes the matrix of one process, in one run, reported once."""
     options = "-P processes=2 -P device=cpu -P features=pixels -P epochs=1"
@@ -229,6 +231,7 @@ def runs_still(process):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "end", "status", "message"),
     [

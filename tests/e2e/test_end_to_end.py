@@ -68,6 +68,7 @@ def select_scores(run):
     return {k: v for k, v in run.data.metrics.items() if k.startswith(("clear/", "renate/"))}
 
 
+@pytest.mark.slow
 def test_mlflow_run_and_evaluate(project, store, experiment_id):
     """The README's run on the embedded dataset, then its rows alone re-scored in a new run."""
     run_process = mlflow_run(project, forked=True)
@@ -101,6 +102,7 @@ def test_mlflow_run_and_evaluate(project, store, experiment_id):
     assert not record.data.metrics
 
 
+@pytest.mark.slow
 def test_every_layout_is_the_same_dataset(project, store, experiment_id, tmp_path):
     """The same images under the same split give the same rows. The last one by mlflow run."""
     photos = Photos(buckets=("1", "2", "10"))
@@ -151,6 +153,7 @@ def held(short_stream):
     return [word for name, value in parameters.items() for word in ("-P", f"{name}={value}")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [interrupt, terminate, kill_training])
 def test_a_stopped_run_is_scored_and_closed(
     project, store, experiment_id, short_stream, hold, stop
@@ -173,6 +176,7 @@ def test_a_stopped_run_is_scored_and_closed(
     assert select_scores(closed) == summarize(matrix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("after", "forked"), [(0.0, False), (1.0, True)])
 def test_a_training_stopped_before_its_first_row(
     project, store, experiment_id, short_stream, hold, after, forked

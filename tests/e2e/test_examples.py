@@ -89,6 +89,7 @@ def test_the_page_lists_every_example():
     assert set(SHORTER) <= set(COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", dict.fromkeys(SHORTER.get(c, c) for c in COMMANDS))
 def test_command(folder, command):
     """It succeeds and prints something. Its stored runs are complete."""

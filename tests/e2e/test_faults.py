@@ -2,7 +2,10 @@
 
 import os
 
+import pytest
 from faults import strike_and_take_over
+
+pytestmark = pytest.mark.slow
 
 TIMES = int(os.environ.get("FAULTS", "4"))
 SEED = int(os.environ.get("FAULTS_SEED", "6"))

@@ -27,6 +27,8 @@ from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder
 from clear_mlflow.store.client import preflight
 from clear_mlflow.store.rows import read_row_files
 
+pytestmark = pytest.mark.slow
+
 NAME = "my prøject 100% #1? & 'co' $HOME (b)"
 LONG = 240  # seconds: a bound, not a measurement
 MATRIX = "trained,1,2\n1,0.9,0.1\n2,0.5,0.8\n"

@@ -8,11 +8,14 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 import yaml
 from forked import run_forked
 from mlflow import MlflowClient
 
 from clear_mlflow.store import names
+
+pytestmark = pytest.mark.slow
 
 # A second each; batches in an order of the seed's, so that seeds differ.
 SHORT = {

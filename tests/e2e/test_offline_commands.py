@@ -9,6 +9,8 @@ from short_stream import options
 
 import clear_mlflow
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Path(__file__).parents[2]
 
 

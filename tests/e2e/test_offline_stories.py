@@ -13,6 +13,8 @@ from stored_runs import stored_run
 import clear_mlflow
 from clear_mlflow.store import names
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "offline.md").read_text()
 
 

@@ -167,6 +167,7 @@ def list_row_requests(proxy) -> list[int]:
     return [int(match[1]) for match in sent if match]
 
 
+@pytest.mark.slow
 def test_a_row_is_stored_before_the_next_bucket(server, proxy, tmp_path):
     """While the server responds. Nothing of the run folder remains."""
     client = preflight()
@@ -219,6 +220,7 @@ STUTTERS = [
 ]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("number", "part"), [(3, ""), (2, "/rows/row_")])
 def test_an_unreliable_server_gets_every_row_once(
     server, proxy, tmp_path, monkeypatch, number, part
@@ -279,6 +281,7 @@ def test_sync_sends_what_was_left(server, proxy, tmp_path):
     assert sync().output == "nothing waits for a store\n"
 
 
+@pytest.mark.slow
 def test_a_silent_server_delays_training_by_seconds(server, proxy, tmp_path, monkeypatch):
     """It accepts connections and never responds: one row waits for it, the others do not."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
@@ -302,6 +305,7 @@ def test_a_silent_server_delays_training_by_seconds(server, proxy, tmp_path, mon
     assert run.info.status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_an_unwritable_cache_is_reported(server, proxy, tmp_path, monkeypatch, capsys):
     """The run folder is created in the working folder instead, where sync finds it."""
     (tmp_path / "no folder").write_text("")
@@ -316,6 +320,7 @@ def test_an_unwritable_cache_is_reported(server, proxy, tmp_path, monkeypatch, c
     check_whole(direct, run.info.run_id)
 
 
+@pytest.mark.slow
 def test_nothing_in_a_run_folder_is_trusted(server, proxy, tmp_path):
     """Contradicting rows, other JSON and other formats are one-line errors, and nothing is sent."""
     journal = left_behind(proxy, tmp_path)
@@ -337,6 +342,7 @@ def test_nothing_in_a_run_folder_is_trusted(server, proxy, tmp_path):
     check_whole(direct, run.info.run_id)
 
 
+@pytest.mark.slow
 def test_credentials_are_not_sent_to_a_store_that_a_run_folder_names(proxy, tmp_path, monkeypatch):
     """A received run folder could steal them: the environment has to name the store."""
     journal = left_behind(proxy, tmp_path)
@@ -352,6 +358,7 @@ def test_credentials_are_not_sent_to_a_store_that_a_run_folder_names(proxy, tmp_
     assert sync(journal).exit_code == 0
 
 
+@pytest.mark.slow
 def test_the_last_member_of_an_ensemble_is_sent_later(server, proxy, tmp_path, monkeypatch):
     """Its rows are stored in its own run. Then the parent run gets the means and ends."""
     parameters = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
@@ -379,6 +386,7 @@ def test_the_last_member_of_an_ensemble_is_sent_later(server, proxy, tmp_path, m
     assert journals(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_an_outage_between_two_seeds_ends_the_ensemble(server, proxy, tmp_path, monkeypatch):
     """The seed that was trained is FINISHED after sync, and the parent run is FAILED."""
     parameters = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
@@ -411,6 +419,7 @@ def lose_server(monkeypatch, proxy, *, seed):
     monkeypatch.setattr(StreamTraining, "rows", measure_rows)
 
 
+@pytest.mark.slow
 def test_the_command_prints_where_unsent_rows_are(server, proxy, short_stream, hold, tmp_path):
     """The command exits with 2 and prints the command that sends them."""
     process = Forked(
@@ -437,6 +446,7 @@ def test_the_command_prints_where_unsent_rows_are(server, proxy, short_stream, h
     assert len(read_rows(direct, run.info.run_id)) == BUCKETS + 1
 
 
+@pytest.mark.slow
 def test_a_sweep_survives_an_outage(server, proxy, short_stream, hold, tmp_path, monkeypatch):
     """The current run keeps its rows, and the next one is opened when the server is back."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "60")
@@ -519,6 +529,7 @@ def check_closed(client, run_id, rows):
     assert sorted(read_rows(client, run_id)) == rows
 
 
+@pytest.mark.slow
 def test_a_custom_loop_logs_predictions_and_tests_while_the_server_is_unreachable(
     server, proxy, tmp_path
 ):
@@ -541,6 +552,7 @@ def test_a_custom_loop_logs_predictions_and_tests_while_the_server_is_unreachabl
     assert journals(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["killed", "ended"])
 def test_a_custom_loop_continues_after_an_outage(server, proxy, tmp_path, monkeypatch, ending):
     """Started again, it sends unsent rows, and ends like a loop without an outage."""
@@ -604,6 +616,7 @@ with clear_mlflow.track(buckets=1, num_instances=10, dataset="next") as run:
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_custom_loop_waits_for_the_server(server, proxy, tmp_path, monkeypatch):
     """It stops at once, and its outcome is kept for sync."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "3600")

@@ -65,6 +65,7 @@ def check_run_is_complete(store, experiment_id):
     assert run.data.tags["clear_mlflow.rows"] == "complete"
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     "redirection", ["2full", "2closed", "1closed", "1closed 2closed", "1full 2full"]
 )
@@ -76,6 +77,7 @@ def test_unwritable_output_does_not_end_a_training(store, experiment_id, redirec
     check_run_is_complete(store, experiment_id)
 
 
+@pytest.mark.slow
 def test_closed_input_and_output_do_not_end_a_training(store, experiment_id):
     """In a new interpreter, whose first files could get the numbers of the closed streams."""
     done = run_in_new_interpreter(f"clear-mlflow {' '.join(TRAIN)} <&- >&-")
@@ -94,6 +96,7 @@ def test_characters_that_cannot_be_encoded_are_replaced(finished_run, encoding):
     assert "?" in table.stdout
 
 
+@pytest.mark.slow
 def test_a_training_and_a_table_need_no_utf8(finished_run, store, experiment_id):
     """In the locale C, whose encoding is ASCII, also for file names."""
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -120,6 +123,7 @@ def test_a_closed_pipe_does_not_end_a_training(store, experiment_id):
     check_run_is_complete(store, experiment_id)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("redirection", ["1full", "1closed"])
 def test_a_result_that_cannot_be_written_is_an_error(finished_run, monkeypatch, redirection):
     """Exit code 2 and one line on standard error, for tables, JSON and help."""
@@ -139,6 +143,7 @@ def test_a_full_disk_for_both_streams_is_an_exit_code(finished_run, monkeypatch)
     assert run_redirected("1full 2full", "show", run_id, "--json").returncode == 2
 
 
+@pytest.mark.slow
 def test_a_library_call_trains_with_standard_error_on_a_full_disk(store, experiment_id):
     """``clear_mlflow.train`` in a script with its own streams."""
     code = "import clear_mlflow, os; clear_mlflow.train(epochs=1); os._exit(0)"

@@ -3,8 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 from forked import run_shell
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (

@@ -39,6 +39,7 @@ def read_newest_run(store, experiment_id):
     return run.data.params, [(row.row, row.correct) for row in rows], run.info.status
 
 
+@pytest.mark.slow
 def test_it_stores_what_the_program_stores(store, experiment_id, log):
     """Parameters and rows are equal. Changes of its environment stay in it."""
     environment = {**os.environ, "ONLY_THERE": "1"}
@@ -81,6 +82,7 @@ def training(store, experiment_id, process):
     return trainer
 
 
+@pytest.mark.slow
 def test_a_signal_stops_a_preloaded_training(store, experiment_id, log):
     """The rows so far are scored."""
     process = start_forked_program(options(**SLOW), dict(os.environ), str(log))
@@ -101,6 +103,7 @@ def test_a_signal_right_after_the_start_is_not_lost(store, log):
     assert process.wait(60) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_its_training_ends_with_the_supervisor(store, experiment_id, log):
     """After SIGKILL, as by the kernel when memory is short."""
     process = start_forked_program(options(**SLOW), dict(os.environ), str(log))
@@ -110,6 +113,7 @@ def test_its_training_ends_with_the_supervisor(store, experiment_id, log):
     trainer.wait(LONG)
 
 
+@pytest.mark.slow
 def test_a_sweep_forks_its_trainings(store, experiment_id, tmp_path):
     """No process remains, and only the sweep prints."""
     grid = tmp_path / "grid.yaml"

@@ -148,6 +148,7 @@ def wait_for_machines(address, machines, process):
     assert (code, process.poll()) == (0, None), errors
 
 
+@pytest.mark.slow
 @NEEDS_RAY
 def test_a_lost_machine_of_the_cluster_is_replaced(store, experiment_id, grid, hold):
     """Another machine resumes its run."""
@@ -175,6 +176,7 @@ def test_a_lost_machine_of_the_cluster_is_replaced(store, experiment_id, grid, h
     assert_every_run_is_there_once(store, experiment_id, path)
 
 
+@pytest.mark.slow
 @NEEDS_RAY
 def test_a_run_on_ray_gets_a_gpu_if_there_are_any(tmp_path):
     """Two simulated GPUs: two concurrent runs have one each, and a third waits."""

@@ -258,6 +258,7 @@ def assert_stored_once(server, client, run_id, matrix):
     assert len({(name, step) for name, step, _, _ in points}) == len(points)
 
 
+@pytest.mark.slow
 def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold, monkeypatch):
     """A training that is killed, resumed, evaluated and compared, read back from the servers."""
     server, client = guarded, guarded.use(monkeypatch)
@@ -327,6 +328,7 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold,
     assert run_id[:8] in page
 
 
+@pytest.mark.slow
 def test_artifacts_without_the_server_between(plain_server, monkeypatch):
     """An experiment whose artifacts are in S3, written and read directly."""
     client = plain_server.use(monkeypatch)
@@ -359,6 +361,7 @@ def shared_run(guarded, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("user", "says"),
     [
@@ -407,6 +410,7 @@ def test_a_user_can_show_and_compare_readable_runs(guarded, shared_run, monkeypa
     assert guarded.everything() == before
 
 
+@pytest.mark.slow
 def test_a_user_with_edit_permission_trains_and_evaluates(guarded, monkeypatch):
     """In an experiment of another user."""
     client = guarded.use(monkeypatch)
@@ -533,6 +537,7 @@ def test_no_run_of_another_experiment_is_shown(guarded, shared_run, page, monkey
         assert secret.run_name not in response.text
 
 
+@pytest.mark.slow
 def test_concurrent_trainings_share_a_server(plain_server, monkeypatch):
     """Four trainings create one experiment, and each point is stored once."""
     client = plain_server.use(monkeypatch)
@@ -551,6 +556,7 @@ def test_concurrent_trainings_share_a_server(plain_server, monkeypatch):
         assert_stored_once(plain_server, client, run_id, EXPECTED)
 
 
+@pytest.mark.slow
 def test_concurrent_evaluations_share_a_server(plain_server, monkeypatch):
     """Two evaluations that meet at every run store nothing twice and do not fail."""
     client = plain_server.use(monkeypatch)

@@ -100,6 +100,7 @@ def terminate(process):
     process.send_signal(signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_is_resumed(project, store, experiment_id, short_stream):
     """The result of kills, stops and restarts equals an uninterrupted run.
 
@@ -571,6 +572,7 @@ def test_a_stored_row_of_other_images_is_not_a_rounding_difference(interrupted, 
         point.find_stored_row(other)
 
 
+@pytest.mark.slow
 def test_a_stopped_ensemble_names_the_member_to_resume(project, store, experiment_id, short_stream):
     """The resumed member has the rows of a training with its seed."""
     arguments = options({**short_stream, **PARAMETERS})

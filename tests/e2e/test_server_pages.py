@@ -93,6 +93,7 @@ def reason(response):
     return html.unescape(re.search(r'<p class="faint">(.*?)</p>', response.text)[1])
 
 
+@pytest.mark.slow
 def test_runs_are_grouped_selected_and_filtered(client, ask):
     """The page shows the runs that the address names, with their stored matrices."""
     experiment_id = client.create_experiment("four kinds")
@@ -129,6 +130,7 @@ def test_runs_are_grouped_selected_and_filtered(client, ask):
     assert f'value="{html.escape(run_filter).replace("&#x27;", "&#39;")}"' in some.text
 
 
+@pytest.mark.slow
 def test_the_page_shows_changes_of_the_store(client, ask):
     """A new row, run or name is shown at the next request, by each worker."""
     experiment_id = client.create_experiment("followed")
@@ -244,6 +246,7 @@ def test_untrusted_names_are_shown_as_text(client, ask):
     assert f">called {HOSTILE}</a>" in html.unescape(responses[0].text)
 
 
+@pytest.mark.slow
 def test_each_experiment_is_listed_with_its_newest_run(client, ask):
     """A trained run precedes a scored one. An experiment with many runs hides no other."""
     many, few = client.create_experiment("many runs"), client.create_experiment("few runs")
@@ -333,6 +336,7 @@ def start(monkeypatch, tmp_path):
     os.environ.update(environment)
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start_is_a_one_line_error(start, monkeypatch):
     """Before a worker is started, which would be restarted again and again."""
     hook = "_get_proxied_run_artifact_destination_path"

@@ -59,6 +59,7 @@ def workers(process):
     return killable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_sweep_with_random_kills_trains_every_run_once(
     store, experiment_id, grid, hold, monkeypatch, engine
@@ -117,6 +118,7 @@ def sweep_killed_at_row(store, experiment_id, grid, hold, row):
     return store.get_run(with_row[0].info.run_id)
 
 
+@pytest.mark.slow
 def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, hold, tmp_path):
     """A run that the other sweep is training or has finished is left unchanged."""
     quick, held, other_held = {"strategy": "slda", "seed": 0}, {"seed": 1}, {"seed": 2}
@@ -142,6 +144,7 @@ def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, h
     assert again(second_path).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_continues_within_its_parent_run(
     store, experiment_id, grid, hold, monkeypatch
 ):
@@ -187,6 +190,7 @@ def change_data_digest(manifest):
     manifest.write_text(text.replace(digest, digest[:-4] + "0000"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "spoil", "reason"),
     [
@@ -213,6 +217,7 @@ def test_a_run_that_cannot_be_resumed_starts_again(
     assert store.get_run(killed.info.run_id).info.lifecycle_stage == "deleted"
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_reported_and_stops_no_other(store, experiment_id, grid):
     """Exit code 2, with its reason on the terminal and in MLflow.
 
@@ -258,6 +263,7 @@ class Meeting(Naive):
 """
 
 
+@pytest.mark.slow
 def test_jobs_limits_the_number_of_concurrent_runs(grid, tmp_path, monkeypatch):
     """Each run waits until the other one has started."""
     monkeypatch.chdir(tmp_path)
@@ -269,6 +275,7 @@ def test_jobs_limits_the_number_of_concurrent_runs(grid, tmp_path, monkeypatch):
     assert "2 done" in done.output
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_ensembles(store, experiment_id, grid):
     """Members are child runs, and all are compared.
 
@@ -311,6 +318,8 @@ def test_a_sweep_trains_ensembles(store, experiment_id, grid):
     assert "2 runs, of which 0 would be started" in again(path, "--dry-run").output
 
 
+@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=NEEDS_RAY)])
 def test_a_stopped_sweep_is_scored_and_continues(store, experiment_id, grid, hold, engine):
     """Ctrl-C ends all current runs, each as if it were alone."""

@@ -12,6 +12,8 @@ from servers import LONG, tracking_server
 import clear_mlflow
 from clear_mlflow.cli import main
 
+pytestmark = pytest.mark.slow
+
 ADMIN = ("head", "the password of the head 1")
 STRANGER = ("stranger", "the password of a stranger 1")
 

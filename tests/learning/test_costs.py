@@ -86,6 +86,7 @@ class LiteralCount:
         self.backward += flops
 
 
+@pytest.mark.fast_cases(12)
 @pytest.mark.parametrize("strategy", BY_GRADIENTS)
 def test_flops_equal_the_sum_over_layers(strategy, tmp_path, monkeypatch):
     """Three buckets of a small network, with everything that the strategy adds to a step."""
@@ -132,6 +133,7 @@ def test_flops_of_a_linear_head():
     assert [cost.training_flops for cost in costs[1:]] == [4 * n * WIDTH * CLASSES for n in images]
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("strategy", ["replay", "derpp", "ewc", "gdumb", "cwr"])
 def test_a_resumed_run_costs_the_same(strategy, tmp_path):
     """From the state after any row, all costs except times and memory are equal."""
@@ -220,6 +222,7 @@ def spent(rows):
     return sum(trained_bucket.row.cost.training_flops for trained_bucket in rows)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("strategy", sorted({*BY_GRADIENTS} - {"joint"}))
 def test_a_run_uses_its_budget(strategy, tmp_path):
     """As much as naive learning, exceeded by less than a step, also with what follows the steps."""
@@ -251,6 +254,7 @@ def lefts(naive, rows):
         yield remaining
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("strategy", ["derpp", "ewc", "replay", f"{__name__}:Extravagant"])
 def test_a_budget_is_resumed(strategy, tmp_path):
     """The state contains what a bucket overspent, and what followed its steps."""
@@ -294,6 +298,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("strategy", sorted({*BY_GRADIENTS} - {"joint"}))
 def test_learning_rates_are_shares_of_the_budget(strategy, schedule, tmp_path):
@@ -319,6 +324,7 @@ def test_learning_rates_are_shares_of_the_budget(strategy, schedule, tmp_path):
             assert abs(rates.count(rate) - expected_steps) < tolerance
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_naive_is_the_same_with_a_budget_of_naive(schedule, tmp_path):
     """To the bit, with every schedule."""
@@ -394,6 +400,7 @@ class Announced(Extravagant):
         return before.flops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["Extravagant", "ExtravagantLearner", "Announced"])
 def test_overspending_is_charged_to_the_next_bucket(strategy, tmp_path):
     """What follows the steps is paid in the bucket if it is known, and by the last one anyway."""

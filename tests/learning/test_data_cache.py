@@ -409,6 +409,7 @@ def test_a_killed_builder_leaves_no_entry(tmp_path):
     assert suffixes(folder) == BUILT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_of_several_builders_at_once_one_builds_and_the_others_wait(tmp_path, killed):
     """They read its result. If it is killed, its lock is released."""

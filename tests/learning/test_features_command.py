@@ -28,6 +28,7 @@ def run(*arguments):
     return CliRunner().invoke(main, ["data", "features", *map(str, arguments), *own])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--split", "0"), ("--protocol", "streaming")])
 def test_a_tree_without_its_test_set_has_features_under_other_protocols(tmp_path, cache, options):
     """The option that the error names works, and training finds the features."""

@@ -26,6 +26,7 @@ def fp16(**changes):
     return config(**{"precision": "fp16", "lr": "0.01", "optimizer_state": "keep", **changes})
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("name", IN_STEPS)
 def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, name):
     """With every strategy and row, to the bit: states contain the scale and its counter."""

@@ -8,6 +8,10 @@ from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 SMALL = "--device cpu --size 32 --buckets 2 --train 12 --test 6 --epochs 1 --batch 8 --memory 6"
 
 

@@ -106,6 +106,7 @@ def test_weights_from_a_file_without_a_head_get_a_new_head(tmp_path, suffix):
     assert not (fresh.fc.weight == 7).any()
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_are_a_one_line_error(tmp_path):
     """Other classes, model, shape or keys, no tensors, no file."""
     state = build().state_dict()
@@ -163,6 +164,7 @@ def published(tmp_path, monkeypatch):
     return made_up
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "squeezenet1_1", "densenet121"])
 def test_pretrained_weights_get_a_new_head_for_the_datasets_classes(name, published):
     """With simulated torchvision weights."""
@@ -172,6 +174,7 @@ def test_pretrained_weights_get_a_new_head_for_the_datasets_classes(name, publis
         assert model.eval()(torch.zeros(1, 3, 224, 224)).shape == (1, 11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
 def test_a_stored_model_predicts_like_the_trained_one(name, published):
     """Also of weights that normalise their input and have two more heads."""

@@ -92,6 +92,7 @@ def apart(first, other):
     return [(a - b).abs().max().item() for (a, _), (b, _) in zip(first, other, strict=True)]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("strategy", "changes", "plugin"),
     [
@@ -152,6 +153,7 @@ def test_after_the_first_bucket_only_its_classes_are_predicted(stream):
     assert last[-1] > last[0]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("strategy", ["naive", "replay", "lwf", "ewc", "derpp"])
 def test_predictions_of_a_task_are_its_classes(tmp_path, strategy):
     """Training is equal in both scenarios, but predictions are of the tested bucket's classes."""

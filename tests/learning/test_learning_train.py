@@ -102,6 +102,7 @@ def test_counts_equal_testing_image_by_image():
     assert 0 < sum(expected) < total
 
 
+@pytest.mark.slow
 def test_only_row_0_is_of_the_untrained_model(tmp_path):
     """A model trained on the test images knows them only after training."""
     stream, _ = random_stream(tmp_path, train=(12,), test=(1,), side=8)
@@ -164,6 +165,7 @@ def test_random_layers_differ_between_epochs_and_buckets():
     assert len({tuple(numbers) for numbers in masks}) == 6
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("count", [5, 9])
 def test_a_last_batch_of_one_image_does_not_stop_training(tmp_path, count):
     """ResNet-18 cannot normalise one image of 32 pixels: it joins the previous batch."""

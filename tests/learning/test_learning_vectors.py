@@ -74,6 +74,7 @@ def test_vectors_are_used_unchanged():
     assert placed.train(2).images.numpy().tobytes() == raw(stream, 2).tobytes()
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -90,6 +91,7 @@ def test_strategies_learn_from_vectors(changes):
     assert sum(rows[1].cells[:1]) > sum(rows[0].cells[:1])
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("model", ["linear", "mlp:12"])
 @pytest.mark.parametrize("standardise", ["first", "past"])
 def test_a_stored_model_accepts_raw_vectors(tmp_path, model, standardise):

@@ -49,6 +49,7 @@ def build_feature_stream():
     return FeatureStream(*made_up(), device=CPU)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("epochs", [3, 40])
 def test_a_point_is_the_mean_loss_since_the_previous_point(tmp_path, epochs):
     """Steps are counted over all buckets. A window may span two epochs."""
@@ -76,6 +77,7 @@ def test_a_point_is_the_mean_loss_since_the_previous_point(tmp_path, epochs):
     assert times == sorted(times)
 
 
+@pytest.mark.fast_cases(7)
 @pytest.mark.parametrize("strategy", list_strategies())
 def test_every_strategy_that_takes_steps_has_a_curve(strategy):
     """With rising steps over all buckets. Strategies without steps have none."""

@@ -205,6 +205,7 @@ for place, theirs in ("mkldnn", "bf16"), ("all", "ieee"):
 """
 
 
+@pytest.mark.slow
 def test_inherited_convolution_settings_are_restored():
     """In a new process: torch's default cannot be set again."""
     subprocess.run([sys.executable, "-c", INHERITED], check=True, timeout=240)
@@ -300,6 +301,7 @@ def learns_from_images_in_epochs(name):
     return strategy_class.learn is Strategy.learn and not strategy_class.needs_features
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [*filter(learns_from_images_in_epochs, list_strategies())])
 def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strategy):
     """Neither a step, a point of the curve, nor the start or end of an epoch."""
@@ -317,6 +319,7 @@ def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strate
     assert device.copies > 4 * 4, "the test sees no indices sent"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["naive", "replay", "derpp"])
 def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_path, strategy):
     """As if a GPU lacks memory for them: everything of a batch is sent like the batch."""
@@ -359,6 +362,7 @@ def with_images_apart(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["naive", "derpp"])
 def test_a_bucket_too_large_for_the_device_gives_the_same_run(
     monkeypatch, tmp_path, capsys, strategy

@@ -208,6 +208,7 @@ def test_avalanches_si_has_no_importances_on_a_cpu(stream):
 # --- LwF
 
 
+@pytest.mark.slow
 def test_lwf(stream):
     """Softened predictions of the old model, of all classes, not multiplied by T squared."""
     model = network(norm=True)

@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import psutil
+import pytest
 
 from clear_mlflow.core.distributed import DistributedEnv
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -51,6 +52,7 @@ def meanwhile(act):
     return thread
 
 
+@pytest.mark.slow
 def test_it_works_during_training_and_stores_nothing(tmp_path, monkeypatch, capfd):
     """No store, no file, no line."""
     monkeypatch.chdir(tmp_path)
@@ -64,6 +66,7 @@ def test_it_works_during_training_and_stores_nothing(tmp_path, monkeypatch, capf
     assert not trainings()
 
 
+@pytest.mark.slow
 def test_an_error_that_rank_0_cannot_meet_is_printed_by_its_rank(capfd):
     """Exit code 2 and one line that names the rank."""
     assert part(ALONE_ON_ITS_MACHINE, WRONG) == 2
@@ -72,6 +75,7 @@ def test_an_error_that_rank_0_cannot_meet_is_printed_by_its_rank(capfd):
     assert "not an argument of strategy linear" in line
 
 
+@pytest.mark.slow
 def test_an_error_of_all_ranks_is_printed_only_by_rank_0(capfd, monkeypatch):
     """It prints and ends, and torchrun's signal reaches this rank, which waits for it."""
 
@@ -84,6 +88,7 @@ def test_an_error_of_all_ranks_is_printed_only_by_rank_0(capfd, monkeypatch):
     assert "error" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_killed_training_process_is_reported_in_one_line(capfd):
     """Exit code 1, after which torchrun ends the others."""
     thread = meanwhile(lambda child: child.kill())
@@ -101,6 +106,7 @@ def test_a_stop_signal_is_forwarded(capfd):
     assert not trainings()
 
 
+@pytest.mark.slow
 def test_an_unresponsive_training_process_is_killed(monkeypatch):
     """A suspended process does not receive the signal."""
     monkeypatch.setattr("clear_mlflow.process.training_process._GRACE_SECONDS", 0.1, raising=False)

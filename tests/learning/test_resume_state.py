@@ -69,6 +69,7 @@ def scramble():
     random.seed(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -83,6 +84,7 @@ def test_on_features(strategy, recipe):
     assert_resumes_everywhere(feature_stream, on_features(strategy=strategy, **recipe))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", sorted(set(list_strategies()) - set(ON_FEATURES_ALONE)))
 def test_on_images(tmp_path, strategy):
     """Return parameters of a network with batch normalisation, whose momentum is kept."""
@@ -94,6 +96,7 @@ def test_on_images(tmp_path, strategy):
     )
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize(
     "buffer", ["reservoir", "biased_reservoir", "class_balanced", "greedy_balanced"]
 )
@@ -349,6 +352,7 @@ def keeping():
     return parts(f"{__name__}:Keeping")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(value=VALUES)
 def test_values_round_trip(keeping, value):
@@ -375,6 +379,7 @@ def test_frozen_weights_stay_frozen():
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["weight"]
 
 
+@pytest.mark.slow
 def test_damaged_files_are_reported():
     """Truncated, overwritten, of another strategy, or forged: one error and no other effect."""
     _, states, _ = train_with_states(
@@ -423,6 +428,7 @@ def test_invalid_state_descriptions_are_rejected(change, message):
         restore(read_state(state).snapshot, *parts("replay"))
 
 
+@pytest.mark.slow
 def test_two_processes_continue_from_the_state_of_one(tmp_path):
     """Rows, predictions and the last state equal those of an uninterrupted run."""
     port = free_port()
@@ -440,6 +446,7 @@ def test_two_processes_continue_from_the_state_of_one(tmp_path):
     assert {path.name for path in tmp_path.glob("*.txt")} == {"0.txt", "1.txt"}
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("log_models", ["none", "last", "all"])
 def test_a_resumed_training_has_the_weights_of_its_row(tmp_path, log_models):
     """So that weights which were not stored before a kill are stored now."""

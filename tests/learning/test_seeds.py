@@ -28,6 +28,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", SETTINGS)
 def test_each_member_equals_a_training_with_its_seed(changes):
     """Rows, predictions, weights, loss curve and tests within buckets are equal to the bit."""

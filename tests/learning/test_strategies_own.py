@@ -42,6 +42,7 @@ def test_the_example_strategy_trains(tmp_path):
     assert not any(torch.equal(weight, other) for weight, other in pairs)
 
 
+@pytest.mark.slow
 def test_the_training_process_imports_it_from_the_working_folder(project, monkeypatch):
     """As ``clear-mlflow train`` and ``mlflow run`` start it."""
     monkeypatch.chdir(project)

@@ -24,6 +24,7 @@ ANEW = ("from_scratch", "gdumb")  # these end with another backbone
 STRATEGIES = (*REGULARISED, *ANEW, "joint", "er_ace", "derpp", "cwr")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*STRATEGIES, "naive", "cumulative", "replay"])
 def test_images_are_trained_on_and_the_same_seed_gives_the_same_bits(tmp_path, name):
     """Whatever was drawn before. Another seed gives other results."""
@@ -46,6 +47,7 @@ def test_images_are_trained_on_and_the_same_seed_gives_the_same_bits(tmp_path, n
     assert not torch.equal(first, weights(2))
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_frozen_backbone_does_not_change(tmp_path, name):
     """Frozen weights have no importances, and the head still learns."""
@@ -87,6 +89,7 @@ def test_nothing_in_a_step_waits_for_the_device(name):
         loss.item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ewc", "si", "lwf"])
 def test_strength_zero_equals_naive(tmp_path, name):
     """To the bit: measuring importances changes nothing."""

@@ -154,6 +154,7 @@ def count_correct(stream, model):
     return tuple(int(right[held_out.bucket == n].sum()) for n in range(len(held_out.counts)))
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("rate", ["naive:0.7", "naive:1", "naive:2.5"])
 @pytest.mark.parametrize("strategy", ["naive", "replay", "ewc", "derpp"])
 def test_seen_images_equal_those_of_a_literal_clock(strategy, rate):
@@ -216,6 +217,7 @@ def test_naive_keeps_up_with_its_own_pace(tmp_path):
     assert [trained_bucket.row.cost.images for trained_bucket in again] == [0, 4, 4, 4]
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("strategy", IN_PASSING)
 def test_missed_images_are_never_used(strategy, monkeypatch):
     """A past bucket contains only the images that were trained on."""
@@ -263,6 +265,7 @@ def test_missed_images_are_never_used(strategy, monkeypatch):
         used.clear()
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("strategy", IN_PASSING)
 def test_a_killed_run_continues_in_the_same_stream(strategy):
     """The state contains the seen images and the delay: rows, costs and states are equal."""
@@ -311,6 +314,7 @@ class Twice(Strategy):
         super().learn(bucket_index, trainer)
 
 
+@pytest.mark.fast_cases(9)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -56,12 +56,14 @@ def assert_nothing_changed(make_stream, parameters):
     assert all(torch.equal(weights[name], value) for name, value in without[2].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", DESCENDING)
 def test_a_head_on_features_learns_the_same(strategy):
     """With a compiled or plain step, and with every strategy."""
     assert_nothing_changed(feature_stream, on_features(strategy=strategy, optimizer_state="keep"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", sorted(set(DESCENDING) - {"linear"}))
 def test_a_network_learns_the_same(tmp_path, strategy):
     """Tests must not change batch normalisation or its mode."""
@@ -91,6 +93,7 @@ def test_a_model_that_draws_random_numbers_when_it_is_tested_learns_the_same(tmp
     assert_nothing_changed(lambda: image_stream(tmp_path / str(next(numbers))), config())
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("interval", ["1", "2", "3steps", "2steps"])
 def test_tests_are_at_each_multiple_of_the_interval_except_the_last(tmp_path, interval):
     """In order, before the bucket's row."""

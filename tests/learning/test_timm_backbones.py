@@ -67,6 +67,7 @@ def from_hub(tmp_path, monkeypatch):
     return load
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [TINY, "test_resnet", "test_convnext"])
 def test_features_equal_timms(tmp_path, name, from_hub):
     """Image by image through timm's own model, weights and transform."""
@@ -96,6 +97,7 @@ def test_features_equal_timms(tmp_path, name, from_hub):
     assert metadata["preprocessing"].startswith("timm: 160 x 160, crop 0.95 center, bi")
 
 
+@pytest.mark.slow
 def test_heads_with_normalisation_are_removed_completely(from_hub):
     """LeViT's heads contain a batch normalisation, which is not part of the features."""
     saved = build_weights("levit_128s")
@@ -182,6 +184,7 @@ def test_names_that_timm_lacks_are_reported(monkeypatch):
     assert "pip install timm" in one_line(load_backbone, f"timm:{TINY}", "none")
 
 
+@pytest.mark.slow
 def test_heads_are_trained_on_timm_features(tmp_path, monkeypatch):
     """A linear head, NCM and SLDA, by the commands."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))

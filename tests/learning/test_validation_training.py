@@ -47,6 +47,7 @@ def training(root, **options):
     return prepare(check(TrainConfig.resolve({**small, **options})), TrainingProgress())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

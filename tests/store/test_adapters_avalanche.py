@@ -72,6 +72,7 @@ def _quiet():
     warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 
+@pytest.mark.slow
 def test_the_matrix_equals_avalanches_cell_by_cell(store, experiment_id):
     """Twelve experiences, with row 0 before any training, and test sets of different sizes."""
     stream = benchmark(12)
@@ -87,6 +88,7 @@ def test_the_matrix_equals_avalanches_cell_by_cell(store, experiment_id):
     trained.eval(stream.test_stream)  # once more, with the same numbers: no news
 
 
+@pytest.mark.slow
 def test_an_adapter_records_offline(offline_folder):
     """With CLEAR_MLFLOW_OFFLINE, no tracking store is needed."""
     stream = benchmark(2)
@@ -100,6 +102,7 @@ def test_an_adapter_records_offline(offline_folder):
     assert run.matrix.equals(logger.matrix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"eval_every": 0}, {"eval_every": 1, "epochs": 2}])
 def test_evaluations_within_training(store, options):
     """Only the test of the finished model is a row, however often Avalanche tests."""
@@ -116,6 +119,7 @@ def test_evaluations_within_training(store, options):
     np.testing.assert_allclose(logger.matrix.values, expected, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_evaluations_of_some_buckets_are_combined(store):
     """Cells without a test are missing, and several tests of a model are one row."""
     stream = benchmark(4)
@@ -134,6 +138,7 @@ def test_evaluations_of_some_buckets_are_combined(store):
     assert logger.matrix.num_instances.tolist() == [7, 8, 9, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [5, 6])  # 20 images: with and without a smaller last part
 @pytest.mark.parametrize("all_at_once", [False, True])
 def test_an_online_stream_has_a_row_for_each_original_experience(store, size, all_at_once):
@@ -156,6 +161,7 @@ def test_an_online_stream_has_a_row_for_each_original_experience(store, size, al
     np.testing.assert_allclose(logger.matrix.values[2], last, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_an_incomplete_online_stream_has_separate_rows(store):
     """A loop that skips parts still counts an original experience as trained."""
     stream = benchmark(3)
@@ -170,6 +176,7 @@ def test_an_incomplete_online_stream_has_separate_rows(store):
     np.testing.assert_allclose(logger.matrix.values[:2], expected[:2], atol=1e-7)
 
 
+@pytest.mark.slow
 def test_intervals_may_evaluate_some_experiences(store):
     """Cells of the trained model are merged into one row. Missing cells stay missing."""
     stream = benchmark(3)
@@ -185,6 +192,7 @@ def test_intervals_may_evaluate_some_experiences(store):
     assert np.isnan(logger.matrix.values).sum() == 1
 
 
+@pytest.mark.slow
 def test_one_test_set_for_all_experiences_is_an_error(store):
     """Before the first training."""
     stream = benchmark(3, num_test_streams=1)
@@ -202,6 +210,7 @@ def test_options_are_checked_in_the_constructor():
         MLflowAccuracyMatrix(protocol="offline")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_may_contain_the_logger(store):
     """Avalanche's checkpoints contain the strategy's plugins. The run continues after one."""
     stream = benchmark(3)

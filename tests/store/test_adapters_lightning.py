@@ -75,6 +75,7 @@ def own_numbers(results):
     return [results[j][f"test_acc/dataloader_idx_{j}"] for j in range(len(results))]
 
 
+@pytest.mark.slow
 def test_the_matrix_equals_lightnings_cell_by_cell(store, experiment_id):
     """A new Trainer for each bucket, one callback, more than ten buckets.
 
@@ -92,6 +93,7 @@ def test_the_matrix_equals_lightnings_cell_by_cell(store, experiment_id):
     np.testing.assert_allclose(counts, counts.round(), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_adapter_records_offline(offline_folder):
     """With CLEAR_MLFLOW_OFFLINE, no tracking store is needed."""
     train, test = (buckets[:2] for buckets in loaders())
@@ -105,6 +107,7 @@ def test_an_adapter_records_offline(offline_folder):
     assert run.matrix.equals(callback.matrix)
 
 
+@pytest.mark.slow
 def test_a_fit_that_fails_closes_the_run_as_failed(store, experiment_id):
     """The earlier row is scored."""
     train, test = loaders()
@@ -120,6 +123,7 @@ def test_a_fit_that_fails_closes_the_run_as_failed(store, experiment_id):
     assert callback.trained == 1
 
 
+@pytest.mark.slow
 def test_a_missing_metric_is_an_error(store, experiment_id):
     """The message names the metrics that exist."""
     _, test = loaders()

@@ -60,6 +60,7 @@ def own_numbers(results):
     return [results[f"eval_{key}_accuracy"] for key in KEYS]
 
 
+@pytest.mark.slow
 def test_the_matrix_equals_the_trainers_cell_by_cell(store, experiment_id, tmp_path):
     """A new Trainer for each bucket, one callback, more than ten buckets.
 
@@ -75,6 +76,7 @@ def test_the_matrix_equals_the_trainers_cell_by_cell(store, experiment_id, tmp_p
     check_complete_loop(store, experiment_id, callback, model, expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_adapter_records_offline(offline_folder, tmp_path):
     """With CLEAR_MLFLOW_OFFLINE, no tracking store is needed."""
     train, test = buckets()
@@ -89,6 +91,7 @@ def test_an_adapter_records_offline(offline_folder, tmp_path):
     assert run.matrix.equals(callback.matrix)
 
 
+@pytest.mark.slow
 def test_a_row_with_missing_cells_is_stored(store, experiment_id, tmp_path):
     """Missing cells are not zero, and a test set that is not a bucket is ignored."""
     train, test = buckets()

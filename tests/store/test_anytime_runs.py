@@ -82,6 +82,7 @@ def finished(store, experiment_id, fill_once):
     return only_run(store, experiment_id)
 
 
+@pytest.mark.slow
 def test_every_test_is_a_file_next_to_the_rows(store, finished):
     """Rows, matrix and their metrics equal those of a run without tests."""
     assert [path.name for path in sorted(get_tests_folder(finished).iterdir())] == FILES
@@ -118,6 +119,7 @@ def test_scoring_again_writes_nothing(store, finished):
     assert select_values(finished).items() <= quick.scores.results.values_by_name.items()
 
 
+@pytest.mark.slow
 def test_evaluate_logs_metrics_of_tests_for_a_run_without_them(store, experiment_id):
     """For rows and tests of any program, with the tag."""
     run = stored_run(store, experiment_id)
@@ -164,6 +166,7 @@ class LosingStore(KnownTraining):
         return super().rows(on_curve, report_test, on_state)
 
 
+@pytest.mark.slow
 def test_unsent_tests_are_sent_by_sync(store, experiment_id, tmp_path, monkeypatch):
     """They are kept on local disk, and stored once."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "0.5")
@@ -240,6 +243,7 @@ def load_comparison(store, runs):
     return compare_stored_runs(store, runs, group_by=(), explicit=True).comparison
 
 
+@pytest.mark.slow
 def test_a_comparison_has_metrics_of_tests(store, finished):
     """As logged for a scored run, otherwise computed from its tests."""
     logged = dict.fromkeys(EXPECTED, -1.0)

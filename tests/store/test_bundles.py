@@ -60,6 +60,7 @@ def write(path, files):
             archive.addfile(member, io.BytesIO(content))
 
 
+@pytest.mark.slow
 def test_bundles_are_read_like_a_store(bundle):
     """The same numbers, predictions and intervals, from any folder."""
     path, run = bundle
@@ -74,6 +75,7 @@ def test_bundles_are_read_like_a_store(bundle):
     assert json.loads(result.stdout)["metrics"] == read_values["metrics"]
 
 
+@pytest.mark.slow
 def test_bundles_are_compared_with_runs_and_with_each_other(store, experiment_id, bundle):
     """A folder of them is as many runs. With stored predictions, image by image."""
     path, _ = bundle
@@ -92,6 +94,7 @@ def test_bundles_are_compared_with_runs_and_with_each_other(store, experiment_id
     assert (refused.action, "is a bundle" in refused.detail) == ("failed", True)
 
 
+@pytest.mark.slow
 def test_an_experiment_takes_precedence_over_a_folder(store, experiment_id, bundle, monkeypatch):
     """A text is an experiment if it exists, otherwise a path. A Path is never an experiment."""
     path, run = bundle
@@ -107,6 +110,7 @@ def test_an_experiment_takes_precedence_over_a_folder(store, experiment_id, bund
     assert find_compared_id(Path("bundles")) == find_compared_id("only_bundles") == run.run_id
 
 
+@pytest.mark.slow
 def test_a_changed_byte_is_rejected(bundle):
     """Of any file and of the header. So are added and missing files."""
     path, _ = bundle
@@ -144,6 +148,7 @@ def test_a_pipe_in_a_bundle_does_not_wait(store, experiment_id, tmp_path, name):
     assert "is not a " in done.output
 
 
+@pytest.mark.slow
 def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatch):
     """A paper's supplement with all runs that have rows. Common content is stored once."""
     monkeypatch.chdir(tmp_path)
@@ -192,6 +197,7 @@ def test_runs_with_any_names_are_read_from_an_archive(store, experiment_id, tmp_
     assert sorted(run.run_id for run in clear_mlflow.runs(archive)) == sorted(run_ids)
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("ending", [".gz", ".tar", ".tar.gz", ".tgz", ".zip"])
 def test_an_archive_of_another_format_is_rejected(store, experiment_id, tmp_path, ending):
     """Instead of writing a folder of that name."""
@@ -239,6 +245,7 @@ def test_an_archive_writes_nowhere_else(tmp_path, member):
         clear_mlflow.load(pack_archive(tmp_path / "x.tar.xz", member))
 
 
+@pytest.mark.slow
 def test_an_archive_bomb_is_rejected(tmp_path, monkeypatch):
     """Before it fills the disk."""
     monkeypatch.setattr(bundle_module, "_MAX_BYTES", 2**24)
@@ -248,6 +255,7 @@ def test_an_archive_bomb_is_rejected(tmp_path, monkeypatch):
         clear_mlflow.load(path)
 
 
+@pytest.mark.slow
 def test_an_announced_size_takes_no_memory(tmp_path):
     """Neither a member's name nor the dictionary of the xz stream."""
     name = build_member("run.json", tarfile.GNUTYPE_LONGNAME)[0], bytes(2**27)
@@ -296,6 +304,7 @@ def test_extra_bytes_in_an_archive_are_rejected(store, experiment_id, tmp_path):
     assert clear_mlflow.load(path).run_id == run_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", ".tar.xz"])
 def test_of_two_copies_of_a_run_the_more_complete_is_used(store, experiment_id, tmp_path, ending):
     """In any order, by every call. Contradicting copies are rejected."""
@@ -332,6 +341,7 @@ def test_links_to_the_folder_itself_are_not_followed(store, tmp_path, monkeypatc
     assert "study" in done.stderr
 
 
+@pytest.mark.slow
 def test_reading_creates_no_store(store, experiment_id, tmp_path, monkeypatch):
     """A mistyped address is an error. Bundles are read without any store."""
     bundle = clear_mlflow.export(stored_run(store, experiment_id).info.run_id, tmp_path / "b")
@@ -355,6 +365,7 @@ def test_reading_creates_no_store(store, experiment_id, tmp_path, monkeypatch):
     assert missing.exists()
 
 
+@pytest.mark.slow
 @given(content=st.binary(max_size=2000), is_packed=st.booleans())
 def test_an_invalid_archive_is_a_one_line_error(tmp_path_factory, content, is_packed):
     path = tmp_path_factory.mktemp("x") / "x.tar.xz"
@@ -364,6 +375,7 @@ def test_an_invalid_archive_is_a_one_line_error(tmp_path_factory, content, is_pa
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize(
     ("path", "value"),
     [("files", None), ("name", 3), ("status", "x"), ("files/00000001-params.json", 3)],

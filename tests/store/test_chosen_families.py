@@ -49,6 +49,7 @@ def read_scored_families(store, run_id):
     )
 
 
+@pytest.mark.slow
 def test_a_training_logs_the_requested_families(store, experiment_id):
     """After each row and at the end. Its description has them, and no others are computed."""
     training = KnownTraining(FOUR_BUCKETS, metrics="gem,worst_bucket")
@@ -87,6 +88,7 @@ def test_a_custom_loop_logs_the_requested_families(store, experiment_id):
         Adapter(options)
 
 
+@pytest.mark.slow
 def test_evaluate_adds_families_to_old_runs(store, experiment_id):
     """At all steps.
 
@@ -128,6 +130,7 @@ def test_a_family_of_a_later_version_is_preserved(store, experiment_id):
     )
 
 
+@pytest.mark.slow
 def test_a_run_with_an_unknown_family_is_shown_with_its_intervals(store, experiment_id, tmp_path):
     """In Python and by `show --json`."""
     tags = {names.METRICS_TAG: "gem,of_tomorrow"}

@@ -56,6 +56,7 @@ def load_comparison(store, experiment_id):
     return comparison, artifact_folder(comparison)
 
 
+@pytest.mark.slow
 def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
     """Page, table, CSV, pictures, list, tags and description. The terminal shows the same."""
     result = invoke("--runs", "test")
@@ -111,6 +112,7 @@ def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
     assert str(folder / names.COMPARISON_PAGE) in result.output
 
 
+@pytest.mark.slow
 def test_compare_and_evaluate_skip_comparisons(store, experiment_id, runs):
     """A second comparison has the same four runs."""
     invoke("--runs", "test")
@@ -121,6 +123,7 @@ def test_compare_and_evaluate_skip_comparisons(store, experiment_id, runs):
     assert "compare replay" not in result.output
 
 
+@pytest.mark.fast_cases(5)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -148,6 +151,7 @@ def test_runs_that_cannot_be_compared_are_a_one_line_error(
     assert len(store.search_runs([experiment_id])) == 4
 
 
+@pytest.mark.slow
 def test_runs_without_rows(store, experiment_id, runs):
     """A search skips them, named ones are reported, and only such runs are an error."""
     empty = store.create_run(experiment_id, run_name="empty")
@@ -160,6 +164,7 @@ def test_runs_without_rows(store, experiment_id, runs):
     assert "contains no rows" in result.output
 
 
+@pytest.mark.slow
 def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
     """The run is named with the reason. The others are compared."""
     (rows_folder(runs[0]) / "row_002.json").write_text("{")
@@ -170,6 +175,7 @@ def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
     assert run.data.tags[names.COMPARED_COUNT_TAG] == "3"
 
 
+@pytest.mark.slow
 def test_stored_predictions_compare_single_runs(store, experiment_id, tmp_path):
     """Read from the artifacts, and paired."""
     for strategy, level in (("naive", 120), ("replay", 180)):
@@ -182,6 +188,7 @@ def test_stored_predictions_compare_single_runs(store, experiment_id, tmp_path):
     assert "test images, one training run per method, other seeds may differ)." in output
 
 
+@pytest.mark.slow
 def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_id, tmp_path):
     """The rows are compared, and the predictions are reported."""
     for strategy, level in (("naive", 120), ("replay", 180)):
@@ -192,6 +199,7 @@ def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_i
     assert "Predictions of naive are not used" in result.output
 
 
+@pytest.mark.slow
 def test_parameters_quoted_by_mlflow_are_unquoted_for_groups(store, experiment_id):
     """MLflow quotes 'a b'. Used values precede requested ones."""
     for seed, memory in enumerate(("auto", "'auto'")):
@@ -218,6 +226,7 @@ def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_p
     assert len(store.search_runs([experiment_id])) == 5
 
 
+@pytest.mark.slow
 def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, runs):
     """In the leaderboard and in the warnings, also after a search."""
     diverged = store.create_run(experiment_id, run_name="naive clear10 seed 2")
@@ -233,6 +242,7 @@ def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, run
     assert compared_runs["groups"][1]["diverged"] == [diverged.info.run_id]
 
 
+@pytest.mark.slow
 def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, experiment_id):
     """Other seeds were trained on two buckets, and a diverged seed on three."""
     for seed, rows in ((0, 3), (1, 3), (2, 4)):
@@ -251,6 +261,7 @@ def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, exp
     assert group["metrics"]["clear/in_domain_accuracy"]["n"] == 2
 
 
+@pytest.mark.slow
 def test_an_inconclusive_verdict_names_the_command_that_trains_more_seeds(store, experiment_id):
     """Its grid has the same parameters and new seeds."""
     for strategy in ("naive", "replay"):
@@ -276,6 +287,7 @@ def test_an_inconclusive_verdict_names_the_command_that_trains_more_seeds(store,
     assert names.MORE_SEEDS in (folder / names.COMPARISON_PAGE).read_text()
 
 
+@pytest.mark.slow
 def test_a_baseline_and_a_margin(store, experiment_id, runs):
     """Both are parameters of the comparison. Invalid ones are one-line errors."""
     result = invoke("--runs", "test", "--baseline", "naive", "--margin", "1")
@@ -302,6 +314,7 @@ def log_replay_runs(store, experiment_id):
             log_training(store, experiment_id, counts(level, seed), parameters)
 
 
+@pytest.mark.slow
 def test_different_parameters_are_separate_groups(store, experiment_id):
     """Labelled by the parameters that differ, except seeds and machine settings."""
     log_replay_runs(store, experiment_id)
@@ -317,6 +330,7 @@ def test_different_parameters_are_separate_groups(store, experiment_id):
     assert content["group_by"] == ["strategy", "dataset", "epochs", "lr"]
 
 
+@pytest.mark.slow
 def test_merged_parameters_are_named_in_every_output(store, experiment_id):
     """With --group-by strategy: in terminal, page, JSON, description and verdict."""
     log_replay_runs(store, experiment_id)
@@ -336,6 +350,7 @@ def test_merged_parameters_are_named_in_every_output(store, experiment_id):
     assert "mixes runs with different parameters" in run.data.tags["mlflow.note.content"]
 
 
+@pytest.mark.slow
 def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
     """`mlflow run` logs the memory of naive, too."""
     for seed, memory in enumerate(("auto", "100")):
@@ -350,6 +365,7 @@ def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
     assert names == {"replay, memory=120": 1, "replay, memory=100": 1, "naive": 2}
 
 
+@pytest.mark.slow
 def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
     """An imported run is separate from trainings of the same strategy."""
     for seed in range(2):
@@ -364,6 +380,7 @@ def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
     assert sorted(len(group["runs"]) for group in content["groups"]) == [1, 2]
 
 
+@pytest.mark.slow
 def test_custom_loops_with_different_parameters_are_separate_groups(store, experiment_id):
     """Names, folders, seeds and machine settings do not separate them."""
     for seed in range(4):
@@ -397,6 +414,7 @@ declared.lower_is_better = True
 """
 
 
+@pytest.mark.slow
 def test_a_function_ranks_only_with_a_declared_direction(
     store, experiment_id, tmp_path, monkeypatch
 ):
@@ -424,6 +442,7 @@ def test_a_function_ranks_only_with_a_declared_direction(
     assert "**" not in compared.to_markdown("mylab/loss")
 
 
+@pytest.mark.slow
 def test_an_experiment_and_run_ids_may_be_named_in_one_place(store, experiment_id, runs, tmp_path):
     """Experiments, ids and unique prefixes of ids, in both interfaces."""
     assert invoke("test").exit_code == 0

@@ -53,6 +53,7 @@ def read_copies(target):
     return client.search_runs([experiment.experiment_id]) if experiment else []
 
 
+@pytest.mark.slow
 def test_a_copy_equals_its_source_and_is_made_once(store, target):
     """Rows, predictions, tests, costs, tags, params, histories, inputs, times and scores."""
     run_id = track_loop(tags={"note": "mine"})
@@ -67,6 +68,7 @@ def test_a_copy_equals_its_source_and_is_made_once(store, target):
     assert len(read_copies(target)) == 1
 
 
+@pytest.mark.slow
 def test_a_copy_behind_a_server_equals_its_source(store, empty_store, tmp_path):
     """The server passes artifacts on to a folder that the copying process does not know."""
     run_id = track_loop()
@@ -89,6 +91,7 @@ def test_a_copy_behind_a_server_equals_its_source(store, empty_store, tmp_path):
         assert (original.outcome, original.run_id) == (STORED, run_id)
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_killed_is_continued(store, target):
     """Killed before its first write, the next process before its third, and so on to the end."""
     run_id = track_loop()
@@ -104,6 +107,7 @@ def test_a_copy_that_is_killed_is_continued(store, target):
     check_equal(store, run_id, target, copied.run_id)
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_make_one_copy(store, target):
     """Both look for copies before one of them has created its own."""
     run_id = track_loop()
@@ -113,6 +117,7 @@ def test_two_processes_at_once_make_one_copy(store, target):
     check_equal(store, run_id, target, copy.info.run_id)
 
 
+@pytest.mark.slow
 def test_a_continued_run_updates_its_copy(store, target, monkeypatch):
     """The copy then has the rows, status and end of the longer run."""
     run_id = track_loop(1)
@@ -127,6 +132,7 @@ def test_a_continued_run_updates_its_copy(store, target, monkeypatch):
     assert describe_run(store, run_id)["info"] != before["info"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -174,6 +180,7 @@ def test_children_follow_their_parent(store, target):
     assert tags[MLFLOW_PARENT_RUN_ID] == parent_copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["_find_copies", "_build_parent_tag"])
 def test_no_child_has_a_deleted_parent(store, target, moment):
     """Two machines copy the same ensembles, each of which creates a copy of each parent.
@@ -227,6 +234,7 @@ def test_no_child_has_a_deleted_parent(store, target, moment):
     assert sum(parent_id in copies for parent_id in parent_ids) == 5
 
 
+@pytest.mark.slow
 def test_a_copy_is_resumed_compared_and_scored_like_any_run(store, target):
     run_id = track_loop()
     other_id = track_loop(seed=1, strategy="naive")
@@ -243,6 +251,7 @@ def test_paths_that_leave_the_run_are_not_copied(path):
     assert is_safe_path("images/my run+step+1.png")
 
 
+@pytest.mark.slow
 def test_import_copies_runs_of_another_store(store, target, monkeypatch):
     """One run by its id, then all of an experiment; a store that does not exist is an error."""
     run_id, other_id = track_loop(), track_loop(seed=1)
@@ -263,6 +272,7 @@ def test_import_copies_runs_of_another_store(store, target, monkeypatch):
     assert "does not exist" in missing.stderr
 
 
+@pytest.mark.slow
 def test_an_mlruns_folder_is_copied_from_wherever_it_is(target, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     client = MlflowClient((tmp_path / "mlruns").as_uri())

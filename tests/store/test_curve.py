@@ -99,6 +99,7 @@ def test_an_interrupted_training_loses_no_point(store, experiment_id):
     assert read_curve(store, run.info.run_id) == build_series(FIRST, SECOND)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_in_no_chart(store, experiment_id, loss):
     """Learning rate and speed are."""

@@ -54,6 +54,7 @@ def test_all_python_blocks_are_run():
     assert page_names <= RUNS.keys() | ELSEWHERE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [name for name in RUNS if (ROOT / "docs" / name).exists()])
 def test_the_code_of_a_page(store, experiment_id, tmp_path, page):
     """All blocks in order, in a process that has only the package."""
@@ -70,6 +71,7 @@ def test_the_code_of_a_page(store, experiment_id, tmp_path, page):
         assert run.data.tags.get("clear_mlflow.rows", "complete") == "complete"
 
 
+@pytest.mark.slow
 def test_the_guide_can_be_followed(store, tmp_path):
     """In a copy of the package, by the steps of CONTRIBUTING."""
     shutil.copytree(ROOT / "clear_mlflow", tmp_path / "clear_mlflow")

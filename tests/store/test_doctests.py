@@ -15,6 +15,7 @@ MODULES = sorted(
 )
 
 
+@pytest.mark.fast_cases(18)
 @pytest.mark.parametrize("module", MODULES)
 def test_examples(module):
     """Each prints the expected output."""

@@ -23,6 +23,8 @@ from clear_mlflow.learning.session import check, prepare
 from clear_mlflow.store import names
 from clear_mlflow.tracking.tracked_training import train_ensemble_in_process, train_in_process
 
+pytestmark = pytest.mark.slow
+
 # Metrics that differ between two trainings with the same seed.
 CHANGING = {"cost/seconds", "cost/device_seconds", "cost/test_seconds", names.CURVE_SPEED}
 ASKED = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}

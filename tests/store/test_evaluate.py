@@ -32,6 +32,7 @@ def everything(store, run_id):
     return run.data.tags, run.data.params, histories(store, run_id), files, run.info.status
 
 
+@pytest.mark.slow
 def test_removed_values_are_restored(store, experiment_id, tmp_path):
     """A series, a changed value, points within a series, and a report."""
     run = stored_run(store, experiment_id)
@@ -55,6 +56,7 @@ def test_removed_values_are_restored(store, experiment_id, tmp_path):
     assert [v.action for v in run_evaluate(store, run.info.run_id)] == ["unchanged"]
 
 
+@pytest.mark.slow
 def test_an_unreadable_artifact_store_affects_only_its_own_runs(store, experiment_id):
     """An artifact root without its plugin is one error, and other runs are scored."""
     store.create_experiment("elsewhere", artifact_location="nowhere://bucket/path")
@@ -69,6 +71,7 @@ def test_an_unreadable_artifact_store_affects_only_its_own_runs(store, experimen
     assert sorted(v.action for v in everywhere) == ["skipped", "unchanged"]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("alive", [True, False])
 def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
     """A run in training is left unchanged. One of a dead process is scored and closed."""
@@ -88,6 +91,7 @@ def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
         assert run.data.metrics["clear/in_domain_accuracy"] == pytest.approx((0.90 + 0.92) / 2)
 
 
+@pytest.mark.slow
 def test_metrics_are_a_list_or_a_text_with_commas(store, experiment_id, tmp_path, monkeypatch):
     """Families and custom functions. Only named ones are logged."""
     (tmp_path / "lab_worst.py").write_text("def worst(matrix):\n    return matrix.values.min()\n")

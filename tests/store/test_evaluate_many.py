@@ -43,6 +43,7 @@ def many(store, experiment_id):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 4])
 @pytest.mark.parametrize("scored_before", [False, True])
 def test_each_damaged_run_is_named_and_every_other_is_scored(store, many, jobs, scored_before):
@@ -110,6 +111,7 @@ def evaluate_command(*options):
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_reports_progress_and_the_next_call_does_the_rest(store, many, experiment_id):
     """The first signal stops it soon, with a summary. Its repetition is ignored."""
     many(*map(str, range(48)))

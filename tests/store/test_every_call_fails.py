@@ -154,6 +154,7 @@ def _each_fails(train_failing, failing, seed):
     assert sum(failure is not None for failure in failed) >= 0.9 * len(failed) - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from there on"])
 def test_no_row_is_lost_by_an_unwritable_file(train_failing, tmp_path, monkeypatch, lasting):
     """Each open, write, flush, rename and removal in the cache, run folder and artifacts."""
@@ -164,6 +165,7 @@ def test_no_row_is_lost_by_an_unwritable_file(train_failing, tmp_path, monkeypat
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from there on"])
 def test_no_row_is_lost_by_a_rejected_call_of_the_store(train_failing, monkeypatch, lasting):
     """Each call to MLflow."""

@@ -307,6 +307,7 @@ OF_AVALANCHE = pytest.mark.parametrize("framework", ["avalanche.training.supervi
 OF_TRANSFORMERS = pytest.mark.parametrize("framework", ["transformers.trainer"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "options"),
     [
@@ -342,6 +343,7 @@ def test_one_loop_with_a_logger_is_one_run(store, run_script, options):
         assert {"train_loss", "clear/accuracy"} <= run.data.metrics.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", ["0", "1"])
 def test_a_killed_loop_with_a_logger_continues_in_its_run(store, run_script, trained):
     """A second process finds the run by ``MLFLOW_RUN_ID`` and states which buckets are trained."""
@@ -445,6 +447,7 @@ def test_an_interrupted_loop_is_killed(store, run_script):
     assert run.info.status == "KILLED"
 
 
+@pytest.mark.slow
 @OF_TRANSFORMERS
 def test_a_nested_run_is_one_child_run(store, run_script):
     """``MLFLOW_NESTED_RUN`` asks for it, and a new Trainer does not open another one."""

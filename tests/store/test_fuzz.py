@@ -245,6 +245,7 @@ SAMPLES: list[tuple[str, bytes]] = [
 ]
 
 
+@pytest.mark.slow
 @fuzz(800)
 @given(ANY)
 def test_import_formats(data):

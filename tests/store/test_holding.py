@@ -96,6 +96,7 @@ def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store, mo
     assert all(len(points) <= 2 for points in histories(store, run.info.run_id).values())
 
 
+@pytest.mark.slow
 def test_a_run_folder_with_stored_rows_duplicates_nothing(store, monkeypatch):
     """After a long outage, it is sent when the other process has ended."""
     training = TakenOver(store, 3, monkeypatch)
@@ -172,6 +173,7 @@ def sleeps(monkeypatch):
     return pauses
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("hours", [1, -1])
 @pytest.mark.parametrize("is_renewed", [True, False])
 def test_a_seemingly_expired_lease_is_observed_before_its_run_is_closed(
@@ -319,6 +321,7 @@ def wait_until_stopped(pid):
         states = {file.read_text().rpartition(")")[2].split()[0] for file in files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_taken_over", [False, True])
 def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
     store, experiment_id, tmp_path, own_cache, monkeypatch, is_taken_over
@@ -491,6 +494,7 @@ def test_sync_succeeds_next_to_a_live_training(store, experiment_id, journals):
     assert len(journal.list_entries()) == 1
 
 
+@pytest.mark.slow
 def test_sync_sends_each_run_folder_to_its_own_store(
     store, experiment_id, journals, empty_store, tmp_path
 ):

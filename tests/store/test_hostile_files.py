@@ -126,6 +126,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_parsing_time_does_not_grow_quadratically():
     """For repetitions of a few characters, through all parsers of foreign text.
 

@@ -71,6 +71,7 @@ def is_safe_line(text: str) -> bool:
     return all(line.isprintable() for line in text.split("\n"))
 
 
+@pytest.mark.fast_cases(13)
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_a_comparison_shows_a_hostile_name_as_text(name):
     """Page, description and terminal contain no element, link or escape of a run's name."""
@@ -98,6 +99,7 @@ def test_a_comparison_shows_a_hostile_name_as_text(name):
     assert len(written.getvalue()) < 10_000
 
 
+@pytest.mark.fast_cases(14)
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_title_is_drawn_as_text(name):
     """No formula is typeset, and the picture's size does not change."""
@@ -106,6 +108,7 @@ def test_a_hostile_title_is_drawn_as_text(name):
     assert hostile_png[:24] == plain_png[:24]  # the signature, and the header with width and height
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_a_run_with_a_hostile_name_is_scored_and_shown(store, experiment_id, name):
     """Terminal and description show it without effects."""
@@ -138,6 +141,7 @@ def refusal(*arguments: str) -> str:
     return lines[0]
 
 
+@pytest.mark.fast_cases(9)
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_an_error_about_a_hostile_name_is_one_short_line(store, tmp_path, name):
     """For every command that accepts a name."""

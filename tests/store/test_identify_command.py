@@ -21,6 +21,7 @@ def source(store, experiment_id, tmp_path, request):
     return str(clear_mlflow.export(run, paths[request.param])), run
 
 
+@pytest.mark.fast_cases(2)
 def test_a_stored_runs_number_is_identified(source):
     """As JSON and as a table, with the formula."""
     name, run = source

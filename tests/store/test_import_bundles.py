@@ -68,6 +68,7 @@ def log_unusual_data(store, run_id):
     store.log_batch(run_id, metrics=[Metric(f"many/{i}", i / 7, 5, 0) for i in range(120)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", ".tar.xz"])
 def test_import_is_the_inverse_of_export(store, my_store, experiment_id, tmp_path, ending):
     """Rows, predictions, tests, costs, tags, params, histories, inputs, times and scores."""
@@ -189,6 +190,7 @@ def test_a_folder_contains_bundles_and_other_results(
     assert refused["detail"].startswith("strategy is passed for bundle, whose runs are imported as")
 
 
+@pytest.mark.slow
 def test_a_published_archive_without_histories_is_imported(my_store):
     """The archives of docs/results.md have none: all metrics are computed from the rows."""
     client = my_store()
@@ -223,6 +225,7 @@ def copy_verbatim(source, target, run_id):
     return copy_id
 
 
+@pytest.mark.slow
 def test_a_verbatim_copy_by_another_program_is_scored_and_compared(store, my_store, experiment_id):
     """Its tags name another run, its parent does not exist, and its process is gone."""
     run_ids = [track_loop(seed=seed) for seed in (0, 1)]

@@ -348,6 +348,7 @@ def test_an_imported_matrix_of_the_same_data_is_compared_with_tracked_runs(
     assert "Not all runs were tested in the same way" not in text
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("options", "content", "part"),
     [
@@ -380,6 +381,7 @@ def test_the_named_experiment_is_checked(store, matrix_file, monkeypatch):
         assert ("experiment 'deleted' is deleted" in done.output) == (exit_code == 2)
 
 
+@pytest.mark.slow
 def test_a_log_is_imported_with_the_averages_that_prove_it(store, experiment_id):
     """The averages are reported, and two classifiers are two runs."""
     logs = Path(__file__).parent.parent / "support" / "published_logs"

@@ -76,6 +76,7 @@ def test_a_run(runs):
     assert undefined["reason"].startswith("needs a past bucket")
 
 
+@pytest.mark.slow
 def test_scoring_comparing_importing(runs, experiment_id, tmp_path):
     """The exit code is 2 if a run or a file cannot be read, with the results of the others."""
     document = run_for_json("evaluate", "--runs", experiment_id)

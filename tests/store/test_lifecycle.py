@@ -223,6 +223,7 @@ def leave_rows(store, run_id, tmp_path, reason=None):
     return journal.folder
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize(
     ("status", "message", "expected"),
     [

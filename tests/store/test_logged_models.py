@@ -109,6 +109,7 @@ def test_models_with_tied_weights_are_stored(store, experiment_id, photos):
         assert not np.array_equal(weights["3.bias"], weights["4.bias"])
 
 
+@pytest.mark.slow
 def test_mlflow_alone_loads_the_model_of_row_three(store, run, photos):
     """In a process without training: its predictions equal the stored ones."""
     folder = artifact_folder(run) / "predictions"
@@ -194,6 +195,7 @@ def test_a_dry_run_logs_no_model(store, run):
     assert sorted(stored_models(store, run)) == [0, 1, 3]
 
 
+@pytest.mark.slow
 def test_models_on_features_predict_features(store, experiment_id):
     """Of each member of an ensemble, in its own run."""
     train_ensemble(features="pixels", seeds=[0, 1], epochs=1, log_models="last", predictions="none")
@@ -217,6 +219,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting_name", SETTINGS)
 def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_name):
     """On all test images, loaded from MLflow. With scenario=task, for one bucket at a time."""
@@ -254,6 +257,7 @@ def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_
                 assert np.allclose(predictions["probability"], largest, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_task_model_requires_the_bucket(store, experiment_id):
     """The error names the existing buckets."""
     run = train_run(store, experiment_id, **{**SETTINGS["task"], **FAST}, scenario_args="times=all")

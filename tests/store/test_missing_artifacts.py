@@ -55,6 +55,7 @@ def files_below(folder):
     return [path for path in Path(folder).rglob("*") if path.is_file()]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("run_names", [True, False])
 def test_evaluate_rejects_the_run_and_leaves_it_unchanged(
     store, trained, unmount, tmp_path, run_names
@@ -171,6 +172,7 @@ def test_rows_that_are_added_to_a_scored_run_are_not_missing(store, experiment_i
     assert clear_mlflow.load(run.info.run_id).matrix.is_complete
 
 
+@pytest.mark.slow
 def test_a_missing_row_of_a_matrix_too_large_for_a_tag_is_noticed(store, experiment_id):
     """The tag of a complete run tells the number of rows."""
     counts = random.Random(0)

@@ -60,6 +60,7 @@ def find_leaks(folder):
     return [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
+@pytest.mark.fast_cases(8)
 @pytest.mark.parametrize("address", REFUSED.values(), ids=REFUSED)
 def test_no_error_shows_a_credential(location, monkeypatch, address):
     """Each command reports in one line that the store cannot be used."""
@@ -81,6 +82,7 @@ def test_no_error_shows_a_credential(location, monkeypatch, address):
     assert not find_leaks(location)
 
 
+@pytest.mark.slow
 def test_no_command_stores_a_credential(empty_store, location, monkeypatch):
     """Not in terminal, artifacts, tags, rows, cache or run folders."""
     shutil.copy(empty_store, location / "mlflow.db")

@@ -53,6 +53,7 @@ def list_copies(store):
     return store.search_runs([e.experiment_id for e in store.search_experiments()])
 
 
+@pytest.mark.slow
 def test_a_custom_loop_is_recorded_offline_and_synced_once(store, folder, monkeypatch):
     """The store of the environment is not contacted, and the copy equals the recorded run."""
     run_id = track_loop(offline=True)
@@ -66,6 +67,7 @@ def test_a_custom_loop_is_recorded_offline_and_synced_once(store, folder, monkey
     assert len(list_copies(store)) == 1
 
 
+@pytest.mark.slow
 def test_a_folder_is_moved_continued_and_synced_again(store, folder, tmp_path, monkeypatch):
     """The new folder's files are read. An older folder does not undo an update."""
     run_id = track_loop(1, offline=folder)
@@ -132,6 +134,7 @@ def test_values_that_were_logged_to_one_step_are_all_sent(store, folder, monkeyp
     assert len(sent) == 5
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_is_resumed_by_its_folder(store, folder, tmp_path, monkeypatch):
     """The process is killed after its first rows; ``--resume FOLDER`` trains the rest.
 
@@ -167,6 +170,7 @@ def test_an_interrupted_training_is_resumed_by_its_folder(store, folder, tmp_pat
         assert describe_run(store, copy.info.run_id) == before
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_recorded_offline_and_synced(store, folder, monkeypatch):
     """Copies of members are children of the copy of the ensemble, which has the means."""
     options = {"strategy": "ncm", "features": "pixels", "predictions": "none"}
@@ -184,6 +188,7 @@ def test_an_ensemble_is_recorded_offline_and_synced(store, folder, monkeypatch):
     assert parent.data.metrics[f"mean/{name}"] == pytest.approx(mean)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_an_error_that_names_the_option(folder):
     with pytest.raises(TrackingError, match="pass offline=True to train"):
         preflight()

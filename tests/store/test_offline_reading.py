@@ -51,6 +51,7 @@ def silent_store(monkeypatch):
             server.accept()
 
 
+@pytest.mark.slow
 def test_a_copied_folder_is_read_without_a_store(
     copied_folder, silent_store, tmp_path, monkeypatch
 ):
@@ -84,6 +85,7 @@ def test_a_copied_folder_is_read_without_a_store(
     assert [entry.read() for entry in entries] == [[("train/loss", 0.25, 7, 3)]]
 
 
+@pytest.mark.slow
 def test_a_folder_is_compared_with_stored_runs(store, experiment_id, copied_folder):
     folder, run_ids = copied_folder
     stored = kept_run(store, experiment_id)
@@ -93,6 +95,7 @@ def test_a_folder_is_compared_with_stored_runs(store, experiment_id, copied_fold
     assert compared.comparison.image_intervals
 
 
+@pytest.mark.slow
 def test_a_comparison_is_printed_though_no_store_can_take_it(copied_folder, monkeypatch):
     """On a node without network. The last line has the reason."""
     folder, _ = copied_folder

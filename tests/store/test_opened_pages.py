@@ -67,6 +67,7 @@ def test_an_experiment_opens_as_a_leaderboard(store, experiment_id):
     assert len(state["selectedColumns"]) == 6
 
 
+@pytest.mark.slow
 def test_the_leaderboard_has_charts_of_the_logged_metrics(store, experiment_id):
     """In sections, with a picture if one is logged."""
     train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
@@ -94,6 +95,7 @@ def read_view(store):
     return json.loads(store.get_experiment_by_name("test").tags[VIEW_TAG])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lower_is_better", [True, False])
 def test_the_leaderboard_of_another_score_has_its_metrics(store, experiment_id, lower_is_better):
     """Columns and charts of logged metrics, the best first. It is renewed for such runs."""
@@ -135,6 +137,7 @@ def test_a_missing_run_is_reported(store):
     assert "port is 'many'" in result.output
 
 
+@pytest.mark.slow
 def test_imports_and_custom_loops_end_with_links(store, experiment_id, tmp_path, capfd):
     """To a run or, for several runs, to their experiment."""
     with clear_mlflow.track(buckets=2) as loop:
@@ -164,6 +167,7 @@ def test_the_newest_run_is_found_behind_many_experiments(store, experiment_id, m
     assert find_page_url(store, None).startswith(f"#/experiments/{experiment_id}/runs?")
 
 
+@pytest.mark.slow
 def test_the_command_names_the_store_unless_it_is_the_default(tmp_path, monkeypatch):
     """Also in a folder whose name is quoted in a URI."""
     folder = tmp_path / "a folder"
@@ -192,6 +196,8 @@ def test_a_port_in_use_is_rejected_at_once(store, experiment_id):
     assert "http" not in result.output
 
 
+@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("stopped_by", [signal.SIGINT, signal.SIGHUP])
 def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment_id, stopped_by):
     """The printed address responds. Ctrl-C, or a closed terminal, ends server and command."""

@@ -89,6 +89,7 @@ def test_rescoring_changes_nothing(store, experiment_id):
     assert run.data.metrics["tic/backward_rmse"] == np.mean([2.6, 2.9, 2.5])
 
 
+@pytest.mark.slow
 def test_a_run_continues_only_with_its_own_score(store, experiment_id, monkeypatch):
     """Rows of another score or direction are rejected before anything is written."""
     with track() as run:
@@ -156,6 +157,7 @@ def test_an_invalid_score_of_a_file_is_a_one_line_error(
     assert store.search_runs([experiment_id]) == []
 
 
+@pytest.mark.slow
 def test_lower_scores_rank_first_if_lower_is_better(store, experiment_id):
     """Runs of accuracies are skipped in a search, and rejected if named."""
     for seed in range(3):

@@ -108,6 +108,7 @@ def test_all_passed_metadata_is_stored_in_the_run(store, experiment_id):
     assert reasons(run.metrics) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "status"),
     [(RuntimeError("broke"), "FAILED"), (KeyboardInterrupt(), "KILLED"), (SystemExit(0), None)],
@@ -133,6 +134,7 @@ def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status
     )
 
 
+@pytest.mark.slow
 def test_rows_come_in_any_order_and_twice(store, experiment_id):
     """Every point equals that of rows in order."""
     with clear_mlflow.track(**LOOP) as run:
@@ -316,6 +318,7 @@ def test_predictions_may_be_an_array_of_arrays():
     assert row.correct == (2, 1, 3)
 
 
+@pytest.mark.slow
 def test_the_true_labels_may_be_passed_with_the_predictions(store, monkeypatch):
     """With the same result as for track. Different or later ones are rejected."""
     outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
@@ -583,6 +586,7 @@ run._log_row(1, "abc", [0.5, 0.25, float("nan")], [2, 4, 5])
 """
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("ending", "status"),
     [("raise RuntimeError('no')", "FAILED"), ("", "FINISHED"), ("run.close()", "FINISHED")],
@@ -785,6 +789,7 @@ def test_a_run_folder_of_an_earlier_process_is_sent_first(store, monkeypatch):
     assert not find_run_folders(run.run_id)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_loop_that_counts_from_0_is_an_error(store, monkeypatch, joined):
     """Its rows are stored, and the run can be continued."""
@@ -921,6 +926,7 @@ def test_predictions_may_be_bfloat16(store):
     assert run.matrix.values.tolist() == [[1.0] * 3] * 2
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("raised", [False, True])
 def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
     """The run has a final status, and the next loop opens its own."""
@@ -951,6 +957,7 @@ def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
     assert other.run_id != run.run_id
 
 
+@pytest.mark.slow
 def test_a_loop_rejected_by_an_active_run_does_not_block_the_next(store):
     """It no longer counts as a process that trains the run."""
     with mlflow.start_run():

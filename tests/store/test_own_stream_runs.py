@@ -33,6 +33,7 @@ def root(tmp_path, own_cache):
     return tmp_path / "yearbook"
 
 
+@pytest.mark.slow
 def test_a_run_records_its_dataset(store, experiment_id, root):
     """Name, digest, source, licence, and each argument as a parameter, which repeat the run."""
     parameters = {"dataset": "folder", "data_root": root, "dataset_args": {"licence": "CC BY 4.0"}}
@@ -56,6 +57,7 @@ def test_a_run_records_its_dataset(store, experiment_id, root):
     assert params["dataset_args"] == "name=yearbook,licence=CC BY 4.0,order=none"
 
 
+@pytest.mark.slow
 def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
     """One digest and the same rows with one seed, to the bit."""
     rows = write_years(root, train=4, test=2)
@@ -131,6 +133,7 @@ def test_functions_named_in_a_store_are_not_imported(store, experiment_id, root,
     assert again.dataset == "of_mine:photos"
 
 
+@pytest.mark.slow
 def test_embedded_datasets_record_their_licence(store, experiment_id, own_cache):
     """And the package as their source."""
     clear_mlflow.train(dataset="digits-writers", features="pixels", epochs=1)

@@ -23,6 +23,8 @@ from clear_mlflow.tracking.sync import sync_folders
 from clear_mlflow.tracking.tracked_training import train_in_process
 from clear_mlflow.tracking.training_run import TrainingRun
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = config(strategy="naive", epochs=2, predictions="none", resumable="on")
 STREAM = made_up(((30, 20), (17, 9)))
 

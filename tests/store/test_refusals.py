@@ -174,6 +174,7 @@ def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_an_unreadable_database_is_an_error_within_seconds(tmp_path, monkeypatch):
     """MLflow retries for 101 s without output."""
     naps = []
@@ -184,6 +185,7 @@ def test_an_unreadable_database_is_an_error_within_seconds(tmp_path, monkeypatch
     assert 0 < sum(naps) < 10
 
 
+@pytest.mark.slow
 def test_a_locked_database_is_a_one_line_error(store, experiment_id):
     """Without MLflow's traceback."""
     run_id = stored_run(store, experiment_id).info.run_id

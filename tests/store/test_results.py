@@ -10,6 +10,8 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.grids import read_grid
 from clear_mlflow.learning.strategies import list_strategies
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PAGE = runpy.run_path(str(BENCHMARKS / "results.py"))
 

@@ -147,6 +147,7 @@ def test_plot_draws_the_heat_map_and_embeds_fonts(result, tmp_path):
     assert b"/CIDFontType2" in content
 
 
+@pytest.mark.slow
 def test_runs_are_compared(store, experiment_id):
     """By object or by id, with or without a stored comparison."""
     first, other = (load_run(kept_run(store, experiment_id)) for _ in range(2))
@@ -212,6 +213,7 @@ def test_latex_writes_powers_of_ten():
     )
 
 
+@pytest.mark.slow
 def test_runs_without_a_strategy_are_compared(store, experiment_id):
     """As custom loops store them."""
     for seed in (0, 1):

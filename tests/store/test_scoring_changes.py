@@ -141,6 +141,7 @@ def stores(draw):
     return store
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(store=stores(), reread=st.booleans())
 def test_after_the_changes_are_written_nothing_is_missing(store, reread):
@@ -166,6 +167,7 @@ def test_after_the_changes_are_written_nothing_is_missing(store, reread):
         assert store.history(point.key)[point.step].value == point.value
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), store=stores(), reread=st.booleans())
 def test_an_interrupted_scoring_is_continued(data, store, reread):

@@ -29,6 +29,7 @@ def matrices(draw):
     return matrix.mask(draw(st.sampled_from(["iid", "streaming"])))
 
 
+@pytest.mark.slow
 @given(masked_matrix=matrices())
 def test_metrics_logged_row_by_row_equal_those_at_once(masked_matrix):
     """A training's points equal those of scoring."""

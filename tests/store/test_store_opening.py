@@ -25,6 +25,7 @@ def count_failures(folder, situation, *numbers):
     return list(map(int, output.split()))
 
 
+@pytest.mark.slow
 def test_many_processes_can_open_a_new_store_at_the_same_time(tmp_path):
     """Without our lock, all but one fail, since each creates the same tables."""
     assert count_failures(tmp_path, "together", 16) == [0]
@@ -32,11 +33,13 @@ def test_many_processes_can_open_a_new_store_at_the_same_time(tmp_path):
     assert [experiment.name for experiment in client.search_experiments()] == ["Default"]
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_sets_up_a_store_stops_no_other(tmp_path):
     """Without our rename, a kill after 120 or 240 statements leaves an unusable database."""
     assert count_failures(tmp_path, "killed", 120, 240) == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_program_without_our_lock_can_set_up_the_store(tmp_path):
     """Such as ``mlflow ui`` next to a training in the same new folder."""
     assert count_failures(tmp_path, "beside", 1) == [0]

@@ -166,6 +166,7 @@ def server(empty_store, tmp_path_factory):
         yield starting.wait(), artifacts
 
 
+@pytest.mark.slow
 def test_matrices_behind_a_server(store, server, monkeypatch):
     """Rows are read and scored as on a database. Changed rows are noticed for runs by name."""
     uri, artifacts = server

@@ -16,6 +16,8 @@ from clear_mlflow.process.training_process import TrainingProcess
 from clear_mlflow.store import names
 from clear_mlflow.tracking.tracked_training import train_in_process
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": "16", "epochs": "2"}
 SMALL |= {"batch_size": "4", "device": "cpu", "lr": "0.05", "precision": "off"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from html_pages import Page
 from kept_predictions import kept_run, predictions_folder, score
 from stored_runs import row_texts, rows_folder, stored_run
@@ -29,6 +30,7 @@ def forget(store, run):
     store.delete_tag(run.info.run_id, names.SCORED_TAG)
 
 
+@pytest.mark.slow
 def test_a_training_stores_its_report(store, experiment_id):
     """With configuration and dataset, linked first in the description."""
     train_in_process(store, KnownTraining(FOUR_BUCKETS), {"seed": "7", "epochs": "auto"})
@@ -77,6 +79,7 @@ def test_a_lost_report_is_written_again(store, experiment_id):
     assert page_file(run).exists()
 
 
+@pytest.mark.slow
 def test_a_description_is_updated_unless_a_person_has_changed_it(store, experiment_id):
     """A generated one follows the rows, and a deleted one is written again."""
     run_id = stored_run(store, experiment_id, FOUR_BUCKETS[:2]).info.run_id
@@ -96,6 +99,7 @@ def test_a_description_is_updated_unless_a_person_has_changed_it(store, experime
     assert "Report" in description_after_rows(5)
 
 
+@pytest.mark.slow
 def test_runs_of_earlier_versions_have_no_cost_metrics(store, experiment_id):
     """They are scored, shown and compared, and no cost is 0."""
     runs = [stored_run(store, experiment_id, seed=seed) for seed in (0, 1)]

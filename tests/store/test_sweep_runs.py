@@ -44,6 +44,7 @@ def sweep(store, experiment_id, tmp_path):
     return lambda client=store: train_and_compare(grid, client, experiment_id, ENGINE)
 
 
+@pytest.mark.slow
 def test_a_deleted_comparison_is_made_again(store, sweep):
     """Whether it can be restored or not."""
     first = sweep()
@@ -66,6 +67,7 @@ def test_a_deleted_comparison_is_made_again(store, sweep):
         assert again.run_id == first.run_id
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("signum", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 )
@@ -114,6 +116,7 @@ def test_a_dry_run_creates_no_store(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
 
 
+@pytest.mark.fast_cases(5)
 @pytest.mark.parametrize(
     ("runs", "problem"),
     [
@@ -137,6 +140,7 @@ def test_a_run_that_cannot_be_trained_is_rejected_before_anything_starts(
     assert store.search_runs([experiment_id]) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_equal_in_effect_is_done_already(store, experiment_id):
     """With explicit defaults, or parameters that the strategy does not use."""
     quick = {"features": "pixels", "epochs": 1, "predictions": "none", "strategy": "ncm"}
@@ -160,6 +164,7 @@ def test_a_missing_comparison_has_a_reason():
     assert "not compared: &lt;b&gt;</p>" in result._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_thread_can_sweep(experiment_id):
     """Although Python allows no signal handler there. Names may be one text."""
     with ThreadPoolExecutor(1) as threads:
@@ -169,6 +174,7 @@ def test_a_thread_can_sweep(experiment_id):
     assert swept.compared.comparison.group_by == ("strategy", "seed")
 
 
+@pytest.mark.slow
 def test_one_of_two_concurrent_sweeps_trains_a_common_run(store, experiment_id, sweep, tmp_path):
     """Both see that it is missing before either opens it."""
     file = tmp_path / "other.yaml"
@@ -204,6 +210,7 @@ def elsewhere():
     return json.dumps({**json.loads(format_lease()), "host": "elsewhere", "token": "another's"})
 
 
+@pytest.mark.slow
 def test_one_of_two_concurrent_continuations_works(store, sweep):
     """MLflow lets one of them write a parameter."""
     parent_id = sweep().run_id

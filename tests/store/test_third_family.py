@@ -13,6 +13,8 @@ from stored_runs import artifact_folder
 from clear_mlflow.cli import main
 from clear_mlflow.store import names
 
+pytestmark = pytest.mark.slow
+
 FAMILY = '''
 import numpy as np
 from clear_mlflow.metrics import Metric

@@ -122,6 +122,7 @@ def test_tags_params_and_dataset(finished):
     assert "| " in tags["mlflow.note.content"]
 
 
+@pytest.mark.slow
 def test_the_logged_commit_is_the_users(store, experiment_id, tmp_path, monkeypatch):
     """Of the working folder. This program's commit has its own tag."""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
@@ -149,6 +150,7 @@ def test_headline_metrics_come_first(finished, store, experiment_id):
         assert sum(of_buckets) == 4
 
 
+@pytest.mark.slow
 def test_active_run_is_joined_and_left_open(store, capfd):
     """Of the user's, only tags of what was trained are replaced, with a warning.
 

@@ -54,6 +54,7 @@ def find_comparison(store, experiment_id):
     return run, artifact_folder(run)
 
 
+@pytest.mark.slow
 def test_every_output_shows_the_split(store, experiment_id, tmp_path, own_cache):
     """Parameter, tag, dataset input, rows, the matrix tag, description, terminal."""
     root = write_released(tmp_path / "data", train=12)
@@ -94,6 +95,7 @@ def test_custom_loops_record_their_split(store, experiment_id):
         clear_mlflow.track(**loop, split="valid")
 
 
+@pytest.mark.slow
 def test_validation_runs_are_never_compared_with_test_runs(store, experiment_id):
     """Of one dataset, strategy and digest: two groups without a test."""
     for split, level in (("validation", 150), ("auto", 120)):
@@ -122,6 +124,7 @@ def test_validation_runs_are_never_compared_with_test_runs(store, experiment_id)
     assert not (folder / names.CHOSEN).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "tested"), [("validation", "auto"), ("validation:3", "3")])
 def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
     store, experiment_id, split, tested
@@ -149,6 +152,7 @@ def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
     assert names.CHOSEN in (folder / names.COMPARISON_PAGE).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["strategy,lr", "strategy"])
 def test_a_grid_on_test_images_gets_a_warning(store, experiment_id, by):
     """If groups differ only in tuned parameters, not in strategies."""

@@ -8,6 +8,8 @@ from stored_runs import artifact_folder, load_rows, only_training
 import clear_mlflow
 from clear_mlflow.core.record import assemble
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"epochs": 3, "device": "cpu", "precision": "off"}
 
 

@@ -275,6 +275,7 @@ def test_each_output_counts_the_seeds_that_define_a_metric():
     assert json.loads(format_leaderboard_json(comparison))["columns"] == [*frame.columns]
 
 
+@pytest.mark.slow
 def test_figures_are_pictures():
     """Metrics and curves as on the page, and pages of a PDF."""
     comparison = compare_and_rank(

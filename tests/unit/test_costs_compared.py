@@ -162,6 +162,7 @@ def test_a_verdict_states_the_cost_of_the_better_method():
         assert ("FLOPs" in verdict["sentence"]) == ("FLOPs" in sentence)
 
 
+@pytest.mark.slow
 def test_the_page_and_its_picture_show_the_pareto_front():
     """Without methods that are worse and cost more."""
     both = compare_all(

@@ -115,6 +115,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.fast_cases(9)
 @pytest.mark.parametrize(("damage", "problems", "loads"), DAMAGES)
 def test_each_problem_is_reported_once(root, damage, problems, loads):
     """With kind and path."""

@@ -20,6 +20,8 @@ from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.stream import BucketStream
 
+pytestmark = pytest.mark.slow
+
 PHOTOS = Photos(buckets=("0", "1"), train=4, test=1)
 OPTIONS = (("iid", "auto"), ("iid", "1"), ("iid", "9"), ("streaming", "auto"))
 CORRUPTIONS_PER_LAYOUT = 30  # of 4 layouts: 120

@@ -25,6 +25,7 @@ def stream(digits_cache: Path) -> BucketStream:
     return load_stream("digits", "auto", cache_dir=digits_cache)
 
 
+@pytest.mark.slow
 def test_digest_is_the_same_everywhere(stream):
     """A change of one pixel needs a new folder name and digest."""
     assert digits.FOLDER == "digits-v3"
@@ -61,6 +62,7 @@ def test_the_second_use_reads_the_cache(stream, digits_cache):
     assert [entry.name for entry in digits_cache.iterdir()] == [digits.FOLDER]
 
 
+@pytest.mark.slow
 def test_killed_or_concurrent_writers_leave_one_complete_dataset(tmp_path):
     """A killed writer's files are not read. The second of two uses the first one's."""
     code = (
@@ -88,6 +90,7 @@ def test_killed_or_concurrent_writers_leave_one_complete_dataset(tmp_path):
     assert set(tmp_path.iterdir()) - {only_folder} == {tmp_path / digits.FOLDER}
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_is_noticed(digits_cache, tmp_path):
     """A changed pixel or a lost file is an error with a remedy."""
     root = tmp_path / digits.FOLDER
@@ -107,6 +110,7 @@ def test_a_damaged_cache_is_noticed(digits_cache, tmp_path):
         assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_the_way", ["cache", f"cache/{digits.FOLDER}"])
 def test_an_unwritable_cache_is_an_error_with_a_remedy(tmp_path, in_the_way):
     """One line with the path and the variable."""

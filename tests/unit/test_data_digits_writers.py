@@ -27,6 +27,7 @@ def read_scans(paths: tuple[Path, ...]) -> NDArray[np.int64]:
     return np.array([int(path.stem) for path in paths])
 
 
+@pytest.mark.slow
 def test_digest_is_the_same_everywhere(stream):
     """A change of one pixel needs a new folder name and digest."""
     assert digits_writers.FOLDER == "digits-writers-v2"

@@ -118,6 +118,7 @@ def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
     assert len(hub.requests) == num_requests
 
 
+@pytest.mark.fast_cases(5)
 @pytest.mark.parametrize(
     "moods",
     [
@@ -195,6 +196,7 @@ def test_an_unrelated_partial_file_is_replaced(release, hub, tree, files, tmp_pa
     assert same_as(tree, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_crash_while_unpacking_leaves_no_partial_split(release, hub, tree, tmp_path):
     """The next call finishes it."""
     code = (
@@ -271,6 +273,7 @@ def test_an_unwritable_folder_is_reported(release, hub, tmp_path):
     assert hub.requests == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("below", [1000, 500_000])
 def test_a_full_disk_is_a_one_line_error(hub, tmp_path, below):
     """While downloading, and while unpacking, simulated by a limit on file sizes."""
@@ -303,6 +306,7 @@ def test_a_full_disk_is_a_one_line_error(hub, tmp_path, below):
     assert not list((root / WORK_FOLDER).glob("*.unpacking"))
 
 
+@pytest.mark.slow
 def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path):
     """HF_ENDPOINT and HF_TOKEN."""
     code = (

@@ -191,6 +191,7 @@ def test_order_is_kept_and_progress_reported(tmp_path):
     assert reported[-1] == 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("height", [518, 4 * 518])
 def test_images_decoded_ahead_are_limited_in_bytes(tmp_path, monkeypatch, height):
     """At most 1 GiB waits on 64 cores with DINOv2's size."""
@@ -299,6 +300,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cause", ["cache", "memory", "check"])
 def test_an_image_too_large_for_the_memory_is_a_one_line_error(tmp_path, cause):
     """80 megapixels in some hundred kilobytes, wherever an image is decoded."""

@@ -99,6 +99,7 @@ def test_the_digest_is_the_same_in_every_layout(trees, protocol, split):
     assert one_set == {protocol == "streaming"}
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("zero", "final_newline"), [(True, False), (False, True)])
 def test_eleven_buckets_and_classes_with_spaces_and_final_newlines(

@@ -127,6 +127,7 @@ def test_a_number_tells_variants_of_forgetting_apart():
     assert result.expected_by_chance < 0.01
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=4, max_size=4))
 def test_continuum_logs_no_forgetting_after_two_buckets(values):
     """Issue 12 of dytox: "forgetting metric to be 0.0" after two tasks, whatever the matrix."""
@@ -146,6 +147,7 @@ def square_matrices(draw):
     return AccuracyMatrix(np.array(values).reshape(size, size), num_instances=counts)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(square_matrices(), st.integers(2, 6), st.sampled_from([1, 100]), st.booleans(), st.data())
 def test_values_of_a_definition_are_identified_as_it(matrix, digits, factor, transpose, data):

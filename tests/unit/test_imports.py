@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PURE = [
     "clear_mlflow",
     "clear_mlflow.core.matrix",
@@ -34,6 +36,7 @@ def loaded_after(code: str) -> set[str]:
     return set(subprocess.check_output([sys.executable, "-c", listing_code], text=True).split())
 
 
+@pytest.mark.slow
 def test_pure_packages_import_neither_torch_nor_mlflow():
     """Scoring rows needs only numpy, and matplotlib only to draw."""
     loaded = loaded_after(f"import {', '.join(PURE)}")
@@ -41,6 +44,7 @@ def test_pure_packages_import_neither_torch_nor_mlflow():
     assert loaded.isdisjoint(["torch", "torchvision", "mlflow", "matplotlib"])
 
 
+@pytest.mark.slow
 def test_the_command_line_loads_before_mlflow_and_torch():
     """So that signals are handled from the start, and --help is fast."""
     loaded = loaded_after("import clear_mlflow.cli, clear_mlflow.data.decode")
@@ -48,6 +52,7 @@ def test_the_command_line_loads_before_mlflow_and_torch():
     assert loaded.isdisjoint(heavy)
 
 
+@pytest.mark.slow
 def test_reading_runs_loads_no_statistics_of_scipy():
     """They would take a fifth of the time of ``show``."""
     code = "import clear_mlflow.statistics, sys; sys.exit('scipy.stats' in sys.modules)"
@@ -59,6 +64,7 @@ def test_reading_untrusted_files_needs_only_numpy():
     assert loaded.isdisjoint(["mlflow", "torch", "PIL", "scipy", "pandas"])
 
 
+@pytest.mark.slow
 def test_drawing_uses_no_pyplot():
     """A thread must not change the user's figures."""
     code = (

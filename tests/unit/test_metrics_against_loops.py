@@ -190,6 +190,7 @@ def build(values, initial, counts, width) -> AccuracyMatrix:
     return AccuracyMatrix(np.array(values, dtype=float).reshape(-1, width), initial, counts)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(measured_matrices())
 def test_the_summary_equals_literal_loops(case):
@@ -206,6 +207,7 @@ def test_the_summary_equals_literal_loops(case):
         assert reasons.get(name) == reasons.get(other)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(measured_matrices())
 def test_a_series_equals_the_summary_of_truncated_runs(case):
@@ -224,6 +226,7 @@ def test_a_series_equals_the_summary_of_truncated_runs(case):
     assert last == summarize(build(*case))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(measured_matrices())
 def test_streaming_keeps_metrics_of_future_buckets(case):
@@ -246,6 +249,7 @@ def test_streaming_keeps_metrics_of_future_buckets(case):
     assert all(reasons[name] == message for name in everything.keys() - streaming_metrics.keys())
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(measured_matrices(), st.data())
 def test_an_unmeasured_cell_affects_only_metrics_that_use_it(case, data):

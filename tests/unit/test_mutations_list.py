@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 RUNNER = runpy.run_path(str(ROOT / "tools" / "mutations" / "run.py"))
 
 
+@pytest.mark.fast_cases(10)
 @pytest.mark.parametrize("mutation", RUNNER["read_list"]([]), ids=lambda mutation: mutation["why"])
 def test_every_listed_mutation_still_applies(mutation):
     """Its text occurs once, the result is valid Python, and its tests exist."""

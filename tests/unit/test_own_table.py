@@ -361,6 +361,7 @@ def test_a_damaged_table_is_a_one_line_error(root, name, content):
     refusal(root)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )

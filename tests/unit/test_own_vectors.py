@@ -235,6 +235,7 @@ def test_a_date_of_parquet_is_not_a_number(table, tmp_path):
         assert load_vectors(file, tmp_path, columns="a:b").has_vectors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", ["csv", "parquet", "npz"])
 def test_the_width_of_vectors_is_limited(tmp_path, file_format):
     """By one limit for all file formats."""

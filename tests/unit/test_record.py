@@ -109,6 +109,7 @@ def records(draw):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(records())
 def test_a_record_round_trips(written):

@@ -53,6 +53,7 @@ def counts_and_keys(matrix):
     return matrix.num_instances, matrix.buckets
 
 
+@pytest.mark.slow
 @given(matrices())
 def test_cells_round_trip_through_csv(matrix):
     """Full precision, empty for unmeasured cells, one line per row."""
@@ -131,6 +132,7 @@ def test_the_description_of_a_partial_run_names_missing_rows_and_the_reason():
     assert "nan" not in text
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 70), st.text(max_size=300))
 def test_description_stays_below_the_limit_and_on_its_lines(width, fact):

@@ -102,6 +102,7 @@ def test_metrics_are_shown_with_value_or_reason():
     assert printed_lines == [metric.name for metric in ALL_METRICS]
 
 
+@pytest.mark.fast_cases(7)
 @pytest.mark.parametrize(
     "text", ["$x^{", "$\\frac{1}{0}$", "%", "\\", "a\x00b\nc", "名前", "\ud800", "😀", "_{}^", ""]
 )
@@ -166,6 +167,7 @@ MONTHS = [f"2024-{month:02d}" for month in range(1, 13)]
 LONG = [f"camera {j} of the north, first half of the year" for j in range(3)]
 
 
+@pytest.mark.fast_cases(9)
 @pytest.mark.parametrize("keys", [["old", "new"], MONTHS, LONG, [str(j) for j in range(40)]])
 @pytest.mark.parametrize("width", [2.7, 3.3, 6.5, None])
 def test_texts_do_not_overlap_or_leave_the_figure(keys, width):

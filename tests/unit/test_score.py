@@ -99,6 +99,7 @@ def test_a_row_of_another_score_is_rejected(other):
 cells = st.floats(-100, 100, allow_subnormal=False) | st.just(NAN)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.integers(1, 4).flatmap(

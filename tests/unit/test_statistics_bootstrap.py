@@ -72,6 +72,7 @@ def compute_by_loops(
     return results
 
 
+@pytest.mark.slow
 def test_the_bootstrap_equals_a_slow_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     """For every metric, with any block size."""
     a, b = random_hits(3), random_hits(4, share=0.7)
@@ -96,6 +97,7 @@ def test_the_bootstrap_equals_a_slow_implementation(monkeypatch: pytest.MonkeyPa
         assert intervals[metric.name] == pytest.approx(tuple(np.quantile(alone, [0.1, 0.9])))
 
 
+@pytest.mark.slow
 def test_shared_resamples_equal_those_of_each_pair() -> None:
     """To the bit, also for runs that stopped early."""
     a, b, c = (random_hits(seed, share=0.6 + seed / 50) for seed in range(3))
@@ -139,6 +141,7 @@ def two_models(
     return sides[0], sides[1]
 
 
+@pytest.mark.slow
 def test_false_positives_stay_within_the_level_and_intervals_cover() -> None:
     """Simulated under the null: for a mean, a difference of rows, and forgetting."""
     draws, times, level = np.random.default_rng(1), 120, 0.9
@@ -170,6 +173,7 @@ def test_runs_of_different_lengths_and_protocols() -> None:
     assert streaming.keys() == summarize(build_matrix(a), "streaming").keys()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_resamples() -> None:
     """All matrices of 120 buckets at once would take 350 MB."""
     run = hits(np.random.default_rng(0).random((121, 240)) < 0.7, (2,) * 120)

@@ -31,6 +31,7 @@ def write_grid(tmp_path, content):
     return path
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(grid=SOME.filter(len), fixed=SOME)
 def test_a_grids_runs_equal_nested_loops(tmp_path_factory, grid, fixed):
@@ -113,6 +114,7 @@ def test_the_config_hash_uses_resolved_parameters(tmp_path):
     assert first.digest == second.digest
 
 
+@pytest.mark.fast_cases(14)
 @pytest.mark.parametrize(
     ("content", "message"),
     [

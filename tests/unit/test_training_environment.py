@@ -26,6 +26,7 @@ def faults(environment):
     return int(subprocess.check_output(command, env=environment, text=True))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the variables are glibc's")
 def test_memory_that_is_freed_is_reused():
     """Ten times 64 MiB have page faults once."""

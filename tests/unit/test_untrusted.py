@@ -95,6 +95,7 @@ def test_only_regular_files_are_opened(tmp_path, type_name):
             read()
 
 
+@pytest.mark.slow
 def test_deep_nesting_is_handled_only_by_the_parser():
     """And by the reader of YAML, which has no limit of its own."""
     handling = {

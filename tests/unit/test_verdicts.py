@@ -185,6 +185,7 @@ def test_nothing_is_exploratory_where_the_ranking_metric_decides() -> None:
     assert compare_and_rank(two_methods(2)).exploratory == ""
 
 
+@pytest.mark.slow
 def test_equal_methods_are_called_different_in_few_comparisons() -> None:
     """Simulated: 120 comparisons of four equal methods with three shared seeds."""
     wrong = 0
@@ -433,6 +434,7 @@ def test_the_benchmark_reproduces_the_pages_last_cases(case: int) -> None:
     assert share == pytest.approx(0.33 if case >= -2 else 0.11, abs=0.045)
 
 
+@pytest.mark.slow
 def test_a_difference_and_equivalence_err_together_within_the_level() -> None:
     """Simulated: a and b are equal, and c is better by exactly the margin."""
     wrong, times = 0, 100
