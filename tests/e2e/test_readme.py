@@ -57,7 +57,6 @@ def trained(empty_store, tmp_path_factory):
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command(store, experiment_id, trained, monkeypatch, tmp_path, command):
     """It succeeds, and a training leaves a complete run."""

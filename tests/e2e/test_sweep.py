@@ -319,7 +319,6 @@ def test_a_sweep_trains_ensembles(store, experiment_id, grid):
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=NEEDS_RAY)])
 def test_a_stopped_sweep_is_scored_and_continues(store, experiment_id, grid, hold, engine):
     """Ctrl-C ends all current runs, each as if it were alone."""

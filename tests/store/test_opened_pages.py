@@ -197,7 +197,6 @@ def test_a_port_in_use_is_rejected_at_once(store, experiment_id):
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("stopped_by", [signal.SIGINT, signal.SIGHUP])
 def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment_id, stopped_by):
     """The printed address responds. Ctrl-C, or a closed terminal, ends server and command."""
