@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 
 # On a developer's machine, every run tries other examples. In CI, the same change has the same
-# result. Examples have no deadline, since their time depends on the machine's load.
+# result. Examples run without a deadline, since their time depends on the machine's load.
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
