@@ -28,7 +28,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME
 
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
-from clear_mlflow.core.record import ROWS_FOLDER, parse_row_index
+from clear_mlflow.core.record import ROWS_FOLDER, parse_row_index, row_file_name
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.journal.run_folder import MAX_POINTS
 from clear_mlflow.scoring import Scores, evaluate, log_results, read_record
@@ -273,7 +273,9 @@ class RunCopier:
         with mlflow_errors(f"end the copy of run {source.run_id}"):
             self._end_copy(run, target, state, last_time)
         run_id = self._delete_duplicates(experiment_id, source.run_id)
-        message = problem or f"{len(rows)} rows, {_get_copied_status(run)}"
+        message = (
+            problem or f"{len(rows.keys() - {row_file_name(0)})} rows, {_get_copied_status(run)}"
+        )
         return CopyResult(source.run_id, name, UPDATED if is_update else COPIED, run_id, message)
 
     def _create_copy(self, source: RunSource, experiment_id: str) -> Run:

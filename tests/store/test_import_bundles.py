@@ -155,6 +155,8 @@ def test_a_bundle_whose_parts_contradict_each_other_is_rejected(
     files, code = import_bundles(exported)
     assert (sorted(file["outcome"] for file in files), code) == (["failed", "imported"], 2)
     (refused,) = (file for file in files if file["outcome"] == "failed")
+    (imported,) = (file for file in files if file["outcome"] == "imported")
+    assert imported["detail"].startswith("4 rows, ")  # without the untrained model's
     assert re.search("but the (stored )?rows? ha(ve|s)", refused["detail"])
     (run,) = client.search_runs([client.get_experiment_by_name("theirs").experiment_id])
     assert run.data.tags[names.COPIED_FROM_TAG] == sound.info.run_id
