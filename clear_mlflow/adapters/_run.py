@@ -154,7 +154,7 @@ class Adapter:
             if row in self._rows and np.array_equal(self._rows[row], cells, equal_nan=True):
                 return
             raise RecordError(
-                f"row {row} arrived after run {self.run_id} was closed; make a new adapter "
+                f"row {row} was logged after run {self.run_id} was closed; make a new adapter "
                 "for another run"
             )
         if self._loop_run is None:

@@ -373,7 +373,7 @@ def choose_runs(
         else:
             ids.append(run_id)
     if not (ids or bundled or experiments):
-        raise ConfigError("no run arrived; pass runs, their ids, or an experiment's name")
+        raise ConfigError("no run was passed; pass runs, their ids, or an experiment's name")
     if filter is not None and (ids or bundled):
         raise ConfigError(
             f"filter is {safe_repr(filter)} together with named runs; pass one of them"

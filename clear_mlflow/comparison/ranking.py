@@ -258,6 +258,6 @@ def get_common_score(runs: Sequence[ComparedRun]) -> Score:
             for score, count in counts.items()
         )
         raise ConfigError(
-            f"runs of different scores arrived: {scores}; compare only runs with one score"
+            f"the runs have different scores: {scores}; compare only runs with one score"
         )
     return next(iter(counts))

@@ -1,6 +1,6 @@
 """Errors that a user can cause: one base class, which the command line prints on one line.
 
-Every message names what arrived, what was expected, and what to do. Anything that is not a
+Every message names what was passed, what was expected, and what to do. Anything that is not a
 ``ClearError`` is a bug of ours and shows its traceback.
 """
 

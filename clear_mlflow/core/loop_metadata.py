@@ -75,7 +75,7 @@ def describe_loop(
     checked_score = Score(score, higher_is_better=not lower_is_better)
     if not checked_score.is_accuracy and test_labels is not None:
         raise ConfigError(
-            f"score is {score!r}, and test labels arrived, from which accuracies are counted; "
+            f"score is {score!r}, and test labels were passed, from which accuracies are counted; "
             "leave them out, or leave score out"
         )
     check_protocol(protocol)
@@ -83,7 +83,7 @@ def describe_loop(
         raise ConfigError(f"split is {safe_repr(split)}; expected one of {', '.join(SPLITS)}")
     seed = None if seed is None else _parse_int("seed", seed)
     if test_ids is not None and test_labels is None:
-        raise ConfigError("test_ids arrived without test_labels; pass the true labels, too")
+        raise ConfigError("test_ids were passed without test_labels; pass the true labels, too")
     counts = None
     if num_instances is not None:
         per_bucket: Any = _to_python(num_instances)
@@ -218,7 +218,7 @@ def _parse_correct(loop: LoopMetadata, correct: object) -> tuple[tuple[int, ...]
     check_accuracy(loop, "counts")
     if loop.num_instances is None:
         raise ConfigError(
-            "counts arrived, but num_instances is not known; pass it to track, or fractions to "
+            "counts were passed, but num_instances is not known; pass it to track, or fractions to "
             "log_accuracies"
         )
     return _parse_counts("correct", loop.buckets, correct), loop.num_instances
@@ -253,8 +253,8 @@ def build_prediction_row(
     check_accuracy(loop, "predictions")
     if (images := loop.evaluation_set) is None:
         raise ConfigError(
-            "predictions arrived, but the images are not known; pass their true labels with the "
-            "predictions, or to track: test_labels=[...]"
+            "predictions were passed, but the images are not known; pass their true labels with "
+            "the predictions, or to track: test_labels=[...]"
         )
     row = _parse_row_number(loop, after)
     checked = _parse_predictions(images, row, predictions)
@@ -268,7 +268,7 @@ def check_accuracy(loop: LoopMetadata, arrival: str) -> None:
     """
     if not loop.score.is_accuracy:
         raise ConfigError(
-            f"{arrival} arrived, but the score is {loop.score.name}; pass it to log_values"
+            f"{arrival} were passed, but the score is {loop.score.name}; pass it to log_values"
         )
 
 
@@ -456,7 +456,7 @@ def _to_array(values: Any) -> NDArray[Any]:
     try:
         return np.asarray(values)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{safe_repr(values)} arrived; expected an array of numbers") from error
+        raise ConfigError(f"got {safe_repr(values)}; expected an array of numbers") from error
 
 
 def _to_python(value: Any) -> Any:

@@ -187,7 +187,7 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
                 f"initialisation, and there are only {width} buckets"
             )
         if self.values is not None and self.correct is not None:
-            raise RecordError("correct and values arrived both; accuracy follows from correct")
+            raise RecordError("got both correct and values; accuracy follows from correct")
         if self.values is None and not self.score.is_accuracy:
             raise RecordError(
                 f"values of {self.score.name} are missing; only accuracies have counts"
@@ -346,7 +346,7 @@ class AccuracyMatrix:
         cells = _check_cells("values", values, score)
         if cells.ndim != 2 or cells.shape[1] == 0 or cells.shape[0] > cells.shape[1]:
             raise RecordError(
-                f"an accuracy matrix of shape {cells.shape} arrived; expected (k, T): a row per "
+                f"got an accuracy matrix of shape {cells.shape}; expected (k, T): a row per "
                 "bucket trained, a column per bucket tested on, k <= T, T >= 1"
             )
         width = cells.shape[1]
@@ -358,7 +358,7 @@ class AccuracyMatrix:
             )
         keys = buckets if buckets is not None else [str(j + 1) for j in range(width)]
         if len(keys) != width:
-            raise RecordError(f"{len(keys)} bucket keys arrived for {width} columns")
+            raise RecordError(f"got {len(keys)} bucket keys for {width} columns")
         costly = [i + 1 for i, cost in enumerate(costs[: len(cells)]) if cost is not None]
         num_rows = max(measured[-1] + 1 if measured.size else 0, *costly, 0)
         self._set_attributes(
@@ -380,16 +380,16 @@ class AccuracyMatrix:
         earlier rows.
 
         Raises:
-            RecordError: no row arrived, two rows have the same number, or they disagree about
+            RecordError: no row was passed, two rows have the same number, or they disagree about
                 the buckets, their test images or the score.
         """
         by_number: dict[int, AccuracyRow] = {}
         for row in rows:
             if row.row in by_number:
-                raise RecordError(f"row {row.row} arrived twice; expected each row once")
+                raise RecordError(f"row {row.row} was passed twice; expected each row once")
             by_number[row.row] = row
         if not by_number:
-            raise RecordError("no row arrived; an accuracy matrix needs at least one")
+            raise RecordError("no row was passed; an accuracy matrix needs at least one")
         last = max(by_number)
         by_number = {i: row.reorder(by_number[last].buckets) for i, row in by_number.items()}
         first = by_number[min(by_number)]
@@ -655,7 +655,7 @@ def _check_buckets(keys: object) -> tuple[str, ...]:
             )
     if len(set(buckets)) != len(buckets):
         twice = next(key for key in buckets if buckets.count(key) > 1)
-        raise RecordError(f"bucket key {safe_repr(twice)} arrived twice; expected distinct keys")
+        raise RecordError(f"bucket key {safe_repr(twice)} occurs twice; expected distinct keys")
     return buckets
 
 
@@ -696,7 +696,7 @@ def _check_num_instances(num_instances: ArrayLike, width: int) -> NDArray[np.int
         pass  # a ragged list
     raise RecordError(
         f"num_instances of an accuracy matrix must be {width} integers of at least 1 and at most "
-        f"2**53, one per bucket; arrived as {safe_repr(num_instances)}"
+        f"2**53, one per bucket; got {safe_repr(num_instances)}"
     )
 
 

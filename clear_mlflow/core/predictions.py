@@ -64,10 +64,10 @@ class EvaluationSet:
                 )
             array.setflags(write=False)
         if count == 0 or not self.buckets or not self.class_names:
-            raise RecordError("an evaluation set without images, buckets or classes arrived")
+            raise RecordError("got an evaluation set without images, buckets or classes")
         if (width + 1) * width * classes > untrusted.MAX_CELLS_PER_CLASS:
             raise RecordError(
-                f"an evaluation set of {width} buckets and {classes} classes arrived; expected "
+                f"got an evaluation set of {width} buckets and {classes} classes; expected "
                 f"(buckets + 1) * buckets * classes to be at most {untrusted.MAX_CELLS_PER_CLASS}"
             )
         is_ordered = bool((np.diff(self.bucket.astype(np.int64)) >= 0).all())

@@ -219,7 +219,7 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
         records: file name to row, in any order.
 
     Raises:
-        RecordError: no row arrived, a file is not named after its row, or rows contradict each
+        RecordError: no row was passed, a file is not named after its row, or rows contradict each
             other about the run that they belong to.
     """
     if not records:

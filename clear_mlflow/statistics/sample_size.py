@@ -43,7 +43,7 @@ def power(test: TTest, seeds: int, *, alpha: float = 0.05, margin: float | None 
     """
     if seeds < 2 or not 0 < alpha < 1:
         raise ConfigError(
-            f"{safe_repr(seeds)} seeds and alpha {safe_repr(alpha)} arrived; expected at least 2 "
+            f"got {safe_repr(seeds)} seeds and alpha {safe_repr(alpha)}; expected at least 2 "
             "seeds and an alpha between 0 and 1"
         )
     # Of unequal groups: as if both had as many, since the squared error is 1 / n_a + 1 / n_b.

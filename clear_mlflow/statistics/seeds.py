@@ -109,7 +109,7 @@ def seed_summary(values: Sequence[float], *, level: float = 0.95) -> SeedSummary
         level: confidence level, between 0 and 1.
 
     Raises:
-        RecordError: no value arrived, or a value is not a finite number.
+        RecordError: no value was passed, or a value is not a finite number.
         ConfigError: the level is not between 0 and 1.
 
     >>> summary = seed_summary([0.80, 0.82, 0.84])
@@ -152,7 +152,7 @@ def paired_t(values_a: Sequence[float], values_b: Sequence[float]) -> TTest | No
     a, b = _convert_values("values of A", values_a), _convert_values("values of B", values_b)
     if len(a) != len(b):
         raise RecordError(
-            f"{len(a)} and {len(b)} values arrived to be paired; expected one of each per seed: "
+            f"got {len(a)} and {len(b)} values to be paired; expected one of each per seed: "
             "leave out the seeds of only one method, or compare unpaired"
         )
     change, n = a - b, len(a)
@@ -290,7 +290,7 @@ def holm_factors(p_values: Sequence[float], *, family: int | None = None) -> lis
     size = len(values) if family is None else family
     if size < len(values):
         raise RecordError(
-            f"{len(values)} p-values arrived for a family of {size}; expected at most {size}"
+            f"got {len(values)} p-values for a family of {size}; expected at most {size}"
         )
     order = np.argsort(values, kind="stable")
     ordered, factors = values[order], np.full(len(values), float(size))

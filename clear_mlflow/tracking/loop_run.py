@@ -539,13 +539,13 @@ class LoopRun:
         # Before the lock, which a fork may have copied while it was locked.
         if os.getpid() != self._process_id:
             raise TrackingError(
-                f"{item} arrived in process {os.getpid()}, forked from process "
+                f"{item} was logged in process {os.getpid()}, forked from process "
                 f"{self._process_id}; log {items} in the process that opened the run"
             )
         with self._lock:
             if self._recorder is None or self._is_over:
                 raise TrackingError(
-                    f"{item} arrived outside of the block; log {items} inside of 'with "
+                    f"{item} was logged outside of the block; log {items} inside of 'with "
                     "clear_mlflow.track(...) as run:'"
                 )
             yield self._recorder

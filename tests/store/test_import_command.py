@@ -134,7 +134,7 @@ def test_a_folder_is_searched_and_an_invalid_file_is_named(store, experiment_id,
         (["--num-instances", "5,x"], "--num-instances is '5,x'"),
         (["--num-instances", "5,6"], "must be 3 integers"),
         (["--num-instances", "0"], "of at least 1"),
-        (["--buckets", "a,a,b"], "arrived twice"),
+        (["--buckets", "a,a,b"], "occurs twice"),
         (["--scale", "percent"], "; --scale percent seems wrong"),
         (["--format", "mammoth"], "expected the text of a Python dictionary"),
         (["nowhere.csv", "--future", "tested"], "error: nowhere.csv is not a file"),
@@ -355,7 +355,7 @@ def test_an_imported_matrix_of_the_same_data_is_compared_with_tracked_runs(
         (("--dataset", "other"), "0.5,0.25\n0.5,0.75\n", "leave --dataset out"),
         (("--buckets", "a,b"), "0.5,0.25\n0.5,0.75\n", "but other ones arrived"),
         (("--num-instances", "4"), "0.5,0.25\n0.5,0.75\n", "but other ones arrived"),
-        ((), "0.5,0.25,0.5\n0.5,0.75,0.5\n", "2 bucket keys arrived for 3 columns"),
+        ((), "0.5,0.25,0.5\n0.5,0.75,0.5\n", "got 2 bucket keys for 3 columns"),
     ],
 )
 def test_a_matrix_that_contradicts_the_run_of_the_same_data_is_rejected(

@@ -186,4 +186,4 @@ def test_lower_scores_rank_first_if_lower_is_better(store, experiment_id):
     ids = [r.info.run_id for r in store.search_runs([experiment_id], "params.strategy = 'naive'")]
     refused = invoke("compare", *ids)
     assert refused.exit_code == 2
-    assert "runs of different scores arrived: " in refused.output
+    assert "the runs have different scores: " in refused.output

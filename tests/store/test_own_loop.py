@@ -520,7 +520,7 @@ def test_an_unknown_class_is_rejected(outputs):
         ({"buckets": 0}, "buckets is 0"),
         ({"buckets": 5000}, "buckets is 5000; expected 1 to 1000,"),
         ({"buckets": list(range(5000))}, "buckets has 5000 keys; expected 1 to 1000"),
-        ({"buckets": ["a", "a"]}, "arrived twice"),
+        ({"buckets": ["a", "a"]}, "occurs twice"),
         ({"buckets": ["a", None]}, "buckets contains None; expected names or whole numbers"),
         ({"buckets": "2004"}, "buckets is '2004'; expected a list of names, or how many"),
         ({"buckets": {"a"}}, "buckets is {'a'}; expected a list of names"),
@@ -618,7 +618,7 @@ def test_a_closed_adapters_run_accepts_no_different_numbers(store):
     run = Adapter({})
     run._log_row(1, "a", [0.5], [None])  # the last bucket's
     run._log_row(1, "a", [0.5], [None])
-    with pytest.raises(RecordError, match="arrived after run"):
+    with pytest.raises(RecordError, match="was logged after run"):
         run._log_row(1, "a", [0.6], [None])
     assert run.metrics["clear/in_domain_accuracy"].value == 0.5
 
@@ -903,7 +903,7 @@ def test_a_forked_child_is_rejected(store, experiment_id, tmp_path):
     done = run_script(tmp_path, FORKS)
     assert done.returncode == 0, done.stderr
     first, second, seconds = done.stdout.splitlines()
-    assert "the row after 1 arrived in process" in first
+    assert "the row after 1 was logged in process" in first
     assert "log tests in the process that opened the run" in second
     assert float(seconds) < 5
     run = only_run(store, experiment_id)

@@ -212,12 +212,12 @@ def test_a_loops_rows_have_its_score():
         (
             {},
             (build_count_row, [1, 2, 3]),
-            "counts arrived, but the score is rmse; pass it to log_v",
+            "counts were passed, but the score is rmse; pass it to log_v",
         ),
-        ({}, (build_prediction_row, [1]), "predictions arrived, but the score is rmse"),
+        ({}, (build_prediction_row, [1]), "predictions were passed, but the score is rmse"),
         ({}, (build_value_row, [1, 2]), "rmse has 2 entries for 3 buckets"),
         ({}, (build_value_row, [1, 2, math.inf]), "rmse of bucket '3' is inf"),
-        ({"test_labels": [[0], [0], [0]]}, (build_value_row, []), "test labels arrived"),
+        ({"test_labels": [[0], [0], [0]]}, (build_value_row, []), "test labels were passed"),
         (
             {"lower_is_better": "yes"},
             (build_value_row, []),

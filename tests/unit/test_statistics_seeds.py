@@ -298,14 +298,14 @@ def test_invalid_input_is_a_one_line_error() -> None:
     for call, error, message in (
         (lambda: test.equivalence_p(0), ConfigError, "margin is 0; expected a number above 0"),
         (lambda: power(test, 1), ConfigError, "1 seeds and alpha"),
-        (lambda: paired_t([0.5, 0.6], [0.5]), RecordError, "2 and 1 values arrived to be paired"),
+        (lambda: paired_t([0.5, 0.6], [0.5]), RecordError, "got 2 and 1 values to be paired"),
         (lambda: welch_t([0.5], [math.nan]), RecordError, "values of B are .*finite number per"),
         (lambda: seed_summary([0.5], level=1.5), ConfigError, "level is 1.5"),
         (lambda: seed_summary([]), RecordError, "expected a finite number"),
         (lambda: seed_summary(["x"]), RecordError, "expected a finite number"),  # type: ignore
         (lambda: seed_summary([[0.5]]), RecordError, "expected a finite number"),  # type: ignore
         (lambda: holm([0.5, math.nan]), RecordError, "expected numbers from 0 to 1"),
-        (lambda: holm([0.1, 0.2], family=1), RecordError, "2 p-values arrived for a family of 1"),
+        (lambda: holm([0.1, 0.2], family=1), RecordError, "got 2 p-values for a family of 1"),
     ):
         with pytest.raises(error, match=message):
             call()

@@ -107,8 +107,7 @@ class ServedModel:
         features = np.ascontiguousarray(model_input, dtype=np.float32)
         if features.ndim != 2 or features.shape[1] != self._description.width:
             raise RecordError(
-                f"features of shape {features.shape} arrived; expected (N, "
-                f"{self._description.width})"
+                f"got features of shape {features.shape}; expected (N, {self._description.width})"
             )
         return features
 
@@ -117,7 +116,7 @@ def _read_image_column(model_input: Any) -> Sequence[bytes]:
     """Return the column of encoded images. Raises RecordError for anything but such a table."""
     if not isinstance(model_input, pd.DataFrame) or IMAGE_COLUMN not in model_input:
         raise RecordError(
-            f"a {type(model_input).__name__} arrived; expected a table with a column "
+            f"got a {type(model_input).__name__}; expected a table with a column "
             f"{IMAGE_COLUMN!r} of encoded images"
         )
     return list(model_input[IMAGE_COLUMN])

@@ -28,7 +28,7 @@ class Conflict(NamedTuple):
     """Parameters that do not fit together."""
 
     condition: Callable[[Any], bool]  # of an object whose attributes are the parameters
-    sentence: str  # a format string: what arrived, why it cannot work, what to pass
+    sentence: str  # a format string: what was passed, why it cannot work, what to pass
 
 
 def _conflict_with_features(name: str, default: str) -> Conflict:
