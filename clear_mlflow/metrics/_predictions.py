@@ -46,7 +46,7 @@ class Predictions:
             predictions.check(self.images)
         if self.num_rows is None:
             if not self.rows:
-                raise RecordError("got no predictions; expected those of at least one row")
+                raise RecordError("got no predictions; expected predictions of at least one row")
             object.__setattr__(self, "num_rows", max(self.rows))
         ordered = {row: self.rows[row] for row in sorted(self.rows)}
         object.__setattr__(self, "rows", MappingProxyType(ordered))
