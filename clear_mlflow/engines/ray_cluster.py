@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ConfigError, TrainingError, require_package
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.engines import Task, TaskResult
 
 LOCAL = "local"
@@ -56,6 +57,11 @@ class RayEngine:
         self._remote_train: Any = None  # Ray's wrapper of it
 
     def __enter__(self) -> RayEngine:
+        if self.address == LOCAL and " " in sys.prefix:
+            warn(
+                f"the path of this Python environment has a space ({sys.prefix}), with which some "
+                "versions of Ray end this process after a minute; if so, use one without a space"
+            )
         # Usage reports are for the user to agree to.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

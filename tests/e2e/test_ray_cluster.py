@@ -26,7 +26,7 @@ from sweeps import (
 )
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.engines.ray_cluster import check_store_is_shared
+from clear_mlflow.engines.ray_cluster import RayEngine, check_store_is_shared
 
 __all__ = ["grid"]
 CORES = 2  # of the machine that trains
@@ -178,10 +178,40 @@ def test_a_lost_machine_of_the_cluster_is_replaced(store, experiment_id, grid, h
 
 @pytest.mark.slow
 @NEEDS_RAY
+def test_a_sweep_whose_cluster_is_lost_ends_with_one_line(store, experiment_id, grid, hold):
+    """Before Ray ends its process, after a minute."""
+    path = grid({"fixed": SLOWER, "grid": {"seed": [0]}})
+    killed = pytest.raises(AssertionError, match="the cluster was ended")
+    with killed, ray_head(f"--num-cpus={CORES}") as address:
+        sweep = start_sweep(path, "--engine", "ray", "--address", address)
+        wait_for_a_row(store, experiment_id, sweep)
+        port = f"--gcs_server_port={address.rpartition(':')[2]}"
+        for process in psutil.process_iter():
+            if process.name() == "gcs_server" and port in process.cmdline():
+                process.kill()
+        output = wait_for_output(sweep)
+        hold.unlink()
+    assert sweep.returncode == 2, output
+    assert f"error: the Ray cluster at {address} is lost: Connection refused; when it" in output
+
+
+@pytest.mark.slow
+@NEEDS_RAY
 def test_a_run_on_ray_gets_a_gpu_if_there_are_any(tmp_path):
     """Two simulated GPUs: two concurrent runs have one each, and a third waits."""
     code, errors = run_script(SHARE_GPUS, str(tmp_path))
     assert code == 0, errors
+
+
+@pytest.mark.parametrize(("address", "is_warned"), [("local", True), ("host:6379", False)])
+def test_a_space_in_the_path_of_python_is_reported_before_ray_starts(
+    monkeypatch, capfd, address, is_warned
+):
+    monkeypatch.setattr(sys, "prefix", "/home/me/my envs/a")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match="pip install ray"), RayEngine(print, address):
+        pass
+    assert ("(/home/me/my envs/a)" in capfd.readouterr().err) == is_warned
 
 
 def test_a_file_store_is_rejected_if_workers_are_on_other_machines():
