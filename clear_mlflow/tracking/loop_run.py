@@ -574,25 +574,18 @@ class LoopRun:
         recorder.rows.update(self._rows)
         self._rows = recorder.rows
         values = {**metadata.grouping, **metadata.params}
-        # A person may have changed the tags of a continued run since.
-        tags = {} if self._rows else metadata.grouping
-        for item, stored, passed, outcome in (
-            ("parameter", run.data.params, values, "kept"),
-            ("tag", run.data.tags, metadata.grouping, "replaced" if tags else "kept"),
-        ):
-            for name in sorted(stored.keys() & passed.keys()):
-                if stored[name] != passed[name]:
-                    warn(
-                        f"run {run_id} has the {item} {name}={safe_repr(stored[name])} already, "
-                        f"and track got {safe_repr(passed[name])}; the first one is {outcome}"
-                    )
+        for name, value in values.items():
+            if (stored := run.data.params.get(name, value)) != value:
+                warn(
+                    f"run {run_id} has the parameter {name}={safe_repr(stored)} already, and got "
+                    f"{safe_repr(value)}; the first one is kept"
+                )
         with mlflow_errors(f"log the configuration of run {run_id}"):
             recorder.log_configuration(
                 run,
                 params={k: v for k, v in values.items() if k not in run.data.params},
                 grouping=metadata.grouping,
                 tags={
-                    **tags,
                     **metadata.tags,
                     "dataset_digest": metadata.dataset.digest,
                     names.KIND_TAG: names.KIND_TRAIN,

@@ -122,17 +122,20 @@ class RunRecorder:
     ) -> None:
         """Log parameters and tags, and delete the tags of an earlier error.
 
-        grouping: tags such as strategy and seed. They replace tags of the run, with a warning.
-        libraries: packages whose versions are logged.
+        grouping: tags such as strategy and seed. They replace tags of a run without rows, with a
+        warning; a person may have changed tags of a continued run, which are kept. libraries:
+        packages whose versions are logged.
         """
+        outcome = "kept" if self.rows else "replaced"
         for name, value in grouping.items():
             if (stored := run.data.tags.get(name, value)) != value:
                 warn(
-                    f"run {self.run_id} had the tag {name}={safe_repr(stored)}; it is "
-                    f"{safe_repr(value)} now, as what is recorded here"
+                    f"run {self.run_id} has the tag {name}={safe_repr(stored)} already, and got "
+                    f"{safe_repr(value)}; the first one is {outcome}"
                 )
+        stored_tags = run.data.tags if self.rows else {}
         all_tags = {
-            **grouping,
+            **{name: value for name, value in grouping.items() if name not in stored_tags},
             **tags,
             names.VERSION_TAG: __version__,
             names.SOFTWARE_TAG: list_software_versions(*libraries),

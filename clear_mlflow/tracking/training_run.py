@@ -252,6 +252,10 @@ class TrainingRun:
         config, point = self._config, self._resume_point
         if point is None:
             check_has_no_rows(self._client, run)
+        else:
+            first = 0 if point.state is None else point.state.manifest.row
+            earlier = {row: record.row for row, record in point.records.items() if row < first}
+            self.recorder.rows.update(earlier)
         grouping = {
             "strategy": config.strategy,
             "dataset": config.stream_name,
@@ -283,9 +287,6 @@ class TrainingRun:
             content = config.to_json().encode()
             log_durably(self._client, self._run_id, content, names.CONFIG_JSON)
         else:
-            first = 0 if point.state is None else point.state.manifest.row
-            earlier = {row: record.row for row, record in point.records.items() if row < first}
-            self.recorder.rows.update(earlier)
             # Read under the lease: no other process adds points any more.
             self.recorder.curve_steps = read_curve_steps(self._client, run)
 

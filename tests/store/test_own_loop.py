@@ -222,12 +222,12 @@ def test_a_tag_or_parameter_that_was_logged_before_is_reported(store, capsys, is
     tags = {name: stored.tags[name] for name in ("seed", "strategy")}
     if is_continued:
         assert tags == {"seed": "99", "strategy": "other"}  # a person renamed them
-        assert "has the tag seed='99' already, and track got '7'; the first one is kept" in errors
+        assert "has the tag seed='99' already, and got '7'; the first one is kept" in errors
         assert "parameter" not in errors
     else:
         assert tags == {"seed": "7", "strategy": "replay"}
-        assert "has the tag seed='99' already, and track got '7'; the first one is rep" in errors
-        assert "has the parameter lr='0.1' already, and track got '0.2'; the first one is" in errors
+        assert "has the tag seed='99' already, and got '7'; the first one is rep" in errors
+        assert "has the parameter lr='0.1' already, and got '0.2'; the first one is" in errors
         assert stored.params["strategy"] == "third"
 
 
@@ -971,22 +971,3 @@ def test_a_loop_rejected_by_an_active_run_does_not_block_the_next(store):
         with clear_mlflow.track(**LOOP, seed=1) as run:
             log_all(run)
     assert run.matrix.equals(EXPECTED)
-
-
-@pytest.mark.parametrize("joins", [True, False])
-def test_tags_are_those_of_the_rows(store, monkeypatch, capfd, joins):
-    """Not what was logged to the run before as its seed or strategy; that is a warning."""
-    with mlflow.start_run(tags={"seed": "5", "strategy": "theirs", "mine": "1"}) as active:
-        run_id = active.info.run_id
-        if joins:
-            with clear_mlflow.track(buckets=2, seed=0, strategy="replay") as run:
-                run.log_accuracies(1, [0.5, 0.25])
-    if not joins:
-        monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
-        with clear_mlflow.track(buckets=2, seed=0, strategy="replay") as run:
-            run.log_accuracies(1, [0.5, 0.25])
-    tags = store.get_run(run_id).data.tags
-    assert (tags["seed"], tags["strategy"], tags["mine"]) == ("0", "replay", "1")
-    printed = capfd.readouterr().err
-    assert "had the tag seed='5'; it is '0' now" in printed
-    assert "had the tag strategy='theirs'; it is 'replay' now" in printed

@@ -172,8 +172,8 @@ def test_active_run_is_joined_and_left_open(store, capfd):
         "small_cnn",
         "naive",
     )
-    (warning,) = [line for line in capfd.readouterr().err.splitlines() if "had the tag" in line]
-    assert "had the tag model='mine'; it is 'small_cnn' now" in warning
+    (warning,) = [line for line in capfd.readouterr().err.splitlines() if "has the tag" in line]
+    assert "has the tag model='mine' already, and got 'small_cnn'; the first one is rep" in warning
     assert not {names.ERROR_TAG, names.PROCESS_TAG} & tags.keys()
     assert (
         run.data.metrics["clear/in_domain_accuracy"]
