@@ -54,7 +54,7 @@ _LONGEST = (
     "test_readme.py",
     "test_docs.py",
     "test_clusters.py",
-    "test_output_failures.py",
+    "test_process_streams.py",
     "test_framework_loggers.py",
     "test_preloaded.py",
     "test_faults.py",

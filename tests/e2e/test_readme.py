@@ -18,7 +18,7 @@ COMMANDS = [
     line.split("&&")[-1].strip()
     for line in LINES
     if re.match(r"(pip install -e \. && )?(mlflow run|clear-mlflow) ", line)
-    # test_paper.py runs it with fewer epochs, and test_opened_pages.py what serves for ever.
+    # test_paper.py runs it with fewer epochs, and test_ui_urls.py what serves for ever.
     and not re.match("clear-mlflow (sweep|open)", line)
 ]
 PYTHON = [block for language, block in BLOCKS if language == "python"]

@@ -21,7 +21,7 @@ RUNS = {
     "python.md": 0,  # in its own experiment
     "tutorial-digits.md": 0,
 }
-# Of which tools/check_docs.py, test_own_function.py and test_record.py run the Python.
+# Of which tools/check_docs.py, test_sources_function.py and test_record.py run the Python.
 ELSEWHERE = {"concepts.md", "own-streams.md", "record-format.md"}
 MATRIX = "matrix = __import__('clear_mlflow').AccuracyMatrix([[0.8, 0.6], [0.5, 0.9]])"
 # What follows a page's own code.

@@ -1,4 +1,4 @@
-"""Processes that open new MLflow stores; started by test_store_opening.py.
+"""Processes that open new MLflow stores; started by test_sqlite.py.
 
 ``python first_opening.py together FOLDER 2 8`` has 2, then 8 processes open one store at the same
 moment. ``killed FOLDER 0 120`` has one open it that ends, as by SIGKILL, after it has executed so

@@ -53,6 +53,11 @@ FRAMEWORKS = {
 # Folders that hold one module for each thing that is plugged in, and what those have in common.
 PLUGINS = {"adapters", "api", "cli", "importers", "learning/strategies", "metrics"}
 MOST_MODULES = 14
+# Folders whose modules are tested in a file each, or in the file of the folder.
+TESTED_TOGETHER = {
+    *("adapters", "data/layouts", "data/sources", "importers", "learning/strategies", "metrics"),
+}
+LEAST_SHARE_TESTED = 0.72  # of the modules: in a test file of their name
 
 
 def modules() -> dict[str, Path]:
@@ -221,3 +226,33 @@ def test_contributing_lists_every_package():
         row.split("`")[1].removeprefix("clear_mlflow/").removesuffix(".py") for row in rows
     ]
     assert row_names == list(ROOMS)
+
+
+def list_test_names(folders: tuple[str, ...], stem: str) -> set[str]:
+    """Return the names that a module's test file may have, without its ``test_``."""
+    stem = stem.strip("_")
+    prefixes = {*folders, *("_".join(folders[start:]) for start in range(len(folders)))}
+    return {stem, *(f"{prefix}_{stem}" for prefix in prefixes)}
+
+
+def test_modules_are_tested_in_files_of_their_names():
+    """As test_sqlite.py or test_store_sqlite.py of store/sqlite.py."""
+    files = {
+        path.stem.removeprefix("test_") for path in Path(__file__).parents[1].rglob("test_*.py")
+    }
+    have_own_file, others = 0, []
+    for path in MODULES.values():
+        module = path.relative_to(PACKAGE)
+        folder = module.parent.as_posix()
+        if folder in TESTED_TOGETHER:
+            name = folder.split("/")[-1]
+            is_named = any(f"{file}_".startswith(f"{name}_") for file in files)
+        elif module.name != "__init__.py":
+            is_named = bool(list_test_names(module.parent.parts, module.stem) & files)
+        elif len(nodes(path)) > 20 and len(module.parts) > 1:
+            is_named = bool(list_test_names(module.parts[:-2], module.parts[-2]) & files)
+        else:  # without code
+            continue
+        have_own_file += is_named
+        others += [] if is_named else [module.as_posix()]
+    assert have_own_file >= LEAST_SHARE_TESTED * (have_own_file + len(others)), others

@@ -44,7 +44,7 @@ MINIMUM = "continual_evaluation/minimum_accuracy"
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
-    """Use few bootstrap resamples. The bootstrap is tested in test_statistics_paired.py."""
+    """Use few bootstrap resamples. The bootstrap is tested in test_statistics_bootstrap.py."""
     monkeypatch.setattr(pairs, "ImageBootstrap", partial(ImageBootstrap, resamples=50))
 
 

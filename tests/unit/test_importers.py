@@ -358,7 +358,7 @@ def test_an_accuracy_is_rounded_to_one_to_five_digits(cell, is_possible):
 
 def test_every_format_has_a_sample():
     """So that every format is tested."""
-    read_as_logs = {"pycil", "libcontinual", "zscl", "mtil"}  # by test_import_logs.py
+    read_as_logs = {"pycil", "libcontinual", "zscl", "mtil"}  # by test_importers_logs.py
     assert {sample[0] for sample in SAMPLES} == set(FORMATS) - read_as_logs
 
 

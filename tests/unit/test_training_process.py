@@ -1,87 +1,76 @@
-"""Messages of a training process: complete and in order, none after a truncated one."""
+"""The environment of a training process: memory allocation and threads."""
 
-import fcntl
-import signal
-import struct
+import os
 import subprocess
 import sys
-import termios
-import time
-from collections import Counter
-from multiprocessing import Pipe
 
 import pytest
 
-from clear_mlflow.core.errors import DataError, DivergedError
-from clear_mlflow.learning.measured import TrainingState
-from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.process.child import receive, send
+from clear_mlflow.core.distributed import count_usable_cores
+from clear_mlflow.process.training_process import build_child_environment
 
-STATE = TrainingState(1, bytes(range(256)) * (1 << 14))
-CHILD = """
-import sys
-from multiprocessing.connection import Connection
-from clear_mlflow.learning.measured import TrainingState
-from clear_mlflow.process import child
-
-def train(config, commands, send_message):
-    state = TrainingState(1, bytes(range(256)) * (1 << 14))
-    for _ in range(5000):
-        send_message("curve", ())
-    send_message("state", state)
-
-child._train = train
-child.run(Connection(0), Connection(int(sys.argv[1])))
+FAULTS = """
+import resource
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        b"x" * (64 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(faults())
 """
 
 
-def start():
-    """Start a process that sends 5,000 messages and then a state."""
-    child_commands, commands = Pipe(duplex=False)
-    messages, child_messages = Pipe(duplex=False)
-    process = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(child_messages.fileno())],
-        stdin=child_commands.fileno(),
-        pass_fds=[child_messages.fileno()],
-    )
-    child_commands.close()
-    child_messages.close()
-    commands.send(TrainConfig.resolve({}))
-    return process, commands, messages
+def faults(environment):
+    command = [sys.executable, "-c", FAULTS]
+    return int(subprocess.check_output(command, env=environment, text=True))
 
 
-def receive_all(connection):
-    """Return all messages up to the end of the process, or up to a truncated one."""
-    received = []
-    while True:
-        try:
-            received.append(receive(connection))
-        except (EOFError, OSError):
-            return received
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the variables are glibc's")
+def test_memory_that_is_freed_is_reused():
+    """Ten times 64 MiB have page faults once."""
+    assert faults(build_child_environment(os.environ)) < faults(dict(os.environ)) / 10
 
 
-def test_states_and_messages_arrive_complete():
-    """A state exceeds the 64 KiB of a pipe."""
-    process, _commands, messages = start()
-    received = receive_all(messages)
-    assert process.wait() == 0
-    assert Counter(name for name, _ in received) == {"curve": 5000, "state": 1, "done": 1}
-    assert dict(received)["state"] == STATE
+@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MALLOC_MMAP_MAX_"])
+def test_a_users_settings_are_kept(name):
+    """Of threads, by either variable."""
+    environment = build_child_environment({name: "7"})
+    assert environment[name] == "7"
+    if name.startswith("MALLOC"):
+        assert environment["GOMP_SPINCOUNT"] == "3000"
+    else:
+        assert len({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(environment)) == 1
 
 
-def test_a_process_that_is_stopped_does_not_wait_for_its_supervisor():
-    """If nobody reads the pipe. A partial message is dropped."""
-    process, _commands, messages = start()
-    while struct.unpack("i", fcntl.ioctl(messages, termios.FIONREAD, bytes(4)))[0] < 60_000:
-        time.sleep(0.01)  # until the pipe is full
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM
-    assert {name for name, _ in receive_all(messages)} <= {"curve"}
-
-
-@pytest.mark.parametrize("error", [DivergedError("the loss"), DataError("no file")])
-def test_errors_arrive_unchanged(error):
-    reader, writer = Pipe(duplex=False)
-    send(writer, "error", error)
-    message_type, received = receive(reader)
-    assert (message_type, type(received), str(received)) == ("error", type(error), str(error))
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="cgroups are Linux's")
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/", {"cpu.max": "150000 100000"}, 2),
+        ("0::/", {"cpu.max": "max 100000"}, 64),
+        ("0::/pod/one", {"pod/cpu.max": "400000 100000", "pod/one/cpu.max": "max 100000"}, 4),
+        ("0::/not/mounted/here", {"cpu.max": "50000 100000"}, 1),
+        ("0::/", {"cpu.max": "9900000 100000"}, 64),
+        (
+            "4:memory:/pod\n3:cpu,cpuacct:/pod\n0::/",
+            {"cpu/pod/cpu.cfs_quota_us": "300000", "cpu/pod/cpu.cfs_period_us": "100000"},
+            3,
+        ),
+        ("1:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ("0::/", {"cpu.max": "damaged"}, 64),
+        ("", {}, 64),
+    ],
+)
+def test_cores_are_limited_by_the_quota_of_a_container(
+    tmp_path, monkeypatch, groups, files, expected
+):
+    """As by docker run --cpus and Kubernetes."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    for name, content in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(f"{content}\n")
+    (tmp_path / "groups").write_text(groups)
+    assert count_usable_cores(tmp_path / "groups", tmp_path / "root") == expected
+    assert count_usable_cores(tmp_path / "missing", tmp_path / "root") == 64

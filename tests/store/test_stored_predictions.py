@@ -1,4 +1,4 @@
-"""Predictions and weights that a training stores with its rows."""
+"""Predictions that a training stores with its rows."""
 
 from __future__ import annotations
 
