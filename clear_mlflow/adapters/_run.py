@@ -71,25 +71,16 @@ class Adapter:
         self._end_run()
 
     def _log_pending_row(self) -> None:
-        """Log the row of an unfinished evaluation. Does nothing unless an adapter overrides it.
-
-        Adapters override it if their framework tests the buckets one by one.
-        """
+        """Log the row of an unfinished evaluation, in adapters that have one."""
 
     def _build_loop_run(self, **stream: Any) -> LoopRun:
-        """Create the LoopRun without starting it.
-
-        stream: arguments of track in addition to the options: ``buckets`` and ``num_instances``.
-        """
+        """Create the LoopRun without starting it."""
         loop_run = track(**stream, **self._options)
         loop_run.shared_run_id = self._shared_run_id
         return loop_run
 
     def _use_shared_run(self, run_id: str) -> None:
-        """Log to the MLflow run that the framework's logger started, and end it for the logger.
-
-        It ends with its last row, with ``close()``, or with the program.
-        """
+        """Log to the run of the framework's logger, and end it."""
         self._shared_run_id = run_id
         self._close_at_exit()
 
@@ -103,11 +94,7 @@ class Adapter:
         self._clock_start = time.perf_counter()
 
     def _stop_clock(self, model: Any) -> None:
-        """Add the training time since ``_start_clock``, if it runs, to the cost of the next row.
-
-        Waits until the device of *model*, a torch module, is idle. The cost also contains the name
-        of the device and the number of trainable parameters.
-        """
+        """Wait until the model's device is idle, and add the training time."""
         if self._clock_start is None:
             return
         weights = list(model.parameters())
@@ -134,15 +121,10 @@ class Adapter:
         accuracy: Sequence[float],
         num_instances: Sequence[int | None],
     ) -> None:
-        """Log a row of the accuracy matrix. The first row starts the run, the last ends it.
+        """Log a row, the first of which starts the run.
 
-        The last row is the one after which no row is missing. A NaN keeps the value of an earlier
-        call for this row. After the end of the run, a row that equals the stored one is ignored,
-        and any other row raises RecordError.
-
-        row: number of buckets trained so far, 0 for the untrained model. num_instances: number of
-        test images of each bucket, or None if unknown. Unless the first row has all of them,
-        accuracies are stored, not numbers of correct images.
+        The last one ends it. A NaN keeps the value of an earlier call. num_instances: test images per
+        bucket, or None. Unless the first row has all, accuracies are stored instead of counts.
         """
         stored_row = self._rows.get(row, (math.nan,) * len(accuracy))
         cells = tuple(
@@ -184,10 +166,7 @@ class Adapter:
             self._end_run()
 
     def _end_run(self, error: BaseException | None = None) -> None:
-        """Log the metrics and end the run, unless it has ended.
-
-        Its status is FINISHED without an *error*, else KILLED or FAILED.
-        """
+        """Log the metrics and end the run, unless it has ended."""
         atexit.unregister(self._close_with_program)
         if self._loop_run is not None and self._is_open:
             self._is_open = False

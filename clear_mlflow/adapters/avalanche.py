@@ -76,10 +76,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         self._start_clock()
 
     def _add_experience(self, strategy: Any, experience: int, *, is_part: bool) -> None:
-        """Add an experience to the trained ones, after logging the row that precedes it.
-
-        is_part: whether an online stream splits the experience.
-        """
+        """Log the row before an experience, and add it to the order."""
         earlier = self._find_earlier(strategy)
         if self._order is None:
             if is_part and self._stored_row == 0:  # the strategy has counted parts
@@ -164,10 +161,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
             self._pending_row = {}
 
     def _find_earlier(self, strategy: Any) -> list[int]:
-        """Return the experiences trained before this process, by the joined run or the strategy.
-
-        Raises ConfigError if the joined run has other buckets than Avalanche's experiences.
-        """
+        """Return the experiences trained before this process, looked up once."""
         if self._earlier is None:
             run_id, rows = read_joined_rows(self._shared_run_id)
             self._stored_row = max(rows, default=0)
@@ -196,10 +190,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
             )
 
     def _log_pending_row(self) -> None:
-        """Log the accuracies measured so far as a row, NaN for other experiences.
-
-        Does nothing without accuracies, or while an experience is being trained.
-        """
+        """Log the accuracies measured after training as a row, if any."""
         if self._pending_row and not self._is_training:
             earlier = self._earlier or []
             trained = earlier if self._order is None else self._order
@@ -217,9 +208,6 @@ def _name(experiences: Sequence[int]) -> str:
 
 
 def _count_test_images(stream: Any) -> tuple[int, ...]:
-    """Return the number of images in each experience of a stream.
-
-    Counts the complete stream of the benchmark, even if *stream* is a slice of it.
-    """
+    """Count the images per experience, also if *stream* is a slice."""
     streams = {} if stream.benchmark is None else stream.benchmark.streams
     return tuple(len(experience.dataset) for experience in streams.get(stream.name, stream))

@@ -50,11 +50,10 @@ class MLflowAccuracyMatrix(CountingAdapter, Callback):
             self._share_run(log.__self__.trainer.loggers)
 
     def _share_run(self, loggers: Sequence[Any]) -> None:
-        """Make this callback and a trainer's MLflow loggers log to one run, which no logger ends.
+        """Make this callback and MLflow loggers share one run, left open.
 
-        That is the callback's run or MLflow's active run. Without one, it is the first logger's
-        run, or the run that MLFLOW_RUN_ID names; it is set to RUNNING, and the variable is removed
-        if it was used. A logger that already has another run keeps it.
+        That is the callback's or MLflow's active run, else the first logger's, set to RUNNING, or
+        the run in MLFLOW_RUN_ID. A logger that already has another run keeps it.
         """
         for logger in loggers:
             if not isinstance(logger, MLFlowLogger):
@@ -137,10 +136,7 @@ class MLflowAccuracyMatrix(CountingAdapter, Callback):
 
 
 def _finalize(logger: MLFlowLogger, status: str = "success") -> None:
-    """Call the logger's own ``finalize`` but restore the status that the run had before.
-
-    Replaces ``logger.finalize``: the run ends with the last bucket, not with each fit.
-    """
+    """Call the logger's own ``finalize``, but restore the run's status."""
     client, run_id = logger.experiment, logger.run_id
     run_status = client.get_run(run_id).info.status
     type(logger).finalize(logger, status)

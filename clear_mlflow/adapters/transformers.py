@@ -40,11 +40,7 @@ class MLflowAccuracyMatrix(CountingAdapter, TrainerCallback):
         self._checked_run_id: str | None = None  # last active run that _share_run looked at
 
     def _share_run(self) -> None:
-        """Log to the run that the Trainer's own MLflow callback started, if any.
-
-        Keeps that callback from ending the run after each training, and removes
-        MLFLOW_NESTED_RUN from the environment.
-        """
+        """Log to the run of the Trainer's own MLflow callback, if any."""
         run_id = get_active_run_id()
         if self._loop_run is not None or run_id in (None, self._checked_run_id):
             return

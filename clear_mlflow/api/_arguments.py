@@ -53,10 +53,7 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
 
 
 def _has_type(value: Any, expected: Any) -> bool:
-    """Return True if a value has a type. Items of containers are not checked.
-
-    Numbers must be finite, a bool is not a number, and a string is not a Sequence.
-    """
+    """Return True if a value has a type, and a number is finite."""
     if get_origin(expected) is Literal:
         return isinstance(value, str) and value in get_args(expected)
     if expected in (int, float):

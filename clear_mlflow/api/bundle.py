@@ -287,10 +287,9 @@ def read_metric_points(client: MlflowClient, run: Run) -> list[Metric]:
 
 
 def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
-    """Return a sort key that is larger for a more complete copy of a run.
+    """Return a sort key that is larger for a more complete copy.
 
-    Compares the number of rows, then prefers the store to bundles, then compares the number of
-    files in bundles. Otherwise the parameters and tags decide, in alphabetical order.
+    Ties prefer the store to bundles, then more files, then the order of parameters and tags.
     """
     folder = ArtifactFolder(client, run).local if is_bundle(run) else None
     num_files = 0 if folder is None else len(_list_files(folder))
@@ -311,10 +310,7 @@ def _build_folder_name(run: Run) -> str:
 
 
 def _is_in_offline_folder(path: Path) -> bool:
-    """Return True for FOLDER/NAME if FOLDER is an offline folder, also if it lacks the run.
-
-    A path of one part is not, even in an offline folder: it may be the id of a run.
-    """
+    """Return True for FOLDER/NAME if FOLDER is an offline folder."""
     return len(path.parts) > 1 and is_offline_folder(path.parent)
 
 
@@ -329,12 +325,7 @@ def _list_files(folder: Path) -> list[str]:
 
 
 def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> None:
-    """Write a run to a new folder, with the hashes of the files.
-
-    Writes parameters, tags except MLflow's, all metric values, rows, predictions, tests within
-    buckets, configuration, datasets and status; other artifacts are left out. Raises RecordError
-    if the run lacks rows.
-    """
+    """Write a run, with the hashes of its files, to a folder."""
     path.mkdir(parents=True)
     info, data = run.info, run.data
     folder = RunFolder(path, is_durable=False)
@@ -403,10 +394,9 @@ def _format_json(content: Mapping[str, Any]) -> str:
 
 
 def _read_bundle(folder: Path, target: Path) -> Run:
-    """Check the hashes of a bundle, copy its artifacts to the new folder *target*, return its run.
+    """Check a bundle, copy its artifacts to *target*, and return its run.
 
-    The run has the files with metric values as ``metric_entries``; they are not read yet. Raises
-    RecordError if a file is missing or was changed.
+    The run's ``metric_entries`` are the files with metric values, which are not read yet.
     """
     header = _read_header(folder)
     params: dict[str, str] = {}
@@ -448,11 +438,7 @@ def _read_bundle(folder: Path, target: Path) -> Run:
 
 
 def _read_header(folder: Path) -> _Header:
-    """Read the metadata of a bundle.
-
-    Raises RecordError if they are missing, changed or not from an export, or if they do not list
-    exactly the bundle's files.
-    """
+    """Read the metadata of a bundle, which must list exactly its files."""
     file = folder / HEADER_JSON
     if file.is_symlink() or not file.is_file():
         raise RecordError(f"lacks {HEADER_JSON}")
@@ -512,10 +498,7 @@ class _XzReader:
         self.size = 0  # bytes read so far
 
     def read(self, size: int) -> bytes:
-        """Return the next *size* decompressed bytes, or fewer at the end.
-
-        Raises EOFError if the file is truncated.
-        """
+        """Return the next *size* decompressed bytes, or fewer at the end."""
         parts = []
         while size > 0 and not self._decoder.eof:
             packed = self._file.read(2**16) if self._decoder.needs_input else b""
@@ -532,11 +515,9 @@ class _XzReader:
 
 
 def _unpack_archive(path: Path, root: Path) -> None:
-    """Unpack an archive into the folder *root*.
+    """Unpack an archive into a folder, as long as it is valid.
 
-    Raises RecordError if the tar in it is not, byte for byte, as :func:`_pack_archive` writes it,
-    or has more than 8 GiB or 100,000 files. Raises EOFError or LZMAError if it cannot be
-    decompressed. Files before the error stay in *root*.
+    It must be, byte for byte, as :func:`_pack_archive` writes it. EOFError and LZMAError pass.
     """
     previous = ""
     with path.open("rb") as packed:

@@ -156,11 +156,7 @@ def identify(
 
 
 def _set_counts(matrix: AccuracyMatrix, num_instances: str) -> AccuracyMatrix:
-    """Return the matrix with other numbers of test images.
-
-    num_instances: "550,545", or "550" for all buckets. Raises ConfigError if these are not numbers,
-    and RecordError if they do not fit the matrix.
-    """
+    """Return the matrix with other numbers of test images: "550,545", or "550"."""
     counts = num_instances.split(",")
     if not all(count.strip().isdecimal() for count in counts):
         raise ConfigError(f"num_instances is {num_instances!r}; expected numbers such as 550,545")
@@ -174,11 +170,9 @@ def _get_reading_without_rounding(match: Match) -> tuple[str, str, str]:
 
 
 def _iter_candidates(name: str, matrix: AccuracyMatrix) -> Iterator[Match]:
-    """Yield the value of each definition at each step as a Match, before numbers are compared.
+    """Yield the value of each definition at each step as a Match.
 
-    Metrics with the same function are one definition; undefined values are skipped. The scale is
-    the matrix's own, and rounding is "". Transposes the matrix as well, if it is square and lacks
-    a row of the untrained model. name: name of the matrix.
+    Metrics with the same function are one definition. A square matrix is transposed as well.
     """
     orientations = {"rows": matrix}
     if matrix.initial is None and matrix.num_rows == matrix.num_buckets:
@@ -206,11 +200,7 @@ def _iter_candidates(name: str, matrix: AccuracyMatrix) -> Iterator[Match]:
 
 
 def _identify_number(number: str | float, values: Sequence[Match]) -> Identification:
-    """Find the values that round to a number, or to it in percent if they are fractions.
-
-    number: number as the user wrote it. values: results of :func:`_iter_candidates`. Returns the
-    matches unsorted. Raises ConfigError if the number is not finite.
-    """
+    """Find the values that round to a number, or in percent do."""
     target, unit = _parse_number(number)
     in_percent = [replace(v, scale="percent", value=v.value * 100) for v in values]
     candidates = [*values, *(v for v in in_percent if values[0].scale == "fraction")]

@@ -193,11 +193,7 @@ def import_runs(
 def _copy_bundle(
     client: MlflowClient, experiment: str | None, path: Path, label: str, passed: Sequence[str]
 ) -> Iterator[ImportedFile]:
-    """Copy the runs of a bundle or archive to the store, and yield what was done with each.
-
-    path: bundle or archive. label: its name in results. passed: names of the options that the user
-    passed. Raises ConfigError if there are any, or if the path is an offline folder.
-    """
+    """Copy the runs of a bundle, and yield what was done."""
     if is_offline_folder(path):
         raise ConfigError(f"{label} is an offline folder; send its runs: clear-mlflow sync {path}")
     if passed:
@@ -239,14 +235,9 @@ def _store_run(
     dataset: DatasetIdentity | None,
     families: tuple[str, ...],
 ) -> tuple[str, int]:
-    """Create an MLflow run with the rows and metrics of a matrix, and close it.
+    """Store a matrix as a closed run, and return its metric count.
 
-    Returns its run id and its number of metrics. If an error is raised, the run is closed as
-    FAILED, and a later import stores the matrix again.
-
-    file: name of the imported file. overrides: the user's values for strategy, seed and so on.
-    dataset: dataset of the run that the option ``same_data_as`` names, or None. families: families
-    of metrics to log.
+    Returns the run's id first. dataset: the one of the run in ``same_data_as``, or None.
     """
     adapt_metrics(ALL_METRICS, run.matrix.score)  # raises ConfigError if the name is taken
     metadata, digest = _merge_metadata(run, overrides), _hash_matrix(run.matrix)
@@ -320,11 +311,7 @@ def parse_seed(text: str | None) -> int | None:
 
 
 def _merge_metadata(run: ImportedRun, overrides: Mapping[str, str]) -> dict[str, str]:
-    """Return strategy, dataset, seed and so on: those in the file, replaced by the user's.
-
-    overrides: the user's values; "auto" keeps the file's. Empty texts and a seed that is not an
-    integer are left out, and a score other than accuracy is added. Texts are cut to 150 characters.
-    """
+    """Return strategy, seed and so on: the user's, else the file's."""
     metadata = {**run.metadata, **{key: text for key, text in overrides.items() if text != AUTO}}
     if parse_seed(metadata.get("seed")) is None:
         metadata.pop("seed", None)
@@ -334,11 +321,7 @@ def _merge_metadata(run: ImportedRun, overrides: Mapping[str, str]) -> dict[str,
 
 
 def _read_reference(run: str, dataset: str) -> Record:
-    """Load the matrix and dataset of the run in ``same_data_as``.
-
-    dataset: name that the user stated as well, or "auto". Raises ConfigError if the run's dataset
-    has another name or no known hash.
-    """
+    """Load the matrix and dataset of the run in ``same_data_as``."""
     record = load(run).record
     name, digest = record.dataset.name, record.dataset.digest
     if digest == UNKNOWN or dataset not in (AUTO, name):
@@ -350,7 +333,7 @@ def _read_reference(run: str, dataset: str) -> Record:
 
 
 def _find_imported_runs(client: MlflowClient, experiment_id: str) -> list[_StoredImport]:
-    """Return the imported runs of an experiment that are FINISHED: others are imported again."""
+    """Return the FINISHED imports of an experiment: others are imported again."""
     condition = f"tags.`{names.IMPORTED_DIGEST_TAG}` != '' and attributes.status = 'FINISHED'"
     return [
         _StoredImport(
@@ -374,7 +357,7 @@ def _read_tagged_matrix(run: Run) -> AccuracyMatrix | None:
 def _find_same_run(
     imported: Iterable[_StoredImport], run: ImportedRun, overrides: Mapping[str, str]
 ) -> _StoredImport | None:
-    """Return an imported run with the same matrix, unless its strategy, seed or so on differs.
+    """Return an import with the same matrix, strategy, seed and so on.
 
     What the user passes must be what is stored; what only the file contains may be missing there.
     """
@@ -400,10 +383,7 @@ def _hash_matrix(matrix: AccuracyMatrix) -> str:
 
 
 def _is_same_matrix(matrix: AccuracyMatrix, other: AccuracyMatrix) -> bool:
-    """Return True if buckets and counts are equal, and numbers up to rounding in one of the files.
-
-    Rounding means single precision, or accuracies of four decimals.
-    """
+    """Return True if matrices are equal to single precision or four decimals."""
     if matrix.score != other.score or matrix.buckets != other.buckets:
         return False
     if not np.array_equal(np.array(matrix.num_instances), np.array(other.num_instances)):
@@ -426,11 +406,9 @@ def _parse_counts(text: str) -> tuple[int, ...]:
 
 
 def _iter_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
-    """Yield the files in paths: path, path relative to its folder, and reason to skip it or None.
+    """Yield path, relative path, and the reason to skip it or None.
 
-    A bundle, which is an exported run, is one item, whose files are not listed. A path that is not
-    a folder is never skipped, even if it does not exist. Hidden files and links in folders are left
-    out. Raises DataError if a folder has more than 10,000 files and subfolders.
+    A bundle is one item, whose files are not listed.
     """
     for root in paths:
         # isdir returns False if the folder of *root* cannot be read
@@ -460,10 +438,7 @@ def _iter_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]
 
 
 def _find_reason_to_skip(path: Path) -> str | None:
-    """Return why a file of a folder is not imported, or None if it is.
-
-    Files with other endings than .csv, .json and so on are imported if they have a known format.
-    """
+    """Return why a file of a folder is not imported, or None."""
     if path.suffix.lower() in _ENDINGS:
         return None  # an error of such a file is reported
     try:

@@ -388,10 +388,7 @@ def choose_runs(
 
 
 def _is_path(name: str | Path) -> bool:
-    """Return True if a name cannot be an experiment or a run id.
-
-    That is a Path, a text with "/" or the ending .tar.xz, or the name of an offline folder.
-    """
+    """Return True if a name cannot be an experiment or run id."""
     is_spelled_as_path = isinstance(name, Path) or "/" in name or name.endswith(ARCHIVE)
     return is_spelled_as_path or is_offline_folder(Path(name))
 

@@ -47,11 +47,7 @@ def read_offline_runs(path: Path) -> list[Run]:
 
 
 def _read_from_files(run: Run, client: MlflowClient, folder: Path) -> Run:
-    """Return a run whose artifacts are read from an offline folder, wherever it was recorded.
-
-    The result also has the attributes ``client`` and ``bundle_path``, FOLDER/ID, of a run in a
-    bundle.
-    """
+    """Return a run whose artifacts, ``client`` and ``bundle_path`` are a folder's."""
     located = locate_artifacts(folder / "artifacts", run)
     located = replace_info(located, experiment_id=NO_EXPERIMENT)
     located.client, located.bundle_path = client, folder / run.info.run_id[:8]  # type: ignore[attr-defined]

@@ -179,11 +179,8 @@ def _rescore_run(
 ) -> ScoringResult:
     """Score one run, log its metrics and models, and return the result.
 
-    A run in training is skipped; to find out whether its process is alive may take three minutes.
-    If it is dead, the run is scored and closed as KILLED. An error makes the result "failed", and
-    so does a run of a bundle. Unless *explicit* (the user named the run), the result is "skipped"
-    instead if the run has neither the tag of a training nor a row: another program may have logged
-    it. See :func:`rescore_runs` for the other arguments.
+    May wait three minutes to find out whether the run's process is alive. Unless *explicit*, a run
+    that another program may have logged is "skipped" instead of "failed".
     """
     if isinstance(run, MissingRun):
         return ScoringResult(run.run_id, run.run_name, "failed", run.problem, is_problem=True)
@@ -275,10 +272,7 @@ def _describe_scores(
 
 
 def _choose_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
-    """Return how many runs to score at a time: 16 with a server, 8 with remote artifacts, else 1.
-
-    first: run whose artifacts decide whether all are remote.
-    """
+    """Return how many runs to score at a time."""
     if is_server(client.tracking_uri):
         return _JOBS_SERVER
     if isinstance(first, MissingRun) or is_local(first.info.artifact_uri):
@@ -317,11 +311,7 @@ def copy_foreign_rows(
 
 
 def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
-    """Return the paths of a run's artifacts that match a pattern.
-
-    Raises RecordError if there are too many artifacts, or one is too large or has # or ? in its
-    name.
-    """
+    """Return the paths of a run's artifacts that match a pattern."""
     folders, num_listed = [""], 0
     for depth in range(len(pattern.parts)):
         is_last = depth == len(pattern.parts) - 1
@@ -358,8 +348,7 @@ def _read_matrix(
 ) -> AccuracyMatrix:
     """Download artifacts, and return the accuracy matrix in them.
 
-    paths: path of each row's artifact by number of trained buckets; the key None means that one
-    artifact has the complete matrix. Raises RecordError if they are not valid.
+    paths: by number of trained buckets; the key None means the complete matrix.
     """
     rows: dict[int, list[float]] = {}
     for row, path in paths.items():

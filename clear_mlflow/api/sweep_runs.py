@@ -378,10 +378,7 @@ def train_and_compare(
 
 
 def _print_state(run: SweepRun, runs: Sequence[SweepRun]) -> None:
-    """Print the state of a run to standard error, after "[ended/total]".
-
-    runs: all runs of the sweep, which are counted.
-    """
+    """Print a run's state to standard error, after "[ended/total]"."""
     event = run.state
     if run.state in (DONE, FAILED):
         event += f" in {run.seconds:.0f} s"
@@ -403,12 +400,9 @@ def _train_runs(
     retries: int,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Train the runs that are not done, until all have ended or *should_stop* returns True.
+    """Train the runs that are not done, until all have ended.
 
-    When it returns True, active runs are stopped and waited for. Sets the state of each run, and
-    prints it to standard error when it starts or ends. Renews the lease of the parent run.
-
-    retries: number of times to resume a run whose process was killed.
+    Stops and waits for active runs if *should_stop* returns True. Renews the parent run's lease.
     """
     queue = deque(run for run in runs if run.state != DONE_BEFORE)
     active: dict[str, SweepRun] = {}
@@ -452,10 +446,7 @@ def _train_runs(
 
 
 def _retry_while_unreachable(step: Callable[[], object], should_stop: Callable[[], bool]) -> None:
-    """Call *step*, and repeat it every 10 seconds while it raises a TrackingError.
-
-    Raises that error after 10 minutes, or if *should_stop* returns True.
-    """
+    """Repeat *step* for up to 10 minutes while it raises TrackingError."""
     deadline = time.monotonic() + _RETRY_SECONDS
     while True:
         try:
@@ -724,18 +715,12 @@ class SweepStore:
             store_outcome(self._client, result.run_id, Outcome("KILLED" if is_stopped else status))
 
     def _search_sweep_runs(self, condition: str) -> list[Run]:
-        """Return the MLflow runs that sweeps trained in the experiment, newest first.
-
-        condition: comparison with the hash of a run's parameters, for example "= '0f3a'".
-        """
+        """Return the sweeps' runs whose hash of parameters meets a condition."""
         condition = f"tags.`{names.SWEEP_RUN_TAG}` {condition}"
         return list(search_runs(self._client, [self._experiment_id], condition))
 
     def _list_attempts(self, run: SweepRun) -> list[Run]:
-        """Return the MLflow runs with a run's parameters, newest first.
-
-        Skips FAILED runs of another sweep that is still active.
-        """
+        """Return the MLflow runs with a run's parameters, newest first."""
         return [
             attempt
             for attempt in self._search_sweep_runs(f"= '{run.planned.config_hash}'")
@@ -743,11 +728,7 @@ class SweepStore:
         ]
 
     def _find_done_or_active_attempt(self, attempts: Sequence[Run]) -> tuple[str, str] | None:
-        """Return state and id of a run that is done or that another process trains, or None.
-
-        attempts: stored MLflow runs with the same parameters, newest first. The oldest done one is
-        used, or else the oldest one in training.
-        """
+        """Return state and id of a done or active run, or None."""
         for state, has_state in ((DONE_BEFORE, _is_done), (ELSEWHERE, self._is_trained_elsewhere)):
             for attempt in reversed(attempts):
                 if has_state(attempt):
@@ -755,10 +736,7 @@ class SweepStore:
         return None
 
     def _is_trained_elsewhere(self, stored_run: Run) -> bool:
-        """Return True if another process trains into a run, or another active sweep will.
-
-        May wait up to three minutes, until a lease from another machine has expired.
-        """
+        """Return True, within three minutes, if another process trains a run."""
         if is_being_trained(self._client, stored_run) or is_resume_reserved(stored_run):
             return True
         # A live sweep starts what is SCHEDULED, and resumes what was KILLED.
@@ -776,11 +754,7 @@ class SweepStore:
     def _find_resumable_attempt(
         self, run: SweepRun, attempts: Sequence[Run]
     ) -> tuple[Run | None, str | None]:
-        """Return the newest interrupted MLflow run to resume, or None, and a note for the user.
-
-        Skips runs without rows, and those that a training could not resume before. The note is
-        "resumed", or why the training begins anew, or None without an interrupted run.
-        """
+        """Return the newest run to resume and a note, or Nones."""
         note = None
         for attempt in sorted(attempts, key=lambda stored: stored.info.start_time, reverse=True):
             run_id = attempt.info.run_id
@@ -807,19 +781,13 @@ class SweepStore:
         return [str(member.info.run_id) for member in members]
 
     def _close_run(self, stored_run: Run, status: Status, error: str) -> None:
-        """Close a run that is still open with a status and an error, and score its rows.
-
-        Does nothing if the run is closed already.
-        """
+        """Score an open run, and set its status and error."""
         if stored_run.info.status in ("RUNNING", "SCHEDULED"):
             closed = store_outcome(self._client, stored_run.info.run_id, Outcome(status, error))
             list(rescore_runs(self._client, [closed]))
 
     def _list_run_ids_to_compare(self, run: SweepRun) -> list[str]:
-        """Return the ids of the MLflow runs to compare: the run, or the members of an ensemble.
-
-        Empty if the run is not done, or failed for another reason than that its loss diverged.
-        """
+        """Return the ids of a run, or of its members, to compare."""
         if run.run_id is None or run.state not in (DONE, DONE_BEFORE, FAILED):
             return []
         with mlflow_errors(f"read run {run.run_id}"):
@@ -831,10 +799,7 @@ class SweepStore:
             return [run.run_id] if is_single else self._list_members(run.run_id)
 
     def _find_comparison(self, parent_id: str, digest: str) -> Run | None:
-        """Return the run that stores the comparison of a sweep, or None if it does not exist.
-
-        digest: hash of the compared run ids and options, which must be the same.
-        """
+        """Return the run that stores the same comparison, or None."""
         with mlflow_errors(f"read run {parent_id}"):
             reference = read_sweep_comparison(self._client.get_run(parent_id).data.tags)
         if reference.get("of") != digest:
@@ -844,10 +809,7 @@ class SweepStore:
 
 
 def _is_done(stored_run: Run) -> bool:
-    """Return True if a run is FINISHED and all rows of its matrix are stored.
-
-    The run of an ensemble lacks rows: the summary of its seeds must be logged.
-    """
+    """Return True if a run is FINISHED and completely stored."""
     if stored_run.info.status != "FINISHED":
         return False
     if stored_run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE:
@@ -856,11 +818,7 @@ def _is_done(stored_run: Run) -> bool:
 
 
 def _hash_stored_config(stored_run: Run, grid: Grid) -> str:
-    """Return the hash of a run's logged parameters, as this version computes it.
-
-    Returns the hash in its tag if the parameters are missing, invalid or name other custom code
-    than the grid.
-    """
+    """Hash a run's logged parameters, or return its tag if that fails."""
     parameters = select_training_parameters(stored_run.data.params)
     # The user's code that a store names is imported only if the grid names it, too.
     trusted = {(planned.config.strategy, planned.config.dataset) for planned in grid.runs}

@@ -127,12 +127,7 @@ def _load_run(client: MlflowClient, scores: Scores) -> Run:
 def _resolve_options(
     function: Callable[..., object], options: Mapping[str, object]
 ) -> tuple[dict[str, str], TrainConfig]:
-    """Return the options that differ from their defaults, as text, and the resolved configuration.
-
-    Raises TypeError for an unknown option, and ConfigError if a value is invalid.
-
-    function: function that the user called; its name is in the TypeError.
-    """
+    """Return the options that are not defaults, and the resolved configuration."""
     for name in options.keys() - PARAMETERS.keys():  # as Python itself does
         raise TypeError(f"{function.__name__}() has no option {name!r}; {suggest_parameters(name)}")
     requested = _format_options(options)
@@ -146,10 +141,9 @@ def _format_options(options: Mapping[str, object]) -> dict[str, str]:
 
 
 def _format_option(name: str, value: object) -> str:
-    """Convert a Python value of an option to the text that the command line accepts for it.
+    """Convert a Python value to the text of the command line.
 
-    For example True to "on", [1, 2] to "1,2", and {"a": 0.5} to "a=0.5". A number that equals the
-    default is written as the default.
+    For example True to "on", [1, 2] to "1,2", and {"a": 0.5} to "a=0.5".
     """
     if isinstance(value, bool) and PARAMETERS[name].is_switch:
         return "on" if value else "off"
@@ -168,11 +162,7 @@ def _format_option(name: str, value: object) -> str:
 def _prepare_training(
     config: TrainConfig, offline: bool | str | Path
 ) -> tuple[MlflowClient, StreamTraining]:
-    """Connect to the store, load the data, and return a client and a training ready to start.
-
-    Downloads what is missing, and shows the progress in the notebook or on standard error. Raises
-    ConfigError in one of several processes, since each would train.
-    """
+    """Connect to the store, and load or download the data."""
     if (size := read_dist_env().size) > 1:
         raise ConfigError(
             f"this is one of {size} processes, each of which would train and open a run; "

@@ -131,12 +131,7 @@ class LocalEngine:
             running.process.terminate()
 
     def _build_environment(self, task: Task, gpu: str | None) -> dict[str, str]:
-        """Return the environment variables of a task's process.
-
-        These are ours, and variables that name the task's store, run and experiment, and its GPU.
-        gpu: value of CUDA_VISIBLE_DEVICES, or None to keep ours. OMP_NUM_THREADS is set if several
-        tasks run at a time, unless it is set already.
-        """
+        """Return the environment of a task. gpu: None to keep ours."""
         environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_EXPERIMENT_NAME"}
         environment |= {
             "MLFLOW_TRACKING_URI": task.tracking_uri,
@@ -153,8 +148,7 @@ class LocalEngine:
 def _list_visible_gpus() -> tuple[str, ...]:
     """Return the GPUs by the names that CUDA_VISIBLE_DEVICES uses.
 
-    Runs nvidia-smi if the variable is not set, because loading torch takes seconds. Returns () if
-    it finds nothing or is not installed.
+    Runs nvidia-smi if the variable is not set, because loading torch takes seconds.
     """
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None:
@@ -169,11 +163,7 @@ def _list_visible_gpus() -> tuple[str, ...]:
 
 
 def _collect_result(running: _RunningTask) -> TaskResult:
-    """Return the result of a task, waiting for its process to end. Reads and deletes its log.
-
-    The error is the last line that begins with "error:". If there is none, it is the last line of
-    a log whose process failed. A process ended by signal N has exit code 128 + N.
-    """
+    """Wait for a task's end, delete its log, and return the result."""
     code = running.process.wait()
     with running.log as log:
         log.seek(0, os.SEEK_END)

@@ -166,7 +166,7 @@ class RayEngine:
         return [self._collect_result(reference) for reference in done]
 
     def _check_alive(self) -> None:
-        """Raise TrainingError if the cluster is gone. Waits 20 seconds for it to return.
+        """Wait up to 20 seconds, and raise TrainingError without the cluster.
 
         After 60 seconds without it, Ray ends this process.
         """
@@ -194,11 +194,7 @@ class RayEngine:
                 self._ray.cancel(reference, force=False)
 
     def _collect_result(self, reference: Any) -> TaskResult:
-        """Return the result of a task that has ended, and remove it from the running tasks.
-
-        Its exit code is 130 if the task was cancelled, 1 after an error in our code, and 137 if
-        its worker is gone. reference: Ray's handle of the task.
-        """
+        """Remove an ended task from those running, and return its result."""
         run_id = self._running.pop(reference).run_id
         errors = self._ray.exceptions
         try:
@@ -213,10 +209,7 @@ class RayEngine:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError if nothing listens at HOST:PORT within 10 s. Ray itself would wait for minutes.
-
-    Accepts an address without a port, such as "local".
-    """
+    """Raise OSError, before Ray waits for minutes, unless HOST:PORT answers."""
     url = urlsplit(address if "://" in address else f"ray://{address}")
     if url.hostname is not None and url.port is not None:
         with socket.create_connection((url.hostname, url.port), timeout=_CONNECT_SECONDS):

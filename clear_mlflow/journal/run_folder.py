@@ -318,11 +318,7 @@ def read_header(folder: Path) -> RunHeader:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Lock a folder until the returned file descriptor of its lock file is closed.
-
-    Raises FolderLockedError at once if another process has it locked, and OSError if the lock file
-    cannot be opened.
-    """
+    """Lock a folder until the returned file descriptor is closed."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = os.open(folder / _LOCK, flags, 0o600)
     try:
@@ -336,10 +332,7 @@ def _lock_folder(folder: Path) -> int:
 
 
 def _read_json(file: Path, expected_type: Any) -> Any:
-    """Return the JSON content of a file as *expected_type*. NaN is allowed.
-
-    Raises TrackingError if it is missing, invalid, not a regular file or larger than 1 MiB.
-    """
+    """Return the JSON content of a file, in which NaN is allowed."""
     try:
         if not stat.S_ISREG(file.lstat().st_mode):  # opening a pipe would never return
             raise RecordError("it is not a regular file")

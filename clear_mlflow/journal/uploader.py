@@ -231,11 +231,9 @@ class Uploader:
             raise
 
     def _upload_curve(self, entry: Entry, stored_steps: Set[tuple[str, int]]) -> None:
-        """Upload values of the training curve from a metrics.json that are not stored.
+        """Upload values of the training curve that are not stored.
 
-        Other metrics are computed from rows: scoring logs those that are missing. If another
-        process has stored the same rows since, these values have other times and would be
-        duplicates.
+        Scoring logs the others: of rows that another process stored again, they would be doubled.
         """
         points = [
             point
@@ -248,11 +246,7 @@ class Uploader:
                 self._client.log_batch(self._run_id, metrics=points)
 
     def _upload_queue(self) -> None:
-        """Upload enqueued items until the uploader is stopped or the run's lease is lost.
-
-        This is the thread. It deletes each uploaded file. It tries an item again after a pause, but
-        sets aside a file that the store rejects, with a warning.
-        """
+        """Upload items, in the thread, until stopped or the lease is lost."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             with self._changed:
@@ -297,20 +291,14 @@ class Uploader:
                 self._changed.notify_all()
 
     def _wait_to_retry(self, seconds: float) -> None:
-        """Wait some seconds between two tries, or until :meth:`finish` begins or uploads stop.
-
-        The caller has locked ``_changed``.
-        """
+        """Wait between two tries, unless stopped. The caller has locked ``_changed``."""
         was_finishing = self._is_finishing
         self._changed.wait_for(
             lambda: self._is_stopped or self._is_finishing != was_finishing, seconds
         )
 
     def _report_failure(self, error: TrackingError) -> None:
-        """Remember *error*, and print it as a warning unless one was printed during this outage.
-
-        The outage ends when all items are uploaded. The caller has locked ``_changed``.
-        """
+        """Remember an error, and print it once per outage, under the lock."""
         self.problem = error
         if not self._has_warned:
             warn(

@@ -73,10 +73,10 @@ def run(commands: Connection, messages: Connection) -> None:
 
 
 def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
-    """Check the parameters, load the data, and train with each seed in turn.
+    """Check the parameters, load the data, and train each seed.
 
     Sends "checked", and after a command "metadata", then the messages of :func:`_train_member`
-    for each seed, with "done" between two seeds. Downloads missing data. Raises ClearError.
+    for each seed, with "done" between two seeds.
     """
     # Importing torch makes no garbage; without collections the README's first command is a sixth
     # faster.
@@ -116,10 +116,9 @@ def _train_member(
     commands: Commands,
     send_message: Send,
 ) -> None:
-    """Train with one seed, and send each row, then wait for a command.
+    """Train one seed, and wait for a command after each row sent.
 
-    The first command is the path of the state file to resume from, or None. callbacks: receive
-    points of the loss curve, tests within buckets, and training states.
+    The first command is the path of the state file to resume from, or None.
     """
     if (state_file := commands.get()) is not None:
         training = dataclasses.replace(training, saved=state_file)
@@ -129,10 +128,9 @@ def _train_member(
 
 
 def _queue_commands(connection: Connection) -> Commands:
-    """Return a queue of the supervisor's commands, which a thread fills.
+    """Return a queue of commands, which a thread fills.
 
-    When the supervisor has closed the connection or ended, the thread sends SIGTERM to this
-    process, and ends it after 10 more seconds.
+    When the supervisor is gone, the thread sends SIGTERM here, and ends this process 10 s later.
     """
     commands: Commands = queue.SimpleQueue()
 

@@ -108,11 +108,7 @@ def run_rank(dist_env: DistributedEnv, config: TrainConfig, signals: StoppingSig
 def _wait_and_print_error(
     dist_env: DistributedEnv, error: ClearError | TrainingDied, signals: StoppingSignals
 ) -> None:
-    """Wait for a signal, so that rank 0 can notice the error, and then print the error.
-
-    Waits at most 60 s if rank 0 meets the same error, else 5 s. Prints nothing if a signal came and
-    rank 0 reports the error: the same error, or the loss of a process.
-    """
+    """Print an error, after waiting for a signal as rank 0 may print it."""
     is_same_on_rank_0 = isinstance(error, DivergedError) or (
         # All ranks have the same files and devices.
         isinstance(error, (ConfigError, DataError)) and dist_env.local_size == dist_env.size

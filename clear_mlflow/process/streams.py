@@ -23,11 +23,7 @@ class _Output(io.FileIO):
         self._drops_failures = drops_failures
 
     def write(self, data: Any) -> int:
-        """Write bytes, and return their number.
-
-        The first failure raises OutputError. Later failures, or all with *drops_failures*, are
-        ignored as if everything was written.
-        """
+        """Write bytes, with an OutputError only for the first failure."""
         try:
             written = super().write(data)
         except OSError as error:

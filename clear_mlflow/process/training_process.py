@@ -151,10 +151,7 @@ class TrainingProcess:
             self._commands.send(command)
 
     def _receive(self, *expected: str) -> tuple[str, Any]:
-        """Wait for the child's next message, and return its type and content.
-
-        Raises the error in the message, or PeerLostError or TrainingDied if the child has ended.
-        """
+        """Wait for the child's next message, or raise what ended it."""
         try:
             # Ray stops a task by setting the flag of a signal, which does not end a blocking read.
             while not self._messages.poll(_SIGNAL_SECONDS):
@@ -169,10 +166,7 @@ class TrainingProcess:
         return message_type, content
 
     def _build_death_error(self) -> PeerLostError | TrainingDied:
-        """Wait for the end of the child, and return the error that describes it.
-
-        It is PeerLostError if NCCL, waiting for another process, aborted the child.
-        """
+        """Wait for the child's end, and return the error for it."""
         code = self._process.wait()
         on_gpus = self._config is not None and self._config.device == "cuda"
         if code == -signal.SIGABRT and on_gpus and read_dist_env().size > 1:
@@ -266,10 +260,7 @@ def _start_interpreter() -> _Child:
 def _run_forked(
     commands: Connection, messages: Connection, supervisor_ends: tuple[Connection, ...]
 ) -> None:
-    """Train in a forked process, in its own session.
-
-    supervisor_ends: the supervisor's ends of the pipes, copied by the fork, which are closed.
-    """
+    """Train in a forked process without the supervisor's ends of the pipes."""
     for connection in supervisor_ends:
         connection.close()
     os.setsid()

@@ -161,10 +161,9 @@ def log_results(client: MlflowClient, scores: Scores) -> None:
 
 
 def _log_final_image(client: MlflowClient, run_id: str, content: bytes) -> None:
-    """Log the heat map as an image. content: bytes of its PNG file.
+    """Log the PNG of the heat map under its own key.
 
-    MLflow's chart view shows images with one key side by side, one run next to another. It starts
-    at the first step, so the final matrix has its own key with one step.
+    MLflow's chart view begins at the first step, so the final matrix needs a key with one step.
     """
     try:
         client.log_image(run_id, decode_png(content), key=names.IMAGE_FINAL, step=0)
@@ -268,11 +267,9 @@ def build_metric_values(stored: StoredRun, results: MetricResults) -> list[Mlflo
 def _find_missing_values(
     client: MlflowClient, stored: StoredRun, results: MetricResults, check_all: bool
 ) -> Iterator[MlflowMetric]:
-    """Yield the metric values that the tracking store lacks or has with another number.
+    """Yield the metric values that the store lacks or has differently.
 
     A value that replaces another number has a later timestamp, since MLflow shows the latest.
-    check_all: True to read all logged histories; False to skip a metric if its last value is logged
-    with the metric's current version.
     """
     logged, logged_versions = stored.run.data.metrics, read_versions(stored.run.data.tags)
     values_by_name: dict[str, list[MlflowMetric]] = {}
@@ -303,11 +300,7 @@ def _find_missing_values(
 
 
 def _get_scores_by_series(masked_matrix: AccuracyMatrix, step: int) -> dict[str, float]:
-    """Return metric name to score on each bucket after *step* buckets, without NaN.
-
-    Of more than 100 buckets, 100 evenly spaced ones are included. Step 0 is before training; empty
-    if that was not measured. masked_matrix: NaN where the protocol excludes a value.
-    """
+    """Return metric name to score on at most 100 buckets, without NaN."""
     row = masked_matrix.values[step - 1] if step else masked_matrix.initial
     if row is None:
         return {}
@@ -334,10 +327,7 @@ def _find_missing_reports(client: MlflowClient, run: Run) -> frozenset[str]:
 def _build_description_tags(
     stored: StoredRun, record: Record, results: MetricResults
 ) -> dict[str, str]:
-    """Return tags with the description for MLflow's page of the run, and with its hash.
-
-    Empty if the description is up to date, or if a person has edited it.
-    """
+    """Return the tags of a new description, unless a person edited it."""
     tags = stored.run.data.tags
     current = tags.get(names.MLFLOW_NOTE)
     if current and _hash_description(current) != tags.get(names.NOTE_TAG):

@@ -354,13 +354,7 @@ def to_milliseconds(written_at: str) -> int:
 def _select_metrics(
     families: Iterable[str], metrics: Sequence[Metric], record: Record
 ) -> tuple[Metric, ...]:
-    """Return the metrics to compute for a run, each name once.
-
-    These are the metrics of *families*, of predictions and of tests within buckets, the extra
-    *metrics*, and metrics of training costs if the rows contain costs. Of two with one name, the
-    last is used. Skips families that this version lacks. If the run's score is not accuracy, the
-    metrics get its name and direction.
-    """
+    """Return the metrics to compute for a run, each name once."""
     built_in = (
         *get_family_metrics(family for family in families if family in FAMILIES),
         *PREDICTION_METRICS,
@@ -373,11 +367,7 @@ def _select_metrics(
 
 
 def _read_times(records: Mapping[str, RowRecord], num_rows: int) -> dict[int, int]:
-    """Return step (0 to *num_rows*) to the time of its row, in milliseconds since the epoch.
-
-    A step without a row has the time of the step before, or the earliest time. records: file name
-    to row; not empty.
-    """
+    """Return milliseconds since the epoch by step, repeated where rows are missing."""
     times_by_row = {r.row.row: to_milliseconds(r.written_at) for r in records.values()}
     times: dict[int, int] = {}
     time = min(times_by_row.values())
@@ -387,11 +377,7 @@ def _read_times(records: Mapping[str, RowRecord], num_rows: int) -> dict[int, in
 
 
 def _read_metadata(run: Run, record: Record, times: Mapping[int, int]) -> dict[str, Any]:
-    """Read the fields of a run's report from its parameters, tags and dataset profile.
-
-    Keys of the result: configuration, requested, dataset, num_train, environment and warnings.
-    What is missing or in an unknown format is empty. times: step to milliseconds since the epoch.
-    """
+    """Read the fields of a run's report, empty if missing or unknown."""
     params, tags = dict(sorted(run.data.params.items())), run.data.tags
     configuration = read_configuration(params)
     requested = {n: v for n, v in params.items() if not n.startswith((_USED, _REQUESTED))} | {
@@ -441,10 +427,7 @@ def _hash(content: object) -> str:
 
 
 def _hash_tests(record: Record) -> str:
-    """Return a hash of a run's rows and of the versions of the metrics on tests within buckets.
-
-    The tests are not part of it.
-    """
+    """Hash what the scores of tests depend on, except the tests."""
     matrix = record.matrix
     initial = None if matrix.initial is None else matrix.initial.tolist()
     versions = [(metric.name, metric.version) for metric in WITHIN_BUCKET_METRICS]

@@ -114,11 +114,7 @@ def render_live_comparison(
 def _write_notes(
     query: ComparisonQuery, runs: Sequence[Run], comparison: Comparison, *, has_more_runs: bool
 ) -> Iterator[str]:
-    """Yield a sentence for each limit of the comparison.
-
-    The limits: older runs are left out, selected runs are not on the page, single runs are not
-    tested. runs: the runs on the page. has_more_runs: True if older ones are left out.
-    """
+    """Yield a sentence for each limit of the comparison."""
     if has_more_runs:
         yield f"These are the newest {MAX_RUNS} runs; a filter shows others."
     missing = [
@@ -137,11 +133,7 @@ def _write_notes(
 
 
 def _describe_run(query: ComparisonQuery, run: Run) -> dict[str, object]:
-    """Return the values of a run for the page's list of checkboxes, in JSON types.
-
-    These are ``id``, ``name``, ``started``, ``details``, such as "failed, diverged", and
-    ``ticked``: True if the query selects the run.
-    """
+    """Return JSON values of a run for the page's checkboxes."""
     details = [] if run.info.status == "FINISHED" else [run.info.status.lower()]
     if run.data.tags.get(names.DIVERGED_TAG) == "true":
         details.append("diverged")

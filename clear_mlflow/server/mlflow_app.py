@@ -43,10 +43,7 @@ def create_app() -> Any:
 
 
 def _load_app(name: str) -> Any:
-    """Import the app, or its factory, that ``mlflow server --app-name NAME`` would serve.
-
-    Raises ServerError if no installed package offers that name.
-    """
+    """Import the app that ``mlflow server --app-name NAME`` would serve."""
     entry_points = {entry_point.name: entry_point for entry_point in get_entry_points("mlflow.app")}
     if name in entry_points:
         return entry_points[name].load()
@@ -55,10 +52,7 @@ def _load_app(name: str) -> Any:
 
 
 def _check_settings() -> None:
-    """Raise ServerError if the wrapped app is missing, and create basic-auth's administrator.
-
-    Raises ServerError as well if MLflow cannot create it.
-    """
+    """Check the wrapped app, and create basic-auth's administrator."""
     wrapped_name = os.environ.get(WRAPPED_APP)
     if wrapped_name:
         _load_app(wrapped_name)

@@ -100,11 +100,7 @@ class RequestStore(_RestStore):  # type: ignore[misc]
         return [_resolve_artifacts(run) for run in runs], token
 
     def _call_endpoint(self, api: Any, json_body: str | None = None, **_: Any) -> Any:
-        """Call MLflow's API as the user of the current request, and return its response.
-
-        api: protobuf class of the API's request. json_body: request as JSON, or None if it is
-        empty. Raises RequestError if the API answers with an error.
-        """
+        """Call MLflow's API as the user of the current request."""
         path, method = _API_PATHS[api]
         is_get = method == "GET"
         content = b"" if is_get or json_body is None else json_body.encode()
@@ -183,10 +179,9 @@ def _resolve_artifacts(run: Run) -> Run:
 
 
 def _resolve_artifact_uri(artifact_uri: str) -> str:
-    """Return the URI of the storage behind a URI that may point to the server's artifact proxy.
+    """Return the storage behind a URI of the server's artifact proxy.
 
-    Makes the workspace of the request MLflow's current one, in which the path is resolved. Raises
-    RecordError if the path contains "..".
+    Makes the request's workspace MLflow's current one, in which the path is resolved.
     """
     if workspace := get_workspace():
         set_server_request_workspace(workspace)

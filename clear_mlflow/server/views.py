@@ -142,11 +142,7 @@ def build_blueprint(routes: Mapping[str, _View]) -> Blueprint:
 
 
 def _read_query(store: RequestStore) -> ComparisonQuery:
-    """Read the comparison query from the address of the current request.
-
-    ``group_by=none`` means no grouping: each run is its own group. Raises ConfigError without an
-    experiment_id, and RequestError if the user may not read the experiment.
-    """
+    """Read the comparison query from the address of the request."""
     args = request.args
     experiment_id = args.get("experiment_id", "").strip()
     if not experiment_id:
@@ -164,10 +160,7 @@ def _read_query(store: RequestStore) -> ComparisonQuery:
 
 
 def _get_run(store: RequestStore) -> Run:
-    """Return the run whose run_id is in the address, or raise ConfigError without one.
-
-    Raises RequestError if the run does not exist or the user may not read it.
-    """
+    """Return the run whose run_id is in the address."""
     run_id = request.args.get("run_id", "").strip()
     if not run_id:
         raise ConfigError("run_id is missing; expected /clear/run?run_id=ID")
@@ -181,10 +174,7 @@ def _split_list(values: list[str]) -> list[str]:
 
 
 def _render_experiments_page(store: RequestStore) -> str:
-    """Return the HTML page that lists experiments with accuracy matrices.
-
-    Searches 50 experiments of the store, starting at the page_token in the address, if any.
-    """
+    """Render a list of 50 experiments, starting at the page_token, if any."""
     page = store.search_experiments(
         max_results=_EXPERIMENTS_PER_PAGE,
         order_by=["last_update_time DESC"],
@@ -220,10 +210,7 @@ def _render_experiments_page(store: RequestStore) -> str:
 
 
 def _find_newest_runs(store: RequestStore, experiment_ids: list[str]) -> dict[str, Run]:
-    """Return experiment id to the newest run that clear_mlflow trained, else that it scored.
-
-    Experiments without such a run are left out.
-    """
+    """Return experiment id to the newest trained run, else scored run."""
     newest_runs: dict[str, Run] = {}
     for filter_string in (
         f"tags.`{names.KIND_TAG}` = '{names.KIND_TRAIN}'",
@@ -242,11 +229,7 @@ def _find_newest_runs(store: RequestStore, experiment_ids: list[str]) -> dict[st
 
 
 def _check_request() -> None:
-    """Check method, length and workspace of a request before its page is rendered.
-
-    Raises RequestError unless it is a GET with a short query, and ConfigError if it names a
-    workspace on a server without workspaces.
-    """
+    """Check method, length and workspace of a request."""
     if request.method != "GET":  # Flask adds HEAD, which MLflow's accounts do not check
         raise RequestError(405, "only GET is answered")
     if len(request.query_string) > _MAX_QUERY_BYTES:
@@ -259,10 +242,9 @@ def _check_request() -> None:
 
 
 def _answer_error(error: ClearError) -> Response:
-    """Return an HTML page with an HTTP status and one line, without the server's store URIs.
+    """Return an HTML page for an error, without the server's URIs.
 
-    The status is the one of a RequestError, 503 for a TrackingError, otherwise 400. A TrackingError
-    is written to the server's log, and the page does not contain its message.
+    A TrackingError may contain them: it is written to the server's log.
     """
     status, message = 400, str(error)
     if isinstance(error, RequestError):

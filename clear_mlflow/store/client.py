@@ -271,10 +271,7 @@ def preflight(
 
 
 def _check_run(client: MlflowClient, run_id: str) -> None:
-    """Raise TrackingError if a run does not exist, is deleted, or its artifacts cannot be written.
-
-    See :func:`check_artifact_root`.
-    """
+    """Raise TrackingError if a run cannot be written to."""
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
@@ -291,12 +288,7 @@ def _check_run(client: MlflowClient, run_id: str) -> None:
 
 
 def _check_experiment(client: MlflowClient, name: str | None) -> None:
-    """Raise TrackingError if an experiment is deleted or its artifact location cannot be used.
-
-    An experiment that does not exist yet is accepted.
-
-    name: name of the experiment, or None for the one that MLflow's environment variables name.
-    """
+    """Raise TrackingError if an existing experiment cannot be recorded in."""
     name, experiment_id = name or MLFLOW_EXPERIMENT_NAME.get(), MLFLOW_EXPERIMENT_ID.get()
     with mlflow_errors(f"read the experiment {name or experiment_id or 'Default'}"):
         if name:

@@ -52,10 +52,7 @@ class LeaseHeldError(TrackingError):
 
 @dataclass(frozen=True)
 class _LeaseTag:
-    """The process that may write to a run, and when it last renewed its lease.
-
-    Read from a tag, which anybody can write.
-    """
+    """The process that may write to a run, from an untrusted tag."""
 
     host: str
     pid: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -352,11 +349,9 @@ def _read_lease(run: Run) -> _LeaseTag | None:
 
 
 def _select_lease_text(run: Run) -> str | None:
-    """Return the JSON text of the lease of a run's training process, or None if there is none.
+    """Return the lease of a run's training process, or None.
 
-    That is the last renewal. If the process that renewed it has lost the lease to another one, it
-    is the lease that the other one acquired. A lease that was acquired before any renewal does not
-    count.
+    That is the last renewal, or the lease that another process acquired from the one that renewed.
     """
     renewal, acquisition = (run.data.tags.get(t) for t in (names.PROCESS_TAG, names.HOLDER_TAG))
     renewed, acquired = _parse_lease(renewal), _parse_lease(acquisition)
@@ -379,10 +374,10 @@ _first_seen: dict[str, tuple[str | None, float]] = {}
 
 
 def _measure_seconds_unchanged(client: MlflowClient, run: Run) -> float:
-    """Return for how many seconds this process has seen the lease of a run unchanged.
+    """Return for how many seconds this process saw a lease unchanged.
 
-    The time begins when a lease is first seen. A call with a new lease notes the leases of all
-    RUNNING runs of the experiment, so that watching many takes no longer than watching one.
+    A new lease also starts the clock for all RUNNING runs of the experiment: watching many takes no
+    longer than watching one.
     """
     run_id = run.info.run_id
     if run_id not in _first_seen or _first_seen[run_id][0] != _select_lease_text(run):
@@ -400,11 +395,7 @@ def _measure_seconds_unchanged(client: MlflowClient, run: Run) -> float:
 def _wait_until_expired(
     client: MlflowClient, run: Run, should_stop: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Wait until a lease was unchanged for three minutes, then return True. Warns before it waits.
-
-    Time since this process first saw the lease counts. Returns False as soon as the lease is
-    renewed or the run ends. Raises TrackingError if *should_stop* returns True.
-    """
+    """Wait until a lease expires: True, or False once it is renewed."""
     run_id, text = run.info.run_id, _select_lease_text(run)
     remaining = EXPIRY_SECONDS - _measure_seconds_unchanged(client, run)
     if remaining > 0:
@@ -436,11 +427,10 @@ def _create_token(pid: int) -> str:
 
 
 def _read_start_time(pid: int) -> float:
-    """Return when a process of this machine started. Changes of the clock do not change it.
+    """Return when a process of this machine started, independent of the clock.
 
-    The unit depends on the system. Raises ProcessLookupError if the process is gone, and
-    PermissionError if it cannot be read, for example another user's where /proc is mounted with
-    hidepid.
+    The unit depends on the system. Raises PermissionError for example for another user's process
+    where /proc is mounted with hidepid.
     """
     with suppress(PermissionError):
         os.kill(pid, 0)  # sends nothing; raises ProcessLookupError if no such process exists
@@ -469,10 +459,7 @@ def _read_start_time(pid: int) -> float:
 
 
 def _read_machine_id() -> str:
-    """Return HOST/BOOT_ID/PID_NAMESPACE of this machine, or only HOST on systems other than Linux.
-
-    It changes with a restart and differs between containers: within it, process ids are unique.
-    """
+    """Return HOST/BOOT_ID/PID_NAMESPACE, within which process ids are unique, or HOST."""
     parts = [socket.gethostname()]
     with suppress(OSError):  # not Linux: only the host's name
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

@@ -128,10 +128,7 @@ def replace_info(run: Run, **changes: str | None) -> Run:
 
 
 def _adapt_locations(database: Path, root: str) -> None:
-    """Set the artifact locations in a database to folders under the URI *root*, where they differ.
-
-    Changes experiments, and the runs and logged models of these experiments.
-    """
+    """Set all artifact locations in a database to folders under *root*."""
     with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
         stored = connection.execute("SELECT experiment_id, artifact_location FROM experiments")
         for experiment_id, location in stored.fetchall():

@@ -205,11 +205,7 @@ def build_missing_rows_error(run: Run, missing: str) -> RecordError:
 
 
 def _check_for_missing_rows(run: Run, row_files: Collection[str]) -> None:
-    """Raise RecordError if row files of a run are missing from the names in *row_files*.
-
-    Each row in the run's matrix tag must have a file. A run that was scored, or whose training
-    logged accuracies, must have at least one.
-    """
+    """Raise RecordError if rows that a run must have are missing."""
     tags = run.data.tags
     tagged = read_matrix_tag(run.info.run_id, tags.get(names.MATRIX_TAG))
     if missing := sorted(set(tagged) - set(row_files)):

@@ -188,10 +188,7 @@ def get_run_or_none(client: MlflowClient, run_id: str) -> Run | None:
 
 
 def _get_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
-    """Return a run, or a MissingRun if it does not exist or is deleted.
-
-    Raises TrackingError if the store cannot be read.
-    """
+    """Return a run, or a MissingRun if it does not exist."""
     try:
         run = client.get_run(run_id)
     except MlflowException as error:

@@ -99,10 +99,7 @@ def name_sqlite_driver(tracking_uri: str) -> str:
 
 
 def _create_database(database: Path) -> None:
-    """Create an empty MLflow database, first under a temporary name, so that it is complete.
-
-    A database that another program creates in the meantime is kept.
-    """
+    """Create an MLflow database under a temporary name, then rename it."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore  # slow to import
 
     unfinished = database.with_name(f"{database.name}.new")
@@ -124,9 +121,9 @@ def _create_database(database: Path) -> None:
 
 
 def _wait_until_set_up(database: Path) -> None:
-    """Wait until a program without our lock, such as MLflow's server, has set up a database.
+    """Wait until a program without our lock has set up a database.
 
-    Returns as well if nothing was written to the database for 10 seconds.
+    Such as MLflow's server. Returns as well after 10 seconds in which nothing was written.
     """
     written, since = 0, time.monotonic()
     while not _has_experiment(database):

@@ -130,10 +130,7 @@ def read_newest_state(
 
 
 def _read_state(folder: ArtifactFolder, row: int, scratch: Path) -> StoredState:
-    """Return the training state of a row, downloaded to *scratch* unless it is on this machine.
-
-    Raises RecordError if it or its manifest is damaged.
-    """
+    """Return the intact training state of a row, downloaded to *scratch*."""
     name, manifest_name = _format_file_names(row)
     content = folder.read_files([manifest_name], MAX_MANIFEST_BYTES)[manifest_name]
     manifest = Manifest.from_json(content, source=manifest_name)

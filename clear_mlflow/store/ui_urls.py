@@ -247,10 +247,7 @@ def _store_leaderboard(client: MlflowClient, experiment_id: str) -> str:
 
 
 def _find_score(client: MlflowClient, experiment_id: str) -> Score:
-    """Return what the newest run with readable rows measures, such as accuracy.
-
-    Only the experiment's 20 newest runs with rows are read. Returns accuracy if none is readable.
-    """
+    """Return what the newest of 20 runs measures, by default accuracy."""
     for run in client.search_runs([experiment_id], _HAS_ROWS, max_results=_MAX_RUNS_READ):
         with suppress(ClearError):  # reported by commands that score or compare the run
             for record in load_stored_rows(client, run, read_files=False).records.values():
@@ -259,10 +256,7 @@ def _find_score(client: MlflowClient, experiment_id: str) -> Score:
 
 
 def _get_newest_experiment_id(client: MlflowClient) -> str:
-    """Return the id of the experiment that contains the newest run of this package.
-
-    Raises TrackingError if the store contains no such run.
-    """
+    """Return the experiment of the newest run of this package."""
     has_kind = f"tags.`{names.KIND_TAG}` != ''"
     runs = client.search_runs(find_experiment_ids(client), has_kind, max_results=1)
     if not runs:

@@ -279,10 +279,7 @@ class RunCopier:
         return CopyResult(source.run_id, name, UPDATED if is_update else COPIED, run_id, message)
 
     def _create_copy(self, source: RunSource, experiment_id: str) -> Run:
-        """Create a run with the name, start time and tags of a source, and acquire its lease.
-
-        Leaves out tags that state that rows are stored or how the run ended.
-        """
+        """Create a run like a source, and acquire its lease."""
         tags = _select_tags(source.run)
         tags = {key: value for key, value in tags.items() if key not in _FINAL_TAGS}
         tags |= self._build_parent_tag(experiment_id, source.run)
@@ -292,10 +289,9 @@ class RunCopier:
             return self._client.create_run(experiment_id, info.start_time, tags, info.run_name)
 
     def _reopen_copy(self, target: Run) -> None:
-        """Take the lease of a copy, also from another process, and set the copy to RUNNING.
+        """Take the lease of a copy, and set the copy to RUNNING.
 
-        Deletes MLflow's temporary files (.artifact.uploading.*) of a copying that was killed, if
-        the artifacts are on this machine.
+        Deletes temporary files on this machine that a killed process left (.artifact.uploading.*).
         """
         run_id = target.info.run_id
         with mlflow_errors(f"open run {run_id} again"):
@@ -313,11 +309,10 @@ class RunCopier:
         files: Sequence[str],
         score_tags: Mapping[str, str],
     ) -> int:
-        """Write everything of a run except its status into its copy. Repeating it changes nothing.
+        """Write everything of a run except its status into its copy, repeatably.
 
         Returns the time of the latest metric value, or the start time if that is later.
-
-        rows, files: those that the copy lacks. score_tags: further tags to set.
+        rows, files: those that the copy lacks.
         """
         client, run, run_id = self._client, source.run, target.info.run_id
         lease, renewed_at = Lease(client, run_id), time.monotonic()
@@ -354,13 +349,9 @@ class RunCopier:
         return last_time
 
     def _score(self, source: RunSource, target: Run, files: Collection[str]) -> str:
-        """Score a copy and create MLflow's logged models for its checkpoints.
+        """Score a copy, log its models, and return the problem or "".
 
-        Returns why it cannot be scored, or "". Reads the rows and predictions of the source, which
-        may be on this machine. Reads metric histories of the copy only if, by its tags, the source
-        was scored with other rows or other versions of the metrics.
-
-        files: paths of the files that the copy has.
+        Reads metric histories only if the source was scored with other rows or versions.
         """
         client = self._client
         run = Lease(client, target.info.run_id).check()
@@ -381,14 +372,7 @@ class RunCopier:
         return ""
 
     def _end_copy(self, run: Run, target: Run, state: str, last_time: int) -> None:
-        """Set the final status, end time and parent of a copy, and tag it as complete.
-
-        Removes the tag of the process that copies, and an error that the run does not have any
-        more. A run that is RUNNING without a process, such as a sweep, stays RUNNING.
-
-        run: the source. state: its hash from :func:`_hash_source`. last_time: end time if the run
-        has none.
-        """
+        """Set status, end time, parent and completion tag of a copy."""
         client, run_id = self._client, target.info.run_id
         current = Lease(client, run_id).check()
         if (status := _get_copied_status(run)) != "RUNNING":
@@ -419,13 +403,7 @@ class RunCopier:
         )
 
     def _build_parent_tag(self, experiment_id: str, run: Run) -> dict[str, str]:
-        """Return the tag that names the parent of a copied run, or {} if it has none.
-
-        The parent is the copy of the run's parent, or the original if that was not copied. Returns
-        {} as well if the target store has neither.
-
-        experiment_id: experiment of the target store that is searched for the copy.
-        """
+        """Return the tag that names the copied or original parent, or {}."""
         parent_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
         if parent_id is None:
             return {}
@@ -435,12 +413,10 @@ class RunCopier:
         return {} if parent is None else {MLFLOW_PARENT_RUN_ID: parent.info.run_id}
 
     def _delete_duplicates(self, experiment_id: str, source_id: str) -> str:
-        """Delete all copies of a run except one, which gets their children, and return its id.
+        """Delete all copies of a run except one, and return its id.
 
-        Two machines that start at the same moment may each create a copy. Each searches for copies
-        after its own is complete, so the second one to complete sees both. The complete copy with
-        the smallest run id is kept, so that both decide the same if they search at once. An
-        incomplete copy is left to the process that has its lease, and deleted if there is none.
+        Two machines may each create a copy. Each searches after its own is complete, so one of them
+        sees both. The complete copy with the smallest run id is kept, so that both decide the same.
         """
         client = self._client
         kept_copy, *others = self._find_copies(experiment_id, source_id)
@@ -512,10 +488,7 @@ def is_safe_path(path: str) -> bool:
 
 
 def _walk_remote(root: ArtifactFolder, path: str = "") -> Iterator[tuple[str, int | None]]:
-    """Yield path and size of each artifact below a path, and None for an unknown size.
-
-    Skips subfolders whose path is not safe. path: "" for all artifacts of the run.
-    """
+    """Yield path and size (or None) of artifacts with safe paths."""
     with mlflow_errors("list the artifacts of a run"):
         entries = root.repository.list_artifacts(path or None) or []
     for entry in entries:
@@ -539,11 +512,9 @@ def _walk_local(root: Path) -> Iterator[tuple[str, int | None]]:
 def _check_rows(
     target: Run, rows: Mapping[str, bytes], stored: Mapping[str, bytes], *, is_original: bool
 ) -> None:
-    """Raise RowConflictError if a row is stored with other numbers than in the source.
+    """Raise RowConflictError if a row is stored with other numbers.
 
-    rows, stored: row files of source and target by name. is_original: the target's run is the
-    source itself, not a copy. Then it is also an error if the target lacks the file of a row, or a
-    power cut left only a part of it. In a copy, such a row is not an error: it is copied again.
+    is_original: whether the target's run is the source itself: then it may lack no row.
     """
     for name in sorted(rows):
         if name not in stored or is_truncated_row(stored[name]):
@@ -581,8 +552,8 @@ def _check_params(target: Run, params: Mapping[str, str]) -> None:
 def _select_new_points(source: RunSource, target: RunSource) -> Iterator[Metric]:
     """Yield the metric values of a source that its copy lacks.
 
-    A value of a metric and step that the copy has from another continuation of the source, with
-    another time, counts as the same. Several values of one step are matched one to one.
+    A value with the same metric and step and another time is from another continuation, and counts
+    as the same. Several values of one step are matched one to one.
     """
 
     def identify(point: Metric) -> tuple[str, int, int, str]:
@@ -606,10 +577,7 @@ def _select_new_points(source: RunSource, target: RunSource) -> Iterator[Metric]
 
 
 def _select_tags(run: Run) -> dict[str, str]:
-    """Return the tags of a run that its copy gets.
-
-    Leaves out leases, ids of other runs, and hashes. Adds the error tag if the training was killed.
-    """
+    """Return a run's tags without leases, ids of other runs, and hashes."""
     tags = {key: value for key, value in run.data.tags.items() if key not in _SOURCE_TAGS}
     if run.data.tags.get(names.KIND_TAG) == names.KIND_SWEEP:
         tags.pop(names.MLFLOW_NOTE, None)  # it links to the comparison, which is not copied
@@ -619,10 +587,9 @@ def _select_tags(run: Run) -> dict[str, str]:
 
 
 def _build_score_tags(run: Run, target: Run, rows: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the tags by which scoring recognises that a copy has the scores of its source.
+    """Return the tags that mark a copy as scored, or {}.
 
-    Returns {} if the source was not scored with these rows, or the copy was scored already. The
-    hash of the page is left out, since the page contains the id of the run.
+    The page's hash is left out: the page contains the run's id.
     """
     rows_hash, _, predictions_hash, tests_hash = split_score_hash(run.data.tags)
     if names.SCORED_TAG in target.data.tags or rows_hash != hash_rows(run.info.run_id, rows):
@@ -637,21 +604,14 @@ def _build_score_tags(run: Run, target: Run, rows: Mapping[str, bytes]) -> dict[
 
 
 def _get_copied_status(run: Run) -> str:
-    """Return the status that the copy of a run gets: its own, or KILLED instead of RUNNING.
-
-    KILLED if a process trained it. Call this only if that process is gone.
-    """
+    """Return a run's status, with KILLED instead of a dead process's RUNNING."""
     if run.info.status == "RUNNING" and names.PROCESS_TAG in run.data.tags:
         return "KILLED"
     return str(run.info.status)
 
 
 def _hash_source(run: Run, rows: Mapping[str, bytes], files: Mapping[str, int | None]) -> str:
-    """Return a hash of everything that is copied of a run.
-
-    Of artifacts other than rows, it contains only paths and sizes. rows: row files by name. files:
-    size of other artifacts by path.
-    """
+    """Hash all that is copied, but only paths and sizes of artifacts."""
     info, data = run.info, run.data
     metadata = [info.status, info.end_time, info.run_name, data.params, _select_tags(run)]
     content = json.dumps([metadata, data.metrics, files, hash_rows("", rows)], sort_keys=True)

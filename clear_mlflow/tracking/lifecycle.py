@@ -365,12 +365,7 @@ def log_member_summary(
 def _score_run(
     client: MlflowClient, run: Run, result: RunResult, expected_rows: Collection[int]
 ) -> RunResult:
-    """Score the stored rows of a run and log its models in MLflow.
-
-    Returns the result with the scores. An error is added to it as a problem and not raised.
-
-    expected_rows: numbers of the rows that the store must have; it is an error if one is missing.
-    """
+    """Score a run and log its models, with errors in the result."""
     run_id = run.info.run_id
     try:
         scores = score(client, run_id)
@@ -390,10 +385,9 @@ def _score_run(
 
 
 def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_status: bool) -> str:
-    """Write the final status and error of a run to local disk, for ``clear-mlflow sync``.
+    """Write a run's end to disk, and return the command for it.
 
-    Returns a sentence with the command that uploads them. If no disk can be written, prints
-    warnings and returns "". If *sets_status*, MLflow forgets the run, which stays RUNNING.
+    Returns "" if no disk can be written. If *sets_status*, MLflow forgets the run.
     """
     if sets_status:
         _detach_run(run_id)
@@ -416,10 +410,7 @@ def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_s
 
 
 def _detach_run(run_id: str) -> None:
-    """Make MLflow forget an active run, and stop its system metrics, without ending the run.
-
-    MLflow would otherwise set the run's status when the process exits.
-    """
+    """Make MLflow forget a run, so that exit leaves its status."""
     forget_active_run(run_id)
     if monitor := forget_system_metrics(run_id):
         # In a thread: it may hang in a call to the store.

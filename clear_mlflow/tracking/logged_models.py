@@ -79,13 +79,7 @@ def _log_model(
     weights_folder: ArtifactFolder,
     unfinished_model: LoggedModel | None,
 ) -> bool:
-    """Log the weights after *row* buckets as an MLflow model, and return True if it was possible.
-
-    Returns False if the file is too large, or if only the strategy's own code can build the model.
-    Raises RecordError if the file lacks a description of the model or is damaged.
-
-    unfinished_model: the model if an earlier call did not finish it, or None.
-    """
+    """Log the weights of a row as a model, if possible."""
     run_id, file = run.info.run_id, names.format_model_file_name(row)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         with mlflow_errors(f"read {file} of run {run_id}"):
@@ -124,10 +118,7 @@ def _log_model(
 
 
 def _save_model(folder: Path, weights: Path, description: ModelDescription, model: Model) -> None:
-    """Save weights as an MLflow pyfunc model with signature and example input to a new folder.
-
-    weights: safetensors file. description: the description in it. model: MLflow's metadata.
-    """
+    """Save weights from a safetensors file as a pyfunc model."""
     output_schema = Schema(
         [
             ColSpec(DataType.long, "class"),
@@ -161,10 +152,7 @@ def _save_model(folder: Path, weights: Path, description: ModelDescription, mode
 
 
 def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:
-    """Return the score on each bucket after *row* buckets, as metrics of an MLflow model.
-
-    They have the names of the run's metrics, such as ``test_accuracy/bucket_01``.
-    """
+    """Return the scores after *row* buckets, named like the run's."""
     return [
         Metric(
             point.key,

@@ -323,14 +323,9 @@ class LoopRun:
         build_row: Callable[[LoopMetadata], tuple[AccuracyRow, RowPredictions | None]],
         truth: Sequence[Any] | None = None,
     ) -> None:
-        """Store the row that *build_row* returns with its predictions, unless it is stored already.
+        """Store the row that *build_row* returns, unless it is stored already.
 
-        Raises RecordError if the row is stored with other numbers, or if the first true labels
-        arrive after rows without them.
-
-        after: bucket that was trained on last, for messages. build_row: called with the metadata;
-        returns the row, and its predictions or None. truth: true labels to add to the metadata, or
-        None.
+        truth: true labels to add to the metadata, or None.
         """
         with self._lock_recorder(f"the row after {safe_repr(after)}", "rows") as recorder:
             metadata = self._metadata if truth is None else add_true_labels(self._metadata, truth)
@@ -389,9 +384,9 @@ class LoopRun:
             self._rows.update({i: row.reorder(buckets) for i, row in self._rows.items()})
 
     def _check_nothing_new(self, row: AccuracyRow, predictions: bytes | None) -> None:
-        """Raise RecordError if a stored row arrives with another cost or other predictions.
+        """Raise RecordError if a stored row arrives with other cost or predictions.
 
-        If an earlier process stored the row, only prints a warning that its cost is kept.
+        Only warns that the cost is kept if an earlier process stored the row.
         """
         stored_cost = self._rows[row.row].cost
         is_new_cost = row.cost not in (None, stored_cost)
@@ -531,11 +526,7 @@ class LoopRun:
 
     @contextmanager
     def _lock_recorder(self, item: str, items: str) -> Iterator[RunRecorder]:
-        """Yield the run's recorder, which no other thread can use at the same time.
-
-        Raises TrackingError if the block has ended, or in a forked process. item: what was logged,
-        for the message, such as "a test inside bucket 2". items: its plural, "tests".
-        """
+        """Yield the recorder, locked for this thread. item, items: for messages."""
         # Before the lock, which a fork may have copied while it was locked.
         if os.getpid() != self._process_id:
             raise TrackingError(
@@ -551,10 +542,7 @@ class LoopRun:
             yield self._recorder
 
     def _find_missing_row(self) -> RecordError | None:
-        """Return an error if only the last row is missing, as if a loop counted from 0, or None.
-
-        None, too, if a framework numbers the rows, or the run had rows before.
-        """
+        """Return an error if only the last row is missing, else None."""
         last = len(self._metadata.buckets)
         if not self.expects_last_row or self._rows.keys() != set(range(last)):
             return None
@@ -564,10 +552,7 @@ class LoopRun:
         )
 
     def _open_recorder(self, client: MlflowClient, run_id: str) -> None:
-        """Log the parameters, tags and dataset of the loop, and start to record rows.
-
-        First loads the rows that the run has. Raises TrackingError if another loop stored them.
-        """
+        """Load the run's rows, log the loop's metadata, and start recording."""
         metadata = self._metadata
         recorder = RunRecorder(client, run_id, self._families)
         run = self._load_stored_rows(client, run_id)
@@ -604,11 +589,7 @@ class LoopRun:
         self._recorder, self._run_name = recorder, run.info.run_name
 
     def _load_stored_rows(self, client: MlflowClient, run_id: str) -> Run:
-        """Load the rows and tests that a run has into this object, and return the run.
-
-        Before that, uploads what earlier processes left on local disk. Raises TrackingError if the
-        rows have another dataset, seed, test images or other metadata than this loop.
-        """
+        """Load the run's rows and tests into this object, and return it."""
         run, records = _read_rows(client, run_id)
         self._rows = {}
         for file_name, record in records.items():
@@ -660,10 +641,7 @@ def _format_loop_json(metadata: LoopMetadata) -> str:
 
 
 def _check_same_loop(record: RowRecord, loop: LoopMetadata, location: str) -> None:
-    """Raise TrackingError if a stored row has another dataset, seed or other metadata than *loop*.
-
-    location: where the row is stored, for the message.
-    """
+    """Raise TrackingError if a stored row belongs to another loop."""
     row, dataset = record.row, record.dataset
     pairs: dict[str, tuple[object, object]] = {
         "buckets": (row.buckets, loop.buckets),

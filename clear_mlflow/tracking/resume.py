@@ -285,11 +285,7 @@ def is_resume_reserved(run: Run) -> bool:
 
 
 def _read_config(client: MlflowClient, run: Run) -> TrainConfig:
-    """Return the parameters in a run's config.json.
-
-    Raises RecordError if the file is damaged, and TrackingError if it does not exist or the run is
-    of a custom training loop.
-    """
+    """Return the parameters in a run's config.json."""
     run_id, folder = run.info.run_id, ArtifactFolder(client, run)
     with mlflow_errors(f"read {names.CONFIG_JSON} of run {run_id}"):
         sizes = folder.list_sizes()
@@ -313,11 +309,7 @@ def _read_config(client: MlflowClient, run: Run) -> TrainConfig:
 
 
 def _get_resumable_run(client: MlflowClient, run_id: str) -> Run:
-    """Return a run, or raise TrackingError if it cannot be resumed here and now.
-
-    That is if it does not exist, is not a training, is being trained, was trained with another
-    version of this package, or its artifacts cannot be stored.
-    """
+    """Return a run, or raise TrackingError if it cannot be resumed now."""
     with mlflow_errors(f"read run {run_id[:80]}"):
         (run,) = select_runs(client, run_ids=(run_id,))
     if isinstance(run, MissingRun):
@@ -342,11 +334,7 @@ def _get_resumable_run(client: MlflowClient, run_id: str) -> Run:
 def _read_rows(
     client: MlflowClient, run: Run, state: StoredState | None
 ) -> tuple[dict[str, RowRecord], frozenset[int]]:
-    """Return the rows of a run by file name, and the numbers of damaged rows to measure again.
-
-    Prints a warning for each of these. Raises RecordError for a damaged row that training from
-    *state* does not measure again.
-    """
+    """Return rows by file name, and damaged row numbers to measure again."""
     records_by_file: dict[str, RowRecord] = {}
     damaged_rows = set()
     for name, content in read_row_files(client, run).items():
@@ -363,10 +351,7 @@ def _read_rows(
 
 
 def _list_reservations(run: Run) -> list[str]:
-    """Return the JSON text of each reservation to resume a run, in order.
-
-    It is the lease of the process that made the reservation.
-    """
+    """Return the JSON lease of each reserved resume, in order."""
     reservations = (
         run.data.params.get(f"{_RESERVATION_PREFIX}{number}", "") for number in itertools.count(1)
     )

@@ -279,10 +279,7 @@ class RunRecorder:
             self.uploader.enqueue(*metric_files)
 
     def _open_folder(self) -> None:
-        """Create a run folder in the next location that can be written, or raise TrackingError.
-
-        Prints a warning if it has to skip a location.
-        """
+        """Create a run folder in the next location that can be written."""
         problems = []
         for path in self._candidates:
             try:
@@ -301,10 +298,7 @@ class RunRecorder:
         )
 
     def _add_to_curve(self, points: Iterable[CurvePoint]) -> None:
-        """Keep points of the curve in memory until :meth:`_write_points` writes them.
-
-        Skips NaN, infinite values, and steps that a resumed run has in the store.
-        """
+        """Keep new finite points in memory until :meth:`_write_points` writes them."""
         metrics = [
             Metric(name, value, point.time, point.step)
             for point in points
@@ -318,10 +312,9 @@ class RunRecorder:
         self._curve += [m for m in metrics if (m.key, m.step) not in self.curve_steps]
 
     def _write_points(self, points: Sequence[Metric] = ()) -> list[Entry]:
-        """Write metric values of a row and of the curve to disk, and return the files.
+        """Write metric values and the curve to disk, and return the files.
 
-        Returns [] if the disk is full: metrics of rows are computed again when the run is scored,
-        and the curve is written with the next points.
+        Returns [] if the disk is full: scoring computes metrics again, and the curve is kept.
         """
         try:
             entries = self._folders[-1].append_metrics([*points, *self._curve])
@@ -331,10 +324,9 @@ class RunRecorder:
         return entries
 
     def _defer_bucket_points(self, points: Sequence[Metric], row: int) -> list[Metric]:
-        """Return the metric values to upload after a row, from row 2 on all of them.
+        """Keep values of buckets back until row 2, and return the others.
 
-        Before row 2, values of single buckets are kept back and returned with row 2: MLflow's page
-        sorts metrics by their first appearance, and the others first appear up to row 2.
+        MLflow's page sorts metrics by first appearance, and the others first appear up to row 2.
         """
         upload_points = [point for point in points if not names.is_bucket_series(point.key)]
         self._bucket_points += [point for point in points if names.is_bucket_series(point.key)]
@@ -356,10 +348,7 @@ class RunRecorder:
             self._renew_leases_and_plot()
 
     def _renew_leases_and_plot(self) -> None:
-        """Renew the lease, and log a picture of the matrix if it has new rows.
-
-        Raises nothing. Logs no picture while the store cannot be reached or the lease is lost.
-        """
+        """Renew the lease and plot new rows, until the run is over."""
         try:
             self.uploader.lease.renew(self._is_over)
         except Exception:  # reported by the uploader, or with the next row

@@ -151,11 +151,7 @@ def sync_folders(
 
 
 def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
-    """Upload one run folder, score and end its run, and delete the folder.
-
-    Errors are in the result. If a living process writes to the folder, nothing is uploaded, and
-    the result has ``is_live`` set.
-    """
+    """Upload one run folder, score and end its run, delete the folder."""
     run_id, num_sent = None, 0
     try:
         header = read_header(path)
@@ -187,14 +183,7 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
 
 
 def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
-    """Score a run and set its final status and error. Return for example "scored, FINISHED".
-
-    Also logs the summary of the ensemble that the run is or belongs to. An ensemble itself lacks
-    rows to score: its result is for example "closed, FINISHED".
-
-    outcome: final status and error, or None to keep the status. The status changes only if it is
-    RUNNING or KILLED.
-    """
+    """Score a run and set its outcome. Return for example "scored, FINISHED"."""
     run_id = run.info.run_id
     is_ensemble = run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE
     if not is_ensemble:
@@ -214,11 +203,7 @@ def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
 
 
 def _log_ensemble_summary(client: MlflowClient, parent_id: str) -> None:
-    """Log mean and standard deviation of each metric over the members of an ensemble.
-
-    Does nothing if the parent is not an ensemble or has them already, or unless there is one run
-    for each seed and all of them are FINISHED.
-    """
+    """Log an ensemble's mean and deviation once all members are FINISHED."""
     with mlflow_errors(f"read the members of run {parent_id}"):
         parent = client.get_run(parent_id)
         tags = parent.data.tags
@@ -237,14 +222,10 @@ def _log_ensemble_summary(client: MlflowClient, parent_id: str) -> None:
 
 
 def _connect(header: RunHeader, folder: Path, use_recorded_store: bool) -> MlflowClient:
-    """Connect to the store of MLFLOW_TRACKING_URI, or to the one that a folder's run.json names.
+    """Connect to MLFLOW_TRACKING_URI, or to the store in run.json.
 
     The latter only for a folder in a default location: another folder may come from anyone, and
-    credentials would be sent to the store that it names. Makes it MLflow's store in this process.
-    Raises TrackingError if no store is usable.
-
-    use_recorded_store: prefer the store in run.json; otherwise it is used only if
-    MLFLOW_TRACKING_URI is not set.
+    credentials would be sent to the store that it names.
     """
     uri = MLFLOW_TRACKING_URI.get()
     is_trusted = folder.absolute() in list_candidate_folders(folder.name)
@@ -264,10 +245,7 @@ def _connect(header: RunHeader, folder: Path, use_recorded_store: bool) -> Mlflo
 
 
 def _get_run(client: MlflowClient, run_id: str, tracking_uri: str) -> Run:
-    """Return a stored run, or raise TrackingError if it is deleted or does not exist.
-
-    tracking_uri: where the run's process stored it, for the message.
-    """
+    """Return a stored run, or raise TrackingError."""
     with mlflow_errors(f"read run {run_id} (its process wrote to {tracking_uri})"):
         run = client.get_run(run_id)
     if run.info.lifecycle_stage == LifecycleStage.DELETED:

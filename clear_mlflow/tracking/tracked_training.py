@@ -198,10 +198,7 @@ def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResu
 def _train_in_active_run(
     client: MlflowClient, training: Training, requested: Mapping[str, str]
 ) -> RunResult:
-    """Train in this process into MLflow's active run, which is left open, or a new one.
-
-    Raises what training raises, or why the run's record is incomplete or not stored.
-    """
+    """Train in this process into the active run or a new one."""
     active_id = get_active_run_id()
     if active_id is not None:
         join_run(client, active_id)
@@ -226,11 +223,7 @@ def _train_supervised(
     signals: StoppingSignals,
     resume_point: ResumePoint | None = None,
 ) -> RunResult:
-    """Train in a child process into a RUNNING run, and end the run.
-
-    If the training was stopped, the result's links include the command that resumes it. Raises
-    errors other than ClearError and TrainingDied after the run is ended.
-    """
+    """Train in a child process into a RUNNING run, and end it."""
     result, error = _train_and_end_run(
         client, process, run_id, requested, resume_point, signals.received
     )
@@ -262,13 +255,9 @@ def _train_and_end_run(
     sets_status: bool = True,
     member: TrainConfig | None = None,
 ) -> tuple[RunResult, BaseException | None]:
-    """Train into a RUNNING run and end it. Return the result and what training raised, or None.
+    """Train into a RUNNING run, end it, and return result and error.
 
-    If the training has several seeds, the run is the parent of a run for each seed.
-
-    requested: the parameters that the caller passed, as text. received_signals: signals that this
-    process received. sets_status: False to leave the status of the run unchanged. member:
-    parameters of one of the seeds, to train into its run; otherwise None.
+    member: parameters of one of several seeds, to train into its child run, or None.
     """
     run = TrainingRun(
         client,
@@ -315,14 +304,9 @@ def _train_members(
     received_signals: Sequence[int],
     member_ids: list[str],
 ) -> Iterator[tuple[int, Scores]]:
-    """Train one seed after another, each into its own child run, and yield seed and scores.
+    """Train each seed into its own child run, and yield its scores.
 
-    Raises what training raises, and TrackingError if a run's record is incomplete; seeds that
-    follow are not trained then.
-
-    requested: parameters as the user passed them. received_signals: numbers of the signals that
-    this process received, which may grow. member_ids: list to which the id of each run is appended
-    when the run is opened.
+    received_signals: may grow. member_ids: filled with the id of each run that is opened.
     """
     with mlflow_errors(f"read run {parent_id}"):
         experiment_id = client.get_run(parent_id).info.experiment_id
@@ -357,11 +341,7 @@ def _train_members(
 def _find_interrupted_run(
     client: MlflowClient, signals: StoppingSignals, can_wait: bool
 ) -> str | None:
-    """Return the id of the run that MLFLOW_RUN_ID names if it has rows, else None.
-
-    Returns None, too, if MLflow has an active run. Waits up to three minutes if a process on
-    another machine may be training into the run; raises LeaseHeldError instead unless *can_wait*.
-    """
+    """Return the run that MLFLOW_RUN_ID names if it has rows, else None."""
     run_id = MLFLOW_RUN_ID.get()
     if not run_id or get_active_run_id() is not None:
         return None
@@ -371,10 +351,7 @@ def _find_interrupted_run(
 
 
 def _find_unfinished_run(client: MlflowClient) -> str:
-    """Return the id of the only training in a store that is not FINISHED.
-
-    Raises TrackingError if there is none, or several.
-    """
+    """Return the id of the only training that is not FINISHED."""
     is_unfinished = f"tags.`{names.KIND_TAG}` = 'train' AND attributes.status != 'FINISHED'"
     runs = [*search_runs(client, find_experiment_ids(client), is_unfinished)]
     if not runs:

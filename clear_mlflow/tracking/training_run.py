@@ -181,10 +181,7 @@ class TrainingRun:
         self.recorder.write_missing_files(stored_row, files=missing, curve=measured.curve)
 
     def _log_test(self, test: AnytimeRow) -> None:
-        """Store the accuracies of a test within a bucket.
-
-        Does nothing if a resumed run has them and the row of the bucket.
-        """
+        """Store a test within a bucket, unless a resumed run has it."""
         path = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
         point = self._resume_point
         if point is None or test.bucket not in point.records or path not in point.artifacts:
@@ -193,8 +190,7 @@ class TrainingRun:
     def _log_state(self, state: TrainingState) -> None:
         """Enqueue the upload of the newest row's training state, from memory.
 
-        Prints a warning if the state cannot be saved. Drops the state while the store cannot be
-        reached: on local disk, states of a large model would need too much space.
+        Drops it while the store cannot be reached: states of a large model would fill the disk.
         """
         if state.problem is not None and not self._has_warned:
             self._warn_once(f"run {self._run_id} could not be resumed from here: {state.problem}")
@@ -233,10 +229,7 @@ class TrainingRun:
         self._has_warned = True
 
     def _remove_states(self, *, before: int | None) -> None:
-        """Delete the stored training states of rows before *before*, or all states if it is None.
-
-        Does nothing while uploads fail, and ignores errors: a state that remains costs only space.
-        """
+        """Delete the training states before a row (None: all), ignoring errors."""
         uploader = self.recorder.uploader
         if not uploader.is_failing:
             with suppress(Exception):
@@ -244,11 +237,7 @@ class TrainingRun:
                 remove_states(self._client, run, before=before)
 
     def _log_configuration(self, run: Run) -> None:
-        """Log parameters, tags and config.json, or raise TrackingError if a new run has rows.
-
-        A resumed run keeps its config.json. The recorder receives its rows before the training
-        state, and the steps of its training curve.
-        """
+        """Log parameters, tags and config.json, which a resumed run keeps."""
         config, point = self._config, self._resume_point
         if point is None:
             check_has_no_rows(self._client, run)
@@ -319,11 +308,7 @@ def format_run_name(config: TrainConfig) -> str:
 
 
 def _build_optional_row_fields(metadata: StreamMetadata) -> dict[str, JSON]:
-    """Return the fields ``features``, ``left_out``, ``scenario`` and ``times`` of a row's record.
-
-    Contains only those that the dataset has: the name and digest of stored features, the number of
-    damaged images, the scenario, and a date per bucket.
-    """
+    """Return ``features``, ``left_out``, ``scenario`` and ``times``, where known."""
     extra: dict[str, JSON] = {}
     if metadata.features is not None:
         extra["features"] = {"name": metadata.features, "digest": metadata.features_digest}
