@@ -123,8 +123,8 @@ class Adapter:
     ) -> None:
         """Log a row, the first of which starts the run.
 
-        The last one ends it. A NaN keeps the value of an earlier call. num_instances: test images per
-        bucket, or None. Unless the first row has all, accuracies are stored instead of counts.
+        The last one ends it. A NaN keeps the value of an earlier call. num_instances: test images
+        per bucket, or None. Unless the first row has all, accuracies are stored, not counts.
         """
         stored_row = self._rows.get(row, (math.nan,) * len(accuracy))
         cells = tuple(

@@ -208,6 +208,6 @@ def _name(experiences: Sequence[int]) -> str:
 
 
 def _count_test_images(stream: Any) -> tuple[int, ...]:
-    """Count the images per experience, also if *stream* is a slice."""
+    """Count the images per experience of the complete stream, even of a slice."""
     streams = {} if stream.benchmark is None else stream.benchmark.streams
     return tuple(len(experience.dataset) for experience in streams.get(stream.name, stream))

@@ -53,7 +53,7 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
 
 
 def _has_type(value: Any, expected: Any) -> bool:
-    """Return True if a value has a type, and a number is finite."""
+    """Return True if a value has a type, finite if a number."""
     if get_origin(expected) is Literal:
         return isinstance(value, str) and value in get_args(expected)
     if expected in (int, float):

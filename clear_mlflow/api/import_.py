@@ -235,9 +235,9 @@ def _store_run(
     dataset: DatasetIdentity | None,
     families: tuple[str, ...],
 ) -> tuple[str, int]:
-    """Store a matrix as a closed run, and return its metric count.
+    """Store a matrix as a closed run, and return its id.
 
-    Returns the run's id first. dataset: the one of the run in ``same_data_as``, or None.
+    Also returns the number of metrics. dataset: of the run in ``same_data_as``, or None.
     """
     adapt_metrics(ALL_METRICS, run.matrix.score)  # raises ConfigError if the name is taken
     metadata, digest = _merge_metadata(run, overrides), _hash_matrix(run.matrix)

@@ -736,7 +736,7 @@ class SweepStore:
         return None
 
     def _is_trained_elsewhere(self, stored_run: Run) -> bool:
-        """Return True, within three minutes, if another process trains a run."""
+        """Return True if another process trains a run. May wait three minutes."""
         if is_being_trained(self._client, stored_run) or is_resume_reserved(stored_run):
             return True
         # A live sweep starts what is SCHEDULED, and resumes what was KILLED.
@@ -754,7 +754,7 @@ class SweepStore:
     def _find_resumable_attempt(
         self, run: SweepRun, attempts: Sequence[Run]
     ) -> tuple[Run | None, str | None]:
-        """Return the newest run to resume and a note, or Nones."""
+        """Return the newest run to resume, or None, with a note."""
         note = None
         for attempt in sorted(attempts, key=lambda stored: stored.info.start_time, reverse=True):
             run_id = attempt.info.run_id

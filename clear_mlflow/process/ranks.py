@@ -108,7 +108,7 @@ def run_rank(dist_env: DistributedEnv, config: TrainConfig, signals: StoppingSig
 def _wait_and_print_error(
     dist_env: DistributedEnv, error: ClearError | TrainingDied, signals: StoppingSignals
 ) -> None:
-    """Print an error, after waiting for a signal as rank 0 may print it."""
+    """Wait for a signal, and print an error unless rank 0 does."""
     is_same_on_rank_0 = isinstance(error, DivergedError) or (
         # All ranks have the same files and devices.
         isinstance(error, (ConfigError, DataError)) and dist_env.local_size == dist_env.size

@@ -395,7 +395,7 @@ def _measure_seconds_unchanged(client: MlflowClient, run: Run) -> float:
 def _wait_until_expired(
     client: MlflowClient, run: Run, should_stop: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Wait until a lease expires: True, or False once it is renewed."""
+    """Wait until a lease expires, or return False if it is renewed."""
     run_id, text = run.info.run_id, _select_lease_text(run)
     remaining = EXPIRY_SECONDS - _measure_seconds_unchanged(client, run)
     if remaining > 0:

@@ -309,10 +309,10 @@ class RunCopier:
         files: Sequence[str],
         score_tags: Mapping[str, str],
     ) -> int:
-        """Write everything of a run except its status into its copy, repeatably.
+        """Write everything of a run except its status into its copy.
 
-        Returns the time of the latest metric value, or the start time if that is later.
-        rows, files: those that the copy lacks.
+        Repeating it changes nothing. Returns the time of the latest metric value, or the start time
+        if that is later. rows, files: those that the copy lacks.
         """
         client, run, run_id = self._client, source.run, target.info.run_id
         lease, renewed_at = Lease(client, run_id), time.monotonic()

@@ -348,7 +348,7 @@ class RunRecorder:
             self._renew_leases_and_plot()
 
     def _renew_leases_and_plot(self) -> None:
-        """Renew the lease and plot new rows, until the run is over."""
+        """Renew the lease, and log a picture of the latest rows."""
         try:
             self.uploader.lease.renew(self._is_over)
         except Exception:  # reported by the uploader, or with the next row

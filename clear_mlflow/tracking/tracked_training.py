@@ -341,7 +341,10 @@ def _train_members(
 def _find_interrupted_run(
     client: MlflowClient, signals: StoppingSignals, can_wait: bool
 ) -> str | None:
-    """Return the run that MLFLOW_RUN_ID names if it has rows, else None."""
+    """Return the run in MLFLOW_RUN_ID if it has rows, or None.
+
+    May wait three minutes for a process on another machine.
+    """
     run_id = MLFLOW_RUN_ID.get()
     if not run_id or get_active_run_id() is not None:
         return None
