@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -108,6 +109,24 @@ def test_with_every_buffer(buffer):
         assert_resumes_everywhere(
             feature_stream, on_features(strategy="replay", strategy_args=args)
         )
+
+
+class Lazy(nn.Sequential):
+    """A custom model, with a layer that gets its shape from the first images."""
+
+    def __init__(self, num_classes, image_size):
+        super().__init__(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+        self.append(nn.LazyLinear(num_classes))
+
+
+@pytest.mark.parametrize("strategy", ["from_scratch", "ewc"])
+def test_a_custom_model(tmp_path, strategy):
+    """Built again for the resume."""
+    numbers = itertools.count()
+    assert_resumes_everywhere(
+        lambda: image_stream(tmp_path / str(next(numbers))),
+        config(strategy=strategy, model=f"{__name__}:Lazy"),
+    )
 
 
 class Own(Strategy):

@@ -7,7 +7,9 @@ import re
 import pytest
 import torch
 import torchvision.models
+from learning_streams import config
 from safetensors.torch import save_file
+from strategy_runs import image_stream, train_rows
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
@@ -303,3 +305,19 @@ def test_a_custom_model_starts_from_a_file_of_weights(tmp_path):
     with pytest.raises(ConfigError, match="not a torch file") as error:
         build_model(name, **options, weights=str(path))
     assert "download" not in str(error.value)
+
+
+class Reading(HeadFirst):
+    """A user's model whose computation depends on numbers."""
+
+    def forward(self, inputs):
+        return super().forward(inputs * 2 if inputs.mean() > 1 else inputs)
+
+
+def test_a_model_that_reads_numbers_has_no_naive_budget(tmp_path):
+    """Its FLOPs cannot be counted on the meta device. It trains without that budget."""
+    parameters = {"strategy": "naive", "model": f"{__name__}:Reading", "epochs": 1}
+    with pytest.raises(ConfigError, match="Reading cannot be counted without data"):
+        train_rows(image_stream(tmp_path / "a"), config(**parameters, budget="naive:1"))
+    budgeted = config(**parameters, budget="images:8")
+    assert len(train_rows(image_stream(tmp_path / "b"), budgeted)[0]) == 4

@@ -28,6 +28,7 @@ def test_names_of_stored_tags_do_not_change():
         "PROCESSES_TAG": "processes",
         "RESUMED_TAG": "resumed_run",
         "RESUMES_TAG": "resumed",
+        "STATE_PROBLEM_TAG": "state_problem",
         "PROCESS_TAG": "process",
         "HOLDER_TAG": "holder",
         "VERSION_TAG": "version",
