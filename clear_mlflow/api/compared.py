@@ -640,7 +640,7 @@ def build_comparison_name(comparison: Comparison) -> str:
     One group results in "replay: 3 runs". With more than three groups, or if their names are too
     long, it is "compare replay vs 3 others (12 runs)".
     """
-    groups = [truncate_name(group.name) for group in comparison.groups]
+    groups = [group.name for group in comparison.groups]
     num_runs = len(comparison.runs)
     split = ", validation" if comparison.is_validation else ""
     if len(groups) == 1:
@@ -656,7 +656,7 @@ def _build_tags(comparison: Comparison, page: str) -> dict[str, str]:
     table = {"path": names.LEADERBOARD_TABLE, "type": "table"}
     has_leader = bool(build_leader_metrics(comparison))
     return {
-        **({names.LEADER_TAG: truncate_name(comparison.groups[0].name)} if has_leader else {}),
+        **({names.LEADER_TAG: comparison.groups[0].name} if has_leader else {}),
         names.KIND_TAG: names.KIND_COMPARE,
         names.COMPARED_TAG: join_run_ids([compared_run.run_id for compared_run in comparison.runs]),
         names.COMPARED_COUNT_TAG: str(len(comparison.runs)),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +15,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, get_measured_split, stack_all_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import safe_repr, truncate
+from clear_mlflow.core.text import one_line, safe_repr, truncate, truncate_apart
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
 LEVEL = 0.95  # confidence level of all intervals and tests
@@ -22,6 +23,9 @@ COST = "cost/training_flops"  # shown next to every ranking
 NOT_LOGGED = "not logged"  # label of a run without the parameter, which is not the value "none"
 # Labels that need no name in front of them.
 _CLEAR_LABELS = frozenset({"strategy", "dataset", "model"})
+# All arguments in one label, as in strategy_args, or a single one, as in strategy/alpha.
+_ARGUMENTS = re.compile(r"(strategy|dataset|scenario)(?:_args|/(.+))", re.DOTALL)
+MAX_NAME = 60  # characters of a group's name
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -90,31 +94,38 @@ class TestConditions:
     num_instances: tuple[int, ...] | None
     score: Score
 
+    @property
+    def fields(self) -> dict[str, str]:
+        """The conditions by name, as they are shown."""
+        ends = f"{self.buckets[0]} to {self.buckets[-1]}"
+        return {
+            "dataset": self.dataset,
+            "protocol": self.protocol,
+            "split": self.split,
+            "dataset digest": self.digest.removeprefix("sha256:")[:8],
+            "buckets": f"{len(self.buckets)}, {truncate(ends, 40)}",
+            "test images": str(sum(self.num_instances or ())),
+        }
+
     def list_differences(self, other: TestConditions) -> Iterator[str]:
         """Yield each difference to other conditions, such as ``split (test and validation)``."""
-        for name, value, other_value in (
-            ("dataset", self.dataset, other.dataset),
-            ("protocol", self.protocol, other.protocol),
-            ("split", self.split, other.split),
-            (
-                "dataset digest",
-                *(d.removeprefix("sha256:")[:8] for d in (self.digest, other.digest)),
-            ),
+        if self.digest.startswith("sha256:") and replace(self, dataset=other.dataset) == other:
+            yield (
+                f"the name of the dataset ({self.dataset} and {other.dataset}), not in its content"
+            )
+            return
+        for (name, value), other_value in zip(
+            self.fields.items(), other.fields.values(), strict=True
         ):
             if value != other_value:
                 yield f"{name} ({value} and {other_value})"
-        if self.buckets != other.buckets:
-            counts = len(self.buckets), len(other.buckets)
-            yield "buckets" + (f" ({counts[0]} and {counts[1]})" if counts[0] != counts[1] else "")
-        elif self.num_instances != other.num_instances:
-            yield "number of test images"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Group:
     """Runs that differ only in their seed, or a single run."""
 
-    name: str  # unique among the groups
+    name: str  # unique among the groups, printable, and of at most MAX_NAME characters
     labels: Mapping[str, str]  # labels that the runs were grouped by
     conditions_index: int  # of the test conditions that all members share
     members: tuple[ComparedRun, ...]  # runs with rows, ordered by seed
@@ -123,10 +134,7 @@ class Group:
 
     @cached_property
     def counted(self) -> tuple[ComparedRun, ...]:
-        """The members trained on *max_trained* buckets that did not diverge.
-
-        Only these have a value in means and tests.
-        """
+        """The members trained on *max_trained* buckets that did not diverge."""
         return tuple(
             run
             for run in self.members
@@ -144,9 +152,9 @@ class Group:
         return len(self.counted) > 1 and len({run.grid.tobytes() for run in self.counted}) == 1
 
     @property
-    def is_single_result(self) -> bool:
-        """True if there is one result: of one run, or of several seeds with the same matrix."""
-        return len(self.counted) == 1 or self.is_deterministic
+    def results(self) -> tuple[ComparedRun, ...]:
+        """The members with a value in means and tests: of seeds with the same matrix, the first."""
+        return self.counted[:1] if self.is_deterministic else self.counted
 
     @cached_property
     def mixed_params(self) -> Mapping[str, tuple[str, ...]]:
@@ -161,24 +169,24 @@ class Group:
     def metrics(self) -> Mapping[str, SeedSummary]:
         """Summary of each metric over the seeds that define it, without undefined metrics."""
         values: dict[str, list[float]] = defaultdict(list)
-        for run in self.counted:
+        for run in self.results:
             for name, value in run.summary.items():
                 values[name].append(value)
         return {name: seed_summary(seeds, level=LEVEL) for name, seeds in values.items()}
 
     def list_values(self, metric: str) -> list[tuple[ComparedRun, float]]:
-        """Return the runs of *counted* that define a metric, ordered by seed, with their values."""
-        return [(run, run.summary[metric]) for run in self.counted if metric in run.summary]
+        """Return the runs of *results* that define a metric, ordered by seed, with their values."""
+        return [(run, run.summary[metric]) for run in self.results if metric in run.summary]
 
     def format_partial_seeds(self, metric: str) -> str:
         """Return such as ``1 of 3`` if only some seeds define a metric, or "" if all or none do."""
         n = self.metrics[metric].n if metric in self.metrics else 0
-        return f"{n} of {len(self.counted)}" if 0 < n < len(self.counted) else ""
+        return f"{n} of {len(self.results)}" if 0 < n < len(self.results) else ""
 
     def format_seeds(self) -> str:
         """Return the number of seeds with values, and of diverged ones, as ``4, 1 diverged``."""
         diverged = f", {len(self.diverged)} diverged" if self.diverged else ""
-        return f"{len(self.counted)}{diverged}"
+        return f"{len(self.counted)}{', identical' if self.is_deterministic else ''}{diverged}"
 
     @cached_property
     def seeds_per_cell(self) -> NDArray[np.int64]:
@@ -286,33 +294,79 @@ def _build_names(
     group_by: Sequence[str],
     conditions: Sequence[TestConditions],
 ) -> list[str]:
-    """Return a unique name for each group: labels that differ between groups, or its run's name.
+    """Return a unique, printable name for each group, which no output needs to shorten.
 
-    The split is put in front if groups differ in it, and a number if names are equal.
+    It is the labels that differ between groups, or the name of its run. Groups for which these are
+    equal are named by their test conditions as well.
     """
     if group_by:
-        columns = {
-            name: [label if name in _CLEAR_LABELS else f"{name}={label}" for label in column]
-            for name, column in zip(
-                group_by, zip(*(labels for labels, _ in members_by_key), strict=True), strict=True
-            )
-        }
-        varying = [column for column in columns.values() if len(set(column)) > 1]
-        rows = zip(*(varying or [columns[group_by[0]]]), strict=True)
-        unset = {f"{name}={NOT_LOGGED}" for name in group_by}
-        names = [", ".join([label for label in row if label not in unset] or row) for row in rows]
+        parts = [_list_name_parts(group_by, labels) for labels, _ in members_by_key]
+        strategies = [members[0].labels.get("strategy") for members in members_by_key.values()]
+        defaults = [_format_label(group_by[0], labels[0]) for labels, _ in members_by_key]
+        names = _join_varying_parts(parts, strategies, defaults)
     else:
         names = [members[0].name for members in members_by_key.values()]
-    # Prefixes, because the end of a long name may be truncated.
     if len({item.split for item in conditions}) > 1:
         splits = [conditions[index].split for _, index in members_by_key]
         names = [f"{split}: {name}" for split, name in zip(splits, names, strict=True)]
-    repeated, num_used = Counter(names), Counter[str]()
-    for index, name in enumerate(names):
-        if repeated[name] > 1:
-            num_used[name] += 1
-            names[index] = f"({num_used[name]}) {name}"
-    return names
+    for repeated in [name for name, count in Counter(names).items() if count > 1]:
+        fields = {
+            i: conditions[index].fields | ({} if group_by else {"run": members[0].run_id[:8]})
+            for i, ((_, index), members) in enumerate(members_by_key.items())
+            if names[i] == repeated
+        }
+        for i, values in fields.items():
+            varying = [n for n in values if len({other[n] for other in fields.values()}) > 1]
+            names[i] = ", ".join([repeated, *(f"{name}={values[name]}" for name in varying)])
+    return truncate_apart([one_line(name) for name in names], MAX_NAME)
+
+
+def _list_name_parts(group_by: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
+    """Return what a group's name may contain: a text for each label and for each argument."""
+    parts = {}
+    for name, label in zip(group_by, labels, strict=True):
+        match = _ARGUMENTS.fullmatch(name)
+        if label == NOT_LOGGED:
+            continue
+        if match and match[2]:
+            parts[name] = f"{match[2]}={label}"
+        elif match:
+            arguments = [text for text in re.split(r",(?=\w+=)", label) if "=" in text]
+            parts |= {f"{match[1]}/{text.partition('=')[0]}": text for text in arguments}
+        else:
+            parts[name] = _format_label(name, label)
+    return parts
+
+
+def _format_label(name: str, label: str) -> str:
+    """Return a label, after its name unless its meaning is clear."""
+    return label if name in _CLEAR_LABELS and label else f"{name}={label}"
+
+
+def _join_varying_parts(
+    parts: Sequence[Mapping[str, str]],
+    strategies: Sequence[str | None],
+    defaults: Sequence[str],
+) -> list[str]:
+    """Join the parts of each group that differ between groups, each cut to 40 characters.
+
+    Arguments are compared only with those of groups with the same strategy. defaults: name of each
+    group if none of its parts differ.
+    """
+    names: list[list[str]] = [[] for _ in parts]
+    for part in dict.fromkeys(part for group in parts for part in group):
+        texts = [group.get(part) for group in parts]
+        values = [*dict.fromkeys(text for text in texts if text is not None)]
+        cut = dict(zip(values, truncate_apart(values, 40), strict=True))
+        for i, text in enumerate(texts):
+            peers = [
+                other
+                for other, strategy in zip(texts, strategies, strict=True)
+                if not _ARGUMENTS.fullmatch(part) or strategy == strategies[i]
+            ]
+            if text is not None and len({*peers}) > 1:
+                names[i].append(cut[text])
+    return [", ".join(name) or default for name, default in zip(names, defaults, strict=True)]
 
 
 def _describe_repeated_seeds(groups: Sequence[Group]) -> Iterator[str]:
@@ -321,7 +375,7 @@ def _describe_repeated_seeds(groups: Sequence[Group]) -> Iterator[str]:
         seeds = Counter(run.seed for run in group.members if run.seed is not None)
         if repeated := [seed for seed, count in seeds.items() if count > 1]:
             yield (
-                f"{truncate_name(group.name)} contains seed {repeated[0]} more than once, with "
+                f"{group.name} contains seed {repeated[0]} more than once, with "
                 "different results. Group by what differs; otherwise its standard deviation is not "
                 "one over seeds."
             )

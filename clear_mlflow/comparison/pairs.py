@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pandas import DataFrame
 
-from clear_mlflow.comparison.groups import COST, LEVEL, Group, is_equal_cost, truncate_name
+from clear_mlflow.comparison.groups import COST, LEVEL, Group, is_equal_cost
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.wording import (
     BOOTSTRAP,
@@ -77,9 +77,9 @@ def compare_groups(
     without them, these groups are not tested.
     """
     by_group = {
-        index: predictions[group.counted[0].run_id]
+        index: predictions[group.results[0].run_id]
         for index, group in enumerate(ranked.groups)
-        if predictions and group.is_single_result and group.counted[0].run_id in predictions
+        if predictions and len(group.results) == 1 and group.results[0].run_id in predictions
     }
     by_pair = {
         (a, b): (by_group[a], by_group[b])
@@ -322,16 +322,16 @@ def _format_cost_ratio(a: Group, b: Group, row: Mapping[str, Any]) -> str:
         return ""
     if is_equal_cost(better.mean, worse.mean):
         return ""
-    return format_significant(better.mean / worse.mean, 2)
+    ratio = better.mean / worse.mean
+    return format_significant(ratio, 3 if 1 < ratio < 1.05 else 2)  # 1.02 instead of 1.0
 
 
 def _list_remarks(a: Group, b: Group, row: Mapping[str, Any]) -> Iterator[str]:
     """Yield remarks on mixed parameters and, in a test over seeds, on the values of the seeds.
 
-    Those name diverged seeds, seeds with one and the same matrix, outliers, and without pairing
-    very different standard deviations.
+    Those name diverged seeds, outliers, and without pairing very different standard deviations.
     """
-    names = [truncate_name(group.name) for group in (a, b)]
+    names = a.name, b.name
     for name, group in zip(names, (a, b), strict=True):
         if group.mixed_params:
             yield f"{name} mixes {format_mixed_params(group)}"
@@ -340,8 +340,6 @@ def _list_remarks(a: Group, b: Group, row: Mapping[str, Any]) -> Iterator[str]:
         if diverged := len(group.diverged):
             verb, total = "has" if diverged == 1 else "have", len(group.counted) + diverged
             yield f"{diverged} of {total} seeds of {name} diverged and {verb} no value"
-        if group.is_deterministic:
-            yield f"all seeds of {name} have the same matrix"
     if row["values"] is None:
         return
     if row["test"] == PAIRED:

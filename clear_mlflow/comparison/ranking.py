@@ -136,7 +136,7 @@ def _plan_pairs(
             pairs += [(indices[0], i) for i in indices[1:]]
             num_untested += comb(len(indices) - 1, 2)
     if baseline is not None and not baselines:
-        names = ", ".join(safe_repr(truncate_name(group.name)) for group in groups[:20])
+        names = ", ".join(safe_repr(group.name, 80) for group in groups[:20])
         raise ConfigError(
             f"baseline is {safe_repr(baseline)}, which no group is; there are {names}"
         )
@@ -153,7 +153,7 @@ def _find_baseline(
     matching = [i for i in indices if groups[i].name == baseline]
     matching = matching or [i for i in indices if baseline in groups[i].labels.values()]
     if len(matching) > 1:
-        names = ", ".join(safe_repr(truncate_name(groups[i].name)) for i in matching[:20])
+        names = ", ".join(safe_repr(groups[i].name, 80) for i in matching[:20])
         raise ConfigError(
             f"baseline is {safe_repr(baseline)}, which {len(matching)} groups on "
             f"{truncate_name(conditions.dataset)} are; name one of {names}"

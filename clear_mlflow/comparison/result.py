@@ -14,6 +14,7 @@ from pandas import DataFrame, Index, MultiIndex, Series
 from clear_mlflow.comparison.groups import COST, ComparedRun, Group, RunWithoutRows, TestConditions
 from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.core.score import Score
+from clear_mlflow.core.text import truncate_apart
 from clear_mlflow.metrics import (
     COST_METRICS,
     METRICS,
@@ -71,6 +72,11 @@ class Comparison:
         """The score in the matrices of all runs."""
         return self.conditions[0].score
 
+    @cached_property
+    def short_names(self) -> list[str]:
+        """A unique name of about 20 characters for each group, for charts."""
+        return truncate_apart([group.name for group in self.groups], 20)
+
     @property
     def headline_metrics(self) -> list[str]:
         """The metric of the ranking, the most important ones, and requested further ones."""
@@ -96,10 +102,10 @@ class Comparison:
         """
         if not self.score.is_accuracy:  # predictions are classes
             return []
-        single = [i for i, group in enumerate(self.groups) if group.is_single_result]
+        single = [i for i, group in enumerate(self.groups) if len(group.results) == 1]
         paired = [i for pair in self.planned_pairs if set(pair) <= set(single) for i in pair]
         indices = list(dict.fromkeys([*paired, *single]))[:MAX_PREDICTIONS]
-        return [self.groups[i].counted[0] for i in indices]
+        return [self.groups[i].results[0] for i in indices]
 
     def list_methods(self) -> list[list[Group]]:
         """Return groups by method, best first: groups of a method differ in tuned parameters."""

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from pandas import DataFrame, Series, concat
 
-from clear_mlflow.comparison.groups import LEVEL, Group
+from clear_mlflow.comparison.groups import LEVEL, MAX_NAME, Group
 from clear_mlflow.comparison.result import Comparison, build_frame
 from clear_mlflow.comparison.wording import DIFFERENT
 from clear_mlflow.core.errors import ConfigError
@@ -246,7 +246,7 @@ def _format_markdown_rows(
         return text + (f" ({cell.partial})" if cell.partial else "")
 
     columns = build_text_columns(comparison, _choose_metrics(comparison, metrics), format_cell)
-    columns["group"] = [escape(name, 60) for name in columns["group"]]
+    columns["group"] = [escape(name, MAX_NAME) for name in columns["group"]]
     header, *rows = (
         f"| {' | '.join(row)} |" for row in (columns, *zip(*columns.values(), strict=True))
     )
@@ -322,7 +322,7 @@ def _format_leaders(comparison: Comparison) -> list[str]:
     number = partial(format_value, metric, score=comparison.score)
     cells = zip(comparison.groups[:4], comparison.groups_frame[metric].itertuples(), strict=False)
     leaders = [
-        f"{escape(group.name, 40)} **{format_mean(cell, number)}**"
+        f"{escape(group.name, MAX_NAME)} **{format_mean(cell, number)}**"
         + (f" ({cell.partial})" if cell.partial else "")
         for group, cell in cells
         if cell.n

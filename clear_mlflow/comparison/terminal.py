@@ -16,7 +16,6 @@ from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.tables import build_text_columns, format_mean
 from clear_mlflow.comparison.wording import DIFFERENT, EQUIVALENT, write_assumptions
 from clear_mlflow.core.score import format_significant
-from clear_mlflow.core.text import truncate
 
 _MAX_GROUPS = 50
 _MAX_METRICS = 4  # columns of a table with costs
@@ -85,7 +84,6 @@ def _build_leaderboard(
 
     names = [*metrics, COST] if has_costs else metrics
     columns = build_text_columns(comparison, names, format_cell)
-    columns["group"] = [truncate(name, 60) for name in columns["group"]]
     # The only space between columns is the divider of the box.
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for name in columns:

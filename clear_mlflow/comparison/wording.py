@@ -28,7 +28,7 @@ def write_verdict(pair: Mapping[str, Any]) -> str:
 
     pair: row of :func:`~clear_mlflow.comparison.pairs.compare_pairs`.
     """
-    metric, names = pair["metric"], [truncate_name(pair[side]) for side in "ab"]
+    metric, names = pair["metric"], [pair["a"], pair["b"]]
     lead = _describe_difference(pair)
     if pair["p"] is None:
         return _write_untested(pair, " and ".join(names), lead)
@@ -103,7 +103,7 @@ def _describe_difference(pair: Mapping[str, Any]) -> str:
     size = abs(pair["difference"])
     if not size:
         return f"{direction}equal means"
-    leader = truncate_name(pair["a" if is_a_better(pair) else "b"])
+    leader = pair["a" if is_a_better(pair) else "b"]
     text = f"{size:.4g}"
     if pair["in_percent"]:
         text = f"{100 * size:.{1 if size >= 0.001 else 2}f} points"
@@ -146,7 +146,7 @@ def _list_notes(pair: Mapping[str, Any]) -> list[str]:
     """
     if not pair["cost_ratio"] or not pair["difference"]:
         return list(pair["remarks"])
-    leader = truncate_name(pair["a" if is_a_better(pair) else "b"])
+    leader = pair["a" if is_a_better(pair) else "b"]
     return [f"{leader} at {pair['cost_ratio']} times the training FLOPs", *pair["remarks"]]
 
 
@@ -300,7 +300,7 @@ def _warn_about_group(group: Group) -> Iterator[str]:
             )
     if group.mixed_params:
         yield (
-            f"{truncate_name(group.name)} mixes runs with different parameters "
+            f"{group.name} mixes runs with different parameters "
             f"({format_mixed_params(group)}), so its mean describes no single method. The default "
             "grouping separates them."
         )
@@ -311,8 +311,9 @@ def _warn_about_group(group: Group) -> Iterator[str]:
         )
     if group.is_deterministic:
         yield (
-            f"All {len(group.counted)} seeds of {truncate_name(group.name)} have the same matrix: "
-            "its training does not depend on the seed, so there is no interval over seeds."
+            f"All {len(group.counted)} seeds of {group.name} have the same matrix: its training "
+            "does not depend on the seed. They are one result, like a single run: without an "
+            "interval over seeds, and not tested against methods whose seeds differ."
         )
 
 
@@ -326,14 +327,14 @@ def _warn_about_tests(
     groups = ranked.groups
     single = [group for group in groups if len(group.counted) == 1]
     if single:
-        names = ", ".join(truncate_name(group.name) for group in single[:5])
+        names = ", ".join(group.name for group in single[:5])
         names += ", …" if single[5:] else ""
         yield (
             f"{len(single)} of {len(groups)} groups are one run each ({names}). A result of one "
             "trained model need not be true for the method."
         )
     if unequal_images:
-        a, b = (truncate_name(groups[i].name) for i in min(unequal_images))
+        a, b = (groups[i].name for i in min(unequal_images))
         yield (
             f"{a} and {b} have predictions for different test images, though their dataset has the "
             "same digest: they are not tested against each other."
@@ -342,13 +343,13 @@ def _warn_about_tests(
     if untested := set(ranked.planned_pairs) - tested - unequal_images:
         yield (
             f"{len(untested)} of {len(ranked.planned_pairs)} pairs could not be tested. A test "
-            "needs three seeds or more of each group, or stored predictions of one run each, for "
-            f"at most {MAX_PREDICTIONS} runs."
+            "needs three seeds or more of each group, with different matrices, or stored "
+            f"predictions of one run each, for at most {MAX_PREDICTIONS} runs."
         )
     for leader in ranked.leaders:
         yield (
             f"With more than {MAX_ALL_PAIRS} groups, each is tested against the leader, "
-            f"{truncate_name(groups[leader].name)}. The leader was chosen by its results, so p is "
+            f"{groups[leader].name}. The leader was chosen by its results, so p is "
             "adjusted for all pairs. If you name a baseline beforehand (--baseline), p is adjusted "
             "only for the pairs with the baseline."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 NOT_MEASURED = "–"
@@ -71,6 +71,37 @@ def truncate_start(key: str, limit: int) -> str:
     """
     text = printable(key)
     return text if len(text) <= limit else "…" + text[1 - limit :]
+
+
+def truncate_apart(texts: Sequence[str], limit: int) -> list[str]:
+    """Cut texts to *limit* characters, and number those that would then be equal.
+
+    The end, the beginning or the common beginning is cut, whichever keeps most texts different.
+
+    >>> truncate_apart(["old", "camera 1 of the north", "camera 2 of the north"], 12)
+    ['old', 'camera 1 of…', 'camera 2 of…']
+    >>> truncate_apart(["the north's camera 1", "the north's camera 2"], 12)
+    ["…'s camera 1", "…'s camera 2"]
+    >>> truncate_apart(["same", "same"], 12)
+    ['same', '(2) same']
+    """
+    characters = enumerate(zip(*texts, strict=False))
+    num_shared = next((i for i, letters in characters if len({*letters}) > 1), 0)
+    middles = [truncate_start(text, len(text) - num_shared + 1) for text in texts]
+    candidates = (
+        [truncate(text, limit) for text in texts],
+        [truncate_start(text, limit) for text in texts],
+        [truncate(text, limit) for text in middles],
+    )
+    distinct: dict[str, None] = {}
+    for label in max(candidates, key=lambda candidate: len({*candidate})):
+        unique, number = label, 1
+        while unique in distinct:
+            number += 1
+            prefix = f"({number}) "
+            unique = prefix + truncate(label, max(limit - len(prefix), 1))
+        distinct[unique] = None
+    return list(distinct)
 
 
 def warn(message: str) -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 
 from clear_mlflow.core.matrix import AccuracyMatrix, iter_measured_rows
 
@@ -32,6 +33,9 @@ def format_matrix_csv(matrix: AccuracyMatrix) -> str:
 
 
 def disarm_formula(cell: str) -> str:
-    """Put an apostrophe before a text that a spreadsheet would calculate."""
+    """Put an apostrophe before a text that a spreadsheet would calculate.
+
+    Also before one that has an apostrophe there, so that different texts stay different.
+    """
     # Some spreadsheets read full-width characters like the ASCII ones.
-    return f"'{cell}" if cell.lstrip().startswith(tuple("=+-@＝＋－＠")) else cell
+    return f"'{cell}" if re.match(r"[\s']*[=+\-@＝＋－＠]", cell) else cell

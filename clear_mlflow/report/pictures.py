@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, stack_all_rows
-from clear_mlflow.core.text import safe_repr, truncate, truncate_start
+from clear_mlflow.core.text import printable, safe_repr, truncate, truncate_apart
 from clear_mlflow.report.colours import CellScale, build_cell_scale, get_colours, is_dark
 
 if TYPE_CHECKING:
@@ -284,24 +284,11 @@ def fit_labels(texts: Sequence[str], size: float, width: float, limit: int) -> l
     """Shorten texts to *width* inches and *limit* characters so that they stay distinct.
 
     Returns the shortest form if none fits. size: of the font, in points.
-
-    >>> fit_labels(["old", "camera 1 of the north", "camera 2 of the north"], 9, 2, 12)
-    ['old', 'camera 1 of…', 'camera 2 of…']
-    >>> fit_labels(["the north's camera 1", "the north's camera 2"], 9, 2, 12)
-    ["…'s camera 1", "…'s camera 2"]
     """
-    characters = enumerate(zip(*texts, strict=False))
-    num_shared = next((i for i, letters in characters if len({*letters}) > 1), 0)
-    middles = [truncate_start(text, len(text) - num_shared + 1) for text in texts]
+    printed = [replace_missing_glyphs(printable(text)) for text in texts]
     labels: list[str] = []
     for length in range(limit, 4, -1):
-        candidates = (
-            [truncate(text, length) for text in texts],
-            [truncate_start(text, length) for text in texts],
-            [truncate(text, length) for text in middles],
-        )
-        most_distinct = max(candidates, key=lambda candidate: len({*candidate}))
-        labels = [replace_missing_glyphs(label) for label in most_distinct]
+        labels = truncate_apart(printed, length)
         if max(measure_width(label, size) for label in labels) <= width:
             break
     return labels

@@ -125,7 +125,7 @@ def _write_notes(
     if missing:
         prefixes = ", ".join(printable(prefix[:8]) for prefix in missing[:10])
         yield f"{len(missing)} of the ticked runs are not on this page: {prefixes}."
-    if any(group.is_single_result for group in comparison.groups):
+    if any(len(group.results) == 1 for group in comparison.groups):
         yield (
             "Single runs are neither tested here nor have intervals: clear-mlflow compare computes "
             "both over their test images."

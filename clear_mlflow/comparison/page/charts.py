@@ -16,7 +16,6 @@ from clear_mlflow.comparison.page.wording import (
     describe_conditions,
     format_count,
     format_interval,
-    shorten,
 )
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.score import Score, format_significant
@@ -61,7 +60,7 @@ def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     Costs, and groups after the first _MAX_DOTS, are left out.
     """
     score, groups = comparison.score, list(enumerate(comparison.groups))[:_MAX_DOTS]
-    max_name = max(len(shorten(group.name, 20)) for _, group in groups)
+    max_name = max(map(len, comparison.short_names[:_MAX_DOTS]))
     width, left, right, line_height = 420, 24 + 6 * max_name, 404, 22
     for metric in comparison.metrics:
         if is_cost(metric):
@@ -82,7 +81,8 @@ def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             value = f"{score.number(summary.mean)} {format_interval(interval, score=score)}"
             point = to_pixels(summary.mean), 16 + line_height * row
             ends = interval and (to_pixels(interval.low), to_pixels(interval.high))
-            dot = _build_dot(position, group, f"{value.rstrip()}; {source}", point, ends)
+            text = f"{value.rstrip()}; {source}"
+            dot = _build_dot(comparison, position, text, point, ends)
             dots.append({**dot, "is_over_images": is_over_images})
         yield {
             "title": metric,
@@ -118,7 +118,7 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             and COST in group.metrics
         ]
         # A logarithmic axis cannot show 0.
-        free = [shorten(group.name, 20) for _, group, _, cost in rows if cost <= 0]
+        free = [comparison.short_names[position] for position, *_, cost in rows if cost <= 0]
         rows = [row for row in rows if row[3] > 0][:_MAX_DOTS]
         costs = [cost for *_, cost in rows]
         # With equal costs, all dots would be above each other.
@@ -129,15 +129,15 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         values = [v for _, _, s, _ in rows for v in (s.mean, *(s.interval or ()))]
         low, high = _widen_range(min(values), max(values), score)
         first, last = pad_range(transform(min(costs)), transform(max(costs)))
-        right = width - 24 - 6 * max(len(shorten(group.name, 20)) for _, group, _, _ in rows)
+        right = width - 24 - 6 * max(len(comparison.short_names[i]) for i, *_ in rows)
         to_x = partial(_to_pixel, (first, last), (left, right))
         to_y = partial(_to_pixel, (low, high), (bottom, top))
         dots: list[dict[str, Any]] = []
-        for position, group, summary, cost in rows:
+        for position, _, summary, cost in rows:
             value = f"{score.number(summary.mean)} at {format_significant(cost, 3)} training FLOPs"
             point, interval = (to_x(transform(cost)), to_y(summary.mean)), summary.interval
             ends = interval and (to_y(interval.low), to_y(interval.high))
-            dots.append(_build_dot(position, group, value, point, ends))
+            dots.append(_build_dot(comparison, position, value, point, ends))
         dots.sort(key=lambda dot: dot["y"])
         name_ys = separate_positions([dot["y"] for dot in dots], _NAME_HEIGHT, (top, bottom))
         for dot, name_y in zip(dots, name_ys, strict=True):
@@ -176,8 +176,8 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def _build_dot(
+    comparison: Comparison,
     position: int,
-    group: Group,
     text: str,
     point: tuple[float, float],
     ends: tuple[float, float] | None,
@@ -190,8 +190,8 @@ def _build_dot(
     low, high = ends or (None, None)
     return {
         "colour": position % len(GROUPS),
-        "name": shorten(group.name, 20),
-        "title": f"{shorten(group.name)}: {text}",
+        "name": comparison.short_names[position],
+        "title": f"{comparison.groups[position].name}: {text}",
         "x": point[0],
         "y": point[1],
         "low": low,
@@ -289,7 +289,7 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
             "conditions": "" if is_only else describe_conditions(comparison, index),
             "note": " ".join(filter(None, notes)),
             "legend": [
-                {"colour": colour, "dash": dash, "name": shorten(group.name)}
+                {"colour": colour, "dash": dash, "name": group.name}
                 for position, group in drawn_groups
                 for colour, dash in [_get_style(position)]
             ],
@@ -302,7 +302,7 @@ def _build_line(position: int, group: Group, history: _History, score: Score) ->
     position: index of the group, which selects colour and dashes. history: function from the
     (T + 1, T) cells of a run to a value after each of 0 to T buckets.
     """
-    name, points = shorten(group.name, 60), []
+    name, points = group.name, []
     values_by_row = np.transpose([history(member.grid) for member in group.members])
     for num_trained, row in enumerate(values_by_row):
         if values := row[~np.isnan(row)].tolist():

@@ -35,7 +35,7 @@ def describe_conditions(comparison: Comparison, index: int) -> str:
 
 def name_group(comparison: Comparison, group: Group) -> str:
     """Return a group's name, with its test set if there are several."""
-    name = shorten(group.name)
+    name = group.name
     if len(comparison.conditions) > 1:
         conditions = comparison.conditions[group.conditions_index]
         name += f" [{conditions.protocol}, {conditions.split} set {group.conditions_index + 1}]"
