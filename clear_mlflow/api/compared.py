@@ -166,15 +166,16 @@ class ComparedRuns:
     def to_latex(self, metrics: str | Sequence[str] | None = None) -> str:
         """Return the leaderboard as a LaTeX table for booktabs: mean ± standard deviation.
 
-        Fractions are in percent, the best mean is bold, and arrows show the better direction.
-        metrics: see :meth:`leaderboard`.
+        Fractions are in percent, and arrows show the better direction. Bold is a mean that is
+        significantly better than all others. metrics: see :meth:`leaderboard`.
         """
         return format_latex(self.comparison, metrics)
 
     def to_markdown(self, metrics: str | Sequence[str] | None = None) -> str:
-        """Return the leaderboard in Markdown: mean ± standard deviation, best in bold.
+        """Return the leaderboard in Markdown: mean ± standard deviation.
 
-        metrics: see :meth:`leaderboard`.
+        Bold is a mean that is significantly better than all others. metrics: see
+        :meth:`leaderboard`.
         """
         return format_markdown(self.comparison, metrics)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ from clear_mlflow.comparison.page.charts import (
     build_metric_plots,
 )
 from clear_mlflow.comparison.result import Comparison
+from clear_mlflow.comparison.tables import build_titles, list_percent_metrics
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import safe_repr, truncate
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import evaluate_metrics
 from clear_mlflow.report.colours import GROUPS
 from clear_mlflow.report.page.line_charts import render_svg
@@ -65,9 +67,9 @@ def _draw_pages(comparison: Comparison) -> Iterator[Figure]:
     if any(metric.name == comparison.ranked_by for metric in comparison.definitions):
         yield plot_history(comparison, width=_PAPER)
     scales = build_matrix_scales(comparison)
-    for group in comparison.groups[:_MOST_MAPS]:
+    for number, group in enumerate(comparison.groups[:_MOST_MAPS]):
         runs = f", mean of {len(group.members)}" if len(group.members) > 1 else ""
-        title = f"{truncate(group.name, 60)}{runs}"
+        title = f"{comparison.short_names[number]}{runs}"
         width = _PAPER if group.matrix.num_buckets > 9 else None
         yield draw_heatmap(group.matrix, title, scales[group.conditions_index], width=width)
 
@@ -94,38 +96,49 @@ def plot_history(
         )
     wide = 5.0 if width is None else width
     check_width(wide, 1.5)
-    labels = fit_labels([group.name for group in comparison.groups], 8, wide - 0.5, 40)
+    groups, scale = comparison.groups, 100 if name in list_percent_metrics(comparison) else 1
+    curves = []
+    for group in groups:
+        histories = [
+            evaluate_metrics(chosen, m.record.matrix, m.record.protocol)[name].series
+            for m in group.results
+        ]
+        steps = sorted({step for history in histories for step in history})
+        summaries = [
+            seed_summary([scale * h[step] for h in histories if step in h], level=LEVEL)
+            for step in steps
+        ]
+        curves.append((steps, [s.mean for s in summaries], [s.interval for s in summaries]))
+    drawn_means = [mean for _, means, _ in curves for mean in means]
+    intervals = [interval for *_, ends in curves for interval in ends if interval is not None]
+    low_y, high_y = find_y_limits(drawn_means, [*intervals, *((m, m) for m in drawn_means)])
+
+    labels = fit_labels([group.name for group in groups], 8, wide - 0.5, 40)
+    if intervals:
+        is_cut = any(low < low_y or high > high_y for low, high in intervals)
+        band = f"{100 * LEVEL:g} % CI of the mean{', cut off at the axis' if is_cut else ''}"
+        labels += fit_labels([band], 8, wide - 0.5, 40)
     widths = np.array([measure_width(label, 8) for label in labels])
     # The legend's columns, each with 0.54 inches for its lines and the space between columns.
     taken = {n: sum(c.max(initial=0) + 0.54 for c in np.array_split(widths, n)) for n in (2, 3)}
     columns = max((n for n in taken if taken[n] <= wide), default=1)
-    (label_y,) = fit_labels([name], 8, math.inf, 40)
+    (label_y,) = fit_labels([build_titles(comparison, [name])[name]], 8, math.inf, 40)
     height = max(0.5 * wide, measure_width(label_y, 8) + 0.55)
     figure = create_figure(wide, height + 0.185 * math.ceil(len(labels) / columns) + 0.1)
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
-    drawn_means: list[float] = []
-    drawn_ends: list[tuple[float, float]] = []
-    for position, group in enumerate(comparison.groups):
-        histories = [
-            evaluate_metrics(chosen, m.record.matrix, m.record.protocol)[name].series
-            for m in group.counted
-        ]
-        steps = sorted({step for history in histories for step in history})
-        means = [
-            seed_summary([history[step] for history in histories if step in history], level=LEVEL)
-            for step in steps
-        ]
+    for position, (steps, means, ends) in enumerate(curves):
         colour = GROUPS[position % len(GROUPS)]
         line = ("-", "--", ":")[position // len(GROUPS) % 3]
-        label = labels[position].replace("$", r"\$")
-        axes.plot(steps, [s.mean for s in means], line, color=colour, marker="o", ms=3, label=label)
-        ends = [s.interval or (s.mean, s.mean) for s in means]
-        drawn_means += [s.mean for s in means]
-        drawn_ends += ends
-        low, high = ([end[i] for end in ends] for i in (0, 1))
+        # Without the space, matplotlib leaves out a label that begins with an underscore.
+        label = re.sub("^_", " _", labels[position].replace("$", r"\$"))
+        marker = "os^Dv"[position % 5]
+        axes.plot(steps, means, line, color=colour, marker=marker, ms=3, label=label)
+        low, high = ([e[i] if e else m for e, m in zip(ends, means, strict=True)] for i in (0, 1))
         axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_ylim(*find_y_limits(drawn_means, drawn_ends))
+    if intervals:
+        axes.fill_between([], [], [], color="black", alpha=0.15, linewidth=0, label=labels[-1])
+    axes.set_ylim(low_y, high_y)
     font: dict[str, Any] = {"fontsize": 8, "fontfamily": FONT}
     axes.set_xlabel("buckets trained", **font)
     axes.set_ylabel(label_y.replace("$", r"\$"), **font)

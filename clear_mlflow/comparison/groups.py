@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -294,48 +294,48 @@ def _build_names(
     group_by: Sequence[str],
     conditions: Sequence[TestConditions],
 ) -> list[str]:
-    """Return a unique, printable name for each group, which no output needs to shorten.
+    """Return a unique, printable name for each group: labels that differ, or its run's name.
 
-    It is the labels that differ between groups, or the name of its run. Groups for which these are
-    equal are named by their test conditions as well.
+    Arguments are shown if they differ between groups of one strategy, and test conditions if names
+    would be equal.
     """
+    runs = [members[0] for members in members_by_key.values()]
+    names: list[list[str]] = [[] for _ in runs]
     if group_by:
-        parts = [_list_name_parts(group_by, labels) for labels, _ in members_by_key]
-        strategies = [members[0].labels.get("strategy") for members in members_by_key.values()]
-        defaults = [_format_label(group_by[0], labels[0]) for labels, _ in members_by_key]
-        names = _join_varying_parts(parts, strategies, defaults)
+        labels = [dict(zip(group_by, labels, strict=True)) for labels, _ in members_by_key]
+        parts = [_list_parts(label_by_name) for label_by_name in labels]
+        _append_varying(names, [plain for plain, _ in parts], [None] * len(names))
+        strategies = [run.labels.get("strategy") for run in runs]
+        _append_varying(names, [arguments for _, arguments in parts], strategies)
+        first = group_by[0]
+        names = [n or [_format_label(first, x[first])] for n, x in zip(names, labels, strict=True)]
     else:
-        names = [members[0].name for members in members_by_key.values()]
+        names = [[run.name] for run in runs]
     if len({item.split for item in conditions}) > 1:
-        splits = [conditions[index].split for _, index in members_by_key]
-        names = [f"{split}: {name}" for split, name in zip(splits, names, strict=True)]
-    for repeated in [name for name, count in Counter(names).items() if count > 1]:
-        fields = {
-            i: conditions[index].fields | ({} if group_by else {"run": members[0].run_id[:8]})
-            for i, ((_, index), members) in enumerate(members_by_key.items())
-            if names[i] == repeated
-        }
-        for i, values in fields.items():
-            varying = [n for n in values if len({other[n] for other in fields.values()}) > 1]
-            names[i] = ", ".join([repeated, *(f"{name}={values[name]}" for name in varying)])
-    return truncate_apart([one_line(name) for name in names], MAX_NAME)
+        for name, run in zip(names, runs, strict=True):
+            name[0] = f"{run.conditions.split}: {name[0]}"
+    fields = [{n: f"{n}={value}" for n, value in run.conditions.fields.items()} for run in runs]
+    if not group_by:
+        fields = [
+            {**parts, "run": f"run={x.run_id[:8]}"} for parts, x in zip(fields, runs, strict=True)
+        ]
+    _append_varying(names, fields, [tuple(name) for name in names])
+    return truncate_apart([one_line(", ".join(name)) for name in names], MAX_NAME)
 
 
-def _list_name_parts(group_by: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
-    """Return what a group's name may contain: a text for each label and for each argument."""
-    parts = {}
-    for name, label in zip(group_by, labels, strict=True):
-        match = _ARGUMENTS.fullmatch(name)
+def _list_parts(labels: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return a group's logged labels as texts by name: those without arguments, and arguments."""
+    plain, arguments = dict[str, str](), dict[str, str]()
+    for name, label in labels.items():
         if label == NOT_LOGGED:
             continue
-        if match and match[2]:
-            parts[name] = f"{match[2]}={label}"
-        elif match:
-            arguments = [text for text in re.split(r",(?=\w+=)", label) if "=" in text]
-            parts |= {f"{match[1]}/{text.partition('=')[0]}": text for text in arguments}
+        if match := _ARGUMENTS.fullmatch(name):
+            text = f"{match[2]}={label}" if match[2] else label
+            texts = [argument for argument in re.split(r",(?=\w+=)", text) if "=" in argument]
+            arguments |= {f"{match[1]}/{text.partition('=')[0]}": text for text in texts}
         else:
-            parts[name] = _format_label(name, label)
-    return parts
+            plain[name] = _format_label(name, label)
+    return plain, arguments
 
 
 def _format_label(name: str, label: str) -> str:
@@ -343,30 +343,20 @@ def _format_label(name: str, label: str) -> str:
     return label if name in _CLEAR_LABELS and label else f"{name}={label}"
 
 
-def _join_varying_parts(
-    parts: Sequence[Mapping[str, str]],
-    strategies: Sequence[str | None],
-    defaults: Sequence[str],
-) -> list[str]:
-    """Join the parts of each group that differ between groups, each cut to 40 characters.
-
-    Arguments are compared only with those of groups with the same strategy. defaults: name of each
-    group if none of its parts differ.
-    """
-    names: list[list[str]] = [[] for _ in parts]
-    for part in dict.fromkeys(part for group in parts for part in group):
-        texts = [group.get(part) for group in parts]
-        values = [*dict.fromkeys(text for text in texts if text is not None)]
-        cut = dict(zip(values, truncate_apart(values, 40), strict=True))
-        for i, text in enumerate(texts):
-            peers = [
-                other
-                for other, strategy in zip(texts, strategies, strict=True)
-                if not _ARGUMENTS.fullmatch(part) or strategy == strategies[i]
-            ]
-            if text is not None and len({*peers}) > 1:
-                names[i].append(cut[text])
-    return [", ".join(name) or default for name, default in zip(names, defaults, strict=True)]
+def _append_varying(
+    names: Sequence[list[str]], parts: Sequence[Mapping[str, str]], keys: Sequence[Hashable]
+) -> None:
+    """Append to each name the parts that differ between groups with the same key."""
+    for part in dict.fromkeys(part for texts in parts for part in texts):
+        texts = [group.get(part, "") for group in parts]
+        texts_by_key = defaultdict[Hashable, set[str]](set)
+        for key, text in zip(keys, texts, strict=True):
+            texts_by_key[key].add(text)
+        distinct = [*dict.fromkeys(texts)]
+        cut = dict(zip(distinct, truncate_apart(distinct, 40), strict=True))
+        for name, key, text in zip(names, keys, texts, strict=True):
+            if text and len(texts_by_key[key]) > 1:
+                name.append(cut[text])
 
 
 def _describe_repeated_seeds(groups: Sequence[Group]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -111,9 +112,25 @@ def compare_groups(
         ranked,
         # Objects keep integers, and None for what is not defined.
         pairs=DataFrame(pairs, columns=PAIR_COLUMNS, dtype=object),
+        best=_find_best(ranked, pairs),
         exploratory=write_exploratory(exploratory, ranked.ranked_by),
         image_intervals={i: bootstrap.intervals(run) for i, run in by_group.items()},
         warnings=tuple(write_warnings(ranked, pairs, unequal_images)),
+    )
+
+
+def _find_best(ranked: Comparison, pairs: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+    """Return the groups that are significantly better than all others under their conditions."""
+    num_groups = Counter(group.conditions_index for group in ranked.groups)
+    num_worse = Counter(
+        pair["a_index" if is_a_better(pair) else "b_index"]
+        for pair in pairs
+        if pair["outcome"] == DIFFERENT
+    )
+    return frozenset(
+        index
+        for index, num in num_worse.items()
+        if num == num_groups[ranked.groups[index].conditions_index] - 1
     )
 
 

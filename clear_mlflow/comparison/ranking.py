@@ -198,6 +198,9 @@ def select_equal_cost(
     def format_cost(run: ComparedRun) -> str:
         return f"{run.summary[metric]:.3g}" + (f" on {_format_devices(run)}" if is_time else "")
 
+    def has_budget(run: ComparedRun) -> bool:
+        return run.labels.get("budget", NOT_LOGGED) not in ("off", NOT_LOGGED)
+
     def list_labels(run: ComparedRun, names: Sequence[str]) -> list[str]:
         return [run.labels.get(name, NOT_LOGGED) for name in names]
 
@@ -219,6 +222,7 @@ def select_equal_cost(
     names = [n for n in group_by if len({r.labels.get(n) for r in runs}) > 1] or group_by[:1]
     costs = {
         truncate_name(", ".join(list_labels(run, names)) or run.name): format_cost(run)
+        + (f" with budget={run.labels['budget']}" if has_budget(run) else "")
         for run in with_cost
         if not are_equal or run not in selected
     }
@@ -226,10 +230,15 @@ def select_equal_cost(
     if len(costs) > 6:
         others += f" and {len(costs) - 6} more"
     if not are_equal:
-        on_device = " on one device" if is_time else ""
+        on_device, advice = " on one device" if is_time else "", "train them with budget=naive:1"
+        if any(map(has_budget, with_cost)):
+            advice = (
+                "they have budgets already: train all with the same one and this version, or leave "
+                "at_equal out, and each verdict states how the training FLOPs differ"
+            )
         raise ConfigError(
             f"at_equal is {cost}, and no two methods are within 1 % of each other{on_device} "
-            f"({others}); train them with budget=naive:1"
+            f"({others}); {advice}"
         )
     notes = []
     if num_without := len(runs) - len(with_cost):

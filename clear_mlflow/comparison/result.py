@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -51,6 +50,8 @@ class Comparison:
     tuned: frozenset[str]  # names in group_by of parameters that are chosen by their results
     warnings: tuple[str, ...]
     pairs: DataFrame = field(default_factory=DataFrame)  # PAIR_COLUMNS, on the ranking metric
+    # Indices of groups that are significantly better than all others under the same conditions.
+    best: frozenset[int] = frozenset()
     # A line on the clearest difference in another headline metric, for pairs that do not differ in
     # the metric of the ranking; empty without any.
     exploratory: str = ""
@@ -85,6 +86,12 @@ class Comparison:
         requested = (metric.name for metric in self.definitions if metric.name not in default)
         names = dict.fromkeys([self.ranked_by, *headlines, *requested, COST])
         return [name for name in names if name in self.metrics]
+
+    @property
+    def table_metrics(self) -> list[str]:
+        """The headline metrics that fit into a table: with costs, all but the second one."""
+        names = self.headline_metrics
+        return names[:1] + names[2:] if COST in names[2:] else names
 
     def is_higher_better(self, metric: str | None) -> bool | None:
         """Return True if higher values of a metric are better, or None if that is not declared.
@@ -138,26 +145,22 @@ class Comparison:
 
         They are ``("group", "name")``, ``("label", NAME)``, and of further columns, such as seeds,
         ``("value", NAME)`` for files and ``("text", NAME)`` for tables. Each metric has mean, std,
-        low, high, n, partial (such as "1 of 3", or ""), and best: True if no group with the same
-        test conditions has a better mean.
+        low, high, n, partial (such as "1 of 3", or ""), and best: True for the metric of the
+        ranking if the group is significantly better than all others under its test conditions.
         """
-        means = defaultdict[tuple[int, str], list[float]](list)
-        for group in self.groups:
-            for metric, seeds in group.metrics.items():
-                means[group.conditions_index, metric].append(seeds.mean)
-        is_higher_better = {metric: self.is_higher_better(metric) for metric in self.metrics}
         rows = []
-        for group in self.groups:
+        for index, group in enumerate(self.groups):
             row: dict[tuple[str, str], Any] = {("group", "name"): group.name}
             row |= {("label", name): label for name, label in group.labels.items()}
             # A column that is added here, with a value for files and a text, is in all outputs.
             row["value", "seeds"], row["text", "seeds"] = len(group.counted), group.format_seeds()
             for metric in self.metrics:
-                summary, higher = group.metrics.get(metric), is_higher_better[metric]
+                summary = group.metrics.get(metric)
                 row |= dict.fromkeys(
                     ((metric, name) for name in ("mean", "std", "low", "high")), nan
                 )
-                row[metric, "n"], row[metric, "best"] = 0, False
+                row[metric, "n"] = 0
+                row[metric, "best"] = metric == self.ranked_by and index in self.best
                 row[metric, "partial"] = group.format_partial_seeds(metric)
                 if summary is None:
                     continue
@@ -166,8 +169,6 @@ class Comparison:
                     row[metric, "std"] = summary.std
                 if summary.interval is not None:
                     row[metric, "low"], row[metric, "high"] = summary.interval
-                if len(peers := means[group.conditions_index, metric]) > 1 and higher is not None:
-                    row[metric, "best"] = summary.mean == (max if higher else min)(peers)
             rows.append(row)
         return build_frame(rows).set_axis(MultiIndex.from_tuples(rows[0]), axis="columns")
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from textwrap import wrap
 from typing import Any
 from urllib.parse import quote
 
@@ -169,35 +170,34 @@ def build_text_columns(
 
 
 def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> str:
-    """Return the leaderboard for a paper (package booktabs).
+    """Return the leaderboard for a paper, with a caption (package booktabs).
 
-    Mean ± standard deviation, fractions in percent, the best mean in bold. Arrows show whether
-    higher or lower values are better. metrics: as in :func:`build_leaderboard_frame`.
+    Mean ± standard deviation, and fractions in percent. Arrows show whether higher or lower values
+    are better. Bold is a mean that is significantly better than all others. metrics: as in
+    :func:`build_leaderboard_frame`, but by default at most five.
     """
-    names = _choose_metrics(comparison, metrics)
-    percent = set[str]()
-    if comparison.score.is_accuracy:
-        percent = {m.name for m in adapt_metrics(ALL_METRICS, comparison.score) if not m.unit}
+    names = comparison.table_metrics if metrics is None else _choose_metrics(comparison, metrics)
+    percent = list_percent_metrics(comparison)
 
     def format_number(name: str, value: float) -> str:
         if name in percent:
-            return f"{100 * value:.1f}"
+            return f"{round(100 * value, 1) + 0.0:.1f}"  # never -0.0
         return format_value(name, value, comparison.score)
 
     def format_cell(name: str, cell: Any) -> str:
         if not cell.n:
             return "--"
         mean = format_number(name, cell.mean)
-        std = "" if cell.std != cell.std else rf" \pm {format_number(name, cell.std)}"
+        std = rf" \pm {format_number(name, cell.std)}" if cell.std > 0 else ""
         formula = rf"$\mathbf{{{mean}}}{std}$" if cell.best else f"${mean}{std}$"
         return _format_powers(formula) + (f" ({cell.partial})" if cell.partial else "")
 
     columns = build_text_columns(comparison, names, format_cell)
     titles = {name: name.capitalize() for name in columns} | {"group": "Method"}
     arrows = {True: r" $\uparrow$", False: r" $\downarrow$", None: ""}
-    for name, title in _build_titles(names).items():
-        unit = r" (\%)" if name in percent else ""
-        titles[name] = title.translate(_LATEX) + unit + arrows[comparison.is_higher_better(name)]
+    for name, title in build_titles(comparison, names).items():
+        lines = r" \\ ".join(wrap(title.translate(_LATEX), 16, break_on_hyphens=False))
+        titles[name] = rf"\shortstack[r]{{{lines}{arrows[comparison.is_higher_better(name)]}}}"
     table = DataFrame(
         {
             titles[name]: cells if name in names else [cell.translate(_LATEX) for cell in cells]
@@ -205,7 +205,25 @@ def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = N
         },
         dtype=object,
     )
-    return str(table.to_latex(index=False, column_format=f"l{'r' * (len(columns) - 1)}"))
+    caption = (
+        r"Mean $\pm$ standard deviation over seeds. Values without $\pm$ are of one seed, or equal "
+        "for all seeds."
+    )
+    if comparison.best and comparison.ranked_by in names:
+        caption += f" Bold: significantly better than all others ($p < {1 - LEVEL:.2g}$, adjusted)."
+    column_format = f"l{'r' * (len(columns) - 1)}"
+    return str(
+        table.to_latex(
+            index=False, column_format=column_format, caption=caption, label="tab:leaderboard"
+        )
+    )
+
+
+def list_percent_metrics(comparison: Comparison) -> set[str]:
+    """Return the metrics that papers report in percent: accuracies and their differences."""
+    if not comparison.score.is_accuracy:
+        return set()
+    return {m.name for m in adapt_metrics(ALL_METRICS, comparison.score) if not m.unit}
 
 
 def _format_powers(formula: str) -> str:
@@ -213,24 +231,29 @@ def _format_powers(formula: str) -> str:
     return re.sub(r"e([+-]\d+)", lambda m: rf" \times 10^{{{int(m[1])}}}", formula)
 
 
-def _build_titles(names: Sequence[str]) -> dict[str, str]:
-    """Return a readable title of each metric, with its family if two have the same title."""
+def build_titles(comparison: Comparison, names: Sequence[str]) -> dict[str, str]:
+    """Return a readable title of each metric with its unit, and its family if titles are equal."""
+    percent = list_percent_metrics(comparison)
     titles = {}
     for name in names:
         words = name.partition("/")[2] or name
         title = words.replace("_", " ").replace("flops", "FLOPs")
+        title = re.sub(r"\b(in|next) domain", r"\1-domain", title)
         titles[name] = title[:1].upper() + title[1:]
     counts = Counter(titles.values())
     return {
-        name: title if counts[title] == 1 else f"{title} ({name.partition('/')[0]})"
+        name: title
+        + ("" if counts[title] == 1 else f" ({name.partition('/')[0]})")
+        + (" (%)" if name in percent else "")
         for name, title in titles.items()
     }
 
 
 def format_markdown(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> str:
-    """Return the leaderboard in Markdown: mean ± standard deviation, the best mean in bold.
+    """Return the leaderboard in Markdown: mean ± standard deviation.
 
-    metrics: as in :func:`build_leaderboard_frame`.
+    Bold is a mean that is significantly better than all others. metrics: as in
+    :func:`build_leaderboard_frame`.
     """
     return "\n".join(_format_markdown_rows(comparison, metrics)) + "\n"
 
@@ -254,14 +277,14 @@ def _format_markdown_rows(
 
 
 def format_mean(cell: Any, number: Callable[[float], str], sign: str = "± ") -> str:
-    """Return mean and standard deviation of a group, or a dash if the mean is not defined.
+    """Return mean and standard deviation, if above 0, of a group, or a dash without a mean.
 
     cell: row of a metric in :attr:`Comparison.groups_frame`. number: formats a number. sign: text
     before the standard deviation.
     """
     if not cell.n:
         return NOT_MEASURED
-    return number(cell.mean) + ("" if cell.std != cell.std else f" {sign}{number(cell.std)}")
+    return number(cell.mean) + (f" {sign}{number(cell.std)}" if cell.std > 0 else "")
 
 
 def _choose_metrics(comparison: Comparison, metrics: str | Sequence[str] | None) -> list[str]:

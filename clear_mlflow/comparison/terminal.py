@@ -56,10 +56,8 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
 
 def _build_leaderboards(comparison: Comparison) -> Iterator[Table]:
     """Yield a table of headline metrics with costs, then of other metrics, 80 characters wide."""
-    metrics = [metric for metric in comparison.headline_metrics if metric != COST]
-    has_costs = COST in comparison.headline_metrics
-    if has_costs:
-        metrics = metrics[:1] + metrics[2:]
+    metrics = [metric for metric in comparison.table_metrics if metric != COST]
+    has_costs = COST in comparison.table_metrics
     first = _MAX_METRICS + (not has_costs)
     yield _build_leaderboard(comparison, metrics[:first], has_costs=has_costs)
     for start in range(first, len(metrics), _MAX_METRICS):

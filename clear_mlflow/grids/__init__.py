@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -368,7 +369,9 @@ def _format_grid(comment: str, entries: Sequence[Mapping[str, object]]) -> str |
     """
     if not entries:
         return None
-    return f"{comment}{yaml.safe_dump({'runs': entries}, sort_keys=False, allow_unicode=True)}"
+    text = yaml.safe_dump({"runs": entries}, sort_keys=False, allow_unicode=True)
+    # Numbers without quotes, as people write them: a sweep's file is read as text.
+    return comment + re.sub(r"'([\w.+-]+)'$", r"\1", text, flags=re.MULTILINE)
 
 
 def _find_common_parameters(group: Group) -> dict[str, str] | None:
@@ -395,16 +398,19 @@ def _find_common_parameters(group: Group) -> dict[str, str] | None:
 
 
 def _select_changed(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return the logged parameters that differ from the defaults, or {} for other programs' runs.
+    """Return strategy, dataset and the logged parameters that differ from the defaults.
 
-    Leaves out seeds, values ``auto``, and parameters without effect.
+    Returns {} for other programs' runs. Leaves out seeds, values ``auto``, and parameters without
+    effect.
     """
     if not is_training(logged):
         return {}
     defaults = list_parameter_defaults()
-    changed = {
+    trained = select_training_parameters(logged)
+    first = {name: text for name, text in trained.items() if name in ("strategy", "dataset")}
+    changed = first | {
         name: text
-        for name, text in select_training_parameters(logged).items()
+        for name, text in trained.items()
         if name not in _SEEDS and text not in (defaults[name], AUTO)
     }
     try:

@@ -13,9 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from clear_mlflow.core.score import ACCURACY, Score
 
-# Colours of groups of runs, on a light background.
+# Colours of groups of runs, on a light background. Readers who do not see red and green can tell
+# them apart, as those on a dark background in page/frame.css.
 GROUPS = (
-    "#0b66c3", "#d1495b", "#1a8a5a", "#a05a00", "#7a3db8", "#00838f", "#6b6b00", "#b5307f",
+    "#0b66c3", "#c96a00", "#2b1b33", "#718fad", "#8f2a78", "#a8895c", "#702a00", "#2a1fd0",
 )  # fmt: skip
 
 

@@ -22,7 +22,12 @@ from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.result import Comparison
-from clear_mlflow.comparison.tables import build_comparison_dict, format_description
+from clear_mlflow.comparison.tables import (
+    build_comparison_dict,
+    format_description,
+    format_latex,
+    format_markdown,
+)
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.statistics import TTest, hedges_g, holm, paired_t, seeds_needed
@@ -277,27 +282,31 @@ def test_a_method_whose_seeds_all_diverged_is_shown() -> None:
     assert warning.startswith("naive seed 4 (ffffffff) diverged before its first row")
 
 
-def test_seeds_without_randomness_give_no_interval() -> None:
-    """The same matrix from every seed is reported."""
+@pytest.mark.parametrize("copies", [1, 2, 5])
+@pytest.mark.parametrize("name", ["ncm", "slda"])
+def test_a_method_without_randomness_is_one_result_however_often_it_ran(
+    name: str, copies: int
+) -> None:
+    """The same matrix from each seed: no interval, no test over seeds, and one sentence on it."""
     same = [
-        compared_run("ncm", counts(150, 0), seed=seed, run_id=f"ncm{seed}") for seed in range(3)
+        compared_run(name, counts(150, 0), seed=seed, run_id=f"{name}{seed}")
+        for seed in range(copies)
     ]
     comparison = compare_and_rank([*runs("replay", 90, range(3)), *same])
-    position = next(i for i, group in enumerate(comparison.groups) if group.name == "ncm")
-    summary = comparison.groups[position].metrics[SCORE]
-    assert (summary.n, summary.std, summary.interval) == (3, 0.0, None)
-    assert any(
-        "All 3 seeds of ncm have the same matrix" in warning for warning in comparison.warnings
-    )
-    (verdict,) = verdicts(comparison)
-    assert verdict.outcome == "different"
-    assert "all seeds of ncm have the same matrix" in verdict.sentence
+    assert comparison.list_pairs() == []
+    group = next(group for group in comparison.groups if group.name == name)
+    summary = group.metrics[SCORE]
+    assert (summary.n, summary.std, summary.interval) == (1, None, None)
+    assert len(group.counted) == copies
+    assert "1 of 1 pairs could not be tested" in " ".join(comparison.warnings)
+    sentence = f"All {copies} seeds of {name} have the same matrix"
+    assert any(sentence in warning for warning in comparison.warnings) == (copies > 1)
+    assert (f"{copies}, identical" in print_comparison(comparison)) == (copies > 1)
+    assert "±0.000" not in print_comparison(comparison)
     both = [
-        compared_run("slda", counts(140, 0), seed=seed, run_id=f"slda{seed}") for seed in range(3)
+        compared_run("other", counts(140, 0), seed=seed, run_id=f"other{seed}") for seed in range(3)
     ]
-    (verdict,) = verdicts(compare_and_rank([*same, *both]))
-    assert (verdict.outcome, verdict.p) == ("too few", None)
-    assert "Without variation between seeds, only a test over test images" in verdict.sentence
+    assert compare_and_rank([*same, *both]).list_pairs() == []
 
 
 def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
@@ -451,3 +460,45 @@ def test_a_difference_and_equivalence_err_together_within_the_level() -> None:
             for pair in [{verdict.a, verdict.b}]
         )
     assert wrong <= stats.binom.ppf(1 - 1e-3, times, 0.05)
+
+
+def test_a_margin_is_adjusted_for_the_pairs_with_the_leader_that_are_not_tested() -> None:
+    """Of nine groups, each is tested against the leader, adjusted for all 36 pairs."""
+    comparison = compare_and_rank(
+        [r for i in range(9) for r in runs(f"m{i}", 70 + i / 2, range(4), spread=3)], margin=0.02
+    )
+    assert len(comparison.pairs) == 8
+    for verdict in verdicts(comparison):
+        assert verdict.p == pytest.approx(min(1, 36 * verdict.unadjusted_p))
+        a, b = values(comparison, verdict.a_index), values(comparison, verdict.b_index)
+        test = paired_t(a, b)
+        assert test is not None
+        assert (verdict.low, verdict.high) == pytest.approx(tuple(test.interval(1 - 0.05 / 36)))
+        assert verdict.equivalence_p == pytest.approx(min(1, 36 * test.equivalence_p(0.02)))
+
+
+def test_two_seeds_are_too_few_whatever_the_other_method_has() -> None:
+    """And with one seed there is no pair."""
+    six = runs("naive", 55, range(3, 9))
+    (verdict,) = verdicts(compare_and_rank([*runs("replay", 90, range(2)), *six]))
+    assert (verdict.outcome, verdict.p) == ("too few", None)
+    assert verdicts(compare_and_rank([*runs("replay", 90, range(1)), *six])) == []
+
+
+def test_only_what_the_tests_support_is_marked_as_the_best() -> None:
+    """The leader if it is significantly better than all others, in the ranking metric only."""
+    a, b, c = (runs(name, mean, range(4)) for name, mean in (("a", 90), ("b", 70), ("c", 50)))
+    for compared, options, best in (
+        ([*a, *b, *c], {}, {0}),
+        ([*a, *runs("bb", 90, range(4)), *c], {}, set()),  # no difference to the second
+        ([*a, *b, *c], {"baseline": "c"}, set()),  # not tested against the second
+        ([*a, *b, run("d", 40, 0)], {}, set()),  # one of one seed is not tested
+        (a, {}, set()),
+    ):
+        comparison = compare_and_rank(compared, **options)
+        frame = comparison.groups_frame
+        marked = {(i, m) for m in comparison.metrics for i in frame.index[frame[m, "best"]]}
+        assert marked == {(i, SCORE) for i in best}
+        assert len(best) == format_latex(comparison).count("mathbf")
+        assert len(best) == format_latex(comparison).count("Bold: significantly better than all")
+        assert len(best) == format_markdown(comparison).count(" **")

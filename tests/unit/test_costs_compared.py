@@ -3,6 +3,7 @@
 import json
 import platform
 import re
+from dataclasses import replace
 from itertools import combinations
 from xml.etree import ElementTree
 
@@ -13,7 +14,7 @@ from comparisons import counts, row_records
 
 from clear_mlflow import AccuracyMatrix, scores
 from clear_mlflow.comparison.figures import render_figures
-from clear_mlflow.comparison.groups import COST, ComparedRun
+from clear_mlflow.comparison.groups import COST, ComparedRun, is_equal_cost
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups, select_equal_cost
@@ -153,7 +154,10 @@ def test_a_verdict_states_the_cost_of_the_better_method():
     for price, sentence in (
         (1900, " seeds; replay at 1.9 times the training FLOPs)."),
         (500, " seeds; replay at 0.50 times the training FLOPs)."),
+        (1025, " seeds; replay at 1.02 times the training FLOPs)."),
+        (1011, " seeds; replay at 1.01 times the training FLOPs)."),
         (1009, " seeds)."),
+        (1010, " seeds)."),  # 1 % of the higher cost
         (None, " seeds)."),
     ):
         (verdict,) = compare_all(naive, build_runs("replay", 180, price)).list_pairs()
@@ -240,6 +244,39 @@ def test_equal_cost_prefers_two_methods_to_many_seeds_of_one():
     assert {run.labels["strategy"] for run in remaining} == {"naive", "replay"}
     assert "lwf 2e+03, own0 4e+04" in messages
     assert messages.endswith("and 2 more.")
+
+
+def with_budget(budget, *groups):
+    return [
+        replace(run, labels={**run.labels, "budget": budget}) for runs in groups for run in runs
+    ]
+
+
+@pytest.mark.parametrize("budget", ["naive:1", "2e+15"])
+def test_runs_with_a_budget_are_not_advised_to_get_one(budget):
+    """If they exceed it. Runs without one, or with budget=off, are."""
+    naive, ewc = build_runs("naive", 120, 1000), build_runs("ewc", 180, 1025)
+    with pytest.raises(ConfigError, match="they have budgets already: train all with") as error:
+        select_equal_cost(with_budget(budget, naive, ewc), "training_flops", BY)
+    assert f"ewc 4.1e+03 with budget={budget})" in str(error.value)
+    assert "naive:1;" not in str(error.value)
+    for runs in ([*naive, *ewc], with_budget("off", naive, ewc)):
+        with pytest.raises(ConfigError, match="; train them with budget=naive:1$"):
+            select_equal_cost(runs, "training_flops", BY)
+    replay = build_runs("replay", 150, 1000)
+    remaining, messages = select_equal_cost(
+        with_budget(budget, naive, ewc, replay), "training_flops", BY
+    )
+    assert len(remaining) == 6
+    assert messages[-1].endswith(f"; left out: ewc 4.1e+03 with budget={budget}.")
+
+
+def test_costs_are_equal_within_a_hundredth_of_the_higher_one():
+    """Both ends belong to it."""
+    assert is_equal_cost(100, 99)
+    assert is_equal_cost(99, 100)
+    assert not is_equal_cost(100, 98.9)
+    assert is_equal_cost(0, 0)
 
 
 def test_equal_seconds_are_those_of_one_device():

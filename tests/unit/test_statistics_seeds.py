@@ -92,6 +92,10 @@ def test_hedges_g_is_unbiased() -> None:
     assert result.mean() == pytest.approx(2.0, abs=0.05)
     assert hedges_g([1, 1], [2, 2]) is None
     assert hedges_g([1], [2, 3]) is None
+    # One method without variation has an effect size, and three values are too few for it.
+    assert hedges_g([1, 1], [2, 3]) == hedges_g([0, 0], [1, 2]) == -hedges_g([2, 3], [1, 1])
+    effect = hedges_g([0, 0], [1, 2])
+    assert effect == pytest.approx(-1.5 / 0.5 * math.gamma(1) / math.gamma(0.5))
 
 
 @pytest.mark.parametrize(

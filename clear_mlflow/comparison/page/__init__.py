@@ -107,8 +107,8 @@ def _build_leaderboard(comparison: Comparison) -> dict[str, Any]:
     ]
     return {
         "note": f"Mean over seeds, ± standard deviation, [{100 * LEVEL:g} % interval of the mean, "
-        "Student's t]. ★ marks the best mean of a column; an empty cell is undefined. Click a "
-        "column's name to sort.",
+        "Student's t]. ★ marks a mean that is significantly better than all others; an empty cell "
+        "is undefined. Click a column's name to sort.",
         "columns": [
             {
                 "name": metric.split("/", 1)[-1],
