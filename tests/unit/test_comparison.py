@@ -3,9 +3,12 @@
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import re
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -13,7 +16,10 @@ import numpy as np
 import pytest
 from comparisons import NUM_TEST, compared_run, counts
 from comparisons import build_seed_runs as seeds_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from rich.console import Console
+from rich.table import Table
 from stored_values import build_images, build_row_predictions
 
 from clear_mlflow.comparison import pairs
@@ -34,7 +40,8 @@ from clear_mlflow.comparison.tables import (
 )
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.metrics import Predictions
+from clear_mlflow.metrics import COST_METRICS, METRICS, Predictions
+from clear_mlflow.report import colours
 from clear_mlflow.statistics import ImageBootstrap
 
 BY = ("strategy", "dataset")
@@ -377,3 +384,254 @@ def test_the_copy_with_tests_within_buckets_counts():
         ranked = rank_groups(runs_to_compare, BY)
         assert [member.test_every for member in ranked.runs] == ["2"]
         assert any("repeats" in note for note in ranked.warnings)
+
+
+def list_printed_names(comparison):
+    """Return the names of the groups in each output, in its order."""
+    tables = [part for part in render_comparison(comparison) if isinstance(part, Table)]
+    page = render_comparison_page(comparison, title="", footer="")
+    content = build_comparison_dict(comparison)
+    # Pictures of the page; the PDF that follows takes long.
+    files = {name: content.decode() for name, content in islice(render_figures(comparison), 2)}
+    note = format_description(comparison, page="")
+    return {
+        "terminal": [cell.plain for cell in tables[0].columns[0].cells],
+        "page": re.findall(r'<th scope="row" data-value="[^"]*">(.*?)</th>', page, re.DOTALL),
+        "page's legend": re.findall(r"</svg><span>(.*?)</span></li>", page)[
+            : len(comparison.groups)
+        ],
+        "Markdown": re.findall(r"^\| (.*?) \| \d", format_markdown(comparison), re.M),
+        "description": re.findall(r"^\| (.*?) \| \d", note, re.M),
+        "LaTeX": re.findall(r"^(.*?) & \d", format_latex(comparison), re.M),
+        "CSV": list_names(
+            csv.DictReader(io.StringIO(format_leaderboard_csv(comparison), newline=""))
+        ),
+        "JSON": [row[0] for row in json.loads(format_leaderboard_json(comparison))["data"]],
+        "compared_runs.json": [group["name"] for group in content["groups"]],
+        "verdicts": list(itertools.chain(*((v["a"], v["b"]) for v in content["verdicts"]))),
+        "figure": [text.get_text() for text in plot_history(comparison).legends[0].get_texts()][:2],
+        "dots": re.findall(r'text-anchor="end">(.*?)</text>', files["metrics.svg"])[:2],
+        "curves": re.findall(r'<text class="name"[^>]*>(.*?)</text>', files["curves.svg"]),
+    }
+
+
+def list_names(rows):
+    return [*dict.fromkeys(row["group"] for row in rows)]
+
+
+SHARED = "name=w2,licence=none,order=none,labels=auto,image_size=32,"
+texts = st.one_of(
+    st.text(max_size=12),
+    st.text("_'=+$%&<|\\~^{}(2) \n\t\x1b🚌é", min_size=1, max_size=6),
+    st.builds(
+        "{}{}{}".format,
+        st.sampled_from(["", "a" * 70]),
+        st.text("xy _", max_size=3),
+        st.just("b" * 70),
+    ),
+    st.builds(
+        "{}{}".format, st.just(SHARED), st.sampled_from(["times=1", "times=2", "z=1", "none"])
+    ),
+)
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    first=st.tuples(texts, texts, texts),
+    second=st.tuples(texts, texts, texts),
+    by=st.sampled_from([("strategy",), ("strategy", "dataset_args"), ("strategy/x", "note"), ()]),
+    digest=st.sampled_from(["ab", "cd"]),
+)
+def test_two_groups_have_two_names_in_every_output(first, second, by, digest):
+    """Whatever they are called, and if they differ in their test conditions only."""
+    compared = []
+    for number, (labels, level) in enumerate(((first, 180), (second, 120))):
+        names = dict(
+            zip(
+                ("dataset_args", "strategy/x", "note"),
+                (labels[1], labels[2], labels[1]),
+                strict=True,
+            )
+        )
+        options = {"labels": names, "digest": f"sha256:{('ab', digest)[number] * 32}"}
+        compared += [
+            compared_run(labels[0], counts(level, s), seed=s, run_id=f"{number}{s}" * 8, **options)
+            for s in range(3 if by else 1)
+        ]
+    comparison = compare_and_rank(compared, by=by)
+    if len(comparison.groups) == 1:
+        return
+    for output, names in list_printed_names(comparison).items():
+        assert (
+            len(names)
+            == len({*names})
+            == (2 * bool(comparison.list_pairs()) if output == "verdicts" else 2)
+        ), (output, names)
+
+
+def name_groups(*labels, by, **conditions):
+    """Return the names of groups of one run with labels, in their order."""
+    runs = [
+        compared_run(
+            text["strategy"],
+            counts(180 - 5 * i, 0),
+            labels=text,
+            run_id=f"{i}" * 32,
+            **{n: v[i] for n, v in conditions.items()},
+        )
+        for i, text in enumerate(labels)
+    ]
+    groups = rank_groups(runs, by).groups
+    by_run = {group.members[0].run_id: group.name for group in groups}
+    return [by_run[run.run_id] for run in runs]
+
+
+def test_names_have_only_the_arguments_that_differ_within_a_strategy():
+    """Of strategy_args, dataset_args and scenario_args, and of single arguments."""
+    naive = {"strategy": "naive", "strategy_args": "none"}
+    replay = {
+        "strategy": "replay",
+        "strategy_args": "buffer=class_balanced,alpha=none,batches=shuffled",
+    }
+    by = ("strategy", "strategy_args")
+    ewc = [{"strategy": "ewc", "strategy_args": f"strength={s},decay=0.9"} for s in (1, 10)]
+    assert name_groups(naive, replay, ewc[0], by=by) == ["naive", "replay", "ewc"]
+    assert name_groups(naive, replay, *ewc, by=by) == [
+        "naive",
+        "replay",
+        "ewc, strength=1",
+        "ewc, strength=10",
+    ]
+    single = [{"strategy": "ewc", "strategy/strength": s, "strategy/decay": "0.9"} for s in "12"]
+    by_single = ("strategy", "strategy/strength", "strategy/decay")
+    assert name_groups({"strategy": "naive"}, *single, by=by_single) == [
+        "naive",
+        "ewc, strength=1",
+        "ewc, strength=2",
+    ]
+    for option in ("dataset_args", "scenario_args"):
+        streams = [{"strategy": "cumulative", option: f"{SHARED}times={n}"} for n in (1, 2)]
+        assert name_groups(*streams, by=("strategy", option)) == [
+            "times=1",
+            "times=2",
+        ]
+
+
+def test_equal_labels_are_told_apart_by_test_conditions_or_runs():
+    """Not by numbers alone."""
+    both = [{"strategy": "naive"}] * 2
+    by = ("strategy",)
+    assert name_groups(*both, by=by, digest=["sha256:" + x * 64 for x in "ab"]) == [
+        "naive, dataset digest=aaaaaaaa",
+        "naive, dataset digest=bbbbbbbb",
+    ]
+    assert name_groups(*both, by=by, protocol=["iid", "streaming"]) == [
+        "naive, protocol=iid",
+        "naive, protocol=streaming",
+    ]
+    assert name_groups(*both, by=by, dataset=["vec", "photos"]) == [
+        "naive, dataset=vec",
+        "naive, dataset=photos",
+    ]
+    assert name_groups(*both, by=()) == ["naive seed 0, run=00000000", "naive seed 0, run=11111111"]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {"dataset": "photos"},
+            "in the name of the dataset (clear10 and photos), not in its content.",
+        ),
+        (
+            {"dataset": "photos", "protocol": "streaming"},
+            "in dataset (clear10 and photos), protocol (iid and streaming).",
+        ),
+        (
+            {"dataset": "photos", "digest": "sha256:" + "cd" * 32},
+            "in dataset (clear10 and photos), dataset digest (abababab and cdcdcdcd).",
+        ),
+    ],
+)
+def test_another_name_of_the_same_dataset_is_called_that(other, message):
+    """Unless the data or the protocol differ, too."""
+    runs = [*seeds_of("replay", 180, range(3)), *seeds_of("naive", 120, range(3), **other)]
+    assert any(f"They differ {message}" in text for text in compare_and_rank(runs).warnings)
+    unknown = [
+        *seeds_of("a", 180, [0], digest="unknown"),
+        *seeds_of("b", 120, [0], digest="unknown", dataset="photos"),
+    ]
+    assert "They differ in dataset (clear10 and photos)." in compare_and_rank(unknown).warnings[0]
+
+
+def test_a_papers_table_says_what_its_numbers_are():
+    """Readable titles, no ± 0 and no -0.0, a caption on ±, and seven columns."""
+    costs = {"cost/training_flops": 4.6e11}
+    runs = [
+        dataclasses.replace(run, summary={**run.summary, **costs, "renate/forgetting": -1e-9})
+        for name, level in (("na_ive", 120), ("replay", 180))
+        for run in seeds_of(name, level, range(3))
+    ]
+    compared = compare_groups(rank_groups(runs, BY, metrics=(*METRICS, *COST_METRICS)))
+    latex = format_latex(compared)
+    assert r"\caption{Mean $\pm$ standard deviation over seeds." in latex
+    head, *rows = [line.split(" & ") for line in latex.splitlines() if " & " in line]
+    assert [len(row) for row in rows] == [7, 7]
+    assert r"\shortstack[r]{Next-domain \\ accuracy (\%) $\uparrow$}" in head
+    assert all(r"\pm" in cell for row in rows for cell in row[2:5])
+    assert [row[5:] for row in rows] == [["$0.0$", r"$4.600 \times 10^{11}$ \\"]] * 2
+    assert "In-domain" in format_latex(compared, "clear/in_domain_accuracy")
+    assert "± 0" not in format_markdown(compared, "cost/training_flops,renate/forgetting")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "band"),
+    [(1, []), (2, ["95 % CI of the mean, cut off at the axis"]), (6, ["95 % CI of the mean"])],
+)
+def test_a_papers_figure_names_its_axis_and_its_bands(seeds, band):
+    """In percent, as the table. Errors have their own unit."""
+    groups = [
+        run
+        for name, level in (("_a", 100), ("b", 103))
+        for run in seeds_of(name, level, range(seeds))
+    ]
+    comparison = compare_and_rank(groups)
+    figure = plot_history(comparison)
+    axes = figure.axes[0]
+    assert axes.get_ylabel() == "Challenge score (%)"
+    last = axes.lines[0].get_ydata()[-1]
+    assert last == pytest.approx(100 * comparison.groups[0].metrics[SCORE].mean)
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["b", " _a", *band]
+
+
+@pytest.mark.parametrize("background", ["light", "dark"])
+def test_colours_of_groups_differ_without_red_and_green(background):
+    """By Machado et al. 2009, in CIELAB, for protanopia and deuteranopia."""
+    css = (Path(colours.__file__).parent / "page" / "frame.css").read_text()
+    codes = colours.GROUPS if background == "light" else re.findall(r"--g\d: (#\w{6})", css)
+    assert len(codes) == 8
+    rgb = np.array([[int(code[i : i + 2], 16) / 255 for i in (1, 3, 5)] for code in codes])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
+    for seen in (
+        np.eye(3),
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ],
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ],
+    ):
+        x, y, z = to_xyz @ np.clip(np.asarray(seen) @ linear.T, 0, 1) / [[0.9505], [1], [1.089]]
+        x, y, z = (np.where(v > 0.008856, np.cbrt(v), 7.787 * v + 16 / 116) for v in (x, y, z))
+        lab = np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)]).T
+        assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(lab, 2)) > 19

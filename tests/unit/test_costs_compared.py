@@ -261,7 +261,7 @@ def test_runs_with_a_budget_are_not_advised_to_get_one(budget):
     assert f"ewc 4.1e+03 with budget={budget})" in str(error.value)
     assert "naive:1;" not in str(error.value)
     for runs in ([*naive, *ewc], with_budget("off", naive, ewc)):
-        with pytest.raises(ConfigError, match="; train them with budget=naive:1$"):
+        with pytest.raises(ConfigError, match=r"; train them with budget=naive:1$"):
             select_equal_cost(runs, "training_flops", BY)
     replay = build_runs("replay", 150, 1000)
     remaining, messages = select_equal_cost(
