@@ -83,8 +83,9 @@ clear-mlflow sweep benchmarks/results/digits.yaml --experiment digits    # train
   (Student's t); `leaderboard.csv` of a [comparison](compare.md) has it for all columns.
 - *score* is the mean of the four accuracies: in-domain, next-domain, backward and forward.
 - *against* is the difference in score, tested by a paired t-test over seeds. In italics, both
-  methods have one matrix, and the test is a paired bootstrap over test images. Interval and *p* are
-  adjusted for all tests of the table.
+  methods have one matrix, and the test is a paired bootstrap over test images. If only one of them
+  has, whatever the seed, there is no test. Interval and *p* are adjusted for all tests of the
+  table.
 - *FLOPs* are [training FLOPs](cost.md).
 - Each figure shows the first eight methods of its table.
 """

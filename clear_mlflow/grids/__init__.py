@@ -407,8 +407,7 @@ def _select_changed(logged: Mapping[str, str]) -> dict[str, str]:
         return {}
     defaults = list_parameter_defaults()
     trained = select_training_parameters(logged)
-    first = {name: text for name, text in trained.items() if name in ("strategy", "dataset")}
-    changed = first | {
+    changed = {str(name): trained.get(name, defaults[name]) for name in ("strategy", "dataset")} | {
         name: text
         for name, text in trained.items()
         if name not in _SEEDS and text not in (defaults[name], AUTO)

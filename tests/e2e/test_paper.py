@@ -30,5 +30,6 @@ def test_the_commands_of_a_paper(store, tmp_path):
         if match := re.search(r"^open .*clear-mlflow open (\w+)$", done.stdout, re.M):
             comparison = match[1]
     table = (tmp_path / "paper" / "leaderboard.tex").read_text()
+    assert r"\caption{Mean $\pm$ standard deviation over seeds." in table
     assert all(re.search(rf"^{group} & 3 & .*\\\\$", table, re.M) for group in ("naive", "replay"))
     assert list((tmp_path / "paper" / "figures").glob("*.svg"))

@@ -103,7 +103,7 @@ def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
     lines = list(csv.DictReader(io.StringIO((folder / names.LEADERBOARD_CSV).read_text())))
     values = [float(line["mean"]) for line in lines if line["metric"] == SCORE]
     assert table[SCORE].tolist() == pytest.approx(values, rel=1e-12)
-    assert (folder / "leaderboard.tex").read_text().startswith(r"\begin{tabular}{lr")
+    assert r"\begin{tabular}{lr" in (folder / "leaderboard.tex").read_text()
 
     output = " ".join(result.output.split())
     assert "replay and naive: too few seeds to test clear/challenge_score" in output
@@ -282,6 +282,13 @@ def test_an_inconclusive_verdict_names_the_command_that_trains_more_seeds(store,
         for i in range(suggestion)
     }
     assert {run.config_hash for run in grid.runs} == expected
+    # Complete without defaults, and as people write it.
+    lines = [line.strip(" -") for line in grid.text.splitlines()]
+    for strategy in ("naive", "replay"):
+        start = lines.index(f"strategy: {strategy}")
+        assert lines[start + 1].startswith("dataset: ")
+        assert "epochs: 3" in lines[start:]
+    assert "'" not in grid.text
     command = f"clear-mlflow sweep --grid {folder / names.MORE_SEEDS}"
     assert f"MLFLOW_EXPERIMENT_ID={experiment_id} {command}" in result.output
     assert names.MORE_SEEDS in (folder / names.COMPARISON_PAGE).read_text()
