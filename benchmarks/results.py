@@ -61,9 +61,9 @@ STUDIES = {
         "linear",
         "Four numbers per day, five classes, eight half-years; a linear classifier, 100 epochs per "
         "bucket. The memory is a tenth of the days. `naive` is the same as `linear`.",
-        "Most strategies that preserve the past are worse than `linear`: they lose more on the "
-        "newest half-year than they gain on earlier ones. `agem`, `lwf` and `replay` do not differ "
-        "from it significantly.",
+        "Most strategies that preserve the past have a lower score than `linear`: they lose more on "
+        "the newest half-year than they gain on earlier ones. `linear` has the same matrix for every "
+        "seed, so strategies that depend on the seed cannot be tested against it.",
     ),
 }
 
@@ -83,9 +83,9 @@ clear-mlflow sweep benchmarks/results/digits.yaml --experiment digits    # train
   (Student's t); `leaderboard.csv` of a [comparison](compare.md) has it for all columns.
 - *score* is the mean of the four accuracies: in-domain, next-domain, backward and forward.
 - *against* is the difference in score, tested by a paired t-test over seeds. In italics, both
-  methods have one matrix, and the test is a paired bootstrap over test images. If only one of them
-  has, whatever the seed, there is no test. Interval and *p* are adjusted for all tests of the
-  table.
+  methods have one matrix, and the test is a paired bootstrap over test images. If only one of
+  them has, the cell is empty: they cannot be tested. Interval and *p* are adjusted for all tests of
+  the table.
 - *FLOPs* are [training FLOPs](cost.md).
 - Each figure shows the first eight methods of its table.
 """

@@ -304,7 +304,7 @@ def _build_names(
     if group_by:
         labels = [dict(zip(group_by, labels, strict=True)) for labels, _ in members_by_key]
         parts = [_list_parts(label_by_name) for label_by_name in labels]
-        _append_varying(names, [plain for plain, _ in parts], [None] * len(names))
+        _append_varying(names, [settings for settings, _ in parts], [None] * len(names))
         strategies = [run.labels.get("strategy") for run in runs]
         _append_varying(names, [arguments for _, arguments in parts], strategies)
         first = group_by[0]
@@ -325,7 +325,7 @@ def _build_names(
 
 def _list_parts(labels: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return a group's logged labels as texts by name: those without arguments, and arguments."""
-    plain, arguments = dict[str, str](), dict[str, str]()
+    settings, arguments = dict[str, str](), dict[str, str]()
     for name, label in labels.items():
         if label == NOT_LOGGED:
             continue
@@ -334,8 +334,8 @@ def _list_parts(labels: Mapping[str, str]) -> tuple[dict[str, str], dict[str, st
             texts = [argument for argument in re.split(r",(?=\w+=)", text) if "=" in argument]
             arguments |= {f"{match[1]}/{text.partition('=')[0]}": text for text in texts}
         else:
-            plain[name] = _format_label(name, label)
-    return plain, arguments
+            settings[name] = _format_label(name, label)
+    return settings, arguments
 
 
 def _format_label(name: str, label: str) -> str:

@@ -206,8 +206,8 @@ def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = N
         dtype=object,
     )
     caption = (
-        r"Mean $\pm$ standard deviation over seeds. Values without $\pm$ are of one seed, or equal "
-        "for all seeds."
+        r"Mean $\pm$ standard deviation over seeds. Values without $\pm$ have one seed, or are "
+        "equal for all seeds."
     )
     if comparison.best and comparison.ranked_by in names:
         caption += f" Bold: significantly better than all others ($p < {1 - LEVEL:.2g}$, adjusted)."

@@ -526,7 +526,7 @@ def test_names_have_only_the_arguments_that_differ_within_a_strategy():
 
 
 def test_equal_labels_are_told_apart_by_test_conditions_or_runs():
-    """Not by numbers alone."""
+    """A number would need a key."""
     both = [{"strategy": "naive"}] * 2
     by = ("strategy",)
     assert name_groups(*both, by=by, digest=["sha256:" + x * 64 for x in "ab"]) == [
@@ -624,7 +624,7 @@ def test_colours_of_groups_differ_without_red_and_green(background):
     to_xyz = np.array(
         [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
     )
-    for seen in (
+    for vision in (
         np.eye(3),
         [
             [0.152286, 1.052583, -0.204868],
@@ -637,7 +637,7 @@ def test_colours_of_groups_differ_without_red_and_green(background):
             [-0.011820, 0.042940, 0.968881],
         ],
     ):
-        x, y, z = to_xyz @ np.clip(np.asarray(seen) @ linear.T, 0, 1) / [[0.9505], [1], [1.089]]
+        x, y, z = to_xyz @ np.clip(np.asarray(vision) @ linear.T, 0, 1) / [[0.9505], [1], [1.089]]
         x, y, z = (np.where(v > 0.008856, np.cbrt(v), 7.787 * v + 16 / 116) for v in (x, y, z))
         lab = np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)]).T
         assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(lab, 2)) > 19

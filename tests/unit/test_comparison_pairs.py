@@ -478,7 +478,7 @@ def test_a_margin_is_adjusted_for_the_pairs_with_the_leader_that_are_not_tested(
 
 
 def test_two_seeds_are_too_few_whatever_the_other_method_has() -> None:
-    """And with one seed there is no pair."""
+    """With one seed, the pair is left out."""
     six = runs("naive", 55, range(3, 9))
     (verdict,) = verdicts(compare_and_rank([*runs("replay", 90, range(2)), *six]))
     assert (verdict.outcome, verdict.p) == ("too few", None)
@@ -492,7 +492,7 @@ def test_only_what_the_tests_support_is_marked_as_the_best() -> None:
         ([*a, *b, *c], {}, {0}),
         ([*a, *runs("bb", 90, range(4)), *c], {}, set()),  # no difference to the second
         ([*a, *b, *c], {"baseline": "c"}, set()),  # not tested against the second
-        ([*a, *b, run("d", 40, 0)], {}, set()),  # one of one seed is not tested
+        ([*a, *b, run("d", 40, 0)], {}, set()),  # a group of one run is not tested
         (a, {}, set()),
     ):
         comparison = compare_and_rank(compared, **options)
