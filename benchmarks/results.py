@@ -61,9 +61,9 @@ STUDIES = {
         "linear",
         "Four numbers per day, five classes, eight half-years; a linear classifier, 100 epochs per "
         "bucket. The memory is a tenth of the days. `naive` is the same as `linear`.",
-        "Most strategies that preserve the past have a lower score than `linear`: they lose more on "
-        "the newest half-year than they gain on earlier ones. `linear` has the same matrix for every "
-        "seed, so strategies that depend on the seed cannot be tested against it.",
+        "Most strategies that preserve the past have a lower score than `linear`: they lose more "
+        "on the newest half-year than they gain on earlier ones. `linear` has the same matrix for "
+        "every seed, so strategies that depend on the seed cannot be tested against it.",
     ),
 }
 
