@@ -212,10 +212,15 @@ def test_the_leaderboard_has_the_values_of_the_groups():
     comparison = compare_and_rank([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
     table = json.loads(format_leaderboard_json(comparison))
     for group, row in zip(comparison.groups, table["data"], strict=True):
-        shown = dict(zip(table["columns"], row, strict=True))
-        assert (shown.pop("group"), shown.pop("seeds")) == (group.name, len(group.members))
-        assert shown == pytest.approx({name: group.metrics[name].mean for name in shown}, rel=1e-11)
-        assert all(len(repr(value)) <= 17 for value in shown.values())
+        values_by_name = dict(zip(table["columns"], row, strict=True))
+        assert (values_by_name.pop("group"), values_by_name.pop("seeds")) == (
+            group.name,
+            len(group.members),
+        )
+        assert values_by_name == pytest.approx(
+            {name: group.metrics[name].mean for name in values_by_name}, rel=1e-11
+        )
+        assert all(len(repr(value)) <= 17 for value in values_by_name.values())
     lines = list(csv.DictReader(io.StringIO(format_leaderboard_csv(comparison))))
     expected = [(group, *metric) for group in comparison.groups for metric in group.metrics.items()]
     for (group, metric, value), line in zip(expected, lines, strict=True):
@@ -398,7 +403,7 @@ def list_printed_names(comparison):
     ]
     note = format_description(comparison, page="")
     return {
-        "terminal": [cell.plain for cell in tables[0].columns[0].cells],
+        "terminal": [str(cell) for cell in tables[0].columns[0].cells],
         "page": re.findall(r'<th scope="row" data-value="[^"]*">(.*?)</th>', page, re.DOTALL),
         "page's legend": re.findall(r"</svg><span>(.*?)</span></li>", page)[
             : len(comparison.groups)
