@@ -218,10 +218,7 @@ class AnytimeMatrix:
         return np.array(trained), values
 
     def _describe_gap(self, bucket_index: int) -> str | None:
-        """Return a message that names the first missing test of a bucket, or None if all exist.
-
-        A bucket without any test is a gap, too.
-        """
+        """Return a message with the first missing test of a bucket, or None if all exist."""
         tests = self.tests.get(bucket_index, ())
         key = safe_repr(self.matrix.buckets[bucket_index])
         if not tests:
@@ -234,11 +231,7 @@ class AnytimeMatrix:
         return None
 
     def _check_test(self, name: str, test: AnytimeRow, first: AnytimeRow) -> None:
-        """Raise RecordError if a test contradicts the matrix, or the *first* test in its bucket.
-
-        The matrix must have the same buckets and test images, and the first test the same
-        ``num_tests`` and ``num_steps``. name: name of the test in the message.
-        """
+        """Raise RecordError if a test contradicts the matrix or its bucket's *first* test."""
         counts = self.matrix.num_instances
         if test.buckets != self.matrix.buckets:
             raise RecordError(

@@ -86,10 +86,7 @@ def create_durably(file: Path, content: bytes) -> bool:
 
 @contextmanager
 def _write_draft(file: Path, content: bytes) -> Iterator[Path]:
-    """Write a content to the disk under a temporary name next to *file*, and yield that path.
-
-    Makes missing folders. Deletes the temporary name after the block.
-    """
+    """Write a temporary file next to *file*, yield its path, and delete it. Makes folders."""
     _make_folder(file.parent)
     # A unique name: another process may write the same file, here or on another machine.
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")

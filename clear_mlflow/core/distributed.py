@@ -59,10 +59,7 @@ def count_usable_cores(
 
 
 def _read_quota(cgroup: Path, default: int) -> int:
-    """Return a cgroup's CPU quota in cores, rounded up, or *default* if no quota is set.
-
-    cgroup: folder of the cgroup.
-    """
+    """Return a cgroup's CPU quota in cores, rounded up, or *default* if no quota is set."""
     names = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
     files = [cgroup / name for name in names if (cgroup / name).is_file()]
     numbers = " ".join(file.read_text() for file in files).split()

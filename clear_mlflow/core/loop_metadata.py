@@ -211,10 +211,7 @@ def build_count_row(loop: LoopMetadata, after: object, correct: object) -> Accur
 
 
 def _parse_correct(loop: LoopMetadata, correct: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the images classified correctly and all test images, per bucket.
-
-    Raises ConfigError if the loop's score is not accuracy, or num_instances is not known.
-    """
+    """Return the images classified correctly and all test images, per bucket."""
     check_accuracy(loop, "counts")
     if loop.num_instances is None:
         raise ConfigError(
@@ -291,11 +288,7 @@ def build_test(
 
 
 def _parse_row_number(loop: LoopMetadata, after: object, argument: str = "after") -> int:
-    """Return the number of the row that is measured after a bucket.
-
-    after: name of the bucket, or the number of buckets trained, 0 before any. argument: its name
-    in the ConfigError that is raised for anything else.
-    """
+    """Parse a row number, or the name of its last bucket. argument: name in the message."""
     if isinstance(after, str) and after in loop.buckets:
         return loop.buckets.index(after) + 1
     last = len(loop.buckets)
@@ -312,11 +305,7 @@ def _parse_row_number(loop: LoopMetadata, after: object, argument: str = "after"
 
 
 def _parse_predictions(images: EvaluationSet, row: int, predictions: object) -> RowPredictions:
-    """Check the predictions of a row: arrays per bucket of classes, or of probabilities.
-
-    Probabilities are stored as float16. Raises ConfigError if they do not add up to 1, a class does
-    not exist, or there is not one prediction for each image.
-    """
+    """Check arrays per bucket of classes or probabilities, which become float16."""
     num_classes = len(images.class_names)
     parts = list(map(_to_array, _split_buckets("predictions", images.buckets, predictions)))
     shapes = [part.shape for part in parts]
@@ -358,11 +347,7 @@ def _parse_predictions(images: EvaluationSet, row: int, predictions: object) -> 
 
 
 def _parse_labels(name: str, values: object) -> NDArray[np.uint16]:
-    """Return class indices, (n,).
-
-    Raises ConfigError, whose message begins with *name*, unless they are integers from 0 to
-    MAX_CLASSES - 1 in one dimension.
-    """
+    """Return class indices, (n,)."""
     labels = _to_array(values)
     if labels.size == 0:
         labels = labels.astype(np.int64)
@@ -377,11 +362,7 @@ def _parse_labels(name: str, values: object) -> NDArray[np.uint16]:
 
 
 def _parse_keys(buckets: object) -> tuple[str, ...]:
-    """Return bucket keys as texts, or "1" to "T" for the number T.
-
-    Keys are texts, integers or dates. Raises ConfigError for others, for a set, and for an invalid
-    T.
-    """
+    """Return keys (texts, integers or dates) as texts, or "1" to "T" for the number T."""
     buckets = _to_python(buckets)
     # A set has an arbitrary order.
     if not isinstance(buckets, Iterable) or isinstance(buckets, (str, bytes, set, frozenset)):
@@ -406,11 +387,7 @@ def _parse_counts(name: str, keys: tuple[str, ...], values: object) -> tuple[int
 
 
 def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]:
-    """Return one entry per bucket, from a list, an array or a mapping of bucket to entry.
-
-    Raises ConfigError if a bucket is missing or unknown, or the number of entries is wrong. name:
-    name of the values in the message.
-    """
+    """Return one entry per bucket, from a list, an array or a mapping. name: for messages."""
     if isinstance(values, Mapping):
         values = _key_by_bucket(name, values)
         if unknown := [key for key in values if key not in keys]:
@@ -444,10 +421,7 @@ def _key_by_bucket(name: str, values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _to_array(values: Any) -> NDArray[Any]:
-    """Convert lists, an array, or a tensor on any device to an array.
-
-    A tensor of floats becomes float64. Raises ConfigError if NumPy cannot convert the values.
-    """
+    """Convert lists, an array, or a tensor on any device. Its floats become float64."""
     detach = getattr(values, "detach", None)
     if callable(detach):
         values = detach().cpu()
@@ -466,11 +440,7 @@ def _to_python(value: Any) -> Any:
 
 
 def _parse_int(name: str, value: object, expected: str = "a whole number") -> int:
-    """Return an integer of Python, of NumPy or in a tensor as an int.
-
-    Raises ConfigError for anything else, such as a bool or 1.0. expected: description for the
-    message.
-    """
+    """Return an integer of Python, of NumPy or in a tensor as an int."""
     value = _to_python(value)
     with suppress(TypeError):
         if not isinstance(value, bool):
@@ -480,10 +450,7 @@ def _parse_int(name: str, value: object, expected: str = "a whole number") -> in
 
 
 def _parse_texts(name: str, values: Mapping[str, object] | None) -> dict[str, str]:
-    """Return params or tags as texts, empty for None.
-
-    Raises ConfigError if a name is not a text, or begins with ``mlflow.`` or ``clear_mlflow.``.
-    """
+    """Return params or tags as texts, empty for None."""
     if not isinstance(values, (Mapping, type(None))):
         raise ConfigError(
             f"{name} is {safe_repr(values)}; expected a dictionary such as {{'lr': 0.1}}"

@@ -200,12 +200,7 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
             force_setattr(self, "values", self._check_values(self.values))
 
     def _check_counts(self, name: str, maxima: Sequence[int], minimum: int) -> None:
-        """Convert a field of counts, one per bucket, to a tuple.
-
-        Raises RecordError unless each count is from *minimum* to the bucket's entry in *maxima*.
-
-        name: name of the field.
-        """
+        """Convert a field of counts, one per bucket, to a tuple. name: name of the field."""
         counts: tuple[int, ...] = convert(getattr(self, name), tuple[int, ...], name)
         if len(counts) != len(self.buckets):
             raise RecordError(
@@ -221,11 +216,7 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
         force_setattr(self, name, counts)
 
     def _check_values(self, values: object) -> tuple[float, ...]:
-        """Return the score on each bucket as floats, NaN = not measured.
-
-        Raises RecordError if there is not one number per bucket, a number is invalid, or all are
-        NaN.
-        """
+        """Return the score on each bucket as floats, NaN = not measured."""
         score = self.score
         if not isinstance(values, (tuple, list)) or len(values) != len(self.buckets):
             expected = "fraction" if score.is_accuracy else "number"
@@ -638,11 +629,7 @@ def iter_measured_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArr
 
 
 def _check_buckets(keys: object) -> tuple[str, ...]:
-    """Return bucket keys as a tuple.
-
-    Raises RecordError unless there are 1 to MAX_BUCKETS different, printable texts of 1 to
-    MAX_KEY_CHARACTERS characters.
-    """
+    """Return bucket keys as a tuple."""
     buckets: tuple[str, ...] = convert(keys, tuple[str, ...], "buckets")
     if not 1 <= len(buckets) <= MAX_BUCKETS:
         raise RecordError(f"buckets has {len(buckets)} keys; expected 1 to {MAX_BUCKETS}")
@@ -660,11 +647,7 @@ def _check_buckets(keys: object) -> tuple[str, ...]:
 
 
 def _check_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.float64]:
-    """Return a copy of values as floats, of any shape. NaN = not measured.
-
-    Raises RecordError if a value is not a number in the range of the score. name: name of the
-    values in the message.
-    """
+    """Copy values of any shape to floats, NaN = not measured. name: for the message."""
     name += " of an accuracy matrix" if score.is_accuracy else f" of a matrix of {score.name}"
     numbers = "fractions from 0 to 1 (not percent)" if score.is_accuracy else "finite numbers"
     expected = f"expected {numbers}, NaN where nothing was measured"
@@ -680,10 +663,7 @@ def _check_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.float
 
 
 def _check_num_instances(num_instances: ArrayLike, width: int) -> NDArray[np.int64]:
-    """Return the number of test images per bucket.
-
-    Raises RecordError unless they are *width* integers from 1 to MAX_COUNT.
-    """
+    """Return the number of test images per bucket."""
     try:
         counts = np.array(num_instances)
         if (

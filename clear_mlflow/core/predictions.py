@@ -266,10 +266,7 @@ def _convert_errors(path: Path) -> Iterator[None]:
 
 
 def _parse_texts(metadata: dict[str, str], name: str) -> tuple[str, ...]:
-    """Return the texts of a metadata field, which is a JSON list.
-
-    Raises RecordError if the field is missing or anything else.
-    """
+    """Return the texts of a metadata field, which is a JSON list."""
     texts = untrusted.json_value(metadata.get(name, ""), untrusted.MAX_METADATA_BYTES)
     checked: tuple[str, ...] = untrusted.convert(texts, tuple[str, ...], name)
     return checked

@@ -256,10 +256,7 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
 
 
 def _read_times(record: RowRecord) -> tuple[date, ...]:
-    """Return the dates of a row's buckets.
-
-    Returns an empty tuple unless all are present, valid and in ascending order.
-    """
+    """Return the dates of a row's buckets, or () unless all are valid and ascending."""
     dates = record.extra.get(TIMES)
     if not isinstance(dates, list) or len(dates) != len(record.row.buckets):
         return ()
@@ -271,10 +268,7 @@ def _read_times(record: RowRecord) -> tuple[date, ...]:
 
 
 def _identify_run(record: RowRecord) -> dict[str, object]:
-    """Return the metadata on which all rows of a run agree, by their name in messages.
-
-    These are the dataset's name and digest, protocol, split and seed.
-    """
+    """Return what all rows of a run have in common, by its name in messages."""
     return {
         "dataset name": record.dataset.name,
         "dataset digest": record.dataset.digest,
@@ -303,10 +297,7 @@ def check_schema(document: dict[str, Any], name: str) -> None:
 
 
 def _parse_record(document: dict[str, Any]) -> RowRecord:
-    """Build a record from the JSON object in a row's file, and keep unknown fields as ``extra``.
-
-    Raises RecordError if the object is invalid.
-    """
+    """Build a record from the JSON object in a row's file, and keep unknown fields as ``extra``."""
     check_schema(document, SCHEMA_NAME)
     fields: _Fields = convert(document, _Fields)
     row = _build_row(fields)
@@ -328,10 +319,7 @@ def _parse_record(document: dict[str, Any]) -> RowRecord:
 
 
 def _build_row(fields: _Fields) -> AccuracyRow:
-    """Build a row from counts, accuracies or the values of another score.
-
-    Raises RecordError unless the fields contain exactly one of these.
-    """
+    """Build a row from counts, accuracies or the values of another score."""
     score = ACCURACY if fields.score is None else fields.score.score
     cells, names, others = fields.accuracy, ["correct", "accuracy"], [fields.values]
     if not score.is_accuracy:

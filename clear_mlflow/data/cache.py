@@ -168,10 +168,7 @@ def _build_damage_error(path: Path) -> UnusableFileError:
 
 @cache
 def _hash_all_cached(path: Path, state: tuple[int, ...], metadata_text: str) -> str:
-    """Hash a file like :func:`_hash_all`, but only if its *state* differs from earlier calls.
-
-    state: size, times and inode of the file. Hashes are cached in this process.
-    """
+    """Hash a file, cached in this process by its *state*: size, times and inode."""
     with path.open("rb") as file:
         return _hash_all(file, metadata_text)
 
@@ -186,10 +183,7 @@ def _hash_all(file: BinaryIO, metadata_text: str) -> str:
 
 
 def _hash_sample(file: BinaryIO, metadata_text: str) -> str:
-    """Return the SHA-256 of the metadata and 16 blocks of a file, hexadecimal.
-
-    The blocks have equal distances, and the first and the last bytes of the file are among them.
-    """
+    """Hash the metadata and 16 blocks at equal distances, from the first to the last bytes."""
     content = hashlib.sha256(metadata_text.encode())
     last = max(0, os.fstat(file.fileno()).st_size - _SAMPLE_BYTES)
     for n in range(_SAMPLES):
@@ -239,10 +233,7 @@ class HashCache:
 
     @staticmethod
     def _use_database(file: Path, use: Callable[[sqlite3.Connection], None]) -> None:
-        """Call *use* with the open database, or do nothing if that is not possible.
-
-        Deletes a database that is damaged, or that other users may write to.
-        """
+        """Call *use* with the open database if possible. Deletes a damaged or unsafe database."""
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):

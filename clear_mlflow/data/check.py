@@ -136,10 +136,7 @@ def check_stream(
 
 
 def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Findings:
-    """Decode all images, search for duplicates, and try to load the dataset as a stream.
-
-    name: name of the stream. A test set that cannot be read is a problem, not an error.
-    """
+    """Decode all images, search for duplicates, and report what the stream does not load."""
     root = index.root
     problems: list[Problem] = []
     sets = {("all" if index.read_test is None else TRAIN): index.images}
@@ -252,10 +249,7 @@ def _decode_images(
 
 
 def _decode_image(image: IndexedImage, root: Path) -> tuple[str, str, int]:
-    """Return an image's content hash, the reason why it is unreadable, and its brightest area.
-
-    Hash or reason is "". A vector is not decoded: its hash is in the index.
-    """
+    """Return the hash of an image or "", why it is unreadable or "", and its brightest area."""
     path = image.path
     if image.content:  # a vector, which was read already
         return image.content, "", 255

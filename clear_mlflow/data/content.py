@@ -113,10 +113,7 @@ def compute_stream_digest(
 def _list_images(
     buckets: Sequence[Bucket], class_names: Sequence[str], test_split: str
 ) -> list[IndexedImage]:
-    """Return the training and test images of all buckets, bucket by bucket.
-
-    test_split: name of the split that test images get, test or validation.
-    """
+    """Return the training and test images (which get *test_split*) of all buckets."""
     return [
         image
         for bucket in buckets
@@ -161,10 +158,7 @@ def _hash_buckets(
 
 
 def _hash(path: Path, root: Path, hashes: HashCache) -> str:
-    """Return the SHA-256 of an image file, from *hashes* if it is stored there.
-
-    Raises DataError if the file is missing, empty or too large, or a link out of *root*.
-    """
+    """Return the SHA-256 of an image file, from *hashes* if it is stored there."""
     status = stat_file(path, root=root)
     if not 0 < status.st_size <= MAX_IMAGE_BYTES:
         raise DataError(
@@ -178,10 +172,7 @@ def _hash(path: Path, root: Path, hashes: HashCache) -> str:
 
 
 def _compute_digest(images: Sequence[IndexedImage]) -> str:
-    """Return ``sha256:`` and a hash of each image's split, bucket, class and content hash.
-
-    Neither paths nor the order of the images change it.
-    """
+    """Hash split, bucket, class and content of the images, whatever their paths and order."""
     lines = sorted(
         "\0".join((image.split, image.bucket, image.class_name, image.content)) for image in images
     )
@@ -207,11 +198,7 @@ def _find_difference(copies: Sequence[IndexedImage]) -> str:
 
 
 def _check_disjoint(images: Sequence[IndexedImage], test_split: str, noun: str) -> tuple[str, ...]:
-    """Return a warning for each type of difference between copies of an image.
-
-    Raises DataError if two sets share over half of the images of the smaller one. A set has one
-    split and one bucket. noun: word for an image in messages.
-    """
+    """Return a warning for each type of copy within or between sets (split and bucket)."""
     duplicates = find_duplicates(images)
     sizes = Counter(key for key, _ in {((i.split, i.bucket), i.content) for i in images})
     shared: defaultdict[tuple[tuple[str, str], ...], list[tuple[IndexedImage, ...]]] = defaultdict(

@@ -241,10 +241,7 @@ def decode_file(
 
 
 def _decode_image(data: bytes, resize: Resize | LibraryTransform) -> NDArray[Any]:
-    """Decode the bytes of an image file, as :func:`decode_file` does.
-
-    Raises UndecodableError if they are damaged, too large, or not in ``FORMATS``, and MemoryError.
-    """
+    """Decode the bytes of an image file, as :func:`decode_file` does."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
@@ -269,10 +266,7 @@ def _decode_image(data: bytes, resize: Resize | LibraryTransform) -> NDArray[Any
 
 
 def _compute_long_side(image: Image.Image, side: int) -> int:
-    """Return the longer side of an image whose shorter one is scaled to *side* pixels.
-
-    Raises UndecodableError if the scaled image would have too many pixels.
-    """
+    """Return the longer side of an image whose shorter one is scaled to *side* pixels."""
     short, long = sorted(image.size)
     long = int(side * long / short)  # rounded down, as torchvision does
     if side * long > _MAX_PIXELS:

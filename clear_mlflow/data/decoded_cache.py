@@ -100,11 +100,7 @@ class DecodedCache:
     def _load_or_build(
         self, images: ImageSet, resize: Resize, on_image: Callable[[int], None] | None
     ) -> DecodedImages | tuple[DamagedImage, ...] | None:
-        """Return cached pixels, or the damaged images if there are some.
-
-        Decodes the images if they are not cached yet. Returns None for images without content
-        hashes, and, with a warning, if the folder cannot be used.
-        """
+        """Return pixels or damaged images, decoded once, or None if they cannot be cached."""
         if not images.contents:
             return None
         described = "\n".join((get_decoder_version(), str(resize), *images.contents))
@@ -130,10 +126,7 @@ class DecodedCache:
     def _read_unless_damaged(
         self, path: Path, images: ImageSet
     ) -> DecodedImages | tuple[DamagedImage, ...] | None:
-        """Return a cached file's content, or None if there is no file, or a damaged one.
-
-        Warns of a damaged one. Raises ForeignFileError if it belongs to another user.
-        """
+        """Return a cached file's content, or None if it is missing or, with a warning, damaged."""
         try:
             return _read(path, images)
         except ForeignFileError:  # so this user does not replace it
@@ -150,10 +143,7 @@ class DecodedCache:
         resize: Resize,
         on_image: Callable[[int], None] | None,
     ) -> None:
-        """Decode the images into a file, or write the list of damaged images.
-
-        Raises OSError before that if the disk has too little room.
-        """
+        """Decode the images into a file, or write the list of damaged images."""
         num_bytes = len(images) * resize.side**2 * 3 * (1 if resize.square else _PHOTO_RATIO)
         # The cache must not fill a disk that others need.
         if shutil.disk_usage(self.folder).free < num_bytes:
@@ -177,10 +167,7 @@ class DecodedCache:
             file.write(_npy_header(end - start))
 
     def _warn_not_kept(self, why: str, other_folder: str) -> None:
-        """Warn once that the folder cannot be used.
-
-        other_folder: end of the message, which describes a folder that could be used.
-        """
+        """Warn once that the folder cannot be used. other_folder: end of the message."""
         self._warn_once(
             "folder",
             f"decoded images cannot be kept in {path_text(self.folder)}: {why}; each run decodes "
@@ -195,10 +182,7 @@ class DecodedCache:
 
 
 def _read(path: Path, images: ImageSet) -> DecodedImages | tuple[DamagedImage, ...] | None:
-    """Return a cached file's pixels or its list of damaged images, or None if it is missing.
-
-    Raises UnusableFileError if the file is not as it was written.
-    """
+    """Return a cached file's pixels or its list of damaged images, or None if it is missing."""
     if (entry := read_array(path, {"key": path.stem})) is None:
         return None
     pixels, metadata = entry

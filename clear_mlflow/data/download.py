@@ -149,10 +149,7 @@ def _is_finished(root: Path, archive: Archive) -> bool:
 
 @contextmanager
 def _lock(root: Path, on_progress: OnProgress) -> Iterator[Path]:
-    """Create, lock and yield the folder for unfinished files. Waits for other processes.
-
-    Deletes what a killed process had unpacked, but not what it had downloaded.
-    """
+    """Lock, empty and yield the folder for unfinished files, but keep downloads. Waits."""
     work = root / WORK_FOLDER
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -188,10 +185,7 @@ class _Hub:
     on_progress: OnProgress
 
     def fetch(self, archive: Archive) -> Path:
-        """Return the path of an archive, which is downloaded unless it is there.
-
-        A wrong checksum makes it start again once. Raises DataError at the second wrong one.
-        """
+        """Return an archive's path. Downloads it if missing, once more after a wrong checksum."""
         file = self.work / archive.file
         part = self.work / f"{archive.file}.part"
         if file.is_file():
@@ -219,10 +213,7 @@ class _Hub:
         )
 
     def fetch_size(self, archive: Archive) -> int | None:
-        """Return the archive's size in bytes.
-
-        Returns None if the hub does not state it or cannot be reached.
-        """
+        """Return the archive's size in bytes, or None if the hub does not state it or is down."""
         from huggingface_hub import get_hf_file_metadata
 
         try:
@@ -244,11 +235,7 @@ class _Hub:
         )
 
     def _fetch_part(self, archive: Archive, part: Path) -> None:
-        """Append an archive's remaining bytes to *part*.
-
-        Tries again after temporary problems, with longer and longer waits. Raises DataError after
-        too many attempts in a row without data, and at once for other problems.
-        """
+        """Append an archive's remaining bytes to *part*, and retry after temporary problems."""
         from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
         limits, failed = self.retry_limits, 0
@@ -288,10 +275,7 @@ class _Hub:
             time.sleep(wait)
 
     def _receive(self, archive: Archive, part: Path) -> None:
-        """Try once to append the remaining bytes to *part*.
-
-        Starts at the first byte again if the server cannot continue.
-        """
+        """Try once to append the remaining bytes, all if the server cannot continue."""
         from huggingface_hub import get_session
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
             build_hf_headers,
@@ -334,11 +318,7 @@ def _get_file_size(part: Path) -> int:
 
 
 def _check_disk(hub: _Hub, missing: list[Archive]) -> None:
-    """Report by ``hub.on_progress`` how much is downloaded and how much disk space is free.
-
-    Raises DataError if the disk is too small for archives and their content. Does nothing if the
-    hub does not state a size.
-    """
+    """Report the size of a download and the free disk space, unless the hub states no size."""
     to_fetch = unpacked = needed = 0
     for archive in missing:
         if (size := hub.fetch_size(archive)) is None:
@@ -366,10 +346,7 @@ def _format_size(size: int) -> str:
 
 
 def _compute_md5(path: Path, archive: Archive, on_progress: OnProgress) -> str:
-    """Return the MD5 of a file, hexadecimal, and report the bytes done.
-
-    archive: names the file in these reports. Raises DataError if it cannot be read.
-    """
+    """Return the MD5 of a file, hexadecimal, and report the bytes done as the archive's."""
     content = hashlib.md5(usedforsecurity=False)  # published by the authors; not for security
     try:
         total, done = path.stat().st_size, 0
@@ -386,11 +363,7 @@ def _compute_md5(path: Path, archive: Archive, on_progress: OnProgress) -> str:
 def _unpack_split(
     source: Path, archive: Archive, *, root: Path, work: Path, on_progress: OnProgress
 ) -> None:
-    """Unpack an archive, whose checksum is right, to its folder below *root*.
-
-    Adds a file with the archive's name and MD5, by which later calls recognise the folder. Raises
-    DataError if it cannot be written.
-    """
+    """Unpack a verified archive below *root*, and mark its folder with name and MD5."""
     unpacking = work / f"{archive.file}.unpacking"
     try:
         with zipfile.ZipFile(source) as opened:

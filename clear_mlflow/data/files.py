@@ -242,10 +242,7 @@ def join_stored_path(stored: object, *, base: Path, below: str | None, list_file
 
 @lru_cache(maxsize=4096)
 def _join_folder(stored: str, base: Path, below: str | None) -> Path | None:
-    """Join a folder to *base*, or return None if it is not in *base* or, if given, ``base/below``.
-
-    stored: relative path of the folder, as it is written in a file.
-    """
+    """Join a stored relative path to *base*, or return None if it leaves ``base/below``."""
     path = PurePosixPath(stored)
     parts = path.parts
     if path.is_absolute() or ".." in parts or (below is not None and parts[:1] != (below,)):

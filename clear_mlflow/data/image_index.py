@@ -200,10 +200,7 @@ def build_index(
 
 
 def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float32]:
-    """Convert vectors to float32, with the errors of :func:`round_column`.
-
-    Raises DataError if the shape is not (rows, width), or the width is over MAX_FEATURES_WIDTH.
-    """
+    """Convert vectors to float32, with the errors of :func:`round_column`."""
     if vectors.ndim != 2 or not vectors.shape[1]:
         raise DataError(f"{source_name} has the shape {vectors.shape}; expected (rows, width)")
     if vectors.shape[1] > MAX_FEATURES_WIDTH:
@@ -245,10 +242,7 @@ def round_column(
 
 
 def _group_entries(entries: Iterable[Entry], source_name: str) -> tuple[_Parts, set[str]]:
-    """Return the entries by split and bucket, and the folders of all images.
-
-    Raises DataError if a path occurs twice, a split is unknown, or nothing is in the split train.
-    """
+    """Return the entries by split and bucket, and the folders of all images."""
     parts: defaultdict[str, defaultdict[str, list[tuple[str, Any]]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -276,11 +270,7 @@ def _group_entries(entries: Iterable[Entry], source_name: str) -> tuple[_Parts, 
 def _sort_class_names(
     parts: _Parts, class_names: Sequence[str], source_name: str
 ) -> tuple[str, ...]:
-    """Return *class_names*, or the sorted names of the classes in the training set.
-
-    Raises DataError if a class is not in *class_names*, or without them if a test class is
-    in no training set, a name is invalid, or there are fewer than two classes or too many.
-    """
+    """Return *class_names*, or the sorted names of the classes in the training set."""
     names = {name for rows in parts[TRAIN].values() for name, _ in rows}
     if class_names:
         tested = {name for rows in parts[TEST].values() for name, _ in rows}

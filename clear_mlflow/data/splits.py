@@ -121,10 +121,7 @@ def _hash_id(label: int, image_id: str) -> bytes:
 
 
 def _hold_out_validation(images: Mapping[str, ImageSet], root: Path) -> tuple[Bucket, ...]:
-    """Return buckets whose test images are held out of these training images, by bucket key.
-
-    Raises DataError if a bucket has too few images.
-    """
+    """Return buckets whose test images are held out of these training images, by bucket key."""
     buckets = []
     for key, all_ in images.items():
         train, held_out = draw_validation_split(all_)

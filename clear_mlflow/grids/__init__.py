@@ -136,11 +136,7 @@ def hash_json(content: Any) -> str:
 
 
 def _read_node(node: Any, node_ids: set[int]) -> Any:
-    """Return the content of a YAML node: strings, lists and dictionaries.
-
-    Numbers and booleans are returned as they are written. node_ids: ``id()`` of the nodes so far,
-    to which all nodes are added. Raises ConfigError at an alias or a repeated name.
-    """
+    """Return a YAML node's content, numbers as written. node_ids: of all nodes so far."""
     where = f"line {node.start_mark.line + 1}"
     if id(node) in node_ids:
         raise ConfigError(f"{where} is an alias (*); write it out")
@@ -158,10 +154,7 @@ def _read_node(node: Any, node_ids: set[int]) -> Any:
 
 
 def _to_yaml(content: Any) -> str:
-    """Return a grid that was passed as a dictionary as the YAML text of a file.
-
-    Booleans become on and off, other values ``str(value)``.
-    """
+    """Return a dictionary as the YAML text of a file. Booleans become on and off."""
 
     def to_plain(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -175,14 +168,7 @@ def _to_yaml(content: Any) -> str:
 
 
 def _iter_runs(node: Any) -> Iterator[dict[str, str]]:
-    """Yield the parameters of each run, in the order of the file: ``grid``, then ``runs``.
-
-    Each has the parameters of ``fixed``, which an entry of ``runs`` may override. Their
-    names and values are checked later. Raises ConfigError if the file has another structure,
-    lacks runs, or has too many.
-
-    node: root of the file's YAML, or None if the file is empty.
-    """
+    """Yield each run's parameters, of ``grid``, then ``runs``, which may override ``fixed``."""
     content = None if node is None else _read_node(node, set())
     expected = "expected fixed, grid and runs, with at least grid or runs"
     if not isinstance(content, dict):
@@ -214,11 +200,7 @@ def _iter_runs(node: Any) -> Iterator[dict[str, str]]:
 
 
 def _read_lists(entry: Any, where: str) -> dict[str, list[str]]:
-    """Return the list of values of each parameter, also for a single value.
-
-    entry: section ``grid``, or an entry of ``runs``. where: its position in the file, for messages.
-    Raises ConfigError if it is empty, or not a dictionary of values or lists of values.
-    """
+    """Return the list of values of each parameter. where: position in the file, for messages."""
     lists = {}
     for name, values in _check_mapping(entry, where).items():
         values = values if isinstance(values, list) else [values]
@@ -231,10 +213,7 @@ def _read_lists(entry: Any, where: str) -> dict[str, list[str]]:
 
 
 def _check_mapping(content: Any, where: str) -> dict[str, Any]:
-    """Return *content* if it is a dictionary, or raise ConfigError.
-
-    where: its position in the file, for the message.
-    """
+    """Return *content* if it is a dictionary. where: position in the file, for the message."""
     if not isinstance(content, dict):
         raise ConfigError(
             f"{where} is {safe_repr(content, 100)}; expected parameters and their values"
@@ -243,10 +222,7 @@ def _check_mapping(content: Any, where: str) -> dict[str, Any]:
 
 
 def _check_text(value: Any, where: str) -> str:
-    """Return *value* if it is a string and not empty, or raise ConfigError.
-
-    where: its position in the file, for the message.
-    """
+    """Return *value* if it is a text and not empty. where: position, for the message."""
     if not isinstance(value, str):
         raise ConfigError(f"{safe_repr(where, 100)} is {safe_repr(value, 100)}; expected one value")
     if not value:
@@ -255,11 +231,7 @@ def _check_text(value: Any, where: str) -> str:
 
 
 def _plan_run(parameters: dict[str, str], number: int) -> PlannedRun:
-    """Return a run with its checked parameters, absolute paths, and an empty name.
-
-    Raises ConfigError if a parameter is invalid, or ``seeds`` is a single seed. number: number of
-    the run in the file, from 1, for messages.
-    """
+    """Return a run with its checked parameters, absolute paths, and an empty name."""
     try:
         config = TrainConfig.resolve(parameters)
     except ConfigError as error:
@@ -291,11 +263,7 @@ def _check_runs_differ(runs: Sequence[PlannedRun]) -> None:
 
 
 def _format_name(config: TrainConfig, varied: Sequence[str]) -> str:
-    """Return strategy, dataset, seed and the varied parameters, as the name of a run.
-
-    For example "ncm digits seed 0 features=pixels". At most 240 characters. A path is shortened
-    to its last part.
-    """
+    """Name a run, at most 240 characters, like "ncm digits seed 0 features=pixels"."""
     seeds = config.seeds.split(",")
     seed = f"seed {config.seed}" if config.seeds == NONE else f"{len(seeds)} seeds"
     texts = config.as_text()
@@ -317,10 +285,7 @@ def build_next_grids(comparison: Comparison) -> dict[str, str]:
 
 
 def _build_more_seeds(comparison: Comparison) -> str | None:
-    """Return the YAML of a sweep with new seeds for groups in undecided pairs, or None.
-
-    None if no pair needs more seeds, or if the parameters of the groups are not known.
-    """
+    """Return the YAML of new seeds for undecided pairs, or None if none needs them."""
     needed: Counter[int] = Counter()
     for pair in comparison.list_pairs():
         if pair["more_seeds"] is not None:
@@ -343,10 +308,7 @@ def _build_more_seeds(comparison: Comparison) -> str | None:
 
 
 def _build_chosen(comparison: Comparison) -> str | None:
-    """Return the YAML of a sweep that tests the best group of each method with 5 seeds, or None.
-
-    None unless all runs were measured on validation images, or if the parameters are not known.
-    """
+    """Return the YAML that tests the best groups, or None if runs used no validation images."""
     entries = []
     for best, *_ in comparison.list_methods() if comparison.is_validation else ():
         parameters = _find_common_parameters(best) if comparison.ranked_by in best.metrics else None
@@ -363,10 +325,7 @@ def _build_chosen(comparison: Comparison) -> str | None:
 
 
 def _format_grid(comment: str, entries: Sequence[Mapping[str, object]]) -> str | None:
-    """Return the text of a sweep's file, or None if it would have no runs.
-
-    comment: text in front of the runs. entries: the parameters of each entry under ``runs``.
-    """
+    """Return the text of a sweep's file, or None if it would have no runs."""
     if not entries:
         return None
     text = yaml.safe_dump({"runs": entries}, sort_keys=False, allow_unicode=True)
@@ -375,11 +334,7 @@ def _format_grid(comment: str, entries: Sequence[Mapping[str, object]]) -> str |
 
 
 def _find_common_parameters(group: Group) -> dict[str, str] | None:
-    """Return the parameters of a group's runs, without seeds and defaults.
-
-    Returns None if the runs differ, were not trained by this program, or if this version cannot
-    train them.
-    """
+    """Return what a group's runs share, or None if this version cannot train them."""
     choices = {tuple(_select_changed(member.params).items()) for member in group.members}
     if len(choices) != 1:
         return None
@@ -398,11 +353,7 @@ def _find_common_parameters(group: Group) -> dict[str, str] | None:
 
 
 def _select_changed(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return strategy, dataset and the logged parameters that differ from the defaults.
-
-    Returns {} for other programs' runs. Leaves out seeds, values ``auto``, and parameters without
-    effect.
-    """
+    """Return strategy, dataset and what differs from defaults, or {} for other programs."""
     if not is_training(logged):
         return {}
     defaults = list_parameter_defaults()

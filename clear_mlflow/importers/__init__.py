@@ -38,10 +38,7 @@ __all__ = [
 
 
 def _load_formats() -> dict[str, Format]:
-    """Import the modules of this package, and return their formats by name.
-
-    Formats that many programs write (CSV, NumPy, JSON) are last, since they are detected last.
-    """
+    """Import the formats of this package by name, general ones last."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     formats = [subclass() for subclass in Format.__subclasses__()]

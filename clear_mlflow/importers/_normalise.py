@@ -124,12 +124,7 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
 
 
 def _build_array(initial: Sequence[float] | None, rows: Sequence[Sequence[float]]) -> _Cells:
-    """Return an array with *initial* first (NaN if it is None), then the rows, NaN at their ends.
-
-    Its width is the length of *initial*, or of the longest row. Raises RecordError unless each row
-    has this width, or row i, from 1, has i cells; also if the width is 0, or there are
-    more than ``MAX_BUCKETS`` columns or rows.
-    """
+    """Stack *initial* (NaN if None) and rows, filled with NaN to the longest."""
     lengths = [len(row) for row in rows]
     width = max(lengths, default=0) if initial is None else len(initial)
     if not 1 <= width <= MAX_BUCKETS or len(rows) > MAX_BUCKETS:
@@ -154,9 +149,6 @@ def _detect_orientation(
 
     The proof is a text that names the averages in the file that the matrix fits, or "". An
     orientation that the options state is returned unchecked.
-
-    Raises OrientationError if neither the options nor the file prove it, RecordError if averages in
-    the file contradict it, and ConfigError if it was stated for a format that marks its rows.
     """
     stated, orientation = options.orientation, parsed.orientation
     is_marked = not file_format.is_general or (
@@ -180,10 +172,7 @@ def _detect_orientation(
 
 
 def _order_rows(parsed: ParsedRun, options: ReadOptions) -> ParsedRun:
-    """Return the run with its tests in the order of their labels, NaN for those missing.
-
-    Raises RecordError if the labels do not show the order, or if their number is wrong.
-    """
+    """Return the run with its tests in the order of their labels, NaN for those missing."""
     labels, keys, rows = parsed.labels, parsed.buckets, parsed.rows
     orientation = parsed.orientation if options.orientation == "auto" else options.orientation
     if labels is None or (orientation == "columns" and keys is None):
@@ -244,11 +233,7 @@ def _check_against_counts(cells: _Cells, num_instances: NDArray[np.int64]) -> No
 
 
 def _choose_score(file_format: Format, parsed: ParsedRun, options: ReadOptions) -> Score:
-    """Return what the numbers are (accuracy or another score), from the file or the options.
-
-    Raises ConfigError if both define it and differ, or if the options state a scale for a score
-    other than accuracy.
-    """
+    """Return what the numbers are (accuracy or another score), from the file or the options."""
     score = parsed.score
     if options.score not in (ACCURACY, score):
         if not file_format.is_general or score != ACCURACY:
@@ -266,13 +251,7 @@ def _choose_score(file_format: Format, parsed: ParsedRun, options: ReadOptions) 
 
 
 def _convert_to_fractions(cells: _Cells, file_format: Format, options: ReadOptions) -> _Cells:
-    """Check the range of accuracies, and divide percentages by 100.
-
-    They are fractions unless the format or the options define the scale as percent.
-
-    Raises RecordError if one is out of range in its scale, or if no stated percentage is above 1,
-    and ConfigError if the stated scale is not the scale of the format.
-    """
+    """Check the range of accuracies, and divide by 100 if a scale is stated as percent."""
     scale = file_format.scale or options.scale
     if options.scale not in ("auto", scale):
         raise ConfigError(
@@ -294,13 +273,7 @@ def _convert_to_fractions(cells: _Cells, file_format: Format, options: ReadOptio
 
 
 def _mask_future(values: _Cells, file_format: Format, options: ReadOptions) -> _Cells:
-    """Return the rows, with NaN above the diagonal if the user passed future="not-tested".
-
-    In this case rows of zeros at the end, of buckets that were not trained, are removed, too.
-
-    Raises RecordError if the user stated nothing, and a format that many programs write has only
-    zeros above the diagonal; or if a value there is not 0 in spite of future="not-tested".
-    """
+    """Set future cells to NaN if future="not-tested", and drop untrained rows of zeros."""
     future = ~np.tri(*values.shape, dtype=np.bool_)
     measured = values[future & ~np.isnan(values)]
     if file_format.is_general and options.future == "auto" and measured.size and not measured.any():
@@ -326,12 +299,9 @@ def _find_orientation(
     """Return which is one test after training, "rows" or "columns", and a text with the proof.
 
     A matrix that is not square is "rows" unless marked. The text names the averages in the file
-    that the matrix fits ("" without averages).
-
-    cells: NaN or 0 where nothing was measured. printed: averages from the same file.
-    marked_orientation: "rows" or "columns" if names or the format prove it, or "auto". Raises
-    RecordError if the averages contradict it, and OrientationError if nothing proves it, with the
-    averages that follow from both.
+    that the matrix fits ("" without averages). cells: NaN or 0 where nothing was measured. printed:
+    averages from the same file. marked_orientation: "rows" or "columns" if names or the format
+    prove it, or "auto".
     """
     is_square = cells.shape[0] == cells.shape[1] > 1
     if marked_orientation in ("auto", "named") and is_square:
@@ -367,8 +337,7 @@ def _find_orientation_by_shape(cells: _Cells) -> str:
 
     Empty means NaN or 0. "columns" if all cells below the diagonal are empty, and some above and
     none on it. "" if neither all cells below nor all above it are empty, unless the matrix is
-    symmetric. Otherwise "rows". Raises RecordError for a 2 x 2 matrix that would be "columns" with
-    a 0 below the diagonal, which may be an accuracy.
+    symmetric. Otherwise "rows".
     """
     filled = np.nan_to_num(cells)
     has_past, has_future = np.tril(filled, -1).any(), np.triu(filled, 1).any()
@@ -385,11 +354,7 @@ def _find_orientation_by_shape(cells: _Cells) -> str:
 
 
 def _matches_printed(cells: _Cells, printed: Sequence[PrintedNumber]) -> bool:
-    """Return True if each printed number is a value of :func:`_compute_candidates`, as rounded.
-
-    True if nothing is printed. All may be percent next to fractions, or the other way
-    round. cells: a row per test.
-    """
+    """Return True if all printed numbers fit the matrix as rounded, in either unit."""
     # The cells are rounded, too, and 32-bit floats differ in the seventh digit.
     return any(
         all(
@@ -444,10 +409,7 @@ def _compute_candidates(
 
 
 def _describe_averages(cells: _Cells) -> str:
-    """Return "average 0.7, forgetting 0.3" as they are after the last row, for messages.
-
-    Forgetting is left out if there is only one row. cells: a row per test.
-    """
+    """Return "average 0.7, forgetting 0.3" after the last row, for messages."""
     filled, last = np.nan_to_num(cells), len(cells) - 1
     forgetting = filled[:, :last].max(axis=0) - filled[last, :last]
     average = filled[last, : last + 1].mean()

@@ -168,11 +168,7 @@ class AvalancheResults(Format):
 
 
 def _split_tests(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Split a dictionary of [steps, values] per key into a dictionary of key to value per test.
-
-    Keys that are not accuracies of an experience in a test are left out. Raises RecordError if the
-    others differ in their number of values.
-    """
+    """Split [steps, values] per key into accuracies per key of each test."""
     values_by_key = {}
     for key, value in document.items():
         if not _METRIC.fullmatch(key):

@@ -71,11 +71,7 @@ class Mammoth(Format):
 
 
 def _build_rows(entries: dict[str, str]) -> list[list[float]]:
-    """Return row i: the accuracies on the tasks 1 to i after task i, and with eval_future on all.
-
-    entries: arguments and results of one run, by name. Raises RecordError if an accuracy is
-    missing.
-    """
+    """Return row i, the accuracies on tasks 1 to i, and with eval_future on all."""
     tests: dict[int, dict[int, float]] = {}
     for name, value in entries.items():
         if match := _CELL.fullmatch(name):
@@ -112,11 +108,7 @@ def _build_rows(entries: dict[str, str]) -> list[list[float]]:
 
 
 def _split_entries(line: str) -> dict[str, str]:
-    """Return the names and values of a dictionary's repr, without quotes.
-
-    Lists, nested dictionaries and arguments of calls are removed from the values, and strings that
-    contain one of ``,:[](){}``. Raises RecordError if the line is not one dictionary.
-    """
+    """Parse a dictionary's repr to texts, without nested values or strings with ``,:[](){}``."""
     if len(line) > MAX_LINE_CHARACTERS:
         raise RecordError(f"has {len(line)} characters; at most {MAX_LINE_CHARACTERS} are read")
     if not (line.startswith("{") and line.endswith("}")):

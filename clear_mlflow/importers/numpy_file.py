@@ -74,10 +74,7 @@ def read_npy_rows(content: bytes) -> list[list[float]]:
 
 
 def _read_npz(content: bytes) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays of a .npz file by name.
-
-    Raises RecordError if they are too many or too large, or if the file is damaged.
-    """
+    """Return the arrays of a .npz file by name."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
@@ -92,10 +89,7 @@ def _read_npz(content: bytes) -> dict[str, NDArray[np.generic]]:
 
 
 def _read_npy(content: bytes) -> NDArray[np.generic]:
-    """Return the array of a .npy file as a read-only view of its bytes, without unpickling.
-
-    Raises RecordError unless it contains numbers or text in at most two dimensions.
-    """
+    """Return the array of a .npy file as a read-only view of its bytes, without unpickling."""
     file = io.BytesIO(content)
     try:
         version = npy.read_magic(file)

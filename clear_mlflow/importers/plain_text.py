@@ -180,11 +180,7 @@ def _is_remark(line: str) -> bool:
 
 
 def _split_line(line: str) -> list[str]:
-    """Split a line at tabs, else at semicolons, else at commas, else at spaces.
-
-    Decimal commas become points, unless cells are separated by commas. Raises RecordError if there
-    are too many cells, or if quotes do not match.
-    """
+    """Split at tabs, else semicolons, else commas, else spaces. Decimal commas become points."""
     for separator in ("\t", ";", ","):
         if separator in line:
             if line.count(separator) > _MAX_CELLS:
@@ -208,10 +204,7 @@ def _unescape(name: str) -> str:
 
 
 def _looks_numeric(line: str) -> bool:
-    """Return True if a line has a number, and no cell except the first is another text.
-
-    False if the line cannot be split.
-    """
+    """Return True if a line can be split, has a number, and no text except in its first cell."""
     try:
         cells = _split_line(line)
     except RecordError:
@@ -221,11 +214,7 @@ def _looks_numeric(line: str) -> bool:
 
 
 def _is_label_title(name: str) -> bool:
-    """Return True if a column's name shows that it contains row labels and is not a bucket.
-
-    Such names are "", "task", "bucket", "trained", or contain "train", "after", "test" or "eval"
-    and no digit.
-    """
+    """Return True if a column's name shows that it contains row labels and is not a bucket."""
     names_axis = bool(_TRAINED.search(name) or _TESTED.search(name))
     return name.lower() in _LABEL_TITLES or (names_axis and not re.search("[0-9]", name))
 
@@ -233,13 +222,7 @@ def _is_label_title(name: str) -> bool:
 def _has_labels(
     table: Sequence[Sequence[str]], names: Sequence[str] | None, options: ReadOptions
 ) -> bool:
-    """Return True if the first column contains row labels.
-
-    It does if the option ``row_labels`` is set, no cell in it is a number or empty, its first cell
-    is "initial" or "init", it repeats the names of the columns, or its name proves it.
-
-    names: column names, or None if the table has none.
-    """
+    """Return True if the first column contains row labels. names: or None without a header."""
     column = [row[0] for row in table]
     is_wide = names is not None and len(names) == max(map(len, table), default=0)
     return bool(
@@ -251,11 +234,7 @@ def _has_labels(
 
 
 def _has_column_names(table: Sequence[Sequence[str]], bucket_names: list[str]) -> bool:
-    """Return True if the first line contains column names and no numbers of the matrix.
-
-    bucket_names: names that the user stated, or []. Raises RecordError if the line contains both,
-    or numbers that may be names, such as years.
-    """
+    """Return True if the first line contains column names and no numbers of the matrix."""
     first, *rest = table[0]
     if bucket_names and bucket_names in (table[0], rest):
         return True
@@ -316,11 +295,7 @@ def _find_orientation_words(
 
 
 def _find_printed_averages(file: ResultFile, step: int) -> list[PrintedNumber]:
-    """Return averages that lines around the matrix print, such as "Average accuracy: 61.2".
-
-    Each has the name :data:`AVERAGE` or :data:`FORGETTING`. step: number of buckets trained when
-    they were printed.
-    """
+    """Return averages printed next to the matrix. step: buckets trained by then."""
     return [
         PrintedNumber.parse(FORGETTING if match[1] else AVERAGE, match[2], step)
         for line in file.iter_lines()
@@ -331,11 +306,7 @@ def _find_printed_averages(file: ResultFile, step: int) -> list[PrintedNumber]:
 def _read_average_column(
     names: Sequence[str], table: Sequence[Sequence[str]]
 ) -> list[PrintedNumber]:
-    """Return the numbers in the first column with a name such as "avg" or "mean accuracy".
-
-    Each belongs to the step of its row, from 1. Rows without a number are left out; [] if there is
-    no such column.
-    """
+    """Return the numbers in the first column like "avg", each at its row's step, or []."""
     column = next((j for j, name in enumerate(names) if _AVERAGE_COLUMN.fullmatch(name)), None)
     return [
         PrintedNumber.parse(LINE_AVERAGE, row[column], step)
@@ -345,16 +316,7 @@ def _read_average_column(
 
 
 def _choose_columns(names: Sequence[str] | None, width: int, options: ReadOptions) -> list[int]:
-    """Return the indices of the columns that are buckets.
-
-    They are the columns that the option ``columns`` names, or all if the options name the same
-    buckets, or all except names such as "epoch", "loss" or "mean".
-
-    names: column names, or None if the table has none. width: number of columns.
-
-    Raises ConfigError if a requested column is missing, RecordError if it is not clear whether a
-    column is a bucket.
-    """
+    """Return the indices of the columns that are buckets. names: None without a header."""
     all_names = [str(j + 1) for j in range(width)] if names is None else [*names]
     if missing := [name for name in options.columns if name not in all_names]:
         raise ConfigError(

@@ -85,11 +85,7 @@ class PyCIL(Format):
 
 
 def _read_trainings(file: ResultFile) -> list[_Training]:
-    """Return the trainings of a log: a list of all classes in their order begins the next one.
-
-    The first has what precedes such a list, and may be empty. Raises RecordError if there are too
-    many tests or trainings.
-    """
+    """Split a log at lists of all classes. The first training may be empty."""
     trainings = [_Training({}, 0)]
     arguments: dict[str, str] = {}
     for line in file.iter_lines():
@@ -120,12 +116,7 @@ def _build_run(
     tests: list[dict[str, float]],
     label: str,
 ) -> ParsedRun:
-    """Build the run of one classifier, with its rows and printed averages.
-
-    classifier: "CNN" or "NME". tests: for each task, its percentages by group of classes, such as
-    "00-09", with "total" and "new". label: name of the run within its file. Raises RecordError if
-    tests are missing, or if the groups of classes are not the tasks.
-    """
+    """Build the run of a classifier, "CNN" or "NME". tests: percentages by group of each task."""
     rows = []
     groups: list[str] = []
     for step, test in enumerate(tests, start=1):

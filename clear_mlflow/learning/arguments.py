@@ -126,11 +126,7 @@ def parse_dataset_arguments(
 
 
 def _parse_value(hint: Any, text: str) -> Argument:
-    """Parse a text as the type of a dataclass field, or raise ValueError with what it expects.
-
-    hint: that type: bool (yes or no), a Literal, or int, float (finite) or str, or one of these
-    with ``| None`` (none).
-    """
+    """Parse a text as a type: bool (yes, no), Literal, int, finite float or str, or None."""
     options = get_args(hint)
     words: dict[str, Argument] = {}
     if get_origin(hint) in (Union, UnionType) and NoneType in options and len(options) == 2:

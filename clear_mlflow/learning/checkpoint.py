@@ -141,10 +141,7 @@ def read_state(content: bytes) -> SavedTraining:
 
 @contextmanager
 def _report_damage(problem: str) -> Iterator[None]:
-    """Convert any error of the block to a StateError of one line. A StateError passes.
-
-    problem: the message after "the training state", for example "is damaged".
-    """
+    """Convert errors to StateErrors of one line. problem: after "the training state"."""
     try:
         yield
     except StateError:
@@ -158,11 +155,7 @@ def _report_damage(problem: str) -> Iterator[None]:
 
 
 def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to JSON data. Adds its tensors and arrays to *tensors*, by their paths.
-
-    path: names of the value's attribute and keys, joined by slashes. Raises StateError for a value
-    that cannot be stored.
-    """
+    """Convert a value to JSON data. Adds its arrays to *tensors*, by path."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (Tensor, np.ndarray)):
@@ -199,10 +192,7 @@ def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unpack(node: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the value that :func:`_pack` converted, with its tensors on the CPU.
-
-    Raises StateError if the JSON data or a tensor is missing or invalid.
-    """
+    """Return the value that :func:`_pack` converted, with its tensors on the CPU."""
     with _report_damage("is damaged"):
         if isinstance(node, list):
             return [_unpack(part, tensors) for part in node]
@@ -230,10 +220,7 @@ def copy_unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _get_random_states() -> dict[str, Any]:
-    """Return the states of the global generators: ``torch``, ``numpy``, ``python``, ``cuda``.
-
-    Omits ``cuda`` unless CUDA is initialised.
-    """
+    """Return the states of the global generators, with ``cuda`` only if it is initialised."""
     algorithm, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
         "torch": torch.get_rng_state().numpy(),
@@ -247,10 +234,7 @@ def _get_random_states() -> dict[str, Any]:
 
 
 def _set_random_states(states: Mapping[str, Any]) -> None:
-    """Set the global generators to states that :func:`_get_random_states` returned.
-
-    Ignores ``cuda`` unless CUDA is initialised. May raise any error if a state is damaged.
-    """
+    """Set the global generators, of CUDA if initialized. A damaged state may raise any error."""
     torch.set_rng_state(torch.from_numpy(states["torch"]))
     algorithm, keys, position, *rest = states["numpy"]
     if not 0 <= position <= len(keys):

@@ -235,10 +235,7 @@ def check_model(
 def _try_forward(
     name: str, image_size: int, batch_size: int, num_classes: int = 3, *, training: bool
 ) -> str:
-    """Return the reason why a model fails on a batch without data, or "" if it does not.
-
-    It also fails if it does not return one row of logits per image.
-    """
+    """Return why a model fails on a batch, or returns no row of logits per image, or ""."""
     try:
         model = _build_to_check(name, num_classes=num_classes, image_size=image_size)
         device = next(model.parameters()).device
@@ -357,11 +354,7 @@ def _build_pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Mod
 
 
 def _load_weights_file(model: nn.Module, path: Path, *, name: str, with_head: bool = True) -> None:
-    """Load a file of weights into a model, except for a head that the file lacks.
-
-    with_head: False to ignore the file's head. Raises ConfigError if the file cannot be read or
-    does not fit the model.
-    """
+    """Load a file of weights, without the head if the file lacks it or with_head is False."""
     head_name, head = find_head(model)
     head_state = {f"{head_name}.{key}": tensor for key, tensor in head.state_dict().items()}
     try:

@@ -152,11 +152,7 @@ class Photos:
     def _build_crops(
         self, chosen: NDArray[np.int64], corners: NDArray[np.int64], mirrored: Tensor | None
     ) -> Crops:
-        """Return a crop of each chosen image, (M,).
-
-        corners: row and column of the first pixel of each crop, (M, 2). mirrored: True for crops
-        to mirror, (M,), or None to mirror none.
-        """
+        """Crop the chosen images, (M,). corners: rows and columns, (M, 2). mirrored: (M,)."""
         step = self.sizes[chosen, 1] * 3
         first = self.first[chosen] + corners[:, 0] * step + corners[:, 1] * 3
         return Crops(

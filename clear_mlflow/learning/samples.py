@@ -189,17 +189,11 @@ class TrainingStream(ABC):
 
     @abstractmethod
     def _fetch(self, indices: SampleIndices) -> Photos | Tensor:
-        """Return training images or features, on the GPU if they fit there.
-
-        indices: among all images of each bucket, including those that :meth:`keep_only` dropped.
-        """
+        """Return training images or features by index before drops, on the GPU if they fit."""
 
     @abstractmethod
     def _fetch_tests(self, counts: tuple[int, ...]) -> Crops | Tensor:
-        """Return all test images end to end, *counts* of them in each bucket.
-
-        They are on the GPU if they fit there.
-        """
+        """Return *counts* test images of each bucket, end to end, on the GPU if they fit there."""
 
 
 def _build_class_masks(stream: BucketStream) -> Tensor:
@@ -269,11 +263,7 @@ class FeatureStream(TrainingStream):
             self.standardised = self._compute_statistics(bucket_index + 1)
 
     def _compute_statistics(self, num_buckets: int) -> dict[str, Tensor]:
-        """Return mean and scale, (width,) each, of the training vectors in the first buckets.
-
-        The keys are those in ``STANDARDISED``. The scale is 1 / standard deviation, or 1 for a
-        number that is the same in all vectors.
-        """
+        """Return mean and 1 / standard deviation, (width,) each, 1 for a constant column."""
         number, total = 0, np.zeros((2, self.width))
         middle = self._features.train[0][:1].astype(np.float64)  # so that squares do not cancel
         for features in self._features.train[:num_buckets]:
@@ -318,10 +308,7 @@ class FeatureStream(TrainingStream):
 
 @lru_cache
 def _build_pixel_factors(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return scale and shift of each byte in a line of *width* pixels, (3 * width,) each.
-
-    They divide by 255, and standardise by ImageNet's mean and standard deviation. Cached.
-    """
+    """Return ImageNet's scale and shift for bytes of a line, (3 * width,) each. Cached."""
     # For a complete line, since broadcasting three channels is 7 times slower.
     scale = torch.tensor([1 / (255 * std) for std in _STD])
     shift = torch.tensor([-mean / std for mean, std in zip(_MEAN, _STD, strict=True)])
@@ -396,10 +383,7 @@ def iter_batches(
 def _gather_ahead(
     gather: Callable[[tuple[int, int]], tuple[Tensor, ...]], shares: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Gather and pin batches on a thread, ahead of the batches that are yielded.
-
-    shares: (start, stop) of this process's part of each batch.
-    """
+    """Gather and pin batches on a thread. shares: (start, stop) of this process's parts."""
 
     def gather_pinned(share: tuple[int, int]) -> tuple[Tensor, ...]:
         return tuple(part.pin_memory() for part in gather(share))

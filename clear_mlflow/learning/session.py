@@ -104,11 +104,7 @@ def check_parameters(config: TrainConfig, num_processes: int = 1) -> None:
 
 
 def _check_model(config: TrainConfig, smallest: int = 2, num_classes: int | None = None) -> None:
-    """Check the model on images, unless the strategy builds another one.
-
-    smallest: training images in the smallest bucket. A last batch of one image is joined with the
-    batch before it.
-    """
+    """Check the model on images, unless the strategy builds another one."""
     if config.features == NONE and not load_strategy(config.strategy).has_custom_model():
         check_model(
             config.model,
@@ -217,10 +213,7 @@ class StreamTraining:
 
     @property
     def _scenario(self) -> dict[str, Any]:
-        """The name and arguments of the scenario and the classes that each bucket introduces.
-
-        Empty for the default scenario, ``domain``, in which all buckets have the same classes.
-        """
+        """Name, arguments and new classes of the scenario, or {} for the default, ``domain``."""
         if self.stream.scenario == DOMAIN:
             return {}
         classes = {"classes": [list(names) for names in self.stream.new_classes]}
@@ -228,10 +221,7 @@ class StreamTraining:
 
     @cached_property
     def _evaluation_set(self) -> EvaluationSet | None:
-        """The test images that predictions refer to, or None if no predictions are stored.
-
-        Only rank 0 stores predictions.
-        """
+        """The predicted test images, or None on other ranks or if no predictions are stored."""
         if self.config.predictions == NONE or self.group.rank > 0:
             return None
         return build_evaluation_set(self.stream)
@@ -290,10 +280,7 @@ class StreamTraining:
         return MeasuredRow(trained.row, predictions, model)
 
     def _is_resumable_after(self, row: AccuracyRow) -> bool:
-        """Return True if this process reports the training state after a row.
-
-        That is rank 0 with ``resumable=on``, except after the last row.
-        """
+        """Return True if this process reports the state after a row: rank 0, not the last row."""
         is_last = row.row == len(row.buckets)
         return self.config.resumable == "on" and not is_last and self.group.rank == 0
 
@@ -303,10 +290,7 @@ class StreamTraining:
         return self.config.log_models == "all" or (self.config.log_models == "last" and is_last)
 
     def _load_saved_training(self) -> SavedTraining | None:
-        """Return the state to resume from, the same in all processes, or None for a new run.
-
-        Raises StateError if it is damaged, or if its buckets or test sets differ from the stream's.
-        """
+        """Return the state to resume from, the same in all processes, or None for a new run."""
         content = self.group.broadcast(None if self.saved is None else self.saved.read_bytes())
         if content is None:
             return None
@@ -321,10 +305,7 @@ class StreamTraining:
         return saved
 
     def _repeat_row(self, saved: SavedTraining, stream: TrainingStream) -> MeasuredRow:
-        """Return the row from which training resumes, on rank 0 with its files as measured.
-
-        May begin the row's bucket in *stream*, whose statistics the model's file contains.
-        """
+        """Return the row to resume from, with its files on rank 0. May begin its bucket."""
         if self.group.rank > 0:
             return MeasuredRow(saved.row)
         model = None
@@ -335,12 +316,7 @@ class StreamTraining:
         return MeasuredRow(saved.row, saved.predictions, model)
 
     def _build_model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
-        """Return the content of a file with the weights and a description of the model.
-
-        Without description if only the strategy's class can build the model.
-
-        state: the weights, and mean and scale of the vectors if they are standardised.
-        """
+        """Serialize weights (with vectors' statistics), and a description if one can be built."""
         config = self.config
         tensors = copy_unshared(state)  # weights may be tied
         if load_strategy(config.strategy).has_custom_model():
@@ -377,10 +353,7 @@ class StreamTraining:
 
 
 def _build_state(trained: TrainedBucket, predictions: bytes | None) -> TrainingState:
-    """Return the state after a row, or only the reason why it cannot be stored.
-
-    predictions: content of the row's predictions file, or None.
-    """
+    """Return the state after a row, or only the reason why it cannot be stored."""
     row = trained.row
     try:
         return TrainingState(row.row, to_bytes(trained.snapshot(), row, predictions))
@@ -389,10 +362,7 @@ def _build_state(trained: TrainedBucket, predictions: bytes | None) -> TrainingS
 
 
 def _list_requirements() -> tuple[str, ...]:
-    """Return the packages that the model needs in pip's format, with this process's versions.
-
-    torchvision is one of them if it is imported.
-    """
+    """Return what the model needs, with installed versions, in pip's format."""
     versions = {"clear_mlflow": __version__, "torch": torch.__version__}
     if "torchvision" in sys.modules:
         versions["torchvision"] = sys.modules["torchvision"].__version__

@@ -243,10 +243,7 @@ def _describe_metric(metric: Metric) -> dict[str, Any]:
 
 
 def _explain_masked_value(error: UndefinedMetricError, protocol: str) -> UndefinedMetricError:
-    """Return the error, or one that names the protocol if it excludes the missing value.
-
-    The missing value is known from the message of :func:`select_values`.
-    """
+    """Return the error, or one that names the protocol if it excludes the missing value."""
     cell = re.match("row ([0-9]+), column ([0-9]+)", str(error))
     if protocol == "iid" or cell is None or int(cell[2]) > int(cell[1]):
         return error
@@ -295,11 +292,7 @@ def scores(
 
 
 def _convert_matrix(table: Any) -> AccuracyMatrix:
-    """Convert lists, an array or a data frame to a matrix, and return a matrix unchanged.
-
-    A data frame has a column per bucket, and rows labelled by buckets or "initial". Raises
-    RecordError if the table cannot be converted.
-    """
+    """Convert lists, an array, or a data frame with rows labelled by bucket or "initial"."""
     if isinstance(table, AccuracyMatrix):
         return table
     if not hasattr(table, "iterrows"):

@@ -72,9 +72,7 @@ def _to_metrics(path: str, item: Any) -> list[Metric]:
     """Convert a function, a metric or a sequence to metrics that fail with FailedMetricError.
 
     path: import path of *item*: a function at ``lab.scores:gap`` becomes the metric ``lab/gap``.
-    Its attribute ``lower_is_better`` may be True, False or None. Raises ConfigError if a metric has
-    the prefix of built-in or reserved metrics, such as "clear" in "clear/in_domain", or an invalid
-    signature.
+    Its attribute ``lower_is_better`` may be True, False or None.
     """
     metrics: list[Any] = [*item] if isinstance(item, (tuple, list)) else [item]
     if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
@@ -101,10 +99,7 @@ def _to_metrics(path: str, item: Any) -> list[Metric]:
 
 
 def _import_metric(path: str) -> Any:
-    """Import the object at ``package.module:function``.
-
-    Raises ConfigError if the path is invalid, or if the import fails for any reason.
-    """
+    """Import the object at ``package.module:function``."""
     module, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
         raise ConfigError(
@@ -121,11 +116,7 @@ def _import_metric(path: str) -> Any:
 
 
 def _find_input(path: str, function: Any) -> str:
-    """Return the name of a function's only required argument: ``matrix`` or ``predictions``.
-
-    path: ``module:function``, for messages. Raises ConfigError if it has other required arguments
-    or is not a function.
-    """
+    """Return the only required argument of a function: ``matrix`` or ``predictions``."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
@@ -145,10 +136,7 @@ def _find_input(path: str, function: Any) -> str:
 
 @dataclass(frozen=True)
 class _GuardedFunction:
-    """A custom metric's function, whose errors become FailedMetricError.
-
-    UndefinedMetricError passes unchanged. Can be pickled if the function can.
-    """
+    """A custom metric, whose errors become FailedMetricError. Can be pickled if it can."""
 
     path: str
     function: Callable[[Any], Any]

@@ -69,10 +69,7 @@ def brier_score(predictions: Predictions) -> float:
 def _bin_by_confidence(
     is_correct: NDArray[np.bool_], confidence: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return (15,) each: number of images, accuracy and mean confidence per confidence bin.
-
-    Bins have equal width and include their upper end. Values of an empty bin are NaN.
-    """
+    """Return count, accuracy and confidence of bins (a, b], (15,) each, NaN if empty."""
     bins = np.clip(np.ceil(confidence * _NUM_BINS).astype(np.int64) - 1, 0, _NUM_BINS - 1)
     count = np.bincount(bins, minlength=_NUM_BINS)
     with np.errstate(invalid="ignore"):
@@ -84,11 +81,7 @@ def _bin_by_confidence(
 def _get_probabilities(
     predictions: Predictions,
 ) -> tuple[NDArray[np.float16], NDArray[np.uint16]]:
-    """Return (n, classes) probabilities and (n,) true labels of the images of trained buckets.
-
-    The probabilities are from after the last bucket. Raises UndefinedMetricError if they were not
-    stored.
-    """
+    """Return (n, classes) probabilities after the last row, and (n,) labels, trained buckets."""
     mask = predictions.trained_images()
     probabilities = predictions.get_row(predictions.k).probabilities
     if probabilities is None:

@@ -81,11 +81,7 @@ def _has_constant_classes(predictions: Predictions) -> bool:
 
 
 def _get_class_mask(predictions: Predictions) -> NDArray[np.bool_]:
-    """Return a (T, classes) mask: True if a bucket has test images of a class.
-
-    Raises UndefinedMetricError if all buckets have the same classes, or if the protocol excludes
-    the trained buckets.
-    """
+    """Return a (T, classes) mask: True if a bucket has test images of a class."""
     predictions.trained_images()  # raises if the protocol excludes all trained buckets
     if _has_constant_classes(predictions):
         raise UndefinedMetricError("needs classes that some buckets have and others lack")
@@ -93,11 +89,7 @@ def _get_class_mask(predictions: Predictions) -> NDArray[np.bool_]:
 
 
 def _average_just_trained(predictions: Predictions, *, has_new_classes: bool) -> float:
-    """Return the mean accuracy on the bucket just trained, on new classes or on earlier ones.
-
-    Leaves out the first bucket, and buckets without such classes. Raises UndefinedMetricError if
-    none is left.
-    """
+    """Average over buckets the accuracy just after training, on new or on earlier classes."""
     has_class, images, accuracies = _get_class_mask(predictions), predictions.images, []
     for bucket in range(1, predictions.k):
         is_known = has_class[:bucket].max(axis=0)[images.label]

@@ -232,10 +232,7 @@ def _compute_earlier_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 
 
 def _get_counts(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the number of test images of each trained bucket.
-
-    Raises UndefinedMetricError if it is unknown.
-    """
+    """Return the number of test images of each trained bucket."""
     if matrix.num_instances is None:
         raise UndefinedMetricError("needs test counts per bucket")
     return matrix.num_instances[: matrix.num_rows].astype(np.float64)

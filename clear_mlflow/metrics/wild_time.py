@@ -102,20 +102,14 @@ def stream_worst(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
 
 
 def _get_split_row(matrix: AccuracyMatrix, split: int | None) -> int:
-    """Return the split, or the middle of the stream if it is None.
-
-    Raises UndefinedMetricError if the run has not trained on that bucket.
-    """
+    """Return the split, or the middle of the stream if it is None."""
     row = (matrix.num_buckets + 1) // 2 - 1 if split is None else split
     require_trained(matrix, row + 1, "the row of the split")
     return row
 
 
 def _select_future_values(matrix: AccuracyMatrix, split: int | None) -> NDArray[np.float64]:
-    """Return the accuracies in the row of the split on the later buckets.
-
-    Raises UndefinedMetricError if there are none, or if one was not measured.
-    """
+    """Return the accuracies in the row of the split on the later buckets."""
     row = _get_split_row(matrix, split)
     if row + 1 == matrix.num_buckets:
         raise UndefinedMetricError("needs a bucket after the split")
@@ -123,11 +117,7 @@ def _select_future_values(matrix: AccuracyMatrix, split: int | None) -> NDArray[
 
 
 def _select_next_values(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
-    """Return an (n, K) array of accuracies on the next K = *ahead* buckets.
-
-    Has the n rows that K buckets follow. Raises UndefinedMetricError if there are none, or if a
-    value was not measured.
-    """
+    """Return accuracies on the next K = *ahead* buckets, (n, K), of the n rows that have K."""
     require_future(matrix)
     rows = min(matrix.num_rows, matrix.num_buckets - ahead)
     if rows < 1:

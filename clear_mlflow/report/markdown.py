@@ -96,10 +96,7 @@ def _format_matrix(matrix: AccuracyMatrix) -> list[str]:
 
 
 def _clean_key(key: str) -> str:
-    """Cut a bucket's key to 24 characters, and replace punctuation except "." by "_".
-
-    Punctuation could end the block of code, in which character references do not work.
-    """
+    """Cut a key to 24 characters, without punctuation, which could end the block of code."""
     return re.sub(r"[!-,/:-@\[-^`{-~]", "_", truncate(key, _MAX_KEY))
 
 

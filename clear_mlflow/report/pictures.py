@@ -191,10 +191,7 @@ def create_figure(width: float, height: float) -> Figure:
 
 
 def _create_sheet(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return a figure and axes without ticks that fill it.
-
-    Coordinates of the axes are inches from the top left corner.
-    """
+    """Create a figure whose axes have no ticks, and inches from the top left corner."""
     figure = create_figure(width, height)
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
@@ -210,10 +207,7 @@ def _draw_cells(
     corner: tuple[float, float],
     cell: tuple[float, float],
 ) -> None:
-    """Draw a coloured cell for each value, with its number if there is room.
-
-    NaN is hatched. corner: top left corner of all cells. cell: width and height. All in inches.
-    """
+    """Draw coloured cells with numbers, hatched if NaN. corner, cell: top left, size, inches."""
     from matplotlib.patches import Rectangle
 
     (rows, columns), (x0, top), (width, height) = values.shape, corner, cell
@@ -235,20 +229,14 @@ def _draw_cells(
 
 
 def _get_line_width(cell: float) -> float:
-    """Return the width of the white lines between cells, in points, or 0 for small cells.
-
-    cell: width of a cell, in inches.
-    """
+    """Return the width of lines between cells, points, 0 for small ones. cell: inches."""
     return 0.0 if cell < _MIN_CELL_WITH_LINES else min(0.8, 3.6 * cell)
 
 
 def _outline_diagonal(
     axes: Axes, shades: NDArray[np.float64], corner: tuple[float, float], cell: float
 ) -> None:
-    """Outline the cells of the diagonal, whose (k,) *shades* decide on black or white lines.
-
-    Small cells are left out. corner, cell: corner and side of the first cell, in inches.
-    """
+    """Outline the diagonal in black or white by (k,) *shades*. corner, cell: inches."""
     from matplotlib.patches import Rectangle
 
     if cell < _MIN_CELL_WITH_LINES:
@@ -265,10 +253,7 @@ def _outline_diagonal(
 
 
 def _write(axes: Axes, x: float, y: float, text: str, size: float, **style: Any) -> None:
-    """Write a text at a point, without formulas, LaTeX or warnings.
-
-    size: of the font, in points. style: options of matplotlib's text, for example its colour.
-    """
+    """Write a text without formulas or LaTeX. size: points. style: matplotlib's options."""
     style = {
         "color": _INK,
         "ha": "center",

@@ -101,10 +101,7 @@ def render_text(*parts: RenderableType) -> str:
 
 
 def _shorten_key(key: str, width: int) -> Text:
-    """Cut the start of a bucket key so that it fits *width* terminal columns.
-
-    Wide characters take two columns.
-    """
+    """Cut the start of a bucket key to *width* terminal columns (wide characters take two)."""
     text = truncate_start(key, width)
     while cell_len(text) > width:
         text = truncate_start(key, len(text) - 1)

@@ -140,10 +140,7 @@ class _ResampledRun(NamedTuple):
 
 
 def _resample_cells(run: Predictions, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
-    """Yield the (k + 1, T) cells of the matrix on each draw, the untrained model first.
-
-    Cells without predictions or without images are NaN.
-    """
+    """Yield (k + 1, T) cells on each draw, untrained model first, NaN without images."""
     images, rows = run.images, list(run.rows)
     # Sums of weights are integers below 2**24, which are exact in single precision.
     is_correct = np.stack([run.rows[row].hits(images) for row in rows], axis=1).astype(np.float32)

@@ -233,10 +233,7 @@ def _build_interval(center: float, error: float, freedom: float, level: float) -
 
 
 def _convert_values(description: str, values: Sequence[float]) -> NDArray[np.float64]:
-    """Convert the values of a metric, one per seed, to an (n,) array.
-
-    Raises RecordError, which begins with the description, if there is none or one is not finite.
-    """
+    """Convert the values of a metric, one per seed, to an (n,) array."""
     try:
         array = np.array(values, dtype=np.float64)
     except (TypeError, ValueError):

@@ -107,10 +107,7 @@ def _draw_numbers(number: int, bucket: int) -> list[float]:
 
 
 def _interpolate(ends: tuple[int, int], position: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Interpolate linearly between two ends, in integers. Returns (N,).
-
-    position: (N,), how far the drift is at each image, from 0 to _END.
-    """
+    """Interpolate linearly in integers, (N,). position: (N,), drift of each image, 0 to _END."""
     first, last = ends
     value: NDArray[np.int64] = first + (last - first) * position // _END
     return value
@@ -119,10 +116,7 @@ def _interpolate(ends: tuple[int, int], position: NDArray[np.int64]) -> NDArray[
 def _mix_colour(
     colours: tuple[tuple[int, int, int], ...], position: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Interpolate between colours, piece by piece if there are more than two.
-
-    position: (N,), how far the drift is at each image, from 0 to _END. Returns (N, 1, 1, 3).
-    """
+    """Interpolate piecewise, (N, 1, 1, 3). position: (N,), drift of each image, 0 to _END."""
     span = _END // (len(colours) - 1)
     start = np.minimum(position // span, len(colours) - 2)
     step = (position - start * span)[:, np.newaxis]

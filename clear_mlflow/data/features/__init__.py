@@ -144,10 +144,7 @@ def check_extraction_name(stream: BucketStream, extraction: Extraction, *, cache
 
 
 def _compute_digest(stream: BucketStream, arrays: Sequence[NDArray[np.float32] | Vectors]) -> str:
-    """Return ``sha256:`` and the hash of features and of the stream's digest.
-
-    Vectors are not hashed again, because the stream's digest depends on them.
-    """
+    """Hash the features and the stream's digest, which depends on its vectors."""
     hasher = hashlib.sha256(f"{stream.digest}\0{stream.standardise}".encode())
     for array in arrays:
         if not isinstance(array, Vectors):

@@ -114,10 +114,7 @@ def check_same_extraction(extraction: Extraction, *, cache_dir: Path) -> None:
 
 
 def _read_folder(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the path and the metadata of each array in a folder.
-
-    Raises DataError if a file of metadata is damaged.
-    """
+    """Yield the path and the metadata of each array in a folder."""
     for path in sorted(folder.glob("*.json")):
         try:
             metadata = read_metadata(path)
@@ -173,10 +170,7 @@ class ExtractedFeatures:
         return features
 
     def _read_array(self, path: Path) -> NDArray[np.float32]:
-        """Map the array in a file, or return it if it was mapped before.
-
-        Raises DataError if it is missing or damaged.
-        """
+        """Map the array in a file, or return it if it was mapped before."""
         if path not in self._arrays:
             try:
                 stored = read_array(path, {"contents": self._contents[path]})

@@ -155,11 +155,7 @@ def _load_released(
     indices: Collection[int],
     class_names: Sequence[str],
 ) -> dict[int, Tensor]:
-    """Return the features of some images by index, from the released layout below *base*.
-
-    They are found by the images' ids in the files of their classes. indices: of the images, which
-    are all in this bucket. Raises DataError if one is missing or invalid.
-    """
+    """Return features of a bucket's images by index, found by their ids in files per class."""
     index = base / _RELEASED_FOLDER / name / _RELEASED_INDEX
     source = f"{path_text(index)}, bucket {bucket},"
     buckets = read_json_object(index, root=base.resolve())
@@ -196,11 +192,7 @@ def _load_older(
     indices: Collection[int],
     num_classes: int,
 ) -> dict[int, Tensor]:
-    """Return the features of some images by index, from the older layout below *base*.
-
-    They are found by the images' rows in the file list. indices: of the images, which are all in
-    this bucket. Raises DataError if one is missing or invalid.
-    """
+    """Return features of a bucket's images by index, found by their rows in the file list."""
     root = base.resolve()
     file = base / _OLDER_FOLDER / name / bucket / _OLDER_FILE
     list_file = base / _OLDER_LISTS / bucket / ALL_IMAGES
@@ -232,10 +224,7 @@ def _load_older(
 
 
 def _check_tensor(value: Any, *, dims: int, source: str) -> Tensor:
-    """Return a tensor of finite numbers as float32. Raises DataError for anything else.
-
-    dims: required number of dimensions. source: description of the tensor for the message.
-    """
+    """Return a finite tensor of *dims* dimensions as float32. source: name for the message."""
     import torch
 
     if not (
@@ -261,10 +250,7 @@ def _check_tensor(value: Any, *, dims: int, source: str) -> Tensor:
 
 
 def _convert_labels(value: Any) -> list[int]:
-    """Return labels as integers, from a tensor or a list of integers or of tensors.
-
-    Returns an empty list for anything else.
-    """
+    """Return labels as integers, from a tensor or a list, or [] for anything else."""
     import torch
 
     def convert(item: Any) -> Any:

@@ -83,10 +83,7 @@ def read_index(root: Path) -> ImageIndex:
 def _read_list(
     file: Path, key: str, class_names: tuple[str, ...], *, root: Path
 ) -> list[tuple[Path, int]]:
-    """Read the images and labels of a list file of the bucket *key*.
-
-    Raises DataError if a line is invalid, or a folder's name contradicts it.
-    """
+    """Read the images and labels of a list file of the bucket *key*."""
     images = [
         parse_list_line(line, number, base=root, num_classes=len(class_names), list_file=file)
         for number, line in enumerate(read_lines(file, root=root), start=1)
@@ -101,10 +98,7 @@ def _read_list(
 def _read_split(
     number: int, images: Mapping[str, ImageSet], class_names: tuple[str, ...], *, root: Path
 ) -> Mapping[str, Split] | None:
-    """Read the stored training and test indices ``split_NUMBER`` of each bucket, by its key.
-
-    Returns None if the dataset has no such split.
-    """
+    """Read the stored split of each bucket, by its key, or return None if it is not there."""
     folder = root / TRAINING_FOLDER / _SPLITS / f"split_{number}"
     if not os.path.lexists(folder):
         return None
@@ -117,10 +111,7 @@ def _read_split(
 def _read_bucket_split(
     folder: Path, key: str, images: ImageSet, class_names: tuple[str, ...], *, root: Path
 ) -> Split:
-    """Read the training and test indices of a bucket from two lists in *folder*.
-
-    Raises DataError unless the lists name each image once, and fewer to test on.
-    """
+    """Read the training and test indices of a bucket from two lists in *folder*."""
     list_file = root / TRAINING_FOLDER / FILE_LISTS / key / ALL_IMAGES
     index = {path: i for i, path in enumerate(images.paths)}
     parts: list[set[int]] = []

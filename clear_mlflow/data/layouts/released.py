@@ -90,10 +90,7 @@ def _read_test(
 
 
 def _read_images(base: Path, class_names: tuple[str, ...], *, root: Path) -> ImageIndex:
-    """Read the images of one archive, train or test, which was unpacked to *base*.
-
-    Both become training images of the returned index. Raises DataError at the first problem.
-    """
+    """Read one unpacked archive, train or test, as training images."""
     metadata_file = base / METADATA
     entries: list[Entry] = []
     for key, class_files in read_json_object(metadata_file, root=root).items():

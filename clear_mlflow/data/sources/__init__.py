@@ -127,11 +127,7 @@ class FunctionSource:
         return dataclasses.replace(index, source=f"{self._reference}, {path_text(index.root)}")
 
     def _read_parameters(self) -> list[tuple[str, type, Any]]:
-        """Return the function's parameters after the folder as fields of a dataclass.
-
-        Raises ConfigError if the function takes no folder, or one of them lacks a simple type or a
-        default.
-        """
+        """Return the function's parameters after the folder as fields of a dataclass."""
         try:
             parameters = list(inspect.signature(self._function).parameters.values())
             hints = get_type_hints(self._function)

@@ -148,10 +148,7 @@ class _Rows:
             raise DataError(f"{self.describe(row)} has {message.replace('{}', value, 1)}")
 
     def parse_times(self) -> list[Time]:
-        """Return the time of each category of the column of times, in their order.
-
-        Raises DataError for a text that is not a time.
-        """
+        """Return the time of each category of the column of times, in their order."""
         self.check(
             "time",
             lambda value: parse_time(value) is not None,
@@ -236,10 +233,7 @@ def _is_measurement(value: str) -> bool:
 
 
 def _assign_periods(rows: _Rows, name: str) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the years, quarters or other periods, and the index of each row's period.
-
-    name: year, half, quarter or month. Raises DataError if a time is less precise.
-    """
+    """Return the periods (*name*: year, half, quarter or month), and each row's index."""
     times, level, codes = rows.parse_times(), _PERIODS[name], rows.columns["time"].codes
     is_vague = np.array([time.precision < level for time in times], dtype=bool)[codes]
     if is_vague.any():
@@ -256,11 +250,7 @@ def _assign_periods(rows: _Rows, name: str) -> tuple[list[str], NDArray[np.int64
 def _assign_equal_counts(
     rows: _Rows, number: int
 ) -> tuple[list[str], NDArray[np.int64], dict[str, str]]:
-    """Return keys, the index of each row's bucket, and the date of each bucket's middle image.
-
-    Keys are "1" to *number*. Images of one time stay together. Raises DataError if a bucket would
-    be empty.
-    """
+    """Return keys "1", ..., each row's index, and middle dates. Equal times stay together."""
     starts = np.array([time.start for time in rows.parse_times()], "datetime64[s]")
     starts = starts[rows.columns["time"].codes]
     _, indices, counts = np.unique(starts, return_inverse=True, return_counts=True)

@@ -67,10 +67,7 @@ def _list_entries(base: Path, split: str, root: Path) -> Iterator[Entry]:
 
 
 def _list_folders(base: Path, *, root: Path) -> list[Path]:
-    """Return the folders in *base*, without hidden ones.
-
-    Raises DataError if there are none, or an image is next to them. Other files are skipped.
-    """
+    """Return the folders in *base*, without hidden ones. Other files are skipped."""
     check_folder(base, root=root)
     paths = [base / name for name in list_names(base)]
     folders = [path for path in paths if is_folder(path)]

@@ -134,11 +134,7 @@ def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> I
 
 
 def _load_dataset(root: Path | None, arguments: Arguments, source_name: str) -> Any:
-    """Load a dataset from *root*, or from the hub if it is None.
-
-    Raises ConfigError if the package is not installed, and DataError if the dataset cannot be
-    loaded.
-    """
+    """Load a dataset from *root*, or from the hub if it is None."""
     with require_package("datasets", "dataset huggingface"):
         import datasets
     if root is not None:
@@ -158,11 +154,7 @@ def _load_dataset(root: Path | None, arguments: Arguments, source_name: str) -> 
 def _join_splits(
     dataset: Any, arguments: Arguments, source_name: str
 ) -> tuple[Any, tuple[str, ...]]:
-    """Return the rows of train and test, with a column of their split, and warnings.
-
-    Other splits are left out, with a warning. Without a test split, or without splits, the rows are
-    unchanged. Raises DataError if there are splits, but not train.
-    """
+    """Return the rows of train and test with their split, and a warning of other splits."""
     import datasets
 
     if not isinstance(dataset, datasets.DatasetDict):
@@ -247,11 +239,7 @@ def _read_columns(rows: Any, arguments: Arguments, source_name: str) -> dict[str
 
 
 def _write_images(rows: Any, column: str, folder: Path, source_name: str) -> list[Path]:
-    """Write each image to a folder of its content and copy number, under its original name.
-
-    Returns the path of each row's image. An existing file of the same size is kept. Raises
-    DataError if a row contains no image, or a path to one.
-    """
+    """Write missing images to folders of content and copy number. Returns each row's path."""
     import datasets
 
     undecoded = datasets.Image(decode=False)

@@ -196,10 +196,7 @@ def read_parquet(file: Path, arguments: ColumnArguments, **content: str) -> dict
 def _select_columns(
     names: Sequence[str], arguments: ColumnArguments, file: Path, **content: str
 ) -> dict[str, str]:
-    """Return the column to read for each role. See :func:`select_columns`.
-
-    Raises DataError, too, if there are too many columns, or two of the same name.
-    """
+    """Return the column to read for each role. See :func:`select_columns`."""
     if len(names) > MAX_TABLE_COLUMNS or len(set(names)) < len(names):
         raise DataError(
             f"{path_text(file)} has {len(names)} columns, {len(set(names))} of different names; "

@@ -133,10 +133,7 @@ def _read_csv(file: Path, arguments: Arguments) -> _Content:
 
 
 def _parse_numbers(column: Series) -> NDArray[np.float64]:
-    """Convert texts as ``float`` does, exactly. Missing numbers, such as "" or NA, become NaN.
-
-    Raises ValueError at a text without a number.
-    """
+    """Convert texts as ``float`` does, exactly. Missing numbers, such as "" or NA, become NaN."""
     texts: NDArray[np.object_] = column.to_numpy(object)
     try:
         return texts.astype(np.float64)
@@ -235,10 +232,7 @@ def _hash_texts(
 
 
 def _select_number_columns(all_names: Sequence[str], arguments: Arguments, file: Path) -> list[str]:
-    """Return the columns of numbers, or the column of the text, in order.
-
-    Raises DataError if there are none, or one is missing or occurs twice.
-    """
+    """Return the columns of numbers, or the column of the text, in order."""
     others = {arguments.label, arguments.time, arguments.bucket, arguments.split}
     # pandas writes the index as a further column.
     names = [n for n in all_names if n and n not in others and not n.startswith("__index_level_")]

@@ -183,10 +183,7 @@ def _load_timm(name: str, weights: str) -> Backbone:
 
 
 def _download_timm_weights(config: Any, full_name: str) -> Path:
-    """Return the path of a tag's weights in the Hugging Face cache, downloaded if necessary.
-
-    config: timm's for the tag. Raises ConfigError if they are not published or not reachable.
-    """
+    """Return the path of a tag's weights in the Hugging Face cache. Downloads missing ones."""
     if not config.hf_hub_id:
         raise ConfigError(
             f"{full_name} is not published with weights; pass --weights {RANDOM_WEIGHTS}, or "
@@ -216,10 +213,7 @@ def _download_timm_weights(config: Any, full_name: str) -> Path:
 
 
 def _build_timm_transform(config: Any) -> LibraryTransform:
-    """Wrap timm's transform for evaluation with the weights of one tag.
-
-    config: timm's for the tag.
-    """
+    """Wrap timm's transform for evaluation with the weights of one tag. config: the tag's."""
     from timm.data import create_transform, resolve_data_config
 
     data_config = resolve_data_config(pretrained_cfg=config.to_dict())
@@ -336,10 +330,7 @@ def compute_features(
 def _transform_batches(
     images: ImageSet, geometry: LibraryTransform, device: torch.device
 ) -> Iterator[Tensor]:
-    """Yield batches of (N, 3, H, W) images on *device*, transformed for the backbone.
-
-    Raises DataError if an image is damaged.
-    """
+    """Yield batches of (N, 3, H, W) images on *device*, transformed for the backbone."""
     batch_size = _BATCH_SIZES[device.type]
     pending: list[NDArray[np.float32]] = []
     for block in decode_blocks(images, geometry):

@@ -78,10 +78,7 @@ class ServedModel:
         )
 
     def _mask_classes(self, bucket: Any) -> Tensor:
-        """Return a (classes,) mask, True for classes that cannot be predicted for a bucket.
-
-        False for all unless the scenario is ``task``; there, raises RecordError for an unknown key.
-        """
+        """Return a (classes,) mask, True for classes that the scenario ``task`` rules out."""
         names, classes = self._description.class_names, self._description.classes_by_bucket
         if classes and bucket not in classes:
             raise RecordError(
@@ -92,10 +89,7 @@ class ServedModel:
         return torch.tensor([name not in allowed for name in names], device=self._device)
 
     def _load_batch(self, inputs: Any) -> Tensor:
-        """Return the inputs on the model's device.
-
-        Vectors are unchanged. Encoded images are decoded, centre-cropped and normalised.
-        """
+        """Return vectors, or decoded and normalized center crops, on the model's device."""
         if self._description.width:
             return torch.from_numpy(inputs).to(self._device)
         view = build_augmentation(self._description.augment, self._description.image_size)

@@ -565,10 +565,7 @@ def parse_parameter(name: str, text: str) -> Any:
 
 
 def _format_value(value: Any) -> str:
-    """Return a value as text.
-
-    Arguments become ``name=value,name=value``, or ``none`` if there are none.
-    """
+    """Format a value, or arguments as ``name=value,name=value`` or ``none``."""
     if isinstance(value, Mapping):
         return ",".join(f"{name}={format_argument(v)}" for name, v in value.items()) or NONE
     return str(value)

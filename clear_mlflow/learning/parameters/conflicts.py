@@ -32,10 +32,7 @@ class Conflict(NamedTuple):
 
 
 def _conflict_with_features(name: str, default: str) -> Conflict:
-    """Return a rule: with ``features``, a parameter that only affects images must not be set.
-
-    default: value that the rule's message recommends.
-    """
+    """Return the rule that ``features`` excludes *name*. default: value to recommend."""
     return Conflict(
         lambda c: c.features != NONE and getattr(c, name) not in (NONE, "stop"),
         f"{name} is {{{name}}} and features is {{features}}; stored features are used as they "
@@ -44,10 +41,7 @@ def _conflict_with_features(name: str, default: str) -> Conflict:
 
 
 def _conflict_about_steps(first: str, second: str) -> Conflict:
-    """Return a rule: two parameters must not both be on.
-
-    With *first*, the number of steps in a bucket, which *second* needs, is not known in advance.
-    """
+    """Return the rule that *first* excludes *second*, which needs the number of steps."""
     return Conflict(
         lambda c: OFF not in (getattr(c, first), getattr(c, second)),
         f"{first} is {{{first}}} and {second} is {{{second}}}; the number of steps in a bucket is "

@@ -80,10 +80,7 @@ def _argument_prefix(option_name: str) -> str:
 
 
 def _is_in_force(config: TrainConfig, name: str, text: str) -> bool:
-    """Return True if a requested text means the value in force.
-
-    An invalid text does not. ``auto`` only does if it stays ``auto``, as for ``split``.
-    """
+    """Return True if a text means the value in force. ``auto`` does only if it stays so."""
     if name in config.replaced:
         return text == config.format_record()[name]
     try:

@@ -139,11 +139,7 @@ class Ewc(Strategy):
         return flops
 
     def _compute_fisher(self, bucket_index: int) -> list[Tensor]:
-        """Return the diagonal Fisher information, summed over the shares of all processes.
-
-        It is a mean over ``images`` random images of the bucket, or all if it has fewer. Leaves the
-        model in evaluation mode.
-        """
+        """Average the diagonal over ``images`` random images, all processes. Ends in eval mode."""
         samples = self.stream.train(bucket_index)
         draws = [
             build_generator(self.config.seed, RngPurpose.FISHER, bucket_index, n) for n in (0, 2)

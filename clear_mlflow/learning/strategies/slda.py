@@ -75,10 +75,7 @@ class Slda(ClosedFormStrategy):
         set_head(self._head, weight, -(weight * means).sum(dim=1) / 2, counts > 0)
 
     def _add_scatter(self, features: Tensor, labels: Tensor) -> None:
-        """Add images to the scatter as if they arrived one by one.
-
-        Call it before the means include these images.
-        """
+        """Add images as if one by one. Call it before the means include them."""
         means, counts = self._means, self._counts
         order = torch.argsort(labels, stable=True)
         sorted_labels = labels[order]

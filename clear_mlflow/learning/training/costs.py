@@ -189,10 +189,7 @@ def count_stored_bytes(strategy: Any, bucket_index: int) -> int | None:
 
 
 def _count_bytes(value: Any) -> int:
-    """Return the bytes of all tensors and arrays in a value, and 8 for each other number.
-
-    Anything else, such as a text, counts as 0.
-    """
+    """Return the bytes of tensors and arrays, 8 for each other number, 0 for other values."""
     if isinstance(value, (Tensor, np.ndarray)):
         return int(value.nbytes)
     if isinstance(value, Mapping):

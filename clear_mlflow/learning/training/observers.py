@@ -255,10 +255,7 @@ def count_interval_steps(test_every: str, epoch_steps: int) -> int:
 
 @contextmanager
 def _preserve_modes(model: nn.Module) -> Iterator[None]:
-    """Restore torch's random state after the block, and unless it raises, each layer's mode.
-
-    The mode is training or evaluation.
-    """
+    """Restore torch's random state after the block, and unless it raises, layers' modes."""
     modes = [(layer, layer.training) for layer in model.modules()]
     device = next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -160,11 +160,7 @@ class Trainer:
         config: TrainConfig,
         bounds: list[tuple[int, int]],
     ) -> torch.optim.Optimizer:
-        """Start limiter and observers, and set the model to training mode.
-
-        Returns the optimiser, a new one unless ``optimizer_state`` is keep. Wraps the model again
-        if other weights are frozen than before.
-        """
+        """Prepare model, limiter and observers, and return the optimizer, kept or new."""
         num_steps = self.limiter.begin_steps(samples, bucket_index, bounds, config.epochs)
         if num_steps is not None:
             self._progress.steps_planned(num_steps)

@@ -111,11 +111,7 @@ _CELL_CSS = "text-align:center;padding:3px 5px;font-variant-numeric:tabular-nums
 def _build_cell(
     value: float, scale: CellScale, is_diagonal: bool, note: str, inline_style: bool
 ) -> dict[str, str]:
-    """Return ``text``, CSS classes (``style``), tooltip (``title``) and inline ``css`` of a cell.
-
-    note: tooltip, for example of a mean over some of the runs. inline_style: also set colours in
-    ``css``, for pages without our style sheet, such as notebooks.
-    """
+    """Return text, classes, tooltip (*note*) and ``css``, inline for pages without our style."""
     if math.isnan(value):
         css = f"{_CELL_CSS}background:#eee;color:#888" if inline_style else ""
         return {"style": "x", "text": NOT_MEASURED if inline_style else "", "title": "", "css": css}

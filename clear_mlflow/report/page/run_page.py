@@ -209,10 +209,7 @@ def _list_warnings(report: RunReport) -> list[str]:
 
 
 def _describe_matrix(record: Record, colour_note: str) -> str:
-    """Explain rows, columns and cells of the matrix, and which are shown if there are too many.
-
-    colour_note: sentence on the colours, or "".
-    """
+    """Explain rows, columns and cells of the matrix, and which are shown if there are too many."""
     matrix = record.matrix
     sentences = [
         f"Rows: bucket trained last. Columns: bucket tested. Cells: {matrix.score.label} on "
@@ -302,10 +299,7 @@ def _build_curves(
 
 
 def _describe_dataset(report: RunReport) -> dict[str, str]:
-    """Return names and values for the page: dataset, digest, protocol, what was measured on.
-
-    The items of ``report.dataset`` come last.
-    """
+    """Return names and values for the page, first of the run, then of ``report.dataset``."""
     record = report.record
     counts = record.matrix.num_instances
     instances = _name_instances(record)
@@ -367,10 +361,7 @@ def _build_inline_map(matrix: AccuracyMatrix) -> dict[str, Any]:
 
 
 def _split_link(line: str) -> dict[str, str]:
-    """Split "NAME ADDRESS" into ``name`` and ``address``.
-
-    Without a web address, ``name`` is the line, cut to 400 characters, and ``address`` is "".
-    """
+    """Split "NAME ADDRESS". Without a web address, ``name`` is the line, cut."""
     name, _, rest = line.partition(" ")
     address = rest.strip()
     if address.startswith(("http://", "https://")) and " " not in address:

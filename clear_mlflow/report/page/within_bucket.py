@@ -105,10 +105,7 @@ class _History:
     def build_line(
         self, colour: int, name: str, indices: NDArray[np.int64], values: NDArray[np.float64]
     ) -> Line:
-        """Return a curve through the values of tests, without NaN, with a dot at each row.
-
-        name: of the values, for the tooltips. indices: of the tests in the history, one per value.
-        """
+        """Return a curve through finite values with a dot at each row. indices: of their tests."""
         points = [
             LinePoint(t, value, self._describe(name, t, value), has_dot=bool(self.is_row[t]))
             for t, value in zip(indices.tolist(), values.tolist(), strict=True)
@@ -119,10 +116,7 @@ class _History:
     def draw(
         self, title: str, lines: Sequence[Line], size: tuple[int, int], axis: Axis
     ) -> dict[str, Any]:
-        """Return what the template ``chart`` draws of curves over the optimiser steps.
-
-        size: width and height, pixels.
-        """
+        """Return what the template ``chart`` draws over the steps. size: width, height, pixels."""
         ends = np.flatnonzero(self.is_row & (self.buckets >= 0)).tolist()
         return build_line_chart(
             title,
@@ -145,10 +139,7 @@ class _History:
         return f"{name}, {time}: {format_percent(value)} %"
 
     def _thin_out(self, points: list[LinePoint]) -> list[LinePoint]:
-        """Drop points that nobody could see, if there are more than 4 * _BINS.
-
-        The lowest and the highest point of each of _BINS parts of the x-axis, and rows, are kept.
-        """
+        """Keep rows and extrema of each of _BINS parts, if there are more than 4 * _BINS points."""
         if len(points) <= 4 * _BINS:
             return points
         chosen = {point.num_trained: point for point in points if point.has_dot}
