@@ -26,10 +26,8 @@ from clear_mlflow.learning.inference.backbones import (
     build_torchvision_transform,
     compute_features,
     extract,
-    find_preset,
     load_backbone,
 )
-from clear_mlflow.learning.models import parse_hash_prefix
 
 CPU = torch.device("cpu")
 TINY = build_torchvision_transform(ImageClassification(crop_size=32, resize_size=36))
@@ -237,59 +235,6 @@ def test_nonfinite_features_are_reported(root, tmp_path, backbone):
     assert "not finite" in one_line(extract_features, root, tmp_path, bad, name="bad")
 
 
-def test_weights_come_from_a_file(tmp_path):
-    """All weights except the head's."""
-    torch.manual_seed(5)
-    saved = torchvision.models.resnet18(num_classes=7)
-    path = tmp_path / "weights.pth"
-    torch.save(saved.state_dict(), path)
-    loaded = load_backbone("resnet18", str(path))
-    assert loaded.weights.startswith("sha256:")
-    assert "crop_size=[224] resize_size=[256]" in str(loaded.geometry)
-    assert not loaded.model.training
-    torch.testing.assert_close(loaded.model.layer4[1].conv2.weight, saved.layer4[1].conv2.weight)
-    assert loaded.model(torch.zeros(1, 3, 32, 32)).shape == (1, 512)
-
-
-@pytest.mark.parametrize(
-    ("name", "tag", "transform"),
-    [
-        ("resnet50", "IMAGENET1K_V2", "crop_size=[224] resize_size=[232]"),
-        ("efficientnet_b0", "IMAGENET1K_V1", "interpolation=InterpolationMode.BICUBIC"),
-        ("vit_b_16", "IMAGENET1K_SWAG_E2E_V1", "crop_size=[384] resize_size=[384]"),
-    ],
-)
-def test_known_weights_have_their_transform(name, tag, transform):
-    """A file that torchvision published is recognised by its hash, whatever its name."""
-    weights = torchvision.models.get_model_weights(name)[tag]
-    digest = parse_hash_prefix(weights.url) + "0" * 56
-    made_for, published = find_preset(name, digest)
-    assert published == tag
-    own = build_torchvision_transform(made_for)
-    assert transform in str(own)
-    image = Image.effect_noise((300, 450), 40).convert("RGB")
-    np.testing.assert_array_equal(own.make(image), weights.transforms()(image).numpy())
-    assert find_preset(name, "0" * 64)[1] == ""
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (lambda: [1], "contains a list"),
-        (lambda: {"x": torch.zeros(1)}, "is not a state dict of resnet18: Missing key"),
-        (lambda: {"conv1.weight": 3}, "has type int"),
-        (lambda: torchvision.models.resnet18(), "is refused"),
-    ],
-)
-def test_weights_of_another_model_are_reported(tmp_path, content, message):
-    """One line with the path. A pickled model is rejected."""
-    path = tmp_path / "weights.pth"
-    torch.save(content(), path)
-    line = one_line(load_backbone, "resnet18", str(path))
-    assert message in line
-    assert str(path) in line
-
-
 def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
     """One line with the address, the file and the option."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
@@ -306,45 +251,3 @@ def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
     assert url.rsplit("/", 1)[-1] in message
     assert f"fetch {url} " in message
     assert "--weights PATH" in message
-
-
-def test_a_network_with_its_own_normalisation_equals_torchvisions(tmp_path):
-    """With weights, torchvision normalises the input again, which is done by hand here."""
-    made = torchvision.models.googlenet(weights=None, aux_logits=True, init_weights=False)
-    path = tmp_path / "weights.pth"
-    torch.save(made.state_dict(), path)
-    loaded = load_backbone("googlenet", str(path)).model
-    made.fc = torch.nn.Identity()
-    torch.manual_seed(0)
-    images = torch.randn(1, 3, 96, 96)
-    half = torch.full((3, 1, 1), 0.5)
-    mean, std = (torch.tensor(v)[:, None, None] for v in (IMAGENET_MEAN, IMAGENET_STD))
-    # From zero mean and unit deviation to pixels in [0, 1], and to [-1, 1] of the original papers.
-    turned = (images * std + mean - half) / half
-    with torch.inference_mode():
-        expected = made.eval()(turned)
-        torch.testing.assert_close(loaded(images), expected, rtol=1e-3, atol=1e-4)
-        assert not torch.allclose(loaded(images), made(images), rtol=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("name", "width"),
-    [
-        ("mobilenet_v3_small", 1024),
-        ("densenet121", 1024),
-        ("vit_b_32", 768),
-        ("squeezenet1_1", 512),
-    ],
-)
-def test_heads_of_all_families_are_removed(name, width):
-    """The output is the head's input."""
-    model = load_backbone(name, "none").model
-    with torch.inference_mode():
-        assert model(torch.zeros(1, 3, 224, 224)).shape == (1, width)
-
-
-def test_random_weights_are_always_the_same():
-    torch.manual_seed(1)
-    first = load_backbone("resnet18", "none").model.conv1.weight
-    torch.manual_seed(2)
-    assert torch.equal(first, load_backbone("resnet18", "none").model.conv1.weight)

@@ -10,6 +10,7 @@ import pytest
 import timm
 import timm.data
 import torch
+import torchvision
 from click.testing import CliRunner
 from file_server import Hub, serving
 from huggingface_hub import constants
@@ -23,7 +24,13 @@ from clear_mlflow.core.errors import ClearError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features import load_features
 from clear_mlflow.data.stream import iter_image_sets
-from clear_mlflow.learning.inference.backbones import extract, load_backbone
+from clear_mlflow.learning.inference.backbones import (
+    build_torchvision_transform,
+    extract,
+    find_preset,
+    load_backbone,
+)
+from clear_mlflow.learning.models import parse_hash_prefix
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import LineProgress
 from clear_mlflow.learning.session import check, prepare
@@ -202,3 +209,103 @@ def test_heads_are_trained_on_timm_features(tmp_path, monkeypatch):
             LineProgress(sys.stderr),
         )
         assert [measured.row.row for measured in training.rows()] == [0, 1, 2, 3]
+
+
+IMAGENET_MEAN = [0.485, 0.456, 0.406]
+
+IMAGENET_STD = [0.229, 0.224, 0.225]
+
+
+def test_weights_come_from_a_file(tmp_path):
+    """All weights except the head's."""
+    torch.manual_seed(5)
+    saved = torchvision.models.resnet18(num_classes=7)
+    path = tmp_path / "weights.pth"
+    torch.save(saved.state_dict(), path)
+    loaded = load_backbone("resnet18", str(path))
+    assert loaded.weights.startswith("sha256:")
+    assert "crop_size=[224] resize_size=[256]" in str(loaded.geometry)
+    assert not loaded.model.training
+    torch.testing.assert_close(loaded.model.layer4[1].conv2.weight, saved.layer4[1].conv2.weight)
+    assert loaded.model(torch.zeros(1, 3, 32, 32)).shape == (1, 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "tag", "transform"),
+    [
+        ("resnet50", "IMAGENET1K_V2", "crop_size=[224] resize_size=[232]"),
+        ("efficientnet_b0", "IMAGENET1K_V1", "interpolation=InterpolationMode.BICUBIC"),
+        ("vit_b_16", "IMAGENET1K_SWAG_E2E_V1", "crop_size=[384] resize_size=[384]"),
+    ],
+)
+def test_known_weights_have_their_transform(name, tag, transform):
+    """A file that torchvision published is recognised by its hash, whatever its name."""
+    weights = torchvision.models.get_model_weights(name)[tag]
+    digest = parse_hash_prefix(weights.url) + "0" * 56
+    made_for, published = find_preset(name, digest)
+    assert published == tag
+    own = build_torchvision_transform(made_for)
+    assert transform in str(own)
+    image = Image.effect_noise((300, 450), 40).convert("RGB")
+    np.testing.assert_array_equal(own.make(image), weights.transforms()(image).numpy())
+    assert find_preset(name, "0" * 64)[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lambda: [1], "contains a list"),
+        (lambda: {"x": torch.zeros(1)}, "is not a state dict of resnet18: Missing key"),
+        (lambda: {"conv1.weight": 3}, "has type int"),
+        (lambda: torchvision.models.resnet18(), "is refused"),
+    ],
+)
+def test_weights_of_another_model_are_reported(tmp_path, content, message):
+    """One line with the path. A pickled model is rejected."""
+    path = tmp_path / "weights.pth"
+    torch.save(content(), path)
+    line = one_line(load_backbone, "resnet18", str(path))
+    assert message in line
+    assert str(path) in line
+
+
+def test_a_network_with_its_own_normalisation_equals_torchvisions(tmp_path):
+    """With weights, torchvision normalises the input again, which is done by hand here."""
+    made = torchvision.models.googlenet(weights=None, aux_logits=True, init_weights=False)
+    path = tmp_path / "weights.pth"
+    torch.save(made.state_dict(), path)
+    loaded = load_backbone("googlenet", str(path)).model
+    made.fc = torch.nn.Identity()
+    torch.manual_seed(0)
+    images = torch.randn(1, 3, 96, 96)
+    half = torch.full((3, 1, 1), 0.5)
+    mean, std = (torch.tensor(v)[:, None, None] for v in (IMAGENET_MEAN, IMAGENET_STD))
+    # From zero mean and unit deviation to pixels in [0, 1], and to [-1, 1] of the original papers.
+    turned = (images * std + mean - half) / half
+    with torch.inference_mode():
+        expected = made.eval()(turned)
+        torch.testing.assert_close(loaded(images), expected, rtol=1e-3, atol=1e-4)
+        assert not torch.allclose(loaded(images), made(images), rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        ("mobilenet_v3_small", 1024),
+        ("densenet121", 1024),
+        ("vit_b_32", 768),
+        ("squeezenet1_1", 512),
+    ],
+)
+def test_heads_of_all_families_are_removed(name, width):
+    """The output is the head's input."""
+    model = load_backbone(name, "none").model
+    with torch.inference_mode():
+        assert model(torch.zeros(1, 3, 224, 224)).shape == (1, width)
+
+
+def test_random_weights_are_always_the_same():
+    torch.manual_seed(1)
+    first = load_backbone("resnet18", "none").model.conv1.weight
+    torch.manual_seed(2)
+    assert torch.equal(first, load_backbone("resnet18", "none").model.conv1.weight)

@@ -13,6 +13,7 @@ from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from forked import ForkedPython
@@ -32,6 +33,7 @@ from clear_mlflow.store.lease import (
     Lease,
     LeaseHeldError,
     LeaseLostError,
+    _read_start_time,
     build_lease_tags,
     check_not_being_trained,
     format_lease,
@@ -531,3 +533,102 @@ def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, jour
     file.write_bytes(content[:100])
     store_row(store, run, name, content)
     assert file.read_bytes() == content
+
+
+def create_leased_run(store, experiment_id, **changes):
+    """Create a RUNNING run with a lease of this process, except for these fields."""
+    text = json.dumps({**json.loads(format_lease()), **changes})
+    run = store.create_run(experiment_id, tags={names.PROCESS_TAG: text})
+    return store.get_run(run.info.run_id)
+
+
+def ago(**time):
+    return (datetime.now(timezone.utc) - timedelta(**time)).isoformat(timespec="seconds")
+
+
+def test_a_reused_process_id_is_another_process(store, experiment_id):
+    """Recognised by its start time."""
+    assert is_being_trained(store, create_leased_run(store, experiment_id))
+    run = create_leased_run(store, experiment_id, started=_read_start_time(os.getpid()) - 2)
+    assert is_expired(store, run)
+    assert not is_being_trained(store, run)
+
+
+def test_a_process_that_has_ended_is_gone(store, experiment_id):
+    """Also if its parent has not waited for it."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        # As the child itself would tell it: the start is that of its own process.
+        fields = {
+            "pid": child.pid,
+            "started": _read_start_time(child.pid),
+            "renewed_at": ago(days=1),
+        }
+        run = create_leased_run(store, experiment_id, **fields)
+        assert not is_expired(store, run)  # it is asked for; its age does not matter
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+        assert is_expired(store, run)
+    assert is_expired(store, run)
+
+
+def test_a_lease_of_another_machine_expires_three_minutes_after_it_was_seen(
+    store, experiment_id, monkeypatch
+):
+    """One that seems old, or from the future, is observed first."""
+    recent, old, future, unreadable = (
+        create_leased_run(store, experiment_id, **{"host": "elsewhere", **changes})
+        for changes in (
+            {"renewed_at": ago(minutes=2)},
+            {"renewed_at": ago(minutes=4)},
+            {"renewed_at": ago(hours=-1)},
+            {"pid": "first"},
+        )
+    )
+    seconds = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(time, "sleep", lambda pause: seconds.append(seconds.pop() + pause))
+    assert is_being_trained(store, recent)
+    assert seconds == [1000.0]
+    for run in (old, future, unreadable, recent):  # all are watched at the same time
+        assert is_expired(store, run)
+        assert seconds == [1000.0 + lease.EXPIRY_SECONDS]
+    assert lease.EXPIRY_SECONDS == 180
+
+
+def test_process_details_equal_those_of_psutil(monkeypatch):
+    """Read from /proc, and from psutil as on other systems."""
+    seconds = psutil.Process(os.getppid()).create_time()
+    ticks = (seconds - psutil.boot_time()) * os.sysconf("SC_CLK_TCK")
+    for proc, started in (("/proc", ticks), ("/nowhere", seconds)):
+        monkeypatch.setattr("clear_mlflow.store.lease._PROC", Path(proc))
+        assert _read_start_time(os.getppid()) == pytest.approx(started, abs=150)
+        with pytest.raises(ProcessLookupError):
+            _read_start_time(2**30)
+
+
+def test_a_process_that_cannot_be_inspected_counts_as_alive(
+    store, experiment_id, tmp_path, monkeypatch
+):
+    """For example, with hidepid, /proc has no processes of other users."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        run = create_leased_run(
+            store, experiment_id, pid=child.pid, started=_read_start_time(child.pid)
+        )
+        (tmp_path / "stat").touch()
+        monkeypatch.setattr("clear_mlflow.store.lease._PROC", tmp_path)
+        assert not is_expired(store, run)
+        (tmp_path / str(child.pid)).mkdir()
+        (tmp_path / str(child.pid) / "stat").mkdir()  # reading it fails
+        assert is_being_trained(store, run)
+    assert is_expired(store, run)
+
+
+def test_a_run_without_a_lease_never_expires(store, experiment_id):
+    """A run of another program, and an ended one."""
+    others = store.get_run(store.create_run(experiment_id).info.run_id)
+    state = create_leased_run(store, experiment_id, started=1)
+    store.set_terminated(state.info.run_id)
+    for run in (others, store.get_run(state.info.run_id)):
+        assert not is_expired(store, run)
+    assert not is_being_trained(store, others)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import mlflow
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
@@ -26,10 +25,8 @@ from clear_mlflow.adapters._run import Adapter
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import (
-    build_count_row,
     build_prediction_row,
     build_test,
-    build_value_row,
     describe_loop,
 )
 from clear_mlflow.journal.run_folder import find_run_folders
@@ -193,15 +190,6 @@ def test_a_row_logged_again_has_nothing_new(store, monkeypatch, capsys):
         again.log_counts(1, [1, 1], cost={"images": 7})
     assert "row 1 is stored already with another cost, which is kept" in capsys.readouterr().err
     assert again.matrix.costs[0].images == 5
-
-
-@pytest.mark.parametrize("value", [2**53 + 1, np.uint64(2**60 + 1), -(10**40) - 1])
-def test_an_integer_that_a_float_would_round_is_rejected(value):
-    """By values of another score. Integers that a float contains are stored."""
-    loop = describe_loop(buckets=2, score="loss")
-    with pytest.raises(RecordError, match="which a float would round to"):
-        build_value_row(loop, 1, [1, value])
-    assert build_value_row(loop, 1, {1: 2**53, 2: 2**60}).cells == (2**53, 2**60)
 
 
 @pytest.mark.parametrize("is_continued", [False, True])
@@ -423,133 +411,6 @@ def test_buckets_may_be_years(store):
         run.log_counts("2004", {2004: 25, 2005: 5})
         run.log_values(2, {2005: 0.5})
     np.testing.assert_equal(run.matrix.values, [[0.5, 0.25], [np.nan, 0.5]])
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ((build_count_row, 1, [1, 2, 3]), "correct has 3 entries for 4 buckets"),
-        (
-            (build_count_row, 1, [1.5, 2, 3, 4]),
-            r"correct is 1.5; expected a whole number \(fractions go to log_accuracies",
-        ),
-        ((build_count_row, 1, [101, 2, 3, 4]), "expected 0 to its num_instances, 100"),
-        ((build_count_row, 1, "1234"), "expected one entry per bucket"),
-        ((build_count_row, 1, None), "expected one entry per bucket"),
-        ((build_count_row, 1, {"1": 1, "9": 1}), "names bucket '9'"),
-        ((build_count_row, 1, {"1": 1}), "lacks bucket '2'"),
-        (
-            (build_count_row, 1, {"1": 1, 1: 5, "2": 2, 3: 3, 4: 4}),
-            "correct has two entries for .*'1'",
-        ),
-        ((build_value_row, 1, {"1": 0.1, np.int64(1): 0.5}), "accuracy has two entries for"),
-        (
-            (build_count_row, 5, [1, 2, 3, 4]),
-            "after is 5; expected the buckets trained so far, 0 to 4",
-        ),
-        ((build_count_row, "5", [1, 2, 3, 4]), "or the name of the last one as a text: '1', '2'"),
-        ((build_count_row, 1.0, [1, 2, 3, 4]), "after is 1.0; expected a whole number"),
-        ((build_value_row, 1, [55, 60, 70, 80]), "not percent"),
-        ((build_prediction_row, 1, [1, 2]), "the images are not known"),
-    ],
-)
-def test_an_invalid_row_is_rejected_in_one_line(row, message):
-    """Before anything is stored."""
-    measured, *arguments = row
-    with pytest.raises((ConfigError, RecordError), match=message) as caught:
-        measured(describe_loop(**LOOP), *arguments)
-    assert "\n" not in str(caught.value)
-
-
-def test_class_names_are_rejected_as_predictions():
-    """And as true labels: both are indices."""
-    loop = describe_loop(buckets=3, test_labels=LABELS)
-    with pytest.raises(ConfigError, match=r"row 1 are texts of .*; expected a class index, 0 to C"):
-        build_prediction_row(loop, 1, [["cat"] * 3, ["dog"] * 2, ["cat"] * 4])
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        np.array(["2004", "2005"]),
-        np.array([2004, 2005]),
-        pd.Index(["2004", "2005"]),
-        pd.period_range("2004", periods=2, freq="Y"),
-        {"2004": 1, "2005": 2}.keys(),
-        (year for year in (2004, 2005)),
-    ],
-    ids=lambda keys: type(keys).__name__,
-)
-def test_buckets_may_be_any_iterable(keys):
-    assert describe_loop(buckets=keys).buckets == ("2004", "2005")
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        [0.5, 0.52, 0.0],
-        [0.98, 0.0, 0.0],
-        [1.5, -0.5, 0.0],
-        [1.005, 0.0, -0.005],
-        [np.nan, 1.0, 0.0],
-    ],
-)
-def test_invalid_probabilities_are_rejected(row):
-    """A sum may differ from 1 by rounding, but no probability is negative."""
-    loop = describe_loop(buckets=3, test_labels=LABELS)
-    outputs = [np.full((count, 3), 1 / 3) for count in (3, 2, 4)]
-    for rounded in (0.992, 1.008):
-        outputs[0][0] = [rounded, 0.0, 0.0]
-        build_prediction_row(loop, 1, outputs)
-    outputs[1][1] = row
-    with pytest.raises(ConfigError, match="probabilities of row 1 do not add up to 1"):
-        build_prediction_row(loop, 1, outputs)
-
-
-@pytest.mark.parametrize("outputs", [[256, 257, 258], [3] * 3])
-def test_an_unknown_class_is_rejected(outputs):
-    """Before it is stored in eight bits, where 256 would become 0."""
-    loop = describe_loop(buckets=3, test_labels=LABELS)
-    with pytest.raises(ConfigError, match=r"row 1 contain class \d+; expected 0 to 2: pass"):
-        build_prediction_row(loop, 1, [outputs, [2, 1], [0] * 4])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"buckets": 0}, "buckets is 0"),
-        ({"buckets": 5000}, "buckets is 5000; expected 1 to 1000,"),
-        ({"buckets": list(range(5000))}, "buckets has 5000 keys; expected 1 to 1000"),
-        ({"buckets": ["a", "a"]}, "occurs twice"),
-        ({"buckets": ["a", None]}, "buckets contains None; expected names or whole numbers"),
-        ({"buckets": "2004"}, "buckets is '2004'; expected a list of names, or how many"),
-        ({"buckets": {"a"}}, "buckets is {'a'}; expected a list of names"),
-        ({"buckets": 2, "params": [1]}, r"params is \[1\]; expected a dictionary"),
-        ({"buckets": 2, "test_labels": [[0], []]}, "test_labels lacks a bucket's images"),
-        ({"buckets": 2, "num_instances": [5]}, "num_instances has 1 entries for 2"),
-        ({"buckets": 2, "num_instances": 0}, "expected 1 to 2"),
-        ({"buckets": 2, "protocol": "offline"}, "protocol is 'offline'"),
-        ({"buckets": 2, "seed": "7"}, "seed is '7'; expected a whole number"),
-        ({"buckets": 2, "dataset": ""}, "the dataset's name is ''"),
-        ({"buckets": 2, "tags": {"mlflow.user": "root"}}, "'mlflow.user'"),
-        ({"buckets": 2, "num_instances": {1: 5, "1": 6, 2: 7}}, "num_instances has two entries"),
-        ({"buckets": 2, "test_labels": {1: [0], "1": [1], 2: [1]}}, "test_labels has two entries"),
-        (
-            {"buckets": 2, "test_labels": [[0], [1]], "test_ids": {1: "a", "1": "b", 2: "c"}},
-            "test_ids has two entries for bucket '1'",
-        ),
-        ({"buckets": 2, "test_ids": [["a"], ["b"]]}, "without test_labels"),
-        ({"buckets": 2, "test_labels": [[0]]}, "test_labels has 1 entries for 2"),
-        ({"buckets": 2, "test_labels": [[0], [0.5]]}, "test_labels of bucket '2' are float64"),
-        ({"buckets": 2, "test_labels": [[0], [1]], "num_instances": 2}, "leave num_instances out"),
-        ({"buckets": 2, "test_labels": [[0], [5]], "class_names": ["a"]}, "do not fit"),
-    ],
-)
-def test_invalid_loop_metadata_is_rejected_in_one_line(arguments, message):
-    """By the call itself, before a run is opened."""
-    with pytest.raises((ConfigError, RecordError), match=message) as refusal:
-        clear_mlflow.track(**arguments)
-    assert "\n" not in str(refusal.value)
 
 
 def test_a_row_outside_of_the_block_is_rejected(store):

@@ -17,9 +17,18 @@ from stored_runs import change, histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS
 
 from clear_mlflow.api.rescore import rescore_runs
+from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.record import ROWS_FOLDER
+from clear_mlflow.core.untrusted import MAX_ROW_BYTES
 from clear_mlflow.store.client import map_in_threads
-from clear_mlflow.store.rows import hash_rows, pack_matrix_tag, read_matrices, read_matrix_tag
+from clear_mlflow.store.rows import (
+    hash_rows,
+    list_row_sizes,
+    pack_matrix_tag,
+    read_matrices,
+    read_matrix_tag,
+    read_rows,
+)
 from clear_mlflow.store.search import select_runs
 
 ROWS = {name: text.encode() for name, text in row_texts().items()}
@@ -209,3 +218,27 @@ def test_matrices_behind_a_server(store, server, monkeypatch):
 def change_digest(file):
     text = file.read_text()
     file.write_text(text.replace("ab" * 32, "cd" * 32))
+
+
+def test_rows_are_read_in_order_and_other_files_are_ignored(store, experiment_id):
+    """By number: the thousandth comes after 999."""
+    run = stored_run(store, experiment_id)
+    folder = rows_folder(run)
+    (folder / "notes.txt").write_text("x")
+    (folder / "row_0001.json").write_text("{")
+    later = ["row_999.json", "row_1000.json"]
+    for name in later:
+        (folder / name).write_text((folder / "row_004.json").read_text())
+    outside = folder.parent / "secret.json"
+    outside.write_text((folder / "row_004.json").read_text())
+    (folder / "row_005.json").symlink_to(outside)
+    expected = [f"row_00{i}.json" for i in range(5)]
+    assert list(list_row_sizes(store, run)) == [*expected, *later]
+    for name in later:
+        (folder / name).unlink()
+    rows = read_rows(store, run)
+    assert list(rows) == expected
+    assert rows["row_002.json"].to_json() == row_texts()["row_002.json"]
+    (folder / "row_003.json").write_bytes(b" " * (MAX_ROW_BYTES + 1))
+    with pytest.raises(RecordError, match=r"row_003.json has \d+ bytes; expected at most 1 MiB"):
+        list_row_sizes(store, run)

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from stored_values import build_images, build_row_predictions, row_record, write_predictions
 
 from clear_mlflow.comparison.groups import ComparedRun
-from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.matrix import AccuracyRow, RowCost
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
 from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
-from clear_mlflow.metrics import summarize
+from clear_mlflow.metrics import FAMILIES, METRICS, summarize
 
 DIGEST = "sha256:" + "ab" * 32
 NUM_TEST = 200
+METRICS_AND_COSTS = (*METRICS, *FAMILIES["cost"])
 
 
 def counts(level: int, seed: int, buckets: int = 4) -> list[list[int]]:
@@ -112,3 +114,33 @@ def log_predictions(client, run, correct, tmp_path, *, offset: int = 0, shuffle:
     folder = tmp_path / f"predictions of {run.info.run_id}"
     write_predictions(folder, images, build_row_predictions(images, labels))
     client.log_artifacts(run.info.run_id, str(folder), "predictions")
+
+
+def add_costs(records, price):
+    """Return the same rows with FLOPs for each bucket, None if unknown."""
+
+    def cost_of_each_row(record):
+        spent = price if record.row.row else 0
+        cost = RowCost(training_flops=spent, images=10, replayed_images=2, stored_bytes=spent)
+        row = msgspec.structs.replace(record.row, cost=None if price is None else cost)
+        return msgspec.structs.replace(record, row=row)
+
+    return {row_file_name(record.row.row): cost_of_each_row(record) for record in records}
+
+
+def build_cost_runs(strategy, level, price, seeds=range(3)):
+    """Return a run of each seed, whose buckets cost a price in FLOPs, or an unknown one."""
+    run_list = []
+    for seed in seeds:
+        record = assemble(add_costs(row_records(counts(level, seed), seed=seed), price))
+        summary = summarize(record.masked_matrix, metrics=METRICS_AND_COSTS)
+        run_list.append(
+            ComparedRun(
+                run_id=f"{strategy}{seed}",
+                name=f"{strategy} {seed}",
+                record=record,
+                summary=summary,
+                labels={"strategy": strategy},
+            )
+        )
+    return run_list

@@ -16,7 +16,6 @@ from clear_mlflow.learning.parameters.config import (
     list_parameter_defaults,
     list_result_parameters,
 )
-from clear_mlflow.learning.parameters.conflicts import CONFLICTS
 from clear_mlflow.learning.parameters.logged import (
     is_training,
     read_config_file,
@@ -71,53 +70,6 @@ def test_an_invalid_value_is_a_one_line_error(parameters, message):
         TrainConfig.resolve(parameters)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-PAST = "standardise=past"
-CONFLICTING = [  # one example for each row of the table, in its order
-    {"dataset": "folder"},
-    {"data_root": "/somewhere"},
-    {"scenario": "class", "protocol": "streaming"},
-    {"protocol": "streaming", "split": "1"},
-    {"dataset": "weather", "features": "pixels"},
-    {"features": "vectors"},
-    {"model": "linear"},
-    {"features": "pixels", "weights": "DEFAULT"},
-    {"features": "pixels", "freeze": "backbone"},
-    {"features": "pixels", "augment": "random_crop"},
-    {"features": "pixels", "damaged": "leave_out"},
-    {"weights": "DEFAULT"},
-    {"features": "pixels", "strategy": "ncm", "model": "mlp:8"},
-    {"memory": "5"},
-    {"budget": "naive:1", "test_every": "1"},
-    {"stream_rate": "naive:1", "test_every": "1"},
-    {"stream_rate": "naive:1", "budget": "naive:1"},
-    {"dataset": "weather", "stream_rate": "naive:1", "dataset_args": PAST},
-]
-
-
-def test_every_conflict_has_an_example():
-    """CONFLICTING has an example for each row of CONFLICTS, in order."""
-    assert len(CONFLICTING) == len(CONFLICTS)
-
-
-@pytest.mark.parametrize(
-    ("requested", "conflict"),
-    list(zip(CONFLICTING, CONFLICTS, strict=False)),
-    ids=lambda value: str(value)[:40],
-)
-def test_every_conflict_is_found_before_data_is_read(requested, conflict):
-    """The message is the sentence of its row, with the values."""
-    with pytest.raises(ConfigError) as error:
-        TrainConfig.resolve(requested, passed=requested)
-    assert str(error.value).endswith(conflict.sentence.rpartition("}")[2])
-    assert "{" not in str(error.value)
-
-
-def test_memory_without_effect_is_rejected_only_if_it_was_passed():
-    """Sweeps over strategies and config.json set it for every strategy."""
-    assert TrainConfig.resolve({"memory": "5"}).memory == 5
-    assert TrainConfig.resolve({"memory": "auto"}, passed=["memory"]).strategy == "naive"
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"seed": 3}', b"\xff", b"[" * 100_000], ids=len)

@@ -2,66 +2,29 @@
 
 import json
 import platform
-import re
 from dataclasses import replace
-from itertools import combinations
-from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
 import pytest
-from comparisons import counts, row_records
+from comparisons import METRICS_AND_COSTS, add_costs, build_cost_runs, counts, row_records
 
 from clear_mlflow import AccuracyMatrix, scores
-from clear_mlflow.comparison.figures import render_figures
-from clear_mlflow.comparison.groups import COST, ComparedRun, is_equal_cost
-from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.groups import COST, is_equal_cost
 from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups, select_equal_cost
 from clear_mlflow.core.distributed import get_processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import RowCost, parse_row_cost
-from clear_mlflow.core.record import RowRecord, assemble, row_file_name
-from clear_mlflow.metrics import FAMILIES, METRICS, add_matrix_metrics, evaluate_metrics, summarize
-
-ALL = (*METRICS, *FAMILIES["cost"])
-
+from clear_mlflow.core.record import RowRecord, assemble
+from clear_mlflow.metrics import FAMILIES, add_matrix_metrics, evaluate_metrics, summarize
 
 BY = ["strategy"]
 
 
-def add_costs(records, price):
-    """Return the same rows with FLOPs for each bucket, None if unknown."""
-
-    def cost_of_each_row(record):
-        spent = price if record.row.row else 0
-        cost = RowCost(training_flops=spent, images=10, replayed_images=2, stored_bytes=spent)
-        row = msgspec.structs.replace(record.row, cost=None if price is None else cost)
-        return msgspec.structs.replace(record, row=row)
-
-    return {row_file_name(record.row.row): cost_of_each_row(record) for record in records}
-
-
-def build_runs(strategy, level, price, seeds=range(3)):
-    run_list = []
-    for seed in seeds:
-        record = assemble(add_costs(row_records(counts(level, seed), seed=seed), price))
-        summary = summarize(record.masked_matrix, metrics=ALL)
-        run_list.append(
-            ComparedRun(
-                run_id=f"{strategy}{seed}",
-                name=f"{strategy} {seed}",
-                record=record,
-                summary=summary,
-                labels={"strategy": strategy},
-            )
-        )
-    return run_list
-
-
 def compare_all(*runs, **options):
     run_list = [run for of_group in runs for run in of_group]
-    return compare_groups(rank_groups(run_list, ["strategy"], metrics=ALL, **options))
+    return compare_groups(rank_groups(run_list, ["strategy"], metrics=METRICS_AND_COSTS, **options))
 
 
 def test_a_cost_round_trips_in_the_rows_file():
@@ -134,7 +97,7 @@ def test_costs_are_summed_and_stored_bytes_are_the_maximum():
     matrix = assemble(records).matrix
     assert [m.name for m in add_matrix_metrics((), matrix)] == [m.name for m in FAMILIES["cost"]]
     for k in (1, 4):
-        metrics = summarize(matrix.after(k), metrics=ALL)
+        metrics = summarize(matrix.after(k), metrics=METRICS_AND_COSTS)
         assert metrics[COST] == 5 * k
         assert metrics["cost/images"] == 12 * k
         assert metrics["cost/stored_bytes"] == 5
@@ -142,7 +105,7 @@ def test_costs_are_summed_and_stored_bytes_are_the_maximum():
     assert metrics["cost/challenge_score_per_pflop"] == pytest.approx(per_pflop)
     row = records["row_002.json"]
     records["row_002.json"] = msgspec.structs.replace(row, row=bare(row.row))
-    results = evaluate_metrics(ALL, assemble(records).matrix)
+    results = evaluate_metrics(METRICS_AND_COSTS, assemble(records).matrix)
     assert results[COST].reason == "row 2 lacks training_flops"
     assert results["cost/seconds"].reason == "row 1 lacks seconds"
     assert add_matrix_metrics((), assemble(add_costs(records.values(), None)).matrix) == ()
@@ -150,7 +113,7 @@ def test_costs_are_summed_and_stored_bytes_are_the_maximum():
 
 def test_a_verdict_states_the_cost_of_the_better_method():
     """Not within 1 %, and not if one is unknown."""
-    naive = build_runs("naive", 120, 1000)
+    naive = build_cost_runs("naive", 120, 1000)
     for price, sentence in (
         (1900, " seeds; replay at 1.9 times the training FLOPs)."),
         (500, " seeds; replay at 0.50 times the training FLOPs)."),
@@ -160,90 +123,17 @@ def test_a_verdict_states_the_cost_of_the_better_method():
         (1010, " seeds)."),  # 1 % of the higher cost
         (None, " seeds)."),
     ):
-        (verdict,) = compare_all(naive, build_runs("replay", 180, price)).list_pairs()
+        (verdict,) = compare_all(naive, build_cost_runs("replay", 180, price)).list_pairs()
         assert verdict["outcome"] == "different"
         assert sentence in verdict["sentence"]
         assert ("FLOPs" in verdict["sentence"]) == ("FLOPs" in sentence)
 
 
-@pytest.mark.slow
-def test_the_page_and_its_picture_show_the_pareto_front():
-    """Without methods that are worse and cost more."""
-    both = compare_all(
-        build_runs("naive", 120, 1), build_runs("replay", 180, 2), build_runs("lwf", 110, 3)
-    )
-    page = render_comparison_page(both, title="t", footer="f")
-    assert 'id="cost"' in page
-    pictures = dict(render_figures(both))
-    front = re.search('<path class="front" d="(.+?)"', str(pictures["cost.svg"]))
-    assert front[1].count("L") == 1
-    equal = compare_all(build_runs("naive", 120, 1000), build_runs("replay", 180, 1005))
-    assert "cost.svg" not in dict(render_figures(equal))
-    without = compare_all(build_runs("naive", 120, None), build_runs("replay", 180, None))
-    assert 'id="cost"' not in render_comparison_page(without, title="t", footer="f")
-    free = compare_all(
-        build_runs("naive", 120, 1), build_runs("lwf", 110, 3), build_runs("ncm", 100, 0)
-    )
-    assert ", without ncm (0 FLOPs)" in str(dict(render_figures(free))["cost.svg"])
-    assert "cost.svg" not in dict(render_figures(without))
-    assert not [w for w in without.warnings if "cost" in w]
-
-
-def test_names_of_close_methods_do_not_overlap():
-    """They are a line apart."""
-    levels = {"naive": (120, 100), "naive, momentum": (121, 104), "other": (120, 103)}
-    near = [build_runs(name, *level_and_price) for name, level_and_price in levels.items()]
-    picture = ElementTree.fromstring(
-        dict(render_figures(compare_all(*near, build_runs("far", 180, 900))))["cost.svg"]
-    )
-    labels = [
-        (float(text.get("x")), float(text.get("y")), len(text.text))
-        for text in picture.iter("{http://www.w3.org/2000/svg}text")
-        if text.text in levels
-    ]
-    assert len(labels) == 3
-    for (x, y, length), (other_x, other_y, other_length) in combinations(labels, 2):
-        if x < other_x + 6 * other_length and other_x < x + 6 * length:
-            assert abs(y - other_y) >= 10
-
-
 def test_runs_without_costs_are_reported_once():
-    mixed = compare_all(build_runs("naive", 120, None), build_runs("replay", 180, 2))
+    mixed = compare_all(build_cost_runs("naive", 120, None), build_cost_runs("replay", 180, 2))
     (cost_warning,) = [warning for warning in mixed.warnings if "cost" in warning]
     assert cost_warning.startswith("3 of 6 runs have not logged their cost")
     assert mixed.ranked_by == "clear/challenge_score"
-
-
-def test_equal_cost_selects_the_most_runs():
-    """The others are named with their costs. Without two equal runs, it is an error."""
-    naive, replay = build_runs("naive", 120, 1000), build_runs("replay", 180, 1005)
-    derpp, old = build_runs("derpp", 190, 2800), build_runs("si", 110, None)
-    remaining, messages = select_equal_cost([*naive, *replay, *derpp, *old], "training_flops", BY)
-    assert {run.labels["strategy"] for run in remaining} == {"naive", "replay"}
-    assert messages == [
-        "3 of 12 runs are left out: they logged no cost/training_flops.",
-        "The 6 runs are within 1 % of cost/training_flops 4e+03; left out: derpp 1.12e+04.",
-    ]
-    for by in (BY, []):
-        messages = select_equal_cost([*naive, *replay], "images", by)[1]
-        assert messages == ["The 6 runs are within 1 % of cost/images 48."]
-    with pytest.raises(
-        ConfigError, match=r"no two methods are within 1 % of each other \(naive 4e"
-    ):
-        select_equal_cost([*naive, *derpp], "training_flops", BY)
-    with pytest.raises(ConfigError, match="no run has logged its cost/images"):
-        select_equal_cost(old, "images", BY)
-
-
-def test_equal_cost_prefers_two_methods_to_many_seeds_of_one():
-    """Omitted groups are named, and counted from the seventh on."""
-    many = build_runs("lwf", 110, 500, range(10))
-    others = [run for i in range(7) for run in build_runs(f"own{i}", 120, 10000 * 2**i, [0])]
-    pair = [*build_runs("naive", 120, 1000), *build_runs("replay", 180, 1005)]
-    remaining, (messages,) = select_equal_cost([*many, *pair, *others], "training_flops", BY)
-    assert {run.labels["strategy"] for run in remaining} == {"naive", "replay"}
-    assert "lwf 2e+03, own0 4e+04" in messages
-    assert messages.endswith("and 2 more.")
 
 
 def with_budget(budget, *groups):
@@ -255,7 +145,7 @@ def with_budget(budget, *groups):
 @pytest.mark.parametrize("budget", ["naive:1", "2e+15"])
 def test_runs_with_a_budget_are_not_advised_to_get_one(budget):
     """If they exceed it. Runs without one, or with budget=off, are."""
-    naive, ewc = build_runs("naive", 120, 1000), build_runs("ewc", 180, 1025)
+    naive, ewc = build_cost_runs("naive", 120, 1000), build_cost_runs("ewc", 180, 1025)
     with pytest.raises(ConfigError, match="they have budgets already: train all with") as error:
         select_equal_cost(with_budget(budget, naive, ewc), "training_flops", BY)
     assert f"ewc 4.1e+03 with budget={budget})" in str(error.value)
@@ -263,7 +153,7 @@ def test_runs_with_a_budget_are_not_advised_to_get_one(budget):
     for runs in ([*naive, *ewc], with_budget("off", naive, ewc)):
         with pytest.raises(ConfigError, match=r"; train them with budget=naive:1$"):
             select_equal_cost(runs, "training_flops", BY)
-    replay = build_runs("replay", 150, 1000)
+    replay = build_cost_runs("replay", 150, 1000)
     remaining, messages = select_equal_cost(
         with_budget(budget, naive, ewc, replay), "training_flops", BY
     )
@@ -277,18 +167,6 @@ def test_costs_are_equal_within_a_hundredth_of_the_higher_one():
     assert is_equal_cost(99, 100)
     assert not is_equal_cost(100, 98.9)
     assert is_equal_cost(0, 0)
-
-
-def test_equal_seconds_are_those_of_one_device():
-    runs = [*build_runs("naive", 120, 1), *build_runs("replay", 180, 1), *build_runs("lwf", 110, 1)]
-    for run, device in zip(runs, ["A"] * 6 + ["B"] * 3, strict=True):
-        costs = [RowCost(seconds=2.0, device=device)] * 4
-        run.record.masked_matrix.__dict__["costs"] = tuple(costs)
-        run.summary["cost/seconds"] = 8.0
-    (message,) = select_equal_cost(runs, "seconds", BY)[1]
-    assert message == ("The 6 runs are within 1 % of cost/seconds 8 on A; left out: lwf 8 on B.")
-    with pytest.raises(ConfigError, match="of each other on one device"):
-        select_equal_cost(runs[5:7], "seconds", BY)
 
 
 def test_a_processor_is_named_by_its_model(tmp_path):

@@ -1,10 +1,6 @@
-"""Matrix files and the run's description: exact numbers, and escaped texts."""
+"""The description of a run in Markdown: its size is limited, and texts are escaped."""
 
-import csv
 import html
-import io
-import json
-import math
 import re
 
 import numpy as np
@@ -18,62 +14,7 @@ from stored_values import row_record
 from clear_mlflow import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, Record, assemble, row_file_name
 from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
-from clear_mlflow.report.exports import format_matrix_csv, format_matrix_json
 from clear_mlflow.report.markdown import escape, format_run_description
-
-NAN = math.nan
-printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=100)
-
-
-@st.composite
-def matrices(draw):
-    width = draw(st.integers(1, 5))
-    k = draw(st.integers(0, width))
-    cell = st.floats(0, 1) | st.just(NAN)
-    row = st.lists(cell, min_size=width, max_size=width)
-    return AccuracyMatrix(
-        np.array(draw(st.lists(row, min_size=k, max_size=k))).reshape(k, width),
-        draw(st.none() | row),
-        draw(st.none() | st.lists(st.integers(1, 2**53), min_size=width, max_size=width)),
-        draw(st.lists(printable, min_size=width, max_size=width, unique=True)),
-    )
-
-
-@given(matrices())
-def test_a_matrix_round_trips_through_json(matrix):
-    """Full precision, null for unmeasured cells."""
-    content = json.loads(format_matrix_json(matrix), parse_constant=pytest.fail)
-    assert content["schema"] == {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
-    values = np.array(content["values"], dtype=float).reshape(-1, matrix.num_buckets)
-    again = AccuracyMatrix(values, content["initial"], content["num_instances"], content["buckets"])
-    assert again.equals(AccuracyMatrix(matrix.values, matrix.initial, *counts_and_keys(matrix)))
-
-
-def counts_and_keys(matrix):
-    return matrix.num_instances, matrix.buckets
-
-
-@pytest.mark.slow
-@given(matrices())
-def test_cells_round_trip_through_csv(matrix):
-    """Full precision, empty for unmeasured cells, one line per row."""
-    header, *lines = csv.reader(io.StringIO(format_matrix_csv(matrix)))
-    assert header[0] == "trained_through"
-    assert [key.removeprefix("'") for key in header[1:]] == [
-        key.removeprefix("'") for key in matrix.buckets
-    ]
-    cells = [[float(cell) if cell else NAN for cell in line[1:]] for line in lines]
-    expected = [*([] if matrix.initial is None else [matrix.initial]), *matrix.values]
-    np.testing.assert_array_equal(cells, np.array(expected).reshape(np.shape(cells)))
-
-
-@pytest.mark.parametrize("key", ["=1+1", "+1", "-1", "@SUM(A1)", "＝1", '=HYPERLINK("x","y")'])
-def test_csv_contains_no_formulas(key):
-    """So that a bucket's name runs in no spreadsheet."""
-    text = format_matrix_csv(AccuracyMatrix([[0.5]], buckets=[key]))
-    header, line = csv.reader(io.StringIO(text))
-    assert header[1] == f"'{key}"
-    assert line[0] == f"'{key}"
 
 
 def build_stored_record(matrix: AccuracyMatrix, **metadata) -> Record:

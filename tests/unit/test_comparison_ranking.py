@@ -1,4 +1,4 @@
-"""Groups, ranking, tests and warnings of comparisons."""
+"""Groups, names, ranking, tests and warnings of comparisons, also at an equal cost."""
 
 import csv
 import dataclasses
@@ -8,17 +8,18 @@ import json
 import re
 from functools import partial
 from itertools import islice
-from pathlib import Path
-from xml.etree import ElementTree
 
-import matplotlib as mpl
 import numpy as np
 import pytest
-from comparisons import NUM_TEST, compared_run, counts
+from comparisons import (
+    NUM_TEST,
+    build_cost_runs,
+    compared_run,
+    counts,
+)
 from comparisons import build_seed_runs as seeds_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from rich.table import Table
 from stored_values import build_images, build_row_predictions
 
@@ -26,12 +27,9 @@ from clear_mlflow.comparison import pairs
 from clear_mlflow.comparison.figures import plot_history, render_figures
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.pairs import compare_groups
-from clear_mlflow.comparison.ranking import rank_groups
+from clear_mlflow.comparison.ranking import rank_groups, select_equal_cost
 from clear_mlflow.comparison.tables import (
     build_comparison_dict,
-    build_leaderboard_frame,
-    build_metrics_frame,
-    build_pairs_frame,
     format_description,
     format_latex,
     format_leaderboard_csv,
@@ -40,8 +38,8 @@ from clear_mlflow.comparison.tables import (
 )
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.metrics import COST_METRICS, METRICS, Predictions
-from clear_mlflow.report import colours
+from clear_mlflow.core.matrix import RowCost
+from clear_mlflow.metrics import Predictions
 from clear_mlflow.statistics import ImageBootstrap
 
 BY = ("strategy", "dataset")
@@ -205,149 +203,6 @@ def test_runs_without_the_label_are_an_error():
         rank_groups(seeds_of("replay", 180, [0]), BY, rank_by="speed")
     with pytest.raises(ConfigError, match="nothing to compare"):
         rank_groups([], BY)
-
-
-def test_the_leaderboard_has_the_values_of_the_groups():
-    """With twelve digits. Undefined values are empty in both files."""
-    comparison = compare_and_rank([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
-    table = json.loads(format_leaderboard_json(comparison))
-    for group, row in zip(comparison.groups, table["data"], strict=True):
-        values_by_name = dict(zip(table["columns"], row, strict=True))
-        assert (values_by_name.pop("group"), values_by_name.pop("seeds")) == (
-            group.name,
-            len(group.members),
-        )
-        assert values_by_name == pytest.approx(
-            {name: group.metrics[name].mean for name in values_by_name}, rel=1e-11
-        )
-        assert all(len(repr(value)) <= 17 for value in values_by_name.values())
-    lines = list(csv.DictReader(io.StringIO(format_leaderboard_csv(comparison))))
-    expected = [(group, *metric) for group in comparison.groups for metric in group.metrics.items()]
-    for (group, metric, value), line in zip(expected, lines, strict=True):
-        assert line["group"] == ("'=1+1" if group.name == "=1+1" else group.name)
-        assert (line["metric"], line["n"]) == (metric, str(value.n))
-        assert float(line["mean"]) == pytest.approx(value.mean, rel=1e-11)
-        ends = value.interval or (None, None)
-        for name, number in (("std", value.std), ("low", ends[0]), ("high", ends[1])):
-            assert (
-                line[name] == "" if number is None else float(line[name]) == pytest.approx(number)
-            )
-
-
-def test_frames_accept_any_name_and_keep_integers():
-    """Lone surrogates, and labels named like a column."""
-    runs = [
-        compared_run(name, counts(level, seed), seed=seed, labels={"group": name, "n": "x"})
-        for name, level in (("a\ud800", 180), ("b", 120))
-        for seed in range(2)
-    ]
-    comparison = compare_and_rank(runs, by=("group", "n"))
-    assert comparison.runs_frame["seed"].tolist() == [0, 1, 0, 1]
-    frame = build_metrics_frame(comparison)
-    assert frame.columns[:4].tolist() == ["group", "group", "n", "metric"]
-    assert {*frame.iloc[:, 1]} == {"a\ud800", "b"}
-    (verdict,) = build_pairs_frame(comparison).to_dict("records")
-    assert (verdict["outcome"], verdict["p"]) == ("too few", None)
-    assert isinstance(verdict["more_seeds"], int)
-    assert format_leaderboard_csv(comparison).count("\n") == 1 + len(frame)
-
-
-def partly_defined():
-    """Return three seeds, of which the first defines its average accuracy."""
-    runs = seeds_of("replay", 180, range(3))
-    for i, run in enumerate(runs[1:], start=1):
-        summary = {n: v for n, v in run.summary.items() if n != "renate/average_accuracy"}
-        runs[i] = dataclasses.replace(run, summary=summary)
-    return compare_and_rank([*runs, *seeds_of("naive", 120, range(3))])
-
-
-def test_each_output_counts_the_seeds_that_define_a_metric():
-    """As "1 of 3": terminal, LaTeX, Markdown, description, page, CSV, JSON and data frame."""
-    comparison = partly_defined()
-    printed = io.StringIO()
-    console = Console(width=80, file=printed)
-    for part in render_comparison(comparison):
-        console.print(part)
-    assert printed.getvalue().count("1 of 3") == 1
-    for text in (
-        format_latex(comparison),
-        format_markdown(comparison),
-        format_description(comparison, page=""),
-    ):
-        assert text.count("(1 of 3)") == 1
-    assert render_comparison_page(comparison, title="", footer="").count("1 of 3 seeds") >= 1
-    lines = list(csv.DictReader(io.StringIO(format_leaderboard_csv(comparison))))
-    counts_of = {(li["group"], li["metric"]): (li["n"], li["seeds"]) for li in lines}
-    assert counts_of["replay", "renate/average_accuracy"] == ("1", "3")
-    assert counts_of["naive", "renate/average_accuracy"] == ("3", "3")
-    group = build_comparison_dict(comparison)["groups"][0]
-    assert (group["metrics"]["renate/average_accuracy"]["n"], group["seeds"]) == (1, 3)
-    frame = build_leaderboard_frame(comparison)
-    assert frame["renate/average_accuracy (seeds)"].tolist() == [1, 3]
-    assert json.loads(format_leaderboard_json(comparison))["columns"] == [*frame.columns]
-
-
-@pytest.mark.slow
-def test_figures_are_pictures():
-    """Metrics and curves as on the page, and pages of a PDF."""
-    comparison = compare_and_rank(
-        [*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])]
-    )
-    files = dict(render_figures(comparison))
-    assert set(files) == {"metrics.svg", "curves.svg", "paper.pdf"}
-    page = render_comparison_page(comparison, title="t", footer="f")
-    for name, content in files.items():
-        if name == "paper.pdf":
-            with mpl.rc_context({"text.usetex": True, "savefig.dpi": 30}):
-                assert (
-                    dict(render_figures(comparison))[name] == content
-                )  # undated, and no user's settings
-            assert content.count(b"/Type /Page ") == 3  # the curves and two matrices
-            assert b"/CIDFontType2" in content
-            assert b"/Type3" not in content
-            continue
-        drawn = ElementTree.fromstring(content)
-        assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
-        assert "a$x^<b>" in [part.text for part in drawn.iter()]
-        curves = re.findall(r'<(?:path class="(?:line|band|reach)"|circle)[^>]*>', content.decode())
-        assert len(curves) > 4
-        assert all(curve in page for curve in curves if "h26" not in curve)
-
-
-@pytest.mark.parametrize("width", [1.5, 3.3, 6.5])
-@pytest.mark.parametrize("groups", [2, 3, 12])
-def test_a_legend_stays_in_its_figure(groups, width):
-    """In fewer columns for long names. The axes keep their height."""
-    long = ["a long name, " * 9 + letter for letter in "abcdefghi"]
-    names = ["from_scratch", "cumulative", "replay, memory 500", *long][:groups]
-    comparison = compare_and_rank(
-        [run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])]
-    )
-    figure = plot_history(comparison, width=width)
-    figure.draw_without_rendering()
-    assert figure.get_size_inches()[0] == width
-    (legend,) = figure.legends
-    assert len({text.get_text() for text in legend.get_texts()}) == groups
-    wide, high = figure.bbox.size
-    for part in (legend, figure.axes[0].yaxis.label, figure.axes[0].xaxis.label):
-        box = part.get_window_extent()
-        assert min(box.x0, box.y0) >= 0
-        assert (box.x1, box.y1) <= (wide, high)
-        assert box.y1 <= high
-    assert figure.axes[0].get_window_extent().height > 0.3 * wide
-
-
-def test_the_description_fits_and_starts_with_significant_differences():
-    """Many groups with long hostile names stay below MLflow's 8,000 characters."""
-    runs = [
-        run
-        for i in range(30)
-        for run in seeds_of(f"{i} <b>|`x`" + "🚌" * 500, 100 + 3 * i, range(2))
-    ]
-    note = format_description(compare_and_rank(runs), page="comparison.html")
-    assert len(note.encode()) < 8000
-    assert "<b>" not in note
-    assert "more" in note
 
 
 def with_tests(name, level, seed, every):
@@ -577,72 +432,53 @@ def test_another_name_of_the_same_dataset_is_called_that(other, message):
     assert "They differ in dataset (clear10 and photos)." in compare_and_rank(unknown).warnings[0]
 
 
-def test_a_papers_table_says_what_its_numbers_are():
-    """Readable titles, no ± 0 and no -0.0, a caption on ±, and seven columns."""
-    costs = {"cost/training_flops": 4.6e11}
-    runs = [
-        dataclasses.replace(run, summary={**run.summary, **costs, "renate/forgetting": -1e-9})
-        for name, level in (("na_ive", 120), ("replay", 180))
-        for run in seeds_of(name, level, range(3))
-    ]
-    compared = compare_groups(rank_groups(runs, BY, metrics=(*METRICS, *COST_METRICS)))
-    latex = format_latex(compared)
-    assert r"\caption{Mean $\pm$ standard deviation over seeds." in latex
-    head, *rows = [line.split(" & ") for line in latex.splitlines() if " & " in line]
-    assert [len(row) for row in rows] == [7, 7]
-    assert r"\shortstack[r]{Next-domain \\ accuracy (\%) $\uparrow$}" in head
-    assert all(r"\pm" in cell for row in rows for cell in row[2:5])
-    assert [row[5:] for row in rows] == [["$0.0$", r"$4.600 \times 10^{11}$ \\"]] * 2
-    assert "In-domain" in format_latex(compared, "clear/in_domain_accuracy")
-    assert "± 0" not in format_markdown(compared, "cost/training_flops,renate/forgetting")
-
-
-@pytest.mark.parametrize(
-    ("seeds", "band"),
-    [(1, []), (2, ["95 % CI of the mean, cut off at the axis"]), (6, ["95 % CI of the mean"])],
-)
-def test_a_papers_figure_names_its_axis_and_its_bands(seeds, band):
-    """In percent, as the table. Errors have their own unit."""
-    groups = [
-        run
-        for name, level in (("_a", 100), ("b", 103))
-        for run in seeds_of(name, level, range(seeds))
-    ]
-    comparison = compare_and_rank(groups)
-    figure = plot_history(comparison)
-    axes = figure.axes[0]
-    assert axes.get_ylabel() == "Challenge score (%)"
-    last = axes.lines[0].get_ydata()[-1]
-    assert last == pytest.approx(100 * comparison.groups[0].metrics[SCORE].mean)
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["b", " _a", *band]
-
-
-@pytest.mark.parametrize("background", ["light", "dark"])
-def test_colours_of_groups_differ_without_red_and_green(background):
-    """By Machado et al. 2009, in CIELAB, for protanopia and deuteranopia."""
-    css = (Path(colours.__file__).parent / "page" / "frame.css").read_text()
-    codes = colours.GROUPS if background == "light" else re.findall(r"--g\d: (#\w{6})", css)
-    assert len(codes) == 8
-    rgb = np.array([[int(code[i : i + 2], 16) / 255 for i in (1, 3, 5)] for code in codes])
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    to_xyz = np.array(
-        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+def test_equal_cost_selects_the_most_runs():
+    """The others are named with their costs. Without two equal runs, it is an error."""
+    naive, replay = build_cost_runs("naive", 120, 1000), build_cost_runs("replay", 180, 1005)
+    derpp, old = build_cost_runs("derpp", 190, 2800), build_cost_runs("si", 110, None)
+    remaining, messages = select_equal_cost(
+        [*naive, *replay, *derpp, *old], "training_flops", ["strategy"]
     )
-    for vision in (
-        np.eye(3),
-        [
-            [0.152286, 1.052583, -0.204868],
-            [0.114503, 0.786281, 0.099216],
-            [-0.003882, -0.048116, 1.051998],
-        ],
-        [
-            [0.367322, 0.860646, -0.227968],
-            [0.280085, 0.672501, 0.047413],
-            [-0.011820, 0.042940, 0.968881],
-        ],
+    assert {run.labels["strategy"] for run in remaining} == {"naive", "replay"}
+    assert messages == [
+        "3 of 12 runs are left out: they logged no cost/training_flops.",
+        "The 6 runs are within 1 % of cost/training_flops 4e+03; left out: derpp 1.12e+04.",
+    ]
+    for by in (["strategy"], []):
+        messages = select_equal_cost([*naive, *replay], "images", by)[1]
+        assert messages == ["The 6 runs are within 1 % of cost/images 48."]
+    with pytest.raises(
+        ConfigError, match=r"no two methods are within 1 % of each other \(naive 4e"
     ):
-        x, y, z = to_xyz @ np.clip(np.asarray(vision) @ linear.T, 0, 1) / [[0.9505], [1], [1.089]]
-        x, y, z = (np.where(v > 0.008856, np.cbrt(v), 7.787 * v + 16 / 116) for v in (x, y, z))
-        lab = np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)]).T
-        assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(lab, 2)) > 19
+        select_equal_cost([*naive, *derpp], "training_flops", ["strategy"])
+    with pytest.raises(ConfigError, match="no run has logged its cost/images"):
+        select_equal_cost(old, "images", ["strategy"])
+
+
+def test_equal_cost_prefers_two_methods_to_many_seeds_of_one():
+    """Omitted groups are named, and counted from the seventh on."""
+    many = build_cost_runs("lwf", 110, 500, range(10))
+    others = [run for i in range(7) for run in build_cost_runs(f"own{i}", 120, 10000 * 2**i, [0])]
+    pair = [*build_cost_runs("naive", 120, 1000), *build_cost_runs("replay", 180, 1005)]
+    remaining, (messages,) = select_equal_cost(
+        [*many, *pair, *others], "training_flops", ["strategy"]
+    )
+    assert {run.labels["strategy"] for run in remaining} == {"naive", "replay"}
+    assert "lwf 2e+03, own0 4e+04" in messages
+    assert messages.endswith("and 2 more.")
+
+
+def test_equal_seconds_are_those_of_one_device():
+    runs = [
+        *build_cost_runs("naive", 120, 1),
+        *build_cost_runs("replay", 180, 1),
+        *build_cost_runs("lwf", 110, 1),
+    ]
+    for run, device in zip(runs, ["A"] * 6 + ["B"] * 3, strict=True):
+        costs = [RowCost(seconds=2.0, device=device)] * 4
+        run.record.masked_matrix.__dict__["costs"] = tuple(costs)
+        run.summary["cost/seconds"] = 8.0
+    (message,) = select_equal_cost(runs, "seconds", ["strategy"])[1]
+    assert message == ("The 6 runs are within 1 % of cost/seconds 8 on A; left out: lwf 8 on B.")
+    with pytest.raises(ConfigError, match="of each other on one device"):
+        select_equal_cost(runs[5:7], "seconds", ["strategy"])

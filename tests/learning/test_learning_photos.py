@@ -1,0 +1,117 @@
+"""Decoded photos of a stream: every file in its bucket, also from the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from learning_streams import CPU, iter_training_batches, random_stream, read_pixels
+
+from clear_mlflow.data.decoded_cache import DecodedCache
+from clear_mlflow.data.stream import Bucket
+from clear_mlflow.learning.photos import (
+    join_indices,
+    list_bucket_indices,
+)
+from clear_mlflow.learning.samples import (
+    DecodedStream,
+    Samples,
+)
+
+
+def batches(samples, **changes):
+    """Return the batches of one epoch as a list."""
+    options = {"batch_size": 3, "device": CPU, "seed": 0}
+    options |= {"bucket_index": 0, "epoch": 0, **changes}
+    epoch = iter_training_batches(samples, **options)
+    return [(batch.inputs, batch.labels) for batch in epoch]
+
+
+def test_a_decoded_stream_has_every_file_in_its_bucket(tmp_path):
+    """Test sets are contiguous with their bucket's position. Training sets come one by one."""
+    stream, pixels = random_stream(tmp_path, train=(3, 5, 4), test=(2, 1, 4), side=8)
+    decoded = DecodedStream(stream, image_size=8, device=CPU)
+    held_out = decoded.test()
+    assert held_out.counts == (2, 1, 4)
+    assert held_out.bucket.tolist() == [0, 0, 1, 2, 2, 2, 2]
+    expected = np.concatenate([pixels[path] for b in stream.buckets for path in b.test.paths])
+    assert np.array_equal(held_out.cut(0, 7).numpy().reshape(expected.shape), expected)
+    labels = np.concatenate([bucket.test.labels for bucket in stream.buckets])
+    assert held_out.labels.tolist() == labels.tolist()
+    for bucket_index, bucket in enumerate(stream.buckets):
+        samples = decoded.train(bucket_index)
+        assert samples.labels.tolist() == bucket.train.labels.tolist()
+        expected = np.concatenate([pixels[path] for path in bucket.train.paths])
+        assert np.array_equal(read_pixels(samples).numpy().reshape(expected.shape), expected)
+
+
+def test_images_from_the_cache_are_the_same(tmp_path):
+    """To the bit, and all come from its files."""
+    stream, _ = random_stream(tmp_path / "data", train=(3, 5), test=(2, 4), side=70)
+    buckets = tuple(
+        Bucket(b.key, add_contents(b.train), add_contents(b.test)) for b in stream.buckets
+    )
+    stream = dataclasses.replace(stream, buckets=buckets)
+    options = {"image_size": 64, "augment": "random_crop_flip", "device": CPU}
+    uncached = DecodedStream(stream, **options)
+    for _ in range(2):  # the first builds, the second finds it built
+        cached = DecodedStream(stream, **options, cache=DecodedCache(tmp_path / "cache"))
+        for bucket_index in range(2):
+            samples = cached.train(bucket_index)
+            literal = uncached.train(bucket_index).images
+            assert torch.equal(samples.images.parts[0], literal.parts[0])
+            assert np.array_equal(samples.images.sizes, literal.sizes)
+            assert torch.equal(samples.labels, uncached.train(bucket_index).labels)
+        held_out, same = cached.test(), uncached.test()
+        all_images = 0, sum(same.counts)
+        assert torch.equal(held_out.cut(*all_images), same.cut(*all_images))
+        for part in held_out.images.photos.parts:  # a copy would have to fit into memory
+            assert mapped_at(part.data_ptr()).endswith(".npy")
+        assert torch.equal(held_out.bucket, same.bucket)
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 4
+
+
+def mapped_at(address):
+    """Return the file that is mapped at an address of this process."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        bounds, *_, file = line.split(maxsplit=5)
+        first_address, end = (int(bound, 16) for bound in bounds.split("-"))
+        if first_address <= address < end:
+            return file
+    raise AssertionError(f"nothing is mapped at {address:x}")
+
+
+def add_contents(images):
+    """Return an image set with content hashes, as a dataset's reader returns it."""
+    contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in images.paths)
+    return dataclasses.replace(images, contents=contents)
+
+
+def test_picked_images_are_those_of_their_buckets(tmp_path):
+    """In any order, with repeats, and without a copy in main memory."""
+    stream, _ = random_stream(tmp_path / "s", train=(4, 3, 5), test=(1, 1, 1), side=80)
+    cache = DecodedCache(tmp_path / "cache")
+    decoded = DecodedStream(stream, image_size=64, augment="random_crop", device=CPU, cache=cache)
+    selected = join_indices(list_bucket_indices(2, 5), list_bucket_indices(0, 4)).take(
+        np.array([8, 0, 3, 3, 5])
+    )
+    samples = decoded.select(selected)
+    assert len(samples) == 5
+    labels = [decoded.labels(b)[i] for b, i in zip(selected.bucket, selected.index, strict=True)]
+    assert samples.labels.tolist() == labels
+    assert len(samples.images.parts) == 2
+    copied = samples.images.to(CPU)
+    copied_pixels = copied.parts[0].view(5, 64, 64, 3)
+    for n, (bucket, index) in enumerate(zip(selected.bucket, selected.index, strict=True)):
+        bucket_pixels = decoded.train(int(bucket)).images.parts[0].view(-1, 64, 64, 3)
+        assert torch.equal(copied_pixels[n], bucket_pixels[index])
+    options = {"batch_size": 2, "epoch": 3}
+    again = batches(Samples(copied, samples.labels), **options)
+    for (inputs, labels), (same, same_labels) in zip(
+        batches(samples, **options), again, strict=True
+    ):
+        assert torch.equal(inputs, same)
+        assert torch.equal(labels, same_labels)

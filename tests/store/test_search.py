@@ -1,0 +1,59 @@
+"""Searches in stores with other content return each run once."""
+
+import pytest
+
+from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
+from clear_mlflow.store import names, search
+from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.search import MissingRun, select_runs
+
+
+def test_a_search_returns_each_run_once_while_others_start(store, experiment_id, monkeypatch):
+    """Over pages of two runs, also if many started in one millisecond."""
+    monkeypatch.setattr(search, "_PAGE_SIZE", 2)
+    times = [1_000, 2_000, 2_000, 2_000, 2_000, 2_000, 3_000, 4_000, 5_000]
+    made = {
+        store.create_run(experiment_id, start_time=time, run_name=f"{at}").info.run_id: time
+        for at, time in enumerate(times)
+    }
+    scored, comparison, deleted = list(made)[:3]
+    store.set_tag(scored, names.SCORED_TAG, "d")
+    store.set_tag(comparison, names.KIND_TAG, names.KIND_COMPARE)
+    store.delete_run(deleted)
+    run_ids = [run.info.run_id for run in select_runs(store, experiment="test")]
+    assert sorted(run_ids) == sorted(set(made) - {comparison, deleted})
+    assert [made[run_id] for run_id in run_ids] == sorted((made[r] for r in run_ids), reverse=True)
+    unscored = [r.info.run_id for r in select_runs(store, unscored_only=True)]
+    assert sorted(unscored) == sorted(set(run_ids) - {scored})
+    selected = select_runs(store, run_ids=(*list(made)[3:5], scored), unscored_only=True)
+    assert [run.info.run_id for run in selected] == list(made)[3:5]
+    first_run, missing, gone = select_runs(store, run_ids=(scored, "0" * 32, deleted, scored))
+    assert first_run.info.run_id == scored
+    assert isinstance(missing, MissingRun)
+    assert "no such run" in missing.problem
+    assert "is deleted" in gone.problem
+    with pytest.raises(TrackingError, match="no experiment has the name or id 'none'"):
+        list(select_runs(store, experiment="none"))
+    with pytest.raises(TrackingError, match="cannot list the runs"):
+        list(select_runs(store, filter="nonsense"))
+
+
+def test_an_mlflow_error_is_one_line_without_a_password():
+    """Other text is unchanged."""
+    with pytest.raises(TrackingError) as caught, mlflow_errors("read it"):
+        raise ValueError("two\nlines of mysql://me:secret@host/db")
+    assert "cannot read it in the tracking store" in str(caught.value)
+    assert str(caught.value).endswith("ValueError: two lines of mysql://***@host/db")
+    own = RecordError("damaged")
+    with pytest.raises(RecordError) as caught, mlflow_errors("read it"):
+        raise own
+    assert caught.value is own
+
+
+def test_a_filter_of_very_many_conditions_is_rejected_at_once(store, experiment_id):
+    """A database cannot join so many tables. Quoted words are no conditions."""
+    with pytest.raises(ConfigError, match="filter has 301 conditions; expected at most 50"):
+        list(select_runs(store, filter=" and ".join(["tags.a = 'b'"] * 301)))
+    run = store.create_run(experiment_id, tags={"a": "this and that " * 60})
+    selected = select_runs(store, filter=f"tags.a = '{'this and that ' * 60}' AND tags.a != 'x'")
+    assert [selected_run.info.run_id for selected_run in selected] == [run.info.run_id]

@@ -1,0 +1,108 @@
+"""Stored training states: the newest complete one is used, and damage is rejected."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from stored_runs import artifact_folder
+
+from clear_mlflow.core.errors import RecordError, TrackingError
+from clear_mlflow.store import names, states
+from clear_mlflow.store.artifacts import log_durably
+from clear_mlflow.store.states import (
+    Manifest,
+    list_state_rows,
+    read_newest_state,
+    remove_states,
+    store_state,
+)
+
+
+def manifest(row, content, **changes):
+
+    fields = {
+        "row": row,
+        "written_at": "2026-01-31T12:00:00.000Z",
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "data": {},
+        "package_version": "1",
+        "torch_version": "2",
+    }
+    return Manifest(**{**fields, **changes})
+
+
+def test_a_resume_starts_from_the_newest_complete_state(store, experiment_id, tmp_path):
+    """Damaged, truncated or wrong ones are skipped, with the reason."""
+    run = store.get_run(store.create_run(experiment_id).info.run_id)
+    run_id = run.info.run_id
+    for row, changes in (
+        (1, {}),
+        (2, {}),
+        (3, {"sha256": "0" * 64}),
+        (4, {"size": 3}),
+        (5, {"size": 0}),
+    ):
+        store_state(store, run_id, manifest(row, b"state %d" % row, **changes), b"state %d" % row)
+    folder = artifact_folder(run) / names.STATE_FOLDER
+    (folder / "after_006.safetensors").write_bytes(b"no manifest yet")
+    (folder / "after_007.safetensors").write_bytes(b"state 2")
+    (folder / "after_007.json").write_text((folder / "after_002.json").read_text())
+    assert list_state_rows(store, run) == (1, 2, 3, 4, 5, 7)
+    state, problems = read_newest_state(store, run, tmp_path)
+    assert state is not None
+    assert (state.manifest.row, state.file.read_bytes()) == (2, b"state 2")
+    assert [problem.split()[0] for problem in problems] == [
+        "after_007.json",
+        "after_005.json",
+        "after_004.safetensors",
+        "after_003.safetensors",
+    ]
+    remove_states(store, run, before=5)
+    assert list_state_rows(store, run) == (5, 7)
+    (folder / ".after_008.json.0123456789abcdef.part").write_text("{")  # of a process killed there
+    remove_states(store, run)
+    assert not folder.exists()
+    assert read_newest_state(store, run, tmp_path) == (None, [])
+
+
+def test_other_files_next_to_states_are_ignored(store, experiment_id, tmp_path):
+    """They are neither counted nor removed."""
+    run = store.get_run(store.create_run(experiment_id).info.run_id)
+    store_state(store, run.info.run_id, manifest(1, b"state"), b"state")
+    folder = artifact_folder(run) / names.STATE_FOLDER
+    for number in range(1001):
+        (folder / f"note_{number}.txt").write_text("")
+    state, problems = read_newest_state(store, run, tmp_path)
+    assert (state.manifest.row, problems) == (1, [])
+    remove_states(store, run)
+    assert list_state_rows(store, run) == ()
+    assert len(list(folder.iterdir())) == 1001
+
+
+def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path, monkeypatch):
+    """So that an interruption leaves no partial state."""
+    run = store.get_run(store.create_run(experiment_id).info.run_id)
+    stored = []
+
+    def cut_off(client, run_id, content, artifact):
+        if stored:
+            raise OSError("cut off")
+        stored.append(Path(artifact).name)
+        log_durably(client, run_id, content, artifact)
+
+    monkeypatch.setattr(states, "log_durably", cut_off)
+    with pytest.raises(TrackingError, match="cut off"):
+        store_state(store, run.info.run_id, manifest(1, b"s"), b"s")
+    assert stored == ["after_001.safetensors"]
+    assert list_state_rows(store, run) == ()
+    assert read_newest_state(store, run, tmp_path) == (None, [])
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"row": "1"}, {"data": [1]}, {"row": None}])
+def test_an_invalid_manifest_is_rejected(change):
+    """A field of another type, or another format."""
+    content = {**json.loads(manifest(1, b"s").to_json()), **change}
+    with pytest.raises(RecordError, match="is not a manifest of a training state"):
+        Manifest.from_json(json.dumps(content), source="m")

@@ -1,0 +1,144 @@
+"""Figures of comparisons: axes, bands, the Pareto front, and texts that fit."""
+
+import re
+from itertools import combinations
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import pytest
+from comparisons import METRICS_AND_COSTS, build_cost_runs
+from comparisons import build_seed_runs as seeds_of
+
+from clear_mlflow.comparison.figures import plot_history, render_figures
+from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.pairs import compare_groups
+from clear_mlflow.comparison.ranking import rank_groups
+
+BY = ("strategy", "dataset")
+
+SCORE = "clear/challenge_score"
+
+
+def compare_and_rank(runs_to_compare, by=BY, **options):
+    return compare_groups(rank_groups(runs_to_compare, by, **options))
+
+
+@pytest.mark.slow
+def test_figures_are_pictures():
+    """Metrics and curves as on the page, and pages of a PDF."""
+    comparison = compare_and_rank(
+        [*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])]
+    )
+    files = dict(render_figures(comparison))
+    assert set(files) == {"metrics.svg", "curves.svg", "paper.pdf"}
+    page = render_comparison_page(comparison, title="t", footer="f")
+    for name, content in files.items():
+        if name == "paper.pdf":
+            with mpl.rc_context({"text.usetex": True, "savefig.dpi": 30}):
+                assert (
+                    dict(render_figures(comparison))[name] == content
+                )  # undated, and no user's settings
+            assert content.count(b"/Type /Page ") == 3  # the curves and two matrices
+            assert b"/CIDFontType2" in content
+            assert b"/Type3" not in content
+            continue
+        drawn = ElementTree.fromstring(content)
+        assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "a$x^<b>" in [part.text for part in drawn.iter()]
+        curves = re.findall(r'<(?:path class="(?:line|band|reach)"|circle)[^>]*>', content.decode())
+        assert len(curves) > 4
+        assert all(curve in page for curve in curves if "h26" not in curve)
+
+
+@pytest.mark.parametrize("width", [1.5, 3.3, 6.5])
+@pytest.mark.parametrize("groups", [2, 3, 12])
+def test_a_legend_stays_in_its_figure(groups, width):
+    """In fewer columns for long names. The axes keep their height."""
+    long = ["a long name, " * 9 + letter for letter in "abcdefghi"]
+    names = ["from_scratch", "cumulative", "replay, memory 500", *long][:groups]
+    comparison = compare_and_rank(
+        [run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])]
+    )
+    figure = plot_history(comparison, width=width)
+    figure.draw_without_rendering()
+    assert figure.get_size_inches()[0] == width
+    (legend,) = figure.legends
+    assert len({text.get_text() for text in legend.get_texts()}) == groups
+    wide, high = figure.bbox.size
+    for part in (legend, figure.axes[0].yaxis.label, figure.axes[0].xaxis.label):
+        box = part.get_window_extent()
+        assert min(box.x0, box.y0) >= 0
+        assert (box.x1, box.y1) <= (wide, high)
+        assert box.y1 <= high
+    assert figure.axes[0].get_window_extent().height > 0.3 * wide
+
+
+@pytest.mark.parametrize(
+    ("seeds", "band"),
+    [(1, []), (2, ["95 % CI of the mean, cut off at the axis"]), (6, ["95 % CI of the mean"])],
+)
+def test_a_papers_figure_names_its_axis_and_its_bands(seeds, band):
+    """In percent, as the table. Errors have their own unit."""
+    groups = [
+        run
+        for name, level in (("_a", 100), ("b", 103))
+        for run in seeds_of(name, level, range(seeds))
+    ]
+    comparison = compare_and_rank(groups)
+    figure = plot_history(comparison)
+    axes = figure.axes[0]
+    assert axes.get_ylabel() == "Challenge score (%)"
+    last = axes.lines[0].get_ydata()[-1]
+    assert last == pytest.approx(100 * comparison.groups[0].metrics[SCORE].mean)
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["b", " _a", *band]
+
+
+def compare_all(*runs, **options):
+    run_list = [run for of_group in runs for run in of_group]
+    return compare_groups(rank_groups(run_list, ["strategy"], metrics=METRICS_AND_COSTS, **options))
+
+
+@pytest.mark.slow
+def test_the_page_and_its_picture_show_the_pareto_front():
+    """Without methods that are worse and cost more."""
+    both = compare_all(
+        build_cost_runs("naive", 120, 1),
+        build_cost_runs("replay", 180, 2),
+        build_cost_runs("lwf", 110, 3),
+    )
+    page = render_comparison_page(both, title="t", footer="f")
+    assert 'id="cost"' in page
+    pictures = dict(render_figures(both))
+    front = re.search('<path class="front" d="(.+?)"', str(pictures["cost.svg"]))
+    assert front[1].count("L") == 1
+    equal = compare_all(build_cost_runs("naive", 120, 1000), build_cost_runs("replay", 180, 1005))
+    assert "cost.svg" not in dict(render_figures(equal))
+    without = compare_all(build_cost_runs("naive", 120, None), build_cost_runs("replay", 180, None))
+    assert 'id="cost"' not in render_comparison_page(without, title="t", footer="f")
+    free = compare_all(
+        build_cost_runs("naive", 120, 1),
+        build_cost_runs("lwf", 110, 3),
+        build_cost_runs("ncm", 100, 0),
+    )
+    assert ", without ncm (0 FLOPs)" in str(dict(render_figures(free))["cost.svg"])
+    assert "cost.svg" not in dict(render_figures(without))
+    assert not [w for w in without.warnings if "cost" in w]
+
+
+def test_names_of_close_methods_do_not_overlap():
+    """They are a line apart."""
+    levels = {"naive": (120, 100), "naive, momentum": (121, 104), "other": (120, 103)}
+    near = [build_cost_runs(name, *level_and_price) for name, level_and_price in levels.items()]
+    picture = ElementTree.fromstring(
+        dict(render_figures(compare_all(*near, build_cost_runs("far", 180, 900))))["cost.svg"]
+    )
+    labels = [
+        (float(text.get("x")), float(text.get("y")), len(text.text))
+        for text in picture.iter("{http://www.w3.org/2000/svg}text")
+        if text.text in levels
+    ]
+    assert len(labels) == 3
+    for (x, y, length), (other_x, other_y, other_length) in combinations(labels, 2):
+        if x < other_x + 6 * other_length and other_x < x + 6 * length:
+            assert abs(y - other_y) >= 10

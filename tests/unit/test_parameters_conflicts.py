@@ -1,0 +1,56 @@
+"""Parameters that contradict each other are rejected before data is read."""
+
+import pytest
+
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.parameters.config import (
+    TrainConfig,
+)
+from clear_mlflow.learning.parameters.conflicts import CONFLICTS
+
+PAST = "standardise=past"
+
+CONFLICTING = [  # one example for each row of the table, in its order
+    {"dataset": "folder"},
+    {"data_root": "/somewhere"},
+    {"scenario": "class", "protocol": "streaming"},
+    {"protocol": "streaming", "split": "1"},
+    {"dataset": "weather", "features": "pixels"},
+    {"features": "vectors"},
+    {"model": "linear"},
+    {"features": "pixels", "weights": "DEFAULT"},
+    {"features": "pixels", "freeze": "backbone"},
+    {"features": "pixels", "augment": "random_crop"},
+    {"features": "pixels", "damaged": "leave_out"},
+    {"weights": "DEFAULT"},
+    {"features": "pixels", "strategy": "ncm", "model": "mlp:8"},
+    {"memory": "5"},
+    {"budget": "naive:1", "test_every": "1"},
+    {"stream_rate": "naive:1", "test_every": "1"},
+    {"stream_rate": "naive:1", "budget": "naive:1"},
+    {"dataset": "weather", "stream_rate": "naive:1", "dataset_args": PAST},
+]
+
+
+def test_every_conflict_has_an_example():
+    """CONFLICTING has an example for each row of CONFLICTS, in order."""
+    assert len(CONFLICTING) == len(CONFLICTS)
+
+
+@pytest.mark.parametrize(
+    ("requested", "conflict"),
+    list(zip(CONFLICTING, CONFLICTS, strict=False)),
+    ids=lambda value: str(value)[:40],
+)
+def test_every_conflict_is_found_before_data_is_read(requested, conflict):
+    """The message is the sentence of its row, with the values."""
+    with pytest.raises(ConfigError) as error:
+        TrainConfig.resolve(requested, passed=requested)
+    assert str(error.value).endswith(conflict.sentence.rpartition("}")[2])
+    assert "{" not in str(error.value)
+
+
+def test_memory_without_effect_is_rejected_only_if_it_was_passed():
+    """Sweeps over strategies and config.json set it for every strategy."""
+    assert TrainConfig.resolve({"memory": "5"}).memory == 5
+    assert TrainConfig.resolve({"memory": "auto"}, passed=["memory"]).strategy == "naive"
