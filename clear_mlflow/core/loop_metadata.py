@@ -288,7 +288,7 @@ def build_test(
 
 
 def _parse_row_number(loop: LoopMetadata, after: object, argument: str = "after") -> int:
-    """Parse a row number, or the name of its last bucket. argument: name in the message."""
+    """Parse a row's number or last bucket. argument: its name in the message."""
     if isinstance(after, str) and after in loop.buckets:
         return loop.buckets.index(after) + 1
     last = len(loop.buckets)

@@ -268,7 +268,7 @@ def _read_times(record: RowRecord) -> tuple[date, ...]:
 
 
 def _identify_run(record: RowRecord) -> dict[str, object]:
-    """Return what all rows of a run have in common, by its name in messages."""
+    """Return the metadata on which all rows of a run agree, by name."""
     return {
         "dataset name": record.dataset.name,
         "dataset digest": record.dataset.digest,

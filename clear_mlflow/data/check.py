@@ -249,7 +249,7 @@ def _decode_images(
 
 
 def _decode_image(image: IndexedImage, root: Path) -> tuple[str, str, int]:
-    """Return the hash of an image or "", why it is unreadable or "", and its brightest area."""
+    """Return an image's hash (or ""), why it is unreadable (or ""), and its brightest area."""
     path = image.path
     if image.content:  # a vector, which was read already
         return image.content, "", 255

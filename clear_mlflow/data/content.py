@@ -198,7 +198,7 @@ def _find_difference(copies: Sequence[IndexedImage]) -> str:
 
 
 def _check_disjoint(images: Sequence[IndexedImage], test_split: str, noun: str) -> tuple[str, ...]:
-    """Return a warning for each type of copy within or between sets (split and bucket)."""
+    """Return a warning for each type of difference between copies of an image."""
     duplicates = find_duplicates(images)
     sizes = Counter(key for key, _ in {((i.split, i.bucket), i.content) for i in images})
     shared: defaultdict[tuple[tuple[str, str], ...], list[tuple[IndexedImage, ...]]] = defaultdict(

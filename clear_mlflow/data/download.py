@@ -213,7 +213,7 @@ class _Hub:
         )
 
     def fetch_size(self, archive: Archive) -> int | None:
-        """Return the archive's size in bytes, or None if the hub does not state it or is down."""
+        """Return the archive's size in bytes, or None if the hub does not state it."""
         from huggingface_hub import get_hf_file_metadata
 
         try:

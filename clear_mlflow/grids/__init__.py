@@ -334,7 +334,7 @@ def _format_grid(comment: str, entries: Sequence[Mapping[str, object]]) -> str |
 
 
 def _find_common_parameters(group: Group) -> dict[str, str] | None:
-    """Return what a group's runs share, or None if this version cannot train them."""
+    """Return the parameters of a group's runs, or None if they cannot be trained."""
     choices = {tuple(_select_changed(member.params).items()) for member in group.members}
     if len(choices) != 1:
         return None
@@ -353,7 +353,7 @@ def _find_common_parameters(group: Group) -> dict[str, str] | None:
 
 
 def _select_changed(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return strategy, dataset and what differs from defaults, or {} for other programs."""
+    """Return strategy, dataset and parameters without defaults, or {} for other programs."""
     if not is_training(logged):
         return {}
     defaults = list_parameter_defaults()

@@ -222,7 +222,7 @@ def _is_label_title(name: str) -> bool:
 def _has_labels(
     table: Sequence[Sequence[str]], names: Sequence[str] | None, options: ReadOptions
 ) -> bool:
-    """Return True if the first column contains row labels. names: or None without a header."""
+    """Return True if the first column contains row labels. names: None without a header."""
     column = [row[0] for row in table]
     is_wide = names is not None and len(names) == max(map(len, table), default=0)
     return bool(

@@ -235,7 +235,7 @@ def check_model(
 def _try_forward(
     name: str, image_size: int, batch_size: int, num_classes: int = 3, *, training: bool
 ) -> str:
-    """Return why a model fails on a batch, or returns no row of logits per image, or ""."""
+    """Return why a model fails or returns other shapes than logits, or ""."""
     try:
         model = _build_to_check(name, num_classes=num_classes, image_size=image_size)
         device = next(model.parameters()).device

@@ -189,7 +189,7 @@ class TrainingStream(ABC):
 
     @abstractmethod
     def _fetch(self, indices: SampleIndices) -> Photos | Tensor:
-        """Return training images or features by index before drops, on the GPU if they fit."""
+        """Return images or features by index in complete buckets, on the GPU if they fit."""
 
     @abstractmethod
     def _fetch_tests(self, counts: tuple[int, ...]) -> Crops | Tensor:
@@ -308,7 +308,7 @@ class FeatureStream(TrainingStream):
 
 @lru_cache
 def _build_pixel_factors(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ImageNet's scale and shift for bytes of a line, (3 * width,) each. Cached."""
+    """Return scale and shift that standardize a line's bytes, (3 * width,) each. Cached."""
     # For a complete line, since broadcasting three channels is 7 times slower.
     scale = torch.tensor([1 / (255 * std) for std in _STD])
     shift = torch.tensor([-mean / std for mean, std in zip(_MEAN, _STD, strict=True)])

@@ -109,6 +109,7 @@ def _check_model(config: TrainConfig, smallest: int = 2, num_classes: int | None
         check_model(
             config.model,
             image_size=config.image_size,
+            # A last batch of one image is joined with the batch before it.
             batch_size=smallest if config.batch_size == FULL else min(config.batch_size, smallest),
             num_classes=num_classes,
         )

@@ -117,7 +117,7 @@ def _select_future_values(matrix: AccuracyMatrix, split: int | None) -> NDArray[
 
 
 def _select_next_values(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
-    """Return accuracies on the next K = *ahead* buckets, (n, K), of the n rows that have K."""
+    """Return (n, K) accuracies on the next K buckets, for rows that K buckets follow."""
     require_future(matrix)
     rows = min(matrix.num_rows, matrix.num_buckets - ahead)
     if rows < 1:

@@ -236,7 +236,7 @@ def _get_line_width(cell: float) -> float:
 def _outline_diagonal(
     axes: Axes, shades: NDArray[np.float64], corner: tuple[float, float], cell: float
 ) -> None:
-    """Outline the diagonal in black or white by (k,) *shades*. corner, cell: inches."""
+    """Outline the diagonal in black or white, by *shades* (k,). corner, cell: inches."""
     from matplotlib.patches import Rectangle
 
     if cell < _MIN_CELL_WITH_LINES:

@@ -116,7 +116,7 @@ def _interpolate(ends: tuple[int, int], position: NDArray[np.int64]) -> NDArray[
 def _mix_colour(
     colours: tuple[tuple[int, int, int], ...], position: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Interpolate piecewise, (N, 1, 1, 3). position: (N,), drift of each image, 0 to _END."""
+    """Interpolate colours, (N, 1, 1, 3). position: (N,), drift of each image, 0 to _END."""
     span = _END // (len(colours) - 1)
     start = np.minimum(position // span, len(colours) - 2)
     step = (position - start * span)[:, np.newaxis]

@@ -250,7 +250,7 @@ def _assign_periods(rows: _Rows, name: str) -> tuple[list[str], NDArray[np.int64
 def _assign_equal_counts(
     rows: _Rows, number: int
 ) -> tuple[list[str], NDArray[np.int64], dict[str, str]]:
-    """Return keys "1", ..., each row's index, and middle dates. Equal times stay together."""
+    """Return keys, each row's index, and middle dates. Equal times stay together."""
     starts = np.array([time.start for time in rows.parse_times()], "datetime64[s]")
     starts = starts[rows.columns["time"].codes]
     _, indices, counts = np.unique(starts, return_inverse=True, return_counts=True)

@@ -139,7 +139,7 @@ class Ewc(Strategy):
         return flops
 
     def _compute_fisher(self, bucket_index: int) -> list[Tensor]:
-        """Average the diagonal over ``images`` random images, all processes. Ends in eval mode."""
+        """Average the Fisher diagonal over images of all processes. Ends in evaluation mode."""
         samples = self.stream.train(bucket_index)
         draws = [
             build_generator(self.config.seed, RngPurpose.FISHER, bucket_index, n) for n in (0, 2)

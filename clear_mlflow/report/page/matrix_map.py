@@ -111,7 +111,7 @@ _CELL_CSS = "text-align:center;padding:3px 5px;font-variant-numeric:tabular-nums
 def _build_cell(
     value: float, scale: CellScale, is_diagonal: bool, note: str, inline_style: bool
 ) -> dict[str, str]:
-    """Return text, classes, tooltip (*note*) and ``css``, inline for pages without our style."""
+    """Return a cell's text, classes, tooltip (*note*) and, if asked, inline colours."""
     if math.isnan(value):
         css = f"{_CELL_CSS}background:#eee;color:#888" if inline_style else ""
         return {"style": "x", "text": NOT_MEASURED if inline_style else "", "title": "", "css": css}

@@ -105,7 +105,7 @@ class _History:
     def build_line(
         self, colour: int, name: str, indices: NDArray[np.int64], values: NDArray[np.float64]
     ) -> Line:
-        """Return a curve through finite values with a dot at each row. indices: of their tests."""
+        """Return a curve through values without NaN, with a dot at each row."""
         points = [
             LinePoint(t, value, self._describe(name, t, value), has_dot=bool(self.is_row[t]))
             for t, value in zip(indices.tolist(), values.tolist(), strict=True)
@@ -139,7 +139,7 @@ class _History:
         return f"{name}, {time}: {format_percent(value)} %"
 
     def _thin_out(self, points: list[LinePoint]) -> list[LinePoint]:
-        """Keep rows and extrema of each of _BINS parts, if there are more than 4 * _BINS points."""
+        """Keep only rows and the extrema of _BINS parts if there are many points."""
         if len(points) <= 4 * _BINS:
             return points
         chosen = {point.num_trained: point for point in points if point.has_dot}
