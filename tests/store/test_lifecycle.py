@@ -37,6 +37,7 @@ from clear_mlflow.tracking.lifecycle import (
     log_member_summary,
     open_run,
 )
+from clear_mlflow.tracking.resume import has_rows
 from clear_mlflow.tracking.sync import sync_folders
 
 
@@ -92,6 +93,8 @@ def test_a_run_in_training_is_rejected(store, experiment_id, monkeypatch):
     before = store.get_run(run_id).data.tags
     with pytest.raises(TrackingError, match="unset MLFLOW_RUN_ID"):
         open_run(store, "a run", lambda run: None)
+    with pytest.raises(TrackingError, match="unset MLFLOW_RUN_ID"):
+        has_rows(store, run_id)
     assert store.get_run(run_id).data.tags == before
     assert mlflow.active_run() is None
     store.delete_tag(run_id, names.PROCESS_TAG)
@@ -141,6 +144,18 @@ def test_the_summary_of_an_ensemble_has_what_all_members_define(store, experimen
     assert parent.data.metrics["std/clear/accuracy"] == pytest.approx(statistics.stdev(values))
     assert not any("forgetting" in name for name in parent.data.metrics)
     assert parent.data.tags[names.MEMBERS_TAG] == "3"
+
+
+@pytest.mark.parametrize(("before", "after"), [("mine", "mine"), ("upbeat-foal-91", "a run")])
+def test_a_run_that_exists_keeps_the_name_that_a_person_gave_it(
+    store, experiment_id, monkeypatch, before, after
+):
+    """A name that MLflow generated is replaced."""
+    run_id = store.create_run(experiment_id, run_name=before).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+    assert open_run(store, "a run", lambda run: None) == run_id
+    mlflow.end_run()
+    assert store.get_run(run_id).info.run_name == after
 
 
 def test_a_run_taken_over_by_another_process_is_left_to_it(store, experiment_id):

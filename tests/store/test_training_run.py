@@ -192,12 +192,18 @@ def test_a_missing_data_root_opens_no_run(store, experiment_id):
     assert store.search_runs([experiment_id]) == []
 
 
-def test_a_training_that_failed_before_its_first_row_has_a_reason(store, experiment_id):
+def test_a_training_that_failed_before_its_first_row_has_a_reason(
+    store, experiment_id, tmp_path, monkeypatch
+):
+    """Outside of a git checkout, it has no commit."""
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError):
         train_in_process(store, KnownTraining([[1, 2]], ends_with=RuntimeError("no")), ASKED)
     run = only_run(store, experiment_id)
     assert run.data.tags[names.ERROR_TAG] == "RuntimeError: no"
     assert run.info.status == "FAILED"
+    assert run.data.tags["strategy"] == "naive"
+    assert "git_commit" not in run.data.tags
 
 
 def test_a_named_finished_run_is_left_unchanged(store, finished, monkeypatch):

@@ -65,6 +65,8 @@ def test_an_experiment_opens_as_a_leaderboard(store, experiment_id):
     state = json.loads(tags[VIEW_TAG])
     assert state["orderByKey"] == "metrics.`clear/challenge_score`"
     assert len(state["selectedColumns"]) == 6
+    shown = [(part["name"], part["display"]) for part in state["compareRunSections"]]
+    assert shown == [("Accuracy and forgetting", True), ("Accuracy matrices", True)]
 
 
 @pytest.mark.slow

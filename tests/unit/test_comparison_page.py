@@ -9,10 +9,14 @@ from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_on
 from rich.console import Console
 
 from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.page.charts import build_metric_plots
 from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.terminal import render_comparison
+from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import assemble, row_file_name
+from clear_mlflow.core.score import Score
+from clear_mlflow.metrics import summarize
 
 BY = ("strategy", "dataset")
 
@@ -133,6 +137,30 @@ def test_one_run_and_two_settings_make_a_page():
     _, text = build_page(runs)
     Page(text)
     assert text.count(">buckets trained</text>") == 3
+
+
+def test_matrices_of_two_test_sets_have_their_own_colours():
+    """Values other than accuracy have no common scale. Accuracies do: 0 to 100 %."""
+    runs = [
+        *build_seed_runs("a", 180, [0, 1]),
+        *build_seed_runs("a", 180, [2, 3], digest="sha256:" + "cd" * 32),
+    ]
+    values = []
+    for run in runs:
+        matrix = run.record.matrix
+        matrix = AccuracyMatrix(matrix.values, matrix.initial, score=Score("gain"))
+        summary = summarize(matrix, "iid")
+        values.append(replace(run, record=replace(run.record, matrix=matrix), summary=summary))
+    for chosen, is_separate in ((values, True), (values[:2], False), (runs, False)):
+        text = build_page(chosen)[1]
+        assert ("Each test set has its own colour scale." in text) is is_separate
+
+
+def test_an_axis_of_equal_accuracies_has_a_width():
+    """Of 0.12 percentage points, not of rounding errors."""
+    run = compared_run("a", [[180] * 4] * 5)
+    plots = list(build_metric_plots(compare_groups(rank_groups([run], BY))))
+    assert [tick["label"] for tick in plots[0]["ticks"]] == ["0.8995", "0.9000", "0.9005"]
 
 
 def test_fifty_runs_fit():

@@ -397,6 +397,19 @@ def test_avalanches_unmonitored_zero_is_not_an_accuracy():
     assert_equal(read("eval_results.csv", text), expected)
 
 
+@pytest.mark.parametrize("order", [(2, 0, 1), (2, 1, 0)])
+def test_avalanches_buckets_are_in_the_order_of_training(order):
+    """The file has numbers of experiences; the stream is as they were trained."""
+    header, *lines = files.avalanche_csv(SQUARE, INITIAL).splitlines()
+    numbered = [header]
+    for tested, trained, rest in (line.split(",", 2) for line in lines):
+        row = trained if trained == "None" else order[int(trained)]
+        numbered.append(f"{order[int(tested)]},{row},{rest}")
+    matrix = read("eval_results.csv", "\n".join(numbered))
+    assert_equal(matrix, SQUARE, INITIAL)
+    assert matrix.buckets == tuple(str(number + 1) for number in order)
+
+
 def test_avalanches_collected_metrics_are_all_of_its_tests():
     """The result of ``get_all_metrics``: each key with its steps and values."""
     collected = {files.avalanche_name(j): [[0, 1, 2], [row[j] for row in SQUARE]] for j in range(3)}
