@@ -652,8 +652,8 @@ def test_a_run_folder_of_an_earlier_process_is_sent_first(store, monkeypatch):
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("joined", [False, True])
-def test_a_loop_that_counts_from_0_is_an_error(store, monkeypatch, joined):
-    """Its rows are stored, and the run can be continued."""
+def test_a_loop_that_counts_from_0_is_an_error(store, monkeypatch, capfd, joined):
+    """Its rows are stored, and the run can be continued. The error is printed once, as such."""
     run = clear_mlflow.track(**LOOP)
 
     def loop():
@@ -662,6 +662,7 @@ def test_a_loop_that_counts_from_0_is_an_error(store, monkeypatch, joined):
 
     with pytest.raises(RecordError, match="row 4 is missing; 0 means before any training"):
         loop()
+    assert "row 4" not in capfd.readouterr().err
     stored_run = store.get_run(run.run_id)
     assert stored_run.info.status == "FAILED"
     assert "row 4 is missing" in stored_run.data.tags[names.ERROR_TAG]
