@@ -12,13 +12,14 @@ from forked import run_python
 from mlflow import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from servers import tracking_server
-from stored_runs import change, rows_folder, stored_run
+from stored_runs import change, read_stored_rows, row_texts, rows_folder, stored_run
+from trainings import FOUR_BUCKETS
 
 import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight, switch_store
-from clear_mlflow.store.lease import build_lease_tags
+from clear_mlflow.store.lease import build_lease_tags, format_lease
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.tracking.copy_runs import (
     COPIED,
@@ -130,6 +131,24 @@ def test_a_continued_run_updates_its_copy(store, target, monkeypatch):
     assert (updated.outcome, updated.run_id) == (UPDATED, first.run_id)
     check_equal(store, run_id, target, first.run_id)
     assert describe_run(store, run_id)["info"] != before["info"]
+
+
+def test_a_copy_that_an_ended_process_made_is_continued(store, target, experiment_id):
+    """The next process takes its lease, removes its drafts, and stores what is missing."""
+    run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
+    (first,) = copy_all(store.tracking_uri, target)
+    copies = MlflowClient(target)
+    ended = {**json.loads(format_lease()), "token": "of another process"}
+    copies.set_tag(first.run_id, names.HOLDER_TAG, json.dumps(ended))
+    draft = rows_folder(copies.get_run(first.run_id)) / ".artifact.uploading.0"
+    draft.write_text("{")
+    (rows_folder(run) / "row_003.json").write_text(row_texts()["row_003.json"])
+    store.log_text(run.info.run_id, "mine", "notes/a.txt")
+    (updated,) = copy_all(store.tracking_uri, target)
+    assert (updated.outcome, updated.run_id) == (UPDATED, first.run_id)
+    assert [file.path for file in copies.list_artifacts(first.run_id, "notes")] == ["notes/a.txt"]
+    assert read_stored_rows(copies.get_run(first.run_id)) == read_stored_rows(run)
+    assert not draft.exists()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.core.score import Score
-from clear_mlflow.metrics import summarize
+from clear_mlflow.metrics import COST_METRICS, METRICS, summarize
 
 BY = ("strategy", "dataset")
 
@@ -89,6 +89,7 @@ def test_every_number_of_the_leaderboard_is_the_metric():
                 )
 
 
+@pytest.mark.filterwarnings("error")
 def test_every_cell_of_every_matrix_is_there():
     """As text in percent. Unmeasured cells are a word."""
     runs = [*three_groups(2), compared_run("early", counts(150, 1)[:3], seed=1)]
@@ -157,9 +158,13 @@ def test_matrices_of_two_test_sets_have_their_own_colours():
 
 
 def test_an_axis_of_equal_accuracies_has_a_width():
-    """Of 0.12 percentage points, not of rounding errors."""
+    """Of 0.12 percentage points, not of rounding errors. Costs are in a plot of their own."""
     run = compared_run("a", [[180] * 4] * 5)
-    plots = list(build_metric_plots(compare_groups(rank_groups([run], BY))))
+    run = replace(run, summary={**run.summary, "cost/training_flops": 1e9})
+    comparison = compare_groups(rank_groups([run], BY, metrics=(*METRICS, *COST_METRICS)))
+    assert "cost/training_flops" in comparison.metrics
+    plots = list(build_metric_plots(comparison))
+    assert [plot["title"] for plot in plots] == [*summarize(run.record.matrix, "iid")]
     assert [tick["label"] for tick in plots[0]["ticks"]] == ["0.8995", "0.9000", "0.9005"]
 
 
