@@ -653,7 +653,7 @@ def test_a_run_folder_of_an_earlier_process_is_sent_first(store, monkeypatch):
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_loop_that_counts_from_0_is_an_error(store, monkeypatch, capfd, joined):
-    """Its rows are stored, and the run can be continued. The error is printed once, as such."""
+    """Its rows are stored, and the run can be continued. The error is not a warning, too."""
     run = clear_mlflow.track(**LOOP)
 
     def loop():

@@ -195,7 +195,7 @@ def test_a_missing_data_root_opens_no_run(store, experiment_id):
 def test_a_training_that_failed_before_its_first_row_has_a_reason(
     store, experiment_id, tmp_path, monkeypatch
 ):
-    """Outside of a git checkout, it has no commit."""
+    """No commit is logged outside of a git checkout."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError):
         train_in_process(store, KnownTraining([[1, 2]], ends_with=RuntimeError("no")), ASKED)

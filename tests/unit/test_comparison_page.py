@@ -140,8 +140,8 @@ def test_one_run_and_two_settings_make_a_page():
     assert text.count(">buckets trained</text>") == 3
 
 
-def test_matrices_of_two_test_sets_have_their_own_colours():
-    """Values other than accuracy have no common scale. Accuracies do: 0 to 100 %."""
+def test_two_test_sets_have_separate_colours():
+    """For values other than accuracies, which are on a scale from 0 to 100 %."""
     runs = [
         *build_seed_runs("a", 180, [0, 1]),
         *build_seed_runs("a", 180, [2, 3], digest="sha256:" + "cd" * 32),
@@ -158,7 +158,7 @@ def test_matrices_of_two_test_sets_have_their_own_colours():
 
 
 def test_an_axis_of_equal_accuracies_has_a_width():
-    """Of 0.12 percentage points, not of rounding errors. Costs are in a plot of their own."""
+    """Of 0.12 percentage points, not of rounding errors. Costs are in other plots."""
     run = compared_run("a", [[180] * 4] * 5)
     run = replace(run, summary={**run.summary, "cost/training_flops": 1e9})
     comparison = compare_groups(rank_groups([run], BY, metrics=(*METRICS, *COST_METRICS)))
