@@ -17,7 +17,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 
 from clear_mlflow.api.bundle import BundleSource, is_bundle_path, read_bundles
 from clear_mlflow.api.load import load
-from clear_mlflow.core.errors import ClearError, ConfigError, DataError
+from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow, stack_all_rows
 from clear_mlflow.core.record import DatasetIdentity, Record, RowRecord, assemble, row_file_name
@@ -84,7 +84,7 @@ class _StoredImport:
     file: str  # name
     metadata: Mapping[str, str]  # strategy, seed and so on; may contain other tags
     digest: str  # "" of a run of this call
-    matrix: AccuracyMatrix | None  # None if it is too large for the run's tag
+    matrix: AccuracyMatrix | None  # None if the run's tag lacks a readable one
     path: Path | None = None  # None for an earlier call
 
 
@@ -349,9 +349,11 @@ def _find_imported_runs(client: MlflowClient, experiment_id: str) -> list[_Store
 
 
 def _read_tagged_matrix(run: Run) -> AccuracyMatrix | None:
-    """Return the matrix in a run's tag, or None if it is too large for a tag."""
+    """Return the matrix in a run's tag, or None if there is no readable one."""
     rows = read_matrix_tag(run.info.run_id, run.data.tags.get(names.MATRIX_TAG))
-    return assemble(parse_rows(rows)).matrix if rows else None
+    with suppress(RecordError):  # for example in a newer format
+        return assemble(parse_rows(rows)).matrix if rows else None
+    return None
 
 
 def _find_same_run(

@@ -94,6 +94,25 @@ def test_the_same_content_is_imported_once(store, experiment_id, matrix_file, tm
     assert set(find_runs_by_name(store, other)) == {"copy"}
 
 
+@pytest.mark.parametrize("damage", [('"1.0"', '"9.0"'), ('"row"', '"line"')])
+def test_a_stored_import_that_cannot_be_read_stops_no_import(
+    store, experiment_id, matrix_file, tmp_path, damage
+):
+    """Its rows may have a newer format, or be invalid."""
+    run_import(matrix_file)
+    run = find_runs_by_name(store, experiment_id)["acc"]
+    stored = rows_module.read_matrix_tag(run.info.run_id, run.data.tags[names.MATRIX_TAG])
+    rows = {name: row.decode().replace(*damage).encode() for name, row in stored.items()}
+    assert rows != stored
+    tag = rows_module.pack_matrix_tag(run.info.run_id, rows)
+    store.set_tag(run.info.run_id, names.MATRIX_TAG, tag)
+    other = tmp_path / "other.csv"
+    other.write_text(files.savetxt(np.array(SQUARE) / 2, delimiter=","))
+    done = run_import(other, matrix_file, "--orientation", "rows")
+    assert done.exit_code == 0, done.output
+    assert set(find_runs_by_name(store, experiment_id)) == {"acc", "other"}
+
+
 def test_a_folder_is_searched_and_an_invalid_file_is_named(store, experiment_id, tmp_path):
     """Valid files are imported. Other and hidden files are skipped."""
     folder = tmp_path / "runs"
