@@ -349,7 +349,7 @@ def _find_imported_runs(client: MlflowClient, experiment_id: str) -> list[_Store
 
 
 def _read_tagged_matrix(run: Run) -> AccuracyMatrix | None:
-    """Return the matrix in a run's tag, or None if there is no readable one."""
+    """Return the matrix in a run's tag, or None if it lacks a readable one."""
     rows = read_matrix_tag(run.info.run_id, run.data.tags.get(names.MATRIX_TAG))
     with suppress(RecordError):  # for example in a newer format
         return assemble(parse_rows(rows)).matrix if rows else None
