@@ -110,7 +110,6 @@ def test_an_experiment_takes_precedence_over_a_folder(store, experiment_id, bund
     assert find_compared_id(Path("bundles")) == find_compared_id("only_bundles") == run.run_id
 
 
-@pytest.mark.slow
 def test_a_changed_byte_is_rejected(bundle):
     """Of any file and of the header. So are added and missing files."""
     path, _ = bundle

@@ -242,7 +242,6 @@ def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, run
     assert compared_runs["groups"][1]["diverged"] == [diverged.info.run_id]
 
 
-@pytest.mark.slow
 def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, experiment_id):
     """Other seeds were trained on two buckets, and a diverged seed on three."""
     for seed, rows in ((0, 3), (1, 3), (2, 4)):

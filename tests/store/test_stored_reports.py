@@ -79,7 +79,6 @@ def test_a_lost_report_is_written_again(store, experiment_id):
     assert page_file(run).exists()
 
 
-@pytest.mark.slow
 def test_a_description_is_updated_unless_a_person_has_changed_it(store, experiment_id):
     """A generated one follows the rows, and a deleted one is written again."""
     run_id = stored_run(store, experiment_id, FOUR_BUCKETS[:2]).info.run_id

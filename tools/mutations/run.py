@@ -2,13 +2,15 @@
 
     python tools/mutations/run.py             # all mistakes of mutations.yaml
     python tools/mutations/run.py fsync store # those of a package, or whose reason has the word
+    python tools/mutations/run.py --check     # each applies and has a test that is not slow
 
 mutmut, which changes operators, numbers and arguments, is set up in pyproject.toml for packages
-without torch and MLflow. Exit code 1: a mistake passes its tests.
+without torch and MLflow. Exit code 1: a mistake passes its tests, or cannot be tried.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -35,9 +37,7 @@ def find_module(mutation: dict[str, Any], root: Path) -> Path:
     modules = sorted((root / "clear_mlflow" / mutation["room"]).rglob("*.py"))
     matches = [m for m in modules for _ in range(m.read_text("utf-8").count(mutation["old"]))]
     if len(matches) != 1:
-        raise ValueError(
-            f"{mutation['why']}: its text occurs {len(matches)} times; fix {LIST.name}"
-        )
+        raise ValueError(f"its text occurs {len(matches)} times; fix {LIST.name}")
     return matches[0]
 
 
@@ -51,8 +51,31 @@ def list_tests(mutation: dict[str, Any], root: Path) -> list[str]:
     return ids
 
 
+def check_list() -> int:
+    """Print each mistake that cannot be tried, and return the exit code."""
+    faults = []
+    for mutation in read_list([]):
+        try:
+            module = find_module(mutation, ROOT)
+            ast.parse(module.read_text("utf-8").replace(mutation["old"], mutation["new"]))
+        except (ValueError, SyntaxError) as error:
+            faults.append(f"{mutation['why']}: {error}")
+    tests = sorted({test for mutation in read_list([]) for test in list_tests(mutation, ROOT)})
+    command = [sys.executable, "-m", "pytest", "-n0", "--collect-only", *tests]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
+    faults += [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    # Of several examples, such as test_name[1], one that is not slow is enough.
+    collected = {line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line}
+    collected |= {line.partition("::")[0] for line in collected}
+    faults += [f"{test}: all its tests are slow" for test in tests if test not in collected]
+    print(*faults, sep="\n", end="\n" if faults else "")
+    return 1 if faults else 0
+
+
 def main(words: list[str]) -> int:
     """Try each mistake, print whether its tests fail, and return the exit code."""
+    if words == ["--check"]:
+        return check_list()
     survived = 0
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_mutations_") as scratch:
         copy = Path(scratch, "copy")
