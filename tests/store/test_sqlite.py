@@ -25,18 +25,20 @@ def count_failures(folder, situation, *numbers):
     return list(map(int, output.split()))
 
 
-@pytest.mark.slow
-def test_many_processes_can_open_a_new_store_at_the_same_time(tmp_path):
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize("processes", [3, 16])
+def test_many_processes_can_open_a_new_store_at_the_same_time(tmp_path, processes):
     """Without our lock, all but one fail, since each creates the same tables."""
-    assert count_failures(tmp_path, "together", 16) == [0]
-    client = MlflowClient(f"sqlite:///{tmp_path}/16/mlflow.db")
+    assert count_failures(tmp_path, "together", processes) == [0]
+    client = MlflowClient(f"sqlite:///{tmp_path}/{processes}/mlflow.db")
     assert [experiment.name for experiment in client.search_experiments()] == ["Default"]
 
 
-@pytest.mark.slow
-def test_a_process_killed_while_it_sets_up_a_store_stops_no_other(tmp_path):
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize("statements", [120, 240])
+def test_a_process_killed_while_it_sets_up_a_store_stops_no_other(tmp_path, statements):
     """Without our rename, a kill after 120 or 240 statements leaves an unusable database."""
-    assert count_failures(tmp_path, "killed", 120, 240) == [0, 0]
+    assert count_failures(tmp_path, "killed", statements) == [0]
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from stored_runs import artifact_folder
+from feature_streams import config, made_up, training
+from flushes import record_flushes
+from stored_runs import artifact_folder, only_run
 
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.store import names, states
@@ -17,6 +19,8 @@ from clear_mlflow.store.states import (
     remove_states,
     store_state,
 )
+from clear_mlflow.tracking import training_run
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 
 def manifest(row, content, **changes):
@@ -106,3 +110,32 @@ def test_an_invalid_manifest_is_rejected(change):
     content = {**json.loads(manifest(1, b"s").to_json()), **change}
     with pytest.raises(RecordError, match="is not a manifest of a training state"):
         Manifest.from_json(json.dumps(content), source="m")
+
+
+def test_a_state_is_flushed_before_it_counts(store, experiment_id, monkeypatch):
+    """Its content and then its name: a power cut may follow."""
+    run = store.create_run(experiment_id)
+    flushed = record_flushes(monkeypatch)
+    store_state(store, run.info.run_id, manifest(1, b"state"), b"state")
+    folder = artifact_folder(run) / names.STATE_FOLDER
+    assert [path.parent for path in flushed].count(folder) == 2
+    assert [path for path in flushed if path == folder] == [folder, folder]
+    assert folder != flushed[0]
+
+
+def test_a_state_is_deleted_only_after_the_next_one_is_stored(
+    store, experiment_id, own_cache, monkeypatch
+):
+    stored = []
+
+    def store_and_list(client, run_id, state, content):
+        run = client.get_run(run_id)
+        stored.append(list_state_rows(client, run))
+        store_state(client, run_id, state, content)
+        stored.append(list_state_rows(client, run))
+
+    monkeypatch.setattr(training_run, "store_state", store_and_list)
+    settings = config(strategy="naive", epochs=1, predictions="none", resumable="on")
+    train_in_process(store, training(settings, made_up()), {})
+    assert only_run(store, experiment_id).info.status == "FINISHED"
+    assert stored == [(), (0,), (0,), (0, 1), (1,), (1, 2)]

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from flushes import record_flushes
 
 from clear_mlflow.core import disk
 from clear_mlflow.core.disk import create_durably, write_durably
@@ -15,6 +16,16 @@ def test_an_existing_file_is_not_replaced(tmp_path):
     assert not create_durably(file, b"second")
     assert file.read_bytes() == b"first"
     assert list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("write", [create_durably, write_durably])
+def test_contents_and_names_are_flushed_in_order(tmp_path, monkeypatch, write):
+    """A new folder, the content of the file, and then its name."""
+    flushed = record_flushes(monkeypatch)
+    write(tmp_path / "rows" / "row.json", b"content")
+    new_folder, draft, folder = flushed
+    assert (new_folder, draft.parent, folder) == (tmp_path, folder, tmp_path / "rows")
+    assert draft.name.startswith(".row.json.")
 
 
 def test_a_file_written_meanwhile_is_not_replaced(tmp_path, monkeypatch):
