@@ -481,6 +481,17 @@ def test_a_closed_form_that_takes_more_than_its_budget_fails_in_the_second_bucke
         next(rows)
 
 
+@pytest.mark.parametrize("strategy", ["ncm", "slda"])
+def test_a_closed_form_may_use_its_budget_in_every_bucket(strategy):
+    """Nothing is reserved for what follows its steps: it has none."""
+    counts = (12, 4, 4)
+    free = train_all(feature_stream(counts), on_features(strategy=strategy))
+    costs = [trained.row.cost.training_flops for trained in free]
+    settings = on_features(strategy=strategy, budget=str(max(costs)))
+    rows = train_all(feature_stream(counts), settings)
+    assert [trained.row.cost.training_flops for trained in rows] == costs
+
+
 @pytest.mark.parametrize("budget", ["naive", "naive:0", "images:1.5", "-1", "much", "naive:x"])
 def test_an_invalid_budget_is_rejected(budget):
     with pytest.raises(ConfigError, match="expected off; FLOPs a bucket"):

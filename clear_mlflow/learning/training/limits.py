@@ -181,7 +181,8 @@ class Budget(Limiter):
     def end_bucket(self) -> None:
         """Carry what is left or overspent to the next bucket."""
         self._carried = self._limit - self.done
-        self._done_after_steps = self.done - self._done_in_steps
+        # Without steps, everything would count as after them.
+        self._done_after_steps = self.done - self._done_in_steps if self._done_in_steps else 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run continues with."""
