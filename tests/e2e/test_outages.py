@@ -167,7 +167,6 @@ def list_row_requests(proxy) -> list[int]:
     return [int(match[1]) for match in sent if match]
 
 
-@pytest.mark.slow
 def test_a_row_is_stored_before_the_next_bucket(server, proxy, tmp_path):
     """While the server responds. Nothing of the run folder remains."""
     client = preflight()
@@ -342,7 +341,6 @@ def test_nothing_in_a_run_folder_is_trusted(server, proxy, tmp_path):
     check_whole(direct, run.info.run_id)
 
 
-@pytest.mark.slow
 def test_credentials_are_not_sent_to_a_store_that_a_run_folder_names(proxy, tmp_path, monkeypatch):
     """A received run folder could steal them: the environment has to name the store."""
     journal = left_behind(proxy, tmp_path)

@@ -70,7 +70,8 @@ def grid(tmp_path, short_stream):
 
 def find_runs(store, experiment_id):
     """Return parent run, runs by config hash, and comparisons, without deleted ones."""
-    parents, below, compared = [], {}, []
+    parents, compared = [], []
+    below: dict[str, list] = {}
     for run in store.search_runs([experiment_id]):
         run_kind = run.data.tags.get(names.KIND_TAG)
         if run_kind == names.KIND_SWEEP:
