@@ -3,9 +3,7 @@
 import pytest
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.parameters.config import (
-    TrainConfig,
-)
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.conflicts import CONFLICTS
 
 PAST = "standardise=past"
