@@ -502,7 +502,7 @@ class LoopRun:
 
     def __repr__(self) -> str:
         run = "not entered" if self._recorder is None else self.run_id
-        count = f"{len(self._rows.keys() - {0})} rows of {len(self._metadata.buckets)} buckets"
+        count = f"{len(self._rows.keys() - {0})} of {len(self._metadata.buckets)} rows"
         return f"LoopRun({self._name!r}, {run}, {count})"
 
     @property

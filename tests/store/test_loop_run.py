@@ -257,12 +257,12 @@ def test_accuracies_instead_of_counts(store):
 def test_a_tracked_run_prints_like_the_stored_one(store):
     """Before, within and after its block."""
     run = clear_mlflow.track(**LOOP, seed=3)
-    description = "LoopRun('own loop own seed 3', not entered, 0 rows of 4 buckets)"
+    description = "LoopRun('own loop own seed 3', not entered, 0 of 4 rows)"
     assert str(run) == repr(run) == description
     assert "not entered" in run._repr_html_()
     with run:
         log_all(run, [0, 1])
-        assert f"{run.run_id}, 2 rows of 4 buckets" in repr(run)
+        assert f"{run.run_id}, 1 of 4 rows)" in repr(run)
         assert "partial: 1 of 4 rows" in str(run)
         assert "renate/forgetting" in run._repr_html_()
         log_all(run, [2, 3, 4])
