@@ -308,7 +308,7 @@ def test_predictions_may_be_an_array_of_arrays():
 
 @pytest.mark.slow
 def test_the_true_labels_may_be_passed_with_the_predictions(store, monkeypatch):
-    """With the same result as for track. Different or later ones are rejected."""
+    """With the same result as for track. Different ones are rejected."""
     outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     with clear_mlflow.track(buckets=3) as run:
         with pytest.raises(ConfigError, match="pass their true labels with"):
@@ -334,6 +334,11 @@ def test_the_true_labels_may_be_passed_with_the_predictions(store, monkeypatch):
     with clear_mlflow.track(buckets=3, test_labels=LABELS) as again:
         again.log_predictions(3, outputs, LABELS)
     assert again.run_id == run.run_id
+
+
+def test_true_labels_after_rows_or_tests_are_rejected(store):
+    """What is stored may be of other images."""
+    outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     with clear_mlflow.track(buckets=3) as late:
         late.log_accuracies(1, [0.5, 0.5, 0.5])
         with pytest.raises(RecordError, match="true labels"):
