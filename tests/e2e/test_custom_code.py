@@ -11,6 +11,8 @@ from stored_runs import read_stored_rows
 
 from clear_mlflow.learning.parameters.logged import find_method_parameters
 
+pytestmark = pytest.mark.slow
+
 NETS = """
 import os
 import torch

@@ -212,6 +212,7 @@ def listens(process):
     return False
 
 
+@pytest.mark.slow
 def test_options_override_a_configuration_file(
     project, store, experiment_id, short_stream, tmp_path
 ):
@@ -242,6 +243,7 @@ def test_options_override_a_configuration_file(
     assert (params["seed"], params["strategy"], params["epochs"]) == ("0", "replay", "1")
 
 
+@pytest.mark.slow
 def test_killed_supervisor_leaves_rows_that_evaluate_scores(
     project, store, experiment_id, short_stream, hold
 ):

@@ -155,6 +155,7 @@ def test_the_page_shows_changes_of_the_store(client, ask):
     assert "another" in ask("compare", experiment_id=experiment_id).text
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run_in_training_is_updated(client, ask):
     """The page polls. The response changes with a row and at the end."""
     experiment_id = client.create_experiment("in training")
@@ -191,6 +192,7 @@ def test_the_page_of_a_run_in_training_is_updated(client, ask):
     assert "connect-src 'self'" in page
 
 
+@pytest.mark.slow
 def test_a_runs_class_table_comes_from_its_predictions(client, ask, tmp_path):
     """Damaged or too large predictions are replaced by a sentence."""
     experiment_id = client.create_experiment("classes")
@@ -214,6 +216,7 @@ def test_a_runs_class_table_comes_from_its_predictions(client, ask, tmp_path):
     assert "Its predictions were left out: row_002.safetensors: " in page.text
 
 
+@pytest.mark.slow
 def test_untrusted_names_are_shown_as_text(client, ask):
     """Of experiments, runs and tags, in pages and in errors, with a content security policy."""
     experiment_id = client.create_experiment(f"called {HOSTILE}")
@@ -263,6 +266,7 @@ def test_each_experiment_is_listed_with_its_newest_run(client, ask):
     assert "no runs" not in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "status", "says"),
     [
@@ -294,6 +298,7 @@ def test_an_invalid_request_is_rejected_in_one_line(ask, query, status, says):
     assert "sqlite" not in response.text
 
 
+@pytest.mark.slow
 def test_the_server_is_mlflows_server(server, client, ask):
     """Its checks apply to our pages, its own pages are unchanged, and no worker loads torch."""
     assert ask("", host="elsewhere.example").status_code == 403

@@ -575,6 +575,7 @@ def test_a_custom_loop_continues_after_an_outage(server, proxy, tmp_path, monkey
     assert journals(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_rejected_tag_does_not_delay_rows(server, proxy, tmp_path):
     """Rows are stored, the error is reported, and sync completes the run once it is allowed."""
 

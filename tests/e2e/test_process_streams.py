@@ -65,7 +65,7 @@ def check_run_is_complete(store, experiment_id):
     assert run.data.tags["clear_mlflow.rows"] == "complete"
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "redirection", ["2full", "2closed", "1closed", "1closed 2closed", "1full 2full"]
 )
@@ -86,6 +86,7 @@ def test_closed_input_and_output_do_not_end_a_training(store, experiment_id):
     check_run_is_complete(store, experiment_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1:strict"])
 def test_characters_that_cannot_be_encoded_are_replaced(finished_run, encoding):
     run_id, uri = finished_run
@@ -112,6 +113,7 @@ def test_a_training_and_a_table_need_no_utf8(finished_run, store, experiment_id)
     check_run_is_complete(store, experiment_id)
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_does_not_end_a_training(store, experiment_id):
     """``| head -1`` reads one line of the result."""
     process = ForkedPython(
@@ -123,7 +125,7 @@ def test_a_closed_pipe_does_not_end_a_training(store, experiment_id):
     check_run_is_complete(store, experiment_id)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("redirection", ["1full", "1closed"])
 def test_a_result_that_cannot_be_written_is_an_error(finished_run, monkeypatch, redirection):
     """Exit code 2 and one line on standard error, for tables, JSON and help."""

@@ -393,6 +393,7 @@ def test_a_user_without_permission_is_rejected(
     assert guarded.everything() == before
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_may_not_write_fails_for_an_experiment(guarded, shared_run, monkeypatch):
     """As for a run: the exit code is not 0 if nothing could be written."""
     guarded.log_in(monkeypatch, READER)
@@ -401,6 +402,7 @@ def test_an_evaluation_that_may_not_write_fails_for_an_experiment(guarded, share
     assert "Permission denied" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_user_can_show_and_compare_readable_runs(guarded, shared_run, monkeypatch):
     """A dry run needs only read permission."""
     guarded.log_in(monkeypatch, READER)
@@ -429,6 +431,7 @@ def test_a_user_with_edit_permission_trains_and_evaluates(guarded, monkeypatch):
         assert_stored_once(guarded, client, run.info.run_id, EXPECTED)
 
 
+@pytest.mark.slow
 def test_a_user_with_edit_permission_sends_and_imports_runs(
     guarded, empty_store, tmp_path, monkeypatch
 ):
@@ -486,6 +489,7 @@ def page(guarded):
     return ask
 
 
+@pytest.mark.slow
 def test_pages_follow_mlflows_permissions(shared_run, page):
     """For an experiment and for a run, on every request. Otherwise nothing of the runs is shown."""
     run_id, wrong = shared_run.info.run_id, (READER[0], "a wrong password")
@@ -504,6 +508,7 @@ def test_pages_follow_mlflows_permissions(shared_run, page):
         assert page("compare", user, method, experiment_id=of_shown).status_code in (403, 405)
 
 
+@pytest.mark.slow
 def test_the_list_contains_only_readable_experiments(guarded, shared_run, page, monkeypatch):
     """Others appear neither in the list nor in a count."""
     client = guarded.use(monkeypatch)
@@ -520,6 +525,7 @@ def test_the_list_contains_only_readable_experiments(guarded, shared_run, page, 
     assert page("compare", READER, experiment_id=hidden).status_code == 403
 
 
+@pytest.mark.slow
 def test_no_run_of_another_experiment_is_shown(guarded, shared_run, page, monkeypatch):
     """Whatever the address names, runs are those of the experiment that was checked."""
     client = guarded.use(monkeypatch)

@@ -216,6 +216,7 @@ def test_two_concurrent_resumes(project, interrupted):
     assert run.data.tags[names.RESUMES_TAG] == "1"
 
 
+@pytest.mark.slow
 def test_mlflow_run_resumes_another_run(project, interrupted):
     """The run that mlflow run opens is tagged, closed, and skipped by evaluate."""
     client, run_id = interrupted
@@ -436,6 +437,7 @@ def test_without_waiting_a_resume_exits_with_75_to_be_started_again(project, int
     assert snapshot(client, run_id) == before
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_wait_for_a_process_elsewhere(project, interrupted):
     """At once, before a scheduler kills it."""
     client, run_id = interrupted

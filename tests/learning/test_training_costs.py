@@ -254,7 +254,7 @@ def lefts(naive, rows):
         yield remaining
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["derpp", "ewc", "replay", f"{__name__}:Extravagant"])
 def test_a_budget_is_resumed(strategy, tmp_path):
     """The state contains what a bucket overspent, and what followed its steps."""

@@ -368,6 +368,7 @@ def check_in_order(run, order, num_rows):
     assert [4 + int(key) - 1 for key in run.matrix.buckets] == run.matrix.num_instances.tolist()
 
 
+@pytest.mark.fast_cases(1)
 @OF_AVALANCHE
 @pytest.mark.parametrize("order", ["321", "132", "2413"])
 def test_avalanches_experiences_are_rows_in_the_order_of_their_training(
@@ -403,6 +404,7 @@ def test_an_experience_that_is_trained_again_is_refused_before_its_training(
     check_in_order(run, first, trained)
 
 
+@pytest.mark.slow
 @OF_AVALANCHE
 @pytest.mark.parametrize(
     ("order", "rest"), [("123", "3 row-0"), ("321", "1 row-0"), ("321", "321 again")]
@@ -421,6 +423,7 @@ def test_a_killed_avalanche_loop_continues_with_its_next_experience(store, run_s
     check_in_order(stored, order, 3)
 
 
+@pytest.mark.slow
 def test_a_loop_with_a_logger_that_fails_before_its_first_row_is_failed(store, run_script):
     """The logger opened the run, and the adapter ends it."""
     assert run_script("crash")[0] == 1
@@ -429,6 +432,7 @@ def test_a_loop_with_a_logger_that_fails_before_its_first_row_is_failed(store, r
     assert run.data.tags[names.ERROR_TAG] == "ValueError: broke"
 
 
+@pytest.mark.slow
 @OF_LIGHTNING
 def test_the_run_that_a_logger_names_is_joined(store, run_script, experiment_id):
     """A run that was closed is open during the loop of ``MLFlowLogger(run_id=...)``."""

@@ -258,6 +258,7 @@ def test_one_matrix_is_one_run_whatever_its_file(
     assert len(store.search_runs([experiment_id])) == 2
 
 
+@pytest.mark.slow
 def test_the_same_matrix_is_another_run_if_something_else_is_stated(store, experiment_id, folder):
     """Another strategy, seed, dataset or split, other counts or buckets, or another number."""
     path = folder / "acc.json"

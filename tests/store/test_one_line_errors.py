@@ -122,6 +122,7 @@ def test_recorded_results_can_be_read_and_compared_without_torch(run_without, tm
     assert ends == [f"exit 0 {line}" for line in lines[2:]], stderr
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("package", "error", "line"),
     [
