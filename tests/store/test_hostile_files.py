@@ -1,6 +1,7 @@
 """Untrusted files: no links out, no imports by name, no unlimited memory."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,12 +27,18 @@ def evaluate(run) -> str:
     return CliRunner().invoke(main, ["evaluate", "--runs", run.info.run_id]).output
 
 
-def test_reading_a_row_stops_at_the_size_limit():
-    """For a file that grows after it was listed, or that has no end."""
-    run = SimpleNamespace(info=SimpleNamespace(run_id="run", artifact_uri="file:///"))
-    folder = ArtifactFolder(SimpleNamespace(tracking_uri=""), run, "dev")
-    with pytest.raises(RecordError, match="zero is larger than 1 MiB"):
-        folder.read_files(["zero"], MAX_ROW_BYTES)
+def test_reading_a_row_stops_at_the_size_limit(tmp_path):
+    """For a file that grows after it was listed. A device is not read at all."""
+    for root, name, problem in (
+        (Path("/dev"), "zero", "not a regular file"),
+        (tmp_path, "row.json", "row.json is larger than 1 MiB"),
+    ):
+        (tmp_path / "row.json").touch()
+        os.truncate(tmp_path / "row.json", 2**40)
+        run = SimpleNamespace(info=SimpleNamespace(run_id="run", artifact_uri=root.parent.as_uri()))
+        folder = ArtifactFolder(SimpleNamespace(tracking_uri=""), run, root.name)
+        with pytest.raises(RecordError, match=problem):
+            folder.read_files([name], MAX_ROW_BYTES)
 
 
 def test_a_row_of_very_many_buckets_is_rejected(store, experiment_id):
@@ -80,10 +87,14 @@ def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment
 
 
 def test_reading_a_configuration_stops_at_the_size_limit(tmp_path):
-    """For an endless device. Repeated parameters are an error."""
-    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+    """An endless device is not read at all. Repeated parameters are an error."""
+    with pytest.raises(ConfigError, match="not a regular file"):
         read_config_file(Path("/dev/zero"))
     path = tmp_path / "config.json"
+    path.touch()
+    os.truncate(path, 2**40)
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        read_config_file(path)
     path.write_text('{"seed": "1", "seed": "2"}')
     with pytest.raises(ConfigError, match="twice; expected each once"):
         read_config_file(path)
