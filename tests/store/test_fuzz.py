@@ -315,7 +315,8 @@ def test_configurations(tmp_path, data):
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, torch.Tensor]:
-    return build_model("small_cnn", num_classes=10, image_size=8).state_dict()
+    model = build_model("small_cnn", num_classes=10, image_size=8)
+    return {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
 
 
 @pytest.mark.filterwarnings("ignore")
