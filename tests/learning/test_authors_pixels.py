@@ -43,11 +43,6 @@ def save_transparent(path: Path) -> None:
     image.save(path)
 
 
-def save_sixteen_bits(path: Path) -> None:
-    values = np.random.default_rng(0).integers(0, 600, (40, 60)).astype(np.uint16)
-    Image.fromarray(values).save(path)
-
-
 PROBLEM_TYPES = {
     "photo.jpg": lambda p: photo(500, 375).save(p, quality=90),
     "upright.jpg": lambda p: photo(375, 500).save(p, quality=75),
@@ -60,7 +55,6 @@ PROBLEM_TYPES = {
     "grey.png": lambda p: photo(90, 140).convert("L").save(p),
     "grey with alpha.png": lambda p: photo(90, 140).convert("LA").save(p),
     "bilevel.png": lambda p: photo(70, 50).convert("1").save(p),
-    "sixteen bits.png": save_sixteen_bits,
     "palette.png": lambda p: photo(70, 50).convert("P").save(p),
     "palette.gif": lambda p: photo(70, 50).convert("P").save(p),
     "transparent.png": save_transparent,
