@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -41,9 +41,16 @@ def _package_version(name: str) -> str:
         return str(getattr(sys.modules.get(name), "__version__", "unknown"))
 
 
-def import_custom(option: str, reference: str, attribute: str) -> Any:
-    """Import what an option names, or raise ConfigError. attribute: "function" or "Class"."""
+def import_custom(
+    option: str, reference: str, attribute: str, valid_names: Iterable[str] = ()
+) -> Any:
+    """Import what an option names, or raise ConfigError.
+
+    attribute: "function" or "Class". valid_names: what else the option may be, for the error.
+    """
     advice = f"; pass package.module:{attribute}, importable from here"
+    if names := ", ".join(valid_names):
+        advice += f", or one of {names}"
     with report_failure(f"{option} {reference} cannot be loaded", advice):
         return import_attribute(reference)
 

@@ -384,7 +384,7 @@ def load_strategy(name: str) -> type[Strategy]:
         module = importlib.import_module(f"{__package__}.{name}")
         strategy = getattr(module, "".join(word.capitalize() for word in name.split("_")))
     else:
-        strategy = import_custom("strategy", name, "Class")
+        strategy = import_custom("strategy", name, "Class", list_strategies())
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         raise ConfigError(
             f"strategy {name} is {strategy!r}; expected a subclass of "
