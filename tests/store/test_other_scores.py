@@ -162,7 +162,7 @@ def test_lower_scores_rank_first_if_lower_is_better(store, experiment_id):
     """Runs of accuracies are skipped in a search, and rejected if named."""
     for seed in range(3):
         shift = 0.01 * seed**2
-        track_whole(seed=seed)
+        track_whole([[value + 0.01 * seed for value in row] for row in ERRORS], seed=seed)
         better = [[0.5 * value + shift for value in row] for row in ERRORS]
         track_whole(better, seed=seed, strategy="replay")
     with clear_mlflow.track(buckets=KEYS, strategy="naive", seed=0) as other:
