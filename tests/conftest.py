@@ -95,8 +95,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_logreport(report):
-    """Note the tests that take long and are not marked as slow."""
-    if report.when == "call" and report.duration > _MAX_SECONDS and "slow" not in report.keywords:
+    """Note the tests that take long and are not marked as slow or as a program."""
+    is_exempt = "slow" in report.keywords or "program" in report.keywords
+    if report.when == "call" and report.duration > _MAX_SECONDS and not is_exempt:
         _too_long[report.nodeid] = report.duration
 
 

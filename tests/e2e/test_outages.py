@@ -167,6 +167,7 @@ def list_row_requests(proxy) -> list[int]:
     return [int(match[1]) for match in sent if match]
 
 
+@pytest.mark.program
 def test_a_row_is_stored_before_the_next_bucket(server, proxy, tmp_path):
     """While the server responds. Nothing of the run folder remains."""
     client = preflight()
@@ -184,6 +185,7 @@ def test_a_row_is_stored_before_the_next_bucket(server, proxy, tmp_path):
     assert run.info.status == "FINISHED"
 
 
+@pytest.mark.program
 def test_training_continues_while_the_server_is_unreachable(server, proxy, tmp_path, capsys):
     """Rows and metrics are kept on disk and sent once, in order, when it is back."""
 
@@ -255,6 +257,7 @@ def left_behind(proxy, tmp_path, **options) -> Path:
     return journal
 
 
+@pytest.mark.program
 def test_sync_sends_what_was_left(server, proxy, tmp_path):
     """The run is then complete, and the folder is gone. A copy duplicates nothing."""
     journal = left_behind(proxy, tmp_path)
@@ -341,6 +344,7 @@ def test_nothing_in_a_run_folder_is_trusted(server, proxy, tmp_path):
     check_whole(direct, run.info.run_id)
 
 
+@pytest.mark.program
 def test_credentials_are_not_sent_to_a_store_that_a_run_folder_names(proxy, tmp_path, monkeypatch):
     """A received run folder could steal them: the environment has to name the store."""
     journal = left_behind(proxy, tmp_path)

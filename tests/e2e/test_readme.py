@@ -56,6 +56,7 @@ def trained(empty_store, tmp_path_factory):
     return client, experiment_id
 
 
+@pytest.mark.program
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command(store, experiment_id, trained, monkeypatch, tmp_path, command):

@@ -200,6 +200,7 @@ def snapshot(client, run_id):
     return run.info.status, run.data.tags, run.data.params, files
 
 
+@pytest.mark.program
 def test_two_concurrent_resumes(project, interrupted):
     """One continues to the end. The other is rejected, or finds a complete run."""
     client, run_id = interrupted

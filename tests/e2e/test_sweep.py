@@ -318,6 +318,7 @@ def test_a_sweep_trains_ensembles(store, experiment_id, grid):
     assert "2 runs, of which 0 would be started" in again(path, "--dry-run").output
 
 
+@pytest.mark.program
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=NEEDS_RAY)])
 def test_a_stopped_sweep_is_scored_and_continues(store, experiment_id, grid, hold, engine):

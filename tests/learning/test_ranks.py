@@ -106,6 +106,7 @@ def test_a_stop_signal_is_forwarded(capfd):
     assert not trainings()
 
 
+@pytest.mark.program
 def test_an_unresponsive_training_process_is_killed(monkeypatch):
     """A suspended process does not receive the signal."""
     monkeypatch.setattr("clear_mlflow.process.training_process._GRACE_SECONDS", 0.1, raising=False)

@@ -213,6 +213,7 @@ def test_parameters_quoted_by_mlflow_are_unquoted_for_groups(store, experiment_i
     assert group["labels"] == {"note": "two words", "memory": "300"}
 
 
+@pytest.mark.program
 def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_path):
     """The entry point's run becomes the comparison, and is not compared itself."""
     options = ("--env-manager", "local", "--experiment-name", "test", "-P", "runs=test")

@@ -117,7 +117,7 @@ def test_a_training_with_unreadable_artifacts_fails_and_another_run_is_skipped(s
     assert [results[run_id].action for run_id in (training, other)] == ["failed", "skipped"]
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("table", ["metrics", "tags"])
 def test_a_store_that_takes_nothing_is_an_error_of_an_experiment_too(
     store, experiment_id, tmp_path, table

@@ -368,7 +368,7 @@ def check_in_order(run, order, num_rows):
     assert [4 + int(key) - 1 for key in run.matrix.buckets] == run.matrix.num_instances.tolist()
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @OF_AVALANCHE
 @pytest.mark.parametrize("order", ["321", "132", "2413"])
 def test_avalanches_experiences_are_rows_in_the_order_of_their_training(
@@ -390,6 +390,7 @@ def test_avalanches_experiences_are_rows_in_the_order_of_their_training(
     assert {point.step: point.value for point in history if point.step < 3} == {1: 0, 2: 0}
 
 
+@pytest.mark.slow
 @OF_AVALANCHE
 @pytest.mark.parametrize(("order", "first", "trained"), [("1213", "12", 2), ("3223", "32", 2)])
 def test_an_experience_that_is_trained_again_is_refused_before_its_training(
@@ -443,6 +444,7 @@ def test_the_run_that_a_logger_names_is_joined(store, run_script, experiment_id)
     assert (run.info.run_id, run.info.status) == (run_id, "FINISHED")
 
 
+@pytest.mark.slow
 @OF_LIGHTNING
 def test_an_interrupted_loop_is_killed(store, run_script):
     """The logger would end the run as failed."""

@@ -132,6 +132,7 @@ def changed_json(draw, document: object, times: tuple[int, ...] = (0, 1, 1, 2, 4
 # --- rows, and the matrices they make
 
 
+@pytest.mark.slow
 @fuzz(400)
 @given(ANY)
 def test_rows(data):

@@ -48,6 +48,7 @@ def log_all(run, order=range(5)):
         run.log_counts(i, FOUR_BUCKETS[i])
 
 
+@pytest.mark.program
 def test_a_plain_script_with_a_custom_loop(store, experiment_id, tmp_path):
     """It imports only clear_mlflow, in another folder, and its rows are scored."""
     script = tmp_path / "elsewhere" / "loop.py"

@@ -88,7 +88,7 @@ def test_a_folder_is_moved_continued_and_synced_again(store, folder, tmp_path, m
     )
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [(3, 3), (2, 3), (3, 2)])
 def test_two_continued_copies_double_nothing(store, folder, tmp_path, monkeypatch, rows):
     """Each value of a metric and step is stored once, whichever folder is sent, and how often."""

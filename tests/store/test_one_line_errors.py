@@ -110,6 +110,7 @@ def run_without(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_recorded_results_can_be_read_and_compared_without_torch(run_without, tmp_path):
     (tmp_path / "x.csv").write_text(".75,.50\n.70,.90\n")
     lines = [
@@ -122,7 +123,7 @@ def test_recorded_results_can_be_read_and_compared_without_torch(run_without, tm
     assert ends == [f"exit 0 {line}" for line in lines[2:]], stderr
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "error", "line"),
     [

@@ -25,6 +25,7 @@ def count_failures(folder, situation, *numbers):
     return list(map(int, output.split()))
 
 
+@pytest.mark.program
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("processes", [3, 16])
 def test_many_processes_can_open_a_new_store_at_the_same_time(tmp_path, processes):
@@ -34,6 +35,7 @@ def test_many_processes_can_open_a_new_store_at_the_same_time(tmp_path, processe
     assert [experiment.name for experiment in client.search_experiments()] == ["Default"]
 
 
+@pytest.mark.program
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("statements", [120, 240])
 def test_a_process_killed_while_it_sets_up_a_store_stops_no_other(tmp_path, statements):

@@ -198,6 +198,7 @@ def test_a_port_in_use_is_rejected_at_once(store, experiment_id):
     assert "http" not in result.output
 
 
+@pytest.mark.program
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("stopped_by", [signal.SIGINT, signal.SIGHUP])
 def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment_id, stopped_by):
