@@ -13,8 +13,8 @@ from short_stream import HELD
 from clear_mlflow.api.sweep_runs import read_checked_grid
 from clear_mlflow.store import names
 
-# Ray starts its workers by lines of shell in which the path is not quoted.
-NEEDS_RAY = pytest.mark.skipif(" " in sys.prefix, reason="Ray cannot start from this path")
+# Some versions of Ray cannot start their workers from such a path.
+NEEDS_RAY = pytest.mark.skipif(" " in sys.prefix, reason="Ray may not start from this path")
 LONG = 240  # seconds: a bound, not a measurement
 # Runs of a second or two, most of which is imports.
 QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
