@@ -63,7 +63,6 @@ def build_matrix(within_bucket_tests, width=3, *, trained=None, protocol="iid"):
 
 
 def compute_by_loops(within_bucket_tests, k):
-    """Compute the definitions by literal loops."""
     tests = [
         (bucket, [c / N for c in counts]) for bucket, counts in within_bucket_tests if bucket < k
     ]
@@ -127,7 +126,6 @@ def courses(draw):
 @settings(max_examples=60, deadline=None)
 @given(courses())
 def test_every_metric_equals_literal_loops(drawn):
-    """At every step, with any number of tests within a bucket."""
     width, trained, tests = drawn
     matrix = build_matrix(tests, width)
     steps = compute_series(matrix)
@@ -141,7 +139,6 @@ def test_every_metric_equals_literal_loops(drawn):
 
 
 def test_without_tests_within_buckets_nothing_is_defined():
-    """However many rows the matrix has."""
     rows = AccuracyMatrix([[0.9, 0.1], [0.5, 0.9]])
     matrix = AnytimeMatrix.from_tests([], rows)
     assert summarize(matrix) == {}
@@ -151,7 +148,6 @@ def test_without_tests_within_buckets_nothing_is_defined():
 
 
 def test_a_missing_test_leaves_later_steps_undefined():
-    """Earlier steps stay defined."""
     full_matrix = build_matrix(COURSE)
     tests = [test for of in full_matrix.tests.values() for test in of]
     lacking = [test for test in tests if (test.bucket, test.test) != (2, 3)]
@@ -177,7 +173,6 @@ def test_a_number_of_tests_takes_no_memory(num_tests):
 
 @pytest.mark.parametrize("order", [[0, 0], [0, 1, 1], [1, 0]])
 def test_tests_in_another_order_or_twice_are_rejected(order):
-    """A number is stored once, and tests follow each other."""
     matrix = build_matrix(COURSE)
     tests = tuple(matrix.tests[0][number] for number in order)
     with pytest.raises(RecordError, match="is out of its order"):
@@ -185,7 +180,6 @@ def test_tests_in_another_order_or_twice_are_rejected(order):
 
 
 def test_a_bucket_in_training_counts_once_its_row_exists():
-    """Tests of an interrupted bucket are kept, and change no number."""
     stopped = build_matrix(COURSE, trained=2)
     assert 2 in stopped.tests
     assert summarize(stopped) == summarize(build_matrix(COURSE).after(2))
@@ -193,7 +187,6 @@ def test_a_bucket_in_training_counts_once_its_row_exists():
 
 
 def test_tests_on_training_images_are_masked():
-    """Under streaming, a bucket's test images were trained on."""
     (reason,) = set(explain(build_matrix(COURSE, protocol="streaming")).values())
     assert reason.startswith("under the streaming protocol")
 
@@ -207,7 +200,6 @@ def test_tests_on_training_images_are_masked():
     ],
 )
 def test_tests_of_another_run_are_rejected(change, message):
-    """They contradict the rows or each other."""
     full_matrix = build_matrix(COURSE)
     *rest, last = full_matrix.tests[1]
     with pytest.raises(RecordError, match=message):
@@ -217,7 +209,6 @@ def test_tests_of_another_run_are_rejected(change, message):
 
 
 def test_a_file_reads_back_to_the_same_test():
-    """Fields of later versions are ignored."""
     (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
     text = test.to_json(WHEN)
     name = anytime_file_name(2, 1)
@@ -230,7 +221,6 @@ def test_a_file_reads_back_to_the_same_test():
 
 
 def test_rows_and_tests_are_not_confused():
-    """Neither by name nor by content."""
     (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
     assert parse_row_index(anytime_file_name(2, 1)) is None
     with pytest.raises(RecordError, match=r"schema\.name is 'clear_mlflow/anytime_row'"):
@@ -257,7 +247,6 @@ def test_rows_and_tests_are_not_confused():
     ],
 )
 def test_an_invalid_test_file_is_a_one_line_error(change, message):
-    """It names the file."""
     tests = inside_bucket(2, [[1, 2, 3], [2, 3, 4], [3, 4, 5]], (9, 9, 9))
     content = {**json.loads(tests[1].to_json(WHEN)), **change}
     with pytest.raises(RecordError, match=message) as caught:
@@ -273,13 +262,11 @@ def test_an_interval_is_epochs_or_steps(text):
 
 
 def heights(chart):
-    """Return the heights of the points of a chart's first curve."""
     numbers = [float(text) for text in chart["curves"][0]["line"].removeprefix("M").split()]
     return numbers[1::2]
 
 
 def test_a_chart_of_many_tests_shows_every_drop():
-    """Of 4,000 tests, some hundred points are drawn, including one drop to 0."""
     counts = [[30]] * 1233 + [[0]] + [[30]] * 2766
     matrix = build_matrix([(0, height_list) for height_list in [*counts, [30]]], width=1)
     (chart,) = build_within_bucket_charts(matrix)["buckets"]
@@ -290,7 +277,6 @@ def test_a_chart_of_many_tests_shows_every_drop():
 
 
 def test_the_charts_show_rows_as_dots_and_ends_of_buckets_as_lines():
-    """Also of a run that was stopped within its third bucket."""
     charts = build_within_bucket_charts(build_matrix(COURSE, trained=2))
     assert "tested 11 times" in charts["note"]
     assert [chart["title"] for chart in charts["buckets"]] == [

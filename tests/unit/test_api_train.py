@@ -40,7 +40,6 @@ def test_the_public_names_are_these():
 
 @pytest.mark.parametrize("function", [clear_mlflow.train, clear_mlflow.train_ensemble])
 def test_the_signature_is_the_configuration(function):
-    """Every parameter by keyword, in order, with its default, and offline."""
     parameters = inspect.signature(function).parameters
     defaults = {**list_parameter_defaults(), "offline": False}
     assert {name: p.default for name, p in parameters.items()} == defaults
@@ -50,7 +49,6 @@ def test_the_signature_is_the_configuration(function):
 
 
 def test_every_choice_of_a_type_is_one():
-    """Every value of a literal type is accepted."""
     for name, hint in get_type_hints(TrainOptions).items():
         for hint_type in (hint, *get_args(hint)):
             choices = get_args(hint_type) if get_origin(hint_type) is Literal else ()
@@ -70,7 +68,6 @@ def test_every_choice_of_a_type_is_one():
     ],
 )
 def test_values_are_written_as_in_python(value, texts):
-    """They become the texts of the command line."""
     assert _format_options(value) == texts
 
 
@@ -112,7 +109,6 @@ def test_an_unknown_parameter_is_a_type_error():
     ],
 )
 def test_an_argument_of_a_wrong_type_is_one_clear_error(function, arguments, message):
-    """ConfigError, before a store is opened."""
     runs = {} if function == "sweep" else {"runs": "e"}
     with pytest.raises(ConfigError, match=re.escape(message)):
         getattr(clear_mlflow, function)(**runs, **arguments)

@@ -101,12 +101,10 @@ def find_room(module: str) -> str:
 
 
 def test_the_packages_are_those_of_the_import_rules():
-    """A new package has to declare its imports."""
     assert {find_room(name) for name in MODULES} - {""} == set(ROOMS)
 
 
 def test_the_import_rules_have_no_cycles():
-    """Each package is listed after all that it may import."""
     order = list(ROOMS)
     for room, uses in ROOMS.items():
         assert all(order.index(used) < order.index(room) for used in uses), room
@@ -114,7 +112,6 @@ def test_the_import_rules_have_no_cycles():
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_package_imports_only_allowed_packages(room):
-    """Including imports within functions and for type checkers."""
     wrong = {
         f"{name} imports {other}"
         for name, others in IMPORTS.items()
@@ -142,7 +139,6 @@ def test_every_allowed_import_is_used(room):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_frameworks_are_imported_only_where_allowed(framework):
-    """Learning never imports MLflow, and metrics import neither MLflow nor torch."""
     naming = {
         find_room(name)
         for name, others in IMPORTS.items()
@@ -152,7 +148,6 @@ def test_frameworks_are_imported_only_where_allowed(framework):
 
 
 def test_no_two_modules_import_each_other_in_a_circle():
-    """Across modules, following names that packages re-export."""
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -202,7 +197,6 @@ def test_runs_are_opened_and_ended_in_one_module_each():
 
 
 def test_packages_have_few_modules():
-    """About a dozen, except for plug-ins."""
     for folder in {path.parent for path in MODULES.values()}:
         folder_name = folder.relative_to(PACKAGE).as_posix()
         if folder_name not in PLUGINS:
@@ -236,7 +230,6 @@ def list_test_names(folders: tuple[str, ...], stem: str) -> set[str]:
 
 
 def test_modules_are_tested_in_files_of_their_names():
-    """As test_sqlite.py or test_store_sqlite.py of store/sqlite.py."""
     files = {
         path.stem.removeprefix("test_") for path in Path(__file__).parents[1].rglob("test_*.py")
     }

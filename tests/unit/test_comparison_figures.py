@@ -25,7 +25,6 @@ def compare_and_rank(runs_to_compare, by=BY, **options):
 
 @pytest.mark.slow
 def test_figures_are_pictures():
-    """Metrics and curves as on the page, and pages of a PDF."""
     comparison = compare_and_rank(
         [*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])]
     )
@@ -53,7 +52,6 @@ def test_figures_are_pictures():
 @pytest.mark.parametrize("width", [1.5, 3.3, 6.5])
 @pytest.mark.parametrize("groups", [2, 3, 12])
 def test_a_legend_stays_in_its_figure(groups, width):
-    """In fewer columns for long names. The axes keep their height."""
     long = ["a long name, " * 9 + letter for letter in "abcdefghi"]
     names = ["from_scratch", "cumulative", "replay, memory 500", *long][:groups]
     comparison = compare_and_rank(
@@ -78,7 +76,6 @@ def test_a_legend_stays_in_its_figure(groups, width):
     [(1, []), (2, ["95 % CI of the mean, cut off at the axis"]), (6, ["95 % CI of the mean"])],
 )
 def test_a_papers_figure_names_its_axis_and_its_bands(seeds, band):
-    """In percent, as the table. Errors have their own unit."""
     groups = [
         run
         for name, level in (("_a", 100), ("b", 103))
@@ -101,7 +98,6 @@ def compare_all(*runs, **options):
 
 @pytest.mark.slow
 def test_the_page_and_its_picture_show_the_pareto_front():
-    """Without methods that are worse and cost more."""
     both = compare_all(
         build_cost_runs("naive", 120, 1),
         build_cost_runs("replay", 180, 2),
@@ -127,7 +123,6 @@ def test_the_page_and_its_picture_show_the_pareto_front():
 
 
 def test_names_of_close_methods_do_not_overlap():
-    """They are a line apart."""
     levels = {"naive": (120, 100), "naive, momentum": (121, 104), "other": (120, 103)}
     near = [build_cost_runs(name, *level_and_price) for name, level_and_price in levels.items()]
     picture = ElementTree.fromstring(

@@ -40,7 +40,6 @@ def test_a_page_needs_no_other_file():
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names_are_only_text(name):
-    """The page has the same tags as with plain names."""
     printable = "".join(c for c in name if c.isprintable())[:40]
 
     def tags_with(text, key):
@@ -64,7 +63,6 @@ def test_hostile_names_are_only_text(name):
 
 
 def test_every_number_of_the_leaderboard_is_the_metric():
-    """To its last digit, or empty if undefined."""
     runs = [*three_groups(), compared_run("early", counts(150, 1)[:3], seed=1)]
     comparison, text = build_page(runs)
     board = text.split('id="board">')[1].split("</table>")[0]
@@ -91,7 +89,6 @@ def test_every_number_of_the_leaderboard_is_the_metric():
 
 @pytest.mark.filterwarnings("error")
 def test_every_cell_of_every_matrix_is_there():
-    """As text in percent. Unmeasured cells are a word."""
     runs = [*three_groups(2), compared_run("early", counts(150, 1)[:3], seed=1)]
     comparison, text = build_page(runs)
     tables = re.findall(r'<table class="heat">.*?</table>', text, re.S)
@@ -107,7 +104,6 @@ def test_every_cell_of_every_matrix_is_there():
 
 
 def test_sentences_and_warnings_are_on_the_page():
-    """All of them, for the ranking metric, and how p was adjusted."""
     comparison, text = build_page(three_groups())
     page_text = " ".join("".join(Page(text).texts).split())
     assert len(comparison.pairs) == 3
@@ -129,7 +125,6 @@ def test_text_for_screen_readers_does_not_widen_a_page():
 
 
 def test_one_run_and_two_settings_make_a_page():
-    """Two test sets have separate curves."""
     Page(build_page(build_seed_runs("replay", 180, [0]))[1])
     runs = [
         *build_seed_runs("a", 180, [0, 1]),
@@ -141,7 +136,6 @@ def test_one_run_and_two_settings_make_a_page():
 
 
 def test_two_test_sets_have_separate_colours():
-    """For values other than accuracies, which are on a scale from 0 to 100 %."""
     runs = [
         *build_seed_runs("a", 180, [0, 1]),
         *build_seed_runs("a", 180, [2, 3], digest="sha256:" + "cd" * 32),
@@ -169,7 +163,6 @@ def test_an_axis_of_equal_accuracies_has_a_width():
 
 
 def test_fifty_runs_fit():
-    """Ten buckets each, ungrouped, below two megabytes."""
     runs = [
         compared_run(f"strategy {i}", counts(100 + i, i, buckets=10), seed=0, run_id=f"{i:032x}")
         for i in range(50)
@@ -180,7 +173,6 @@ def test_fifty_runs_fit():
 
 
 def test_runs_without_valid_cells_make_a_page():
-    """Under streaming, the last row has none."""
     runs = []
     for run in build_seed_runs("[/x]", 180, [0, 1], protocol="streaming", dataset="[/x]"):
         last = row_records(counts(180, 1), protocol="streaming")[4]

@@ -98,7 +98,6 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
 
 
 def test_an_interval_contains_zero_exactly_if_p_is_not_significant() -> None:
-    """For small differences: verdict, adjusted p and interval agree."""
     comparison = compare_and_rank(
         [r for i in range(6) for r in runs(f"m{i}", 80 + 0.6 * i, range(4), spread=2)]
     )
@@ -131,7 +130,6 @@ def test_many_groups_are_tested_against_the_leader() -> None:
 
 
 def test_a_baseline_is_adjusted_only_for_its_own_pairs() -> None:
-    """For m groups, m - 1 pairs. A baseline is a group's name or label."""
     runs_to_compare = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
     comparison = compare_and_rank(runs_to_compare, baseline="m0")
     assert [(v.a_index, v.b_index) for v in verdicts(comparison)] == [(i, 8) for i in range(8)]
@@ -146,7 +144,6 @@ def test_a_baseline_is_adjusted_only_for_its_own_pairs() -> None:
 
 
 def test_verdicts_are_on_the_metric_that_ranks() -> None:
-    """One test for a pair."""
     runs_to_compare = [r for i in range(3) for r in runs(f"m{i}", 60 + 10 * i, range(4))]
     assert {verdict.metric for verdict in verdicts(compare_and_rank(runs_to_compare))} == {SCORE}
     by_forgetting = compare_and_rank(runs_to_compare, rank_by="renate/forgetting")
@@ -167,7 +164,6 @@ def two_methods(seeds: int) -> list[ComparedRun]:
 
 
 def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() -> None:
-    """In one line of terminal, page, description and JSON. p covers all metrics and pairs."""
     comparison = compare_and_rank(two_methods(5))
     (verdict,) = verdicts(comparison)
     assert verdict.outcome == "not shown"
@@ -184,7 +180,6 @@ def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() ->
 
 
 def test_nothing_is_exploratory_where_the_ranking_metric_decides() -> None:
-    """Nor without any difference, or with too few seeds."""
     assert compare_and_rank(two_methods(5), rank_by="renate/average_accuracy").exploratory == ""
     assert compare_and_rank([*runs("a", 80, range(4)), *runs("c", 80, range(4))]).exploratory == ""
     assert compare_and_rank(two_methods(2)).exploratory == ""
@@ -205,7 +200,6 @@ def test_equal_methods_are_called_different_in_few_comparisons() -> None:
 
 
 def test_two_seeds_get_the_number_of_additional_seeds() -> None:
-    """Without a verdict."""
     comparison = compare_and_rank([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
     (verdict,) = verdicts(comparison)
     assert (verdict.outcome, verdict.p) == ("too few", None)
@@ -242,7 +236,6 @@ def diverged(name: str, seed: int, rows: int = 2) -> ComparedRun:
 
 
 def test_a_seed_that_diverged_is_a_result() -> None:
-    """With or without rows: in leaderboard, sentence and warnings."""
     lost = RunWithoutRows(
         run_id="f" * 32,
         name="naive seed 4",
@@ -270,7 +263,6 @@ def test_a_seed_that_diverged_is_a_result() -> None:
 
 
 def test_a_method_whose_seeds_all_diverged_is_shown() -> None:
-    """As a group without metrics, or as a name."""
     whole = [diverged("naive", seed) for seed in range(3)]
     comparison = compare_and_rank([*runs("replay", 90, range(3)), *whole])
     assert [(len(g.counted), len(g.diverged)) for g in comparison.groups] == [(3, 0), (0, 3)]
@@ -287,7 +279,6 @@ def test_a_method_whose_seeds_all_diverged_is_shown() -> None:
 def test_a_method_without_randomness_is_one_result_however_often_it_ran(
     name: str, copies: int
 ) -> None:
-    """The same matrix from each seed: no interval, no test over seeds, and one sentence on it."""
     same = [
         compared_run(name, counts(150, 0), seed=seed, run_id=f"{name}{seed}")
         for seed in range(copies)
@@ -310,7 +301,6 @@ def test_a_method_without_randomness_is_one_result_however_often_it_ran(
 
 
 def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
-    """Predictions are read of the leader and all others."""
     runs_to_compare = [run(f"m{i}", 40 + 3 * i, 0) for i in range(10)]
     names = [s.name for s in rank_groups(runs_to_compare, BY).list_runs_to_bootstrap()]
     assert names[0] == "m9 seed 0"
@@ -320,7 +310,6 @@ def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
 
 
 def test_seeds_are_paired_if_one_of_them_diverged() -> None:
-    """Seeds that completed in both methods are pairs."""
     a = [*runs("replay", 90, range(5))]
     b = [*runs("naive", 55, range(4)), diverged("naive", 4)]
     (verdict,) = verdicts(compare_and_rank([*a, *b]))
@@ -330,7 +319,6 @@ def test_seeds_are_paired_if_one_of_them_diverged() -> None:
 
 
 def test_seeds_are_paired_if_one_method_has_some_of_the_others_seeds() -> None:
-    """In either order. With extra seeds on both sides, samples are unpaired."""
     five, three = range(5), range(3)
     for of_replay, of_naive in ((five, three), (three, five)):
         comparison = compare_and_rank(
@@ -381,7 +369,6 @@ def test_real_runs_have_the_published_verdicts() -> None:
 
 
 def test_the_recommended_number_of_seeds_is_sufficient() -> None:
-    """Of four methods, in four of five tries."""
     comparison = compare_and_rank(
         [r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)]
     )
@@ -420,7 +407,6 @@ def test_new_seeds_have_the_nominal_error_rate(seeds: int) -> None:
 
 
 def test_collapsed_seeds_and_unequal_spreads_are_mentioned() -> None:
-    """Where tests exceed their error rate. Ordinary seeds get no remark."""
     steady = runs("a", 80, range(5))
     (verdict,) = verdicts(compare_and_rank([*steady, *runs("b", 75, range(5))]))
     assert "outlier" not in verdict.sentence
@@ -478,7 +464,6 @@ def test_a_margin_is_adjusted_for_the_pairs_with_the_leader_that_are_not_tested(
 
 
 def test_two_seeds_are_too_few_whatever_the_other_method_has() -> None:
-    """With one seed, the pair is left out."""
     six = runs("naive", 55, range(3, 9))
     (verdict,) = verdicts(compare_and_rank([*runs("replay", 90, range(2)), *six]))
     assert (verdict.outcome, verdict.p) == ("too few", None)

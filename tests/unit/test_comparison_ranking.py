@@ -58,7 +58,6 @@ def compare_and_rank(runs_to_compare, by=BY, **options):
 
 
 def build_predictions(correct, *, classes=("wrong", "right")):
-    """Return predictions with the counts of their rows."""
     counts = (NUM_TEST,) * len(correct[0])
     images = build_images(counts, np.ones(sum(counts)), classes)
     labels = [np.concatenate([np.arange(NUM_TEST) < right for right in row]) for row in correct]
@@ -66,7 +65,6 @@ def build_predictions(correct, *, classes=("wrong", "right")):
 
 
 def test_the_better_group_leads():
-    """By the challenge score, or downwards if lower is better. Without labels, a group is a run."""
     runs = [*seeds_of("naive", 120, [0]), *seeds_of("replay", 180, [0])]
     assert [g.name for g in compare_and_rank(runs).groups] == ["replay", "naive"]
     each = compare_and_rank(
@@ -96,7 +94,6 @@ def test_new_classes_are_ranked_by_average_accuracy(scenario):
     ],
 )
 def test_different_test_sets_are_never_in_one_group(other, message):
-    """They are never tested, and the difference is named."""
     runs = [
         *seeds_of("replay", 180, range(7)),
         *seeds_of("replay", 120, range(7, 14), **other),
@@ -111,7 +108,6 @@ def test_different_test_sets_are_never_in_one_group(other, message):
 
 
 def test_a_repeated_run_counts_once():
-    """By its id, and by its seed and matrix."""
     runs = seeds_of("replay", 180, range(3))
     copy = compared_run("replay", counts(180, 1), seed=1, run_id="copy")
     comparison = compare_and_rank([*runs, runs[0], copy])
@@ -132,7 +128,6 @@ def test_a_repeated_seed_with_different_numbers_is_reported():
 
 
 def test_one_run_only():
-    """It is shown without a test."""
     comparison = compare_and_rank(seeds_of("replay", 180, [0]))
     assert comparison.list_pairs() == []
     assert comparison.groups[0].metrics[SCORE].interval is None
@@ -148,7 +143,6 @@ def test_one_run_only():
 
 
 def test_a_run_that_ended_early_is_left_out_of_means():
-    """Its cells are shown."""
     whole = seeds_of("replay", 180, range(3))
     early = compared_run("replay", counts(180, 9)[:3], seed=9)
     comparison = compare_and_rank([*whole, early])
@@ -160,7 +154,6 @@ def test_a_run_that_ended_early_is_left_out_of_means():
 
 
 def test_streaming_shows_only_valid_cells():
-    """Cells on training images are masked in matrices and metrics."""
     runs = seeds_of("replay", 180, range(2), protocol="streaming")
     (group,) = compare_and_rank(runs).groups
     assert np.isnan(group.grid[1:][np.tri(4, dtype=bool)]).all()
@@ -169,7 +162,6 @@ def test_streaming_shows_only_valid_cells():
 
 
 def test_predictions_of_single_runs_are_paired():
-    """A bootstrap of each metric over common test images."""
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
     ranked = rank_groups([compared_run(name, c) for name, c in cells.items()], BY)
     assert {run.name for run in ranked.list_runs_to_bootstrap()} == {"a seed 0", "b seed 0"}
@@ -184,7 +176,6 @@ def test_predictions_of_single_runs_are_paired():
 
 
 def test_different_test_images_are_not_paired():
-    """Although the dataset's digest is the same."""
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
     ranked = rank_groups([compared_run(name, c) for name, c in cells.items()], BY)
     comparison = compare_groups(
@@ -196,7 +187,6 @@ def test_different_test_images_are_not_paired():
 
 
 def test_runs_without_the_label_are_an_error():
-    """One line that names the existing labels."""
     with pytest.raises(ConfigError, match=r"group_by names 'memory'.*there are dataset, strategy"):
         rank_groups(seeds_of("replay", 180, [0]), ["memory"])
     with pytest.raises(ConfigError, match=r"rank_by .*is 'speed'"):
@@ -213,7 +203,6 @@ def with_tests(name, level, seed, every):
 
 
 def test_metrics_of_tests_within_buckets_are_compared():
-    """Shown, tested over seeds, and ranked by. Runs without them are named."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "2") for seed in range(3)]
     comparison = compare_and_rank(runs, rank_by=MINIMUM)
@@ -237,7 +226,6 @@ def test_different_test_intervals_are_shown_but_not_tested():
 
 
 def test_the_copy_with_tests_within_buckets_counts():
-    """Whichever is listed first."""
     run = with_tests("naive", 120, 0, "2")
     plain = dataclasses.replace(run, run_id="plain", test_every=None)
     for runs_to_compare in ([run, plain], [plain, run]):
@@ -247,7 +235,6 @@ def test_the_copy_with_tests_within_buckets_counts():
 
 
 def list_printed_names(comparison):
-    """Return the names of the groups in each output, in its order."""
     tables = [part for part in render_comparison(comparison) if isinstance(part, Table)]
     page = render_comparison_page(comparison, title="", footer="")
     content = build_comparison_dict(comparison)
@@ -311,7 +298,6 @@ texts = st.one_of(
     digest=st.sampled_from(["ab", "cd"]),
 )
 def test_two_groups_have_two_names_in_every_output(first, second, by, digest):
-    """Whatever they are called, and if they differ in their test conditions only."""
     compared = []
     for number, (labels, level) in enumerate(((first, 180), (second, 120))):
         names = dict(
@@ -338,7 +324,6 @@ def test_two_groups_have_two_names_in_every_output(first, second, by, digest):
 
 
 def name_groups(*labels, by, **conditions):
-    """Return the names of groups of one run with labels, in their order."""
     runs = [
         compared_run(
             text["strategy"],
@@ -355,7 +340,6 @@ def name_groups(*labels, by, **conditions):
 
 
 def test_names_have_only_the_arguments_that_differ_within_a_strategy():
-    """Of strategy_args, dataset_args and scenario_args, and of single arguments."""
     naive = {"strategy": "naive", "strategy_args": "none"}
     replay = {
         "strategy": "replay",
@@ -422,7 +406,6 @@ def test_equal_labels_are_told_apart_by_test_conditions_or_runs():
     ],
 )
 def test_another_name_of_the_same_dataset_is_called_that(other, message):
-    """Unless the data or the protocol differ, too."""
     runs = [*seeds_of("replay", 180, range(3)), *seeds_of("naive", 120, range(3), **other)]
     assert any(f"They differ {message}" in text for text in compare_and_rank(runs).warnings)
     unknown = [
@@ -433,7 +416,6 @@ def test_another_name_of_the_same_dataset_is_called_that(other, message):
 
 
 def test_equal_cost_selects_the_most_runs():
-    """The others are named with their costs. Without two equal runs, it is an error."""
     naive, replay = build_cost_runs("naive", 120, 1000), build_cost_runs("replay", 180, 1005)
     derpp, old = build_cost_runs("derpp", 190, 2800), build_cost_runs("si", 110, None)
     remaining, messages = select_equal_cost(
@@ -456,7 +438,6 @@ def test_equal_cost_selects_the_most_runs():
 
 
 def test_equal_cost_prefers_two_methods_to_many_seeds_of_one():
-    """Omitted groups are named, and counted from the seventh on."""
     many = build_cost_runs("lwf", 110, 500, range(10))
     others = [run for i in range(7) for run in build_cost_runs(f"own{i}", 120, 10000 * 2**i, [0])]
     pair = [*build_cost_runs("naive", 120, 1000), *build_cost_runs("replay", 180, 1005)]

@@ -35,7 +35,6 @@ def compare_and_rank(runs_to_compare, by=BY, **options):
 
 
 def test_the_leaderboard_has_the_values_of_the_groups():
-    """With twelve digits. Undefined values are empty in both files."""
     comparison = compare_and_rank([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
     table = json.loads(format_leaderboard_json(comparison))
     for group, row in zip(comparison.groups, table["data"], strict=True):
@@ -62,7 +61,6 @@ def test_the_leaderboard_has_the_values_of_the_groups():
 
 
 def test_frames_accept_any_name_and_keep_integers():
-    """Lone surrogates, and labels named like a column."""
     runs = [
         compared_run(name, counts(level, seed), seed=seed, labels={"group": name, "n": "x"})
         for name, level in (("a\ud800", 180), ("b", 120))
@@ -89,7 +87,6 @@ def partly_defined():
 
 
 def test_each_output_counts_the_seeds_that_define_a_metric():
-    """As "1 of 3": terminal, LaTeX, Markdown, description, page, CSV, JSON and data frame."""
     comparison = partly_defined()
     printed = io.StringIO()
     console = Console(width=80, file=printed)
@@ -128,7 +125,6 @@ def test_the_description_fits_and_starts_with_significant_differences():
 
 
 def test_a_papers_table_says_what_its_numbers_are():
-    """Readable titles, no ± 0 and no -0.0, a caption on ±, and seven columns."""
     costs = {"cost/training_flops": 4.6e11}
     runs = [
         dataclasses.replace(run, summary={**run.summary, **costs, "renate/forgetting": -1e-9})

@@ -33,7 +33,6 @@ ASKED = [
 
 @pytest.mark.parametrize("parameters", ASKED)
 def test_a_configuration_read_back_is_the_same(parameters, tmp_path):
-    """config.json repeats a run without any auto that was resolved."""
     config = TrainConfig.resolve(parameters)
     file = tmp_path / "config.json"
     file.write_text(config.to_json())
@@ -65,7 +64,6 @@ def test_a_recipe_names_every_value_that_is_auto(dataset):
     ],
 )
 def test_an_invalid_value_is_a_one_line_error(parameters, message):
-    """With the parameter's name and what was expected."""
     with pytest.raises(ConfigError) as error:
         TrainConfig.resolve(parameters)
     assert message in str(error.value)
@@ -82,7 +80,6 @@ def test_a_damaged_configuration_file_is_reported_with_its_path(tmp_path, conten
 
 @given(st.dictionaries(st.sampled_from(sorted(list_parameter_defaults())), st.text(max_size=20)))
 def test_any_texts_are_resolved_or_rejected(requested):
-    """Only ConfigError is raised, and accepted texts round-trip."""
     try:
         config = TrainConfig.resolve(requested)
     except ConfigError:
@@ -124,7 +121,6 @@ def test_logged_parameters_include_the_requested_values(requested, how):
 
 
 def test_a_logged_parameter_is_the_effective_value():
-    """The passed text is logged, too, if it has no effect. Values none and off are not."""
     parameters = {
         "memory": "500",
         "lr": "auto",
@@ -147,7 +143,6 @@ def test_a_logged_parameter_is_the_effective_value():
 
 
 def test_values_are_passed_to_another_process_unchanged():
-    """As JSON and as text."""
     parameters = {
         "strategy": "replay",
         "strategy_args": "buffer=reservoir, alpha=0.5",
@@ -163,7 +158,6 @@ def test_values_are_passed_to_another_process_unchanged():
 
 
 def test_images_are_cropped_as_the_clear_authors_do_and_digits_not_at_all():
-    """The recipe of each dataset."""
     clear = {"dataset": "clear10", "data_root": "/d"}
     assert TrainConfig.resolve(clear).augment == "random_crop"
     assert TrainConfig.resolve({**clear, "dataset": "clear100"}).augment == "random_crop"

@@ -7,7 +7,6 @@ from clear_mlflow.core.text import warn
 
 
 def test_a_warning_is_one_line_on_standard_error(capsys):
-    """Also if it quotes lines or terminal escapes."""
     warn("the store\nis \x1b[31maway\x1b[0m\r\n" + "x" * 10_000)
     out, err = capsys.readouterr()
     assert out == ""

@@ -28,7 +28,6 @@ def compare_all(*runs, **options):
 
 
 def test_a_cost_round_trips_in_the_rows_file():
-    """An empty one is omitted."""
     record = add_costs(row_records(counts(180, 0)), 5)["row_002.json"]
     text = record.to_json()
     assert json.loads(text)["cost"] == {
@@ -92,7 +91,6 @@ def test_an_invalid_cost_of_a_loop_is_a_one_line_error(cost, message):
 
 
 def test_costs_are_summed_and_stored_bytes_are_the_maximum():
-    """For a truncated run, of its own buckets. A row without cost leaves them undefined."""
     records = add_costs(row_records(counts(180, 0)), 5)
     matrix = assemble(records).matrix
     assert [m.name for m in add_matrix_metrics((), matrix)] == [m.name for m in FAMILIES["cost"]]
@@ -112,7 +110,6 @@ def test_costs_are_summed_and_stored_bytes_are_the_maximum():
 
 
 def test_a_verdict_states_the_cost_of_the_better_method():
-    """Not within 1 %, and not if one is unknown."""
     naive = build_cost_runs("naive", 120, 1000)
     for price, sentence in (
         (1900, " seeds; replay at 1.9 times the training FLOPs)."),
@@ -144,7 +141,6 @@ def with_budget(budget, *groups):
 
 @pytest.mark.parametrize("budget", ["naive:1", "2e+15"])
 def test_runs_with_a_budget_are_not_advised_to_get_one(budget):
-    """If they exceed it. Runs without one, or with budget=off, are."""
     naive, ewc = build_cost_runs("naive", 120, 1000), build_cost_runs("ewc", 180, 1025)
     with pytest.raises(ConfigError, match="they have budgets already: train all with") as error:
         select_equal_cost(with_budget(budget, naive, ewc), "training_flops", BY)
@@ -162,7 +158,6 @@ def test_runs_with_a_budget_are_not_advised_to_get_one(budget):
 
 
 def test_costs_are_equal_within_a_hundredth_of_the_higher_one():
-    """Both ends belong to it."""
     assert is_equal_cost(100, 99)
     assert is_equal_cost(99, 100)
     assert not is_equal_cost(100, 98.9)

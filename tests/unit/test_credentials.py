@@ -51,7 +51,6 @@ def test_addresses_are_shown_without_credentials(form, around):
 
 
 def test_a_message_long_before_the_end_of_an_address_is_masked():
-    """Text is truncated after masking."""
     text = "x" * 480 + "postgresql://me:" + SECRET + "-" * 600 + "@host/db"
     assert SECRET not in mask_credentials(text)
 
@@ -84,14 +83,12 @@ def test_a_driver_may_quote_a_part_of_an_address(address, message):
     ],
 )
 def test_texts_without_credentials_are_unchanged(address):
-    """For example, an @ in a path."""
     assert mask_credentials(address, address) == address
     assert not has_credentials(address)
 
 
 @given(st.text(st.characters(exclude_categories=["Z", "C"]), min_size=4, max_size=20))
 def test_any_password_is_masked(password):
-    """Of printable characters, escaped or not."""
     masked = mask_credentials(f"postgresql://me:<{password}>@host/db")
     assert masked == "postgresql://***@host/db"
 

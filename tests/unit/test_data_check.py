@@ -40,7 +40,6 @@ def check_messages(findings: Findings) -> list[tuple[str, str]]:
 
 
 def test_a_valid_dataset_has_no_problems(root, tmp_path):
-    """With layout, digest, buckets, classes and counts."""
     findings = check_layout(root)
     assert findings.problems == ()
     assert findings.layout == "released"
@@ -53,7 +52,6 @@ def test_a_valid_dataset_has_no_problems(root, tmp_path):
 
 @pytest.mark.parametrize("layout", ["older", "challenge"])
 def test_the_layouts_of_one_tree(tmp_path, layout):
-    """The older and the challenge layout, below a folder of the release's name."""
     LAYOUTS[layout](tmp_path / "clear10_neurips2021", PHOTOS)
     findings = check_layout(tmp_path)
     assert check_messages(findings) == []
@@ -118,7 +116,6 @@ DAMAGES = [
 @pytest.mark.fast_cases(9)
 @pytest.mark.parametrize(("damage", "problems", "loads"), DAMAGES)
 def test_each_problem_is_reported_once(root, damage, problems, loads):
-    """With kind and path."""
     damage(root)
     findings = check_layout(root)
     assert check_messages(findings) == problems
@@ -187,7 +184,6 @@ def test_the_check_continues_after_the_first_problem(root):
 
 
 def test_a_link_out_of_the_dataset_is_not_followed(root, tmp_path):
-    """A linked image is a problem, and a linked folder is an error."""
     write_image(tmp_path / "elsewhere/1.jpg", seed="elsewhere")
     (root / FIRST).unlink()
     (root / FIRST).symlink_to(tmp_path / "elsewhere/1.jpg")
@@ -201,7 +197,6 @@ def test_a_link_out_of_the_dataset_is_not_followed(root, tmp_path):
 
 
 def test_older_lists_are_compared_with_the_images(tmp_path):
-    """A missing image is a problem, and an invalid line is an error."""
     root = LAYOUTS["older"](tmp_path / "root", PHOTOS)
     missing = PHOTOS.of("train", "1")[3].path
     (root / missing).unlink()
@@ -235,7 +230,6 @@ def test_a_file_too_large_for_an_image_is_not_read(root):
 
 @pytest.mark.parametrize("make", [None, "folder", "file"])
 def test_a_folder_without_a_dataset_is_an_error(tmp_path, make):
-    """One line and exit code 2."""
     root = tmp_path / "root"
     if make == "folder":
         root.mkdir()
@@ -249,7 +243,6 @@ def test_a_folder_without_a_dataset_is_an_error(tmp_path, make):
 
 
 def test_json_follows_its_documentation(root, project):
-    """With exit codes 0 and 1. Every key and kind is documented."""
     done = CliRunner().invoke(main, ["data", "check", str(root), "--json"])
     assert done.exit_code == 0
     assert json.loads(done.stdout)["problems"] == []
@@ -272,7 +265,6 @@ def test_json_follows_its_documentation(root, project):
 
 
 def test_names_are_shown_escaped(tmp_path):
-    """File names cannot control the terminal."""
     root = LAYOUTS["challenge"](tmp_path / "root", PHOTOS)
     (root / "labeled_images/1/bus/\x1b[2J\nnothing is wrong [bold].txt").write_text("")
     done = CliRunner().invoke(main, ["data", "check", str(root)])

@@ -275,7 +275,6 @@ def check(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_randomly_damaged_files_are_handled(tmp_path, intact_tree, layout):
-    """For many seeded corruptions."""
     counts: Counter[str] = Counter()
     seed = 0
     while counts.total() < CORRUPTIONS_PER_LAYOUT:

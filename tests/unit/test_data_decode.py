@@ -91,7 +91,6 @@ def _bilinear(length: int, start: float, extent: float, side: int) -> np.ndarray
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize(("width", "height"), [(48, 32), (31, 47)])
 def test_orientation_of_the_camera_is_undone(tmp_path, orientation, width, height):
-    """Equal to Pillow's result for all eight EXIF orientations."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = tmp_path / "turned.jpg"
@@ -104,7 +103,6 @@ def test_orientation_of_the_camera_is_undone(tmp_path, orientation, width, heigh
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_photos_with_damaged_exif_are_decoded(tmp_path):
-    """Without a rotation."""
     quadrants(32, 32).save(
         tmp_path / "bad.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff" + b"\xff" * 9
     )
@@ -142,7 +140,6 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_image_becomes_rgb(tmp_path, name):
-    """Grey, palette, CMYK and 16 bits. Transparency becomes white."""
     save, colour = KINDS[name]
     save(tmp_path / name)
     difference = decode_image(tmp_path / name).astype(int) - np.array(colour)
@@ -178,7 +175,6 @@ def test_eight_bits_are_trained_on_as_torchvision_loads_them(tmp_path, name):
 
 
 def test_order_is_kept_and_progress_reported(tmp_path):
-    """With any number of threads."""
     paths = [tmp_path / f"{n}.png" for n in range(50)]
     for n, path in enumerate(paths):
         Image.new("RGB", (9, 7), (n, 2 * n, 3 * n)).save(path)
@@ -258,7 +254,6 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_damaged_images_are_rejected_by_name(tmp_path, name):
-    """Truncated, empty, or another format: one line with the path."""
     (tmp_path / name).write_bytes(BROKEN[name])
     assert "cannot be decoded" in refusal(tmp_path / name)
     with pytest.raises(DataError, match="cannot be decoded"):  # as images are trained on
@@ -268,7 +263,6 @@ def test_damaged_images_are_rejected_by_name(tmp_path, name):
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("side", [10_000, 100_000, 2**31 - 1])
 def test_decompression_bombs_are_not_inflated(tmp_path, side):
-    """Rejected by the size in the header."""
     (tmp_path / "bomb.png").write_bytes(_build_png(side, side))
     assert "pixels" in refusal(tmp_path / "bomb.png")
 

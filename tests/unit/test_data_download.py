@@ -91,7 +91,6 @@ def same_as(tree: Path, root: Path) -> bool:
 
 
 def test_the_released_archives_are_the_ones_that_the_authors_published():
-    """Names and checksums of CLEAR-10 and CLEAR-100."""
     assert {a.file: a.md5 for release in RELEASES.values() for a in release.archives} == {
         "clear10-train-image-only.zip": "5171f720810d60b471c308dee595d430",
         "clear10-test.zip": "bf9a85bfb78fe742c7ed32648c9a3275",
@@ -104,7 +103,6 @@ def test_the_released_archives_are_the_ones_that_the_authors_published():
 
 
 def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
-    """With progress. A second call requests nothing."""
     reported = []
     root = tmp_path / "deep" / "root"
     done = fetch(release, root, hub, on_progress=lambda *report: reported.append(report))
@@ -131,14 +129,12 @@ def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
     ],
 )
 def test_temporary_errors_are_retried(release, hub, tree, tmp_path, moods):
-    """With limited waits."""
     hub.moods = moods
     fetch(release, tmp_path / "root", hub)
     assert same_as(tree, tmp_path / "root")
 
 
 def test_a_second_download_continues_the_first(release, hub, files, tree, tmp_path):
-    """Parts are kept, and completed splits are not requested again."""
     hub.moods = ["good", "truncate", "503"]
     with pytest.raises(DataError, match="the server responds 503"):
         fetch(release, tmp_path, hub)
@@ -162,7 +158,6 @@ def test_a_second_download_continues_the_first(release, hub, files, tree, tmp_pa
     ],
 )
 def test_a_permanent_error_is_one_line_with_a_remedy(release, hub, tmp_path, mood, message):
-    """It names the folder and the command. No split exists."""
     hub.moods = [mood]
     with pytest.raises(DataError, match=message) as error:
         fetch(release, tmp_path, hub)
@@ -186,7 +181,6 @@ def test_a_complete_part_is_used(release, hub, tree, files, tmp_path):
 
 
 def test_an_unrelated_partial_file_is_replaced(release, hub, tree, files, tmp_path):
-    """The archive is downloaded from its beginning."""
     work = tmp_path / WORK_FOLDER
     work.mkdir()
     (work / f"{TRAIN}.part").write_bytes(bytes(len(files[TRAIN]) + 5))
@@ -198,7 +192,6 @@ def test_an_unrelated_partial_file_is_replaced(release, hub, tree, files, tmp_pa
 
 @pytest.mark.slow
 def test_a_crash_while_unpacking_leaves_no_partial_split(release, hub, tree, tmp_path):
-    """The next call finishes it."""
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
@@ -218,7 +211,6 @@ def test_a_crash_while_unpacking_leaves_no_partial_split(release, hub, tree, tmp
 
 
 def test_an_existing_folder_is_left_unchanged(release, hub, tree, tmp_path):
-    """A split of another origin is kept."""
     shutil.copytree(tree / "test", tmp_path / "test")
     with pytest.raises(DataError, match="was not unpacked from"):
         fetch(release, tmp_path, hub)
@@ -232,7 +224,6 @@ def test_an_existing_folder_is_left_unchanged(release, hub, tree, tmp_path):
 
 
 def test_two_at_once_download_once(release, hub, tree, tmp_path):
-    """The second one reports it, waits, and uses the result."""
     reported = []
     (tmp_path / WORK_FOLDER).mkdir()
     with (tmp_path / WORK_FOLDER / "lock").open("wb") as lock, ThreadPoolExecutor() as pool:
@@ -250,7 +241,6 @@ def test_two_at_once_download_once(release, hub, tree, tmp_path):
 
 
 def test_the_required_disk_space_is_printed_first(release, hub, files, tmp_path):
-    """The download, and the maximum of both splits and the last archive."""
     reported = []
     hub.sizes = {TRAIN: 3_000_000_000, TEST: 2_000_000_000}
     hub.moods = ["404"]
@@ -265,7 +255,6 @@ def test_the_required_disk_space_is_printed_first(release, hub, files, tmp_path)
 
 
 def test_an_unwritable_folder_is_reported(release, hub, tmp_path):
-    """Before any network access."""
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/clear")):
         with pytest.raises(DataError, match=f"{root} cannot be written: "):
@@ -308,7 +297,6 @@ def test_a_full_disk_is_a_one_line_error(hub, tmp_path, below):
 
 @pytest.mark.slow
 def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path):
-    """HF_ENDPOINT and HF_TOKEN."""
     code = (
         "from pathlib import Path\n"
         "from clear_mlflow.data.download import Archive, Release, download\n"
@@ -324,7 +312,6 @@ def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path
 
 
 def test_offline_mode_is_an_immediate_error(tmp_path, monkeypatch):
-    """One line with CLEAR-10's file and the folder."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # as the variable sets it
     done = CliRunner().invoke(main, ["data", "download", "clear10", str(tmp_path)])
     assert (done.exit_code, done.stdout) == (2, "")

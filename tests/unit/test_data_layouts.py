@@ -65,7 +65,6 @@ def literal_split(photos: list[Photo], seed: int) -> tuple[list[Photo], list[Pho
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", [0, 3, 77])
 def test_each_layout_has_the_same_seeded_split(trees, layout, seed):
-    """Counts, labels, order and contents equal those of the literal split."""
     stream = load(trees[layout], split=str(seed))
     expected = {}
     for key in PHOTOS.buckets:
@@ -105,7 +104,6 @@ def test_the_digest_is_the_same_in_every_layout(trees, protocol, split):
 def test_eleven_buckets_and_classes_with_spaces_and_final_newlines(
     tmp_path, layout, zero, final_newline
 ):
-    """Bucket "0", "10" after "9", and class names of several words."""
     buckets = tuple(str(n) for n in (10, *range(0 if zero else 1, 10)))
     photos = Photos(
         buckets=buckets,
@@ -130,7 +128,6 @@ def test_eleven_buckets_and_classes_with_spaces_and_final_newlines(
 
 
 def test_the_older_layouts_stored_splits_are_used(tmp_path):
-    """They may differ from newly drawn ones."""
     root = write_older(tmp_path, PHOTOS, order=lambda listed: sorted(listed, key=repr)[::-1])
     truth = find_contents(root, PHOTOS)
     photos_read = as_photos(load(root, split="2"), truth)
@@ -151,7 +148,6 @@ def test_the_older_layouts_stored_splits_are_used(tmp_path):
 
 
 def test_a_split_that_is_not_stored_is_drawn_with_a_warning(tmp_path, trees):
-    """It is not the published split."""
     root = write_older(tmp_path, PHOTOS, seeds=[0])
     assert load(root, split="0").warnings == ()
     (warning,) = load(root, split="4").warnings
@@ -185,14 +181,12 @@ def test_a_split_that_is_not_stored_is_drawn_with_a_warning(tmp_path, trees):
     ids=["overlap", "image left out", "bucket left out", "swapped", "foreign image"],
 )
 def test_an_invalid_stored_split_is_rejected(tmp_path, edit, words):
-    """It has to divide exactly the bucket's images."""
     root = write_older(tmp_path, PHOTOS)
     edit(root / "training_folder/testset_ratio_0.3/split_0/2")
     assert words in refusal(root)
 
 
 def test_too_few_images_for_a_test_set_are_an_error(tmp_path):
-    """A bucket of three has no 30 %."""
     root = write_challenge(tmp_path, Photos(classes=("a", "b", "c"), train=1))
     assert "has 3 images; expected at least 4" in refusal(root)
     assert len(load(root, "streaming").buckets[0].test) == 3
@@ -218,7 +212,6 @@ def test_a_missing_test_set_is_an_error(tmp_path):
     ],
 )
 def test_meaningless_options_are_rejected(trees, options, words):
-    """Before anything is read, in one line."""
     with pytest.raises(ConfigError) as caught:
         load(trees["challenge"], *options)
     assert words in str(caught.value)
@@ -227,7 +220,6 @@ def test_meaningless_options_are_rejected(trees, options, words):
 
 @pytest.mark.parametrize("folder", ["clear10", "clear10_neurips2021", "clear10-train", "CLEAR10_x"])
 def test_the_folder_named_like_the_dataset_is_found(tmp_path, folder):
-    """And not its neighbour clear100."""
     write_challenge(tmp_path / "clear100", Photos(classes=("other",)))
     write_older(tmp_path / folder, PHOTOS)
     assert load(tmp_path).class_names == PHOTOS.classes
@@ -245,7 +237,6 @@ def test_several_datasets_below_the_root_are_an_error(tmp_path):
     [("released", "challenge"), ("released", "older"), ("older", "released")],
 )
 def test_two_layouts_in_one_folder_are_an_error(tmp_path, below, first, second):
-    """For the loader and for the check."""
     LAYOUTS[first](tmp_path / below, PHOTOS)
     LAYOUTS[second](tmp_path / below, Photos(buckets=("1", "2")))
     message = refusal(tmp_path)
@@ -295,7 +286,6 @@ def test_unexpected_challenge_folders_are_an_error(tmp_path):
 
 
 def test_the_embedded_dataset_supports_protocols(digits_cache):
-    """After verification of its files."""
     without_protocol = load_stream("digits", "auto", cache_dir=digits_cache)
     streaming = load_stream("digits", "auto", cache_dir=digits_cache, protocol="streaming")
     split = load_stream("digits", "auto", cache_dir=digits_cache, split="1")

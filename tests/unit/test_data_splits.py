@@ -51,7 +51,6 @@ def literal_tenth(photos: list[Photo]) -> set[str]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_tenth_of_each_class_is_held_out_in_every_layout(trees, layout):
-    """Of the released training images, or of split 0's."""
     stream = load(trees[layout])
     released = layout in ("released", "unpacked")
     for bucket in stream.buckets:
@@ -69,7 +68,6 @@ def test_a_tenth_of_each_class_is_held_out_in_every_layout(trees, layout):
 
 
 def test_a_numbered_split_has_its_own_validation(trees):
-    """Its test images are neither trained on nor tested on."""
     for root in trees.values():
         tested, chosen = load(root, "3"), load(root, "validation:3")
         for bucket, validated in zip(tested.buckets, chosen.buckets, strict=True):
@@ -105,7 +103,6 @@ def test_the_validation_set_does_not_change_with_other_images(sizes, random):
 
 
 def test_the_released_test_set_is_not_read(trees, tmp_path):
-    """It may be missing or damaged."""
     expected = load(trees["released"])
     without = write_released(tmp_path / "without", PHOTOS)
     shutil.rmtree(without / "test")
@@ -120,7 +117,6 @@ def test_the_released_test_set_is_not_read(trees, tmp_path):
 
 
 def test_too_few_images_are_a_one_line_error(tmp_path):
-    """One image is trained on. Of two, one is held out."""
     pair = write_released(tmp_path / "two", Photos(classes=("bus",), train=2))
     assert [len(bucket.test) for bucket in load(pair).buckets] == [1, 1, 1]
     with pytest.raises(
@@ -131,7 +127,6 @@ def test_too_few_images_are_a_one_line_error(tmp_path):
 
 @pytest.mark.parametrize("split", ["validation", "validation:3"])
 def test_streaming_has_no_validation_set(split):
-    """The error tells how to choose parameters."""
     with pytest.raises(ConfigError, match="pass protocol=iid, or leave split at auto"):
         check_split("streaming", split)
     with pytest.raises(ConfigError, match=r"leave split at auto, or pass protocol=iid"):
@@ -142,7 +137,6 @@ def test_streaming_has_no_validation_set(split):
     "split", ["validation:", "validation:x", "Validation", "test", ":3", "3:4"]
 )
 def test_an_invalid_split_is_a_one_line_error(split):
-    """By the parameter, and by the reader of data."""
     with pytest.raises(ConfigError, match=r"split is .*validation:N"):
         TrainConfig.resolve({"split": split})
     with pytest.raises(

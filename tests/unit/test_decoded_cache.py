@@ -49,7 +49,6 @@ def break_images(stream: BucketStream) -> list[Path]:
 
 @pytest.mark.parametrize("damaged", ["stop", "leave_out"])
 def test_an_undamaged_stream_is_unchanged(root, cache, damaged):
-    """Its images are cached, and progress ends at all."""
     stream, reported = read(root, cache), []
     checked, left_out = sound(
         stream, cache, damaged, on_image=lambda *counts: reported.append(counts)
@@ -63,7 +62,6 @@ def test_an_undamaged_stream_is_unchanged(root, cache, damaged):
 
 
 def test_damaged_images_stop_the_run_unless_they_may_be_left_out(root, cache):
-    """One line with number, first path and remedy. A second start repeats it."""
     broken = break_images(read(root, cache))
     stream = read(root, cache)
     messages = []
@@ -78,7 +76,6 @@ def test_damaged_images_stop_the_run_unless_they_may_be_left_out(root, cache):
 
 
 def test_left_out_images_are_not_in_sets_digest_or_counts_and_are_reported(root, cache):
-    """The stream equals that of a dataset without them, except for warnings."""
     broken = break_images(read(root, cache))
     stream = read(root, cache)
     checked, left_out = sound(stream, cache, "leave_out")
@@ -100,7 +97,6 @@ def test_left_out_images_are_not_in_sets_digest_or_counts_and_are_reported(root,
 
 
 def test_remaining_images_are_cached_before_training(root, cache):
-    """A second start decodes nothing, even if files are deleted."""
     break_images(read(root, cache))
     stream, reported = read(root, cache), []
     checked, _ = sound(stream, cache, "leave_out", on_image=lambda *counts: reported.append(counts))
@@ -134,7 +130,6 @@ def test_a_set_for_training_and_tests_stays_one_set(root, cache):
 
 
 def test_more_damaged_images_than_anyone_reads_are_counted(tmp_path, cache):
-    """A hundred are named."""
     root = write_released(tmp_path / "many", train=50)
     train = [p for b in read(root, cache).buckets for p in b.train.paths]
     for n, path in enumerate(train[::3]):
@@ -154,7 +149,6 @@ def test_a_bucket_without_remaining_images_is_an_error(root, cache):
 
 
 def test_a_missing_file_is_not_a_damaged_one(root, cache):
-    """An unreadable file is never left out."""
     stream = read(root, cache)
     gone = stream.buckets[0].train.paths[0]
     gone.unlink()

@@ -20,7 +20,6 @@ def test_an_existing_file_is_not_replaced(tmp_path):
 
 @pytest.mark.parametrize("write", [create_durably, write_durably])
 def test_contents_and_names_are_flushed_in_order(tmp_path, monkeypatch, write):
-    """A new folder, the content of the file, and then its name."""
     flushed = record_flushes(monkeypatch)
     write(tmp_path / "rows" / "row.json", b"content")
     new_folder, draft, folder = flushed
@@ -44,8 +43,6 @@ def test_a_file_written_meanwhile_is_not_replaced(tmp_path, monkeypatch):
 
 
 def test_a_file_system_without_links(tmp_path, monkeypatch):
-    """The file is written. Other errors are raised."""
-
     def link(source, target):
         raise OSError(number, os.strerror(number))
 
@@ -61,7 +58,6 @@ def test_a_file_system_without_links(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("write", [write_durably, create_durably])
 def test_two_writers_of_a_file_do_not_disturb_each_other(tmp_path, monkeypatch, write):
-    """One is stopped before its last bytes, and both succeed."""
     file = tmp_path / "row.json"
     flush_file = disk.flush_file
 

@@ -36,7 +36,6 @@ def test_digest_is_the_same_everywhere(stream):
 
 
 def test_ten_balanced_buckets(stream):
-    """Each has 12 training and 5 test images of every digit."""
     assert [bucket.key for bucket in stream.buckets] == [str(n) for n in range(1, 11)]
     assert stream.class_names == tuple("0123456789")
     for bucket in stream.buckets:
@@ -45,7 +44,6 @@ def test_ten_balanced_buckets(stream):
 
 
 def test_every_image_shows_a_different_scan(stream):
-    """File names are the scans' numbers."""
     images = [images for bucket in stream.buckets for images in (bucket.train, bucket.test)]
     scans = [int(path.stem) for of_part in images for path in of_part.paths]
     labels = np.concatenate([of_part.labels for of_part in images])
@@ -54,7 +52,6 @@ def test_every_image_shows_a_different_scan(stream):
 
 
 def test_the_second_use_reads_the_cache(stream, digits_cache):
-    """The folder is written once, and no other file remains."""
     image = digits_cache / digits.FOLDER / "train/1/0"
     before = image.stat().st_mtime_ns
     assert write_embedded("digits", digits_cache) == digits_cache / digits.FOLDER
@@ -92,7 +89,6 @@ def test_killed_or_concurrent_writers_leave_one_complete_dataset(tmp_path):
 
 @pytest.mark.slow
 def test_a_damaged_cache_is_noticed(digits_cache, tmp_path):
-    """A changed pixel or a lost file is an error with a remedy."""
     root = tmp_path / digits.FOLDER
     shutil.copytree(digits_cache / digits.FOLDER, root)
     path = root / "test/4/7"
@@ -113,7 +109,6 @@ def test_a_damaged_cache_is_noticed(digits_cache, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("in_the_way", ["cache", f"cache/{digits.FOLDER}"])
 def test_an_unwritable_cache_is_an_error_with_a_remedy(tmp_path, in_the_way):
-    """One line with the path and the variable."""
     (tmp_path / in_the_way).parent.mkdir(exist_ok=True)
     (tmp_path / in_the_way).write_text("in the way")
     with pytest.raises(DataError, match="CLEAR_MLFLOW_CACHE") as caught:
@@ -136,7 +131,6 @@ def test_an_embedded_dataset_reads_no_folder(tmp_path, dataset):
 
 
 def test_default_cache_dir(monkeypatch, tmp_path):
-    """Our variable, then XDG's if absolute, then ~/.cache."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", "~/mine")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))

@@ -38,7 +38,6 @@ def test_digest_is_the_same_everywhere(stream):
 
 
 def test_every_scan_is_in_one_bucket_and_on_one_side(stream):
-    """1,797 scans in the order in which they are stored."""
     by_bucket = [
         (read_scans(bucket.train.paths), read_scans(bucket.test.paths)) for bucket in stream.buckets
     ]
@@ -52,7 +51,6 @@ def test_every_scan_is_in_one_bucket_and_on_one_side(stream):
 
 
 def test_each_bucket_has_enough_of_every_digit(stream):
-    """About 177 training and 79 test images, at least 7 of every digit in each test set."""
     assert [len(bucket.train) for bucket in stream.buckets] == [176, 180, 180, 175, 179, 178, 174]
     assert [len(bucket.test) for bucket in stream.buckets] == [80, 80, 80, 78, 79, 80, 78]
     for bucket in stream.buckets:
@@ -61,7 +59,6 @@ def test_each_bucket_has_enough_of_every_digit(stream):
 
 
 def test_images_are_the_scans_themselves(stream):
-    """17 grey levels as 0 to 255, with the scan's label."""
     scans = load_digits()
     for bucket in stream.buckets:
         for images in (bucket.train, bucket.test):

@@ -42,7 +42,6 @@ def test_a_small_image_is_its_bytes_around_zero(tmp_path):
 
 
 def test_the_embedded_dataset_has_them(digits, tmp_path):
-    """In the order of its images, with a constant digest."""
     file_names = []
     features = load_features(
         digits,
@@ -64,6 +63,5 @@ def test_the_embedded_dataset_has_them(digits, tmp_path):
 
 
 def test_the_name_pixels_is_reserved(digits, tmp_path):
-    """Extracted features cannot use it."""
     with pytest.raises(ConfigError, match="pass another --name"):
         check_extraction_name(digits, Extraction(PIXELS, "resnet18", "x", "y"), cache_dir=tmp_path)

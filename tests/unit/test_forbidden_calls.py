@@ -81,7 +81,6 @@ def offences(source: str) -> Iterator[str]:
 
 
 def test_no_module_calls_functions_that_execute_file_content():
-    """Pickles, shells, unescaped templates, and extraction of archives."""
     calls_by_path = {
         path: [
             call
@@ -121,7 +120,6 @@ def test_the_check_finds_each_forbidden_call(source):
 
 
 def test_page_templates_escape_everything():
-    """Except the page's own style and script."""
     folder = PACKAGE / "comparison" / "page"
     template = (folder / "page.html").read_text(encoding="utf-8")
     assert "|safe" not in template.replace(" ", "")

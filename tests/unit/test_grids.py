@@ -35,7 +35,6 @@ def write_grid(tmp_path, content):
 @settings(deadline=None)
 @given(grid=SOME.filter(len), fixed=SOME)
 def test_a_grids_runs_equal_nested_loops(tmp_path_factory, grid, fixed):
-    """In the file's order. Each is resolved separately."""
     fixed = {name: values[0] for name, values in fixed.items() if name not in grid}
     path = write_grid(
         tmp_path_factory.mktemp("grid"), yaml.safe_dump({"fixed": fixed, "grid": grid})
@@ -54,7 +53,6 @@ def test_a_grids_runs_equal_nested_loops(tmp_path_factory, grid, fixed):
 
 
 def test_entries_of_runs_are_separate_grids(tmp_path):
-    """They follow the grid's runs, and may override fixed values."""
     sweep_grid = read_grid(
         write_grid(
             tmp_path,
@@ -104,7 +102,6 @@ def test_paths_are_relative_to_the_working_folder(tmp_path, monkeypatch):
 
 
 def test_the_config_hash_uses_resolved_parameters(tmp_path):
-    """Whatever their order and notation."""
     auto = TrainConfig.resolve({"dataset": "digits"})
     spelled_out = TrainConfig.resolve({"epochs": "24", "lr": "2e-2", "model": "small_cnn"})
     assert hash_config(auto) == hash_config(spelled_out)
@@ -147,14 +144,12 @@ def test_the_config_hash_uses_resolved_parameters(tmp_path):
     ],
 )
 def test_an_invalid_file_is_a_one_line_error(tmp_path, content, message):
-    """Before anything is started."""
     with pytest.raises(ConfigError, match=message) as refusal:
         read_grid(write_grid(tmp_path, content))
     assert len(str(refusal.value)) < 900
 
 
 def test_unreadable_grid_files_are_reported(tmp_path):
-    """Missing, binary, and too large files."""
     with pytest.raises(ConfigError, match="cannot read the sweep"):
         read_grid(tmp_path / "absent.yaml")
     path = tmp_path / "sweep.yaml"

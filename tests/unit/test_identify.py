@@ -109,7 +109,6 @@ CONTINUUM = AccuracyMatrix([[1, 0.25], [0.25, 0.25]])
     ],
 )
 def test_the_formula_of_a_published_number_is_found(matrix, number, changed, expected, step):
-    """And none for a number with another last digit."""
     result, other = identify(matrix, [number, changed])
     names = {name for match in result.matches if match.step == step for name in match.names}
     assert expected <= names
@@ -151,7 +150,6 @@ def square_matrices(draw):
 @settings(deadline=None)
 @given(square_matrices(), st.integers(2, 6), st.sampled_from([1, 100]), st.booleans(), st.data())
 def test_values_of_a_definition_are_identified_as_it(matrix, digits, factor, transpose, data):
-    """Rounded, at any step, as a fraction or percent, also of the transpose."""
     step = data.draw(st.integers(1, matrix.num_rows))
     metrics = [metric for metric in ALL_METRICS if metric.needs == MATRIX]
     name, value = data.draw(
@@ -176,7 +174,6 @@ def test_truncated_numbers_rank_below_rounded_ones():
 
 
 def test_definitions_that_explain_more_numbers_rank_first():
-    """A number of the transpose decides how 0.5 is read."""
     matrix = AccuracyMatrix([[0.5, 0.31], [0.72, 0.5]])
     single = identify(matrix, ["0.5"])[0]
     together = identify(matrix, ["0.5", "-0.19"])[0]
@@ -186,7 +183,6 @@ def test_definitions_that_explain_more_numbers_rank_first():
 
 
 def test_matches_by_chance_fall_with_digits():
-    """Ten times fewer with each further digit."""
     matrix = AccuracyMatrix(np.array(SECOND_PLACE))
     expected = [
         result.expected_by_chance for result in identify(matrix, ["0.923", "0.9228", "0.92281"])
@@ -196,7 +192,6 @@ def test_matches_by_chance_fall_with_digits():
 
 
 def test_another_score_has_no_percent():
-    """And metrics that need accuracies are not tried."""
     rmse = AccuracyMatrix([[2.1, 3.8], [2.6, 2.2]], score=Score("rmse", higher_is_better=False))
     result, in_percent = identify(rmse, ["2.4", "240"])
     assert "renate/average_rmse" in list_names(result)
@@ -217,7 +212,6 @@ def test_counts_allow_weighted_averages(tmp_path):
 
 
 def test_files_are_read_as_import_reads_them(tmp_path):
-    """With the same options and errors."""
     file = tmp_path / "cddb.csv"
     rows = np.nan_to_num(CDDB.values * 100)
     np.savetxt(file, rows, delimiter=",", fmt="%.2f")

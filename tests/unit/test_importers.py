@@ -114,7 +114,6 @@ SAMPLES = [
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample[0]} {sample[1]}")
 def test_every_format_is_detected_and_read(sample):
-    """Every cell has the written value."""
     format_name, name, content, rows, initial, options = sample
     assert detect_format(result_file(name, content)).name == format_name
     assert_equal(read(name, content, **options), rows, initial)
@@ -169,7 +168,6 @@ ROWS = [",".join(map(str, row)) for row in SQUARE]
     ],
 )
 def test_labels_zeros_and_names_decide_what_a_cell_is(content, options, rows):
-    """A transposed matrix, unordered rows, columns of other numbers."""
     matrix = read("acc.txt", content, **options)
     np.testing.assert_allclose(matrix.values, np.transpose(SQUARE) if rows is None else rows)
 
@@ -203,7 +201,6 @@ def write_late(names: str, *labels: str) -> str:
     ],
 )  # fmt: skip
 def test_rows_that_start_at_a_later_bucket_keep_their_place(content, options):
-    """The rows before them were not measured; a header without a corner is read, too."""
     matrix = read("late.csv", content, **options)
     np.testing.assert_array_equal(matrix.values, LATE_ROWS)
 
@@ -229,7 +226,6 @@ def test_rows_that_start_at_a_later_bucket_keep_their_place(content, options):
     ],
 )  # fmt: skip
 def test_nameless_columns_and_words_before_names_are_left_out(content, options, rows, buckets):
-    """A nameless empty column at the end, and words such as test_on."""
     matrix = read("a.csv", content, **options)
     assert (matrix.num_rows, matrix.buckets) == (rows, tuple(buckets.split()))
 
@@ -246,7 +242,6 @@ TRANSPOSED_PARTS = {"matrix": TRANSPOSED, "strategy": "er"}
     ],
 )
 def test_a_matrix_called_matrix_may_be_transposed(name, content):
-    """Zeros below the diagonal prove it; a full matrix is read as it is."""
     assert_equal_past = read(name, content, future="not-tested").values
     np.testing.assert_array_equal(assert_equal_past, PAST_ONLY)
     with pytest.raises(RecordError, match="contains 0 below the diagonal"):
@@ -303,13 +298,11 @@ def test_previews_and_averages_belong_to_the_labelled_order():
     ],
 )
 def test_an_ambiguous_file_is_an_error_that_names_the_option(content, advice):
-    """Orientation, columns and row labels are never guessed."""
     with pytest.raises(RecordError, match=advice):
         read("acc.txt", content)
 
 
 def test_reading_options_that_a_format_contradicts_are_rejected():
-    """Also a missing column as a bucket."""
     with pytest.raises(ConfigError, match="leave orientation out"):
         read("e.csv", files.avalanche_csv(SQUARE), orientation="columns")
     with pytest.raises(
@@ -348,7 +341,6 @@ def test_a_row_of_zeros_before_the_last_is_a_row():
     [("0.3", True), ("0.33333", True), ("0.33", True), ("0.333331", False), ("0.34", False)],
 )
 def test_an_accuracy_is_rounded_to_one_to_five_digits(cell, is_possible):
-    """A third of three images, to its last digit."""
     if is_possible:
         assert read("a.csv", f"{cell},1\n", num_instances=(3,)).values[0, 0] == float(cell)
     else:
@@ -357,13 +349,11 @@ def test_an_accuracy_is_rounded_to_one_to_five_digits(cell, is_possible):
 
 
 def test_every_format_has_a_sample():
-    """So that every format is tested."""
     read_as_logs = {"pycil", "libcontinual", "zscl", "mtil"}  # by test_importers_logs.py
     assert {sample[0] for sample in SAMPLES} == set(FORMATS) - read_as_logs
 
 
 def test_runs_that_stopped_have_fewer_rows():
-    """The width is kept if the file contains it."""
     two = SQUARE[:2]
     assert_equal(read("eval_results.csv", files.avalanche_csv(two)), two)
     assert_equal(read("e.json", files.avalanche_results(two)), two)
@@ -373,7 +363,6 @@ def test_runs_that_stopped_have_fewer_rows():
 
 
 def test_each_line_of_mammoth_is_a_run():
-    """With its own metadata."""
     lines = [files.mammoth_line(PAST_ONLY, seed=seed, backbone="resnet18") for seed in (0, 1)]
     two = read_runs(result_file("logs.pyd", "".join(lines)))
     assert [run.label for run in two] == ["line 1", "line 2"]
@@ -383,7 +372,6 @@ def test_each_line_of_mammoth_is_a_run():
 
 
 def test_a_mammoth_line_is_never_evaluated(tmp_path, monkeypatch):
-    """Values that are code are skipped."""
     monkeypatch.chdir(tmp_path)
     line = files.mammoth_line(PAST_ONLY).replace("0.03", "open('x', 'w'), <object at 0x7f>, -[1]")
     assert_equal(read("logs.pyd", line), PAST_ONLY)
@@ -417,8 +405,6 @@ def test_avalanches_collected_metrics_are_all_of_its_tests():
 
 
 def test_avalanches_test_stream_is_preferred():
-    """Often both streams are tested."""
-
     def streams(**rows):
         names = {
             s: {files.avalanche_name(j, s): c for j, c in enumerate(r)} for s, r in rows.items()
@@ -451,7 +437,6 @@ def test_imported_matrices_have_capymoas_scores():
 
 
 def test_counts_and_keys_are_read_or_passed():
-    """One count applies to all buckets."""
     stored_values = {
         "matrix": SQUARE,
         "num_instances": [16, 32, 48],
@@ -610,7 +595,6 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "content", "options", "part"), WRONG)
 def test_invalid_or_unknown_files_are_one_line_errors(name, content, options, part):
-    """Percent, zeros and first rows need an option, and damage is named."""
     with pytest.raises((RecordError, ConfigError)) as caught:
         read(name, content, **options)
     message = str(caught.value)
@@ -621,7 +605,6 @@ def test_invalid_or_unknown_files_are_one_line_errors(name, content, options, pa
 
 
 def test_sizes_are_limited_before_memory_is_allocated(tmp_path):
-    """By the size that a file announces."""
     bomb = files.npz(matrix=np.zeros((3000, 1000)))
     assert len(bomb) < 100_000
     header = files.npy(np.zeros((1, 1))).replace(b"(1, 1), ", b"(999, 999), ")
@@ -655,7 +638,6 @@ def test_row_labels_may_start_with_the_untrained_model():
 
 
 def test_the_largest_allowed_matrix_is_read():
-    """A thousand buckets, with names and the untrained model."""
     names = ",".join(["", *(f"b{j}" for j in range(1000))])
     rows = [f"{label}{',' * 999},0.5" for label in ("initial", *range(1, 1001))]
     matrix = read("large.csv", "\n".join([names, *rows]), format_name="text")
@@ -673,7 +655,6 @@ def test_the_largest_allowed_matrix_is_read():
     ],
 )
 def test_files_next_to_a_matrix_are_skipped(names, passed):
-    """Other files of Renate or Avalanche, and earlier states of a run."""
     assert [name in find_skipped_files(names) for name in names] == passed
 
 
@@ -682,5 +663,4 @@ def test_files_next_to_a_matrix_are_skipped(names, passed):
     [("61.25", 0.005), ("61", 0.5), ("6.125e1", 0.005), ("5e-05", 5e-6), ("1e2", 0.5), ("-", 0.5)],
 )
 def test_a_printed_number_is_known_to_half_a_unit_of_its_last_digit(digits, precision):
-    """Also with an exponent, as Python prints small numbers."""
     assert PrintedNumber.parse("mean", digits, 1).precision == pytest.approx(precision)

@@ -90,7 +90,6 @@ def test_a_log_is_read_as_its_own_averages_prove(name, format_name, rows, proof)
 
 
 def test_both_classifiers_of_pycil_are_runs():
-    """Compare both with the matrices that PyCIL printed, which are transposed."""
     text = (LOGS / "pycil_output.txt").read_text()
     runs = read_log("pycil_output.txt")
     assert [run.label for run in runs] == ["run 1 CNN", "run 2 NME"]
@@ -117,7 +116,6 @@ def test_both_classifiers_of_pycil_are_runs():
 
 @pytest.mark.parametrize("name", ["zscl_mtil.txt", "moe_mtil.txt"])
 def test_checkpoints_and_data_sets_are_rows_and_columns(name):
-    """Read both orders of tests: by checkpoint and by data set."""
     (run,) = read_log(name)
     tests, checkpoint, dataset = {}, "", ""
     for line in (LOGS / name).read_text().splitlines():
@@ -257,7 +255,6 @@ def test_groups_other_than_the_tasks_are_rejected():
 
 
 def test_damaged_logs_are_one_line_errors():
-    """Overwrite bytes, and drop, repeat and exchange lines."""
     rng = random.Random(3)
     for path in sorted(LOGS.iterdir()):
         lines = path.read_bytes().splitlines(keepends=True)
@@ -285,7 +282,6 @@ def test_damaged_logs_are_one_line_errors():
 
 
 def test_a_printed_average_decides_orientation_and_scale():
-    """Take and report the orientation that fits."""
     average, forgetting = SQUARE[2].mean(), np.mean(SQUARE.max(axis=0)[:2] - SQUARE[2, :2])
     printed = f"Average accuracy: {average:.1f}\nForgetting: {forgetting:.2f}\n"
     for text, orientation in (
@@ -315,7 +311,6 @@ def test_an_unproven_orientation_is_an_error_with_both_results():
 
 @pytest.mark.parametrize("start", ["", "\ufeff", "\ufeffsep=;\n"])
 def test_decimal_commas_of_excel_are_read(start):
-    """Read semicolons and a byte order mark. The average column is the proof."""
     lines = [
         ";".join(f"{cell:.2f}".replace(".", ",") for cell in (*row, row[: i + 1].mean()))
         for i, row in enumerate(SQUARE)

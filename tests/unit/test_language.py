@@ -35,7 +35,6 @@ def project(tmp_path):
 
 @pytest.mark.parametrize("rule", VIOLATIONS)
 def test_a_rising_count_is_an_error_with_its_line(project, capsys, rule):
-    """One line per rule. Nothing is printed as long as no count rises."""
     assert main([], project) == 0
     assert capsys.readouterr().out == ""
     (project / "clear_mlflow" / "store" / "more.py").write_text(f"\n{VIOLATIONS[rule]}\n")
@@ -46,7 +45,6 @@ def test_a_rising_count_is_an_error_with_its_line(project, capsys, rule):
 
 
 def test_an_update_lowers_allowed_counts_and_never_raises_them(project):
-    """A count of 3 becomes the current 1, and a 0 stays 0."""
     file = project / "tools" / "language_counts.json"
     file.write_text('{"store": {"name": 3}, "docs": {"prose": 1000}}')
     source = "found = 1\n# beside\n"

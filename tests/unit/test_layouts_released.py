@@ -72,7 +72,6 @@ def as_literal(stream: BucketStream) -> dict[str, dict[str, list[tuple[str, str]
     [("train", True, "jpg"), ("train_image_only", False, "png")],
 )
 def test_reads_what_the_metadata_lists(tmp_path, train_folder, final_newline, extension):
-    """Every listed image is in its bucket, split and class, in a fixed order."""
     root = write_released(
         tmp_path,
         train_folder=train_folder,
@@ -107,7 +106,6 @@ def test_buckets_are_matched_by_key_and_ordered_as_numbers(tmp_path):
 
 
 def test_the_root_and_files_within_it_may_be_links(root, tmp_path):
-    """As long as they stay below the data root."""
     image = root / "train/labeled_images/1/bus/235821044.jpg"
     image.rename(root / "moved.jpg")
     image.symlink_to(root / "moved.jpg")
@@ -140,7 +138,6 @@ def test_digest_equals_its_definition(intact_tree):
     ids=["pixels", "bucket", "class", "split", "one image less"],
 )
 def test_every_change_of_content_changes_the_digest(intact_tree, root, change):
-    """A changed, moved or removed image."""
     change(root)
     assert read_any(root, name="x").digest != read_any(intact_tree, name="x").digest
 
@@ -237,7 +234,6 @@ def test_damage_is_a_one_line_error_with_path_and_reason(root, damage, damaged_n
 
 
 def test_a_class_file_in_another_folder_is_rejected(root):
-    """Although its content is valid."""
     listed = read_json(root / "train" / "labeled_metadata.json")
     stored = listed["1"]["bus"]
     listed["1"]["bus"] = "labeled_images/1/bus/bus.json"
@@ -257,7 +253,6 @@ def test_oversized_metadata_is_rejected_before_it_is_read(root):
 
 
 def test_an_unknown_layout_is_an_error_with_the_expected_ones(tmp_path):
-    """Missing, empty, a file, or another layout."""
     assert "No such file" in refusal(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     assert "found nothing" in refusal(tmp_path / "empty")
@@ -273,7 +268,6 @@ def test_an_unknown_layout_is_an_error_with_the_expected_ones(tmp_path):
 
 
 def test_a_few_shared_images_are_a_warning(root):
-    """With their number and the first two."""
     first, second = "train/labeled_images/1/bus", "train/labeled_images/2/bus"
     shutil.copy(root / first / "235821044.jpg", root / second / "235821044.jpg")
     shutil.copy(root / first / "235821045.jpg", root / "test/labeled_images/3/bus/235821044.jpg")
@@ -293,7 +287,6 @@ def test_a_few_shared_images_are_a_warning(root):
 
 
 def test_more_than_half_shared_images_are_an_error(root):
-    """Of the smaller set."""
     train, test = root / "train/labeled_images/1", root / "test/labeled_images/1"
     for class_name in ("bus", "camera", "sweater"):
         shutil.copy(train / class_name / "235821044.jpg", test / class_name / "235821044.jpg")

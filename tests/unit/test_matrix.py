@@ -20,7 +20,6 @@ def row(number: int, *correct: int, buckets=None, total: int = 10) -> AccuracyRo
 
 
 def test_a_row_computes_accuracy_and_the_last_trained_bucket():
-    """From the stored counts."""
     measured = AccuracyRow(2, ("2004", "2005"), (1, 2), (3, 4))
     assert measured.cells == (1 / 3, 0.5)
     assert measured.trained_through == "2005"
@@ -28,7 +27,6 @@ def test_a_row_computes_accuracy_and_the_last_trained_bucket():
 
 
 def test_a_row_may_have_fractions_instead_of_counts():
-    """Rows with unmeasured buckets are equal to themselves."""
     first = AccuracyRow.from_values(1, ["a", "b"], [0.25, float("nan")])
     other = AccuracyRow.from_values(1, ["a", "b"], [0.25, float("nan")])
     assert first == other
@@ -80,7 +78,6 @@ def test_impossible_rows_are_rejected_in_one_line(arguments, part):
 
 
 def test_trailing_rows_without_a_cell_are_dropped_and_inner_ones_kept():
-    """A run of three buckets has three rows, even if row 2 is missing."""
     full = [[0.1] * 4, [NAN] * 4, [NAN, NAN, 0.3, NAN], [NAN] * 4]
     matrix = AccuracyMatrix(full)
     assert (matrix.num_rows, matrix.num_buckets) == (3, 4)
@@ -123,14 +120,12 @@ def test_arrays_are_copies_and_read_only():
     ],
 )
 def test_impossible_matrices_are_rejected_in_one_line(arguments):
-    """Percentages, infinities and wrong shapes."""
     with pytest.raises(RecordError) as caught:
         AccuracyMatrix(**arguments)
     assert "\n" not in str(caught.value)
 
 
 def test_rows_in_any_order_become_the_matrix():
-    """Row 0 is the initialisation, row i is at i - 1, a missing row is NaN."""
     matrix = AccuracyMatrix.from_rows([row(3, 7, 8, 9), row(0, 1, 2, 3), row(1, 4, 5, 6)])
     expected = [[0.4, 0.5, 0.6], [NAN] * 3, [0.7, 0.8, 0.9]]
     np.testing.assert_array_equal(matrix.values, expected)
@@ -150,13 +145,11 @@ def test_rows_in_any_order_become_the_matrix():
     ],
 )
 def test_rows_of_different_runs_are_rejected(rows, part):
-    """The message names the two rows."""
     with pytest.raises(RecordError, match=part):
         AccuracyMatrix.from_rows(rows)
 
 
 def test_after_k_has_k_rows_including_unmeasured_ones():
-    """A score after a missing row is unknown."""
     matrix = AccuracyMatrix.from_rows([row(1, 1, 2, 3), row(3, 1, 2, 3)])
     assert [matrix.after(k).num_rows for k in range(4)] == [0, 1, 2, 3]
     assert matrix.after(2).buckets == matrix.buckets
@@ -178,7 +171,6 @@ def test_streaming_leaves_the_strict_upper_triangle_and_all_rows():
 
 
 def test_equality_compares_every_part():
-    """NaN equals NaN."""
     first = AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"])
     assert first.equals(AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"]))
     assert not first.equals(AccuracyMatrix([[0.2, NAN]], [0.2, NAN], [3, 4], ["a", "b"]))
@@ -198,7 +190,6 @@ def test_equality_compares_every_part():
     )
 )
 def test_any_numbers_make_a_canonical_matrix_or_an_error(case):
-    """Only fractions and NaN are accepted, and values round-trip."""
     rows, width = case
     try:
         matrix = AccuracyMatrix(np.array(rows, dtype=float).reshape(len(rows), width))

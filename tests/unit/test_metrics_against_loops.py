@@ -104,7 +104,6 @@ def iter_published(values, counts):
 
 
 def compute_by_loops(values, initial, counts, width) -> dict[str, float]:
-    """Compute the definitions by literal loops."""
     k = len(values)
     rows, last, split = range(k), k - 1, math.ceil(width / 2) - 1
     cells = [(i, j) for i in rows for j in range(width)]
@@ -182,7 +181,6 @@ def measured_matrices(draw):
 
 
 def select_reference_metrics(names):
-    """Return the metrics that the loops above define."""
     return {name: value for name, value in names.items() if name.split("/")[0] in TWINS}
 
 
@@ -194,7 +192,6 @@ def build(values, initial, counts, width) -> AccuracyMatrix:
 @settings(deadline=None)
 @given(measured_matrices())
 def test_the_summary_equals_literal_loops(case):
-    """The same names are defined, and every other name has a reason."""
     matrix = build(*case)
     summary, reasons = summarize(matrix), explain(matrix)
     assert select_reference_metrics(summary) == pytest.approx(compute_by_loops(*case), abs=1e-12)
@@ -211,7 +208,6 @@ def test_the_summary_equals_literal_loops(case):
 @settings(deadline=None)
 @given(measured_matrices())
 def test_a_series_equals_the_summary_of_truncated_runs(case):
-    """Step k is the metric after k buckets. The last step is the summary."""
     values, *rest = case
     metric_series = series(build(*case))
     for k in range(1, len(values) + 1):
@@ -230,7 +226,6 @@ def test_a_series_equals_the_summary_of_truncated_runs(case):
 @settings(deadline=None)
 @given(measured_matrices())
 def test_streaming_keeps_metrics_of_future_buckets(case):
-    """The others have a reason."""
     matrix = build(*case)
     remaining = {"clear/next_domain_accuracy", "renate/forward_transfer", "gem/forward_transfer"}
     remaining |= {"clear/forward_transfer", "tic/forward_transfer", "capymoa/forward_transfer"}
@@ -253,7 +248,6 @@ def test_streaming_keeps_metrics_of_future_buckets(case):
 @settings(deadline=None)
 @given(measured_matrices(), st.data())
 def test_an_unmeasured_cell_affects_only_metrics_that_use_it(case, data):
-    """A metric is defined without a cell only if it does not depend on it."""
     values, initial, counts, width = case
     if not values:
         return
@@ -277,7 +271,6 @@ def test_an_unmeasured_cell_affects_only_metrics_that_use_it(case, data):
 
 
 def test_the_published_matrix_has_the_published_numbers():
-    """The matrix of the challenge's second place and its published scores."""
     matrix = AccuracyMatrix(np.array(SECOND_PLACE))
     expected = {
         "clear/in_domain_accuracy": 0.9228127,
@@ -441,7 +434,6 @@ MISSING_ROW = AccuracyMatrix([[0.8] * 4, [math.nan] * 4, [0.8] * 4])
     ],
 )
 def test_undefined_metrics_have_a_reason(matrix, reasons):
-    """Never 0."""
     reasons_given = explain(matrix)
     assert reasons.items() <= reasons_given.items()
     if len(reasons) > 10:  # the first case is all that is undefined there
@@ -450,7 +442,6 @@ def test_undefined_metrics_have_a_reason(matrix, reasons):
 
 
 def test_forgetting_of_a_lower_triangular_matrix():
-    """One definition is undefined, and its reason names the other."""
     nan = math.nan
     matrix = AccuracyMatrix([[0.9, nan, nan], [0.7, 0.8, nan], [0.8, 0.6, 0.9]])
     assert summarize(matrix)["chaudhry/forgetting_since_trained"] == pytest.approx(0.15)
@@ -485,7 +476,6 @@ PAST_ONLY = [[0.9, NAN, NAN], [0.7, 0.8, NAN], [0.8, 0.6, 0.9]]
 def test_forgetting_since_trained_is_added_if_only_future_tests_are_missing(
     rows, protocol, defined
 ):
-    """To the families that contain the other definition, once, with its series."""
     name, results = "chaudhry/forgetting_since_trained", metrics.scores(rows, protocol)
     assert (name in results) == (defined == "since")
     assert (results["renate/forgetting"].value is not None) == (defined == "over all")
@@ -496,7 +486,6 @@ def test_forgetting_since_trained_is_added_if_only_future_tests_are_missing(
 
 
 def test_a_missing_row_leaves_gaps_in_the_series():
-    """At its step and in metrics that need it."""
     metric_series = series(MISSING_ROW)
     assert metric_series["renate/average_accuracy"] == {1: 0.8, 3: pytest.approx(0.8)}
     assert metric_series["clear/in_domain_accuracy"] == {1: 0.8}
@@ -504,6 +493,5 @@ def test_a_missing_row_leaves_gaps_in_the_series():
 
 @pytest.mark.parametrize("split", [None, 2])
 def test_micro_average_accuracy_needs_counts(split):
-    """It weights buckets by their number of images."""
     with pytest.raises(UndefinedMetricError, match="needs test counts per bucket"):
         wild_time.fix_id_accuracy(EXAMPLE, split)

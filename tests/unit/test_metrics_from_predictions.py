@@ -94,7 +94,6 @@ def without(run_predictions: Predictions, *rows: int) -> Predictions:
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), protocol=st.sampled_from(["iid", "streaming"]))
 def test_class_accuracies_equal_a_loop(seed: int, protocol: str) -> None:
-    """NaN without images, predictions or valid cells."""
     run_predictions = without(predictions(seed, protocol=protocol), 2)
     images, cells = run_predictions.images, class_accuracies(run_predictions)
     assert cells.shape == (4, 3, CLASSES)
@@ -115,7 +114,6 @@ def test_class_accuracies_equal_a_loop(seed: int, protocol: str) -> None:
 
 
 def test_macro_accuracy_equals_scikit_learns_macro_recall() -> None:
-    """In every cell. Summaries are means of such cells."""
     run_predictions = predictions(1, counts=(40, 50, 60))
     matrix = macro_matrix(run_predictions)
     for row, row_predictions in run_predictions.rows.items():
@@ -149,7 +147,6 @@ def test_amca_equals_a_loop() -> None:
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1000), per_class=st.integers(1, 4))
 def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class: int) -> None:
-    """With one more image, it is not."""
     draws = np.random.default_rng(seed)
     classes = [draws.permutation(CLASSES)[: draws.integers(1, CLASSES + 1)] for _ in range(2)]
     labels = [
@@ -173,7 +170,6 @@ def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class
 
 
 def test_confusion_equals_scikit_learns() -> None:
-    """Rows are true, columns predicted. Under streaming, only future buckets count."""
     run_predictions = predictions(2)
     for row, row_predictions in run_predictions.rows.items():
         expected = confusion_matrix(
@@ -187,7 +183,6 @@ def test_confusion_equals_scikit_learns() -> None:
 
 
 def test_calibration_equals_loops_and_scikit_learn() -> None:
-    """Of the last row, on trained buckets."""
     run_predictions = predictions(3, counts=(60, 70, 80), probs=True).after(2)
     where = run_predictions.images.bucket < 2
     stored = run_predictions.rows[2].probabilities
@@ -242,7 +237,6 @@ def test_bins_are_closed_above() -> None:
 
 
 def test_a_missing_run_is_reported() -> None:
-    """Labels have no calibration, and streaming has no valid trained bucket."""
     full_run = predictions(counts=(30, 30, 30))
     assert summarize(full_run).keys() == MACRO
     reasons = explain(full_run)
@@ -264,7 +258,6 @@ def test_a_missing_run_is_reported() -> None:
 
 
 def test_a_series_equals_truncated_runs() -> None:
-    """Its last value is the summary. A row without predictions leaves a gap."""
     run_predictions = predictions(4, probs=True)
     series = compute_series(run_predictions)
     assert series.keys() == MACRO | CALIBRATION
@@ -281,7 +274,6 @@ def test_a_series_equals_truncated_runs() -> None:
 
 
 def test_predictions_must_match_the_rows() -> None:
-    """Buckets, counts, accuracies and row numbers."""
     run_predictions = predictions(5)
     cells = [
         np.array(row_predictions.correct(run_predictions.images))

@@ -69,7 +69,6 @@ def test_a_result_is_shown_in_one_line(result, line):
 
 
 def test_results_are_shown_as_a_table():
-    """In a terminal and in a notebook. They are a dictionary."""
     results = scores(FULL)
     lines = str(results).splitlines()
     assert [line.split()[0] for line in lines[2:]] == [*results]
@@ -79,7 +78,6 @@ def test_results_are_shown_as_a_table():
 
 
 def test_scores_accepts_matrices_and_lists():
-    """A data frame of a matrix has the untrained model's row and the bucket names."""
     from_lists = scores([[0.8, 0.6], [0.7, 0.9]])
     assert from_lists == scores(np.array([[0.8, 0.6], [0.7, 0.9]]))
     assert from_lists["renate/forward_transfer"].value is None
@@ -91,7 +89,6 @@ def test_scores_accepts_matrices_and_lists():
 
 
 def test_the_index_of_a_frame_orders_its_rows():
-    """Labels without an order are an error."""
     full = AccuracyMatrix(FULL.values, initial=FULL.initial, buckets=("2004", "2005"))
     frame = full.to_frame(wide=True)
     for labels in (["initial", "2005", "2004"], ["2005", "initial", "2004"]):
@@ -133,7 +130,6 @@ def test_every_function_of_a_family_is_declared_under_its_own_name():
     ["", "a:b", "a@b", "a[0]", "ä", "a\n", "x" * 251, "/a", "a/", "a//b", "../a", "./a", "a/../b"],
 )
 def test_metric_names_that_mlflow_rejects_are_rejected(name):
-    """When the package is imported."""
     with pytest.raises(ConfigError, match="MLflow refuses"):
         check_metric_names([Metric(name=name, function=renate.forgetting)])
 
@@ -167,7 +163,6 @@ def test_the_reference_names_the_source_of_every_family(project):
 
 
 def test_the_page_shows_the_metrics_of_the_published_matrix(project):
-    """Two formulas of one name, each with its value in four digits."""
     page = (project / "docs" / "metrics.md").read_text(encoding="utf-8")
     page_values = dict(re.findall(r"`(\w+/\w+)` is (0\.[0-9]{4})", " ".join(page.split())))
     metrics = summarize(AccuracyMatrix(np.array(SECOND_PLACE)), metrics=ALL_METRICS)
@@ -176,8 +171,6 @@ def test_the_page_shows_the_metrics_of_the_published_matrix(project):
 
 
 def test_results_have_the_direction_of_their_metric():
-    """Of built-in and custom metrics."""
-
     def worst(matrix):
         return float(matrix.values.min())
 

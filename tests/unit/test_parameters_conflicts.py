@@ -31,7 +31,6 @@ CONFLICTING = [  # one example for each row of the table, in its order
 
 
 def test_every_conflict_has_an_example():
-    """CONFLICTING has an example for each row of CONFLICTS, in order."""
     assert len(CONFLICTING) == len(CONFLICTS)
 
 
@@ -41,7 +40,6 @@ def test_every_conflict_has_an_example():
     ids=lambda value: str(value)[:40],
 )
 def test_every_conflict_is_found_before_data_is_read(requested, conflict):
-    """The message is the sentence of its row, with the values."""
     with pytest.raises(ConfigError) as error:
         TrainConfig.resolve(requested, passed=requested)
     assert str(error.value).endswith(conflict.sentence.rpartition("}")[2])

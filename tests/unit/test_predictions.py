@@ -41,7 +41,6 @@ def row_predictions(images: EvaluationSet, labels: list[int], **options: object)
 
 
 def test_an_evaluation_set_round_trips(tmp_path: Path) -> None:
-    """With all parts and the digest."""
     images = evaluation_set()
     (tmp_path / EVALUATION_SET_FILE).write_bytes(images.to_bytes())
     back = EvaluationSet.load(tmp_path / EVALUATION_SET_FILE)
@@ -76,7 +75,6 @@ def test_the_digest_follows_from_every_part(part: str) -> None:
 def test_predictions_round_trip_with_the_counts_of_their_row(
     tmp_path_factory: pytest.TempPathFactory, labels: list[int], probs: bool
 ) -> None:
-    """Labels and probabilities to the bit, counts by a loop."""
     images = evaluation_set()
     probabilities = np.full((5, 4), 0.25, dtype=np.float16) if probs else None
     path = tmp_path_factory.mktemp("p") / predictions_file_name(2)
@@ -91,7 +89,6 @@ def test_predictions_round_trip_with_the_counts_of_their_row(
 
 
 def test_predictions_of_another_row_or_set_are_rejected(tmp_path: Path) -> None:
-    """By counts, images, or a changed name."""
     images = evaluation_set()
     row = row_predictions(images, [0, 1, 2, 3, 0])
     with pytest.raises(RecordError, match="another evaluation set"):
@@ -104,7 +101,6 @@ def test_predictions_of_another_row_or_set_are_rejected(tmp_path: Path) -> None:
 
 
 def test_predictions_are_compared_with_the_rows_accuracies() -> None:
-    """Within half an image. Unmeasured buckets are ignored."""
     images = evaluation_set()
     row = row_predictions(images, [0, 1, 0, 3, 0])  # 2 of 3 right, and 2 of 2
     for accuracies in ((0.667, 1.0), (float(np.float32(2 / 3)), 1.0), (0.6667, float("nan"))):
@@ -116,7 +112,6 @@ def test_predictions_are_compared_with_the_rows_accuracies() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), 1.5, 1.001, -0.25])
 def test_probabilities_are_checked(bad: float) -> None:
-    """NaN, and numbers outside 0 to 1, are rejected. 0 and 1 are probabilities."""
     probabilities = np.eye(5, 4, dtype=np.float16)
     assert row_predictions(evaluation_set(), [0] * 5, probabilities=probabilities.copy())
     probabilities[3, 1] = bad
@@ -161,7 +156,6 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_a_one_line_error(tmp_path: Path, name: str) -> None:
-    """A RecordError that names the file."""
     path = tmp_path / predictions_file_name(2)
     path.write_bytes(HOSTILE[name])
     for read in (RowPredictions.load, EvaluationSet.load):
@@ -180,7 +174,6 @@ def test_equal_predictions_are_equal_files() -> None:
 
 @pytest.mark.parametrize("probs", [False, True])
 def test_the_package_reads_what_is_written(probs: bool) -> None:
-    """The safetensors package reads names, types, shapes and numbers."""
     probabilities = np.full((5, 4), 0.25, dtype=np.float16) if probs else None
     row = row_predictions(evaluation_set(), [0, 1, 2, 3, 0], probabilities=probabilities)
     loaded = load(row.to_bytes())

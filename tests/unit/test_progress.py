@@ -35,7 +35,6 @@ def report_training(progress):
 
 
 def test_lines_are_one_per_bucket_with_the_accuracies():
-    """None for the untrained model, no past for the first bucket."""
     stream = io.StringIO()
     report_training(build_progress(stream))
     assert re.sub(r"\d+\.\d s", "TIME", stream.getvalue()).splitlines() == [
@@ -46,7 +45,6 @@ def test_lines_are_one_per_bucket_with_the_accuracies():
 
 
 def test_a_bucket_without_steps_has_no_loss():
-    """And does not repeat that of the previous bucket."""
     stream = io.StringIO()
     with LineProgress(stream) as progress:
         progress.bucket_started("a", bucket_index=0, num_buckets=2)
@@ -60,7 +58,6 @@ def test_a_bucket_without_steps_has_no_loss():
 
 
 def test_bars_show_the_accuracies_and_leave_the_cursor_visible():
-    """Both bars are drawn."""
     stream = Terminal()
     report_training(TerminalProgress(stream))
     output = stream.getvalue()
@@ -71,7 +68,6 @@ def test_bars_show_the_accuracies_and_leave_the_cursor_visible():
 
 
 def test_bars_are_for_terminals_that_can_move_their_cursor(monkeypatch):
-    """Files, pipes and dumb terminals get lines."""
     monkeypatch.setenv("TERM", "xterm")
     assert isinstance(build_progress(Terminal()), TerminalProgress)
     assert isinstance(build_progress(io.StringIO()), LineProgress)

@@ -18,7 +18,6 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_conda_environment_is_pyprojects_dependencies():
-    """MLproject's environment installs what the package declares."""
     conda = yaml.safe_load((ROOT / MLPROJECT["conda_env"]).read_text())
     python, pip, packages = conda["dependencies"]
     assert python.startswith("python=3.")

@@ -113,7 +113,6 @@ def records(draw):
 @settings(max_examples=60)
 @given(records())
 def test_a_record_round_trips(written):
-    """Every field, unknown ones too."""
     text = written.to_json()
     assert read(text) == written
     assert read(text).to_json() == text
@@ -164,7 +163,6 @@ def test_the_fields_are_the_documented_ones():
 
 
 def test_a_newer_major_version_is_an_error_that_asks_for_an_upgrade():
-    """Unknown fields of minor versions are kept."""
     later = document(schema={"name": SCHEMA_NAME, "version": "1.7", "x": 1}, further=[1])
     assert read(json.dumps(later)) == record(2, extra={"further": [1]})
     newer = {"schema": {"name": SCHEMA_NAME, "version": "2.0"}, "rows": []}
@@ -242,7 +240,6 @@ WRONG_SCORES = [
     ],
 )
 def test_invalid_fields_are_rejected_in_one_line(of, changes, part):
-    """Percent is never read as a fraction, nor one type as another."""
     check_refused(json.dumps(document(of, **changes)), part)
 
 
@@ -281,7 +278,6 @@ def test_extra_cannot_shadow_a_field():
 
 @given(st.integers(0, 10**9 - 1))
 def test_row_file_names_round_trip(number):
-    """At least three digits, and one name per row."""
     assert ROWS_FOLDER == "accuracy_matrix/rows"
     assert parse_row_index(row_file_name(number)) == number
 
@@ -302,7 +298,6 @@ def index_records(*records: RowRecord) -> dict[str, RowRecord]:
 
 
 def test_rows_become_a_run():
-    """With metadata, matrix, and the existing and missing rows."""
     run_record = assemble(index_records(*(record(n) for n in (3, 0, 2, 1))))
     assert run_record.is_complete
     assert (run_record.rows, run_record.missing) == ((0, 1, 2, 3), ())
@@ -322,7 +317,6 @@ def test_rows_become_a_run():
     ],
 )
 def test_gaps_are_rows_below_the_highest(numbers, missing, complete):
-    """A run without its initialisation is complete, and lacks a row."""
     run_record = assemble(index_records(*map(record, numbers)))
     assert (run_record.rows, run_record.missing, run_record.is_complete) == (
         numbers,
@@ -374,7 +368,6 @@ def test_a_run_without_rows_has_no_record():
 
 
 def test_versions_and_times_may_differ_within_a_run():
-    """After an upgrade, for example."""
     later = record(2, package_version="9.9", written_at="2027-01-01T00:00:00Z", extra={"a": 1})
     assert assemble(index_records(record(1), later)).rows == (1, 2)
 

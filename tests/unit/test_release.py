@@ -17,7 +17,6 @@ URL = "https://forge.example/lab/clear_mlflow"
 
 
 def test_links_of_the_readme_lead_to_the_tags_files():
-    """Relative links become links to files of the repository."""
     text = (ROOT / "README.md").read_text()
     done = release.make_links_absolute(text, URL, "v1.2.3")
     targets = re.findall(r"\]\(([^)\s]+)\)", done)
@@ -36,7 +35,6 @@ def write_hosted_project(url):
 
 
 def test_the_address_is_one_line():
-    """With an address, README has its badges; without, it is unchanged."""
     assert hosting.find_source_url('# urls.Source = "https://FORGE/OWNER/REPOSITORY"') is None
     readme = (ROOT / "README.md").read_text()
     for url, colab in ((URL, 0), ("https://github.com/lab/clear_mlflow", 1)):
@@ -55,7 +53,6 @@ def test_the_address_is_one_line():
 
 
 def test_project_urls():
-    """They become a table, and the rest is unchanged."""
     text = write_hosted_project(URL)
     done = release.insert_project_urls(text, URL, "v1.2.3")
     if sys.version_info >= (3, 11):
@@ -79,7 +76,6 @@ def test_project_urls():
     ],
 )
 def test_releases_with_inconsistent_versions_are_rejected(tmp_path, file, text):
-    """In package, changelog and citation."""
     files = {
         "clear_mlflow/core/version.py": '__version__ = "1.2.3"\n',
         "CHANGELOG.md": "# Changelog\n\n## 1.2.3 - 2026-11-22\n",

@@ -34,7 +34,6 @@ def matrices(draw):
 
 @given(matrices())
 def test_a_matrix_round_trips_through_json(matrix):
-    """Full precision, null for unmeasured cells."""
     content = json.loads(format_matrix_json(matrix), parse_constant=pytest.fail)
     assert content["schema"] == {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
     values = np.array(content["values"], dtype=float).reshape(-1, matrix.num_buckets)
@@ -49,7 +48,6 @@ def counts_and_keys(matrix):
 @pytest.mark.slow
 @given(matrices())
 def test_cells_round_trip_through_csv(matrix):
-    """Full precision, empty for unmeasured cells, one line per row."""
     header, *lines = csv.reader(io.StringIO(format_matrix_csv(matrix)))
     assert header[0] == "trained_through"
     assert [key.removeprefix("'") for key in header[1:]] == [

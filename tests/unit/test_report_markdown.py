@@ -62,7 +62,6 @@ def test_description_shows_matrix_and_metrics():
 
 
 def test_the_description_of_a_partial_run_names_missing_rows_and_the_reason():
-    """Undefined metrics have their reason."""
     text = describe(
         build_stored_record(AccuracyMatrix([[0.9, 0.6, 0.1], [0.5, 0.8, 0.1]]), without=(0, 1))
     )
@@ -93,7 +92,6 @@ def test_description_stays_below_the_limit_and_on_its_lines(width, fact):
 
 
 def test_description_leaves_out_what_is_too_large():
-    """A matrix of 25 buckets fits, and one of 60 does not."""
     texts = {
         n: describe(build_stored_record(AccuracyMatrix(np.full((n, n), 0.5)))) for n in (25, 60)
     }
@@ -114,7 +112,6 @@ PUNCTUATED = st.text(st.sampled_from("ab1 _*`~[]()<>&|\\\\!#+-=.:/@\"'{}"), max_
 @example("- a")
 @example("&lt;")
 def test_untrusted_text_is_shown_unchanged(text):
-    """By a Markdown renderer, in lists and table cells."""
     read = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     spaces = re.compile(r"\s+")
     for source, tags in (

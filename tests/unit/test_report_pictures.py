@@ -31,7 +31,6 @@ def texts(matrix: AccuracyMatrix, title: str) -> list[str]:
     "text", ["$x^{", "$\\frac{1}{0}$", "%", "\\", "a\x00b\nc", "名前", "\ud800", "😀", "_{}^", ""]
 )
 def test_any_text_can_be_drawn(text):
-    """No formula is parsed, and missing glyphs are boxes without a warning."""
     key = text if text.isprintable() and text else "$"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -54,7 +53,6 @@ def test_pictures_of_one_stream_have_one_size():
 
 
 def test_colours_are_on_a_fixed_scale():
-    """Equal accuracies have equal colours in all matrices."""
     alone = AccuracyMatrix([[0.5, 0.5], [0.5, 0.5]])
     among = AccuracyMatrix([[0.5, 0.0], [1.0, 0.5]])
     first_colours, other = (heatmap_array(matrix, "") for matrix in (alone, among))
@@ -66,7 +64,6 @@ def test_colours_are_on_a_fixed_scale():
 
 
 def test_unmeasured_cells_look_different_from_zero():
-    """They are hatched and grey, without a number."""
     zero = AccuracyMatrix([[0.0]])
     unknown = AccuracyMatrix(np.empty((0, 1)))
     assert "0.0" in texts(zero, "")
@@ -80,7 +77,6 @@ def test_unmeasured_cells_look_different_from_zero():
 
 @pytest.mark.parametrize("size", [1, 2, 12, 40, 300])
 def test_matrices_of_any_size_fit_on_a_screen(size):
-    """Large ones show colours only, and some bucket names."""
     matrix = AccuracyMatrix(np.full((size, size), 0.5))
     figure = draw_heatmap(matrix, "title")
     assert max(figure.get_size_inches()) < 10
@@ -95,7 +91,6 @@ LONG = [f"camera {j} of the north, first half of the year" for j in range(3)]
 @pytest.mark.parametrize("keys", [["old", "new"], MONTHS, LONG, [str(j) for j in range(40)]])
 @pytest.mark.parametrize("width", [2.7, 3.3, 6.5, None])
 def test_texts_do_not_overlap_or_leave_the_figure(keys, width):
-    """Long names are rotated or truncated."""
     figure = draw_heatmap(AccuracyMatrix(np.eye(len(keys)), buckets=keys), None, width=width)
     assert width is None or figure.get_size_inches()[0] == pytest.approx(width)
     cell_texts = figure.axes[0].texts
@@ -113,7 +108,6 @@ def test_texts_do_not_overlap_or_leave_the_figure(keys, width):
 
 
 def test_truncated_labels_remain_distinct():
-    """By their start, their end, or both."""
     middle = [f"camera {j} of the north, first half of the year" for j in range(2)]
     assert fit_labels(middle, 9, 0.65, 20) == ["…0 of t…", "…1 of t…"]
     assert fit_labels(["the same 1", "the same 2"], 9, 2, 6) == ["…ame 1", "…ame 2"]
@@ -122,7 +116,6 @@ def test_truncated_labels_remain_distinct():
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
 def test_the_diagonal_is_visible_on_every_colour(value):
-    """Its outline is within the cell."""
     figure = draw_heatmap(AccuracyMatrix(np.full((6, 6), value)), None)
     outlines = [part for part in figure.axes[0].patches if not part.get_fill()]
     assert len(outlines) == 6
@@ -137,7 +130,6 @@ def test_the_diagonal_is_visible_on_every_colour(value):
 
 @pytest.mark.parametrize("size", [10, 40])
 def test_small_cells_have_their_colour(size):
-    """White lines leave most of a cell, also in a paper's column."""
     figure = draw_heatmap(AccuracyMatrix(np.full((size, size), 0.0)), None, width=3.3)
     dark = (decode_png(encode_png(figure)).max(axis=2) < 120).sum()
     cells = 120**2 * (3.3 - 0.9 - 0.85) ** 2
@@ -145,7 +137,6 @@ def test_small_cells_have_their_colour(size):
 
 
 def test_a_users_matplotlib_settings_change_nothing():
-    """Pictures are equal on two machines."""
     before = draw_heatmap_png(TEN, "$run$")
     user_settings = {
         "savefig.bbox": "tight",

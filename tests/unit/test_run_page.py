@@ -109,7 +109,6 @@ def test_a_page_needs_no_other_file_and_is_reproducible():
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names_are_only_text(name):
-    """The page has the same tags as with plain names."""
     printable = "".join(c for c in name if c.isprintable())[:40]
 
     def tags_with(text, key):
@@ -147,7 +146,6 @@ def test_hostile_names_are_only_text(name):
 
 
 def test_every_cell_is_on_the_page():
-    """In the table as percent, in the script's data as a fraction."""
     report = build_report(counts={row: THREE[row] for row in (0, 1, 3)})
     text = render_run_page(report)
     cells = re.findall(
@@ -166,7 +164,6 @@ def test_every_cell_is_on_the_page():
 
 
 def test_metrics_have_their_meaning_or_the_reason_without_a_value():
-    """CLEAR's and Renate's first. Others are in a table."""
     report = build_report(counts={1: THREE[1]})
     own = make_results({"lab/own": 0.25}, lower_is_better=["lab/own"])
     report = dataclasses.replace(report, results=MetricResults(report.results | own))
@@ -184,7 +181,6 @@ def test_metrics_have_their_meaning_or_the_reason_without_a_value():
 
 
 def test_tests_within_buckets_have_metrics_next_to_their_charts():
-    """And not in the table of other metrics."""
     report = build_report(counts=THREE)
     tests = [
         test
@@ -206,7 +202,6 @@ def test_tests_within_buckets_have_metrics_next_to_their_charts():
 @pytest.mark.parametrize("classes", [3, 300])
 @pytest.mark.parametrize("protocol", ["iid", "streaming"])
 def test_the_page_contains_every_confusion_matrix(classes, protocol):
-    """Read as its script reads it, compared with a loop over images."""
     predictions = build_predictions(3, classes, 4, protocol=protocol)
     page_answers = read_page_data(render_run_page(build_report(predictions)))["predictions"]
     assert page_answers["classes"] == list(predictions.images.class_names)
@@ -250,7 +245,6 @@ def test_the_pages_size_is_limited(monkeypatch):
 
 
 def test_of_very_many_buckets_some_are_shown():
-    """Evenly spaced, with the first and the last. Means are over all."""
     counts = {row: tuple(range(250)) for row in (0, 250)}
     text = render_run_page(RunReport(
         name="long", run_id="abc", results=MetricResults(),
@@ -267,7 +261,6 @@ def test_of_very_many_buckets_some_are_shown():
 
 @pytest.mark.parametrize("row", [0, 1])
 def test_a_run_with_its_first_row_has_a_page(row):
-    """As during training."""
     assert "of 3 buckets trained" in render_run_page(build_report(counts={row: THREE[row]}))
 
 
@@ -282,7 +275,6 @@ def test_imported_fractions_have_no_counts():
 
 
 def test_classes_that_come_and_go_are_shown_over_time():
-    """Test images of each class in each bucket. Nothing if all are equal."""
     images = build_predictions(3, 2, 10).images
     label = np.where(images.bucket == 0, 0, np.arange(60) % 2).astype(np.uint16)
     class_rows = build_class_map(dataclasses.replace(images, label=label))

@@ -22,7 +22,6 @@ from clear_mlflow.statistics import (
     [(0.5, True, 34), (0.8, True, 15), (1.0, True, 10), (0.8, False, 26), (0.5, False, 64)],
 )
 def test_seeds_needed_equal_cohens_table(effect: float, paired: bool, needed: int) -> None:
-    """With one fewer, the power is too low."""
     n = 5
     error = math.sqrt((1 if paired else 2) / n)
     test = TTest(effect, error, n - 1 if paired else 2 * (n - 1), n, n, paired=paired)
@@ -51,7 +50,6 @@ def test_power_uses_at_least_one_degree_of_freedom() -> None:
 
 
 def test_seeds_needed_has_a_maximum() -> None:
-    """None for no difference, three for a clear one, another number for equivalence."""
     none = TTest(0.0, 0.1, 4, 5, 5, paired=True)
     assert seeds_needed(none) is None
     assert seeds_needed(TTest(5.0, 0.01, 4, 5, 5, paired=True)) == 3

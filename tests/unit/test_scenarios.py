@@ -47,7 +47,6 @@ def test_domain_is_the_stream_itself():
 
 
 def test_each_bucket_has_its_own_classes():
-    """The last gets the rest. Every image keeps its label and split."""
     stream = made()
     scenario = apply_scenario(stream, "class", {"classes_per_bucket": 2, "times": "all"})
     assert scenario.list_classes("train") == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
@@ -63,7 +62,6 @@ def test_each_bucket_has_its_own_classes():
 
 
 def test_in_the_streams_own_time_new_classes_come_with_drift():
-    """Half of the classes in the first half of the time."""
     stream = made()
     scenario = apply_scenario(stream, "class", {"classes_per_bucket": 4})
     assert scenario.times == ("2004-01-01", "2006-01-01")
@@ -80,7 +78,6 @@ def test_in_the_streams_own_time_new_classes_come_with_drift():
 
 
 def test_remaining_years_go_to_the_later_buckets():
-    """Four years in three buckets: one, one and two."""
     stream = made()
     buckets = apply_scenario(stream, "class", {"classes_per_bucket": 3})
     assert buckets.times == ("2004-01-01", "2005-01-01", "2006-01-01")
@@ -101,7 +98,6 @@ def test_the_class_order_is_given_or_random():
 
 
 def test_scenarios_and_orders_have_their_own_digest():
-    """Although task and class have the same images."""
     stream = made()
     digests = [
         apply_scenario(stream, scenario, {"times": "all", "order": order})
@@ -135,7 +131,6 @@ def test_a_class_missing_in_its_time_is_a_one_line_error():
 
 
 def test_the_missing_one_of_two_classes_is_named():
-    """It may still be predicted, and is in the record."""
     stream = made(without={("b", "2004")})
     assert apply_scenario(stream, "task", {"classes_per_bucket": 4}).absent_classes == {}
     scenario = apply_scenario(stream, "task", {"classes_per_bucket": 2})

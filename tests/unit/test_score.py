@@ -80,7 +80,6 @@ def build_tracked_run(values=ERRORS, initial=UNTRAINED, score=RMSE, seed=0):
     ],
 )
 def test_a_score_without_a_name_or_a_direction_is_rejected(name, higher, part):
-    """Its name becomes part of metric names."""
     with pytest.raises(RecordError, match=part) as caught:
         Score(name, higher)
     assert str(caught.value).isprintable()
@@ -88,7 +87,6 @@ def test_a_score_without_a_name_or_a_direction_is_rejected(name, higher, part):
 
 @pytest.mark.parametrize("other", [ACCURACY, MACRO_F1, Score("rmse")])
 def test_a_row_of_another_score_is_rejected(other):
-    """Of another name or direction."""
     rows = [record(1, [0.5, 0.25]), record(2, [0.5, 0.25], other)]
     with pytest.raises(RecordError, match="contradict each other: score is"):
         assemble({row_file_name(r.row.row): r for r in rows})
@@ -109,7 +107,6 @@ cells = st.floats(-100, 100, allow_subnormal=False) | st.just(NAN)
     st.sampled_from(["iid", "streaming"]),
 )
 def test_a_negated_matrix_has_the_same_metrics(values, initial, protocol):
-    """Except for the sign of levels."""
     matrix = AccuracyMatrix(values, initial, [3, 1, 4, 1], score=Score("gain"))
     flipped = AccuracyMatrix(
         [[-v for v in row] for row in values],
@@ -138,7 +135,6 @@ def test_a_negated_matrix_has_the_same_metrics(values, initial, protocol):
 
 
 def test_error_rates_of_a_published_matrix():
-    """1 - accuracy: the same transfers and forgetting, and 1 minus each mean."""
     accuracies, error_rate = np.array(SECOND_PLACE), Score("error_rate", False)
     of_accuracy = summarize(AccuracyMatrix(accuracies))
     of_error = summarize(AccuracyMatrix(1 - accuracies, score=error_rate))
@@ -158,7 +154,6 @@ def test_tests_within_buckets_are_not_mixed_with_another_score():
 
 
 def test_metrics_that_need_accuracies_are_omitted_with_a_reason():
-    """Those with counts or 1 - x, and the challenge score."""
     matrix = AccuracyMatrix(ERRORS, UNTRAINED, [10, 10, 10], score=RMSE)
     reasons = explain(matrix)
     needs = "needs an accuracy (the score is rmse)"
@@ -236,14 +231,12 @@ def test_a_loop_rejects_numbers_of_another_kind(changes, arguments, part):
 
 @given(st.floats(-1e150, 1e150), st.integers(2, 5))
 def test_displayed_numbers_equal_the_values(value, digits):
-    """To their digits, in few characters."""
     text = format_significant(value, digits)
     assert float(text) == pytest.approx(value, rel=0.6 * 10 ** (1 - digits))
     assert len(text) <= digits + 7
 
 
 def test_better_values_are_brighter():
-    """Whatever the score's direction."""
     grid = np.array([UNTRAINED, *ERRORS])
     lower, higher = build_cell_scale(RMSE, [grid]), build_cell_scale(Score("mean_reward"), [grid])
     assert lower.ends == ("6.00", "1.50")
@@ -255,7 +248,6 @@ def test_better_values_are_brighter():
 
 
 def test_colours_of_a_run_with_only_the_untrained_model():
-    """The scale is that of its only row."""
     grid = np.array([UNTRAINED, *np.full((3, 3), np.nan)])
     scale = build_cell_scale(RMSE, [grid])
     assert [float(scale.shade(value)) for value in (min(UNTRAINED), max(UNTRAINED))] == [1.0, 0.0]
@@ -286,7 +278,6 @@ def shown_text(page):
 
 
 def test_pages_and_descriptions_show_the_score_and_no_percent():
-    """Three digits in cells, four in metrics, and the direction."""
     run = build_tracked_run()
     results = metrics.evaluate_metrics(metrics.METRICS, run.matrix)
     page = render_run_page(build_report(run))
@@ -320,7 +311,6 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
 
 
 def test_an_untrained_model_far_off_does_not_flatten_the_charts():
-    """Its values are shown only in the matrix."""
     page = render_run_page(build_report(build_tracked_run(initial=[5e4, 6e4, 7e4])))
     charts = shown_text(page).split("rmse over time")[1]
     assert "values of the untrained model outside of it are omitted" in charts
@@ -335,7 +325,6 @@ def test_an_untrained_model_far_off_does_not_flatten_the_charts():
 @example(1e-09, 1e-09, 3)
 @given(st.floats(-1e150, 1e150), st.floats(-1e150, 1e150), st.integers(2, 5))
 def test_an_axis_has_a_few_round_numbers(one, other, steps):
-    """For any range, and for a single value."""
     low, high = pad_range(min(one, other), max(one, other))
     assert low < min(one, other) <= max(one, other) < high
     ticks = list_round_ticks(low, high, steps)

@@ -50,7 +50,6 @@ def names(images) -> list[str]:
 
 
 def test_folders_are_buckets_and_classes_in_train_and_test(split_root):
-    """Labels are sorted class names, and buckets are years."""
     stream = load(split_root)
     assert (stream.name, stream.split, stream.layout) == ("photos", "released", "folder")
     assert stream.source == str(split_root)
@@ -72,13 +71,11 @@ def test_folders_are_buckets_and_classes_in_train_and_test(split_root):
     ],
 )
 def test_buckets_are_in_the_order_of_their_numbers_or_dates(tmp_path, keys, order):
-    """Not in the order of their texts."""
     write_years(tmp_path / "photos", buckets=keys, train=4)
     assert [bucket.key for bucket in load(tmp_path / "photos").buckets] == order
 
 
 def test_numbers_with_leading_zeros_are_no_years(tmp_path):
-    """They have an order and no dates."""
     for keys, times in ((["0002", "0001"], ()), (["2002", "2001"], ("2001-01-01", "2002-01-01"))):
         root = tmp_path / keys[0]
         write_years(root, buckets=keys, train=4)
@@ -87,7 +84,6 @@ def test_numbers_with_leading_zeros_are_no_years(tmp_path):
 
 
 def test_files_of_operating_systems_are_skipped(root):
-    """For example, Thumbs.db."""
     before = load(root)
     folder = root / YEARS[0] / CLASSES[0]
     for path in (folder / "Thumbs.db", folder / ".DS_Store", folder / "._1.jpg"):
@@ -100,7 +96,6 @@ def test_files_of_operating_systems_are_skipped(root):
 
 
 def test_bucket_names_without_an_order_need_one(tmp_path):
-    """The order has to name all buckets."""
     write_years(tmp_path / "photos", buckets=("spring", "autumn"), train=4)
     with pytest.raises(DataError, match="order=FIRST:SECOND"):
         load(tmp_path / "photos")
@@ -168,7 +163,6 @@ def file_linked_out(root):
     ],
 )
 def test_an_invalid_folder_is_a_one_line_error(root, change, message):
-    """With the path and what was expected."""
     change(root)
     if not message:
         load(root)
@@ -181,7 +175,6 @@ def test_an_invalid_folder_is_a_one_line_error(root, change, message):
 
 
 def test_arguments_are_checked_and_the_name_is_the_folders():
-    """A passed name replaces the folder's."""
     arguments_read = complete_dataset_arguments(
         "folder", "/data/yearbook", {"licence": "CC BY 4.0"}
     )
@@ -202,7 +195,6 @@ def test_arguments_are_checked_and_the_name_is_the_folders():
 
 
 def test_a_stream_has_the_recipe_of_photographs_and_a_name():
-    """CLEAR's, with a memory that depends on the stream's size."""
     config = TrainConfig.resolve({"dataset": "folder", "data_root": "/data/yearbook"})
     assert (config.model, config.image_size, config.memory) == ("resnet18", 224, 0.1)
     assert config.stream_name == "yearbook"
@@ -218,7 +210,6 @@ def check(*arguments):
 
 
 def test_data_check_checks_a_folder(root):
-    """All problems, once. The digest equals a training's."""
     done = check(root, "--dataset", "folder", "--json")
     report = json.loads(done.stdout)
     assert (done.exit_code, report["problems"], report["layout"]) == (0, [], "folder")
@@ -240,7 +231,6 @@ def test_data_check_checks_a_folder(root):
 
 
 def test_data_check_lists_all_files_other_than_images(root):
-    """A training stops at the first one."""
     for year in ("2004", "2006"):
         (root / year / "bus" / "notes.txt").write_text("x")
     problems = json.loads(check(root, "--dataset", "folder", "--json").stdout)["problems"]
@@ -251,7 +241,6 @@ def test_data_check_lists_all_files_other_than_images(root):
 
 
 def test_data_check_rejects_anything_but_a_custom_stream(root):
-    """One line, and exit code 2."""
     for arguments, message in (
         ([root, "--dataset", "digits"], "a custom stream"),
         (["--dataset", "folder"], "expected DIR"),
@@ -264,7 +253,6 @@ def test_data_check_rejects_anything_but_a_custom_stream(root):
 
 
 def test_names_with_control_characters_are_escaped(root):
-    """Line breaks, and bytes that are not UTF-8."""
     bus = root / "2004" / "bus"
     (bus / "2004-bus-train-0.png").rename(bus / "a\nb.png")
     (bus / "2004-bus-train-1.png").rename(Path(os.fsdecode(bytes(bus) + b"/a\xffb.png")))
@@ -279,7 +267,6 @@ def test_names_with_control_characters_are_escaped(root):
 
 
 def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
-    """Unless one of them is not a number."""
     for extra_names, expected in (
         ((), ("0", "2", "10", "11")),
         (("x",), ("0", "10", "11", "2", "x")),
@@ -290,7 +277,6 @@ def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
 
 
 def test_stored_predictions_name_numbered_classes_in_the_order_of_their_labels(tmp_path):
-    """Class 10 comes after class 2."""
     write_years(tmp_path / "photos", classes=("2", "10"), train=2, test=1)
     stream = load(tmp_path / "photos")
     images = build_evaluation_set(stream)

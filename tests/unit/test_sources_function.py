@@ -74,7 +74,6 @@ def load(root, function, **arguments):
 
 
 def test_a_function_returns_the_stream_of_the_folder(root):
-    """With one digest. Keywords are dataset_args with annotated types."""
     folder = load_stream("folder", str(root), cache_dir=root.parent / "cache")
     stream = load(root, "years")
     assert (stream.digest, stream.class_names) == (folder.digest, folder.class_names)
@@ -96,7 +95,6 @@ def test_a_function_returns_the_stream_of_the_folder(root):
 
 
 def test_naming_a_function_does_not_import_it():
-    """Its module may be missing where parameters are resolved. It may need no folder."""
     config = TrainConfig.resolve({"dataset": "lab.photos:by_year"})
     assert (config.stream_name, config.memory) == ("by_year", 0.1)
     assert not needs_folder("lab.photos:by_year")
@@ -119,7 +117,6 @@ def test_naming_a_function_does_not_import_it():
     ],
 )
 def test_an_error_of_a_function_is_one_line(root, function, message):
-    """With its name, and what was expected."""
     with pytest.raises((ConfigError, DataError)) as error:
         load(root, function)
     assert message in str(error.value)
@@ -127,7 +124,6 @@ def test_an_error_of_a_function_is_one_line(root, function, message):
 
 
 def test_the_function_of_the_docs_runs(tmp_path, project, monkeypatch):
-    """As on the page, with files of its names."""
     page = (project / "docs" / "own-streams.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(# photos.py.*?)^```$", page, re.S | re.M)
     (tmp_path / "photos.py").write_text(code)
@@ -150,7 +146,6 @@ def test_the_function_of_the_docs_runs(tmp_path, project, monkeypatch):
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_class_that_the_list_of_classes_lacks_is_an_error(tmp_path, split):
-    """Of a training image or of a test image."""
     entries = [
         Entry(tmp_path / f"{name}{part}.png", name, "1", part)
         for name in ("bus", "camera")

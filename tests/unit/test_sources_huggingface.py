@@ -68,7 +68,6 @@ def saved(tmp_path_factory) -> tuple[Path, Path]:
 )
 @pytest.mark.parametrize("buckets", ["none", "year"])
 def test_a_saved_dataset_is_the_stream_of_its_folder(saved, protocol, split, buckets):
-    """One digest, the same images and order, with the files' bytes."""
     photos, root = saved
     options = {"protocol": protocol, "split": split}
     folder = load_stream("folder", str(photos), cache_dir=root.parent / "cache", **options)
@@ -84,7 +83,6 @@ def test_a_saved_dataset_is_the_stream_of_its_folder(saved, protocol, split, buc
 
 
 def test_images_are_written_once_and_again_if_they_are_missing(saved, tmp_path):
-    """Named by content. Deleted or truncated files are written again."""
     _, root = saved
     first = load(root, cache=tmp_path)
     paths = [path for bucket in first.buckets for path in bucket.train.paths]
@@ -98,7 +96,6 @@ def test_images_are_written_once_and_again_if_they_are_missing(saved, tmp_path):
 
 
 def test_a_split_column_and_copies_of_one_image(tmp_path):
-    """Without splits, a column decides, or images are held out. Copies keep their rows."""
     rows = write_years(tmp_path / "photos", train=4)
     rows += rows[:1]
     dataset = as_dataset(tmp_path / "photos", rows)
@@ -120,7 +117,6 @@ def test_a_split_column_and_copies_of_one_image(tmp_path):
 
 
 def test_names_of_images_may_be_longer_than_file_names(tmp_path):
-    """Such an image is named by its row."""
     rows = write_years(tmp_path / "photos", train=4)
     images = [
         {
@@ -137,7 +133,6 @@ def test_names_of_images_may_be_longer_than_file_names(tmp_path):
 
 
 def test_other_splits_are_left_out_with_a_warning(tmp_path):
-    """A dataset without training images is an error."""
     rows = write_years(tmp_path / "photos", train=4)
     full_dataset = as_dataset(tmp_path / "photos", rows)
     datasets.DatasetDict({"train": full_dataset, "validation": full_dataset}).save_to_disk(
@@ -150,7 +145,6 @@ def test_other_splits_are_left_out_with_a_warning(tmp_path):
 
 
 def test_labels_without_classes_are_a_one_line_error(tmp_path):
-    """As for every table."""
     rows = write_years(tmp_path / "photos", train=1)
     as_dataset(tmp_path / "photos", rows, label=[-1] * len(rows)).save_to_disk(
         str(tmp_path / "odd")
@@ -169,7 +163,6 @@ def test_arguments_are_checked_before_a_dataset_is_opened(tmp_path, name, value)
 
 
 def test_an_invalid_saved_dataset_is_a_one_line_error(saved, tmp_path):
-    """Another folder, a damaged dataset, and one with files stored elsewhere."""
     photos, root = saved
     with pytest.raises(DataError, match=r"no state\.json; expected a folder that datasets'"):
         load(photos)
@@ -194,7 +187,6 @@ def test_an_invalid_saved_dataset_is_a_one_line_error(saved, tmp_path):
 
 
 def test_an_unreachable_hub_is_a_one_line_error(tmp_path, monkeypatch):
-    """With the dataset's name. Folder and name exclude each other."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match="nobody/nothing cannot be loaded") as error:
         load(None, hub="nobody/nothing", cache=tmp_path)
@@ -213,7 +205,6 @@ def test_an_error_names_the_package_to_install(saved, monkeypatch):
 
 
 def test_a_column_of_vectors(tmp_path):
-    """Instead of images, with unchanged numbers."""
     vectors = [[float(i), i / 7, -i] for i in range(8)]
     columns = {"taken": vectors, "label": list("abababab"), "bucket": [1] * 4 + [2] * 4}
     datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))

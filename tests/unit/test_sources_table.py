@@ -69,7 +69,6 @@ def write(root, *lines, header="path,label,time,bucket,split"):
     [("iid", "auto"), ("iid", "2"), ("iid", "validation"), ("streaming", "auto")],
 )
 def test_a_folder_its_csv_and_its_parquet_are_one_stream(years, protocol, split):
-    """One digest and order, under every protocol."""
     root, _ = years
     options = {"protocol": protocol, "split": split}
     folder = load_stream("folder", str(root), cache_dir=root.parent / "cache", **options)
@@ -94,7 +93,6 @@ def test_a_folder_its_csv_and_its_parquet_are_one_stream(years, protocol, split)
 
 
 def test_times_become_quarters_and_months(root):
-    """By the calendar, in UTC."""
     write(
         root,
         "images/a.png,x,2004-03-31T23:30:00-01:00",
@@ -117,7 +115,6 @@ def test_times_become_quarters_and_months(root):
 
 
 def test_buckets_of_equal_counts_keep_one_time_together(root):
-    """In chronological order. Compared with a literal split for distinct times."""
     start = datetime(2004, 1, 1)
     when = random.Random(1).sample(range(200), 23)
     write(
@@ -166,7 +163,6 @@ def test_the_middle_image_of_a_time_decides_its_bucket(root, counts, number):
 
 
 def test_buckets_have_dates(years, root):
-    """The first day of a named date, or the middle image's with equal counts."""
     assert load(years[0], table="photos.csv").times == tuple(f"{year}-01-01" for year in YEARS)
     days = ["2004-01-03", "2004-02-01", "2004-02-07", "2005-07-01", "2006-01-01", "2006-03-01"]
     lines = [f"images/{i}.png,{'xy'[i % 2]},{day}" for i, day in enumerate(days)]
@@ -185,13 +181,11 @@ def test_buckets_have_dates(years, root):
 
 @pytest.mark.parametrize("buckets", ["week", "equal", "equal:0", "equal:x", "equal:9999", "year:1"])
 def test_invalid_buckets_are_a_one_line_error(buckets):
-    """Before any file is read."""
     with pytest.raises(ConfigError, match="expected none, year, half, quarter, month, or equal:N"):
         complete_dataset_arguments("table", "/nowhere", {"buckets": buckets})
 
 
 def test_columns_of_other_names(root):
-    """Unused columns are not read."""
     write(
         root,
         "images/a.png,3,2004,whatever,",
@@ -207,7 +201,6 @@ def test_columns_of_other_names(root):
 
 
 def test_texts_are_kept_unchanged(root):
-    """Texts such as NA or 1e3 are names."""
     names = ["NA", "None", "007", "nan", "null"]
     lines = [f"images/{i}.png,{name},2004,1,train" for i, name in enumerate(names)]
     write(root, *lines)
@@ -262,7 +255,6 @@ def test_an_invalid_time_is_a_one_line_error(root, time):
 
 
 def test_a_too_coarse_time_is_a_one_line_error(root):
-    """A year has no month."""
     write(root, f"{A},x,2004-05", f"{B},y,2004", header="path,label,time")
     assert "row 3 has time '2004', which lacks the month" in refusal(root, buckets="month")
 
@@ -280,7 +272,6 @@ def test_a_too_coarse_time_is_a_one_line_error(root):
     ],
 )
 def test_a_missing_column_is_a_one_line_error(root, header, arguments, message):
-    """With the existing ones, and the argument that names another."""
     write(root, "images/a.png,x,2004", header=header)
     assert message in refusal(root, **arguments)
 
@@ -317,7 +308,6 @@ def parquet(root, **columns):
     ],
 )
 def test_columns_of_wrong_types_are_a_one_line_error(root, columns, message):
-    """Including regression targets and multiple labels."""
     parquet(root, **columns)
     assert message in refusal(root)
 
@@ -336,13 +326,11 @@ def test_columns_of_wrong_types_are_a_one_line_error(root, columns, message):
     ],
 )  # fmt: skip
 def test_all_time_types_of_parquet_are_read(root, times):
-    """Years, dates, times with and without a zone, texts."""
     parquet(root, time=times)
     assert list_images(root, buckets="year") == {"2004": ["a"], "2005": ["b"]}
 
 
 def test_the_unpacked_size_of_a_parquet_file_is_limited(root):
-    """Before memory is allocated."""
     number = MAX_TABLE_ROWS + 1
     column = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0), number), pa.array(["x"]))
     pq.write_table(

@@ -76,7 +76,6 @@ def load_vectors(path: Path, cache: Path, **arguments):
     "file_format", ["csv", "csv-with-index", "parquet", "parquet-lists", "npz"]
 )
 def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
-    """One digest and order, also with another order of rows."""
     expected = build_stream(build_vectors_by_year(tmp_path, table), name="x")
     for of in (table, table.sample(frac=1, random_state=1)):
         columns = {"columns": "vectors"} if file_format == "parquet-lists" else {}
@@ -99,7 +98,6 @@ def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
 
 
 def test_splits_do_not_depend_on_the_order_of_vectors(table, tmp_path):
-    """Seeded and validation splits."""
     for split in ("3", "validation:3"):
         first, other = (
             load_stream(
@@ -172,7 +170,6 @@ COLLAPSING = {
     "file_format", ["csv", "parquet", "parquet-lists", "npz", "huggingface", "function"]
 )
 def test_numbers_that_float32_makes_equal_are_rejected(table, tmp_path, file_format, name):
-    """One line that names the column, in training and in ``data check``."""
     numbers = np.random.default_rng(0).permutation(COLLAPSING[name])
     source, path, arguments = "vectors", None, {"buckets": "year"}
     columns = pd.DataFrame({"a": np.arange(40), "b": numbers})
@@ -214,7 +211,6 @@ def test_numbers_that_float32_makes_equal_are_rejected(table, tmp_path, file_for
 
 
 def test_numbers_that_are_only_rounded_are_accepted(tmp_path):
-    """All digits of float64, errors of rounding, and large numbers that stay distinct."""
     draws = np.random.default_rng(0)
     columns = [
         draws.normal(size=40_000),
@@ -238,7 +234,6 @@ def test_a_date_of_parquet_is_not_a_number(table, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("file_format", ["csv", "parquet", "npz"])
 def test_the_width_of_vectors_is_limited(tmp_path, file_format):
-    """By one limit for all file formats."""
     for width, message in ((2048, ""), (MAX_FEATURES_WIDTH + 1, "expected 16384 at most")):
         numbers = pd.DataFrame(np.ones((4, width)), columns=[f"n{i}" for i in range(width)])
         roles = {"label": ["a", "b"] * 2, "bucket": ["1", "1", "2", "2"]}
@@ -341,7 +336,6 @@ def weather(tmp_path, **arguments):
 
 
 def test_the_weather_is_as_it_was_measured(tmp_path):
-    """Its digest, half-years, days and dates."""
     stream = weather(tmp_path)
     assert stream.class_names == ("drizzle", "fog", "rain", "snow", "sun")
     assert [b.key for b in stream.buckets][:3] == ["2012-H1", "2012-H2", "2013-H1"]
@@ -375,7 +369,6 @@ DIGEST = "sha256:bb268a4fd8d86a9c078035ffd5d4a653166611ed3d2533396600450171f9a3f
 
 
 def test_a_text_becomes_scikit_learns_hashed_words(tmp_path):
-    """From CSV and Parquet, with any width. A row without a text is an error."""
     texts = [f"{word} of day{i}: Rain" for i, word in enumerate(["Snow", "sun"] * 8)]
     frame = pd.DataFrame({"text": texts, "label": ["a", "b"] * 8, "bucket": [1] * 8 + [2] * 8})
     arguments = {"text": "text", "width": 32, "standardise": "none"}

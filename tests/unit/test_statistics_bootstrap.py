@@ -74,7 +74,6 @@ def compute_by_loops(
 
 @pytest.mark.slow
 def test_the_bootstrap_equals_a_slow_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For every metric, with any block size."""
     a, b = random_hits(3), random_hits(4, share=0.7)
     values_a = summarize(build_matrix(a), metrics=ALL_METRICS)
     values_b = summarize(build_matrix(b), metrics=ALL_METRICS)
@@ -111,8 +110,6 @@ def test_shared_resamples_equal_those_of_each_pair() -> None:
 
 
 def test_metrics_undefined_on_a_resample_use_the_others() -> None:
-    """Custom ones, too. A metric without variation has no test."""
-
     def failing(matrix: AccuracyMatrix) -> float:
         if matrix.values[:, -1].min() < 0.5:
             raise UndefinedMetricError("not here")
@@ -162,7 +159,6 @@ def test_false_positives_stay_within_the_level_and_intervals_cover() -> None:
 
 
 def test_runs_of_different_lengths_and_protocols() -> None:
-    """Both are truncated to the shorter one. Under streaming, only future buckets count."""
     a, b = random_hits(6), random_hits(7).after(2)
     results = paired_bootstrap(a, b, resamples=20)
     expected = [metrics.renate.average_accuracy(build_matrix(run)) for run in (a.after(2), b)]
@@ -186,7 +182,6 @@ def test_memory_does_not_grow_with_the_number_of_resamples() -> None:
 
 
 def test_invalid_input_is_a_one_line_error() -> None:
-    """Different images are never paired."""
     a, other = random_hits(1), hits(np.ones((4, 18), bool), (7, 6, 5))
     with pytest.raises(RecordError, match=r"different images .* cannot be paired"):
         paired_bootstrap(a, other)

@@ -31,7 +31,6 @@ values = st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=2, max_
 @settings(max_examples=60, deadline=None)
 @given(a=values, b=values, level=st.sampled_from([0.9, 0.95]))
 def test_t_tests_equal_scipys(a: list[float], b: list[float], level: float) -> None:
-    """p, degrees of freedom and interval, which contains 0 exactly if p is above the level."""
     result = welch_t(a, b)
     if result is None:
         assert max(np.ptp(a), np.ptp(b)) == 0
@@ -53,7 +52,6 @@ def test_t_tests_equal_scipys(a: list[float], b: list[float], level: float) -> N
 
 
 def test_equal_values_have_no_test() -> None:
-    """Without a spread there is no interval."""
     assert paired_t([0.5, 0.7], [0.4, 0.6]) is None
     assert paired_t([0.5], [0.4]) is None
     assert welch_t([0.5, 0.5], [0.4, 0.4, 0.4]) is None
@@ -173,7 +171,6 @@ def write_sentence(**values: Any) -> str:
 
 
 def test_verdicts_are_plain_sentences() -> None:
-    """Methods, metric, difference, certainty and test, from the side of the better one."""
     expected = (
         "A is significantly better than B in clear/accuracy (A +3.1 points, 95 % CI 1.2 to 5.0, "
         "p = 0.01, paired t-test, 8 shared seeds)."
@@ -200,7 +197,6 @@ def test_verdicts_are_plain_sentences() -> None:
 
 
 def test_a_margin_adds_a_test_of_equivalence() -> None:
-    """With the 90 % interval if inconclusive. A difference precedes equivalence."""
     wide: dict[str, Any] = {
         "difference": 0.001,
         "low": -0.006,
@@ -235,7 +231,6 @@ def test_a_margin_adds_a_test_of_equivalence() -> None:
 
 
 def test_the_sentence_on_two_single_runs_is_about_two_models() -> None:
-    """Not about the methods."""
     models = {"unit": "images", "test": "paired bootstrap", "sample": "300 test images"}
     assert write_sentence(difference=-0.031, low=-0.05, high=-0.012, **models) == (
         "The model of B is significantly better than the model of A in clear/accuracy (B +3.1 "
@@ -247,7 +242,6 @@ def test_the_sentence_on_two_single_runs_is_about_two_models() -> None:
 
 
 def test_invalid_input_is_a_one_line_error() -> None:
-    """For example, NaN."""
     test = TTest(0.1, 0.1, 4, 5, 5, paired=True)
     for call, error, message in (
         (lambda: test.equivalence_p(0), ConfigError, "margin is 0; expected a number above 0"),

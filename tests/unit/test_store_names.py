@@ -9,7 +9,6 @@ PREFIX = "clear_" + "mlflow."
 
 
 def test_names_of_stored_tags_do_not_change():
-    """A constant may be renamed, but not its value."""
     tag_names = {key: text for key, text in vars(names).items() if key.endswith("_TAG")}
     hidden = {key for key, text in tag_names.items() if text.startswith("mlflow.")}
     tag_names = {key: text.removeprefix("mlflow.") for key, text in tag_names.items()}

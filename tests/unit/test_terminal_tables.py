@@ -28,7 +28,6 @@ def print_lines(table, width: int = 80) -> list[str]:
 
 
 def test_ten_buckets_fit_into_eighty_columns():
-    """Even if every cell is 100.0, and without a terminal."""
     lines = print_lines(build_matrix_table(TEN))
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["%", "tested", "on", "→", *(str(j) for j in range(1, 11))]
@@ -38,7 +37,6 @@ def test_ten_buckets_fit_into_eighty_columns():
 
 
 def test_unmeasured_cells_are_dashes():
-    """Not 0.0, and not nan."""
     matrix = AccuracyMatrix([[0.5, np.nan], [0.0, 1.0]], buckets=["2004", "2005"])
     lines = print_lines(build_matrix_table(matrix))
     assert lines[2].split() == ["after", "2004", "50.0", "–"]
@@ -56,7 +54,6 @@ def test_unmeasured_cells_are_dashes():
     )
 )
 def test_any_keys_fit_into_eighty_columns(keys):
-    """Long, wide and markup-like names are truncated, never wrapped or interpreted."""
     width = len(keys)
     matrix = AccuracyMatrix(np.full((width, width), 1.0), buckets=keys)
     lines = print_lines(build_matrix_table(matrix))
@@ -66,7 +63,6 @@ def test_any_keys_fit_into_eighty_columns(keys):
 
 
 def test_metrics_are_shown_with_value_or_reason():
-    """In the order of the registry, custom ones last."""
     matrix = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])
     summary = {"mylab/spread": 0.5, **summarize(matrix)}
     printed_lines = print_lines(table(summary, explain(matrix), lower_is_better={"mylab/spread"}))

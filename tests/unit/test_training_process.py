@@ -35,7 +35,6 @@ def test_memory_that_is_freed_is_reused():
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MALLOC_MMAP_MAX_"])
 def test_a_users_settings_are_kept(name):
-    """Of threads, by either variable."""
     environment = build_child_environment({name: "7"})
     assert environment[name] == "7"
     if name.startswith("MALLOC"):

@@ -58,7 +58,6 @@ def test_every_document_is_read_as_json_reads_it(document):
     ],
 )
 def test_documents_that_cannot_be_written_again_are_rejected(text, words):
-    """In one line, whatever msgspec raises."""
     largest = 10**6 if "100 bytes" not in words else 100
     with pytest.raises(RecordError) as caught:
         untrusted.json_value(text, largest)
@@ -74,7 +73,6 @@ def test_the_depth_limit_is_exact():
 
 
 def test_no_more_of_a_file_is_read_than_its_limit(tmp_path):
-    """One byte more is an error."""
     file = tmp_path / "file"
     file.write_bytes(bytes(100))
     assert untrusted.read_bytes(file, 100) == bytes(100)
@@ -97,7 +95,6 @@ def test_only_regular_files_are_opened(tmp_path, type_name):
 
 @pytest.mark.slow
 def test_deep_nesting_is_handled_only_by_the_parser():
-    """And by the reader of YAML, which has no limit of its own."""
     handling = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")

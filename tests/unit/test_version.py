@@ -7,7 +7,6 @@ from clear_mlflow.core.version import list_software_versions
 
 
 def test_a_package_with_another_distribution_name_has_its_own_version(monkeypatch):
-    """Use the module's version for tensorflow-cpu, which installs tensorflow."""
     package = ModuleType("tensorflow")
     setattr(package, "__version__", "2.99.0")  # noqa: B010  (unknown to type checkers)
     monkeypatch.setitem(sys.modules, "tensorflow", package)
