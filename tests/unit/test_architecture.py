@@ -55,7 +55,7 @@ PLUGINS = {"adapters", "api", "cli", "importers", "learning/strategies", "metric
 MOST_MODULES = 14
 # Folders whose modules are tested in a file each, or in the file of the folder.
 TESTED_TOGETHER = {
-    *("adapters", "data/layouts", "data/sources", "importers", "learning/strategies", "metrics"),
+    *("adapters", "data/layouts", "data/sources", "importers", "learning/strategies", "metrics")
 }
 LEAST_SHARE_TESTED = 0.77  # of the modules: in a test file of their name
 

@@ -11,12 +11,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from comparisons import (
-    NUM_TEST,
-    build_cost_runs,
-    compared_run,
-    counts,
-)
+from comparisons import NUM_TEST, build_cost_runs, compared_run, counts
 from comparisons import build_seed_runs as seeds_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -94,10 +89,7 @@ def test_new_classes_are_ranked_by_average_accuracy(scenario):
     ],
 )
 def test_different_test_sets_are_never_in_one_group(other, message):
-    runs = [
-        *seeds_of("replay", 180, range(7)),
-        *seeds_of("replay", 120, range(7, 14), **other),
-    ]
+    runs = [*seeds_of("replay", 180, range(7)), *seeds_of("replay", 120, range(7, 14), **other)]
     comparison = compare_and_rank(runs)
     assert [len(group.members) for group in comparison.groups] == [7, 7]
     assert len({group.name for group in comparison.groups}) == 2
@@ -363,10 +355,7 @@ def test_names_have_only_the_arguments_that_differ_within_a_strategy():
     ]
     for option in ("dataset_args", "scenario_args"):
         streams = [{"strategy": "cumulative", option: f"{SHARED}times={n}"} for n in (1, 2)]
-        assert name_groups(*streams, by=("strategy", option)) == [
-            "times=1",
-            "times=2",
-        ]
+        assert name_groups(*streams, by=("strategy", option)) == ["times=1", "times=2"]
 
 
 def test_equal_labels_are_told_apart_by_test_conditions_or_runs():

@@ -88,21 +88,13 @@ DAMAGES = [
         [("unreadable", FIRST)],
         True,
     ),
-    (
-        lambda r: copy_image(r, f"{IMAGES}/1/bus/235821045.jpg", FIRST),
-        [("duplicate", FIRST)],
-        True,
-    ),
+    (lambda r: copy_image(r, f"{IMAGES}/1/bus/235821045.jpg", FIRST), [("duplicate", FIRST)], True),
     (
         lambda r: copy_image(r, f"{IMAGES}/1/camera/235821045.jpg", FIRST),
         [("duplicate", FIRST)],
         True,
     ),
-    (
-        lambda r: copy_image(r, f"{IMAGES}/3/bus/235821045.jpg", FIRST),
-        [("duplicate", FIRST)],
-        True,
-    ),
+    (lambda r: copy_image(r, f"{IMAGES}/3/bus/235821045.jpg", FIRST), [("duplicate", FIRST)], True),
     (
         lambda r: copy_image(r, "test/labeled_images/2/bus/235821045.jpg", FIRST),
         [("duplicate", FIRST)],
@@ -179,7 +171,7 @@ def test_the_check_continues_after_the_first_problem(root):
     ]
     (double,) = (p for p in findings.problems if p.type == "duplicate")
     assert [str(path.relative_to(findings.root)) for path in double.others] == [
-        f"{IMAGES}/3/bus/235821045.jpg",
+        f"{IMAGES}/3/bus/235821045.jpg"
     ]
 
 

@@ -53,11 +53,7 @@ def quadrants(width: int, height: int) -> Image.Image:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    width=st.integers(1, 70),
-    height=st.integers(1, 70),
-    side=st.integers(1, 29),
-)
+@given(width=st.integers(1, 70), height=st.integers(1, 70), side=st.integers(1, 29))
 def test_any_size_becomes_the_central_square(tmp_path_factory, width, height, side):
     """Equal to a literal crop of the exact centre, then scaling."""
     path = tmp_path_factory.getbasetemp() / f"{width}x{height}.png"
@@ -122,10 +118,7 @@ KINDS = {
     "sixteen bits.png": (_sixteen_bits, (128, 128, 128)),
     "palette.png": (lambda p: Image.new("RGB", (8, 8), RED).convert("P").save(p), RED),
     "palette.gif": (lambda p: Image.new("RGB", (8, 8), RED).convert("P").save(p), RED),
-    "see-through palette.png": (
-        lambda p: Image.new("P", (8, 8), 0).save(p, transparency=0),
-        WHITE,
-    ),
+    "see-through palette.png": (lambda p: Image.new("P", (8, 8), 0).save(p, transparency=0), WHITE),
     "see-through colour.png": (
         lambda p: Image.new("RGB", (8, 8), RED).save(p, transparency=RED),
         WHITE,

@@ -173,10 +173,7 @@ def test_a_split_that_is_not_stored_is_drawn_with_a_warning(tmp_path, trees):
             ),
             "fewer to test on",
         ),
-        (
-            lambda f: (f / "test.txt").write_text("labeled_images/2/bus/7.jpg 0"),
-            "which",
-        ),
+        (lambda f: (f / "test.txt").write_text("labeled_images/2/bus/7.jpg 0"), "which"),
     ],
     ids=["overlap", "image left out", "bucket left out", "swapped", "foreign image"],
 )
@@ -233,8 +230,7 @@ def test_several_datasets_below_the_root_are_an_error(tmp_path):
 
 @pytest.mark.parametrize("below", ["", "clear10"])
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [("released", "challenge"), ("released", "older"), ("older", "released")],
+    ("first", "second"), [("released", "challenge"), ("released", "older"), ("older", "released")]
 )
 def test_two_layouts_in_one_folder_are_an_error(tmp_path, below, first, second):
     LAYOUTS[first](tmp_path / below, PHOTOS)

@@ -12,11 +12,7 @@ from published import SECOND_PLACE
 
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.metrics import (
-    ALL_METRICS,
-    FAMILIES,
-    wild_time,
-)
+from clear_mlflow.metrics import ALL_METRICS, FAMILIES, wild_time
 
 # Of every family that there is, those that a user adds included.
 explain, series, summarize = (

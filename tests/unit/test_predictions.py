@@ -33,10 +33,7 @@ def evaluation_set(counts: tuple[int, ...] = (3, 2), classes: int = 4) -> Evalua
 
 def row_predictions(images: EvaluationSet, labels: list[int], **options: object) -> RowPredictions:
     return RowPredictions(
-        row=2,
-        labels=np.array(labels, dtype=np.uint8),
-        evaluation_set=images.digest,
-        **options,
+        row=2, labels=np.array(labels, dtype=np.uint8), evaluation_set=images.digest, **options
     )
 
 
@@ -147,9 +144,7 @@ HOSTILE = {
         b"\0",
     ),
     "more than the file holds": _header(
-        PREDICTIONS,
-        {"labels": tensor([2**40], [0, 2**40])},
-        b"\0",
+        PREDICTIONS, {"labels": tensor([2**40], [0, 2**40])}, b"\0"
     ),
 }
 

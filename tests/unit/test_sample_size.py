@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from clear_mlflow.statistics import (
-    TTest,
-    paired_t,
-    power,
-    seeds_needed,
-)
+from clear_mlflow.statistics import TTest, paired_t, power, seeds_needed
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,7 @@ def root(tmp_path, monkeypatch):
 
 def load(root, function, **arguments):
     return load_stream(
-        f"own_photos:{function}",
-        str(root),
-        cache_dir=root.parent / "cache",
-        arguments=arguments,
+        f"own_photos:{function}", str(root), cache_dir=root.parent / "cache", arguments=arguments
     )
 
 

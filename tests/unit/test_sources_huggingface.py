@@ -119,10 +119,7 @@ def test_a_split_column_and_copies_of_one_image(tmp_path):
 def test_names_of_images_may_be_longer_than_file_names(tmp_path):
     rows = write_years(tmp_path / "photos", train=4)
     images = [
-        {
-            "bytes": (tmp_path / "photos" / row.path).read_bytes(),
-            "path": f"{'ü' * 150}{number}.png",
-        }
+        {"bytes": (tmp_path / "photos" / row.path).read_bytes(), "path": f"{'ü' * 150}{number}.png"}
         for number, row in enumerate(rows)
     ]
     dataset = as_dataset(tmp_path / "photos", rows, image=images)
@@ -154,8 +151,7 @@ def test_labels_without_classes_are_a_one_line_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("buckets", "equal:0"), ("buckets", "decade"), ("hub", "three/parts/here")],
+    ("name", "value"), [("buckets", "equal:0"), ("buckets", "decade"), ("hub", "three/parts/here")]
 )
 def test_arguments_are_checked_before_a_dataset_is_opened(tmp_path, name, value):
     with pytest.raises(ConfigError, match=f"dataset_args has {name}={value!r}; expected"):

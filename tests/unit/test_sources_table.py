@@ -298,10 +298,7 @@ def parquet(root, **columns):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (
-            {"label": [0.5, 1.5]},
-            "row 1 has label '0.5'; expected class names or integers: regr",
-        ),
+        ({"label": [0.5, 1.5]}, "row 1 has label '0.5'; expected class names or integers: regr"),
         ({"label": [["x"], ["x", "y"]]}, "several labels are not supported"),
         ({"label": ["x", None]}, "row 2 has no label"),
         ({"split": [1, 0]}, "row 1 has '1' as 'split'; expected train or test"),

@@ -15,11 +15,7 @@ from stored_values import build_images, build_row_predictions
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
 from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric, Predictions, summarize
-from clear_mlflow.statistics import (
-    ImageBootstrap,
-    TTest,
-    bootstrap,
-)
+from clear_mlflow.statistics import ImageBootstrap, TTest, bootstrap
 
 FORGETTING = "renate/forgetting"
 BACKWARD = "clear/backward_transfer"
