@@ -49,12 +49,12 @@ def explain(matrix):
     return {name: str(error) for name, error in compute_values(matrix, METRICS)[1].items()}
 
 
-def build_matrix(within_bucket_tests, width=3, *, trained=None, protocol="iid"):
+def build_matrix(counted_tests, width=3, *, trained=None, protocol="iid"):
     """Return a matrix with tests. The last test of each of *trained* buckets is its row."""
-    buckets = sorted({bucket for bucket, _ in within_bucket_tests})
+    buckets = sorted({bucket for bucket, _ in counted_tests})
     rows, tests = [], []
     for bucket in buckets:
-        counts = [count for b, count in within_bucket_tests if b == bucket]
+        counts = [count for b, count in counted_tests if b == bucket]
         tests += inside_bucket(bucket + 1, counts[:-1], (N,) * width)
         rows.append(np.array(counts[-1]) / N)
     rows = rows[:trained]
@@ -62,23 +62,19 @@ def build_matrix(within_bucket_tests, width=3, *, trained=None, protocol="iid"):
     return AnytimeMatrix.from_tests(tests, matrix, protocol)
 
 
-def compute_by_loops(within_bucket_tests, k):
-    tests = [
-        (bucket, [c / N for c in counts]) for bucket, counts in within_bucket_tests if bucket < k
-    ]
-    values_by_metric = {}
+def compute_by_loops(counted_tests, k):
+    tests = [(bucket, [c / N for c in counts]) for bucket, counts in counted_tests if bucket < k]
+    by_name = {}
     minima = []
     for j in range(k - 1):
         minima.append(min(values[j] for bucket, values in tests if bucket > j))
     if minima:
-        values_by_metric["minimum_accuracy"] = sum(minima) / len(minima)
-    values_by_metric["worst_case_accuracy"] = tests[-1][1][k - 1] / k
+        by_name["minimum_accuracy"] = sum(minima) / len(minima)
+    by_name["worst_case_accuracy"] = tests[-1][1][k - 1] / k
     if minima:
-        values_by_metric["worst_case_accuracy"] += (1 - 1 / k) * values_by_metric[
-            "minimum_accuracy"
-        ]
+        by_name["worst_case_accuracy"] += (1 - 1 / k) * by_name["minimum_accuracy"]
     averages = [sum(values[: bucket + 1]) / (bucket + 1) for bucket, values in tests]
-    values_by_metric["average_anytime_accuracy"] = sum(averages) / len(averages)
+    by_name["average_anytime_accuracy"] = sum(averages) / len(averages)
     for window in (10, 100):
         drops, rises = [], []
         for j in range(k):
@@ -92,9 +88,9 @@ def compute_by_loops(within_bucket_tests, k):
                         rise = max(rise, window_values[later] - window_values[first])
             drops.append(drop)
             rises.append(rise)
-        values_by_metric[f"windowed_forgetting_{window}"] = sum(drops) / k
-        values_by_metric[f"windowed_plasticity_{window}"] = sum(rises) / k
-    return {f"continual_evaluation/{name}": value for name, value in values_by_metric.items()}
+        by_name[f"windowed_forgetting_{window}"] = sum(drops) / k
+        by_name[f"windowed_plasticity_{window}"] = sum(rises) / k
+    return {f"continual_evaluation/{name}": value for name, value in by_name.items()}
 
 
 def test_the_authors_program_computes_these_numbers():
@@ -148,14 +144,14 @@ def test_without_tests_within_buckets_nothing_is_defined():
 
 
 def test_a_missing_test_leaves_later_steps_undefined():
-    full_matrix = build_matrix(COURSE)
-    tests = [test for of in full_matrix.tests.values() for test in of]
+    complete = build_matrix(COURSE)
+    tests = [test for of in complete.tests.values() for test in of]
     lacking = [test for test in tests if (test.bucket, test.test) != (2, 3)]
-    matrix = AnytimeMatrix.from_tests(lacking, full_matrix.matrix)
+    matrix = AnytimeMatrix.from_tests(lacking, complete.matrix)
     assert not matrix.is_complete
     assert set(explain(matrix).values()) == {"test 3 of 3 inside bucket '2' is not stored"}
     steps = compute_series(matrix)["continual_evaluation/worst_case_accuracy"]
-    assert steps == {1: summarize(full_matrix.after(1))["continual_evaluation/worst_case_accuracy"]}
+    assert steps == {1: summarize(complete.after(1))["continual_evaluation/worst_case_accuracy"]}
 
 
 @pytest.mark.parametrize("num_tests", [10**9, 10**14])
@@ -200,12 +196,10 @@ def test_tests_on_training_images_are_masked():
     ],
 )
 def test_tests_of_another_run_are_rejected(change, message):
-    full_matrix = build_matrix(COURSE)
-    *rest, last = full_matrix.tests[1]
+    complete = build_matrix(COURSE)
+    *rest, last = complete.tests[1]
     with pytest.raises(RecordError, match=message):
-        AnytimeMatrix.from_tests(
-            [*rest, msgspec.structs.replace(last, **change)], full_matrix.matrix
-        )
+        AnytimeMatrix.from_tests([*rest, msgspec.structs.replace(last, **change)], complete.matrix)
 
 
 def test_a_file_reads_back_to_the_same_test():

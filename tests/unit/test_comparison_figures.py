@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 
 import matplotlib as mpl
 import pytest
-from comparisons import METRICS_AND_COSTS, build_cost_runs
+from comparisons import METRICS_AND_COSTS
+from comparisons import build_cost_runs as cost_runs
 from comparisons import build_seed_runs as seeds_of
 
 from clear_mlflow.comparison.figures import plot_history, render_figures
@@ -19,15 +20,13 @@ BY = ("strategy", "dataset")
 SCORE = "clear/challenge_score"
 
 
-def compare_and_rank(runs_to_compare, by=BY, **options):
+def compare(runs_to_compare, by=BY, **options):
     return compare_groups(rank_groups(runs_to_compare, by, **options))
 
 
 @pytest.mark.slow
 def test_figures_are_pictures():
-    comparison = compare_and_rank(
-        [*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])]
-    )
+    comparison = compare([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
     files = dict(render_figures(comparison))
     assert set(files) == {"metrics.svg", "curves.svg", "paper.pdf"}
     page = render_comparison_page(comparison, title="t", footer="f")
@@ -54,7 +53,7 @@ def test_figures_are_pictures():
 def test_a_legend_stays_in_its_figure(groups, width):
     long = ["a long name, " * 9 + letter for letter in "abcdefghi"]
     names = ["from_scratch", "cumulative", "replay, memory 500", *long][:groups]
-    comparison = compare_and_rank(
+    comparison = compare(
         [run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])]
     )
     figure = plot_history(comparison, width=width)
@@ -81,7 +80,7 @@ def test_a_papers_figure_names_its_axis_and_its_bands(seeds, band):
         for name, level in (("_a", 100), ("b", 103))
         for run in seeds_of(name, level, range(seeds))
     ]
-    comparison = compare_and_rank(groups)
+    comparison = compare(groups)
     figure = plot_history(comparison)
     axes = figure.axes[0]
     assert axes.get_ylabel() == "Challenge score (%)"
@@ -99,23 +98,19 @@ def compare_all(*runs, **options):
 @pytest.mark.slow
 def test_the_page_and_its_picture_show_the_pareto_front():
     both = compare_all(
-        build_cost_runs("naive", 120, 1),
-        build_cost_runs("replay", 180, 2),
-        build_cost_runs("lwf", 110, 3),
+        cost_runs("naive", 120, 1), cost_runs("replay", 180, 2), cost_runs("lwf", 110, 3)
     )
     page = render_comparison_page(both, title="t", footer="f")
     assert 'id="cost"' in page
     pictures = dict(render_figures(both))
     front = re.search('<path class="front" d="(.+?)"', str(pictures["cost.svg"]))
     assert front[1].count("L") == 1
-    equal = compare_all(build_cost_runs("naive", 120, 1000), build_cost_runs("replay", 180, 1005))
+    equal = compare_all(cost_runs("naive", 120, 1000), cost_runs("replay", 180, 1005))
     assert "cost.svg" not in dict(render_figures(equal))
-    without = compare_all(build_cost_runs("naive", 120, None), build_cost_runs("replay", 180, None))
+    without = compare_all(cost_runs("naive", 120, None), cost_runs("replay", 180, None))
     assert 'id="cost"' not in render_comparison_page(without, title="t", footer="f")
     free = compare_all(
-        build_cost_runs("naive", 120, 1),
-        build_cost_runs("lwf", 110, 3),
-        build_cost_runs("ncm", 100, 0),
+        cost_runs("naive", 120, 1), cost_runs("lwf", 110, 3), cost_runs("ncm", 100, 0)
     )
     assert ", without ncm (0 FLOPs)" in str(dict(render_figures(free))["cost.svg"])
     assert "cost.svg" not in dict(render_figures(without))
@@ -124,9 +119,9 @@ def test_the_page_and_its_picture_show_the_pareto_front():
 
 def test_names_of_close_methods_do_not_overlap():
     levels = {"naive": (120, 100), "naive, momentum": (121, 104), "other": (120, 103)}
-    near = [build_cost_runs(name, *level_and_price) for name, level_and_price in levels.items()]
+    near = [cost_runs(name, *level_and_price) for name, level_and_price in levels.items()]
     picture = ElementTree.fromstring(
-        dict(render_figures(compare_all(*near, build_cost_runs("far", 180, 900))))["cost.svg"]
+        dict(render_figures(compare_all(*near, cost_runs("far", 180, 900))))["cost.svg"]
     )
     labels = [
         (float(text.get("x")), float(text.get("y")), len(text.text))

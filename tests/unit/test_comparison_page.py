@@ -74,17 +74,13 @@ def test_every_number_of_the_leaderboard_is_the_metric():
     for group, row in zip(comparison.groups, rows, strict=True):
         values = re.findall(r'<td data-value="([^"]*)"', row)[1:]
         for metric, value in zip(columns, values, strict=True):
-            metric_result = group.metrics.get(metric)
-            assert value == ("" if metric_result is None else repr(metric_result.mean))
-            if metric_result is not None:
-                assert f"{metric_result.mean:.4f}" in row
-                assert f"± {metric_result.std:.4f}" in row
-            if (
-                metric_result is not None and metric_result.interval is not None
-            ):  # seeds that differ
-                assert (
-                    f"[{metric_result.interval.low:.3f}, {metric_result.interval.high:.3f}]" in row
-                )
+            result = group.metrics.get(metric)
+            assert value == ("" if result is None else repr(result.mean))
+            if result is not None:
+                assert f"{result.mean:.4f}" in row
+                assert f"± {result.std:.4f}" in row
+            if result is not None and result.interval is not None:  # seeds that differ
+                assert f"[{result.interval.low:.3f}, {result.interval.high:.3f}]" in row
 
 
 @pytest.mark.filterwarnings("error")

@@ -53,10 +53,8 @@ def runs(name: str, mean: float, seeds: range, **options: object) -> list[Compar
     return [run(name, mean, seed, **options) for seed in seeds]
 
 
-def compare_and_rank(
-    runs_to_compare: list[ComparedRun], by: tuple[str, ...] = BY, **options: object
-) -> Comparison:
-    return compare_groups(rank_groups(runs_to_compare, by, **options))
+def compare(compared: list[ComparedRun], by: tuple[str, ...] = BY, **options: object) -> Comparison:
+    return compare_groups(rank_groups(compared, by, **options))
 
 
 def verdicts(comparison: Comparison) -> list[Any]:
@@ -67,7 +65,7 @@ def values(comparison: Comparison, position: int) -> list[float]:
     return [value for _, value in comparison.groups[position].list_values(SCORE)]
 
 
-def print_comparison(comparison: Comparison) -> str:
+def print_text(comparison: Comparison) -> str:
     console = Console(width=100, file=io.StringIO())
     for part in render_comparison(comparison):
         console.print(part)
@@ -79,7 +77,7 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
     """35 points, also paired. p equals scipy's."""
     for n in (3, 5):
         others = range(n) if shared else range(n, 2 * n)
-        comparison = compare_and_rank([*runs("replay", 90, range(n)), *runs("naive", 55, others)])
+        comparison = compare([*runs("replay", 90, range(n)), *runs("naive", 55, others)])
         (verdict,) = verdicts(comparison)
         a, b = values(comparison, 0), values(comparison, 1)
         expected = stats.ttest_rel(a, b) if shared else stats.ttest_ind(a, b, equal_var=False)
@@ -92,13 +90,13 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
         )
         method = f"paired t-test, {n} shared seeds" if shared else f"Welch's t-test, {n} and {n}"
         assert method in verdict.sentence
-        assert "normally distributed" in print_comparison(comparison), "the assumption is named"
+        assert "normally distributed" in print_text(comparison), "the assumption is named"
         assert verdict.hedges_g == hedges_g(a, b)
         assert verdict.details == [f"Effect size: Hedges' g {verdict.hedges_g:.1f}."]
 
 
 def test_an_interval_contains_zero_exactly_if_p_is_not_significant() -> None:
-    comparison = compare_and_rank(
+    comparison = compare(
         [r for i in range(6) for r in runs(f"m{i}", 80 + 0.6 * i, range(4), spread=2)]
     )
     outcomes = set()
@@ -117,9 +115,7 @@ def test_an_interval_contains_zero_exactly_if_p_is_not_significant() -> None:
 
 def test_many_groups_are_tested_against_the_leader() -> None:
     """Adjusted for all pairs, since the leader was selected by results."""
-    comparison = compare_and_rank(
-        [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))]
-    )
+    comparison = compare([r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
     assert [(v.a_index, v.b_index) for v in verdicts(comparison)] == [(0, i) for i in range(1, 9)]
     plain = [v.unadjusted_p for v in verdicts(comparison) if v.p is not None]
     adjusted = holm([*plain, *[1.0] * (math.comb(9, 2) - 8)])[:8]
@@ -130,23 +126,23 @@ def test_many_groups_are_tested_against_the_leader() -> None:
 
 
 def test_a_baseline_is_adjusted_only_for_its_own_pairs() -> None:
-    runs_to_compare = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
-    comparison = compare_and_rank(runs_to_compare, baseline="m0")
+    compared = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
+    comparison = compare(compared, baseline="m0")
     assert [(v.a_index, v.b_index) for v in verdicts(comparison)] == [(i, 8) for i in range(8)]
     plain = [v.unadjusted_p for v in verdicts(comparison) if v.p is not None]
     assert [v.p for v in verdicts(comparison) if v.p is not None] == pytest.approx(holm(plain))
     assert all("adjusted for 8 comparisons" in verdict.sentence for verdict in verdicts(comparison))
     assert comparison.warnings == ()
     with pytest.raises(ConfigError, match=r"baseline is 'm9', which no group is; there are 'm8', "):
-        compare_and_rank(runs_to_compare, baseline="m9")
+        compare(compared, baseline="m9")
     with pytest.raises(ConfigError, match=r"baseline is 'clear10', which 9 groups on clear10 are"):
-        compare_and_rank(runs_to_compare, baseline="clear10")
+        compare(compared, baseline="clear10")
 
 
 def test_verdicts_are_on_the_metric_that_ranks() -> None:
-    runs_to_compare = [r for i in range(3) for r in runs(f"m{i}", 60 + 10 * i, range(4))]
-    assert {verdict.metric for verdict in verdicts(compare_and_rank(runs_to_compare))} == {SCORE}
-    by_forgetting = compare_and_rank(runs_to_compare, rank_by="renate/forgetting")
+    compared = [r for i in range(3) for r in runs(f"m{i}", 60 + 10 * i, range(4))]
+    assert {verdict.metric for verdict in verdicts(compare(compared))} == {SCORE}
+    by_forgetting = compare(compared, rank_by="renate/forgetting")
     assert {verdict.metric for verdict in verdicts(by_forgetting)} == {"renate/forgetting"}
     assert len(by_forgetting.pairs) == 3
 
@@ -164,7 +160,7 @@ def two_methods(seeds: int) -> list[ComparedRun]:
 
 
 def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() -> None:
-    comparison = compare_and_rank(two_methods(5))
+    comparison = compare(two_methods(5))
     (verdict,) = verdicts(comparison)
     assert verdict.outcome == "not shown"
     line = comparison.exploratory
@@ -173,16 +169,16 @@ def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() ->
     )
     assert "renate/average_accuracy" in line
     assert "adjusted for 4 comparisons" in line
-    assert line in print_comparison(comparison)
+    assert line in print_text(comparison)
     assert line in html.unescape(render_comparison_page(comparison, title="", footer=""))
     assert "Exploratory, without" in format_description(comparison, page="")
     assert build_comparison_dict(comparison)["exploratory"] == line
 
 
 def test_nothing_is_exploratory_where_the_ranking_metric_decides() -> None:
-    assert compare_and_rank(two_methods(5), rank_by="renate/average_accuracy").exploratory == ""
-    assert compare_and_rank([*runs("a", 80, range(4)), *runs("c", 80, range(4))]).exploratory == ""
-    assert compare_and_rank(two_methods(2)).exploratory == ""
+    assert compare(two_methods(5), rank_by="renate/average_accuracy").exploratory == ""
+    assert compare([*runs("a", 80, range(4)), *runs("c", 80, range(4))]).exploratory == ""
+    assert compare(two_methods(2)).exploratory == ""
 
 
 @pytest.mark.slow
@@ -192,7 +188,7 @@ def test_equal_methods_are_called_different_in_few_comparisons() -> None:
     times = 120
     for time in range(times):
         seeds = range(3 * time, 3 * time + 3)
-        comparison = compare_and_rank(
+        comparison = compare(
             [r for name in ("a", "bb", "ccc", "dddd") for r in runs(name, 70, seeds, spread=6)]
         )
         wrong += any(verdict.outcome == "different" for verdict in verdicts(comparison))
@@ -200,7 +196,7 @@ def test_equal_methods_are_called_different_in_few_comparisons() -> None:
 
 
 def test_two_seeds_get_the_number_of_additional_seeds() -> None:
-    comparison = compare_and_rank([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
+    comparison = compare([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
     (verdict,) = verdicts(comparison)
     assert (verdict.outcome, verdict.p) == ("too few", None)
     assert verdict.sentence.startswith(f"replay and naive: too few seeds to test {SCORE} (replay +")
@@ -208,17 +204,17 @@ def test_two_seeds_get_the_number_of_additional_seeds() -> None:
     assert verdict.more_seeds >= 3
     assert f"with {verdict.more_seeds} fresh seeds per method would" in verdict.details[0]
     assert "with 80 % power" in verdict.details[0]
-    assert "normally distributed" not in print_comparison(comparison), (
+    assert "normally distributed" not in print_text(comparison), (
         "speaks only of tests that were used"
     )
 
 
 def test_no_difference_can_be_a_result() -> None:
     """Within a margin of a point, by scipy's two one-sided tests."""
-    runs_to_compare = [*runs("a", 80, range(8)), *runs("c", 80, range(8))]
-    (verdict,) = verdicts(compare_and_rank(runs_to_compare))
+    compared = [*runs("a", 80, range(8)), *runs("c", 80, range(8))]
+    (verdict,) = verdicts(compare(compared))
     assert verdict.outcome == "not shown"
-    comparison = compare_and_rank(runs_to_compare, margin=0.01)
+    comparison = compare(compared, margin=0.01)
     (verdict,) = verdicts(comparison)
     change = np.subtract(values(comparison, 0), values(comparison, 1))
     sides = [
@@ -242,12 +238,8 @@ def test_a_seed_that_diverged_is_a_result() -> None:
         seed=4,
         labels={"strategy": "naive", "dataset": "clear10"},
     )
-    runs_to_compare = [
-        *runs("replay", 90, range(5)),
-        *runs("naive", 55, range(3)),
-        diverged("naive", 3),
-    ]
-    comparison = compare_and_rank(runs_to_compare, without_rows=[lost])
+    compared = [*runs("replay", 90, range(5)), *runs("naive", 55, range(3)), diverged("naive", 3)]
+    comparison = compare(compared, without_rows=[lost])
     naive = comparison.groups[1]
     assert (len(naive.counted), len(naive.diverged)) == (3, 2)
     (verdict,) = verdicts(comparison)
@@ -258,18 +250,18 @@ def test_a_seed_that_diverged_is_a_result() -> None:
     assert sum("diverged" in warning for warning in comparison.warnings) == 2
     page = render_comparison_page(comparison, title="t", footer="f")
     assert ">3, 2 diverged</td>" in page
-    assert "3, 2 diverged" in print_comparison(comparison)
+    assert "3, 2 diverged" in print_text(comparison)
     assert "| naive | 3, 2 diverged |" in format_description(comparison, page="p")
 
 
 def test_a_method_whose_seeds_all_diverged_is_shown() -> None:
     whole = [diverged("naive", seed) for seed in range(3)]
-    comparison = compare_and_rank([*runs("replay", 90, range(3)), *whole])
+    comparison = compare([*runs("replay", 90, range(3)), *whole])
     assert [(len(g.counted), len(g.diverged)) for g in comparison.groups] == [(3, 0), (0, 3)]
-    assert "0, 3 diverged" in print_comparison(comparison)
+    assert "0, 3 diverged" in print_text(comparison)
     labels = {"strategy": "naive"}
     lost = RunWithoutRows(run_id="f" * 32, name="naive seed 4", seed=4, labels=labels)
-    comparison = compare_and_rank(runs("replay", 90, range(3)), without_rows=[lost])
+    comparison = compare(runs("replay", 90, range(3)), without_rows=[lost])
     (warning,) = comparison.warnings
     assert warning.startswith("naive seed 4 (ffffffff) diverged before its first row")
 
@@ -283,7 +275,7 @@ def test_a_method_without_randomness_is_one_result_however_often_it_ran(
         compared_run(name, counts(150, 0), seed=seed, run_id=f"{name}{seed}")
         for seed in range(copies)
     ]
-    comparison = compare_and_rank([*runs("replay", 90, range(3)), *same])
+    comparison = compare([*runs("replay", 90, range(3)), *same])
     assert comparison.list_pairs() == []
     group = next(group for group in comparison.groups if group.name == name)
     summary = group.metrics[SCORE]
@@ -292,17 +284,17 @@ def test_a_method_without_randomness_is_one_result_however_often_it_ran(
     assert "1 of 1 pairs could not be tested" in " ".join(comparison.warnings)
     sentence = f"All {copies} seeds of {name} have the same matrix"
     assert any(sentence in warning for warning in comparison.warnings) == (copies > 1)
-    assert (f"{copies}, identical" in print_comparison(comparison)) == (copies > 1)
-    assert "±0.000" not in print_comparison(comparison)
+    assert (f"{copies}, identical" in print_text(comparison)) == (copies > 1)
+    assert "±0.000" not in print_text(comparison)
     both = [
         compared_run("other", counts(140, 0), seed=seed, run_id=f"other{seed}") for seed in range(3)
     ]
-    assert compare_and_rank([*same, *both]).list_pairs() == []
+    assert compare([*same, *both]).list_pairs() == []
 
 
 def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
-    runs_to_compare = [run(f"m{i}", 40 + 3 * i, 0) for i in range(10)]
-    names = [s.name for s in rank_groups(runs_to_compare, BY).list_runs_to_bootstrap()]
+    compared = [run(f"m{i}", 40 + 3 * i, 0) for i in range(10)]
+    names = [s.name for s in rank_groups(compared, BY).list_runs_to_bootstrap()]
     assert names[0] == "m9 seed 0"
     assert sorted(names) == [f"m{i} seed 0" for i in range(10)]
     ranked = rank_groups([run(f"m{i}", 30 + i, 0) for i in range(40)], BY)
@@ -312,20 +304,18 @@ def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
 def test_seeds_are_paired_if_one_of_them_diverged() -> None:
     a = [*runs("replay", 90, range(5))]
     b = [*runs("naive", 55, range(4)), diverged("naive", 4)]
-    (verdict,) = verdicts(compare_and_rank([*a, *b]))
+    (verdict,) = verdicts(compare([*a, *b]))
     assert "paired t-test, 4 shared seeds; 1 of 5 seeds of naive diverged" in verdict.sentence
-    (verdict,) = verdicts(compare_and_rank([*a, *runs("naive", 55, range(1, 6))]))
+    (verdict,) = verdicts(compare([*a, *runs("naive", 55, range(1, 6))]))
     assert "Welch's t-test, 5 and 5 seeds" in verdict.sentence
 
 
 def test_seeds_are_paired_if_one_method_has_some_of_the_others_seeds() -> None:
     five, three = range(5), range(3)
     for of_replay, of_naive in ((five, three), (three, five)):
-        comparison = compare_and_rank(
-            [*runs("replay", 90, of_replay), *runs("naive", 55, of_naive)]
-        )
+        comparison = compare([*runs("replay", 90, of_replay), *runs("naive", 55, of_naive)])
         assert "paired t-test, 3 shared seeds" in verdicts(comparison)[0].sentence
-    comparison = compare_and_rank([*runs("replay", 90, five), *runs("naive", 55, range(1, 7))])
+    comparison = compare([*runs("replay", 90, five), *runs("naive", 55, range(1, 7))])
     assert "Welch's t-test, 5 and 6 seeds" in verdicts(comparison)[0].sentence
 
 
@@ -342,7 +332,7 @@ def trained_runs(seeds: int) -> list[ComparedRun]:
 
 def test_real_runs_have_the_published_verdicts() -> None:
     """Word by word as in docs/statistics.md: at three seeds, and at five with a margin."""
-    undecided, *_ = verdicts(compare_and_rank(trained_runs(3)))
+    undecided, *_ = verdicts(compare(trained_runs(3)))
     assert undecided.sentence == (
         "replay and er_ace: no significant difference in clear/challenge_score (replay +0.2 "
         "points, 95 % CI -0.3 to 0.8, p = 0.25, Holm-adjusted for 3 comparisons, paired t-test, 3 "
@@ -353,7 +343,7 @@ def test_real_runs_have_the_published_verdicts() -> None:
         "A new comparison with 16 fresh seeds per method would detect a difference of this size "
         "with 80 % power.",
     ]
-    equal, better, last = verdicts(compare_and_rank(trained_runs(5), margin=0.01))
+    equal, better, last = verdicts(compare(trained_runs(5), margin=0.01))
     assert equal.sentence == (
         "replay and er_ace: equivalent in clear/challenge_score within 1 point (replay +0.3 "
         "points, 90 % CI -0.2 to 0.7, TOST p = 0.0096, Bonferroni-adjusted for 3 comparisons, "
@@ -369,9 +359,7 @@ def test_real_runs_have_the_published_verdicts() -> None:
 
 
 def test_the_recommended_number_of_seeds_is_sufficient() -> None:
-    comparison = compare_and_rank(
-        [r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)]
-    )
+    comparison = compare([r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)])
     undecided = [v for v in verdicts(comparison) if v.outcome == "not shown"]
     assert len(undecided) > 1
     for verdict in undecided:
@@ -393,7 +381,7 @@ def test_the_recommended_number_of_seeds_is_sufficient() -> None:
 
 @pytest.mark.parametrize("seeds", [2, 3])
 def test_new_seeds_have_the_nominal_error_rate(seeds: int) -> None:
-    """Simulated: two equal methods are inconclusive, and as many new seeds are compare_and_rank."""
+    """Simulated: two equal methods are inconclusive, and as many new seeds are compare."""
     draws, looks, wrong = np.random.default_rng(seeds), 0, 0
     for _ in range(700):
         first = paired_t(*draws.normal(size=(2, seeds)))
@@ -408,13 +396,13 @@ def test_new_seeds_have_the_nominal_error_rate(seeds: int) -> None:
 
 def test_collapsed_seeds_and_unequal_spreads_are_mentioned() -> None:
     steady = runs("a", 80, range(5))
-    (verdict,) = verdicts(compare_and_rank([*steady, *runs("b", 75, range(5))]))
+    (verdict,) = verdicts(compare([*steady, *runs("b", 75, range(5))]))
     assert "outlier" not in verdict.sentence
     assert "deviation" not in verdict.sentence
     collapsed = [*runs("b", 75, range(4)), run("b", 20, 4)]
-    (verdict,) = verdicts(compare_and_rank([*steady, *collapsed]))
+    (verdict,) = verdicts(compare([*steady, *collapsed]))
     assert "5 shared seeds; seed 4 is an outlier)" in verdict.sentence
-    (verdict,) = verdicts(compare_and_rank([*runs("a", 80, range(5, 10)), *collapsed]))
+    (verdict,) = verdicts(compare([*runs("a", 80, range(5, 10)), *collapsed]))
     assert (
         "5 and 5 seeds; seed 4 of b is an outlier; the standard deviation of b is over 6 times "
         "that of a"
@@ -436,7 +424,7 @@ def test_a_difference_and_equivalence_err_together_within_the_level() -> None:
     for time in range(times):
         seeds = range(5 * time, 5 * time + 5)
         means = {"a": 70, "bb": 70, "ccc": 72}
-        comparison = compare_and_rank(
+        comparison = compare(
             [r for name, mean in means.items() for r in runs(name, mean, seeds, spread=3)],
             margin=0.02,
         )
@@ -450,7 +438,7 @@ def test_a_difference_and_equivalence_err_together_within_the_level() -> None:
 
 def test_a_margin_is_adjusted_for_the_pairs_with_the_leader_that_are_not_tested() -> None:
     """Of nine groups, each is tested against the leader, adjusted for all 36 pairs."""
-    comparison = compare_and_rank(
+    comparison = compare(
         [r for i in range(9) for r in runs(f"m{i}", 70 + i / 2, range(4), spread=3)], margin=0.02
     )
     assert len(comparison.pairs) == 8
@@ -465,9 +453,9 @@ def test_a_margin_is_adjusted_for_the_pairs_with_the_leader_that_are_not_tested(
 
 def test_two_seeds_are_too_few_whatever_the_other_method_has() -> None:
     six = runs("naive", 55, range(3, 9))
-    (verdict,) = verdicts(compare_and_rank([*runs("replay", 90, range(2)), *six]))
+    (verdict,) = verdicts(compare([*runs("replay", 90, range(2)), *six]))
     assert (verdict.outcome, verdict.p) == ("too few", None)
-    assert verdicts(compare_and_rank([*runs("replay", 90, range(1)), *six])) == []
+    assert verdicts(compare([*runs("replay", 90, range(1)), *six])) == []
 
 
 def test_only_what_the_tests_support_is_marked_as_the_best() -> None:
@@ -480,7 +468,7 @@ def test_only_what_the_tests_support_is_marked_as_the_best() -> None:
         ([*a, *b, run("d", 40, 0)], {}, set()),  # a group of one run is not tested
         (a, {}, set()),
     ):
-        comparison = compare_and_rank(compared, **options)
+        comparison = compare(compared, **options)
         frame = comparison.groups_frame
         marked = {(i, m) for m in comparison.metrics for i in frame.index[frame[m, "best"]]}
         assert marked == {(i, SCORE) for i in best}

@@ -11,7 +11,8 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from comparisons import NUM_TEST, build_cost_runs, compared_run, counts
+from comparisons import NUM_TEST, compared_run, counts
+from comparisons import build_cost_runs as cost_runs
 from comparisons import build_seed_runs as seeds_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -48,11 +49,11 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(pairs, "ImageBootstrap", partial(ImageBootstrap, resamples=50))
 
 
-def compare_and_rank(runs_to_compare, by=BY, **options):
-    return compare_groups(rank_groups(runs_to_compare, by, **options))
+def compare(compared, by=BY, **options):
+    return compare_groups(rank_groups(compared, by, **options))
 
 
-def build_predictions(correct, *, classes=("wrong", "right")):
+def predict(correct, *, classes=("wrong", "right")):
     counts = (NUM_TEST,) * len(correct[0])
     images = build_images(counts, np.ones(sum(counts)), classes)
     labels = [np.concatenate([np.arange(NUM_TEST) < right for right in row]) for row in correct]
@@ -61,12 +62,12 @@ def build_predictions(correct, *, classes=("wrong", "right")):
 
 def test_the_better_group_leads():
     runs = [*seeds_of("naive", 120, [0]), *seeds_of("replay", 180, [0])]
-    assert [g.name for g in compare_and_rank(runs).groups] == ["replay", "naive"]
-    each = compare_and_rank(
+    assert [g.name for g in compare(runs).groups] == ["replay", "naive"]
+    each = compare(
         [compared_run("a", counts(180, s), seed=7, run_id=f"run{s}") for s in range(3)], by=()
     )
     assert len({group.name for group in each.groups}) == 3
-    by_forgetting = compare_and_rank(runs, rank_by="renate/forgetting").groups
+    by_forgetting = compare(runs, rank_by="renate/forgetting").groups
     values = [g.metrics["renate/forgetting"].mean for g in by_forgetting]
     assert values == sorted(values)
 
@@ -76,7 +77,7 @@ def test_new_classes_are_ranked_by_average_accuracy(scenario):
     """The challenge score includes cells of future classes."""
     runs = seeds_of("naive", 120, [0, 1], params={"scenario": scenario})
     expected = SCORE if scenario == "domain" else "renate/average_accuracy"
-    assert compare_and_rank(runs).ranked_by == expected
+    assert compare(runs).ranked_by == expected
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_new_classes_are_ranked_by_average_accuracy(scenario):
 )
 def test_different_test_sets_are_never_in_one_group(other, message):
     runs = [*seeds_of("replay", 180, range(7)), *seeds_of("replay", 120, range(7, 14), **other)]
-    comparison = compare_and_rank(runs)
+    comparison = compare(runs)
     assert [len(group.members) for group in comparison.groups] == [7, 7]
     assert len({group.name for group in comparison.groups}) == 2
     assert comparison.list_pairs() == []
@@ -102,7 +103,7 @@ def test_different_test_sets_are_never_in_one_group(other, message):
 def test_a_repeated_run_counts_once():
     runs = seeds_of("replay", 180, range(3))
     copy = compared_run("replay", counts(180, 1), seed=1, run_id="copy")
-    comparison = compare_and_rank([*runs, runs[0], copy])
+    comparison = compare([*runs, runs[0], copy])
     (group,) = comparison.groups
     assert [run.run_id for run in group.members] == ["replay-0", "replay-1", "replay-2"]
     assert any("repeats" in warning and "copy" in warning for warning in comparison.warnings)
@@ -114,21 +115,19 @@ def test_a_repeated_seed_with_different_numbers_is_reported():
         *seeds_of("replay", 180, [1]),
         compared_run("replay", counts(170, 5), seed=1, run_id="x"),
     ]
-    comparison = compare_and_rank(runs)
+    comparison = compare(runs)
     assert len(comparison.groups[0].members) == 2
     assert any("seed 1 more than once" in warning for warning in comparison.warnings)
 
 
 def test_one_run_only():
-    comparison = compare_and_rank(seeds_of("replay", 180, [0]))
+    comparison = compare(seeds_of("replay", 180, [0]))
     assert comparison.list_pairs() == []
     assert comparison.groups[0].metrics[SCORE].interval is None
     assert "one run each" in comparison.warnings[0]
     assert comparison.get_interval(0, SCORE) == (None, False)
     run = comparison.groups[0].members[0]
-    comparison = compare_groups(
-        rank_groups([run], BY), {run.run_id: build_predictions(counts(180, 0))}
-    )
+    comparison = compare_groups(rank_groups([run], BY), {run.run_id: predict(counts(180, 0))})
     interval, is_over_images = comparison.get_interval(0, SCORE)
     assert is_over_images
     assert interval.low < comparison.groups[0].metrics[SCORE].mean < interval.high
@@ -137,17 +136,17 @@ def test_one_run_only():
 def test_a_run_that_ended_early_is_left_out_of_means():
     whole = seeds_of("replay", 180, range(3))
     early = compared_run("replay", counts(180, 9)[:3], seed=9)
-    comparison = compare_and_rank([*whole, early])
+    comparison = compare([*whole, early])
     (group,) = comparison.groups
     assert group.metrics[SCORE].n == 3
-    assert group.metrics[SCORE].mean == compare_and_rank(whole).groups[0].metrics[SCORE].mean
+    assert group.metrics[SCORE].mean == compare(whole).groups[0].metrics[SCORE].mean
     assert group.seeds_per_cell.tolist() == [[4] * 4] * 3 + [[3] * 4] * 2
     assert any("trained on 2 of 4 buckets" in warning for warning in comparison.warnings)
 
 
 def test_streaming_shows_only_valid_cells():
     runs = seeds_of("replay", 180, range(2), protocol="streaming")
-    (group,) = compare_and_rank(runs).groups
+    (group,) = compare(runs).groups
     assert np.isnan(group.grid[1:][np.tri(4, dtype=bool)]).all()
     assert SCORE not in group.metrics
     assert "clear/next_domain_accuracy" in group.metrics
@@ -157,9 +156,7 @@ def test_predictions_of_single_runs_are_paired():
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
     ranked = rank_groups([compared_run(name, c) for name, c in cells.items()], BY)
     assert {run.name for run in ranked.list_runs_to_bootstrap()} == {"a seed 0", "b seed 0"}
-    comparison = compare_groups(
-        ranked, {f"{name}-0": build_predictions(c) for name, c in cells.items()}
-    )
+    comparison = compare_groups(ranked, {f"{name}-0": predict(c) for name, c in cells.items()})
     (verdict,) = comparison.list_pairs()
     assert (verdict["unit"], verdict["outcome"]) == ("images", "different")
     assert verdict["difference"] == pytest.approx(
@@ -171,8 +168,7 @@ def test_different_test_images_are_not_paired():
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
     ranked = rank_groups([compared_run(name, c) for name, c in cells.items()], BY)
     comparison = compare_groups(
-        ranked,
-        {f"{name}-0": build_predictions(c, classes=(name, "right")) for name, c in cells.items()},
+        ranked, {f"{name}-0": predict(c, classes=(name, "right")) for name, c in cells.items()}
     )
     assert comparison.list_pairs() == []
     assert any("different test images" in warning for warning in comparison.warnings)
@@ -197,10 +193,10 @@ def with_tests(name, level, seed, every):
 def test_metrics_of_tests_within_buckets_are_compared():
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "2") for seed in range(3)]
-    comparison = compare_and_rank(runs, rank_by=MINIMUM)
+    comparison = compare(runs, rank_by=MINIMUM)
     assert {*comparison.pairs["metric"]} == {MINIMUM}
     assert not any("test_every" in text for text in comparison.warnings)
-    comparison = compare_and_rank([*runs, *seeds_of("er_ace", 150, range(2))])
+    comparison = compare([*runs, *seeds_of("er_ace", 150, range(2))])
     assert [MINIMUM in group.metrics for group in comparison.groups] == [True, False, True]
     (line,) = [text for text in comparison.warnings if "test_every" in text]
     assert line.startswith("2 of 8 runs have no tests within buckets (test_every): ")
@@ -210,23 +206,23 @@ def test_different_test_intervals_are_shown_but_not_tested():
     """A shorter interval finds lower minima."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "1") for seed in range(3)]
-    comparison = compare_and_rank(runs)
+    comparison = compare(runs)
     assert any("(test_every: '1', '2')" in text for text in comparison.warnings)
     assert all(MINIMUM in group.metrics for group in comparison.groups)
     assert comparison.list_pairs()
-    assert compare_and_rank(runs, rank_by=MINIMUM).list_pairs() == []
+    assert compare(runs, rank_by=MINIMUM).list_pairs() == []
 
 
 def test_the_copy_with_tests_within_buckets_counts():
     run = with_tests("naive", 120, 0, "2")
     plain = dataclasses.replace(run, run_id="plain", test_every=None)
-    for runs_to_compare in ([run, plain], [plain, run]):
-        ranked = rank_groups(runs_to_compare, BY)
+    for compared in ([run, plain], [plain, run]):
+        ranked = rank_groups(compared, BY)
         assert [member.test_every for member in ranked.runs] == ["2"]
         assert any("repeats" in note for note in ranked.warnings)
 
 
-def list_printed_names(comparison):
+def list_names_by_output(comparison):
     tables = [part for part in render_comparison(comparison) if isinstance(part, Table)]
     page = render_comparison_page(comparison, title="", footer="")
     content = build_comparison_dict(comparison)
@@ -304,10 +300,10 @@ def test_two_groups_have_two_names_in_every_output(first, second, by, digest):
             compared_run(labels[0], counts(level, s), seed=s, run_id=f"{number}{s}" * 8, **options)
             for s in range(3 if by else 1)
         ]
-    comparison = compare_and_rank(compared, by=by)
+    comparison = compare(compared, by=by)
     if len(comparison.groups) == 1:
         return
-    for output, names in list_printed_names(comparison).items():
+    for output, names in list_names_by_output(comparison).items():
         assert (
             len(names)
             == len({*names})
@@ -396,17 +392,17 @@ def test_equal_labels_are_told_apart_by_test_conditions_or_runs():
 )
 def test_another_name_of_the_same_dataset_is_called_that(other, message):
     runs = [*seeds_of("replay", 180, range(3)), *seeds_of("naive", 120, range(3), **other)]
-    assert any(f"They differ {message}" in text for text in compare_and_rank(runs).warnings)
+    assert any(f"They differ {message}" in text for text in compare(runs).warnings)
     unknown = [
         *seeds_of("a", 180, [0], digest="unknown"),
         *seeds_of("b", 120, [0], digest="unknown", dataset="photos"),
     ]
-    assert "They differ in dataset (clear10 and photos)." in compare_and_rank(unknown).warnings[0]
+    assert "They differ in dataset (clear10 and photos)." in compare(unknown).warnings[0]
 
 
 def test_equal_cost_selects_the_most_runs():
-    naive, replay = build_cost_runs("naive", 120, 1000), build_cost_runs("replay", 180, 1005)
-    derpp, old = build_cost_runs("derpp", 190, 2800), build_cost_runs("si", 110, None)
+    naive, replay = cost_runs("naive", 120, 1000), cost_runs("replay", 180, 1005)
+    derpp, old = cost_runs("derpp", 190, 2800), cost_runs("si", 110, None)
     remaining, messages = select_equal_cost(
         [*naive, *replay, *derpp, *old], "training_flops", ["strategy"]
     )
@@ -427,9 +423,9 @@ def test_equal_cost_selects_the_most_runs():
 
 
 def test_equal_cost_prefers_two_methods_to_many_seeds_of_one():
-    many = build_cost_runs("lwf", 110, 500, range(10))
-    others = [run for i in range(7) for run in build_cost_runs(f"own{i}", 120, 10000 * 2**i, [0])]
-    pair = [*build_cost_runs("naive", 120, 1000), *build_cost_runs("replay", 180, 1005)]
+    many = cost_runs("lwf", 110, 500, range(10))
+    others = [run for i in range(7) for run in cost_runs(f"own{i}", 120, 10000 * 2**i, [0])]
+    pair = [*cost_runs("naive", 120, 1000), *cost_runs("replay", 180, 1005)]
     remaining, (messages,) = select_equal_cost(
         [*many, *pair, *others], "training_flops", ["strategy"]
     )
@@ -439,11 +435,7 @@ def test_equal_cost_prefers_two_methods_to_many_seeds_of_one():
 
 
 def test_equal_seconds_are_those_of_one_device():
-    runs = [
-        *build_cost_runs("naive", 120, 1),
-        *build_cost_runs("replay", 180, 1),
-        *build_cost_runs("lwf", 110, 1),
-    ]
+    runs = [*cost_runs("naive", 120, 1), *cost_runs("replay", 180, 1), *cost_runs("lwf", 110, 1)]
     for run, device in zip(runs, ["A"] * 6 + ["B"] * 3, strict=True):
         costs = [RowCost(seconds=2.0, device=device)] * 4
         run.record.masked_matrix.__dict__["costs"] = tuple(costs)

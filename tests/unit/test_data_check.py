@@ -34,7 +34,7 @@ def root(intact_tree, tmp_path) -> Path:
     return Path(shutil.copytree(intact_tree, tmp_path / "root"))
 
 
-def check_messages(findings: Findings) -> list[tuple[str, str]]:
+def list_problems(findings: Findings) -> list[tuple[str, str]]:
     """Return kind and path of each problem."""
     return [(p.type, str(p.path.relative_to(findings.root))) for p in findings.problems]
 
@@ -54,7 +54,7 @@ def test_a_valid_dataset_has_no_problems(root, tmp_path):
 def test_the_layouts_of_one_tree(tmp_path, layout):
     LAYOUTS[layout](tmp_path / "clear10_neurips2021", PHOTOS)
     findings = check_layout(tmp_path)
-    assert check_messages(findings) == []
+    assert list_problems(findings) == []
     assert findings.layout == layout
     assert findings.digest is not None
     assert [(c.split, c.bucket, c.images) for c in findings.counts] == [
@@ -62,7 +62,7 @@ def test_the_layouts_of_one_tree(tmp_path, layout):
     ]
 
 
-def copy_image(root: Path, source: str, target: str) -> None:
+def copy(root: Path, source: str, target: str) -> None:
     shutil.copyfile(root / source, root / target)
 
 
@@ -88,15 +88,11 @@ DAMAGES = [
         [("unreadable", FIRST)],
         True,
     ),
-    (lambda r: copy_image(r, f"{IMAGES}/1/bus/235821045.jpg", FIRST), [("duplicate", FIRST)], True),
+    (lambda r: copy(r, f"{IMAGES}/1/bus/235821045.jpg", FIRST), [("duplicate", FIRST)], True),
+    (lambda r: copy(r, f"{IMAGES}/1/camera/235821045.jpg", FIRST), [("duplicate", FIRST)], True),
+    (lambda r: copy(r, f"{IMAGES}/3/bus/235821045.jpg", FIRST), [("duplicate", FIRST)], True),
     (
-        lambda r: copy_image(r, f"{IMAGES}/1/camera/235821045.jpg", FIRST),
-        [("duplicate", FIRST)],
-        True,
-    ),
-    (lambda r: copy_image(r, f"{IMAGES}/3/bus/235821045.jpg", FIRST), [("duplicate", FIRST)], True),
-    (
-        lambda r: copy_image(r, "test/labeled_images/2/bus/235821045.jpg", FIRST),
+        lambda r: copy(r, "test/labeled_images/2/bus/235821045.jpg", FIRST),
         [("duplicate", FIRST)],
         True,
     ),
@@ -110,7 +106,7 @@ DAMAGES = [
 def test_each_problem_is_reported_once(root, damage, problems, loads):
     damage(root)
     findings = check_layout(root)
-    assert check_messages(findings) == problems
+    assert list_problems(findings) == problems
     assert (findings.digest is not None) == loads
 
 
@@ -157,12 +153,12 @@ def test_the_check_continues_after_the_first_problem(root):
         (root / IMAGES / f"1/bus/23582104{number}.jpg").unlink()
     (root / IMAGES / "2/bus/235821044.jpg").write_bytes(b"no image")
     for bucket in "23":
-        copy_image(
+        copy(
             root, "test/labeled_images/1/bus/235821044.jpg", f"{IMAGES}/{bucket}/bus/235821045.jpg"
         )
     (root / "test/labeled_metadata/3/camera.json").write_text("[]")
     findings = check_layout(root)
-    assert check_messages(findings) == [
+    assert list_problems(findings) == [
         ("structure", "."),
         ("missing", f"{IMAGES}/1/bus/235821044.jpg"),
         ("missing", f"{IMAGES}/1/bus/235821045.jpg"),
@@ -180,7 +176,7 @@ def test_a_link_out_of_the_dataset_is_not_followed(root, tmp_path):
     (root / FIRST).unlink()
     (root / FIRST).symlink_to(tmp_path / "elsewhere/1.jpg")
     findings = check_layout(root)
-    assert check_messages(findings) == [("unreadable", FIRST)]
+    assert list_problems(findings) == [("unreadable", FIRST)]
     assert "leads out of" in findings.problems[0].detail
     shutil.rmtree(root / IMAGES / "2/bus")
     (root / IMAGES / "2/bus").symlink_to(tmp_path / "elsewhere")
@@ -192,7 +188,7 @@ def test_older_lists_are_compared_with_the_images(tmp_path):
     root = LAYOUTS["older"](tmp_path / "root", PHOTOS)
     missing = PHOTOS.of("train", "1")[3].path
     (root / missing).unlink()
-    assert check_messages(check_layout(root)) == [("missing", missing)]
+    assert list_problems(check_layout(root)) == [("missing", missing)]
     with (root / "training_folder/filelists/2/all.txt").open("a") as lines:
         lines.write("labeled_images/2/bus/11.jpg seven\n")
     with pytest.raises(DataError, match=r"all\.txt line 21 is"):
@@ -216,7 +212,7 @@ def test_a_file_too_large_for_an_image_is_not_read(root):
     """A sparse file would take long to hash."""
     os.truncate(root / FIRST, 2**40)
     findings = check_layout(root)
-    assert check_messages(findings) == [("unreadable", FIRST)]
+    assert list_problems(findings) == [("unreadable", FIRST)]
     assert f"has {2**40} bytes" in findings.problems[0].detail
 
 

@@ -46,7 +46,7 @@ def refusal(root: Path, protocol: str = "iid", split: str = "auto") -> str:
     return message
 
 
-def find_by_name(photos: list[Photo]) -> list[tuple[str, Photo]]:
+def name_photos(photos: list[Photo]) -> list[tuple[str, Photo]]:
     return [(photo.class_name, photo) for photo in photos]
 
 
@@ -69,7 +69,7 @@ def test_each_layout_has_the_same_seeded_split(trees, layout, seed):
     expected = {}
     for key in PHOTOS.buckets:
         train, test = literal_split(PHOTOS.of("train", key), seed)
-        expected[key] = {"train": find_by_name(train), "test": find_by_name(test)}
+        expected[key] = {"train": name_photos(train), "test": name_photos(test)}
         assert (len(train), len(test)) == (7, 3)
     assert as_photos(stream, find_contents(trees[layout], PHOTOS)) == expected
     assert stream.split == str(seed)
@@ -82,7 +82,7 @@ def test_auto_uses_the_released_test_set_or_else_split_0(trees, layout):
     if layout in ("released", "unpacked"):
         assert stream.split == "released"
         assert as_photos(stream, find_contents(trees[layout], PHOTOS)) == {
-            key: {part: find_by_name(PHOTOS.of(part, key)) for part in ("train", "test")}
+            key: {part: name_photos(PHOTOS.of(part, key)) for part in ("train", "test")}
             for key in PHOTOS.buckets
         }
     else:
@@ -116,32 +116,32 @@ def test_eleven_buckets_and_classes_with_spaces_and_final_newlines(
     stream = load(root, split="0")
     assert [bucket.key for bucket in stream.buckets] == photos.in_order
     assert stream.class_names == photos.classes
-    photos_read = as_photos(stream, find_contents(root, photos))
+    photos_by_key = as_photos(stream, find_contents(root, photos))
     for key in buckets:
         train, test = literal_split(photos.of("train", key), 0)
-        assert photos_read[key] == {"train": find_by_name(train), "test": find_by_name(test)}
+        assert photos_by_key[key] == {"train": name_photos(train), "test": name_photos(test)}
     if layout in ("released", "unpacked"):
-        photos_read = as_photos(load(root), find_contents(root, photos))
-        assert {key: photos_read[key]["test"] for key in photos_read} == {
-            key: find_by_name(photos.of("test", key)) for key in buckets
+        photos_by_key = as_photos(load(root), find_contents(root, photos))
+        assert {key: photos_by_key[key]["test"] for key in photos_by_key} == {
+            key: name_photos(photos.of("test", key)) for key in buckets
         }
 
 
 def test_the_older_layouts_stored_splits_are_used(tmp_path):
     root = write_older(tmp_path, PHOTOS, order=lambda listed: sorted(listed, key=repr)[::-1])
     truth = find_contents(root, PHOTOS)
-    photos_read = as_photos(load(root, split="2"), truth)
+    photos_by_key = as_photos(load(root, split="2"), truth)
     differs = False
     for key in PHOTOS.buckets:
         folder = root / "training_folder/testset_ratio_0.3/split_2" / key
         for part in ("train", "test"):
             lines = (folder / f"{part}.txt").read_text().splitlines()
             stored = {Path(line.rpartition(" ")[0]).stem for line in lines}
-            assert {photo.image_id for _, photo in photos_read[key][part]} == stored
-            assert photos_read[key][part] == [
-                pair for pair in find_by_name(PHOTOS.of("train", key)) if pair[1].image_id in stored
+            assert {photo.image_id for _, photo in photos_by_key[key][part]} == stored
+            assert photos_by_key[key][part] == [
+                pair for pair in name_photos(PHOTOS.of("train", key)) if pair[1].image_id in stored
             ]
-        differs |= photos_read[key]["test"] != find_by_name(
+        differs |= photos_by_key[key]["test"] != name_photos(
             literal_split(PHOTOS.of("train", key), 2)[1]
         )
     assert differs

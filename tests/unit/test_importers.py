@@ -34,7 +34,7 @@ RENATE = "metrics_summary_update_2_2026-01-31.csv"
 PARTS = {"matrix": SQUARE, "initial": INITIAL}
 PAST = AccuracyMatrix(PAST_ONLY, INITIAL)
 CSV = files.savetxt(SQUARE, delimiter=",")
-ROWS_ARE_TESTS = {"orientation": "rows"}
+AS_ROWS = {"orientation": "rows"}
 
 
 def result_file(name: str, content: str | bytes, **options) -> ResultFile:
@@ -56,41 +56,34 @@ def assert_equal(matrix: AccuracyMatrix, rows, initial=None) -> None:
 
 # Name of the format, name of the file, content, rows, initial row, what a person has to say.
 SAMPLES = [
-    ("text", "acc.csv", CSV, SQUARE, None, ROWS_ARE_TESTS),
-    ("text", "a", files.savetxt(SQUARE, header="acc"), SQUARE, None, ROWS_ARE_TESTS),
-    (
-        "text",
-        "a.tsv",
-        files.savetxt(SQUARE, delimiter="\t", fmt="%g"),
-        SQUARE,
-        None,
-        ROWS_ARE_TESTS,
-    ),
+    ("text", "acc.csv", CSV, SQUARE, None, AS_ROWS),
+    ("text", "a", files.savetxt(SQUARE, header="acc"), SQUARE, None, AS_ROWS),
+    ("text", "a.tsv", files.savetxt(SQUARE, delimiter="\t", fmt="%g"), SQUARE, None, AS_ROWS),
     (
         "text",
         "a.csv",
         files.savetxt(np.multiply(SQUARE, 100)),
         SQUARE,
         None,
-        {"scale": "percent", **ROWS_ARE_TESTS},
+        {"scale": "percent", **AS_ROWS},
     ),
     ("text", "a.csv", "0.75,,\n0.625,0.875,\n0.5,0.5625,0.9375", PAST_ONLY, None, {}),
     ("text", "a.csv", "0.75\n0.625,0.875\n0.5,0.5625,0.9375", PAST_ONLY, None, {}),
-    ("text", "a.csv", "0,1,2\n" + CSV, SQUARE, None, ROWS_ARE_TESTS),
+    ("text", "a.csv", "0,1,2\n" + CSV, SQUARE, None, AS_ROWS),
     (
         "text",
         "a.csv",
         "bucket,1,2\n1,0.75,0.5\n2,0.625,0.875",
         [r[:2] for r in SQUARE[:2]],
         None,
-        ROWS_ARE_TESTS,
+        AS_ROWS,
     ),
     ("text", "matrix.csv", format_matrix_csv(PAST), PAST_ONLY, INITIAL, {}),
     ("text", "a", files.savetxt([INITIAL, *SQUARE]), SQUARE, INITIAL, {"initial": "first-row"}),
     ("text", "a.csv", files.savetxt(ZEROS), PAST_ONLY, None, {"future": "not-tested"}),
-    ("numpy", "acc.npy", files.npy(np.array(SQUARE)), SQUARE, None, ROWS_ARE_TESTS),
+    ("numpy", "acc.npy", files.npy(np.array(SQUARE)), SQUARE, None, AS_ROWS),
     ("numpy", "acc.npz", files.npz(R=SQUARE, initial=INITIAL, loss=SQUARE), SQUARE, INITIAL, {}),
-    ("json", "acc.json", json.dumps(SQUARE), SQUARE, None, ROWS_ARE_TESTS),
+    ("json", "acc.json", json.dumps(SQUARE), SQUARE, None, AS_ROWS),
     ("json", "a.json", json.dumps(PARTS), SQUARE, INITIAL, {}),
     ("json", "matrix.json", format_matrix_json(PAST), PAST_ONLY, INITIAL, {}),
     ("avalanche-csv", "e.csv", files.avalanche_csv(TWELVE, TWELVE[0]), TWELVE, TWELVE[0], {}),
@@ -141,28 +134,20 @@ ROWS = [",".join(map(str, row)) for row in SQUARE]
         (",0.5,0.25\n,,0.375\n,,\n", {}, [[NAN, 0.5, 0.25], [NAN, NAN, 0.375]]),
         ("trained,1,2\n1,0.75,0.5\n2,,0.875\n", {}, [[0.75, 0.5], [NAN, 0.875]]),
         # NumPy breaks long rows.
-        (str(np.array(SQUARE)), ROWS_ARE_TESTS, SQUARE),
+        (str(np.array(SQUARE)), AS_ROWS, SQUARE),
         (str(np.full((12, 12), 0.123456789)), {}, np.full((12, 12), 0.12345679)),
         # CLArena: clarena/metrics/cl_acc.py at bf58528.
         (CLARENA, {}, PAST_ONLY),
         (f"epoch,task1,task2,task3,avg,std\n1,{ROWS[0]},0.5,0.1\n", {}, SQUARE[:1]),
-        (",1,2,3\n3," + f"{ROWS[2]}\n1,{ROWS[0]}\n2,{ROWS[1]}\n", ROWS_ARE_TESTS, SQUARE),
+        (",1,2,3\n3," + f"{ROWS[2]}\n1,{ROWS[0]}\n2,{ROWS[1]}\n", AS_ROWS, SQUARE),
         (
             f"trained,bus,car,van\nvan,{ROWS[2]}\nbus,{ROWS[0]}\ncar,{ROWS[1]}\n",
             {"columns": ("bus", "car", "van")},
             SQUARE,
         ),
         (f"after 3,{ROWS[2]}\nafter 1,{ROWS[0]}\nafter 2,{ROWS[1]}\n", {}, SQUARE),
-        (
-            f"2,{ROWS[1]}\n3,{ROWS[2]}\n1,{ROWS[0]}\n",
-            {"row_labels": "use", **ROWS_ARE_TESTS},
-            SQUARE,
-        ),
-        (
-            f"9,{ROWS[0]}\n5,{ROWS[1]}\n7,{ROWS[2]}\n",
-            {"row_labels": "ignore", **ROWS_ARE_TESTS},
-            SQUARE,
-        ),
+        (f"2,{ROWS[1]}\n3,{ROWS[2]}\n1,{ROWS[0]}\n", {"row_labels": "use", **AS_ROWS}, SQUARE),
+        (f"9,{ROWS[0]}\n5,{ROWS[1]}\n7,{ROWS[2]}\n", {"row_labels": "ignore", **AS_ROWS}, SQUARE),
         ("lr,b,a,c\n1,0.5,0.75,0.25\n", {"columns": ("a", "b", "c")}, SQUARE[:1]),
         ("9,0.5,0.75,0.25\n", {"columns": ("3", "2", "4")}, SQUARE[:1]),
     ],
@@ -437,33 +422,26 @@ def test_imported_matrices_have_capymoas_scores():
 
 
 def test_counts_and_keys_are_read_or_passed():
-    stored_values = {
+    stored = {
         "matrix": SQUARE,
         "num_instances": [16, 32, 48],
         "buckets": ["a", "b", 3],
         "seed": 2**70,
     }
     (run,) = read_runs(
-        result_file("a.json", json.dumps({**stored_values, "strategy": "er", "model": True}))
+        result_file("a.json", json.dumps({**stored, "strategy": "er", "model": True}))
     )
     matrix = run.matrix
     assert (matrix.num_instances.tolist(), matrix.buckets) == ([16, 32, 48], ("a", "b", "3"))
     assert run.metadata == {"strategy": "er"}
-    counted_run = read(
-        "a.csv", CSV, num_instances=(160,), buckets=("x", "y", "z"), **ROWS_ARE_TESTS
-    )
-    assert (counted_run.num_instances.tolist(), counted_run.buckets) == ([160] * 3, ("x", "y", "z"))
-    years = read(
-        "a.csv", "2004,2005\n0.5,0.25\n0.5,0.75\n", buckets=("2004", "2005"), **ROWS_ARE_TESTS
-    )
+    counted = read("a.csv", CSV, num_instances=(160,), buckets=("x", "y", "z"), **AS_ROWS)
+    assert (counted.num_instances.tolist(), counted.buckets) == ([160] * 3, ("x", "y", "z"))
+    years = read("a.csv", "2004,2005\n0.5,0.25\n0.5,0.75\n", buckets=("2004", "2005"), **AS_ROWS)
     assert (years.num_rows, years.buckets) == (2, ("2004", "2005"))
     # 0.333 is a third to its last digit, and 549.0 / 550 to more of them.
-    assert (
-        read("a.csv", "0.333,1\n1,0.99818181\n", num_instances=(3, 550), **ROWS_ARE_TESTS).num_rows
-        == 2
-    )
+    assert read("a.csv", "0.333,1\n1,0.99818181\n", num_instances=(3, 550), **AS_ROWS).num_rows == 2
     npz = files.npz(R=SQUARE, num_instances=[16, 32, 48], buckets=["a", "b", "c"])
-    assert read("a.npz", npz, **ROWS_ARE_TESTS).buckets == ("a", "b", "c")
+    assert read("a.npz", npz, **AS_ROWS).buckets == ("a", "b", "c")
 
 
 TRAINING = "training_exp,epoch,training_accuracy,val_accuracy,training_loss,val_loss\n0,1,0.5,0,1,0"
@@ -471,12 +449,12 @@ WRONG = [
     (
         "a.csv",
         "92,80\n70,90",
-        ROWS_ARE_TESTS,
+        AS_ROWS,
         "contains 92.0, which is not a fraction: if they are percent, pass",
     ),
     ("a.csv", "0.5\n0.3,0.9", {"scale": "percent"}, 'scale="percent" seems wrong'),
     ("a.csv", "0.5,0\n0.3,0.9", {}, 'pass future="not-tested"'),
-    ("a.csv", "0.5,0.1\n0.3,0.9", {"future": "not-tested", **ROWS_ARE_TESTS}, "cannot be true"),
+    ("a.csv", "0.5,0.1\n0.3,0.9", {"future": "not-tested", **AS_ROWS}, "cannot be true"),
     ("a.csv", "0.1,0.2\n0.5,0.4\n0.3,0.9", {}, 'pass initial="first-row"'),
     ("a.csv", "0.5\n-0.1,0.9", {}, "never below 0"),
     ("a.csv", "nan,nan\nnan,nan", {}, "no measured accuracy"),
@@ -548,7 +526,7 @@ WRONG = [
     ("logs.pyd", "{'accuracy_1_task1': f(5)}", {}, "expected a number"),
     ("logs.pyd", "{'accuracy_1_task99999': 5.0}", {}, "buckets are read"),
     ("a.npz", files.npz(a=SQUARE, b=SQUARE), {}, "expected one matrix"),
-    ("a.npz", files.npz(a=SQUARE), {"future": "not-tested", **ROWS_ARE_TESTS}, "other than 0"),
+    ("a.npz", files.npz(a=SQUARE), {"future": "not-tested", **AS_ROWS}, "other than 0"),
     ("e.json", json.dumps({files.avalanche_name(0): 0.5}), {}, "expected its steps and its values"),
     ("a.npy", files.npy(np.array([SQUARE], dtype=object)), {}, "expected numbers"),
     ("a.npy", files.npy(np.array(SQUARE))[:-8], {}, "is cut off"),

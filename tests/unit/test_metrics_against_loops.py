@@ -176,7 +176,7 @@ def measured_matrices(draw):
     return values, draw(st.none() | row), counts, width
 
 
-def select_reference_metrics(names):
+def select_twins(names):
     return {name: value for name, value in names.items() if name.split("/")[0] in TWINS}
 
 
@@ -190,7 +190,7 @@ def build(values, initial, counts, width) -> AccuracyMatrix:
 def test_the_summary_equals_literal_loops(case):
     matrix = build(*case)
     summary, reasons = summarize(matrix), explain(matrix)
-    assert select_reference_metrics(summary) == pytest.approx(compute_by_loops(*case), abs=1e-12)
+    assert select_twins(summary) == pytest.approx(compute_by_loops(*case), abs=1e-12)
     assert all(type(value) is float for value in summary.values())
     assert summary.keys().isdisjoint(reasons)
     assert summary.keys() | reasons.keys() == {metric.name for metric in ALL_METRICS}
@@ -205,16 +205,12 @@ def test_the_summary_equals_literal_loops(case):
 @given(measured_matrices())
 def test_a_series_equals_the_summary_of_truncated_runs(case):
     values, *rest = case
-    metric_series = series(build(*case))
+    results = series(build(*case))
     for k in range(1, len(values) + 1):
-        at_k = {name: steps[k] for name, steps in metric_series.items() if k in steps}
-        assert select_reference_metrics(at_k) == pytest.approx(
-            compute_by_loops(values[:k], *rest), abs=1e-12
-        )
+        at_k = {name: steps[k] for name, steps in results.items() if k in steps}
+        assert select_twins(at_k) == pytest.approx(compute_by_loops(values[:k], *rest), abs=1e-12)
         assert at_k == summarize(build(values[:k], *rest))
-    last = {
-        name: steps[max(steps)] for name, steps in metric_series.items() if len(values) in steps
-    }
+    last = {name: steps[max(steps)] for name, steps in results.items() if len(values) in steps}
     assert last == summarize(build(*case))
 
 
@@ -228,16 +224,16 @@ def test_streaming_keeps_metrics_of_future_buckets(case):
     remaining |= {f"wild_time/{name}" for name in ("fix_ood_average", "fix_ood_worst")}
     remaining |= {f"wild_time/{name}" for name in ("stream_average", "stream_worst")}
     remaining |= {"diaz_rodriguez/forward_transfer", "zscl/transfer"}
-    everything, streaming_metrics = summarize(matrix), summarize(matrix, "streaming")
-    assert streaming_metrics.items() <= everything.items()
-    assert select_reference_metrics(streaming_metrics) == {
+    everything, streaming = summarize(matrix), summarize(matrix, "streaming")
+    assert streaming.items() <= everything.items()
+    assert select_twins(streaming) == {
         n: value for n, value in everything.items() if n in remaining
     }
-    steps = {name: steps for name, steps in series(matrix).items() if name in streaming_metrics}
+    steps = {name: steps for name, steps in series(matrix).items() if name in streaming}
     assert series(matrix, "streaming") == steps
     reasons = explain(matrix, "streaming")
     message = "under the streaming protocol cells with j <= i score training images"
-    assert all(reasons[name] == message for name in everything.keys() - streaming_metrics.keys())
+    assert all(reasons[name] == message for name in everything.keys() - streaming.keys())
 
 
 @pytest.mark.slow
@@ -318,9 +314,9 @@ def test_the_published_matrix_has_the_published_numbers():
     ],
 )
 def test_a_family_equals_its_authors_program(family, published):
-    metric_series = metrics.summarize(EXAMPLE, metrics=FAMILIES[family])
+    results = metrics.summarize(EXAMPLE, metrics=FAMILIES[family])
     expected = {f"{family}/{name}": value for name, value in published.items()}
-    assert metric_series == pytest.approx(expected, abs=1e-9)
+    assert results == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -332,9 +328,9 @@ def test_a_family_equals_its_authors_program(family, published):
 )
 def test_diaz_rodriguez_equals_continuum(matrix, published):
     """``accuracy_A``, ``remembering``, ``positive_backward_transfer`` of Continuum, 43ba009."""
-    metric_series = metrics.summarize(matrix, metrics=FAMILIES["diaz_rodriguez"])
+    results = metrics.summarize(matrix, metrics=FAMILIES["diaz_rodriguez"])
     names = ("accuracy", "remembering", "positive_backward_transfer")
-    assert [metric_series[f"diaz_rodriguez/{name}"] for name in names] == pytest.approx(
+    assert [results[f"diaz_rodriguez/{name}"] for name in names] == pytest.approx(
         published, abs=1e-9
     )
 
@@ -482,9 +478,9 @@ def test_forgetting_since_trained_is_added_if_only_future_tests_are_missing(
 
 
 def test_a_missing_row_leaves_gaps_in_the_series():
-    metric_series = series(MISSING_ROW)
-    assert metric_series["renate/average_accuracy"] == {1: 0.8, 3: pytest.approx(0.8)}
-    assert metric_series["clear/in_domain_accuracy"] == {1: 0.8}
+    results = series(MISSING_ROW)
+    assert results["renate/average_accuracy"] == {1: 0.8, 3: pytest.approx(0.8)}
+    assert results["clear/in_domain_accuracy"] == {1: 0.8}
 
 
 @pytest.mark.parametrize("split", [None, 2])

@@ -58,74 +58,61 @@ def predictions(
         labels[row] = outputs.argmax(axis=1)
         shares = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
         soft[row] = shares.astype(np.float16)
-    row_predictions = build_row_predictions(images, labels, soft if probs else None)
-    return Predictions(images, row_predictions, protocol)
+    stored = build_row_predictions(images, labels, soft if probs else None)
+    return Predictions(images, stored, protocol)
 
 
-def summarize(run_predictions: Predictions) -> dict[str, float]:
-    return compute_values(run_predictions, PREDICTION_METRICS)[0]
+def summarize(run: Predictions) -> dict[str, float]:
+    return compute_values(run, PREDICTION_METRICS)[0]
 
 
-def explain(run_predictions: Predictions) -> dict[str, str]:
-    return {
-        name: str(error)
-        for name, error in compute_values(run_predictions, PREDICTION_METRICS)[1].items()
-    }
+def explain(run: Predictions) -> dict[str, str]:
+    return {name: str(error) for name, error in compute_values(run, PREDICTION_METRICS)[1].items()}
 
 
-def compute_series(run_predictions: Predictions) -> dict[str, Any]:
+def compute_series(run: Predictions) -> dict[str, Any]:
     """Metric name to {buckets trained: value}, by the evaluation of a complete run."""
-    matrix = AccuracyMatrix(np.full((run_predictions.k, 3), 0.5))
-    results = evaluate_metrics(PREDICTION_METRICS, matrix, predictions=run_predictions)
+    matrix = AccuracyMatrix(np.full((run.k, 3), 0.5))
+    results = evaluate_metrics(PREDICTION_METRICS, matrix, predictions=run)
     return {name: result.series for name, result in results.items() if result.series}
 
 
-def without(run_predictions: Predictions, *rows: int) -> Predictions:
-    remaining = {
-        row: row_predictions
-        for row, row_predictions in run_predictions.rows.items()
-        if row not in rows
-    }
-    return Predictions(
-        run_predictions.images, remaining, run_predictions.protocol, run_predictions.k
-    )
+def without(run: Predictions, *rows: int) -> Predictions:
+    remaining = {row: stored for row, stored in run.rows.items() if row not in rows}
+    return Predictions(run.images, remaining, run.protocol, run.k)
 
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), protocol=st.sampled_from(["iid", "streaming"]))
 def test_class_accuracies_equal_a_loop(seed: int, protocol: str) -> None:
-    run_predictions = without(predictions(seed, protocol=protocol), 2)
-    images, cells = run_predictions.images, class_accuracies(run_predictions)
+    run = without(predictions(seed, protocol=protocol), 2)
+    images, cells = run.images, class_accuracies(run)
     assert cells.shape == (4, 3, CLASSES)
     for row in range(4):
         for j in range(3):
             for c in range(CLASSES):
-                expected_cells = [
+                members = [
                     m for m in range(len(images)) if images.bucket[m] == j and images.label[m] == c
                 ]
                 hidden = row == 2 or (protocol == "streaming" and row > 0 and j < row)
-                if hidden or not expected_cells:
+                if hidden or not members:
                     assert math.isnan(cells[row, j, c])
                 else:
-                    right = sum(
-                        int(run_predictions.rows[row].labels[m]) == c for m in expected_cells
-                    )
-                    assert cells[row, j, c] == right / len(expected_cells)
+                    right = sum(int(run.rows[row].labels[m]) == c for m in members)
+                    assert cells[row, j, c] == right / len(members)
 
 
 def test_macro_accuracy_equals_scikit_learns_macro_recall() -> None:
-    run_predictions = predictions(1, counts=(40, 50, 60))
-    matrix = macro_matrix(run_predictions)
-    for row, row_predictions in run_predictions.rows.items():
+    run = predictions(1, counts=(40, 50, 60))
+    matrix = macro_matrix(run)
+    for row, stored in run.rows.items():
         for j in range(3):
-            where = run_predictions.images.bucket == j
-            expected = recall_score(
-                run_predictions.images.label[where], row_predictions.labels[where], average="macro"
-            )
+            where = run.images.bucket == j
+            expected = recall_score(run.images.label[where], stored.labels[where], average="macro")
             cells = matrix.initial if row == 0 else matrix.values[row - 1]
             assert cells is not None
             assert cells[j] == pytest.approx(expected)
-    values = summarize(run_predictions)
+    values = summarize(run)
     assert values.keys() == MACRO
     assert values["macro_accuracy/in_domain"] == metrics.clear.in_domain_accuracy(matrix)
     assert values["macro_accuracy/next_domain"] == metrics.clear.next_domain_accuracy(matrix)
@@ -134,14 +121,11 @@ def test_macro_accuracy_equals_scikit_learns_macro_recall() -> None:
 
 def test_amca_equals_a_loop() -> None:
     """Classes of all buckets count equally, in every row except the untrained one."""
-    run_predictions = predictions(3)
-    rows = [
-        recall_score(run_predictions.images.label, run_predictions.rows[row].labels, average=None)
-        for row in (1, 2, 3)
-    ]
-    assert summarize(run_predictions)[AMCA] == pytest.approx(sum(map(sum, rows)) / (3 * CLASSES))
-    assert explain(without(run_predictions, 2))[AMCA] == "the predictions of row 2 were not stored"
-    assert AMCA in explain(replace(run_predictions, protocol="streaming"))
+    run = predictions(3)
+    rows = [recall_score(run.images.label, run.rows[row].labels, average=None) for row in (1, 2, 3)]
+    assert summarize(run)[AMCA] == pytest.approx(sum(map(sum, rows)) / (3 * CLASSES))
+    assert explain(without(run, 2))[AMCA] == "the predictions of row 2 were not stored"
+    assert AMCA in explain(replace(run, protocol="streaming"))
 
 
 @settings(max_examples=30, deadline=None)
@@ -149,46 +133,39 @@ def test_amca_equals_a_loop() -> None:
 def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class: int) -> None:
     draws = np.random.default_rng(seed)
     classes = [draws.permutation(CLASSES)[: draws.integers(1, CLASSES + 1)] for _ in range(2)]
-    labels = [
-        draws.permutation(np.repeat(present_classes, per_class)) for present_classes in classes
-    ]
-    run_predictions = predictions(seed, tuple(map(len, labels)), rows=2)
-    images = replace(run_predictions.images, label=np.concatenate(labels).astype(np.uint16))
-    row_answers = {
-        row: replace(row_predictions, evaluation_set=images.digest)
-        for row, row_predictions in run_predictions.rows.items()
-    }
-    run_predictions = Predictions(images, row_answers)
-    assert _has_balanced_classes(run_predictions)
+    labels = [draws.permutation(np.repeat(present, per_class)) for present in classes]
+    run = predictions(seed, tuple(map(len, labels)), rows=2)
+    images = replace(run.images, label=np.concatenate(labels).astype(np.uint16))
+    rows = {row: replace(stored, evaluation_set=images.digest) for row, stored in run.rows.items()}
+    run = Predictions(images, rows)
+    assert _has_balanced_classes(run)
     accuracies = [
-        [row_predictions.correct(images)[j] / len(labels[j]) for j in range(2)]
-        for row, row_predictions in row_answers.items()
+        [stored.correct(images)[j] / len(labels[j]) for j in range(2)]
+        for row, stored in rows.items()
         if row
     ]
-    assert np.allclose(macro_matrix(run_predictions).values, accuracies, atol=1e-12)
+    assert np.allclose(macro_matrix(run).values, accuracies, atol=1e-12)
     assert not _has_balanced_classes(predictions(seed, (CLASSES * 3 + 1,) * 2, rows=2))
 
 
 def test_confusion_equals_scikit_learns() -> None:
-    run_predictions = predictions(2)
-    for row, row_predictions in run_predictions.rows.items():
-        expected = confusion_matrix(
-            run_predictions.images.label, row_predictions.labels, labels=range(CLASSES)
-        )
-        assert (confusion(run_predictions, row) == expected).all()
-    streaming = replace(run_predictions, protocol="streaming")
+    run = predictions(2)
+    for row, stored in run.rows.items():
+        expected = confusion_matrix(run.images.label, stored.labels, labels=range(CLASSES))
+        assert (confusion(run, row) == expected).all()
+    streaming = replace(run, protocol="streaming")
     assert [int(confusion(streaming, row).sum()) for row in range(4)] == [24, 15, 8, 0]
     with pytest.raises(UndefinedMetricError, match="row 2 were not stored"):
-        confusion(without(run_predictions, 2), 2)
+        confusion(without(run, 2), 2)
 
 
 def test_calibration_equals_loops_and_scikit_learn() -> None:
-    run_predictions = predictions(3, counts=(60, 70, 80), probs=True).after(2)
-    where = run_predictions.images.bucket < 2
-    stored = run_predictions.rows[2].probabilities
+    run = predictions(3, counts=(60, 70, 80), probs=True).after(2)
+    where = run.images.bucket < 2
+    stored = run.rows[2].probabilities
     assert stored is not None
-    soft, labels = stored[where].astype(float), run_predictions.images.label[where]
-    predicted = run_predictions.rows[2].labels[where]
+    soft, labels = stored[where].astype(float), run.images.label[where]
+    predicted = run.rows[2].labels[where]
     gaps = 0.0
     for i in range(15):
         in_bin = [
@@ -202,7 +179,7 @@ def test_calibration_equals_loops_and_scikit_learn() -> None:
         sum((soft[m, c] - (labels[m] == c)) ** 2 for c in range(CLASSES))
         for m in range(len(predicted))
     )
-    values = summarize(run_predictions)
+    values = summarize(run)
     assert values["calibration/expected_calibration_error"] == pytest.approx(gaps)
     assert values["calibration/brier_score"] == pytest.approx(brier / len(predicted))
     exact = soft / soft.sum(axis=1, keepdims=True)
@@ -213,14 +190,12 @@ def test_calibration_equals_loops_and_scikit_learn() -> None:
 
 def test_a_probability_stored_as_zero_is_not_infinitely_wrong() -> None:
     """Half precision has nothing below 2**-25, which is used instead."""
-    run_predictions = predictions(counts=(1,), rows=1, probs=True)
-    label = int(run_predictions.images.label[0])
+    run = predictions(counts=(1,), rows=1, probs=True)
+    label = int(run.images.label[0])
     soft = np.zeros((1, CLASSES), np.float16)
     soft[0, (label + 1) % CLASSES] = 1
-    row_predictions = replace(
-        run_predictions.rows[1], probabilities=soft, labels=soft.argmax(1).astype(np.uint8)
-    )
-    values = summarize(Predictions(run_predictions.images, {1: row_predictions}))
+    stored = replace(run.rows[1], probabilities=soft, labels=soft.argmax(1).astype(np.uint8))
+    values = summarize(Predictions(run.images, {1: stored}))
     assert values["calibration/negative_log_likelihood"] == pytest.approx(25 * math.log(2))
     assert values["calibration/brier_score"] == 2
     assert values["calibration/expected_calibration_error"] == 1
@@ -258,32 +233,31 @@ def test_a_missing_run_is_reported() -> None:
 
 
 def test_a_series_equals_truncated_runs() -> None:
-    run_predictions = predictions(4, probs=True)
-    series = compute_series(run_predictions)
+    run = predictions(4, probs=True)
+    series = compute_series(run)
     assert series.keys() == MACRO | CALIBRATION
-    assert {name: steps[3] for name, steps in series.items()} == summarize(run_predictions)
+    assert {name: steps[3] for name, steps in series.items()} == summarize(run)
     for name, steps in series.items():
         for k, value in steps.items():
-            assert value == summarize(run_predictions.after(k))[name]
-    gap = compute_series(without(run_predictions, 2))
+            assert value == summarize(run.after(k))[name]
+    gap = compute_series(without(run, 2))
     assert gap["calibration/brier_score"].keys() == {1, 3}
     assert gap["macro_accuracy/average"].keys() == {1, 3}
     assert gap["macro_accuracy/in_domain"].keys() == {1}
-    assert without(run_predictions, 3).k == 3
-    assert summarize(without(run_predictions, 3)) == {}
+    assert without(run, 3).k == 3
+    assert summarize(without(run, 3)) == {}
 
 
 def test_predictions_must_match_the_rows() -> None:
-    run_predictions = predictions(5)
+    run = predictions(5)
     cells = [
-        np.array(row_predictions.correct(run_predictions.images))
-        / run_predictions.images.num_instances
-        for row_predictions in run_predictions.rows.values()
+        np.array(stored.correct(run.images)) / run.images.num_instances
+        for stored in run.rows.values()
     ]
-    counts = run_predictions.images.num_instances
+    counts = run.images.num_instances
     matrix = AccuracyMatrix(cells[1:], cells[0], counts)
-    run_predictions.check(matrix)
-    run_predictions.check(AccuracyMatrix(np.round(cells[1:], 4), np.round(cells[0], 4)))
+    run.check(matrix)
+    run.check(AccuracyMatrix(np.round(cells[1:], 4), np.round(cells[0], 4)))
     other = np.array(cells[1:])
     other[1, 1] = (other[1, 1] + 0.5) % 1
     for wrong, message in [
@@ -297,16 +271,16 @@ def test_predictions_must_match_the_rows() -> None:
         (AccuracyMatrix(cells[1:], None, counts), "row 0 are stored"),
     ]:
         with pytest.raises(RecordError, match=message):
-            run_predictions.check(wrong)
+            run.check(wrong)
     with pytest.raises(RecordError, match="stored under row 1"):
-        Predictions(run_predictions.images, {1: run_predictions.rows[2]})
+        Predictions(run.images, {1: run.rows[2]})
     with pytest.raises(RecordError, match="no predictions"):
-        Predictions(run_predictions.images, {})
+        Predictions(run.images, {})
     with pytest.raises(ConfigError, match="'stream'"):
-        replace(run_predictions, protocol="stream")
+        replace(run, protocol="stream")
     foreign = predictions(6)
     with pytest.raises(RecordError, match="another evaluation set"):
-        Predictions(run_predictions.images, foreign.rows)
+        Predictions(run.images, foreign.rows)
 
 
 def test_the_reference_lists_exactly_these_metrics(project: object) -> None:
@@ -319,27 +293,25 @@ def test_the_reference_lists_exactly_these_metrics(project: object) -> None:
 
 def changing(seed: int, *, probs: bool = True, protocol: str = "iid") -> Predictions:
     """Return predictions in which class c is new in bucket 2, and class a ends there."""
-    run_predictions = predictions(seed, (40, 40, 40), 3, probs=probs, protocol=protocol)
-    label = run_predictions.images.label.copy()
-    label[(run_predictions.images.bucket == 0) & (label == 2)] = 1
-    label[(run_predictions.images.bucket > 0) & (label == 0)] = 1
-    images = replace(run_predictions.images, label=label)
-    row_answers = {
-        row: replace(of, evaluation_set=images.digest) for row, of in run_predictions.rows.items()
-    }
-    return Predictions(images, row_answers, protocol)
+    run = predictions(seed, (40, 40, 40), 3, probs=probs, protocol=protocol)
+    label = run.images.label.copy()
+    label[(run.images.bucket == 0) & (label == 2)] = 1
+    label[(run.images.bucket > 0) & (label == 0)] = 1
+    images = replace(run.images, label=label)
+    rows = {row: replace(of, evaluation_set=images.digest) for row, of in run.rows.items()}
+    return Predictions(images, rows, protocol)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_class_changes_equal_loops_and_scikit_learn(seed: int) -> None:
-    run_predictions = changing(seed)
-    images, values = run_predictions.images, summarize(run_predictions)
+    run = changing(seed)
+    images, values = run.images, summarize(run)
 
     def accuracy(row: int, buckets: set[int], classes: set[int]) -> float:
         right = [
-            row_predictions == label
-            for row_predictions, label, bucket in zip(
-                run_predictions.rows[row].labels, images.label, images.bucket, strict=True
+            stored == label
+            for stored, label, bucket in zip(
+                run.rows[row].labels, images.label, images.bucket, strict=True
             )
             if bucket in buckets and label in classes
         ]
@@ -349,7 +321,7 @@ def test_class_changes_equal_loops_and_scikit_learn(seed: int) -> None:
     both = [accuracy(2, {1}, {1}), accuracy(3, {2}, {1, 2})]
     assert values["class_changes/known"] == pytest.approx(sum(both) / 2)
     assert values["class_changes/vanished"] == accuracy(3, {0, 1}, {0})
-    probabilities = run_predictions.rows[1].probabilities
+    probabilities = run.rows[1].probabilities
     assert probabilities is not None
     area = roc_auc_score(images.label == 2, 1 - probabilities.max(axis=1).astype(float))
     assert values["class_changes/unseen_auroc"] == pytest.approx(area)

@@ -47,8 +47,8 @@ def build_predictions(
         labels[row] = np.where(
             draws.random(total) < (skill if row else 1 / classes), label, guesses
         )
-    row_answers = build_row_predictions(images, labels)
-    return Predictions(images, row_answers, protocol, num_buckets)
+    rows = build_row_predictions(images, labels)
+    return Predictions(images, rows, protocol, num_buckets)
 
 
 def build_record(counts, num_test, *, protocol="iid", dataset="digits", buckets=None, seed=3):
@@ -71,10 +71,7 @@ def build_report(predictions=None, *, counts=None, **changes):
     """Return the report of a run with these predictions, or with these counts."""
     if counts is None:
         images = predictions.images
-        counts = {
-            row: row_predictions.correct(images)
-            for row, row_predictions in predictions.rows.items()
-        }
+        counts = {row: stored.correct(images) for row, stored in predictions.rows.items()}
         record = build_record(counts, images.num_instances, protocol=predictions.protocol)
     else:
         record = build_record(
@@ -116,15 +113,15 @@ def test_hostile_names_are_only_text(name):
         images = dataclasses.replace(
             predictions.images, class_names=(text[:200], "b"), buckets=(key, "b", "c")
         )
-        row_answers = {
-            row: dataclasses.replace(row_predictions, evaluation_set=images.digest)
-            for row, row_predictions in predictions.rows.items()
+        rows = {
+            row: dataclasses.replace(stored, evaluation_set=images.digest)
+            for row, stored in predictions.rows.items()
         }
-        predictions = Predictions(images, row_answers, "iid", 3)
+        predictions = Predictions(images, rows, "iid", 3)
         return render_run_page(
             build_report(
                 predictions=predictions,
-                counts={r: a.correct(images) for r, a in row_answers.items()},
+                counts={r: a.correct(images) for r, a in rows.items()},
                 rows={"dataset": key, "buckets": (key, "b", "c")},
                 name=text,
                 run_id=text,
@@ -217,10 +214,8 @@ def test_the_page_contains_every_confusion_matrix(classes, protocol):
             at += totals[bucket, truth]
         assert at == len(labels)
         literal = np.zeros_like(confusions)
-        images, row_predictions = predictions.images, predictions.rows[int(row)]
-        for bucket, truth, label in zip(
-            images.bucket, images.label, row_predictions.labels, strict=True
-        ):
+        images, stored = predictions.images, predictions.rows[int(row)]
+        for bucket, truth, label in zip(images.bucket, images.label, stored.labels, strict=True):
             literal[bucket, truth, label] += 1
         assert np.array_equal(confusions, literal)
         # What the script adds up of a row: buckets that are evidence.

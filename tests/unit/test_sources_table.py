@@ -33,8 +33,8 @@ def load(root, *, protocol="iid", split="auto", **arguments):
 
 def list_images(root, **arguments):
     """Return bucket to names of training images, without reading an image."""
-    image_index = read_stream_index("table", str(root), cache_dir=root, arguments=arguments)
-    return {key: [path.stem for path in images.paths] for key, images in image_index.images.items()}
+    index = read_stream_index("table", str(root), cache_dir=root, arguments=arguments)
+    return {key: [path.stem for path in images.paths] for key, images in index.images.items()}
 
 
 def refusal(root, **arguments) -> str:
@@ -81,13 +81,10 @@ def test_a_folder_its_csv_and_its_parquet_are_one_stream(years, protocol, split)
         table = load(root, **options, **arguments)
         assert table.digest == folder.digest
         assert (table.class_names, table.split) == (folder.class_names, folder.split)
-        for bucket, folder_bucket in zip(table.buckets, folder.buckets, strict=True):
-            assert (bucket.key, bucket.train.paths) == (
-                folder_bucket.key,
-                folder_bucket.train.paths,
-            )
-            assert bucket.test.paths == folder_bucket.test.paths
-            assert bucket.train.labels.tolist() == folder_bucket.train.labels.tolist()
+        for bucket, other in zip(table.buckets, folder.buckets, strict=True):
+            assert (bucket.key, bucket.train.paths) == (other.key, other.train.paths)
+            assert bucket.test.paths == other.test.paths
+            assert bucket.train.labels.tolist() == other.train.labels.tolist()
     assert load(root, table="photos.parquet").layout == "table (parquet)"
     assert load(root, table="photos.csv").source == str(root / "photos.csv")
 
@@ -171,10 +168,10 @@ def test_buckets_have_dates(years, root):
         ("quarter", {"2004-Q1": "2004-01-01", "2005-Q3": "2005-07-01", "2006-Q1": "2006-01-01"}),
         ("equal:2", {"1": "2004-02-01", "2": "2006-01-01"}),
     ):
-        image_index = read_stream_index(
+        index = read_stream_index(
             "table", str(root), cache_dir=root, arguments={"buckets": buckets}
         )
-        assert dict(image_index.times) == times
+        assert dict(index.times) == times
     write(root, f"{A},x,1", f"{B},y,2", header="path,label,bucket")
     assert read_stream_index("table", str(root), cache_dir=root).times == {}
 
@@ -196,16 +193,16 @@ def test_columns_of_other_names(root):
     assert "has '' as 'split'; expected train or test" in refusal(root, **arguments)
     write(root, "images/a.png,3,2004,x", "images/b.png,10,2005,", header="file,class,year,note")
     assert list_images(root, **arguments) == {"2004": ["a"], "2005": ["b"]}
-    image_index = read_stream_index("table", str(root), cache_dir=root, arguments=arguments)
-    assert image_index.class_names == ("3", "10")  # as numbers, for all are
+    index = read_stream_index("table", str(root), cache_dir=root, arguments=arguments)
+    assert index.class_names == ("3", "10")  # as numbers, for all are
 
 
 def test_texts_are_kept_unchanged(root):
     names = ["NA", "None", "007", "nan", "null"]
     lines = [f"images/{i}.png,{name},2004,1,train" for i, name in enumerate(names)]
     write(root, *lines)
-    image_index = read_stream_index("table", str(root), cache_dir=root)
-    assert image_index.class_names == tuple(sorted(names))
+    index = read_stream_index("table", str(root), cache_dir=root)
+    assert index.class_names == tuple(sorted(names))
 
 
 A, B = "images/a.png", "images/b.png"
@@ -363,10 +360,10 @@ def test_any_changed_parquet_file_is_read_or_rejected(years, tmp_path_factory, d
     changed.mkdir(exist_ok=True)
     (changed / "t.parquet").write_bytes(content)
     try:
-        image_index = read_stream_index("table", str(changed), cache_dir=changed)
+        index = read_stream_index("table", str(changed), cache_dir=changed)
     except DataError as error:
         if "\n" in str(error):
             raise
         return
-    for images in image_index.images.values():
+    for images in index.images.values():
         assert all(path.is_relative_to(changed.resolve()) for path in images.paths)

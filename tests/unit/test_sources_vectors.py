@@ -83,10 +83,10 @@ def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
         assert stream.digest == expected.digest
         assert [b.key for b in stream.buckets] == ["2004", "2005", "2006", "2007"]
         assert stream.times[1] == "2005-01-01"
-        for bucket, expected_bucket in zip(stream.buckets, expected.buckets, strict=True):
+        for bucket, other_bucket in zip(stream.buckets, expected.buckets, strict=True):
             for images, other in (
-                (bucket.train, expected_bucket.train),
-                (bucket.test, expected_bucket.test),
+                (bucket.train, other_bucket.train),
+                (bucket.test, other_bucket.test),
             ):
                 assert images.vectors[:].tobytes() == other.vectors[:].tobytes()
                 assert images.labels.tolist() == other.labels.tolist()
