@@ -31,7 +31,7 @@ def evaluation_set(counts: tuple[int, ...] = (3, 2), classes: int = 4) -> Evalua
     )
 
 
-def stored(images: EvaluationSet, labels: list[int], **options: object) -> RowPredictions:
+def build_row(images: EvaluationSet, labels: list[int], **options: object) -> RowPredictions:
     return RowPredictions(
         row=2, labels=np.array(labels, dtype=np.uint8), evaluation_set=images.digest, **options
     )
@@ -75,7 +75,7 @@ def test_predictions_round_trip_with_the_counts_of_their_row(
     images = evaluation_set()
     probabilities = np.full((5, 4), 0.25, dtype=np.float16) if probs else None
     path = tmp_path_factory.mktemp("p") / predictions_file_name(2)
-    path.write_bytes(stored(images, labels, probabilities=probabilities).to_bytes())
+    path.write_bytes(build_row(images, labels, probabilities=probabilities).to_bytes())
     back = RowPredictions.load(path)
     assert back.labels.tolist() == labels
     assert (back.probabilities is not None) == probs
@@ -87,11 +87,11 @@ def test_predictions_round_trip_with_the_counts_of_their_row(
 
 def test_predictions_of_another_row_or_set_are_rejected(tmp_path: Path) -> None:
     images = evaluation_set()
-    row = stored(images, [0, 1, 2, 3, 0])
+    row = build_row(images, [0, 1, 2, 3, 0])
     with pytest.raises(RecordError, match="another evaluation set"):
         row.check(evaluation_set((2, 3)))
     with pytest.raises(RecordError, match="a class that is not one of the 4"):
-        stored(images, [9, 0, 0, 0, 0]).check(images)
+        build_row(images, [9, 0, 0, 0, 0]).check(images)
     (tmp_path / predictions_file_name(3)).write_bytes(row.to_bytes())
     with pytest.raises(RecordError, match="contains the predictions of row '2'"):
         RowPredictions.load(tmp_path / predictions_file_name(3))
@@ -99,7 +99,7 @@ def test_predictions_of_another_row_or_set_are_rejected(tmp_path: Path) -> None:
 
 def test_predictions_are_compared_with_the_rows_accuracies() -> None:
     images = evaluation_set()
-    row = stored(images, [0, 1, 0, 3, 0])  # 2 of 3 right, and 2 of 2
+    row = build_row(images, [0, 1, 0, 3, 0])  # 2 of 3 right, and 2 of 2
     for accuracies in ((0.667, 1.0), (float(np.float32(2 / 3)), 1.0), (0.6667, float("nan"))):
         row.check(images, accuracies)
     message = r"row 2 have an accuracy of 0\.6667, but the stored row has 0\.3333"
@@ -110,10 +110,10 @@ def test_predictions_are_compared_with_the_rows_accuracies() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), 1.5, 1.001, -0.25])
 def test_probabilities_are_checked(bad: float) -> None:
     probabilities = np.eye(5, 4, dtype=np.float16)
-    assert stored(evaluation_set(), [0] * 5, probabilities=probabilities.copy())
+    assert build_row(evaluation_set(), [0] * 5, probabilities=probabilities.copy())
     probabilities[3, 1] = bad
     with pytest.raises(RecordError, match="must be float16 from 0 to 1"):
-        stored(evaluation_set(), [0] * 5, probabilities=probabilities)
+        build_row(evaluation_set(), [0] * 5, probabilities=probabilities)
 
 
 def _header(metadata: dict[str, str], tensors: dict[str, object], body: bytes) -> bytes:
@@ -170,7 +170,7 @@ def test_equal_predictions_are_equal_files() -> None:
 @pytest.mark.parametrize("probs", [False, True])
 def test_the_package_reads_what_is_written(probs: bool) -> None:
     probabilities = np.full((5, 4), 0.25, dtype=np.float16) if probs else None
-    row = stored(evaluation_set(), [0, 1, 2, 3, 0], probabilities=probabilities)
+    row = build_row(evaluation_set(), [0, 1, 2, 3, 0], probabilities=probabilities)
     loaded = load(row.to_bytes())
     assert loaded.keys() == ({"labels", "probabilities"} if probs else {"labels"})
     assert (loaded["labels"].dtype, loaded["labels"].tolist()) == (np.uint8, [0, 1, 2, 3, 0])

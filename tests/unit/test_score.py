@@ -114,7 +114,7 @@ def test_a_negated_matrix_has_the_same_metrics(values, initial, protocol):
         [3, 1, 4, 1],
         score=Score("gain", higher_is_better=False),
     )
-    plain, negated = summarize(matrix, protocol), summarize(flipped, protocol)
+    positive, negated = summarize(matrix, protocol), summarize(flipped, protocol)
     pairs = list(
         zip(
             adapt_metrics(ALL_METRICS, matrix.score),
@@ -123,14 +123,14 @@ def test_a_negated_matrix_has_the_same_metrics(values, initial, protocol):
         )
     )
     for declared, (value, other) in zip(ALL_METRICS, pairs, strict=True):
-        assert (value.name in plain) == (other.name in negated)
+        assert (value.name in positive) == (other.name in negated)
         if declared.score_role == LEVEL:
             assert (value.higher_is_better, other.higher_is_better) == (True, False)
         else:
             assert value.higher_is_better == other.higher_is_better == declared.higher_is_better
-        if value.name in plain:
+        if value.name in positive:
             sign = -1 if declared.score_role == LEVEL else 1
-            assert negated[other.name] == sign * plain[value.name]
+            assert negated[other.name] == sign * positive[value.name]
     assert sorted(explain(matrix, protocol).values()) == sorted(explain(flipped, protocol).values())
 
 
