@@ -102,10 +102,7 @@ def test_undefined_metrics_have_a_reason():
     for (row, bucket), (logits, target) in draw_batches()[0].items():
         if row == 1:
             metric.update(logits, target, row=row, bucket=bucket)
-    assert set(metric.compute()) == {
-        "renate/average_accuracy",
-        "renate/micro_average_accuracy",
-    }
+    assert set(metric.compute()) == {"renate/average_accuracy", "renate/micro_average_accuracy"}
     assert (
         "initialisation" in metric.reasons()["renate/forward_transfer"]
         or "k >= 2" in (metric.reasons()["renate/forward_transfer"])

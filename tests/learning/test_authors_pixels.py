@@ -1,7 +1,5 @@
 """The CLEAR authors' pixels, compared with torchvision's loader and transforms."""
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command that extracts features names only its own options in errors."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 

@@ -1,7 +1,5 @@
 """The cache of decoded images: the same pixels, built once, also if a builder is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Cores and GPUs of the trainings of a sweep on this machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Extracted features equal the backbone's outputs, are stored once, and are found by content."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

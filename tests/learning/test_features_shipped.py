@@ -1,7 +1,5 @@
 """The dataset's own feature files are matched by image, and damage is a one-line error."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random

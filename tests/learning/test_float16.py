@@ -3,8 +3,6 @@
 On a CPU, torch computes float16 and scales as on a GPU, only slowly.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from learning_streams import config

@@ -1,7 +1,5 @@
 """Features of timm's models, with its weights and transforms, and their recorded names."""
 
-from __future__ import annotations
-
 import json
 import sys
 

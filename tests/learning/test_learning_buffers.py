@@ -1,7 +1,5 @@
 """The content of each buffer, compared with its algorithm and its probabilities."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 
@@ -113,10 +111,7 @@ def test_biased_reservoir_equals_the_papers_loop(alpha, labels_of_buckets, capac
 
 @pytest.mark.parametrize("alpha", ["0.5", "1", "2.5", "0.75n/k"])
 @settings(max_examples=25, deadline=None)
-@given(
-    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
-    capacity=st.integers(1, 18),
-)
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4), capacity=st.integers(1, 18))
 def test_the_authors_reservoir_equals_their_storage_policy(alpha, sizes, capacity):
     """At most as many images of a bucket as fit. New ones replace the newest at the end."""
     buffer_index_list = []

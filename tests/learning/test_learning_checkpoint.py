@@ -1,7 +1,5 @@
 """Training states: every strategy resumes after every bucket, identical to the bit."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools
@@ -73,10 +71,7 @@ def scramble():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
-    [
-        {"optimizer_state": "reset"},
-        {"optimizer_state": "keep", "optimizer": "adam", "lr": "0.02"},
-    ],
+    [{"optimizer_state": "reset"}, {"optimizer_state": "keep", "optimizer": "adam", "lr": "0.02"}],
     ids=["reset", "adam kept"],
 )
 @pytest.mark.parametrize("strategy", list_strategies())
@@ -307,11 +302,7 @@ class Keeping(Strategy):
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [
-        ({1, 2}, "builtins.set"),
-        (np.array(["text"]), "array of <U4"),
-        (lambda: 1, "function"),
-    ],
+    [({1, 2}, "builtins.set"), (np.array(["text"]), "array of <U4"), (lambda: 1, "function")],
 )
 def test_values_that_cannot_be_saved(keeping, value, message):
     model, strategy, trainer = keeping

@@ -1,7 +1,5 @@
 """Behaviour on other devices, tested without a GPU by tensors without numbers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The loop, compared with a literal implementation: its rows, errors and determinism."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 
@@ -22,12 +20,7 @@ from clear_mlflow.learning.device import (
 from clear_mlflow.learning.loop import measure, train
 from clear_mlflow.learning.models import build_model, get_head
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples import (
-    DecodedStream,
-    HeldOutImages,
-    Samples,
-    normalise,
-)
+from clear_mlflow.learning.samples import DecodedStream, HeldOutImages, Samples, normalise
 from clear_mlflow.learning.session import StreamTraining, check, check_stream
 from clear_mlflow.learning.strategies import naive
 from clear_mlflow.learning.strategies.naive import Naive

@@ -1,7 +1,5 @@
 """Models by name: their outputs, and choices that are rejected before any data is read."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -24,8 +22,7 @@ def test_small_cnn_accepts_any_small_image(side):
 
 
 @pytest.mark.parametrize(
-    ("name", "side"),
-    [("resnet18", 64), ("vit_b_16", 32), ("inception_v3", 96), ("googlenet", 64)],
+    ("name", "side"), [("resnet18", 64), ("vit_b_16", 32), ("inception_v3", 96), ("googlenet", 64)]
 )
 def test_torchvision_models_get_a_new_head_and_return_logits(name, side):
     """Also models for one size, or with auxiliary heads."""

@@ -1,7 +1,5 @@
 """Decoded photos of a stream: every file in its bucket, also from the cache."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from pathlib import Path
@@ -12,14 +10,8 @@ from learning_streams import CPU, iter_training_batches, random_stream, read_pix
 
 from clear_mlflow.data.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import Bucket
-from clear_mlflow.learning.photos import (
-    join_indices,
-    list_bucket_indices,
-)
-from clear_mlflow.learning.samples import (
-    DecodedStream,
-    Samples,
-)
+from clear_mlflow.learning.photos import join_indices, list_bucket_indices
+from clear_mlflow.learning.samples import DecodedStream, Samples
 
 
 def batches(samples, **changes):

@@ -1,7 +1,5 @@
 """Batches of bytes, normalisation, crops and their random numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -18,12 +16,7 @@ from clear_mlflow.learning.photos import (
     gather_mirrored_lines,
     wrap_photos,
 )
-from clear_mlflow.learning.samples import (
-    Samples,
-    compute_batch_bounds,
-    multiply_and_add,
-    normalise,
-)
+from clear_mlflow.learning.samples import Samples, compute_batch_bounds, multiply_and_add, normalise
 
 
 def batches(samples, **changes):

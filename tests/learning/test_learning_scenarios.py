@@ -4,8 +4,6 @@ Both programs get the same images, order of classes and full batches, as in
 test_parity_avalanche.py, so that weights and cells agree.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 
@@ -102,11 +100,7 @@ def apart(first, other):
             {"strategy_args": "batches=balanced"},
             lambda: plugins.ReplayPlugin(mem_size=2000),
         ),
-        (
-            "ewc",
-            {"strategy_args": "strength=2,images=0"},
-            lambda: PerImageEwc(ewc_lambda=1.0),
-        ),
+        ("ewc", {"strategy_args": "strength=2,images=0"}, lambda: PerImageEwc(ewc_lambda=1.0)),
         (
             "lwf",
             {"strategy_args": "strength=1,temperature=2"},

@@ -1,7 +1,5 @@
 """The training set of each strategy, compared with its definition."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Trainings on streams of vectors, standardised by past buckets only."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

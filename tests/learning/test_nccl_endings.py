@@ -1,7 +1,5 @@
 """NCCL ends a training process that waits for another one by aborting it."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 

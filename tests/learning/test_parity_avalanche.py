@@ -5,8 +5,6 @@ Where Avalanche differs from the paper, a subclass here undoes it, and a test sh
 difference matters. docs/parity.md is true as long as these tests pass.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """What several processes exchange, and on which device, tested without a GPU."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 
@@ -186,8 +184,5 @@ def test_processes_with_different_settings_are_rejected(nccl, rendezvous):
     """For example, if auto is resolved differently on each device."""
     rendezvous.set("precision/0", "off")
     message = "precision is off, bf16 in processes 0 to 1.* pass precision=off"
-    with (
-        pytest.raises(ConfigError, match=message),
-        process_group(SECOND, "cuda", precision="bf16"),
-    ):
+    with pytest.raises(ConfigError, match=message), process_group(SECOND, "cuda", precision="bf16"):
         pass

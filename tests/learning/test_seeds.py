@@ -1,7 +1,5 @@
 """Training with several seeds: each member equals the training with its seed."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

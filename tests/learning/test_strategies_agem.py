@@ -1,7 +1,5 @@
 """A-GEM, compared with its definition written out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """EWC, compared with its definition: one image at a time, one quadratic per bucket, autograd."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from learning_streams import config, read_pixels

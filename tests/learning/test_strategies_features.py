@@ -1,7 +1,5 @@
 """Closed-form strategies on features, compared with per-image loops and scikit-learn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from feature_streams import CLASSES, WIDTH, config, made_up, train_counts, train_rows

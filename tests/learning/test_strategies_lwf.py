@@ -1,7 +1,5 @@
 """LwF, compared with its definition in plain Python."""
 
-from __future__ import annotations
-
 import copy
 import math
 

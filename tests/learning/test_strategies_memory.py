@@ -1,7 +1,5 @@
 """Strategies with a memory or a new model, compared with their definitions written out."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math
@@ -28,11 +26,7 @@ from clear_mlflow.learning.buffers import AuthorsReservoir
 from clear_mlflow.learning.loop import build_untrained_model, train
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples import (
-    Batch,
-    DecodedStream,
-    FeatureStream,
-)
+from clear_mlflow.learning.samples import Batch, DecodedStream, FeatureStream
 from clear_mlflow.learning.strategies._base import parse_strategy_arguments
 from clear_mlflow.learning.strategies._rehearsal import draw_buffer_batches
 from clear_mlflow.learning.strategies.er_ace import (

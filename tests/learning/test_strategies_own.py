@@ -1,7 +1,5 @@
 """Custom strategies, such as the one in examples/."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

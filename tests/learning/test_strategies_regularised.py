@@ -1,7 +1,5 @@
 """What all strategies trained by gradient descent have in common."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SI, compared with its definition written out step by step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from strategy_runs import (

@@ -1,7 +1,5 @@
 """Tests within a bucket, and that they do not change training."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import feature_streams

@@ -472,9 +472,7 @@ def test_an_impossible_budget_fails(strategy, budget, unit, tmp_path):
 
 def test_a_closed_form_that_takes_more_than_its_budget_fails_in_the_second_bucket():
     rows = train(
-        feature_stream(),
-        on_features(strategy="slda", budget="500"),
-        progress=TrainingProgress(),
+        feature_stream(), on_features(strategy="slda", budget="500"), progress=TrainingProgress()
     )
     assert [next(rows).row.row, next(rows).row.row] == [0, 1]
     with pytest.raises(ConfigError, match="nothing remains for them"):
@@ -564,12 +562,7 @@ class WithACopy(ErAce):
 
 @pytest.mark.parametrize(
     ("text", "same"),
-    [
-        ("naive:1.0", "naive:1"),
-        ("50000000.0", "5e7"),
-        ("2e+15", "2e15"),
-        ("0.50", "0.5"),
-    ],
+    [("naive:1.0", "naive:1"), ("50000000.0", "5e7"), ("2e+15", "2e15"), ("0.50", "0.5")],
 )
 def test_equal_budgets_have_one_text(text, same):
     """Different notations are one method, also for rates."""

@@ -1,7 +1,5 @@
 """The curve within a bucket: its means, steps and cost."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -139,7 +137,7 @@ def test_no_step_synchronises_with_the_device(monkeypatch):
 class Event:
     """A GPU event that is pending until it is waited for."""
 
-    waited: list[Event] = []  # noqa: RUF012  (in the one test)
+    waited: list = []  # noqa: RUF012  (in the one test)
 
     def query(self):
         return self in self.waited

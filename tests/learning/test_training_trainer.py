@@ -1,7 +1,5 @@
 """Optimisers, schedules and precision."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

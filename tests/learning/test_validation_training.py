@@ -1,7 +1,5 @@
 """Training with validation images equals training on a dataset without them."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """A device without numbers (torch's meta), and a count of how often a host would wait for it."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

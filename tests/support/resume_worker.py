@@ -3,8 +3,6 @@
 The state is stored in a file that only the first process knows.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
