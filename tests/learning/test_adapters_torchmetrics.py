@@ -37,16 +37,19 @@ def to_floats(computed):
     return {name: value.item() for name, value in computed.items()}
 
 
+def update(metric, batches, part=slice(None)):
+    for (row, bucket), (logits, target) in batches.items():
+        metric.update(logits[part], target[part], row=row, bucket=bucket)
+
+
 # Predictions have no costs.
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"cost"}))
 def test_batches_of_predictions_have_the_metrics_of_the_matrix(family):
     """Each cell is torchmetrics' accuracy, and each metric that of the matrix."""
     batches, expected = draw_batches()
     metric = MatrixMetrics(BUCKETS, metrics=FAMILIES[family])
-    for (row, bucket), (logits, target) in batches.items():
-        for part in range(0, IMAGES, 5):
-            some = slice(part, part + 5)
-            metric.update(logits[some], target[some], row=row, bucket=bucket)
+    for part in range(0, IMAGES, 5):
+        update(metric, batches, slice(part, part + 5))
     np.testing.assert_allclose(metric.matrix.values, expected.values, atol=1e-7)
     np.testing.assert_allclose(metric.matrix.initial, expected.initial, atol=1e-7)
     assert metric.matrix.num_instances.tolist() == [IMAGES] * BUCKETS
@@ -61,12 +64,13 @@ def test_labels_and_mixed_buckets_have_equal_results():
     """One batch over all buckets, and classes instead of logits."""
     batches, _ = draw_batches()
     by_bucket, mixed = (MatrixMetrics(BUCKETS, metrics=renate.METRICS) for _ in range(2))
+    update(by_bucket, batches)
     for row in range(BUCKETS + 1):
-        several = [batches[row, bucket] for bucket in range(BUCKETS)]
-        for bucket, (logits, target) in enumerate(several):
-            by_bucket.update(logits, target, row=row, bucket=bucket)
-        labels = torch.cat([logits.argmax(1) for logits, _ in several])
-        targets = torch.cat([target for _, target in several])
+        logits, targets = (
+            torch.cat(parts)
+            for parts in zip(*(batches[row, j] for j in range(BUCKETS)), strict=True)
+        )
+        labels = logits.argmax(1)
         buckets = torch.arange(BUCKETS).repeat_interleave(IMAGES)
         order = torch.randperm(len(buckets), generator=torch.Generator().manual_seed(row))
         mixed.update(labels[order], targets[order], row=row, bucket=buckets[order])
@@ -78,10 +82,9 @@ def test_states_of_several_processes_are_summed():
     """Two processes count half of the images each. Sync adds their counts, unsync undoes it."""
     batches, _ = draw_batches()
     complete, *halves = (MatrixMetrics(BUCKETS) for _ in range(3))
-    for (row, bucket), (logits, target) in batches.items():
-        complete.update(logits, target, row=row, bucket=bucket)
-        for rank, metric in enumerate(halves):
-            metric.update(logits[rank::2], target[rank::2], row=row, bucket=bucket)
+    update(complete, batches)
+    for rank, metric in enumerate(halves):
+        update(metric, batches, slice(rank, None, 2))
 
     def gather(state, group=None):
         (name,) = [n for n in ("correct", "total") if getattr(halves[0], n) is state]
@@ -99,14 +102,10 @@ def test_states_of_several_processes_are_summed():
 def test_undefined_metrics_have_a_reason():
     """An undefined metric is neither 0 nor NaN, but omitted."""
     metric = MatrixMetrics(BUCKETS, metrics=renate.METRICS)
-    for (row, bucket), (logits, target) in draw_batches()[0].items():
-        if row == 1:
-            metric.update(logits, target, row=row, bucket=bucket)
+    update(metric, {key: batch for key, batch in draw_batches()[0].items() if key[0] == 1})
     assert set(metric.compute()) == {"renate/average_accuracy", "renate/micro_average_accuracy"}
-    assert (
-        "initialisation" in metric.reasons()["renate/forward_transfer"]
-        or "k >= 2" in (metric.reasons()["renate/forward_transfer"])
-    )
+    reason = metric.reasons()["renate/forward_transfer"]
+    assert "initialisation" in reason or "k >= 2" in reason
     partial = MatrixMetrics(BUCKETS, metrics=clear.METRICS)
     partial.update(torch.tensor([1, 1]), torch.tensor([1, 0]), row=1, bucket=0)
     assert math.isnan(partial.matrix.values[0, 1])

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from unittest import mock
@@ -58,6 +59,28 @@ def same(one: DecodedImages, other: DecodedImages) -> bool:
     return sizes and np.array_equal(one.pixels, other.pixels)
 
 
+@pytest.fixture
+def images(tmp_path):
+    return write_images(tmp_path / "images", 3)
+
+
+@pytest.fixture
+def entry(tmp_path, images):
+    """The array in the cache of the images."""
+    quiet_cache(tmp_path / "cache").load(images, RESIZE)
+    (entry,) = list_entries(tmp_path / "cache")
+    return entry
+
+
+def load_with_warnings(folder: Path, images: ImageSet, times: int = 1) -> list[str]:
+    """Return the warnings of a cache, whose pixels are right."""
+    messages: list[str] = []
+    cache = DecodedCache(folder, warn=messages.append)
+    for _ in range(times):
+        assert same(cache.load(images, RESIZE), decode(images, RESIZE))
+    return messages
+
+
 BUILT = ["", ".json", ".npy"]  # the lock, what the array is of, the array
 
 
@@ -86,9 +109,8 @@ def test_cached_images_equal_decoded_ones_and_are_built_once(tmp_path):
     assert suffixes(tmp_path / "cache") == BUILT
 
 
-def test_changes_of_mapped_pixels_do_not_reach_the_file(tmp_path):
+def test_changes_of_mapped_pixels_do_not_reach_the_file(tmp_path, images):
     """A tensor shares the mapped memory without a warning. The file keeps its bytes."""
-    images = write_images(tmp_path / "images", 3)
     cache = quiet_cache(tmp_path / "cache")
     pixels = cache.load(images, RESIZE).pixels
     before = pixels.copy()
@@ -159,29 +181,22 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_entry_is_built_again(tmp_path, damage):
+def test_a_damaged_entry_is_built_again(tmp_path, images, entry, damage):
     """It is never read as images, and a line reports it."""
-    images = write_images(tmp_path / "images", 3)
-    quiet_cache(tmp_path / "cache").load(images, RESIZE)
-    (entry,) = list_entries(tmp_path / "cache")
     before = [path.read_bytes() for path in (entry, entry.with_suffix(".json"))]
     DAMAGES[damage](entry)
     assert [path.read_bytes() for path in (entry, entry.with_suffix(".json"))] != before
-    messages: list[str] = []
-    cache = DecodedCache(tmp_path / "cache", warn=messages.append)
-    assert same(cache.load(images, RESIZE), decode(images, RESIZE))
+    (line,) = load_with_warnings(tmp_path / "cache", images)
     metadata = json.loads(entry.with_suffix(".json").read_text())
     assert entry.read_bytes() == before[0]
     assert metadata == {**json.loads(before[1]), "mtime_ns": entry.stat().st_mtime_ns}
-    (line,) = messages
     assert line.startswith(str(entry.with_suffix("")))
     assert "is not as it was written; images of damaged files are decoded again" in line
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".json"])
-def test_a_file_that_others_may_write_is_built_again(tmp_path, suffix):
+def test_a_file_that_others_may_write_is_built_again(tmp_path, images, suffix):
     """New files are writable only by their owner, whatever the umask."""
-    images = write_images(tmp_path / "images", 3)
     umask = os.umask(0)
     try:
         quiet_cache(tmp_path / "cache").load(images, RESIZE)
@@ -190,11 +205,9 @@ def test_a_file_that_others_may_write_is_built_again(tmp_path, suffix):
         for file in (entry, entry.with_suffix(".json")):
             assert file.stat().st_mode & 0o777 == 0o644
         entry.with_suffix(suffix).chmod(0o664)
-        messages: list[str] = []
-        DecodedCache(tmp_path / "cache", warn=messages.append).load(images, RESIZE)
+        (line,) = load_with_warnings(tmp_path / "cache", images)
     finally:
         os.umask(umask)
-    (line,) = messages
     assert "may be written by other users (mode 664)" in line
     assert entry.with_suffix(suffix).stat().st_mode & 0o777 == 0o644
 
@@ -221,11 +234,8 @@ def test_which_owners_files_are_trusted(monkeypatch, owner, user, mode, why):
             check_private(Path("file"))
 
 
-def test_another_users_file_is_neither_read_nor_replaced(tmp_path, monkeypatch):
+def test_another_users_file_is_neither_read_nor_replaced(tmp_path, images, entry, monkeypatch):
     """Images are decoded into memory, and one line states why."""
-    images = write_images(tmp_path / "images", 3)
-    quiet_cache(tmp_path / "cache").load(images, RESIZE)
-    (entry,) = list_entries(tmp_path / "cache")
     _black_pixels(entry)
     black = entry.read_bytes()
 
@@ -233,12 +243,8 @@ def test_another_users_file_is_neither_read_nor_replaced(tmp_path, monkeypatch):
         raise ForeignFileError(f"{path} belongs to another user (uid 1234)")
 
     monkeypatch.setattr(caching, "check_private", stat_as_stranger)
-    messages: list[str] = []
-    cache = DecodedCache(tmp_path / "cache", warn=messages.append)
-    for _ in range(2):
-        assert same(cache.load(images, RESIZE), decode(images, RESIZE))
+    (line,) = load_with_warnings(tmp_path / "cache", images, times=2)
     assert entry.read_bytes() == black
-    (line,) = messages
     assert f"{entry} belongs to another user (uid 1234)" in line
     assert "CLEAR_MLFLOW_CACHE" in line
 
@@ -254,9 +260,8 @@ def complete_reads(monkeypatch):
     return paths
 
 
-def test_a_start_reads_only_a_sample_of_a_file(tmp_path, complete_reads):
+def test_a_start_reads_only_a_sample_of_a_file(tmp_path, images, complete_reads):
     """New files are completely hashed once. A later process reads a quarter of a MiB."""
-    images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     assert len(complete_reads) == 1
     cache = quiet_cache(tmp_path / "cache")
@@ -266,33 +271,24 @@ def test_a_start_reads_only_a_sample_of_a_file(tmp_path, complete_reads):
     assert caching._SAMPLES * caching._SAMPLE_BYTES == 2**18
 
 
-def test_a_file_with_another_time_is_verified_completely_once(tmp_path, complete_reads):
+def test_a_file_with_another_time_is_verified_completely_once(
+    tmp_path, images, entry, complete_reads
+):
     """A copied cache is used, and its time is restored. A changed file is built again."""
-    images = write_images(tmp_path / "images", 3)
-    quiet_cache(tmp_path / "cache").load(images, RESIZE)
-    (entry,) = list_entries(tmp_path / "cache")
     mtime = entry.stat().st_mtime_ns
-    complete_reads.clear()
     os.utime(entry)  # the same content
     for _ in range(3):
         quiet_cache(tmp_path / "cache").load(images, RESIZE)
     assert complete_reads == [str(entry)]
     assert entry.stat().st_mtime_ns == mtime
     _black_pixels(entry)
-    messages: list[str] = []
-    cache = DecodedCache(tmp_path / "cache", warn=messages.append)
-    assert same(cache.load(images, RESIZE), decode(images, RESIZE))
-    assert len(messages) == 1
+    assert len(load_with_warnings(tmp_path / "cache", images)) == 1
 
 
 def test_a_file_whose_time_cannot_be_set_is_verified_once_in_a_process(
-    tmp_path, complete_reads, monkeypatch
+    tmp_path, images, entry, complete_reads, monkeypatch
 ):
     """For example, of a cache that root copied for a group."""
-    images = write_images(tmp_path / "images", 3)
-    quiet_cache(tmp_path / "cache").load(images, RESIZE)
-    (entry,) = list_entries(tmp_path / "cache")
-    complete_reads.clear()
     os.utime(entry)
     monkeypatch.setattr(os, "utime", mock.Mock(side_effect=PermissionError))
     for _ in range(3):
@@ -300,25 +296,20 @@ def test_a_file_whose_time_cannot_be_set_is_verified_once_in_a_process(
     assert complete_reads == [str(entry)]
 
 
-def test_an_entry_of_an_earlier_version_is_verified_completely(tmp_path, complete_reads):
+def test_an_entry_of_an_earlier_version_is_verified_completely(
+    tmp_path, images, entry, complete_reads
+):
     """It has one SHA-256 and neither size nor time."""
-    images = write_images(tmp_path / "images", 3)
-    quiet_cache(tmp_path / "cache").load(images, RESIZE)
-    (entry,) = list_entries(tmp_path / "cache")
     metadata = json.loads(entry.with_suffix(".json").read_text())
     earlier = {name: metadata[name] for name in ("key", "sizes", "damaged", "sha256")}
     entry.with_suffix(".json").write_text(json.dumps(earlier))
-    complete_reads.clear()
     assert same(quiet_cache(tmp_path / "cache").load(images, RESIZE), decode(images, RESIZE))
     assert complete_reads == [str(entry)]
 
 
 @pytest.mark.parametrize("damage", ["size", "first", "middle", "last"])
-def test_damage_with_an_unchanged_time_is_noticed(tmp_path, damage):
+def test_damage_with_an_unchanged_time_is_noticed(tmp_path, images, entry, damage):
     """A truncated file, or a changed byte of the sample, is built again."""
-    images = write_images(tmp_path / "images", 3)
-    quiet_cache(tmp_path / "cache").load(images, RESIZE)
-    (entry,) = list_entries(tmp_path / "cache")
     before, content = entry.stat(), bytearray(entry.read_bytes())
     if damage == "size":
         del content[-1]
@@ -326,10 +317,7 @@ def test_damage_with_an_unchanged_time_is_noticed(tmp_path, damage):
         content[{"first": 128, "middle": len(content) // 2, "last": -1}[damage]] ^= 1
     entry.write_bytes(content)
     os.utime(entry, ns=(before.st_atime_ns, before.st_mtime_ns))
-    messages: list[str] = []
-    cache = DecodedCache(tmp_path / "cache", warn=messages.append)
-    assert same(cache.load(images, RESIZE), decode(images, RESIZE))
-    assert len(messages) == 1
+    assert len(load_with_warnings(tmp_path / "cache", images)) == 1
 
 
 BUILDER = """
@@ -450,9 +438,8 @@ def test_images_are_decoded_if_the_folder_cannot_be_created(tmp_path):
     assert "CLEAR_MLFLOW_CACHE" in messages[0]
 
 
-def test_a_file_changed_since_it_was_hashed_is_rejected(tmp_path):
+def test_a_file_changed_since_it_was_hashed_is_rejected(tmp_path, images):
     """Pixels are never stored under another content's hash."""
-    images = write_images(tmp_path / "images", 3)
     write_image(images.paths[1], size=(20, 20), seed="changed")
     with pytest.raises(DataError, match=r"1\.png is not the file whose content was hashed"):
         quiet_cache(tmp_path / "cache").load(images, RESIZE)
@@ -477,9 +464,10 @@ def test_damaged_images_are_all_listed_and_cached(tmp_path):
     assert cache.find_damaged(images, RESIZE) == first
 
 
-def write_settled(path: Path, content: bytes = b"content") -> Path:
-    path.write_bytes(content)
-    return path
+@pytest.fixture
+def file(tmp_path) -> Path:
+    (tmp_path / "a").write_bytes(b"content")
+    return tmp_path / "a"
 
 
 def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[Path]]:
@@ -494,20 +482,16 @@ def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[P
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that runs ten seconds ahead, so that files just written count as write_settled."""
-    import time
-
+    """A clock that runs ten seconds ahead, so that files just written count as settled."""
     real = time.time_ns
     monkeypatch.setattr("clear_mlflow.data.cache.time.time_ns", lambda: real() + 10**10)
 
 
 @pytest.mark.usefixtures("clock")
-def test_an_unchanged_file_is_hashed_once(tmp_path):
+def test_an_unchanged_file_is_hashed_once(tmp_path, file):
     """Names that are not Unicode are supported."""
-    paths = [
-        write_settled(tmp_path / "a"),
-        write_settled(tmp_path / os.fsdecode(b"\xff"), b"other"),
-    ]
+    paths = [file, tmp_path / os.fsdecode(b"\xff")]
+    paths[1].write_bytes(b"other")
     first, computed = looked_up(tmp_path / "cache", tmp_path, *paths)
     assert computed == paths
     assert looked_up(tmp_path / "cache", tmp_path, *paths) == (first, [])
@@ -516,46 +500,41 @@ def test_an_unchanged_file_is_hashed_once(tmp_path):
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_changed_file_is_hashed_again(tmp_path, replaced):
+def test_a_changed_file_is_hashed_again(tmp_path, file, replaced):
     """Even with the same size and time."""
-    path = write_settled(tmp_path / "a")
-    looked_up(tmp_path / "cache", tmp_path, path)
-    before = path.stat()
-    written = path.with_name("other") if replaced else path
+    looked_up(tmp_path / "cache", tmp_path, file)
+    before = file.stat()
+    written = file.with_name("other") if replaced else file
     written.write_bytes(b"CONTENT")
     os.utime(written, ns=(before.st_atime_ns, before.st_mtime_ns))
-    written.replace(path)
-    results, computed = looked_up(tmp_path / "cache", tmp_path, path)
-    assert results == [hashlib.sha256(b"CONTENT").hexdigest()]
-    assert computed == [path]
+    written.replace(file)
+    expected = [hashlib.sha256(b"CONTENT").hexdigest()], [file]
+    assert looked_up(tmp_path / "cache", tmp_path, file) == expected
 
 
-def test_the_hash_of_a_just_written_file_is_not_cached(tmp_path):
+def test_the_hash_of_a_just_written_file_is_not_cached(tmp_path, file):
     """It may change again within the resolution of its time."""
-    path = write_settled(tmp_path / "a")
-    os.utime(path, (0, 0))  # as an archive sets it, which says nothing of when it was written
+    os.utime(file, (0, 0))  # as an archive sets it, which says nothing of when it was written
     for _ in range(2):
-        assert looked_up(tmp_path / "cache", tmp_path, path)[1] == [path]
+        assert looked_up(tmp_path / "cache", tmp_path, file)[1] == [file]
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_damaged_hash_cache_is_replaced(tmp_path):
+def test_a_damaged_hash_cache_is_replaced(tmp_path, file):
     """Hashes remain right, and are cached again."""
-    path = write_settled(tmp_path / "a")
-    first, _ = looked_up(tmp_path / "cache", tmp_path, path)
-    file = tmp_path / "cache" / HASHES_FILE
-    file.write_bytes(b"no database, and longer than the header of one" * 100)
-    assert looked_up(tmp_path / "cache", tmp_path, path) == (first, [path])
-    assert looked_up(tmp_path / "cache", tmp_path, path) == (first, [])
+    first, _ = looked_up(tmp_path / "cache", tmp_path, file)
+    damage = b"no database, and longer than the header of one" * 100
+    (tmp_path / "cache" / HASHES_FILE).write_bytes(damage)
+    assert looked_up(tmp_path / "cache", tmp_path, file) == (first, [file])
+    assert looked_up(tmp_path / "cache", tmp_path, file) == (first, [])
 
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("mode", [0o644, 0o666])
-def test_hashes_that_others_may_write_are_not_trusted(tmp_path, mode):
+def test_hashes_that_others_may_write_are_not_trusted(tmp_path, file, mode):
     """A false hash would become the digest of images that were never read."""
-    path = write_settled(tmp_path / "a")
-    looked_up(tmp_path / "cache", tmp_path, path)
+    looked_up(tmp_path / "cache", tmp_path, file)
     (tmp_path / "cache" / HASHES_FILE).chmod(mode)
-    _, computed = looked_up(tmp_path / "cache", tmp_path, path)
-    assert computed == ([] if mode == 0o644 else [path])
-    assert looked_up(tmp_path / "cache", tmp_path, path)[1] == []
+    _, computed = looked_up(tmp_path / "cache", tmp_path, file)
+    assert computed == ([] if mode == 0o644 else [file])
+    assert looked_up(tmp_path / "cache", tmp_path, file)[1] == []

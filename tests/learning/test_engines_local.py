@@ -13,25 +13,16 @@ from clear_mlflow.engines.local import LocalEngine
 TASK = Task(parameters={}, run_id="a", experiment_id="b", tracking_uri="c")
 
 
-class Process:
-    """A training that runs until it is ended."""
-
-    def __init__(self, command, *, env, **_):
-        self.env = env
-        self.returncode = None
-
-    def poll(self):
-        return self.returncode
-
-
 @pytest.fixture
 def started(monkeypatch):
-    """The started trainings, in order, with their environments."""
+    """The started trainings, in order, with their environments. They run until they are ended."""
     processes = []
 
-    def start(*arguments, **options):
-        processes.append(Process(*arguments, **options))
-        return processes[-1]
+    def start(command, *, env, **_):
+        process = SimpleNamespace(env=env, returncode=None)
+        process.poll = lambda: process.returncode
+        processes.append(process)
+        return process
 
     stands_in = SimpleNamespace(Popen=start, run=subprocess.run, DEVNULL=subprocess.DEVNULL)
     monkeypatch.setattr(local, "subprocess", stands_in)
@@ -93,6 +84,5 @@ def test_an_existing_gpu_selection_is_unchanged(started, two_gpus, monkeypatch, 
     """With one training at a time, or without a GPU."""
     if given is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    engine = LocalEngine(jobs)
-    engine.start(TASK)
+    LocalEngine(jobs).start(TASK)
     assert gpus(started) == [given]

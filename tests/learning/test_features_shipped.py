@@ -30,14 +30,20 @@ def released_root(tmp_path_factory):
     return root
 
 
-def write_older(root):
-    """Write a dataset in the older layout with features, its file lists unsorted."""
+@pytest.fixture
+def root(tmp_path):
+    """A small dataset of the same layout, which a test may damage."""
+    root = write_released(tmp_path / "data", buckets=("1", "2"), classes=("bus", "camera"))
+    write_released_features(root / "train")
+    return root
 
-    def shuffle(photos):
-        return random.Random(0).sample(photos, len(photos))
 
-    photos = Photos(buckets=("1", "2"), train=4)
-    layout_trees.write_older(root, photos, order=shuffle, seeds=())
+@pytest.fixture
+def older_root(tmp_path):
+    """A dataset in the older layout with features, its file lists unsorted."""
+    root, photos = tmp_path / "older", Photos(buckets=("1", "2"), train=4)
+    order = lambda photos: random.Random(0).sample(photos, len(photos))  # noqa: E731
+    layout_trees.write_older(root, photos, order=order, seeds=())
     write_older_features(root)
     return root
 
@@ -46,12 +52,9 @@ def load_test_stream(root, tmp_path, **chosen):
     return load_stream("clear10", str(root), cache_dir=tmp_path, **chosen)
 
 
-def load_stored_features(root, tmp_path, **chosen):
-    return load_features(
-        load_test_stream(root, tmp_path, **({"protocol": "streaming"} | chosen)),
-        KIND,
-        cache_dir=tmp_path,
-    )
+def load_stored_features(root, tmp_path, protocol="streaming"):
+    stream = load_test_stream(root, tmp_path, protocol=protocol)
+    return load_features(stream, KIND, cache_dir=tmp_path)
 
 
 def problem(root, tmp_path, **chosen):
@@ -88,33 +91,29 @@ def test_released_features_are_matched_to_their_images(released_root, tmp_path, 
 
 
 @pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "3"}])
-def test_older_features_are_matched_to_their_images(tmp_path, chosen):
+def test_older_features_are_matched_to_their_images(older_root, tmp_path, chosen):
     """Features are in the order of the file list, not of the stream."""
-    root = write_older(tmp_path / "older")
-    stream = load_test_stream(root, tmp_path, **chosen)
+    stream = load_test_stream(older_root, tmp_path, **chosen)
     assert_features_belong_to_images(load_features(stream, KIND, cache_dir=tmp_path), stream)
 
 
 @pytest.mark.parametrize("times", ["own", "all"])
 @pytest.mark.parametrize(
-    ("layout", "split", "per_bucket"), [("released", "0", 2), ("older", "1", 1)]
+    ("layout", "split", "per_bucket"), [("released_root", "0", 2), ("older_root", "1", 1)]
 )
 def test_features_are_matched_in_buckets_of_new_classes(
-    released_root, tmp_path, layout, split, per_bucket, times
+    request, tmp_path, layout, split, per_bucket, times
 ):
     """Bucket names differ from those of the files."""
-    root = released_root if layout == "released" else write_older(tmp_path / "older")
-    stream = load_test_stream(root, tmp_path, split=split)
-    arguments = {"classes_per_bucket": per_bucket, "times": times}
-    dealt = apply_scenario(stream, "class", arguments)
+    stream = load_test_stream(request.getfixturevalue(layout), tmp_path, split=split)
+    dealt = apply_scenario(stream, "class", {"classes_per_bucket": per_bucket, "times": times})
     assert_features_belong_to_images(load_features(dealt, KIND, cache_dir=tmp_path), dealt)
 
 
 def test_the_digest_is_computed_from_the_features(released_root, tmp_path):
     """Equal features have equal digests in another folder; a changed number changes it."""
     first = load_stored_features(released_root, tmp_path)
-    root = write_released(tmp_path / "again", train=4)
-    write_released_features(root / "train")
+    root = shutil.copytree(released_root, tmp_path / "again")
     assert load_stored_features(root, tmp_path).digest == first.digest
     by_id = torch.load(bus(root), weights_only=True)
     next(iter(by_id.values()))[2] += 1
@@ -122,19 +121,13 @@ def test_the_digest_is_computed_from_the_features(released_root, tmp_path):
     assert load_stored_features(root, tmp_path).digest != first.digest
 
 
-def test_feature_types_are_found_in_the_folder(released_root, tmp_path):
-    """Any folder of features is a type."""
-    assert list_shipped_names(load_test_stream(released_root, tmp_path)) == (KIND,)
-
-
-def test_types_are_listed_in_alphabetical_order(released_root, tmp_path):
+def test_types_are_the_folders_of_features_in_alphabetical_order(root, tmp_path):
     """Whatever the order of the file system."""
-    root = shutil.copytree(released_root, tmp_path / "copy")
-    (folder,) = {path.parent for path in root.rglob(KIND) if path.is_dir()}
-    for name in ("zebra", "alpha", "mike", "delta", "kilo", "echo"):
-        (folder / name).mkdir()
-    expected = sorted([KIND, "zebra", "alpha", "mike", "delta", "kilo", "echo"])
-    assert list_shipped_names(load_test_stream(root, tmp_path)) == tuple(expected)
+    assert list_shipped_names(load_test_stream(root, tmp_path)) == (KIND,)
+    names = ["zebra", "alpha", "mike", "delta", "kilo", "echo"]
+    for name in names:
+        (root / "train/features" / name).mkdir()
+    assert list_shipped_names(load_test_stream(root, tmp_path)) == tuple(sorted([KIND, *names]))
 
 
 def test_a_test_set_without_features_is_reported(released_root, tmp_path):
@@ -144,12 +137,9 @@ def test_a_test_set_without_features_is_reported(released_root, tmp_path):
     assert "split=0, split=validation or protocol=streaming" in message
 
 
-def test_features_of_training_and_test_images_have_one_width(tmp_path):
-    root = write_released(tmp_path / "released", train=4)
-    for part, width in (("train", 5), ("test", 6)):
-        write_released_features(root / part, width=width)
-    with pytest.raises(DataError, match="5 numbers for some images and 6 for others"):
-        load_features(load_test_stream(root, tmp_path), KIND, cache_dir=tmp_path)
+def test_features_of_training_and_test_images_have_one_width(root, tmp_path):
+    write_released_features(root / "test", width=6)
+    assert "5 numbers for some images and 6 for others" in problem(root, tmp_path, protocol="iid")
 
 
 class Malice:
@@ -163,10 +153,8 @@ class Malice:
 
 
 @pytest.mark.parametrize("form", ["torch", "pickle"])
-def test_a_pickle_that_runs_code_is_rejected(tmp_path, form):
+def test_a_pickle_that_runs_code_is_rejected(root, tmp_path, form):
     """One line with its path, and the code did not run."""
-    root = write_released(tmp_path / "data")
-    write_released_features(root / "train")
     trap = tmp_path / "trap"
     if form == "torch":
         torch.save({"235821044": Malice(trap)}, bus(root))
@@ -192,54 +180,27 @@ def change_ids(change):
     return damage
 
 
+def replace_features(rows):
+    return change_ids(lambda by_id: by_id.update({"235821045": rows}))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda path: path.unlink(), "is missing"),
         (lambda path: path.write_bytes(path.read_bytes()[:300]), "is refused"),
-        (
-            change_ids(lambda by_id: by_id.__delitem__("235821045")),
-            "no features of image '235821045'",
-        ),
-        (
-            change_ids(lambda by_id: by_id.update({"235821045": torch.zeros(2, 5)})),
-            "tensor of 1 dim",
-        ),
-        (
-            change_ids(lambda by_id: by_id.update({"235821045": torch.zeros(4)})),
-            "one width for all",
-        ),
-        (
-            change_ids(lambda by_id: by_id.update({"235821045": torch.zeros(5).long()})),
-            "contains torch.int64",
-        ),
-        (
-            change_ids(lambda by_id: by_id.update({"235821045": torch.full((5,), torch.nan)})),
-            "finite",
-        ),
-        (
-            change_ids(lambda by_id: by_id.update({"235821045": torch.zeros(5).to_sparse()})),
-            "expected a plain tensor",
-        ),
-        (
-            change_ids(lambda by_id: by_id.update({"235821045": torch.zeros(1).expand(5)})),
-            "all in the file",
-        ),
-        (
-            change_ids(
-                lambda by_id: by_id.update(
-                    {"235821045": torch.full((5,), 1e300, dtype=torch.float64)}
-                )
-            ),
-            "32-bit",
-        ),
+        (change_ids(lambda by_id: by_id.__delitem__("235821045")), "features of image '235821045'"),
+        (replace_features(torch.zeros(2, 5)), "tensor of 1 dim"),
+        (replace_features(torch.zeros(4)), "one width for all"),
+        (replace_features(torch.zeros(5).long()), "contains torch.int64"),
+        (replace_features(torch.full((5,), torch.nan)), "finite"),
+        (replace_features(torch.zeros(5).to_sparse()), "expected a plain tensor"),
+        (replace_features(torch.zeros(1).expand(5)), "all in the file"),
+        (replace_features(torch.full((5,), 1e300, dtype=torch.float64)), "32-bit"),
         (change_ids(lambda by_id: list(by_id)), "no features of image"),
     ],
 )
-def test_damaged_released_features_are_reported(tmp_path, damage, message):
-    """One line for each kind of damage."""
-    root = write_released(tmp_path / "data", buckets=("1", "2"), classes=("bus", "camera"))
-    write_released_features(root / "train")
+def test_damaged_released_features_are_reported(root, tmp_path, damage, message):
     damage(bus(root))
     assert message in problem(root, tmp_path)
 
@@ -252,10 +213,8 @@ def test_damaged_released_features_are_reported(tmp_path, damage, message):
         (lambda index: index["1"].update(bus="../../../x.pth"), "no '..'"),
     ],
 )
-def test_a_damaged_index_is_reported(tmp_path, change, message):
+def test_a_damaged_index_is_reported(root, tmp_path, change, message):
     """features.json is as untrusted as the metadata."""
-    root = write_released(tmp_path / "data")
-    write_released_features(root / "train")
     path = root / "train/features" / KIND / "features.json"
     index = json.loads(path.read_text())
     change(index)
@@ -263,12 +222,8 @@ def test_a_damaged_index_is_reported(tmp_path, change, message):
     assert message in problem(root, tmp_path)
 
 
-def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
-    root = write_released(tmp_path / "data")
-    write_released_features(root / "train")
-    elsewhere = tmp_path / "elsewhere.pth"
-    bus(root).rename(elsewhere)
-    bus(root).symlink_to(elsewhere)
+def test_a_link_out_of_the_dataset_is_not_followed(root, tmp_path):
+    bus(root).symlink_to(bus(root).rename(tmp_path / "elsewhere.pth"))
     assert "leads out of" in problem(root, tmp_path)
 
 
@@ -289,22 +244,21 @@ def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
         (lambda rows, labels: (torch.zeros(1, 1).expand(8, 5), labels), "all in the file"),
     ],
 )
-def test_damaged_older_features_are_reported(tmp_path, change, message):
+def test_damaged_older_features_are_reported(older_root, tmp_path, change, message):
     """A file that contradicts its file list is rejected, since features have only positions."""
-    root = write_older(tmp_path / "older")
-    torch.save(change(*torch.load(list_all_images(root), weights_only=True)), list_all_images(root))
-    assert message in problem(root, tmp_path)
+    path = list_all_images(older_root)
+    torch.save(change(*torch.load(path, weights_only=True)), path)
+    assert message in problem(older_root, tmp_path)
 
 
 @pytest.mark.parametrize(
     "stored", [torch.tensor, tuple, lambda labels: [torch.tensor(n) for n in labels]]
 )
-def test_labels_may_be_tensors(tmp_path, stored):
-    root = write_older(tmp_path / "older")
-    before = load_stored_features(root, tmp_path)
-    rows, labels = torch.load(list_all_images(root), weights_only=True)
-    torch.save((rows, stored(labels)), list_all_images(root))
-    assert load_stored_features(root, tmp_path).digest == before.digest
+def test_labels_may_be_tensors(older_root, tmp_path, stored):
+    before = load_stored_features(older_root, tmp_path)
+    rows, labels = torch.load(list_all_images(older_root), weights_only=True)
+    torch.save((rows, stored(labels)), list_all_images(older_root))
+    assert load_stored_features(older_root, tmp_path).digest == before.digest
 
 
 def test_a_zip_bomb_is_not_unpacked(tmp_path):

@@ -30,7 +30,7 @@ from clear_mlflow.learning.inference.backbones import (
 )
 from clear_mlflow.learning.models import parse_hash_prefix
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.progress import LineProgress
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check, prepare
 
 CPU = torch.device("cpu")
@@ -132,19 +132,16 @@ def test_photos_are_upright_and_on_white_before_the_transform(tmp_path):
     features = load_features(stream, "mine", cache_dir=tmp_path)
     for bucket, train, test in zip(stream.buckets, features.train, features.test, strict=True):
         for images, rows in ((bucket.train, train), (bucket.test, test)):
-            features_by_name |= {
-                path.name: row for path, row in zip(images.paths, rows, strict=True)
-            }
+            names = (path.name for path in images.paths)
+            features_by_name |= dict(zip(names, rows, strict=True))
     white = Image.new("RGBA", picture.size, "white")
     for name, upright in [
         ("lying.png", Image.alpha_composite(white, picture).convert("RGB")),
         ("turned.jpg", Image.open(turned).convert("RGB").rotate(180)),
     ]:
         with torch.inference_mode():
-            made = torch.from_numpy(backbone.geometry.make(upright))[None]
-            np.testing.assert_allclose(
-                features_by_name[name], backbone.model(made)[0].numpy(), rtol=1e-4, atol=1e-5
-            )
+            (row,) = backbone.model(torch.from_numpy(backbone.geometry.make(upright))[None])
+        np.testing.assert_allclose(features_by_name[name], row.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub):
@@ -152,9 +149,7 @@ def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub):
     _, hub = from_hub(TINY)
     backbone = load_backbone(f"timm:{TINY}", "DEFAULT")  # with the hub gone
     # The library asks for one more address, of its own.
-    requests = [
-        path for method, path, *_ in hub.requests if method == "GET" and "/resolve/" in path
-    ]
+    requests = [path for kind, path, *_ in hub.requests if kind == "GET" and "/resolve/" in path]
     assert requests == ["/timm/test_vit.r160_in1k/resolve/main/model.safetensors"]
     assert (backbone.name, backbone.weights_tag) == ("timm:test_vit.r160_in1k", "r160_in1k")
     blocks = build_weights(TINY)["blocks.0.attn.qkv.weight"]
@@ -170,21 +165,27 @@ def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)  # nothing listens there
     message = one_line(load_backbone, f"timm:{TINY}", "DEFAULT")
     assert "the weights of timm:test_vit.r160_in1k cannot be downloaded" in message
-    assert (
-        "fetch http://127.0.0.1:9/timm/test_vit.r160_in1k/resolve/main/model.safetensors" in message
-    )
+    url = "http://127.0.0.1:9/timm/test_vit.r160_in1k/resolve/main/model.safetensors"
+    assert f"fetch {url}" in message
     assert "copy the folder HF_HOME from a machine that has them" in message
 
 
-def test_names_that_timm_lacks_are_reported(monkeypatch):
-    """A model, a tag, and the package itself."""
-    assert "unknown backbone 'timm:resnet19'" in one_line(load_backbone, "timm:resnet19", "none")
-    for name in ("timm:hf-hub:someone/model", "timm:local-dir:/tmp", "timm:"):
-        assert "unknown backbone" in one_line(load_backbone, name, "none")
-    message = one_line(load_backbone, f"timm:{TINY}.in22k", "none")
-    assert "no weights of that tag; expected one of r160_in1k" in message
-    message = one_line(load_backbone, f"timm:{TINY}", "weights.safetensors")
-    assert "timm backbones use their own weights: pass --weights DEFAULT" in message
+@pytest.mark.parametrize(
+    ("name", "weights", "message"),
+    [
+        ("resnet19", "none", "unknown backbone 'timm:resnet19'"),
+        ("hf-hub:someone/model", "none", "unknown backbone"),
+        ("local-dir:/tmp", "none", "unknown backbone"),
+        ("", "none", "unknown backbone"),
+        (f"{TINY}.in22k", "none", "no weights of that tag; expected one of r160_in1k"),
+        (TINY, "weights.safetensors", "use their own weights: pass --weights DEFAULT"),
+    ],
+)
+def test_names_that_timm_lacks_are_reported(name, weights, message):
+    assert message in one_line(load_backbone, f"timm:{name}", weights)
+
+
+def test_a_missing_timm_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     assert "pip install timm" in one_line(load_backbone, f"timm:{TINY}", "none")
 
@@ -193,24 +194,21 @@ def test_names_that_timm_lacks_are_reported(monkeypatch):
 def test_heads_are_trained_on_timm_features(tmp_path, monkeypatch):
     """A linear head, NCM and SLDA, by the commands."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
-    root, parameters = tmp_path / "data", {"dataset": "folder", "dataset_args": "name=photos"}
+    root, stream = tmp_path / "data", {"dataset": "folder", "dataset_args": "name=photos"}
     write_years(root, side=40, train=4, test=2)
-    stream = ["--dataset", "folder", "--dataset-args", "name=photos"]
-    own = [*stream, "--device", "cpu", "--backbone", f"timm:{TINY}", "--weights", "none"]
+    own = ["--dataset", "folder", "--dataset-args", "name=photos", "--device", "cpu"]
+    own += ["--backbone", f"timm:{TINY}", "--weights", "none"]
     done = CliRunner().invoke(main, ["data", "features", str(root), *own])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1].startswith("features timm-test_vit of ")
-    parameters |= {"data_root": str(root), "features": "timm-test_vit", "device": "cpu"}
+    parameters = {**stream, "data_root": str(root), "features": "timm-test_vit", "device": "cpu"}
     for strategy in ("naive", "ncm", "slda"):
-        training = prepare(
-            check(TrainConfig.resolve({**parameters, "strategy": strategy})),
-            LineProgress(sys.stderr),
-        )
+        config = TrainConfig.resolve({**parameters, "strategy": strategy})
+        training = prepare(check(config), TrainingProgress())
         assert [measured.row.row for measured in training.rows()] == [0, 1, 2, 3]
 
 
 IMAGENET_MEAN = [0.485, 0.456, 0.406]
-
 IMAGENET_STD = [0.229, 0.224, 0.225]
 
 

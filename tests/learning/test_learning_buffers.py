@@ -36,21 +36,20 @@ def fill_buffer(buffer, labels_of_buckets):
 
 def held(buffer):
     """Return (bucket, index) of the images in a buffer."""
-    return list(
-        zip(
-            buffer.sample_indices.bucket.tolist(), buffer.sample_indices.index.tolist(), strict=True
-        )
-    )
+    indices = buffer.sample_indices
+    return list(zip(indices.bucket.tolist(), indices.index.tolist(), strict=True))
+
+
+def fill_and_list(name, capacity, labels_of_buckets, **options):
+    """Return (bucket, index) of the images in a buffer after a stream."""
+    return held(fill_buffer(build_buffer(name, capacity, **options), labels_of_buckets))
 
 
 @pytest.mark.parametrize("name", BUFFERS)
 @settings(max_examples=25, deadline=None)
 @given(labels_of_buckets=streams, capacity=st.integers(1, 12))
 def test_a_buffer_returns_the_kept_indices(name, labels_of_buckets, capacity):
-    """Data next to an image stays with it.
-
-    No image is stored twice, and the capacity is respected.
-    """
+    """Data next to an image stays with it. No image is stored twice, and the capacity is kept."""
     buffer = build_buffer(name, capacity)
     retained = []
     for bucket_index, labels in enumerate(labels_of_buckets):
@@ -67,9 +66,7 @@ def test_a_buffer_returns_the_kept_indices(name, labels_of_buckets, capacity):
 @pytest.mark.parametrize("name", BUFFERS)
 def test_the_buffers_content_depends_on_the_seed(name):
     labels = [[0, 1, 2, 3] * 10] * 3
-    first, same, other = (
-        held(fill_buffer(build_buffer(name, 12, seed=s), labels)) for s in (1, 1, 2)
-    )
+    first, same, other = (fill_and_list(name, 12, labels, seed=s) for s in (1, 1, 2))
     assert first == same
     assert first != other
 
@@ -101,12 +98,8 @@ def test_biased_reservoir_equals_the_papers_loop(alpha, labels_of_buckets, capac
             if chance < value * capacity / n - 1e-12:
                 reservoir[slot] = (bucket_index, image)
         reservoir.sort()  # the buffer keeps the order of the stream; a random place is one in any
-    assert (
-        held(
-            fill_buffer(build_buffer("biased_reservoir", capacity, alpha=alpha), labels_of_buckets)
-        )
-        == reservoir
-    )
+    expected = fill_and_list("biased_reservoir", capacity, labels_of_buckets, alpha=alpha)
+    assert expected == reservoir
 
 
 @pytest.mark.parametrize("alpha", ["0.5", "1", "2.5", "0.75n/k"])
@@ -145,10 +138,7 @@ def test_the_authors_reservoir_has_all_classes_of_a_sorted_bucket():
         counts = np.bincount(buffer.labels, minlength=100)
         assert counts.sum() == 3300
         assert counts.min() >= 15  # 33 on average, with a deviation of less than 5
-        assert (
-            len(set(zip(buffer.sample_indices.bucket, buffer.sample_indices.index, strict=True)))
-            == 3300
-        )
+        assert len(set(held(buffer))) == 3300
 
 
 def chances(sizes, capacity, insertion):
@@ -164,6 +154,20 @@ def chances(sizes, capacity, insertion):
     return [np.mean(of_arrival[a:b]) for a, b in itertools.pairwise(starts)]
 
 
+RUNS = 800
+
+
+def assert_frequencies(labels_of_buckets, expected, name, capacity, **options):
+    """Check how often each image is in the buffer of a run, within five sigma."""
+    counts = Counter()
+    for seed in range(RUNS):
+        counts.update(fill_and_list(name, capacity, labels_of_buckets, seed=seed, **options))
+    for bucket_index, (labels, p) in enumerate(zip(labels_of_buckets, expected, strict=True)):
+        five_sigma = 5 * (p * (1 - p) / RUNS) ** 0.5
+        for index in range(len(labels)):
+            assert counts[bucket_index, index] / RUNS == pytest.approx(p, abs=five_sigma)
+
+
 @pytest.mark.parametrize(
     ("name", "alpha", "insertion"),
     [
@@ -176,37 +180,19 @@ def chances(sizes, capacity, insertion):
 )
 def test_inclusion_probabilities_match_theory(name, alpha, insertion):
     """Within five sigma, for every image, also if classes are sorted."""
-    sizes, capacity, runs = (8, 4, 10), 5, 800
+    sizes, capacity = (8, 4, 10), 5
     labels = [sorted([0, 1, 2, 3] * 3)[:size] for size in sizes]
-    counts = Counter()
-    for seed in range(runs):
-        counts.update(
-            held(fill_buffer(build_buffer(name, capacity, alpha=alpha, seed=seed), labels))
-        )
     expected = chances(sizes, capacity, insertion)
     assert sum(p * size for p, size in zip(expected, sizes, strict=True)) == pytest.approx(capacity)
     if insertion(7) * 7 == 5:
         assert expected == pytest.approx([capacity / sum(sizes)] * 3)  # Vitter: uniform
-    for bucket_index, size in enumerate(sizes):
-        p = expected[bucket_index]
-        for index in range(size):
-            five_sigma = 5 * (p * (1 - p) / runs) ** 0.5
-            assert counts[bucket_index, index] / runs == pytest.approx(p, abs=five_sigma)
+    assert_frequencies(labels, expected, name, capacity, alpha=alpha)
 
 
 def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability():
-    """Two of six images per class, whatever their bucket. Within five sigma."""
+    """Two of six images per class, whatever their bucket."""
     labels = [[0, 1, 2, 3] * 3, [3, 2, 1, 0], [0, 1, 2, 3] * 2]
-    runs, counts = 800, Counter()
-    for seed in range(runs):
-        counts.update(
-            held(fill_buffer(build_buffer("class_balanced", 2 * CLASSES, seed=seed), labels))
-        )
-    expected = 2 / 6
-    five_sigma = 5 * (expected * (1 - expected) / runs) ** 0.5
-    for bucket_index, of_bucket in enumerate(labels):
-        for index in range(len(of_bucket)):
-            assert counts[bucket_index, index] / runs == pytest.approx(expected, abs=five_sigma)
+    assert_frequencies(labels, [2 / 6] * 3, "class_balanced", 2 * CLASSES)
 
 
 @pytest.mark.parametrize(
@@ -215,9 +201,8 @@ def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability()
 def test_an_invalid_alpha_is_a_one_line_error(alpha):
     """A biased reservoir has no default alpha."""
     parameters = config(strategy="replay", strategy_args=f"buffer=biased_reservoir,alpha={alpha}")
-    with pytest.raises(
-        ConfigError, match=r"alpha=2, or a multiple of n/k, .* alpha=0\.75n/k"
-    ) as raised:
+    message = r"alpha=2, or a multiple of n/k, .* alpha=0\.75n/k"
+    with pytest.raises(ConfigError, match=message) as raised:
         parse_strategy_arguments(parameters)
     assert "\n" not in str(raised.value)
 
@@ -248,7 +233,6 @@ def test_greedy_balanced_equals_algorithm_1_of_gdumb(labels_of_buckets, capacity
                 seen_classes.add(y)
         # Between buckets, the buffer keeps the order of the stream.
         memory.sort()
-        buffer = fill_buffer(
-            build_buffer("greedy_balanced", capacity), labels_of_buckets[: bucket_index + 1]
-        )
+        buffer = build_buffer("greedy_balanced", capacity)
+        fill_buffer(buffer, labels_of_buckets[: bucket_index + 1])
         assert list(zip(held(buffer), buffer.labels.tolist(), strict=True)) == memory

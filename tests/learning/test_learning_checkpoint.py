@@ -2,13 +2,13 @@
 
 import copy
 import dataclasses
-import itertools
 import json
 import os
 import random
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,8 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learning_streams import config
 from ports import free_port
-from safetensors.torch import load
-from strategy_runs import PREDICTIONS, feature_stream, image_stream, on_features, train_with_states
+from safetensors.torch import load, save
+from strategy_runs import (
+    assert_identical,
+    assert_resumes_everywhere,
+    build_strategy,
+    feature_stream,
+    image_stream,
+    on_features,
+    train_all,
+    train_with_states,
+)
 from torch import nn
 
 from clear_mlflow.core.errors import StateError
@@ -35,37 +44,9 @@ from clear_mlflow.learning.strategies._base import (
     Strategy,
     _get_generator_state,
     _set_generator_state,
-    load_strategy,
-    parse_strategy_arguments,
 )
-from clear_mlflow.learning.training.trainer import Trainer
 
 ON_FEATURES_ALONE = ("linear", "ncm", "slda")
-
-
-def assert_resumes_everywhere(make_stream, parameters):
-    """Check that trainings resumed after any row, by new objects, do not differ in any bit."""
-    rows, states, weights = train_with_states(make_stream(), parameters)
-    for k, state in enumerate(states):
-        saved = read_state(state)
-        assert saved.row == rows[k]
-        assert saved.predictions == PREDICTIONS
-        if k == len(rows) - 1:
-            continue
-        scramble()  # nothing may depend on what this process drew before
-        rows_after, states_after, weights_after = train_with_states(
-            make_stream(), parameters, saved
-        )
-        assert rows_after == rows[k + 1 :]
-        assert weights_after.keys() == weights.keys()
-        assert all(torch.equal(weights_after[name], weights[name]) for name in weights)
-        assert states_after[-1] == states[-1]
-
-
-def scramble():
-    torch.manual_seed(random.SystemRandom().getrandbits(31))
-    np.random.seed(1)
-    random.seed(1)
 
 
 @pytest.mark.slow
@@ -76,20 +57,16 @@ def scramble():
 )
 @pytest.mark.parametrize("strategy", list_strategies())
 def test_on_features(strategy, recipe):
-    """Return parameters of a linear head: closed forms, buffers, penalties."""
+    """A linear head: closed forms, buffers, penalties."""
     assert_resumes_everywhere(feature_stream, on_features(strategy=strategy, **recipe))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", sorted(set(list_strategies()) - set(ON_FEATURES_ALONE)))
 def test_on_images(tmp_path, strategy):
-    """Return parameters of a network with batch normalisation, whose momentum is kept."""
-    image_stream(tmp_path / "images")
-    numbers = iter(range(100))
-    assert_resumes_everywhere(
-        lambda: image_stream(tmp_path / str(next(numbers))),
-        config(strategy=strategy, optimizer_state="keep"),
-    )
+    """A network with batch normalisation, whose momentum is kept."""
+    settings = config(strategy=strategy, optimizer_state="keep")
+    assert_resumes_everywhere(lambda: image_stream(tmp_path), settings)
 
 
 @pytest.mark.fast_cases(3)
@@ -101,9 +78,8 @@ def test_with_every_buffer(buffer):
     alpha = ",alpha=0.5n/k" if buffer == "biased_reservoir" else ""
     for batches in ("shuffled", "balanced"):
         args = f"buffer={buffer}{alpha},batches={batches}"
-        assert_resumes_everywhere(
-            feature_stream, on_features(strategy="replay", strategy_args=args)
-        )
+        settings = on_features(strategy="replay", strategy_args=args)
+        assert_resumes_everywhere(feature_stream, settings)
 
 
 class Lazy(nn.Sequential):
@@ -117,25 +93,14 @@ class Lazy(nn.Sequential):
 @pytest.mark.parametrize("strategy", ["from_scratch", "ewc"])
 def test_a_custom_model(tmp_path, strategy):
     """Built again for the resume."""
-    numbers = itertools.count()
-    assert_resumes_everywhere(
-        lambda: image_stream(tmp_path / str(next(numbers))),
-        config(strategy=strategy, model=f"{__name__}:Lazy"),
-    )
+    settings = config(strategy=strategy, model=f"{__name__}:Lazy")
+    assert_resumes_everywhere(lambda: image_stream(tmp_path), settings)
 
 
 class Own(Strategy):
     """A custom strategy with many kinds of state, on which its loss depends."""
 
-    state_attributes = (
-        "_teacher",
-        "_noise",
-        "_kept",
-        "_scale",
-        "_own_steps",
-        "_channels_last",
-        "_picks",
-    )
+    state_attributes = ("_teacher", "_noise", "_kept", "_scale", "_own_steps", "_other", "_picks")
     temporary_attributes = ("_weights", "_batches")
 
     def __init__(self, config, stream, model, arguments):
@@ -146,16 +111,15 @@ class Own(Strategy):
         self._kept = {"weights": (), 3: [None, True, 1.5, np.arange(2)]}
         self._scale = nn.Parameter(torch.ones(()))
         self._own_steps = torch.optim.Adam([self._scale])
-        self._channels_last = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        self._other = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
         self._batches = iter(())
         self._picks = list_bucket_indices(0, 1)  # a frozen dataclass
 
     def compute_loss(self, forward, batch):
         self._batches = iter([batch])
         self._noise = self._noise + len(self._picks) * 1e-3
-        loss = super().compute_loss(forward, batch) * (
-            1 + self._noise + self._channels_last.sum() * 1e-4
-        )
+        factor = 1 + self._noise + self._other.sum() * 1e-4
+        loss = super().compute_loss(forward, batch) * factor
         loss = loss + (forward(batch.inputs) - self._teacher(batch.inputs)).square().mean()
         return loss + 1e-3 * self._scale.detach() * self._weights[0].square().sum()
 
@@ -166,11 +130,6 @@ class Own(Strategy):
         self._kept["weights"] = (self.model.weight.detach().clone(), {(1, 2): "text"})
         self._scale.grad = self._noise.clone()
         self._own_steps.step()
-
-
-def test_a_custom_strategy():
-    """Modules, optimisers, weights, and draws from the global generators."""
-    assert_resumes_everywhere(feature_stream, on_features(strategy=f"{__name__}:Own"))
 
 
 class Silent(Own):
@@ -220,8 +179,7 @@ def test_attributes_that_are_not_saved_are_named(strategy_class, message):
     parameters = on_features(strategy=f"{__name__}:{strategy_class.__name__}")
     with pytest.raises(StateError, match=message):
         next(train(feature_stream(), parameters, progress=TrainingProgress()))
-    parameters = dataclasses.replace(parameters, resumable="off")
-    assert len(list(train(feature_stream(), parameters, progress=TrainingProgress()))) == 4
+    assert len(train_all(feature_stream(), dataclasses.replace(parameters, resumable="off"))) == 4
 
 
 def test_an_attribute_that_appears_later_is_named_by_its_state():
@@ -229,11 +187,7 @@ def test_an_attribute_that_appears_later_is_named_by_its_state():
     states = []
     rows = training(on_features(strategy=f"{__name__}:Late")).rows(on_state=states.append)
     assert [measured.row.row for measured in rows] == [0, 1, 2, 3]
-    assert [(state.row, state.file is None) for state in states] == [
-        (0, False),
-        (1, True),
-        (2, True),
-    ]
+    assert {state.row: state.file is None for state in states} == {0: False, 1: True, 2: True}
     assert "strategy Late sets steps; name each" in states[1].problem
 
 
@@ -256,9 +210,10 @@ class Drawing(Strategy):
         return super().compute_loss(forward, batch) * (1 + sum(draws) ** 2 / 100)
 
 
-def test_generators_are_state():
-    """A strategy's own generators of Python, numpy and torch continue where they stopped."""
-    assert_resumes_everywhere(feature_stream, on_features(strategy=f"{__name__}:Drawing"))
+@pytest.mark.parametrize("strategy", ["Own", "Drawing"])
+def test_a_custom_strategy(strategy):
+    """Modules, optimisers, weights, draws from global generators, and generators of its own."""
+    assert_resumes_everywhere(feature_stream, on_features(strategy=f"{__name__}:{strategy}"))
 
 
 @pytest.mark.parametrize(("name", "position"), [("MT19937", "pos"), ("Philox", "buffer_pos")])
@@ -282,11 +237,7 @@ def test_a_state_follows_its_row():
 
 def test_a_state_that_cannot_be_made_ends_the_training(monkeypatch):
     """It is a bug. The row before it is yielded first."""
-
-    def wrong(*arguments):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(session, "to_bytes", wrong)
+    monkeypatch.setattr(session, "to_bytes", mock.Mock(side_effect=ZeroDivisionError))
     rows = training(on_features(strategy="naive")).rows()
     assert next(rows).row.row == 0
     with pytest.raises(ZeroDivisionError):
@@ -315,9 +266,7 @@ def parts(strategy, **changes):
     """Return a newly built training."""
     parameters, stream = on_features(strategy=strategy, **changes), feature_stream()
     model = build_untrained_model(stream, parameters)
-    made = load_strategy(strategy)(parameters, stream, model, parse_strategy_arguments(parameters))
-    trainer = Trainer(model, parameters, bucket_keys=stream.keys, progress=TrainingProgress())
-    return model, made, trainer
+    return model, *build_strategy(stream, parameters, model)
 
 
 ARRAYS = [np.array([0, 1], dtype=kind) for kind in ("float32", "float64", "int64", "uint8", "bool")]
@@ -342,24 +291,23 @@ VALUES = st.recursive(
 
 
 def same(first, other):
+    if type(first) is not type(other):
+        return False
     if isinstance(first, (torch.Tensor, np.ndarray)):
-        return (
-            type(first) is type(other)
-            and first.dtype == other.dtype
-            and bool((first == other).all())
-        )
+        return first.dtype == other.dtype and bool((first == other).all())
     if isinstance(first, (list, tuple)):
-        return (
-            type(first) is type(other) and len(first) == len(other) and all(map(same, first, other))
-        )
+        return len(first) == len(other) and all(map(same, first, other))
     if isinstance(first, dict):
         return list(first) == list(other) and all(map(same, first.values(), other.values()))
-    return type(first) is type(other) and first == other
+    return first == other
 
 
 @pytest.fixture(scope="module")
 def keeping():
     return parts(f"{__name__}:Keeping")
+
+
+FIRST_ROW = AccuracyRow(0, ("1",), (0,), (1,))
 
 
 @pytest.mark.slow
@@ -369,21 +317,18 @@ def test_values_round_trip(keeping, value):
     """With types, order of dictionaries, and every bit."""
     model, strategy, trainer = keeping
     strategy.extra = value
-    row = AccuracyRow(0, ("1",), (0,), (1,))
-    saved = read_state(to_bytes(capture(model, strategy, trainer), row, None))
+    saved = read_state(to_bytes(capture(model, strategy, trainer), FIRST_ROW, None))
     strategy.extra = None
     restore(saved.snapshot, model, strategy, trainer)
     assert same(strategy.extra, value)
-    assert (saved.row, saved.predictions) == (row, None)
+    assert (saved.row, saved.predictions) == (FIRST_ROW, None)
 
 
 def test_frozen_weights_stay_frozen():
     """As a custom class may have frozen them."""
     model, strategy, trainer = parts("naive")
     model.bias.requires_grad_(False)
-    saved = read_state(
-        to_bytes(capture(model, strategy, trainer), AccuracyRow(0, ("1",), (0,), (1,)), None)
-    )
+    saved = read_state(to_bytes(capture(model, strategy, trainer), FIRST_ROW, None))
     model, strategy, trainer = parts("naive")
     restore(saved.snapshot, model, strategy, trainer)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["weight"]
@@ -392,10 +337,8 @@ def test_frozen_weights_stay_frozen():
 @pytest.mark.slow
 def test_damaged_files_are_reported():
     """Truncated, overwritten, of another strategy, or forged: one error and no other effect."""
-    _, states, _ = train_with_states(
-        feature_stream(), on_features(strategy="ewc", optimizer_state="keep")
-    )
-    state = states[1]
+    settings = on_features(strategy="ewc", optimizer_state="keep")
+    state = train_with_states(feature_stream(), settings)[1][1]
     length = 8 + int.from_bytes(state[:8], "little")
     draws = random.Random(5)
     problems = []
@@ -427,13 +370,11 @@ def test_damaged_files_are_reported():
 )
 def test_invalid_state_descriptions_are_rejected(change, message):
     """A file can only set attributes of a strategy to values."""
-    from safetensors.torch import load, save
-
-    _, states, _ = train_with_states(feature_stream(), on_features(strategy="replay"))
-    length = int.from_bytes(states[1][:8], "little")
-    described = json.loads(json.loads(states[1][8 : 8 + length])["__metadata__"]["clear_mlflow"])
+    state = train_with_states(feature_stream(), on_features(strategy="replay"))[1][1]
+    length = int.from_bytes(state[:8], "little")
+    described = json.loads(json.loads(state[8 : 8 + length])["__metadata__"]["clear_mlflow"])
     change(described)
-    state = save(load(states[1]), metadata={"clear_mlflow": json.dumps(described)})
+    state = save(load(state), metadata={"clear_mlflow": json.dumps(described)})
     with pytest.raises(StateError, match=message):
         restore(read_state(state).snapshot, *parts("replay"))
 
@@ -441,9 +382,8 @@ def test_invalid_state_descriptions_are_rejected(change, message):
 @pytest.mark.slow
 def test_two_processes_continue_from_the_state_of_one(tmp_path):
     """Rows, predictions and the last state equal those of an uninterrupted run."""
-    port = free_port()
     together = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    together["MASTER_PORT"] = str(port)
+    together["MASTER_PORT"] = str(free_port())
     worker = Path(__file__).parents[1] / "support" / "resume_worker.py"
     processes = [
         subprocess.Popen(
@@ -471,6 +411,4 @@ def test_a_resumed_training_has_the_weights_of_its_row(tmp_path, log_models):
     for resumed_row, first in zip(resumed, rows[1:], strict=True):
         assert (resumed_row.model is None) == (first.model is None)
         if first.model is not None:
-            resumed_row, first = load(resumed_row.model), load(first.model)
-            assert resumed_row.keys() == first.keys()
-            assert all(torch.equal(resumed_row[name], first[name]) for name in first)
+            assert_identical(load(resumed_row.model), load(first.model))

@@ -5,13 +5,20 @@ import sys
 import threading
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from device_waits import DEVICE, DeviceWaits
 from learning_streams import config, iter_training_batches, random_stream
-from strategy_runs import feature_stream, image_stream, on_features, train_with_states
+from strategy_runs import (
+    build_strategy,
+    feature_stream,
+    image_stream,
+    on_features,
+    train_with_states,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
@@ -26,8 +33,8 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import DecodedStream
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies import list_strategies
-from clear_mlflow.learning.strategies._base import Strategy, load_strategy, parse_strategy_arguments
-from clear_mlflow.learning.training.trainer import Trainer, build_optimizer
+from clear_mlflow.learning.strategies._base import Strategy, load_strategy
+from clear_mlflow.learning.training.trainer import build_optimizer
 
 
 class Stepping(Strategy):
@@ -50,11 +57,7 @@ def built(parameters, device, stream=None):
     stream = stream or feature_stream()
     stream.device = torch.device(device)
     model = build_untrained_model(stream, parameters)
-    strategy = load_strategy(parameters.strategy)(
-        parameters, stream, model, parse_strategy_arguments(parameters)
-    )
-    trainer = Trainer(model, parameters, bucket_keys=stream.keys, progress=TrainingProgress())
-    return model, strategy, trainer
+    return model, *build_strategy(stream, parameters, model)
 
 
 @pytest.mark.parametrize("strategy", ["naive", "derpp", "slda", f"{__name__}:Stepping"])
@@ -79,10 +82,7 @@ def test_a_state_of_a_cpu_is_restored_on_another_device(strategy):
 
 
 def assert_steps_on_the_cpu(state):
-    """Check that counters are on the CPU.
-
-    On the device, the host would wait once per weight and step.
-    """
+    """Check that counters are on the CPU: elsewhere, the host would wait once a weight and step."""
     assert state["state"]
     for of_weight in state["state"].values():
         assert of_weight["step"].device.type == "cpu"
@@ -90,43 +90,41 @@ def assert_steps_on_the_cpu(state):
 
 
 def test_a_snapshot_on_a_cpu_does_not_touch_the_gpu(monkeypatch):
-    """Its generator is read only if this process computes on it."""
+    """Its generator is read only if this process computes on it.
 
-    def check_refused():
-        raise AssertionError("CUDA is initialised: a context of hundreds of megabytes")
+    Otherwise, CUDA would be initialised: a context of hundreds of megabytes.
+    """
+
+    def list_generators():
+        snapshot = capture(*built(on_features(strategy="naive"), "cpu"))
+        return [key for key, _ in snapshot.description["random"]["dict"]]
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", check_refused)
-    snapshot = capture(*built(on_features(strategy="naive"), "cpu"))
-    names = [key for key, _ in snapshot.description["random"]["dict"]]
-    assert names == ["torch", "numpy", "python"]
+    monkeypatch.setattr(torch.cuda, "get_rng_state", mock.Mock(side_effect=AssertionError))
+    assert list_generators() == ["torch", "numpy", "python"]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state", torch.get_rng_state)
-    snapshot = capture(*built(on_features(strategy="naive"), "cpu"))
-    names = [key for key, _ in snapshot.description["random"]["dict"]]
-    assert names == ["torch", "numpy", "python", "cuda"]
+    assert list_generators() == ["torch", "numpy", "python", "cuda"]
 
 
 def watched_arithmetic(monkeypatch, run):
-    """Return the arithmetic settings at each forward pass of *run*, and after it."""
+    """Return the arithmetic settings at each forward pass of *run*, and restored after it."""
     operations = set()
     forward = torch.nn.Linear.forward
 
-    def watch(self, inputs):
+    def read_settings():
         cudnn = torch.backends.cudnn
-        operations.add((cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, cudnn.benchmark))
+        return cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, cudnn.benchmark
+
+    def watch(self, inputs):
+        operations.add(read_settings())
         return forward(self, inputs)
 
     monkeypatch.setattr(torch.nn.Linear, "forward", watch)
-    watch(torch.nn.Linear(1, 1), torch.zeros(1))
-    before = operations.copy()
-    operations.clear()
+    before = read_settings()
     run()
-    during = operations.copy()
-    operations.clear()
-    watch(torch.nn.Linear(1, 1), torch.zeros(1))
-    assert operations == before
-    return during
+    assert read_settings() == before
+    return operations
 
 
 @pytest.mark.parametrize(
@@ -154,7 +152,7 @@ def newer_settings():
 
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize(
-    ("torch_setting", "torch_default"),
+    ("torch_setting", "default"),
     [
         (BACKENDS.cudnn.conv, "ieee"),
         (BACKENDS.cuda.matmul, "tf32"),
@@ -166,14 +164,12 @@ def newer_settings():
         (BACKENDS.mkldnn, "bf16"),
     ],
 )
-def test_torchs_newer_settings_do_not_change_what_is_computed(
-    torch_setting, torch_default, allowed
-):
+def test_torchs_newer_settings_do_not_change_what_is_computed(torch_setting, default, allowed):
     """Whichever a caller has set. All are restored afterwards."""
     with allow_tf32(allowed):
         pass  # so that what convolutions default to, which cannot be set again, is explicit
     before, own = newer_settings(), torch_setting.fp32_precision
-    torch_setting.fp32_precision = torch_default
+    torch_setting.fp32_precision = default
     try:
         of_caller = newer_settings()
         with allow_tf32(allowed):
@@ -231,11 +227,9 @@ def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
     """On every device, so that a name always means the same numbers."""
     stream, _ = random_stream(tmp_path, train=(2,), test=(1,), side=8)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4))
+    options = {"geometry": EIGHT, "device": torch.device("cpu")}
     operations = watched_arithmetic(
-        monkeypatch,
-        lambda: compute_features(
-            model, stream.buckets[0].train, geometry=EIGHT, device=torch.device("cpu")
-        ),
+        monkeypatch, lambda: compute_features(model, stream.buckets[0].train, **options)
     )
     assert operations == {(False, False, False)}
 
@@ -266,8 +260,25 @@ def images_on_the_device(monkeypatch, folder):
     """Return a stream whose images are on a device, as on a GPU with enough memory."""
     home = "clear_mlflow.learning.samples.select_storage_device"
     monkeypatch.setattr(home, lambda num_bytes, device: device)
+    return build_image_stream(folder)
+
+
+def build_image_stream(folder):
     stream, _ = random_stream(folder, train=(9, 7), test=(4, 4), side=8)
     return DecodedStream(stream, image_size=8, augment="random_crop_flip", device=DEVICE)
+
+
+def watch_second_bucket(monkeypatch, stream, parameters):
+    """Return what the host waits for while the second bucket is trained on."""
+    _, strategy, trainer = built(parameters, DEVICE, stream)
+    with DeviceWaits(monkeypatch) as device:
+        strategy.learn(0, trainer)
+        strategy.after_bucket(0)
+        samples = strategy.load_training_set(1)
+        device.waits.clear()
+        device.copies = 0
+        trainer.train_bucket(samples, bucket_index=1, strategy=strategy)
+    return device
 
 
 @pytest.mark.parametrize(("at_once", "parts"), [(2**26, 1), (600, 3), (1, 9)])
@@ -299,20 +310,14 @@ def learns_from_images_in_epochs(name):
     return strategy_class.learn is Strategy.learn and not strategy_class.needs_features
 
 
-@pytest.mark.slow
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("strategy", [*filter(learns_from_images_in_epochs, list_strategies())])
 def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strategy):
     """Neither a step, a point of the curve, nor the start or end of an epoch."""
     parameters = config(strategy=strategy, epochs=4, clip_norm=1, batch_size=3)
-    stream = images_on_the_device(monkeypatch, tmp_path)
-    _, made, trainer = built(parameters, DEVICE, stream)
-    with DeviceWaits(monkeypatch) as device:
-        made.learn(0, trainer)
-        made.after_bucket(0)
-        device.waits.clear()
-        samples = made.load_training_set(1)
-        device.copies = 0
-        trainer.train_bucket(samples, bucket_index=1, strategy=made)
+    device = watch_second_bucket(
+        monkeypatch, images_on_the_device(monkeypatch, tmp_path), parameters
+    )
     assert device.waits == []
     assert device.copies > 4 * 4, "the test sees no indices sent"
 
@@ -321,42 +326,28 @@ def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strate
 @pytest.mark.parametrize("strategy", ["naive", "replay", "derpp"])
 def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_path, strategy):
     """As if a GPU lacks memory for them: everything of a batch is sent like the batch."""
-    random_images, _ = random_stream(tmp_path, train=(9, 7), test=(4, 4), side=8)
-    stream = DecodedStream(random_images, image_size=8, augment="random_crop_flip", device=DEVICE)
-    _, made, trainer = built(config(strategy=strategy, epochs=2, batch_size=3), DEVICE, stream)
-    with DeviceWaits(monkeypatch) as device:
-        made.learn(0, trainer)
-        made.after_bucket(0)
-        samples = made.load_training_set(1)
-        device.waits.clear()
-        trainer.train_bucket(samples, bucket_index=1, strategy=made)
-    assert device.waits == []
+    stream = build_image_stream(tmp_path)
+    parameters = config(strategy=strategy, epochs=2, batch_size=3)
+    assert watch_second_bucket(monkeypatch, stream, parameters).waits == []
 
 
 def test_a_diverged_loss_on_a_gpu_is_noticed_after_the_next_epoch(monkeypatch, tmp_path):
-    """The error names the right epoch.
-
-    After the last epoch, it is noticed at the end of the bucket.
-    """
+    """The error names the right epoch. After the last one, it is noticed at the bucket's end."""
     for epochs, begun in (4, 2), (1, 1):
         stream = images_on_the_device(monkeypatch, tmp_path / str(epochs))
         _, made, trainer = built(config(epochs=epochs), DEVICE, stream)
-        seen_epochs = []
-        monkeypatch.setattr(
-            made, "begin_epoch", lambda *where, seen_epochs=seen_epochs: seen_epochs.append(where)
-        )
-        with DeviceWaits(monkeypatch, number=float("nan")), pytest.raises(DivergedError) as error:
+        made.begin_epoch = mock.Mock()
+        message = f"in epoch 1 of {epochs} on bucket key0"
+        with DeviceWaits(monkeypatch, number=np.nan), pytest.raises(DivergedError, match=message):
             made.learn(0, trainer)
-        assert f"in epoch 1 of {epochs} on bucket key0" in str(error.value)
-        assert len(seen_epochs) == begun
+        assert made.begin_epoch.call_count == begun
 
 
 def with_images_apart(monkeypatch):
     """Keep images in main memory, as for a GPU that lacks memory for them."""
     for user in ("training.trainer", "samples"):
-        monkeypatch.setattr(
-            f"clear_mlflow.learning.{user}.is_other_device", lambda home, device: True
-        )
+        name = f"clear_mlflow.learning.{user}.is_other_device"
+        monkeypatch.setattr(name, lambda home, device: True)
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
 
 
@@ -367,16 +358,14 @@ def test_a_bucket_too_large_for_the_device_gives_the_same_run(
 ):
     """To the bit. One line reports that batches are sent."""
     parameters = config(strategy=strategy, epochs=2, batch_size=3, lr=0.01)
-    rows, states, _ = train_with_states(
-        image_stream(tmp_path / "1", augment="random_crop_flip"), parameters
-    )
+    streams = [image_stream(tmp_path, augment="random_crop_flip") for _ in range(2)]
+    rows, states, _ = train_with_states(streams[0], parameters)
     with_images_apart(monkeypatch)
-    again = train_with_states(image_stream(tmp_path / "2", augment="random_crop_flip"), parameters)
+    again = train_with_states(streams[1], parameters)
     assert again[1] == states
     assert [row.correct for row in again[0]] == [row.correct for row in rows]
-    error_lines = capsys.readouterr().err.splitlines()
-    assert len(error_lines) == 1
-    assert "training images of bucket key0 take 0.00 GiB" in error_lines[0]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "training images of bucket key0 take 0.00 GiB" in line
 
 
 def test_batches_of_a_too_large_bucket_are_prefetched_in_pinned_memory(monkeypatch, tmp_path):
@@ -396,10 +385,7 @@ def test_batches_of_a_too_large_bucket_are_prefetched_in_pinned_memory(monkeypat
         assert len(list(iter_training_batches(samples, **batch_arguments))) == 10
     assert set(device.waits) <= {"lift_fresh", "_to_copy"}, "only the normaliser's constants"
     assert len(device.waits) <= 2
-
-    def fails(tensor):
-        raise RuntimeError("no memory that can be pinned")
-
+    fails = mock.Mock(side_effect=RuntimeError("no memory that can be pinned"))
     monkeypatch.setattr(torch.Tensor, "pin_memory", fails)
     with pytest.raises(RuntimeError, match="can be pinned"):
         next(iter_training_batches(samples, **batch_arguments))

@@ -49,11 +49,16 @@ class Recorded(TrainingProgress):
         self.calls.append(("row", row))
 
 
-def train_rows(stream, progress=None, **changes):
-    """Return all rows of a training on a stream."""
-    decoded = DecodedStream(stream, image_size=8, device=CPU)
-    recorder = progress or Recorded()
-    return [trained.row for trained in train(decoded, config(**changes), progress=recorder)]
+def iter_trained(stream, progress=None, **changes):
+    """Train on a stream of images. Yield after each row."""
+    settings = config(**changes)
+    decoded = DecodedStream(stream, image_size=settings.image_size, device=CPU)
+    return train(decoded, settings, progress=progress or Recorded())
+
+
+def eight_images():
+    pixels = torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8)
+    return Samples(squares(pixels), torch.arange(8) % 3)
 
 
 def linear_model():
@@ -102,7 +107,7 @@ def test_only_row_0_is_of_the_untrained_model(tmp_path):
     [bucket] = stream.buckets
     same = type(bucket)(bucket.key, bucket.train, bucket.train)
     stream = type(stream)(stream.name, stream.class_names, (same,), stream.digest)
-    untrained, trained = train_rows(stream, epochs=60)
+    untrained, trained = (trained.row for trained in iter_trained(stream, epochs=60))
     assert trained.correct == (12,)
     seed_everything(0, RngPurpose.WEIGHTS)
     model = build_model("small_cnn", num_classes=3, image_size=8)
@@ -114,9 +119,7 @@ def test_nothing_is_trained_before_the_next_row_is_requested(tmp_path):
     """A row can be stored before the next bucket begins."""
     stream, _ = random_stream(tmp_path, train=(6, 6), test=(2, 2), side=8)
     progress = Recorded()
-    rows = train(
-        DecodedStream(stream, image_size=8, device=CPU), config(epochs=3), progress=progress
-    )
+    rows = iter_trained(stream, progress, epochs=3)
     next(rows)
     assert [event for event, *_ in progress.calls] == ["row"]
     row = next(rows).row
@@ -126,9 +129,7 @@ def test_nothing_is_trained_before_the_next_row_is_requested(tmp_path):
 
 def test_random_layers_do_not_depend_on_earlier_draws():
     """Dropout of a bucket and epoch does not depend on tests or resumes before."""
-    images = squares(torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8))
-    samples = Samples(images, torch.arange(8) % 3)
-    trained = []
+    samples, trained = eight_images(), []
     for drawn_before in (0, 7):
         model = linear_model().insert(1, nn.Dropout(0.5)).eval()  # as testing leaves it
         torch.rand(drawn_before)
@@ -147,14 +148,11 @@ def test_random_layers_differ_between_epochs_and_buckets():
         def begin_epoch(self, bucket_index, epoch, num_steps):
             masks.append(torch.rand(4).tolist())
 
-    settings, model = config(epochs=3), linear_model()
-    images = squares(torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8))
+    settings, model, samples = config(epochs=3), linear_model(), eight_images()
     trainer = build_trainer(model, settings)[0]
     for bucket_index in range(2):
         hooks = Drawing(settings, None, model, Naive.Arguments())
-        trainer.train_bucket(
-            Samples(images, torch.arange(8) % 3), bucket_index=bucket_index, strategy=hooks
-        )
+        trainer.train_bucket(samples, bucket_index=bucket_index, strategy=hooks)
     assert len({tuple(numbers) for numbers in masks}) == 6
 
 
@@ -163,18 +161,16 @@ def test_random_layers_differ_between_epochs_and_buckets():
 def test_a_last_batch_of_one_image_does_not_stop_training(tmp_path, count):
     """ResNet-18 cannot normalise one image of 32 pixels: it joins the previous batch."""
     stream, _ = random_stream(tmp_path, train=(count,), test=(2,), side=32)
-    decoded = DecodedStream(stream, image_size=32, device=CPU)
-    settings = config(model="resnet18", image_size=32, epochs=1)
     progress = Recorded()
-    assert len(list(train(decoded, settings, progress=progress))) == 2
+    rows = iter_trained(stream, progress, model="resnet18", image_size=32, epochs=1)
+    assert len(list(rows)) == 2
     assert progress.calls.count(("step",)) == count // 4
 
 
 def test_a_nan_loss_ends_training_with_bucket_epoch_and_remedy(tmp_path):
     """The rows so far were yielded."""
     stream, _ = random_stream(tmp_path, train=(12, 12), test=(2, 2), side=8)
-    decoded = DecodedStream(stream, image_size=8, device=CPU)
-    rows = train(decoded, config(lr=1e30, weight_decay=0.1), progress=Recorded())
+    rows = iter_trained(stream, lr=1e30, weight_decay=0.1)
     assert next(rows).row.row == 0
     with pytest.raises(TrainingError, match=r"epoch 1 of 2 on bucket key0; .*lr below 1e\+30"):
         next(rows)
@@ -183,8 +179,7 @@ def test_a_nan_loss_ends_training_with_bucket_epoch_and_remedy(tmp_path):
 def test_nonfinite_weights_of_the_last_step_are_not_tested(tmp_path):
     """The loss before the step is finite, but the weights after it are not."""
     stream, _ = random_stream(tmp_path, train=(3,), test=(2,), side=8)
-    decoded = DecodedStream(stream, image_size=8, device=CPU)
-    rows = train(decoded, config(lr=1e38, epochs=1, weight_decay=100), progress=Recorded())
+    rows = iter_trained(stream, lr=1e38, epochs=1, weight_decay=100)
     next(rows)
     with pytest.raises(TrainingError, match="not a finite number"):
         next(rows)
@@ -192,25 +187,19 @@ def test_nonfinite_weights_of_the_last_step_are_not_tested(tmp_path):
 
 def test_a_full_device_is_a_one_line_error(tmp_path):
     """No traceback. Progress is closed, and other errors of torch are not confused with it."""
-
-    class Greedy(Recorded):
-        def step_done(self):
-            torch.empty(2**50)
-
-    class Wrong(Recorded):
-        def step_done(self):
-            torch.zeros(2) + torch.zeros(3)
-
     stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
-    progress = Greedy()
+    progress = Recorded()
+    training = StreamTraining(check(config()), stream, "made up", progress)
+    progress.step_done = lambda: torch.empty(2**50)
     with pytest.raises(TrainingError) as caught:
-        list(StreamTraining(check(config()), stream, "made up", progress).rows())
+        list(training.rows())
     assert str(caught.value) == (
         "the device has not enough memory for this; pass a smaller batch_size, image_size or memory"
     )
     assert progress.calls[-1] == ("left", RuntimeError)
+    progress.step_done = lambda: torch.zeros(2) + torch.zeros(3)
     with pytest.raises(RuntimeError, match="must match"):
-        list(StreamTraining(check(config()), stream, "made up", Wrong()).rows())
+        list(training.rows())
 
 
 @pytest.mark.parametrize(
@@ -231,17 +220,14 @@ def test_a_full_device_is_a_one_line_error(tmp_path):
 )
 def test_every_out_of_memory_error_of_cuda_is_recognised(error):
     """With torch's messages."""
-    raises_full = pytest.raises(
-        TrainingError, match=r"^the device has not enough memory for this; wait$"
-    )
-    with raises_full, translate_oom("wait"):
+    message = "^the device has not enough memory for this; wait$"
+    with pytest.raises(TrainingError, match=message), translate_oom("wait"):
         raise error
 
 
 def test_a_bucket_is_freed_before_the_next_one_is_loaded(tmp_path, monkeypatch):
     """Nothing keeps a training set after the bucket."""
-    batches = []
-    alive = []
+    batches, alive = [], []
 
     class Watching(Naive):
         def load_training_set(self, bucket_index):
@@ -256,7 +242,7 @@ def test_a_bucket_is_freed_before_the_next_one_is_loaded(tmp_path, monkeypatch):
 
     monkeypatch.setattr(naive, "Naive", Watching)
     stream, _ = random_stream(tmp_path, train=(6, 4, 5), test=(2, 3, 2), side=8)
-    train_rows(stream, strategy="naive")
+    list(iter_trained(stream, strategy="naive"))
     assert alive == [[], [False], [False], [False] * 2, [False] * 2, [False] * 3]
 
 
@@ -310,13 +296,9 @@ class Narrow(nn.Module):
 
 
 def held_out_features(count):
-    draws = torch.Generator().manual_seed(0)
-    return HeldOutImages(
-        torch.rand(count, 5, generator=draws),
-        torch.arange(count) % 3,
-        torch.zeros(count, dtype=torch.int64),
-        (count,),
-    )
+    images = torch.rand(count, 5, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(count) % 3
+    return HeldOutImages(images, labels, labels * 0, (count,))
 
 
 def test_a_test_without_enough_memory_uses_smaller_batches():
@@ -345,12 +327,8 @@ def test_logits_are_compared_in_float32(model):
         head.weight[1] = head.weight[0]
         head.bias.copy_(torch.tensor([7.0, 7.001]))
     images = torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8)
-    held_out = HeldOutImages(
-        squares(images).centre_crops(),
-        torch.ones(3, dtype=torch.int64),
-        torch.zeros(3, dtype=int),
-        (3,),
-    )
+    labels = torch.ones(3, dtype=torch.int64)
+    held_out = HeldOutImages(squares(images).centre_crops(), labels, labels * 0, (3,))
     tested = measure(network, held_out, device=CPU, precision="bf16")
     assert tested.labels.tolist() == [1, 1, 1]
     with torch.inference_mode(), autocast(CPU, "bf16"):  # the model itself is as before

@@ -7,7 +7,7 @@ import torch
 import torchvision.models
 from learning_streams import config
 from safetensors.torch import save_file
-from strategy_runs import image_stream, train_rows
+from strategy_runs import assert_identical, image_stream, train_all
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
@@ -96,8 +96,7 @@ def test_weights_from_a_file_without_a_head_get_a_new_head(tmp_path, suffix):
     donor = build()
     donor.fc.weight.data.fill_(7)
     path = save_weights(tmp_path, donor.state_dict(), suffix)
-    for key, tensor in build(weights=path).state_dict().items():
-        assert torch.equal(tensor, donor.state_dict()[key])
+    assert_identical(build(weights=path), donor)
     backbone = {k: v for k, v in donor.state_dict().items() if not k.startswith("fc.")}
     fresh = build(weights=save_weights(tmp_path, backbone, suffix), num_classes=5)
     assert torch.equal(fresh.conv1.weight, donor.conv1.weight)
@@ -194,8 +193,8 @@ def test_old_names_of_densenet_weights_are_recognised(tmp_path):
     state = build(name="densenet121").state_dict()
     old = {re.sub(r"(denselayer\d+\.(?:norm|conv))(\d)", r"\1.\2", k): v for k, v in state.items()}
     assert old.keys() != state.keys()
-    loaded = build(name="densenet121", weights=save_weights(tmp_path, old, ".pth")).state_dict()
-    assert all(torch.equal(loaded[key], value) for key, value in state.items())
+    loaded = build(name="densenet121", weights=save_weights(tmp_path, old, ".pth"))
+    assert_identical(loaded.state_dict(), state)
 
 
 class Headless(nn.Module):
@@ -293,11 +292,10 @@ def test_a_custom_model_starts_from_a_file_of_weights(tmp_path):
     """Also one with lazy layers. A text file is not called damaged."""
     name, options = f"{__name__}:HeadFirst", {"num_classes": 5, "image_size": 8}
     path = tmp_path / "weights.pth"
-    weights = build_model(name, **options).state_dict()
-    torch.save(weights, path)
+    model = build_model(name, **options)
+    torch.save(model.state_dict(), path)
     check_weights(name, str(path), **options)
-    loaded = build_model(name, **options, weights=str(path)).state_dict()
-    assert all(torch.equal(loaded[key], weights[key]) for key in weights)
+    assert_identical(build_model(name, **options, weights=str(path)), model)
     path.write_text("hello")
     with pytest.raises(ConfigError, match="not a torch file") as error:
         build_model(name, **options, weights=str(path))
@@ -315,6 +313,5 @@ def test_a_model_that_reads_numbers_has_no_naive_budget(tmp_path):
     """Its FLOPs cannot be counted on the meta device. It trains without that budget."""
     parameters = {"strategy": "naive", "model": f"{__name__}:Reading", "epochs": 1}
     with pytest.raises(ConfigError, match="Reading cannot be counted without data"):
-        train_rows(image_stream(tmp_path / "a"), config(**parameters, budget="naive:1"))
-    budgeted = config(**parameters, budget="images:8")
-    assert len(train_rows(image_stream(tmp_path / "b"), budgeted)[0]) == 4
+        train_all(image_stream(tmp_path), config(**parameters, budget="naive:1"))
+    assert len(train_all(image_stream(tmp_path), config(**parameters, budget="images:8"))) == 4

@@ -1,25 +1,15 @@
 """Decoded photos of a stream: every file in its bucket, also from the cache."""
 
-import dataclasses
-import hashlib
 from pathlib import Path
 
 import numpy as np
 import torch
-from learning_streams import CPU, iter_training_batches, random_stream, read_pixels
+from learning_streams import CPU, list_batches, random_stream, read_pixels
+from strategy_runs import assert_identical
 
 from clear_mlflow.data.decoded_cache import DecodedCache
-from clear_mlflow.data.stream import Bucket
 from clear_mlflow.learning.photos import join_indices, list_bucket_indices
 from clear_mlflow.learning.samples import DecodedStream, Samples
-
-
-def batches(samples, **changes):
-    """Return the batches of one epoch as a list."""
-    options = {"batch_size": 3, "device": CPU, "seed": 0}
-    options |= {"bucket_index": 0, "epoch": 0, **changes}
-    epoch = iter_training_batches(samples, **options)
-    return [(batch.inputs, batch.labels) for batch in epoch]
 
 
 def test_a_decoded_stream_has_every_file_in_its_bucket(tmp_path):
@@ -43,20 +33,15 @@ def test_a_decoded_stream_has_every_file_in_its_bucket(tmp_path):
 def test_images_from_the_cache_are_the_same(tmp_path):
     """To the bit, and all come from its files."""
     stream, _ = random_stream(tmp_path / "data", train=(3, 5), test=(2, 4), side=70)
-    buckets = tuple(
-        Bucket(b.key, add_contents(b.train), add_contents(b.test)) for b in stream.buckets
-    )
-    stream = dataclasses.replace(stream, buckets=buckets)
     options = {"image_size": 64, "augment": "random_crop_flip", "device": CPU}
     uncached = DecodedStream(stream, **options)
     for _ in range(2):  # the first builds, the second finds it built
         cached = DecodedStream(stream, **options, cache=DecodedCache(tmp_path / "cache"))
         for bucket_index in range(2):
-            samples = cached.train(bucket_index)
-            literal = uncached.train(bucket_index).images
-            assert torch.equal(samples.images.parts[0], literal.parts[0])
-            assert np.array_equal(samples.images.sizes, literal.sizes)
-            assert torch.equal(samples.labels, uncached.train(bucket_index).labels)
+            samples, literal = (of.train(bucket_index) for of in (cached, uncached))
+            assert torch.equal(samples.images.parts[0], literal.images.parts[0])
+            assert np.array_equal(samples.images.sizes, literal.images.sizes)
+            assert torch.equal(samples.labels, literal.labels)
         held_out, same = cached.test(), uncached.test()
         all_images = 0, sum(same.counts)
         assert torch.equal(held_out.cut(*all_images), same.cut(*all_images))
@@ -74,12 +59,6 @@ def mapped_at(address):
         if first_address <= address < end:
             return file
     raise AssertionError(f"nothing is mapped at {address:x}")
-
-
-def add_contents(images):
-    """Return an image set with content hashes, as a dataset's reader returns it."""
-    contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in images.paths)
-    return dataclasses.replace(images, contents=contents)
 
 
 def test_picked_images_are_those_of_their_buckets(tmp_path):
@@ -101,9 +80,5 @@ def test_picked_images_are_those_of_their_buckets(tmp_path):
         bucket_pixels = decoded.train(int(bucket)).images.parts[0].view(-1, 64, 64, 3)
         assert torch.equal(copied_pixels[n], bucket_pixels[index])
     options = {"batch_size": 2, "epoch": 3}
-    again = batches(Samples(copied, samples.labels), **options)
-    for (inputs, labels), (same, same_labels) in zip(
-        batches(samples, **options), again, strict=True
-    ):
-        assert torch.equal(inputs, same)
-        assert torch.equal(labels, same_labels)
+    again = list_batches(Samples(copied, samples.labels), **options)
+    assert_identical(list_batches(samples, **options), again)

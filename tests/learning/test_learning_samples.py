@@ -5,7 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from learning_streams import CPU, iter_training_batches, squares
+from learning_streams import CPU, list_batches, squares
+from strategy_runs import assert_identical
 
 from clear_mlflow.data.decode import DecodedImages
 from clear_mlflow.learning.device import RngPurpose, build_generator, derive_seed
@@ -17,14 +18,6 @@ from clear_mlflow.learning.photos import (
     wrap_photos,
 )
 from clear_mlflow.learning.samples import Samples, compute_batch_bounds, multiply_and_add, normalise
-
-
-def batches(samples, **changes):
-    """Return the batches of one epoch as a list."""
-    options = {"batch_size": 3, "device": CPU, "seed": 0}
-    options |= {"bucket_index": 0, "epoch": 0, **changes}
-    epoch = iter_training_batches(samples, **options)
-    return [(batch.inputs, batch.labels) for batch in epoch]
 
 
 def literal_normalised(pixel, channel):
@@ -119,7 +112,7 @@ def test_crops_equal_a_loop_over_images(sizes, chosen, name, seed):
 def test_an_epoch_without_crops_has_every_image_once_and_unchanged():
     """Small images are neither cropped nor mirrored, and labels stay with their images."""
     pixels = torch.randint(0, 256, (10, 8, 8, 3), dtype=torch.uint8)
-    epoch = batches(Samples(squares(pixels), torch.arange(10)))
+    epoch = list_batches(Samples(squares(pixels), torch.arange(10)))
     labels = torch.cat([labels for _, labels in epoch])
     assert sorted(labels.tolist()) == list(range(10))
     assert labels.tolist() != list(range(10))
@@ -132,13 +125,11 @@ def test_order_and_crops_depend_only_on_seed_bucket_and_epoch():
     pixels = torch.randint(0, 256, (20, 10, 10, 3), dtype=torch.uint8)
     transform = build_augmentation("random_crop_flip", 8)
     samples = Samples(squares(pixels, transform), torch.arange(20))
-    first = batches(samples)
+    first = list_batches(samples)
     torch.rand(17)
-    for (images, labels), (again, same) in zip(first, batches(samples), strict=True):
-        assert torch.equal(images, again)
-        assert torch.equal(labels, same)
+    assert_identical(list_batches(samples), first)
     for other in ({"seed": 1}, {"bucket_index": 1}, {"epoch": 1}):
-        assert batches(samples, **other)[0][1].tolist() != first[0][1].tolist()
+        assert list_batches(samples, **other)[0][1].tolist() != first[0][1].tolist()
 
 
 def test_seeds_differ_by_purpose_and_take_any_whole_number():

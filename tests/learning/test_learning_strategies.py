@@ -9,6 +9,7 @@ from learning_streams import CPU, config, random_stream, read_pixels
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import compute_class_quotas
+from clear_mlflow.learning.device import RngPurpose, build_generator
 from clear_mlflow.learning.samples import DecodedStream, Samples
 from clear_mlflow.learning.strategies import WITHOUT_BUFFER, WITHOUT_STEPS, list_strategies
 from clear_mlflow.learning.strategies._base import load_strategy, parse_strategy_arguments
@@ -59,9 +60,7 @@ def numbers(samples):
 def literal_quotas(num_seen, memory):
     """Distribute places one by one in rounds, in the order of the labels."""
     quotas = [0] * len(num_seen)
-    while memory and any(
-        quota < num_seen_of_class for quota, num_seen_of_class in zip(quotas, num_seen, strict=True)
-    ):
+    while memory and quotas != num_seen:
         for label, num_seen_of_class in enumerate(num_seen):
             if quotas[label] < num_seen_of_class and memory:
                 quotas[label] += 1
@@ -72,29 +71,23 @@ def literal_quotas(num_seen, memory):
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 100))
 def test_quotas_are_distributed_in_rounds(num_seen, memory):
     """Lower labels get the remainder, one each."""
-    assert compute_class_quotas(np.array(num_seen), memory).tolist() == literal_quotas(
-        num_seen, memory
-    )
+    quotas = compute_class_quotas(np.array(num_seen), memory)
+    assert quotas.tolist() == literal_quotas(num_seen, memory)
 
 
 def held(strategy, stream):
     """Return the numbers of the images in a strategy's buffer."""
-    return (
-        []
-        if len(strategy._buffer) == 0
-        else numbers(stream.select(strategy._buffer.sample_indices))
-    )
+    buffer = strategy._buffer
+    return numbers(stream.select(buffer.sample_indices)) if len(buffer) else []
 
 
 def test_ignored_parameters_are_those_of_the_class():
     """Strategies without a buffer, or without gradient descent."""
-    classes = {name: load_strategy(name) for name in list_strategies()}
-    assert {
-        name for name, strategy_class in classes.items() if not strategy_class.needs_memory
-    } == WITHOUT_BUFFER
-    assert {
-        n for n, strategy_class in classes.items() if issubclass(strategy_class, ClosedFormStrategy)
-    } == WITHOUT_STEPS
+    assert set(list_strategies()) > WITHOUT_BUFFER | WITHOUT_STEPS
+    for name in list_strategies():
+        strategy_class = load_strategy(name)
+        assert strategy_class.needs_memory == (name not in WITHOUT_BUFFER)
+        assert issubclass(strategy_class, ClosedFormStrategy) == (name in WITHOUT_STEPS)
 
 
 def test_an_unknown_strategy_is_an_error_with_the_known_ones():
@@ -123,22 +116,20 @@ def test_cumulative_trains_on_all_buckets_so_far_in_stream_order(tmp_path):
     st.integers(1, 20),
 )
 def test_the_buffer_equals_a_draw_from_the_complete_past(labels_of_buckets, memory):
-    """Although it drops images bucket by bucket."""
+    """Although it drops images bucket by bucket. Those with the lowest numbers are kept."""
     stream = NumberedStream(labels_of_buckets, 4)
     strategy = made("replay", stream, memory=memory)
-    priority = {}
+    priority, seen_labels = {}, []
     for bucket_index, labels in enumerate(labels_of_buckets):
         held_before = held(strategy, stream)
         trained_on = strategy.load_training_set(bucket_index)
         assert numbers(trained_on) == numbers(stream.train(bucket_index)) + held_before
         strategy.after_bucket(bucket_index)
-        priority |= dict(
-            zip(numbers(stream.train(bucket_index)), drawn(bucket_index, labels), strict=True)
-        )
+        draws = build_generator(0, RngPurpose.BUFFER, bucket_index)
+        chances = torch.rand(len(labels), generator=draws, dtype=torch.float64).tolist()
+        priority |= dict(zip(numbers(stream.train(bucket_index)), chances, strict=True))
 
-        seen_labels = [
-            label for bucket in labels_of_buckets[: bucket_index + 1] for label in bucket
-        ]
+        seen_labels += labels
         quotas = literal_quotas([seen_labels.count(label) for label in range(4)], memory)
         expected = []
         for label, quota in enumerate(quotas):
@@ -147,11 +138,3 @@ def test_the_buffer_equals_a_draw_from_the_complete_past(labels_of_buckets, memo
         now = held(strategy, stream)
         assert sorted(now) == sorted(expected)
         assert [seen_labels[number] for number in now] == strategy._buffer.labels.tolist()
-
-
-def drawn(bucket_index, labels):
-    """Return the priorities of a bucket's images: the lowest are kept."""
-    from clear_mlflow.learning.device import RngPurpose, build_generator
-
-    draws = build_generator(0, RngPurpose.BUFFER, bucket_index)
-    return torch.rand(len(labels), generator=draws, dtype=torch.float64).tolist()

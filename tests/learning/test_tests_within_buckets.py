@@ -6,7 +6,14 @@ import feature_streams
 import pytest
 import torch
 from learning_streams import config
-from strategy_runs import feature_stream, image_stream, on_features, train_with_states
+from strategy_runs import (
+    assert_identical,
+    feature_stream,
+    image_stream,
+    on_features,
+    train_all,
+    train_with_states,
+)
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
@@ -36,10 +43,9 @@ class Kept(TrainingProgress):
 
 
 def collect_tests(stream, parameters):
-    """Return the tests within the buckets of a training."""
+    """Return the tests within the buckets of a training, and its rows."""
     progress = Kept()
-    rows = [trained_bucket.row for trained_bucket in train(stream, parameters, progress=progress)]
-    return progress, rows
+    return progress, [trained.row for trained in train(stream, parameters, progress=progress)]
 
 
 def assert_nothing_changed(make_stream, parameters):
@@ -48,10 +54,9 @@ def assert_nothing_changed(make_stream, parameters):
     tested = dataclasses.replace(parameters, test_every="1steps")
     progress, _ = collect_tests(make_stream(), tested)
     assert progress.tests
-    rows, states, weights = train_with_states(make_stream(), tested)
-    assert rows == without[0]
-    assert states == without[1]  # also the generators of random numbers
-    assert all(torch.equal(weights[name], value) for name, value in without[2].items())
+    *rows_and_states, weights = train_with_states(make_stream(), tested)
+    assert rows_and_states == [*without[:2]]  # also the generators of random numbers
+    assert_identical(weights, without[2])
 
 
 @pytest.mark.slow
@@ -65,11 +70,7 @@ def test_a_head_on_features_learns_the_same(strategy):
 @pytest.mark.parametrize("strategy", sorted(set(DESCENDING) - {"linear"}))
 def test_a_network_learns_the_same(tmp_path, strategy):
     """Tests must not change batch normalisation or its mode."""
-    image_stream(tmp_path / "images")
-    numbers = iter(range(100))
-    assert_nothing_changed(
-        lambda: image_stream(tmp_path / str(next(numbers))), config(strategy=strategy)
-    )
+    assert_nothing_changed(lambda: image_stream(tmp_path), config(strategy=strategy))
 
 
 class Noisy(nn.Module):
@@ -87,8 +88,7 @@ def test_a_model_that_draws_random_numbers_when_it_is_tested_learns_the_same(tmp
         return nn.Sequential(*layers)
 
     monkeypatch.setattr(naive.Naive, "build_model", classmethod(built))
-    numbers = iter(range(100))
-    assert_nothing_changed(lambda: image_stream(tmp_path / str(next(numbers))), config())
+    assert_nothing_changed(lambda: image_stream(tmp_path), config())
 
 
 @pytest.mark.fast_cases(2)
@@ -112,13 +112,10 @@ def test_tests_are_at_each_multiple_of_the_interval_except_the_last(tmp_path, in
 
 def test_a_test_after_an_epoch_equals_the_row_of_a_shorter_training(tmp_path):
     """For the model at that time, on all test sets."""
-    progress, rows = collect_tests(image_stream(tmp_path / "a"), config(epochs=4, test_every=1))
+    progress, rows = collect_tests(image_stream(tmp_path), config(epochs=4, test_every=1))
     firsts = [test.correct for test in progress.tests if test.bucket == 1]
-    shorter = [
-        collect_tests(image_stream(tmp_path / str(epochs)), config(epochs=epochs))[1][1].correct
-        for epochs in (1, 2, 3)
-    ]
-    assert firsts == shorter
+    shorter = [train_all(image_stream(tmp_path), config(epochs=epochs)) for epochs in (1, 2, 3)]
+    assert firsts == [rows[1].row.correct for rows in shorter]
     assert {test.num_instances for test in progress.tests} == {rows[0].num_instances}
 
 

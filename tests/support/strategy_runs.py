@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import random
+import tempfile
+from pathlib import Path
 
+import numpy as np
 import torch
 from feature_streams import CLASSES, WIDTH, config, made_up
 from learning_streams import CPU, iter_training_batches, random_stream
@@ -11,13 +15,10 @@ from msgspec import structs
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.learning.checkpoint import to_bytes
+from clear_mlflow.learning.checkpoint import read_state, to_bytes
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples import (
-    DecodedStream,
-    FeatureStream,
-)
+from clear_mlflow.learning.samples import DecodedStream, FeatureStream
 from clear_mlflow.learning.strategies._base import load_strategy, parse_strategy_arguments
 from clear_mlflow.learning.training.trainer import Trainer
 
@@ -38,14 +39,25 @@ def feature_stream(counts=(9, 7, 10), **options):
 
 
 def image_stream(folder, *, train=(7, 6, 5), side=8, augment="none"):
-    """Return a decoded stream of noise."""
-    stream, _ = random_stream(folder, train=train, test=(4,) * len(train), side=side)
+    """Return a decoded stream of noise, whose files are in a new folder below *folder*."""
+    files = tempfile.mkdtemp(dir=folder)
+    stream, _ = random_stream(Path(files), train=train, test=(4,) * len(train), side=side)
     return DecodedStream(stream, image_size=side, augment=augment, device=CPU)
+
+
+def train_all(stream, settings, saved=None):
+    """Return what a training yields for each row."""
+    return list(train(stream, settings, progress=TrainingProgress(), saved=saved))
+
+
+def train_costs(stream, settings, saved=None):
+    """Return the cost of each row of a training."""
+    return [trained.row.cost for trained in train_all(stream, settings, saved)]
 
 
 def train_rows(stream, settings):
     """Return all rows of a training, and its final model."""
-    trained = list(train(stream, settings, progress=TrainingProgress()))
+    trained = train_all(stream, settings)
     return [trained_bucket.row for trained_bucket in trained], trained[-1].model
 
 
@@ -108,6 +120,12 @@ def compute_gradient(model, batch):
     return torch.autograd.grad(loss, list(model.parameters()))
 
 
+def assert_identical(first, other):
+    """Check that the tensors of two models, states or lists are equal to the bit."""
+    first, other = (of.state_dict() if isinstance(of, nn.Module) else of for of in (first, other))
+    torch.testing.assert_close(first, other, rtol=0, atol=0)
+
+
 def assert_close(ours, theirs, *, rtol=1e-4, atol=1e-6):
     """Check that two lists of tensors are nearly equal."""
     assert len(ours) == len(theirs)
@@ -130,3 +148,24 @@ def train_with_states(stream, parameters, saved=None):
         )
         model = trained_bucket.model
     return rows, states, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_resumes_everywhere(make_stream, parameters):
+    """Check that trainings resumed after any row, by new objects, do not differ in any bit."""
+    rows, states, weights = train_with_states(make_stream(), parameters)
+    for k, state in enumerate(states):
+        saved = read_state(state)
+        assert (saved.row, saved.predictions) == (rows[k], PREDICTIONS)
+        if k == len(rows) - 1:
+            continue
+        scramble()  # nothing may depend on what this process drew before
+        again = train_with_states(make_stream(), parameters, saved)
+        assert again[:2] == (rows[k + 1 :], states[k + 1 :])
+        assert_identical(again[2], weights)
+    return states, weights
+
+
+def scramble():
+    torch.manual_seed(random.SystemRandom().getrandbits(31))
+    np.random.seed(1)
+    random.seed(1)
