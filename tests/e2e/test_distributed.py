@@ -272,10 +272,7 @@ def row_is_stored(run, row):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--strategy", f"{__name__}:ForOne", "--processes", "2"],
-            "ForOne trains in one process",
-        ),
+        (["--strategy", f"{__name__}:ForOne", "--processes", "2"], "ForOne trains in one process"),
         (["--processes", "0"], "processes is 0; expected a whole number of at least 1"),
         (["--lr", "-1"], "lr is '-1'"),
     ],

@@ -129,7 +129,7 @@ def test_a_sweep_forks_its_trainings(store, experiment_id, tmp_path):
     sweep.stderr.close()
     assert sweep.returncode == 0, errors
     assert [line[:5] for line in errors.splitlines()] == [
-        *("2 of ", "[0/2]", "[1/2]", "[1/2]", "[2/2]"),
+        *("2 of ", "[0/2]", "[1/2]", "[1/2]", "[2/2]")
     ]
     _, gone = psutil.wait_procs(processes, LONG)
     assert not gone

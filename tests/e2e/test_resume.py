@@ -118,11 +118,7 @@ def test_a_run_killed_again_and_again_is_resumed(project, store, experiment_id, 
     while len(runs := store.search_runs([experiment_id])) < 2 and time.monotonic() < until:
         time.sleep(0.1)
     (run_id,) = {run.info.run_id for run in runs} - {whole.info.run_id}
-    steps = [
-        (1, kill_supervisor),
-        (2, kill_training),
-        (3, terminate),
-    ]
+    steps = [(1, kill_supervisor), (2, kill_training), (3, terminate)]
     for row, stop in steps:
         wait_for_row(store, experiment_id, row, process, run_id)
         stop(process)

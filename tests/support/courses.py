@@ -4,12 +4,7 @@ from dataclasses import replace
 
 from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.core.text import one_line
-from clear_mlflow.metrics import (
-    METRICS,
-    build_logged_result,
-    evaluate_metrics,
-    sort_results,
-)
+from clear_mlflow.metrics import METRICS, build_logged_result, evaluate_metrics, sort_results
 
 
 def series(matrix, protocol="iid", metrics=METRICS):
