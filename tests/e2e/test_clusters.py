@@ -17,7 +17,7 @@ import yaml
 from forked import run_forked
 from mlflow import MlflowClient
 from mlflow.projects.utils import load_project
-from stored_runs import history, read_stored_rows, wait_for_row, without_machine_fields
+from stored_runs import history, read_comparable_rows, read_stored_rows, wait_for_row
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
@@ -83,9 +83,7 @@ def end_as_if_undisturbed(client, run_id, resumes):
     assert run.data.tags.get("clear_mlflow.resumed") == resumes
     (undisturbed,) = (other for other in client.search_runs(["0"]) if other.info.run_id != run_id)
     assert len(read_stored_rows(undisturbed)) == 11
-    assert without_machine_fields(read_stored_rows(run)) == without_machine_fields(
-        read_stored_rows(undisturbed)
-    )
+    assert read_comparable_rows(run) == read_comparable_rows(undisturbed)
     assert history(client, run_id) == history(client, undisturbed.info.run_id)
 
 

@@ -184,9 +184,11 @@ def _fork_what_it_starts() -> None:
 
 
 class Forked(ForkedPython):
-    """``python -m clear_mlflow ARGUMENTS``, forked, with the options of its base."""
+    """``python -m clear_mlflow ARGUMENTS``, forked. By default, one pipe has all of its output."""
 
     def __init__(self, *arguments: str, **options: Any) -> None:
+        if not {"stdout", "stderr"} & options.keys():
+            options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         super().__init__("-m", PROGRAM, *arguments, **options)
 
 

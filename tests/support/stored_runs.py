@@ -1,11 +1,11 @@
 """Runs with row artifacts only, as another program could have stored them."""
 
 import json
-import time
 from pathlib import Path
 
 from stored_values import row_record
 from trainings import FOUR_BUCKETS, NUM_TEST
+from waiting import wait_until
 
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
@@ -56,16 +56,20 @@ def without_machine_fields(rows):
     }
 
 
-def wait_for_row(client, experiment_id, row, process, run_id=None, seconds=240):
+def read_comparable_rows(run):
+    """Return a run's rows without fields that differ between machines."""
+    return without_machine_fields(read_stored_rows(run))
+
+
+def wait_for_row(client, experiment_id, row, process, run_id=None):
     """Wait until a row is stored. Return its run, by default the newest."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+
+    def find_run():
         runs = client.search_runs([experiment_id]) if run_id is None else [client.get_run(run_id)]
-        if runs and (rows_folder(runs[0]) / f"row_{row:03}.json").exists():
-            return runs[0]
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.05)
-    raise AssertionError(f"row {row} was not stored within {seconds} s")
+        is_stored = runs and (rows_folder(runs[0]) / f"row_{row:03}.json").exists()
+        return runs[0] if is_stored else None
+
+    return wait_until(find_run, process)
 
 
 def row_texts(correct=FOUR_BUCKETS, *, seed=7, digest=DIGEST):
