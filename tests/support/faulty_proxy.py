@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import http.client
 import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -24,6 +23,10 @@ class Fault:
 
 # (method, path) to what goes wrong with the request; None: nothing.
 Plan = Callable[[str, str], Fault | None]
+
+
+def forward(method: str, path: str) -> None:
+    """Plan no fault."""
 
 
 @dataclass
@@ -44,7 +47,7 @@ class FaultyProxy:
         self._port = 0
         self._released = threading.Event()
         self._lock = threading.Lock()
-        self.plan: Plan = lambda method, path: None
+        self._plan: Plan = forward
         self.tally = Tally()
         self.up()
 
@@ -52,6 +55,10 @@ class FaultyProxy:
     def uri(self) -> str:
         """Return the proxy's address."""
         return f"http://127.0.0.1:{self._port}"
+
+    def follow(self, plan: Plan = forward) -> None:
+        """Follow another plan, by default to forward all requests."""
+        self._plan = plan
 
     def up(self) -> None:
         """Listen, on the same port as before."""
@@ -101,31 +108,27 @@ class FaultyProxy:
     def _handle(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         with self._lock:
-            fault, released = self.plan(request.command, request.path), self._released
-            if fault is not None:
-                self.tally.faults += 1
-            if fault is None or fault.kind in ("lose", "truncate"):
+            fault, released = self._plan(request.command, request.path), self._released
+            kind = fault.kind if fault else "none"
+            self.tally.faults += fault is not None
+            if kind in ("none", "lose", "truncate"):
                 self.tally.requests.append((request.command, request.path))
-        if fault is not None and fault.kind == "hang":
+        if kind == "hang":
             released.wait()
+        if kind in ("hang", "drop"):
             return
-        if fault is not None and fault.kind == "drop":
-            return
-        if fault is not None and fault.kind == "status":
+        if kind == "status":
             request.send_response(fault.status)
             request.send_header("Retry-After", "3600")
             request.send_header("Content-Length", "0")
             request.end_headers()
             return
-        connection = http.client.HTTPConnection(*self._upstream, timeout=60)
-        try:
+        with closing(http.client.HTTPConnection(*self._upstream, timeout=60)) as connection:
             headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOPS}
             connection.request(request.command, request.path, body, headers)
             response = connection.getresponse()
             content = response.read()
-        finally:
-            connection.close()
-        if fault is not None and fault.kind == "lose":
+        if kind == "lose":
             return
         request.send_response(response.status)
         for name, value in response.getheaders():
@@ -133,8 +136,7 @@ class FaultyProxy:
                 request.send_header(name, value)
         request.send_header("Content-Length", str(len(content)))
         request.end_headers()
-        half = fault is not None and fault.kind == "truncate"
-        request.wfile.write(content[: len(content) // 2] if half else content)
+        request.wfile.write(content[: len(content) // 2] if kind == "truncate" else content)
 
 
 class _Server(ThreadingHTTPServer):
@@ -159,12 +161,3 @@ def every(number: int, faults: list[Fault], part: str = "") -> Plan:
         return faults[(num_seen[0] // number - 1) % len(faults)]
 
     return plan
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait until a condition is true."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.02)

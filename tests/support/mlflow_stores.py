@@ -2,7 +2,7 @@
 
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import mlflow
@@ -25,12 +25,26 @@ def empty_store(shared_folder):
     return database
 
 
+def copy_store(empty_store, folder):
+    """Create a store in a folder, and return its URI."""
+    return f"sqlite:///{shutil.copy(empty_store, folder / 'mlflow.db')}"
+
+
+@contextmanager
+def tracking_uri(uri):
+    """Use a store in a block, and end the runs that it leaves open."""
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(uri)
+    yield
+    while mlflow.active_run():
+        mlflow.end_run()
+    mlflow.set_tracking_uri(before)
+
+
 @pytest.fixture
 def store(empty_store, tmp_path, monkeypatch):
     """The client of a store for one test, which the environment names."""
-    database = tmp_path / "mlflow.db"
-    shutil.copy(empty_store, database)
-    uri = f"sqlite:///{database}"
+    uri = copy_store(empty_store, tmp_path)
     for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -38,14 +52,10 @@ def store(empty_store, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "false")
     # What mlflow.set_experiment chose, in whatever this process tested before, goes before these.
     monkeypatch.setattr(mlflow.tracking.fluent, "_active_experiment_id", None)
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(uri)
-    client = MlflowClient(uri)
-    client.create_experiment(EXPERIMENT, artifact_location=(tmp_path / "artifacts").as_uri())
-    yield client
-    while mlflow.active_run():
-        mlflow.end_run()
-    mlflow.set_tracking_uri(before)
+    with tracking_uri(uri):
+        client = MlflowClient(uri)
+        client.create_experiment(EXPERIMENT, artifact_location=(tmp_path / "artifacts").as_uri())
+        yield client
 
 
 @pytest.fixture
