@@ -16,6 +16,7 @@ from comparisons import build_cost_runs as cost_runs
 from comparisons import build_seed_runs as seeds_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from one_line_errors import check_error
 from rich.table import Table
 from stored_values import build_images, build_row_predictions
 
@@ -40,6 +41,7 @@ from clear_mlflow.statistics import ImageBootstrap
 
 BY = ("strategy", "dataset")
 SCORE = "clear/challenge_score"
+FLOPS = "training_flops"
 MINIMUM = "continual_evaluation/minimum_accuracy"
 
 
@@ -175,12 +177,12 @@ def test_different_test_images_are_not_paired():
 
 
 def test_runs_without_the_label_are_an_error():
+    runs = seeds_of("replay", 180, [0])
     with pytest.raises(ConfigError, match=r"group_by names 'memory'.*there are dataset, strategy"):
-        rank_groups(seeds_of("replay", 180, [0]), ["memory"])
+        rank_groups(runs, ["memory"])
     with pytest.raises(ConfigError, match=r"rank_by .*is 'speed'"):
-        rank_groups(seeds_of("replay", 180, [0]), BY, rank_by="speed")
-    with pytest.raises(ConfigError, match="nothing to compare"):
-        rank_groups([], BY)
+        rank_groups(runs, BY, rank_by="speed")
+    check_error(ConfigError, "nothing to compare", rank_groups, [], BY)
 
 
 def with_tests(name, level, seed, every):
@@ -258,18 +260,12 @@ def list_names(rows):
 
 
 SHARED = "name=w2,licence=none,order=none,labels=auto,image_size=32,"
+LONG_STARTS = st.sampled_from(["", "a" * 70])
 texts = st.one_of(
     st.text(max_size=12),
     st.text("_'=+$%&<|\\~^{}(2) \n\t\x1b🚌é", min_size=1, max_size=6),
-    st.builds(
-        "{}{}{}".format,
-        st.sampled_from(["", "a" * 70]),
-        st.text("xy _", max_size=3),
-        st.just("b" * 70),
-    ),
-    st.builds(
-        "{}{}".format, st.just(SHARED), st.sampled_from(["times=1", "times=2", "z=1", "none"])
-    ),
+    st.builds("{}{}{}".format, LONG_STARTS, st.text("xy _", max_size=3), st.just("b" * 70)),
+    st.sampled_from([f"{SHARED}{text}" for text in ("times=1", "times=2", "z=1", "none")]),
 )
 
 
@@ -288,13 +284,7 @@ texts = st.one_of(
 def test_two_groups_have_two_names_in_every_output(first, second, by, digest):
     compared = []
     for number, (labels, level) in enumerate(((first, 180), (second, 120))):
-        names = dict(
-            zip(
-                ("dataset_args", "strategy/x", "note"),
-                (labels[1], labels[2], labels[1]),
-                strict=True,
-            )
-        )
+        names = {"dataset_args": labels[1], "strategy/x": labels[2], "note": labels[1]}
         options = {"labels": names, "digest": f"sha256:{('ab', digest)[number] * 32}"}
         compared += [
             compared_run(labels[0], counts(level, s), seed=s, run_id=f"{number}{s}" * 8, **options)
@@ -329,26 +319,16 @@ def name_groups(*labels, by, **conditions):
 
 def test_names_have_only_the_arguments_that_differ_within_a_strategy():
     naive = {"strategy": "naive", "strategy_args": "none"}
-    replay = {
-        "strategy": "replay",
-        "strategy_args": "buffer=class_balanced,alpha=none,batches=shuffled",
-    }
+    replay = {"strategy": "replay", "strategy_args": "buffer=class_balanced,alpha=none"}
     by = ("strategy", "strategy_args")
     ewc = [{"strategy": "ewc", "strategy_args": f"strength={s},decay=0.9"} for s in (1, 10)]
     assert name_groups(naive, replay, ewc[0], by=by) == ["naive", "replay", "ewc"]
-    assert name_groups(naive, replay, *ewc, by=by) == [
-        "naive",
-        "replay",
-        "ewc, strength=1",
-        "ewc, strength=10",
-    ]
+    names = name_groups(naive, replay, *ewc, by=by)
+    assert names == ["naive", "replay", "ewc, strength=1", "ewc, strength=10"]
     single = [{"strategy": "ewc", "strategy/strength": s, "strategy/decay": "0.9"} for s in "12"]
     by_single = ("strategy", "strategy/strength", "strategy/decay")
-    assert name_groups({"strategy": "naive"}, *single, by=by_single) == [
-        "naive",
-        "ewc, strength=1",
-        "ewc, strength=2",
-    ]
+    names = name_groups({"strategy": "naive"}, *single, by=by_single)
+    assert names == ["naive", "ewc, strength=1", "ewc, strength=2"]
     for option in ("dataset_args", "scenario_args"):
         streams = [{"strategy": "cumulative", option: f"{SHARED}times={n}"} for n in (1, 2)]
         assert name_groups(*streams, by=("strategy", option)) == ["times=1", "times=2"]
@@ -357,55 +337,44 @@ def test_names_have_only_the_arguments_that_differ_within_a_strategy():
 def test_equal_labels_are_told_apart_by_test_conditions_or_runs():
     """A number would need a key."""
     both = [{"strategy": "naive"}] * 2
-    by = ("strategy",)
-    assert name_groups(*both, by=by, digest=["sha256:" + x * 64 for x in "ab"]) == [
-        "naive, dataset digest=aaaaaaaa",
-        "naive, dataset digest=bbbbbbbb",
-    ]
-    assert name_groups(*both, by=by, protocol=["iid", "streaming"]) == [
-        "naive, protocol=iid",
-        "naive, protocol=streaming",
-    ]
-    assert name_groups(*both, by=by, dataset=["vec", "photos"]) == [
-        "naive, dataset=vec",
-        "naive, dataset=photos",
-    ]
+    for condition, values, ends in (
+        ("digest", ["sha256:" + x * 64 for x in "ab"], ["dataset digest=" + x * 8 for x in "ab"]),
+        ("protocol", ["iid", "streaming"], ["protocol=iid", "protocol=streaming"]),
+        ("dataset", ["vec", "photos"], ["dataset=vec", "dataset=photos"]),
+    ):
+        names = name_groups(*both, by=("strategy",), **{condition: values})
+        assert names == [f"naive, {end}" for end in ends]
     assert name_groups(*both, by=()) == ["naive seed 0, run=00000000", "naive seed 0, run=11111111"]
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
+        ({}, "in the name of the dataset (clear10 and photos), not in its content."),
         (
-            {"dataset": "photos"},
-            "in the name of the dataset (clear10 and photos), not in its content.",
-        ),
-        (
-            {"dataset": "photos", "protocol": "streaming"},
+            {"protocol": "streaming"},
             "in dataset (clear10 and photos), protocol (iid and streaming).",
         ),
         (
-            {"dataset": "photos", "digest": "sha256:" + "cd" * 32},
+            {"digest": "sha256:" + "cd" * 32},
             "in dataset (clear10 and photos), dataset digest (abababab and cdcdcdcd).",
         ),
     ],
 )
 def test_another_name_of_the_same_dataset_is_called_that(other, message):
-    runs = [*seeds_of("replay", 180, range(3)), *seeds_of("naive", 120, range(3), **other)]
+    runs = seeds_of("replay", 180, range(3))
+    runs += seeds_of("naive", 120, range(3), dataset="photos", **other)
     assert any(f"They differ {message}" in text for text in compare(runs).warnings)
-    unknown = [
-        *seeds_of("a", 180, [0], digest="unknown"),
-        *seeds_of("b", 120, [0], digest="unknown", dataset="photos"),
-    ]
+    unknown = seeds_of("a", 180, [0], digest="unknown")
+    unknown += seeds_of("b", 120, [0], digest="unknown", dataset="photos")
     assert "They differ in dataset (clear10 and photos)." in compare(unknown).warnings[0]
 
 
 def test_equal_cost_selects_the_most_runs():
     naive, replay = cost_runs("naive", 120, 1000), cost_runs("replay", 180, 1005)
     derpp, old = cost_runs("derpp", 190, 2800), cost_runs("si", 110, None)
-    remaining, messages = select_equal_cost(
-        [*naive, *replay, *derpp, *old], "training_flops", ["strategy"]
-    )
+    runs = [*naive, *replay, *derpp, *old]
+    remaining, messages = select_equal_cost(runs, FLOPS, ["strategy"])
     assert {run.labels["strategy"] for run in remaining} == {"naive", "replay"}
     assert messages == [
         "3 of 12 runs are left out: they logged no cost/training_flops.",
@@ -414,21 +383,18 @@ def test_equal_cost_selects_the_most_runs():
     for by in (["strategy"], []):
         messages = select_equal_cost([*naive, *replay], "images", by)[1]
         assert messages == ["The 6 runs are within 1 % of cost/images 48."]
-    with pytest.raises(
-        ConfigError, match=r"no two methods are within 1 % of each other \(naive 4e"
+    for runs, cost, message in (
+        ([*naive, *derpp], FLOPS, "no two methods are within 1 % of each other (naive 4e"),
+        (old, "images", "no run has logged its cost/images"),
     ):
-        select_equal_cost([*naive, *derpp], "training_flops", ["strategy"])
-    with pytest.raises(ConfigError, match="no run has logged its cost/images"):
-        select_equal_cost(old, "images", ["strategy"])
+        check_error(ConfigError, message, select_equal_cost, runs, cost, ["strategy"])
 
 
 def test_equal_cost_prefers_two_methods_to_many_seeds_of_one():
     many = cost_runs("lwf", 110, 500, range(10))
     others = [run for i in range(7) for run in cost_runs(f"own{i}", 120, 10000 * 2**i, [0])]
     pair = [*cost_runs("naive", 120, 1000), *cost_runs("replay", 180, 1005)]
-    remaining, (messages,) = select_equal_cost(
-        [*many, *pair, *others], "training_flops", ["strategy"]
-    )
+    remaining, (messages,) = select_equal_cost([*many, *pair, *others], FLOPS, ["strategy"])
     assert {run.labels["strategy"] for run in remaining} == {"naive", "replay"}
     assert "lwf 2e+03, own0 4e+04" in messages
     assert messages.endswith("and 2 more.")
@@ -436,7 +402,7 @@ def test_equal_cost_prefers_two_methods_to_many_seeds_of_one():
 
 def test_equal_seconds_are_those_of_one_device():
     runs = [*cost_runs("naive", 120, 1), *cost_runs("replay", 180, 1), *cost_runs("lwf", 110, 1)]
-    for run, device in zip(runs, ["A"] * 6 + ["B"] * 3, strict=True):
+    for run, device in zip(runs, "A" * 6 + "B" * 3, strict=True):
         costs = [RowCost(seconds=2.0, device=device)] * 4
         run.record.masked_matrix.__dict__["costs"] = tuple(costs)
         run.summary["cost/seconds"] = 8.0

@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 from file_server import REPOSITORY, Hub, serving
 from huggingface_hub import constants
+from one_line_errors import check_error
 from released_layout import write_released
 
 from clear_mlflow.cli import main
@@ -136,8 +137,7 @@ def test_temporary_errors_are_retried(release, hub, tree, tmp_path, moods):
 
 def test_a_second_download_continues_the_first(release, hub, files, tree, tmp_path):
     hub.moods = ["good", "truncate", "503"]
-    with pytest.raises(DataError, match="the server responds 503"):
-        fetch(release, tmp_path, hub)
+    check_error(DataError, "the server responds 503", fetch, release, tmp_path, hub)
     assert (tmp_path / "train_image_only" / MARKER).is_file()
     assert not (tmp_path / "test").exists()
     hub.requests.clear()
@@ -212,14 +212,11 @@ def test_a_crash_while_unpacking_leaves_no_partial_split(release, hub, tree, tmp
 
 def test_an_existing_folder_is_left_unchanged(release, hub, tree, tmp_path):
     shutil.copytree(tree / "test", tmp_path / "test")
-    with pytest.raises(DataError, match="was not unpacked from"):
-        fetch(release, tmp_path, hub)
+    check_error(DataError, "was not unpacked from", fetch, release, tmp_path, hub)
     (tmp_path / "test" / MARKER).write_text(json.dumps({"md5": "0" * 32}))
-    with pytest.raises(DataError, match="was not unpacked from"):
-        fetch(release, tmp_path, hub)
+    check_error(DataError, "was not unpacked from", fetch, release, tmp_path, hub)
     (tmp_path / "test" / MARKER).write_text("[" * 100_000)
-    with pytest.raises(DataError, match="was not unpacked from"):
-        fetch(release, tmp_path, hub)
+    check_error(DataError, "was not unpacked from", fetch, release, tmp_path, hub)
     assert hub.requests == []
 
 
@@ -257,8 +254,7 @@ def test_the_required_disk_space_is_printed_first(release, hub, files, tmp_path)
 def test_an_unwritable_folder_is_reported(release, hub, tmp_path):
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/clear")):
-        with pytest.raises(DataError, match=f"{root} cannot be written: "):
-            fetch(release, root, hub)
+        check_error(DataError, f"{root} cannot be written: ", fetch, release, root, hub)
     assert hub.requests == []
 
 

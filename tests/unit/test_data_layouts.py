@@ -17,6 +17,7 @@ from layout_trees import (
     write_older,
     write_released,
 )
+from one_line_errors import check_error
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
@@ -209,10 +210,7 @@ def test_a_missing_test_set_is_an_error(tmp_path):
     ],
 )
 def test_meaningless_options_are_rejected(trees, options, words):
-    with pytest.raises(ConfigError) as caught:
-        load(trees["challenge"], *options)
-    assert words in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
+    check_error(ConfigError, words, load, trees["challenge"], *options)
 
 
 @pytest.mark.parametrize("folder", ["clear10", "clear10_neurips2021", "clear10-train", "CLEAR10_x"])

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_line_errors import check_error
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.grids import hash_config, read_grid
@@ -150,12 +151,9 @@ def test_an_invalid_file_is_a_one_line_error(tmp_path, content, message):
 
 
 def test_unreadable_grid_files_are_reported(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read the sweep"):
-        read_grid(tmp_path / "absent.yaml")
+    check_error(ConfigError, "cannot read the sweep", read_grid, tmp_path / "absent.yaml")
     path = tmp_path / "sweep.yaml"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot read the sweep"):
-        read_grid(path)
+    check_error(ConfigError, "cannot read the sweep", read_grid, path)
     path.write_bytes(b"#" * ((1 << 20) + 1))
-    with pytest.raises(ConfigError, match="larger than 1 MiB"):
-        read_grid(path)
+    check_error(ConfigError, "larger than 1 MiB", read_grid, path)

@@ -13,12 +13,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from one_line_errors import check_error
 
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
 
 LOGS = Path(__file__).parent.parent / "support" / "published_logs"
 RANGE = " (accuracy over all images: only within the range of the row)"
+C3BOX = [[72.5], [50.0, 82.5], [48.0, 70.0, 85.5], [48.5, 59.5, 77.0, 86.0]]
+PILOT = [[70.25], [59.5, 83.5], [52.25, 73.0, 82.5], [57.0, 64.0, 76.5, 86.0]]
+LIBCONTINUAL = [[90.0], [78.0, 90.0], [76.0, 79.5, 93.5], [55.0, 68.5, 80.0, 89.5]]
+CLARENA = [[91.3333356], [86.0000014, 87.6666665], [68.6666667, 78.3333361, 92.3333347]]
+MOE_CIL = [[85.98], [83.72, 85.1], [81.72, 82.2, 81.6], [80.06, 80.4, 78.0, 81.2]]
+MOE_CIL += [[78.28, 79.0, 76.3, 77.7, 79.2], [77.42, 76.6, 75.8, 73.6, 76.9, 78.7]]
 SQUARE = np.array([[61.5, 40.2, 30.1], [55.1, 70.3, 42.0], [50.2, 60.4, 72.8]])
 
 
@@ -42,43 +49,11 @@ def assert_equal(run, percent):
 @pytest.mark.parametrize(
     ("name", "format_name", "rows", "proof"),
     [
-        (
-            "c3box.log",
-            "pycil",
-            [[72.5], [50.0, 82.5], [48.0, 70.0, 85.5], [48.5, 59.5, 77.0, 86.0]],
-            "mean accuracy over all images 68.5825",
-        ),
-        (
-            "pilot.log",
-            "pycil",
-            [[70.25], [59.5, 83.5], [52.25, 73.0, 82.5], [57.0, 64.0, 76.5, 86.0]],
-            "forgetting 12.9167",
-        ),
-        (
-            "libcontinual.txt",
-            "libcontinual",
-            [[90.0], [78.0, 90.0], [76.0, 79.5, 93.5], [55.0, 68.5, 80.0, 89.5]],
-            f"forgetting 18.833{RANGE}",
-        ),
-        (
-            "clarena.csv",
-            "text",
-            [[91.3333356], [86.0000014, 87.6666665], [68.6666667, 78.3333361, 92.3333347]],
-            "average of a line 0.797778",
-        ),
-        (
-            "moe_cil.json",
-            "zscl",
-            [
-                [85.98],
-                [83.72, 85.1],
-                [81.72, 82.2, 81.6],
-                [80.06, 80.4, 78.0, 81.2],
-                [78.28, 79.0, 76.3, 77.7, 79.2],
-                [77.42, 76.6, 75.8, 73.6, 76.9, 78.7],
-            ],
-            f"accuracy on earlier tasks 78.51{RANGE}",
-        ),
+        ("c3box.log", "pycil", C3BOX, "mean accuracy over all images 68.5825"),
+        ("pilot.log", "pycil", PILOT, "forgetting 12.9167"),
+        ("libcontinual.txt", "libcontinual", LIBCONTINUAL, f"forgetting 18.833{RANGE}"),
+        ("clarena.csv", "text", CLARENA, "average of a line 0.797778"),
+        ("moe_cil.json", "zscl", MOE_CIL, f"accuracy on earlier tasks 78.51{RANGE}"),
     ],
 )
 def test_a_log_is_read_as_its_own_averages_prove(name, format_name, rows, proof):
@@ -97,16 +72,11 @@ def test_both_classifiers_of_pycil_are_runs():
     for run in runs:
         classifier = run.label[-3:]
         printed = text.partition(f"Accuracy Matrix ({classifier}):\n")[2].partition("]]")[0]
-        columns = [
-            [float(cell) for cell in line.split()] for line in printed.replace("[", "").split("]")
-        ]
-        assert_equal(run, [row[: i + 1] for i, row in enumerate(np.transpose(columns).tolist())])
-        assert run.metadata == {
-            "strategy": "icarl",
-            "dataset": "cifar224",
-            "model": "vit_base",
-            "seed": "1993",
-        }
+        columns = [line.split() for line in printed.replace("[", "").split("]")]
+        rows = np.transpose(columns).astype(float).tolist()
+        assert_equal(run, [row[: i + 1] for i, row in enumerate(rows)])
+        strategy = {"strategy": "icarl", "dataset": "cifar224", "model": "vit_base"}
+        assert run.metadata == {**strategy, "seed": "1993"}
         # Only the end of the output, whose columns are the tests.
         end = f"{classifier}:\n{printed}]]\nForgetting ({classifier}): {run.proof.split()[-1]}\n"
         (pasted,) = read("end.txt", end, future="not-tested")
@@ -158,10 +128,13 @@ def test_a_run_that_stopped_is_imported_if_the_user_states_it():
     assert_equal(run, [[72.5], [50.0, 82.5]])
 
 
+PILOT_CELLS = "'00-19': np.float64({}), '20-29': np.float64({})"
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("c3box.log", "mean", ""),
+        ("c3box.log", "Average Accuracy (CNN): 68.5825", "Average Accuracy (CNN): 67.5825"),
         ("pilot.log", "'00-19': np.float64(57.0)", "'00-19': np.float64(58.0)"),
         ("libcontinual.txt", "[78. 90.]", "[90. 78.]"),
         ("libcontinual.txt", "[55.  68.5 80.  89.5]", "[89.5 80.  68.5 55. ]"),
@@ -170,18 +143,11 @@ def test_a_run_that_stopped_is_imported_if_the_user_states_it():
         ("clarena.csv", "1,0.9133333563804626,0.9133333563804626", "1,0.68,0.68"),
         ("zscl_mtil.txt", "Evaluating on DTD", "Evaluating on Aircraft"),
         # Exchanged cells: the accuracy over all images is still between them, and forgetting fits.
-        (
-            "pilot.log",
-            "'00-19': np.float64(57.0), '20-29': np.float64(64.0)",
-            "'00-19': np.float64(64.0), '20-29': np.float64(57.0)",
-        ),
+        ("pilot.log", PILOT_CELLS.format(57.0, 64.0), PILOT_CELLS.format(64.0, 57.0)),
     ],
 )
 def test_a_changed_or_transposed_log_is_rejected(name, old, new):
     text = (LOGS / name).read_text()
-    if old == "mean":
-        old = "Average Accuracy (CNN): 68.5825"
-        new = "Average Accuracy (CNN): 67.5825"
     assert old in text
     if name == "clarena.csv" and new == "1,0.68,0.68":
         text = text.replace("0.9133333563804626", "0.68666667").replace("0.92333", "0.91333")
@@ -223,10 +189,9 @@ def test_the_log_of_dytox_ends_with_its_average():
         (DYTOX.replace("85.5733", "84.5733"), "prints accuracy over all images 78.67"),
         (DYTOX.replace('"avg":', '"mean":'), "or avg at the end"),
         (DYTOX[: DYTOX.index('{"avg"')], "lacks the line with avg at its end"),
-        (DYTOX.replace('"task": 1, ', ""), "has the line .* expected task 1 with 2 accuracies"),
+        (DYTOX.replace('"task": 1, ', ""), "expected task 1 with 2 accuracies"),
     ):
-        with pytest.raises(RecordError, match=reason):
-            read("logs.json", wrong)
+        check_error(RecordError, reason, read, "logs.json", wrong)
 
 
 def test_the_order_of_checkpoints_is_proven_stated_or_called_unproven():
@@ -241,17 +206,15 @@ def test_the_order_of_checkpoints_is_proven_stated_or_called_unproven():
     past_tests = "".join(test for i, test in enumerate(tests) if i % 4 <= i // 4)
     (proven,) = read("a.txt", past_tests, future="not-tested")
     assert proven.proof == ""
-    np.testing.assert_array_equal(
-        proven.matrix.values, np.where(np.tri(4), run.matrix.values, np.nan)
-    )
+    past_cells = np.where(np.tri(4), run.matrix.values, np.nan)
+    np.testing.assert_array_equal(proven.matrix.values, past_cells)
 
 
 def test_groups_other_than_the_tasks_are_rejected():
     """Tasks of five classes, which PyCIL groups by ten."""
     log = (LOGS / "c3box.log").read_text()
     log = re.sub(r", '10-19': np.float64\([0-9.]+\)", "", log)
-    with pytest.raises(RecordError, match="always group by ten classes"):
-        read("c3box.log", log)
+    check_error(RecordError, "always group by ten classes", read, "c3box.log", log)
 
 
 def test_damaged_logs_are_one_line_errors():
@@ -264,15 +227,11 @@ def test_damaged_logs_are_one_line_errors():
                 i, j = rng.randrange(len(damaged)), rng.randrange(len(damaged))
                 line = damaged[i]
                 k = rng.randrange(len(line) + 1)
+                changed_byte = line[:k] + bytes([rng.randrange(256)]) + line[k + 1 :]
+                no_number = line.replace(b"0", rng.choice([b"nan", b"", b"-", b"9" * 40]))
+                no_text = line.replace(b"'", b"{")
                 damaged[i] = rng.choice(
-                    [
-                        b"",
-                        line + line,
-                        damaged[j],
-                        line[:k] + bytes([rng.randrange(256)]) + line[k + 1 :],
-                        line.replace(b"0", rng.choice([b"nan", b"", b"-", b"9" * 40])),
-                        line.replace(b"'", b"{"),
-                    ]
+                    [b"", line + line, damaged[j], changed_byte, no_number, no_text]
                 )
             for options in ({}, {"orientation": "rows"}):
                 try:
@@ -298,13 +257,12 @@ def test_a_printed_average_decides_orientation_and_scale():
 
 def test_an_unproven_orientation_is_an_error_with_both_results():
     for content in (str(SQUARE), "\n".join(",".join(map(str, row)) for row in SQUARE)):
-        with pytest.raises(RecordError) as caught:
-            read("a.txt", content)
-        assert (
+        message = (
             "each row or each column is the test after one bucket (with rows as tests: average "
             "61.1, forgetting 10.6; with columns as tests: average 48.3, forgetting 29.8); pass "
-            'orientation="rows"' in str(caught.value)
+            'orientation="rows"'
         )
+        check_error(RecordError, message, read, "a.txt", content)
     (run,) = read("a.txt", str(SQUARE), orientation="columns", scale="percent")
     assert_equal(run, SQUARE.T.tolist())
 
@@ -323,7 +281,6 @@ def test_decimal_commas_of_excel_are_read(start):
 
 def test_pandas_index_and_columns_prove_no_orientation():
     text = ",0,1,2\n" + "\n".join(f"{i},{','.join(map(str, row))}" for i, row in enumerate(SQUARE))
-    with pytest.raises(RecordError, match=r"columns as tests: average 48\.3"):
-        read("a.csv", text)
+    check_error(RecordError, "columns as tests: average 48.3", read, "a.csv", text)
     (run,) = read("a.csv", text, orientation="rows", scale="percent")
     assert_equal(run, SQUARE.tolist())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_line_errors import check_error
 
 from clear_mlflow import scores
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
@@ -145,8 +146,7 @@ def test_rows_in_any_order_become_the_matrix():
     ],
 )
 def test_rows_of_different_runs_are_rejected(rows, part):
-    with pytest.raises(RecordError, match=part):
-        AccuracyMatrix.from_rows(rows)
+    check_error(RecordError, part, AccuracyMatrix.from_rows, rows)
 
 
 def test_after_k_has_k_rows_including_unmeasured_ones():
@@ -154,8 +154,7 @@ def test_after_k_has_k_rows_including_unmeasured_ones():
     assert [matrix.after(k).num_rows for k in range(4)] == [0, 1, 2, 3]
     assert matrix.after(2).buckets == matrix.buckets
     for k in (-1, 4):
-        with pytest.raises(RecordError, match="cut a matrix of 3 rows"):
-            matrix.after(k)
+        check_error(RecordError, "cut a matrix of 3 rows", matrix.after, k)
 
 
 def test_streaming_leaves_the_strict_upper_triangle_and_all_rows():

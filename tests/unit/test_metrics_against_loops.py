@@ -129,26 +129,22 @@ def compute_by_loops(values, initial, counts, width) -> dict[str, float]:
     if k >= 2:
         best = [max(values[i][j] for i in range(last)) for j in range(last)]
         by_name["renate/forgetting"] = mean(best[j] - values[last][j] for j in range(last))
-        by_name["renate/backward_transfer"] = mean(
-            values[last][j] - values[j][j] for j in range(last)
-        )
+        losses = [values[last][j] - values[j][j] for j in range(last)]
+        by_name["renate/backward_transfer"] = mean(losses)
         by_name["diaz_rodriguez/remembering"] = 1 - abs(min(change, 0))
         by_name["diaz_rodriguez/positive_backward_transfer"] = max(change, 0)
         if initial is not None:
             gains = [values[j - 1][j] - initial[j] for j in range(1, k)]
             by_name["renate/forward_transfer"] = mean(gains)
         since = [max(values[i][j] for i in range(j, last)) for j in range(last)]
-        by_name["chaudhry/forgetting_since_trained"] = mean(
-            since[j] - values[last][j] for j in range(last)
-        )
-        by_name["coda_prompt/forgetting"] = mean(
-            mean(values[i - 1][j] - values[i][j] for j in range(i)) for i in range(1, k)
-        )
+        drops = [since[j] - values[last][j] for j in range(last)]
+        by_name["chaudhry/forgetting_since_trained"] = mean(drops)
+        steps = [mean(values[i - 1][j] - values[i][j] for j in range(i)) for i in range(1, k)]
+        by_name["coda_prompt/forgetting"] = mean(steps)
     by_name |= {f"published/{name}": value for name, value in iter_published(values, counts)}
     if k >= 1 and width >= 2:
-        by_name["zscl/transfer"] = mean(
-            mean(values[i][j] for i in rows if i < j) for j in range(1, width)
-        )
+        columns = [mean(values[i][j] for i in rows if i < j) for j in range(1, width)]
+        by_name["zscl/transfer"] = mean(columns)
     if k > split:
         if counts is not None:
             hits = sum(counts[j] * values[split][j] for j in range(split + 1))
@@ -337,11 +333,7 @@ def test_diaz_rodriguez_equals_continuum(matrix, published):
 
 @pytest.mark.parametrize(
     ("ahead", "average", "worst"),
-    [
-        (1, 0.665, 0.665),
-        (2, 0.58125, 0.49999999999999994),
-        (3, 0.48888888888888893, 0.3583333333333),
-    ],
+    [(1, 0.665, 0.665), (2, 0.58125, 0.5), (3, 0.48888888888888893, 0.3583333333333)],
 )
 def test_eval_stream_equals_its_authors_program(ahead, average, worst):
     """``evaluate_online`` of Wild-Time with ``eval_next_timesteps``, 1875f1e."""
@@ -438,15 +430,13 @@ def test_forgetting_of_a_lower_triangular_matrix():
     matrix = AccuracyMatrix([[0.9, nan, nan], [0.7, 0.8, nan], [0.8, 0.6, 0.9]])
     assert summarize(matrix)["chaudhry/forgetting_since_trained"] == pytest.approx(0.15)
     reasons = explain(matrix)
-    for name in ("renate/forgetting", "chaudhry/forgetting"):
-        assert reasons[name] == (
-            "row 1, column 2 was not measured; chaudhry/forgetting_since_trained does not need it"
-        )
+    reason = "row 1, column 2 was not measured; chaudhry/forgetting_since_trained does not need it"
+    assert reasons["renate/forgetting"] == reasons["chaudhry/forgetting"] == reason
     values = matrix.values.copy()
     values[1, 0] = nan
     reasons = explain(AccuracyMatrix(values))
-    assert reasons["renate/forgetting"] == "row 2, column 1 was not measured"
-    assert reasons["chaudhry/forgetting_since_trained"] == "row 2, column 1 was not measured"
+    for name in ("renate/forgetting", "chaudhry/forgetting_since_trained"):
+        assert reasons[name] == "row 2, column 1 was not measured"
 
 
 NAN = math.nan

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_line_errors import check_error
 from sklearn.metrics import confusion_matrix, log_loss, recall_score, roc_auc_score
 from stored_values import build_images, build_row_predictions
 
@@ -155,8 +156,7 @@ def test_confusion_equals_scikit_learns() -> None:
         assert (confusion(run, row) == expected).all()
     streaming = replace(run, protocol="streaming")
     assert [int(confusion(streaming, row).sum()) for row in range(4)] == [24, 15, 8, 0]
-    with pytest.raises(UndefinedMetricError, match="row 2 were not stored"):
-        confusion(without(run, 2), 2)
+    check_error(UndefinedMetricError, "row 2 were not stored", confusion, without(run, 2), 2)
 
 
 def test_calibration_equals_loops_and_scikit_learn() -> None:
@@ -263,24 +263,16 @@ def test_predictions_must_match_the_rows() -> None:
     for wrong, message in [
         (AccuracyMatrix(cells[1:], cells[0], counts, ("x", "y", "z")), "predictions have buckets"),
         (AccuracyMatrix(cells[1:], cells[0], (9, 8, 8)), "images per bucket, but the rows have"),
-        (
-            AccuracyMatrix(other, cells[0], counts),
-            "row 2 have an accuracy of .*, but the stored row has",
-        ),
+        (AccuracyMatrix(other, cells[0], counts), "row 2 have an accuracy of "),
         (AccuracyMatrix(cells[1:3], cells[0], counts), "row 3 are stored, but not the row"),
         (AccuracyMatrix(cells[1:], None, counts), "row 0 are stored"),
     ]:
-        with pytest.raises(RecordError, match=message):
-            run.check(wrong)
-    with pytest.raises(RecordError, match="stored under row 1"):
-        Predictions(run.images, {1: run.rows[2]})
-    with pytest.raises(RecordError, match="no predictions"):
-        Predictions(run.images, {})
-    with pytest.raises(ConfigError, match="'stream'"):
-        replace(run, protocol="stream")
+        check_error(RecordError, message, run.check, wrong)
+    check_error(RecordError, "stored under row 1", Predictions, run.images, {1: run.rows[2]})
+    check_error(RecordError, "no predictions", Predictions, run.images, {})
+    check_error(ConfigError, "'stream'", replace, run, protocol="stream")
     foreign = predictions(6)
-    with pytest.raises(RecordError, match="another evaluation set"):
-        Predictions(run.images, foreign.rows)
+    check_error(RecordError, "another evaluation set", Predictions, run.images, foreign.rows)
 
 
 def test_the_reference_lists_exactly_these_metrics(project: object) -> None:

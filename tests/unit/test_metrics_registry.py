@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 from courses import explain, series
+from one_line_errors import check_error
 from published import SECOND_PLACE
 
 from clear_mlflow import AccuracyMatrix, MetricResult, metrics, scores
@@ -84,8 +85,7 @@ def test_scores_accepts_matrices_and_lists():
     full = AccuracyMatrix(FULL.values, initial=FULL.initial)
     assert scores(full.to_frame(wide=True)) == scores(full)
     assert scores(AccuracyMatrix(FULL.values).to_frame(wide=True)) == from_lists
-    with pytest.raises(RecordError, match="is not a rectangle of numbers"):
-        scores("matrix.csv")
+    check_error(RecordError, "is not a rectangle of numbers", scores, "matrix.csv")
 
 
 def test_the_index_of_a_frame_orders_its_rows():
@@ -144,15 +144,12 @@ def test_a_metric_name_is_unique():
 def test_protocols_are_checked():
     """A misspelt protocol would not mask training images."""
     for function in (summarize, explain, series):
-        with pytest.raises(ConfigError, match="'stream'"):
-            function(FULL, "stream")
+        check_error(ConfigError, "'stream'", function, FULL, "stream")
 
 
 @pytest.mark.parametrize("text", ["", "claer", "clear,,gem", "clear gem", "clear/accuracy"])
 def test_unknown_families_are_a_one_line_error_with_the_list(text):
-    with pytest.raises(ConfigError, match="expected some of clear, renate, ") as error:
-        split_families(text)
-    assert "\n" not in str(error.value)
+    check_error(ConfigError, "expected some of clear, renate, ", split_families, text)
 
 
 def test_the_reference_names_the_source_of_every_family(project):

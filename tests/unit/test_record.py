@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_line_errors import check_error
 from stored_values import row_record
 
 from clear_mlflow.core.errors import RecordError
@@ -272,8 +273,7 @@ def test_a_hostile_source_name_does_not_break_the_message(source):
 
 def test_extra_cannot_shadow_a_field():
     for name in ("row", "accuracy", "schema", "split"):
-        with pytest.raises(RecordError, match=name):
-            record(1, extra={name: 1})
+        check_error(RecordError, name, record, 1, extra={name: 1})
 
 
 @given(st.integers(0, 10**9 - 1))
@@ -363,8 +363,7 @@ def test_a_file_under_another_rows_name_is_rejected(name):
 
 
 def test_a_run_without_rows_has_no_record():
-    with pytest.raises(RecordError, match="without rows"):
-        assemble({})
+    check_error(RecordError, "without rows", assemble, {})
 
 
 def test_versions_and_times_may_differ_within_a_run():

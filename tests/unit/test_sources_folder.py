@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from one_line_errors import check_error
 from own_streams import CLASSES, YEARS, write_years
 
 from clear_mlflow.cli import main
@@ -97,14 +98,12 @@ def test_files_of_operating_systems_are_skipped(root):
 
 def test_bucket_names_without_an_order_need_one(tmp_path):
     write_years(tmp_path / "photos", buckets=("spring", "autumn"), train=4)
-    with pytest.raises(DataError, match="order=FIRST:SECOND"):
-        load(tmp_path / "photos")
+    check_error(DataError, "order=FIRST:SECOND", load, tmp_path / "photos")
     stream = load(tmp_path / "photos", order="spring:autumn")
     assert [bucket.key for bucket in stream.buckets] == ["spring", "autumn"]
     with pytest.raises(DataError, match="bucket 'autum' is not in the data"):
         load(tmp_path / "photos", order="spring:autumn:autum")
-    with pytest.raises(DataError, match="twice"):
-        load(tmp_path / "photos", order="spring:autumn:spring")
+    check_error(DataError, "twice", load, tmp_path / "photos", order="spring:autumn:spring")
 
 
 def test_a_class_may_be_missing_in_a_bucket(root):
@@ -123,8 +122,7 @@ def test_a_photo_in_two_years_is_a_leak(root):
         for path in (root / "2004" / name).iterdir():
             shutil.copy(path, root / "2005" / name)
             (root / "2005" / name / path.name.replace("2004", "2005")).unlink()
-    with pytest.raises(DataError, match="share 8 of 8 images"):
-        load(root, protocol="streaming")
+    check_error(DataError, "share 8 of 8 images", load, root, protocol="streaming")
 
 
 def break_one(split):

@@ -6,6 +6,7 @@ import re
 import sys
 
 import pytest
+from one_line_errors import check_error
 from own_streams import CLASSES, YEARS, write_years
 from released_layout import write_image
 
@@ -114,10 +115,7 @@ def test_naming_a_function_does_not_import_it():
     ],
 )
 def test_an_error_of_a_function_is_one_line(root, function, message):
-    with pytest.raises((ConfigError, DataError)) as error:
-        load(root, function)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    check_error((ConfigError, DataError), message, load, root, function)
 
 
 def test_the_function_of_the_docs_runs(tmp_path, project, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
+from one_line_errors import check_error
 from own_streams import CLASSES, write_years
 
 from clear_mlflow.core.errors import ConfigError, DataError
@@ -137,8 +138,7 @@ def test_other_splits_are_left_out_with_a_warning(tmp_path):
     )
     assert "left out: split 'validation', 24 images" in load(tmp_path / "a").warnings
     datasets.DatasetDict({"all": full_dataset}).save_to_disk(str(tmp_path / "b"))
-    with pytest.raises(DataError, match="has the splits 'all'; expected train"):
-        load(tmp_path / "b")
+    check_error(DataError, "has the splits 'all'; expected train", load, tmp_path / "b")
 
 
 def test_labels_without_classes_are_a_one_line_error(tmp_path):
@@ -146,8 +146,7 @@ def test_labels_without_classes_are_a_one_line_error(tmp_path):
     as_dataset(tmp_path / "photos", rows, label=[-1] * len(rows)).save_to_disk(
         str(tmp_path / "odd")
     )
-    with pytest.raises(DataError, match="row 0 has no label"):
-        load(tmp_path / "odd")
+    check_error(DataError, "row 0 has no label", load, tmp_path / "odd")
 
 
 @pytest.mark.parametrize(
@@ -160,12 +159,9 @@ def test_arguments_are_checked_before_a_dataset_is_opened(tmp_path, name, value)
 
 def test_an_invalid_saved_dataset_is_a_one_line_error(saved, tmp_path):
     photos, root = saved
-    with pytest.raises(DataError, match=r"no state\.json; expected a folder that datasets'"):
-        load(photos)
-    with pytest.raises(DataError, match="no column 'when'"):
-        load(root, buckets="year", time="when")
-    with pytest.raises(DataError, match="as column 'time'; expected images"):
-        load(root, image="time")
+    check_error(DataError, "no state.json; expected a folder that datasets'", load, photos)
+    check_error(DataError, "no column 'when'", load, root, buckets="year", time="when")
+    check_error(DataError, "as column 'time'; expected images", load, root, image="time")
     rows = write_years(tmp_path / "photos", train=1)
     as_dataset(tmp_path / "photos", rows).save_to_disk(str(tmp_path / "damaged"))
     (arrow,) = (tmp_path / "damaged").glob("*.arrow")
@@ -178,8 +174,7 @@ def test_an_invalid_saved_dataset_is_a_one_line_error(saved, tmp_path):
     state_content = json.loads(state.read_text())
     state_content["_data_files"] = [{"filename": "../photos/x.arrow"}]
     state.write_text(json.dumps(state_content))
-    with pytest.raises(DataError, match="expected a name in its own folder"):
-        load(tmp_path / "damaged")
+    check_error(DataError, "expected a name in its own folder", load, tmp_path / "damaged")
 
 
 def test_an_unreachable_hub_is_a_one_line_error(tmp_path, monkeypatch):
@@ -188,16 +183,14 @@ def test_an_unreachable_hub_is_a_one_line_error(tmp_path, monkeypatch):
         load(None, hub="nobody/nothing", cache=tmp_path)
     assert "\n" not in str(error.value)
     for root, hub in ((None, "none"), (tmp_path, "nobody/nothing")):
-        with pytest.raises(ConfigError, match="expected one of them"):
-            load(root, hub=hub, cache=tmp_path)
+        check_error(ConfigError, "expected one of them", load, root, hub=hub, cache=tmp_path)
     with pytest.raises(ConfigError, match="expected a name: user/name"):
         complete_dataset_arguments("huggingface", "auto", {"hub": "https://host/x"})
 
 
 def test_an_error_names_the_package_to_install(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"pip install datasets"):
-        load(saved[1])
+    check_error(ConfigError, "pip install datasets", load, saved[1])
 
 
 def test_a_column_of_vectors(tmp_path):
@@ -208,5 +201,4 @@ def test_a_column_of_vectors(tmp_path):
     read_vectors = [row for bucket in stream.buckets for row in bucket.train.vectors[:].tolist()]
     assert sorted(read_vectors) == np.array(vectors, np.float32).tolist()
     assert stream.standardise == "none"
-    with pytest.raises(DataError, match="contains no column 'other'"):
-        load(tmp_path / "saved", vector="other")
+    check_error(DataError, "contains no column 'other'", load, tmp_path / "saved", vector="other")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from one_line_errors import check_error
 from safetensors.numpy import save_file
 from sklearn.feature_extraction.text import HashingVectorizer
 
@@ -70,6 +71,10 @@ def write_table(table, folder: Path, file_format: str) -> Path:
 def load_vectors(path: Path, cache: Path, **arguments):
     arguments_given = {"buckets": "year", **arguments}
     return load_stream("vectors", str(path), cache_dir=cache, arguments=arguments_given)
+
+
+def read_index(path: Path, **arguments):
+    return read_stream_index("vectors", str(path), cache_dir=path.parent, arguments=arguments)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +261,7 @@ def test_types_that_numpy_lacks_are_a_one_line_error(tmp_path):
     for name in ("x.safetensors", "x.npz"):
         # Where ml_dtypes is installed, it is read, and lacks the column.
         with pytest.raises(DataError, match=rf"{name} (cannot be read: |.* no column .label.)"):
-            read_stream_index("vectors", str(tmp_path / name), cache_dir=tmp_path)
+            read_index(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -272,33 +277,22 @@ def test_missing_columns_are_a_one_line_error(table, tmp_path, arguments, messag
         load_vectors(write_table(table, tmp_path, "csv"), tmp_path, **arguments)
 
 
+STRINGS_ADVISED = r"Python objects; .* save it with .astype\(str\)"
+
+
 def test_arrays_of_other_shapes_are_a_one_line_error(tmp_path):
     file = tmp_path / "x.npz"
+    vectors, roles = np.ones((4, 2)), {"label": [1, 2, 1, 2], "bucket": [1, 1, 2, 2]}
     for arrays, message in (
-        (
-            {"numbers": np.ones((4, 2)), "label": [1, 2, 1, 2], "bucket": [1, 1, 2, 2]},
-            "no column .vec.*columns=C",
-        ),
-        (
-            {"vectors": np.ones(4), "label": [1, 2, 1, 2], "bucket": [1, 1, 2, 2]},
-            "not .rows, width",
-        ),
-        (
-            {"vectors": np.ones((3, 2)), "label": [1, 2, 1, 2], "bucket": [1, 1, 2, 2]},
-            "another number of rows",
-        ),
-        (
-            {"vectors": np.ones((4, 2)), "label": [1, 2, 1, 2], "bucket": [1, 1, 2]},
-            "another number of rows",
-        ),
+        ({"numbers": vectors}, "no column .vec.*columns=C"),
+        ({"vectors": np.ones(4)}, "not .rows, width"),
+        ({"vectors": np.ones((3, 2))}, "another number of rows"),
+        ({"vectors": vectors, "bucket": [1, 1, 2]}, "another number of rows"),
+        ({"vectors": vectors, "label": np.array(["a", "b"] * 2, object)}, STRINGS_ADVISED),
     ):
-        np.savez(file, **arrays)
+        np.savez(file, **{**roles, **arrays})
         with pytest.raises(DataError, match=message):
-            read_stream_index("vectors", str(file), cache_dir=tmp_path)
-    labels = np.array(["a", "b"] * 2, object)
-    np.savez(file, vectors=np.ones((4, 2)), label=labels, bucket=[1, 1, 2, 2])
-    with pytest.raises(DataError, match=r"Python objects; .* save it with .astype\(str\)"):
-        read_stream_index("vectors", str(file), cache_dir=tmp_path)
+            read_index(file)
     for content in (b"PK\x03\x04 no archive", b"a,b,label"):
         file.write_bytes(content)
         with pytest.raises(DataError, match="cannot be read: it is not an archive"):
@@ -339,10 +333,8 @@ def test_the_weather_is_as_it_was_measured(tmp_path):
     stream = weather(tmp_path)
     assert stream.class_names == ("drizzle", "fog", "rain", "snow", "sun")
     assert [b.key for b in stream.buckets][:3] == ["2012-H1", "2012-H2", "2013-H1"]
-    assert [len(b.train) + len(b.test) for b in stream.buckets] == [182, 184, 181, 184] + [
-        181,
-        184,
-    ] * 2
+    sizes = [len(bucket.train) + len(bucket.test) for bucket in stream.buckets]
+    assert sizes == [182, 184] + [181, 184] * 3
     assert stream.times[:2] == ("2012-01-01", "2012-07-01")
     assert (stream.name, stream.source) == ("weather", "embedded")
     rain = weather(tmp_path, buckets="year")
@@ -393,13 +385,8 @@ def test_a_text_becomes_scikit_learns_hashed_words(tmp_path):
         ("a.npz", "text='text', and .* contains arrays"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
-            read_stream_index(
-                "vectors", str(tmp_path / name), cache_dir=tmp_path, arguments=arguments
-            )
-    with pytest.raises(DataError, match="or text=COLUMN"):
-        read_stream_index(
-            "vectors", str(tmp_path / "a.csv"), cache_dir=tmp_path, arguments={"text": "words"}
-        )
+            read_index(tmp_path / name, **arguments)
+    check_error(DataError, "or text=COLUMN", read_index, tmp_path / "a.csv", text="words")
 
 
 def test_a_table_of_few_distinct_rows_is_loaded_where_rows_may_be_equal(tmp_path):
@@ -409,8 +396,8 @@ def test_a_table_of_few_distinct_rows_is_loaded_where_rows_may_be_equal(tmp_path
     table["label"] = np.where(table["a"] > table["b"], "x", "y")
     table["time"] = [str(2004 + i // 200) for i in range(600)]
     table.to_csv(tmp_path / "t.csv", index=False)
-    with pytest.raises(DataError, match="dataset_args=may_repeat=yes if rows may be equal"):
-        load_vectors(tmp_path / "t.csv", tmp_path)
+    message = "dataset_args=may_repeat=yes if rows may be equal"
+    check_error(DataError, message, load_vectors, tmp_path / "t.csv", tmp_path)
     stream = load_vectors(tmp_path / "t.csv", tmp_path, may_repeat=True)
     assert [len(bucket.train) + len(bucket.test) for bucket in stream.buckets] == [200] * 3
 
