@@ -57,10 +57,10 @@ def compare(compared: list[ComparedRun], **options: object) -> Comparison:
 
 
 def compare_levels(
-    levels: dict[str, float], seeds: range, spread: float = 1.0, **options: object
+    levels: dict[str, float], seeds: range, *, margin: float | None = None, **options: object
 ) -> Comparison:
-    compared = [r for name, mean in levels.items() for r in runs(name, mean, seeds, spread=spread)]
-    return compare(compared, **options)
+    compared = [r for name, mean in levels.items() for r in runs(name, mean, seeds, **options)]
+    return compare(compared, margin=margin)
 
 
 def verdicts(comparison: Comparison) -> list[Any]:
