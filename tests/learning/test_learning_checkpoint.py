@@ -397,7 +397,7 @@ def test_two_processes_continue_from_the_state_of_one(tmp_path):
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("log_models", ["none", "last", "all"])
+@pytest.mark.parametrize("log_models", ["all", "last", "none"])
 def test_a_resumed_training_has_the_weights_of_its_row(tmp_path, log_models):
     """So that weights which were not stored before a kill are stored now."""
     parameters = {"features": "made_up", "device": "cpu", "epochs": "2", "log_models": log_models}

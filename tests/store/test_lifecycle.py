@@ -242,11 +242,11 @@ def leave_rows(store, run_id, tmp_path, reason=None):
 @pytest.mark.parametrize(
     ("status", "message", "expected"),
     [
-        ("RUNNING", Outcome("FINISHED"), "FINISHED"),
-        ("KILLED", Outcome("FINISHED"), "FINISHED"),
-        ("FAILED", Outcome("FINISHED"), "FAILED"),
-        ("RUNNING", Outcome(None), "RUNNING"),
         ("RUNNING", None, "RUNNING"),
+        ("RUNNING", Outcome("FINISHED"), "FINISHED"),
+        ("FAILED", Outcome("FINISHED"), "FAILED"),
+        ("KILLED", Outcome("FINISHED"), "FINISHED"),
+        ("RUNNING", Outcome(None), "RUNNING"),
     ],
 )
 def test_the_status_that_sync_sets(store, experiment_id, tmp_path, status, message, expected):

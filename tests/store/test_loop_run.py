@@ -29,12 +29,14 @@ from clear_mlflow.core.loop_metadata import (
     build_test,
     describe_loop,
 )
+from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.run_folder import find_run_folders
 from clear_mlflow.journal.uploader import Uploader
 from clear_mlflow.metrics import summarize
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.tracking import lifecycle
+from clear_mlflow.tracking.run_recorder import RunRecorder
 
 LOOP = {"buckets": 4, "num_instances": NUM_TEST}
 
@@ -375,6 +377,30 @@ def test_bucket_numbers_in_metric_names_have_leading_zeros(store):
         metrics = store.get_run(run.run_id).data.metrics
         assert metrics[f"test_accuracy/bucket_{first}"] == 0
         assert metrics["test_accuracy/bucket_autumn_of_2004"] == numbers / NUM_TEST
+
+
+def test_a_row_is_stored_when_its_call_ends(store, experiment_id, monkeypatch):
+    """Although the store is slow, and also if Ctrl-C interrupts the call after the row."""
+    upload = Uploader.upload
+
+    def upload_slowly(self, entry):
+        if entry.name.startswith(ROWS_FOLDER):
+            time.sleep(0.3)
+        upload(self, entry)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Uploader, "upload", upload_slowly)
+    with clear_mlflow.track(**LOOP) as run:
+        run.log_counts(0, FOUR_BUCKETS[0])
+        stored = only_run(store, experiment_id)
+        assert artifacts(store, stored, ROWS_FOLDER) == ["row_000.json"]
+        with monkeypatch.context() as patch:
+            patch.setattr(RunRecorder, "_write_points", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                run.log_counts(1, FOUR_BUCKETS[1])
+        assert artifacts(store, stored, ROWS_FOLDER) == ["row_000.json", "row_001.json"]
 
 
 def test_metrics_of_a_continued_run_include_its_earlier_rows_at_once(store, monkeypatch):
