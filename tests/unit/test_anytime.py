@@ -65,9 +65,7 @@ def build_matrix(counted_tests, width=3, *, trained=None, protocol="iid"):
 def compute_by_loops(counted_tests, k):
     tests = [(bucket, [c / N for c in counts]) for bucket, counts in counted_tests if bucket < k]
     by_name = {}
-    minima = []
-    for j in range(k - 1):
-        minima.append(min(values[j] for bucket, values in tests if bucket > j))
+    minima = [min(values[j] for bucket, values in tests if bucket > j) for j in range(k - 1)]
     if minima:
         by_name["minimum_accuracy"] = sum(minima) / len(minima)
     by_name["worst_case_accuracy"] = tests[-1][1][k - 1] / k
@@ -99,10 +97,9 @@ def test_the_authors_program_computes_these_numbers():
     metrics = summarize(matrix)
     assert metrics["continual_evaluation/minimum_accuracy"] == pytest.approx(0.425, abs=1e-12)
     assert metrics["continual_evaluation/worst_case_accuracy"] == pytest.approx(37 / 60, abs=1e-12)
-    ten = (
-        metrics[f"continual_evaluation/windowed_{name}_10"] for name in ("forgetting", "plasticity")
-    )
-    assert list(ten) == pytest.approx([0.3416666666666666, 0.675], abs=1e-12)
+    names = (f"continual_evaluation/windowed_{name}_10" for name in ("forgetting", "plasticity"))
+    ten = [metrics[name] for name in names]
+    assert ten == pytest.approx([0.3416666666666666, 0.675], abs=1e-12)
     assert windowed_forgetting(matrix, 3) == pytest.approx(1 / 3, abs=1e-12)
     assert windowed_plasticity(matrix, 3) == pytest.approx(0.4166666666666667, abs=1e-12)
 
@@ -112,11 +109,12 @@ def courses(draw):
     width = draw(st.integers(1, 4))
     trained = draw(st.integers(1, width))
     counts = st.lists(st.integers(0, N), min_size=width, max_size=width)
-    drawn_tests = []
-    for bucket in range(trained):
-        for _ in range(draw(st.integers(2, 14))):
-            drawn_tests.append((bucket, draw(counts)))
-    return width, trained, drawn_tests
+    tests = [st.lists(counts, min_size=2, max_size=14) for _ in range(trained)]
+    return (
+        width,
+        trained,
+        [(bucket, test) for bucket in range(trained) for test in draw(tests[bucket])],
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,9 +125,8 @@ def test_every_metric_equals_literal_loops(drawn):
     steps = compute_series(matrix)
     for k in range(1, trained + 1):
         expected = compute_by_loops(tests, k)
-        assert {name: values[k] for name, values in steps.items() if k in values} == pytest.approx(
-            expected, abs=1e-12
-        )
+        at_k = {name: values[k] for name, values in steps.items() if k in values}
+        assert at_k == pytest.approx(expected, abs=1e-12)
         assert summarize(matrix.after(k)) == pytest.approx(expected, abs=1e-12)
     assert expected.keys() | explain(matrix).keys() == {metric.name for metric in METRICS}
 
@@ -232,10 +229,7 @@ def test_rows_and_tests_are_not_confused():
         ({"test": 4}, "test is 4, of 3"),
         ({"test": 1}, "renamed or copied"),
         ({"step": 40}, "at the end of a bucket is a row"),
-        (
-            {"correct": [1, 2, 10]},
-            "correct of bucket '3' is 10; expected 0 to its num_instances, 9",
-        ),
+        ({"correct": [1, 2, 10]}, "correct of bucket '3' is 10; expected 0 to its num_inst"),
         ({"training_on": "3"}, "training_on is '3'; bucket 2"),
         ({"schema": {"name": "clear_mlflow/anytime_row", "version": "2.0"}}, "upgrade it"),
     ],
@@ -273,9 +267,8 @@ def test_a_chart_of_many_tests_shows_every_drop():
 def test_the_charts_show_rows_as_dots_and_ends_of_buckets_as_lines():
     charts = build_within_bucket_charts(build_matrix(COURSE, trained=2))
     assert "tested 11 times" in charts["note"]
-    assert [chart["title"] for chart in charts["buckets"]] == [
-        f"Accuracy on bucket {key}" for key in "123"
-    ]
+    titles = [chart["title"] for chart in charts["buckets"]]
+    assert titles == [f"Accuracy on bucket {key}" for key in "123"]
     for chart in (charts["mean"], *charts["buckets"]):
         assert len(chart["lines_at"]) == 2
         assert [tick["label"] for tick in chart["x_ticks"]] == ["1", "2"]

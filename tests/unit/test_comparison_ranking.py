@@ -65,10 +65,8 @@ def predict(correct, *, classes=("wrong", "right")):
 def test_the_better_group_leads():
     runs = [*seeds_of("naive", 120, [0]), *seeds_of("replay", 180, [0])]
     assert [g.name for g in compare(runs).groups] == ["replay", "naive"]
-    each = compare(
-        [compared_run("a", counts(180, s), seed=7, run_id=f"run{s}") for s in range(3)], by=()
-    )
-    assert len({group.name for group in each.groups}) == 3
+    same = [compared_run("a", counts(180, s), seed=7, run_id=f"run{s}") for s in range(3)]
+    assert len({group.name for group in compare(same, by=()).groups}) == 3
     by_forgetting = compare(runs, rank_by="renate/forgetting").groups
     values = [g.metrics["renate/forgetting"].mean for g in by_forgetting]
     assert values == sorted(values)
@@ -97,9 +95,8 @@ def test_different_test_sets_are_never_in_one_group(other, message):
     assert [len(group.members) for group in comparison.groups] == [7, 7]
     assert len({group.name for group in comparison.groups}) == 2
     assert comparison.list_pairs() == []
-    assert any(
-        "different conditions" in warning and message in warning for warning in comparison.warnings
-    )
+    (warning,) = (text for text in comparison.warnings if "different conditions" in text)
+    assert message in warning
 
 
 def test_a_repeated_run_counts_once():
@@ -113,11 +110,8 @@ def test_a_repeated_run_counts_once():
 
 def test_a_repeated_seed_with_different_numbers_is_reported():
     """Its spread is not one over seeds."""
-    runs = [
-        *seeds_of("replay", 180, [1]),
-        compared_run("replay", counts(170, 5), seed=1, run_id="x"),
-    ]
-    comparison = compare(runs)
+    other = compared_run("replay", counts(170, 5), seed=1, run_id="x")
+    comparison = compare([*seeds_of("replay", 180, [1]), other])
     assert len(comparison.groups[0].members) == 2
     assert any("seed 1 more than once" in warning for warning in comparison.warnings)
 
@@ -161,9 +155,8 @@ def test_predictions_of_single_runs_are_paired():
     comparison = compare_groups(ranked, {f"{name}-0": predict(c) for name, c in cells.items()})
     (verdict,) = comparison.list_pairs()
     assert (verdict["unit"], verdict["outcome"]) == ("images", "different")
-    assert verdict["difference"] == pytest.approx(
-        comparison.groups[0].metrics[SCORE].mean - comparison.groups[1].metrics[SCORE].mean
-    )
+    a, b = (group.metrics[SCORE].mean for group in comparison.groups)
+    assert verdict["difference"] == pytest.approx(a - b)
 
 
 def test_different_test_images_are_not_paired():
@@ -229,10 +222,8 @@ def list_names_by_output(comparison):
     page = render_comparison_page(comparison, title="", footer="")
     content = build_comparison_dict(comparison)
     # The dots, and curves for each of the conditions; the PDF that follows takes long.
-    svgs = [
-        svg.decode()
-        for _, svg in islice(render_figures(comparison), 1 + len(comparison.conditions))
-    ]
+    figures = islice(render_figures(comparison), 1 + len(comparison.conditions))
+    svgs = [svg.decode() for _, svg in figures]
     note = format_description(comparison, page="")
     return {
         "terminal": [str(cell) for cell in tables[0].columns[0].cells],
@@ -294,11 +285,8 @@ def test_two_groups_have_two_names_in_every_output(first, second, by, digest):
     if len(comparison.groups) == 1:
         return
     for output, names in list_names_by_output(comparison).items():
-        assert (
-            len(names)
-            == len({*names})
-            == (2 * bool(comparison.list_pairs()) if output == "verdicts" else 2)
-        ), (output, names)
+        expected = 2 * bool(comparison.list_pairs()) if output == "verdicts" else 2
+        assert len(names) == len({*names}) == expected, (output, names)
 
 
 def name_groups(*labels, by, **conditions):

@@ -222,9 +222,7 @@ def test_streaming_keeps_metrics_of_future_buckets(case):
     remaining |= {"diaz_rodriguez/forward_transfer", "zscl/transfer"}
     everything, streaming = summarize(matrix), summarize(matrix, "streaming")
     assert streaming.items() <= everything.items()
-    assert select_twins(streaming) == {
-        n: value for n, value in everything.items() if n in remaining
-    }
+    assert select_twins(streaming) == {n: v for n, v in everything.items() if n in remaining}
     steps = {name: steps for name, steps in series(matrix).items() if name in streaming}
     assert series(matrix, "streaming") == steps
     reasons = explain(matrix, "streaming")
@@ -326,9 +324,8 @@ def test_diaz_rodriguez_equals_continuum(matrix, published):
     """``accuracy_A``, ``remembering``, ``positive_backward_transfer`` of Continuum, 43ba009."""
     results = metrics.summarize(matrix, metrics=FAMILIES["diaz_rodriguez"])
     names = ("accuracy", "remembering", "positive_backward_transfer")
-    assert [results[f"diaz_rodriguez/{name}"] for name in names] == pytest.approx(
-        published, abs=1e-9
-    )
+    values = [results[f"diaz_rodriguez/{name}"] for name in names]
+    assert values == pytest.approx(published, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +364,13 @@ def test_the_stream_is_split_in_the_middle(width, split):
     assert accuracy == pytest.approx(cells[split, : split + 1].mean(), abs=1e-12)
 
 
+NAN = math.nan
+PAST_ONLY = [[0.9, NAN, NAN], [0.7, 0.8, NAN], [0.8, 0.6, 0.9]]
 PAST = "needs a past bucket: k >= 2 (trained on 1)"
+NEED_PAST = ("clear/backward_transfer", "clear/challenge_score", "capymoa/backward_transfer")
+NEED_PAST += ("renate/forgetting", "renate/backward_transfer", "chaudhry/forgetting_since_trained")
+NEED_PAST += ("coda_prompt/forgetting", "diaz_rodriguez/remembering")
+NEED_PAST += ("diaz_rodriguez/positive_backward_transfer",)
 SECOND = "needs a second trained bucket: k >= 2 (trained on 1)"
 SPLIT = "needs the row of the split: k >= 3 (trained on 1)"
 FULL = [[0.8, 0.6], [0.7, 0.9]]
@@ -380,17 +383,9 @@ MISSING_ROW = AccuracyMatrix([[0.8] * 4, [math.nan] * 4, [0.8] * 4])
         (
             AccuracyMatrix([[0.5] * 5]),
             {
-                "clear/backward_transfer": PAST,
-                "clear/challenge_score": PAST,
-                "renate/forgetting": PAST,
-                "renate/backward_transfer": PAST,
-                "chaudhry/forgetting_since_trained": PAST,
-                "coda_prompt/forgetting": PAST,
+                **dict.fromkeys(NEED_PAST, PAST),
                 "renate/forward_transfer": SECOND,
                 "renate/micro_average_accuracy": "needs test counts per bucket",
-                "diaz_rodriguez/remembering": PAST,
-                "diaz_rodriguez/positive_backward_transfer": PAST,
-                "capymoa/backward_transfer": PAST,
                 "wild_time/fix_id_accuracy": SPLIT,
                 "wild_time/fix_ood_average": SPLIT,
                 "wild_time/fix_ood_worst": SPLIT,
@@ -426,21 +421,16 @@ def test_undefined_metrics_have_a_reason(matrix, reasons):
 
 
 def test_forgetting_of_a_lower_triangular_matrix():
-    nan = math.nan
-    matrix = AccuracyMatrix([[0.9, nan, nan], [0.7, 0.8, nan], [0.8, 0.6, 0.9]])
+    matrix = AccuracyMatrix(PAST_ONLY)
     assert summarize(matrix)["chaudhry/forgetting_since_trained"] == pytest.approx(0.15)
     reasons = explain(matrix)
     reason = "row 1, column 2 was not measured; chaudhry/forgetting_since_trained does not need it"
     assert reasons["renate/forgetting"] == reasons["chaudhry/forgetting"] == reason
     values = matrix.values.copy()
-    values[1, 0] = nan
+    values[1, 0] = NAN
     reasons = explain(AccuracyMatrix(values))
     for name in ("renate/forgetting", "chaudhry/forgetting_since_trained"):
         assert reasons[name] == "row 2, column 1 was not measured"
-
-
-NAN = math.nan
-PAST_ONLY = [[0.9, NAN, NAN], [0.7, 0.8, NAN], [0.8, 0.6, 0.9]]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -29,10 +30,8 @@ from clear_mlflow.metrics.calibration import _bin_by_confidence
 from clear_mlflow.metrics.macro_accuracy import _has_balanced_classes
 
 CLASSES = 3
-CALIBRATION = {
-    f"calibration/{name}"
-    for name in ("expected_calibration_error", "negative_log_likelihood", "brier_score")
-}
+ERRORS = ("expected_calibration_error", "negative_log_likelihood", "brier_score")
+CALIBRATION = {f"calibration/{name}" for name in ERRORS}
 CHANGES = {f"class_changes/{name}" for name in ("known", "new", "vanished", "unseen_auroc")}
 AMCA = "macro_accuracy/average_over_rows"
 MACRO = {f"macro_accuracy/{name}" for name in ("in_domain", "next_domain", "average")} | {AMCA}
@@ -89,18 +88,14 @@ def test_class_accuracies_equal_a_loop(seed: int, protocol: str) -> None:
     run = without(predictions(seed, protocol=protocol), 2)
     images, cells = run.images, class_accuracies(run)
     assert cells.shape == (4, 3, CLASSES)
-    for row in range(4):
-        for j in range(3):
-            for c in range(CLASSES):
-                members = [
-                    m for m in range(len(images)) if images.bucket[m] == j and images.label[m] == c
-                ]
-                hidden = row == 2 or (protocol == "streaming" and row > 0 and j < row)
-                if hidden or not members:
-                    assert math.isnan(cells[row, j, c])
-                else:
-                    right = sum(int(run.rows[row].labels[m]) == c for m in members)
-                    assert cells[row, j, c] == right / len(members)
+    for row, j, c in itertools.product(range(4), range(3), range(CLASSES)):
+        members = [m for m in range(len(images)) if (images.bucket[m], images.label[m]) == (j, c)]
+        hidden = row == 2 or (protocol == "streaming" and row > 0 and j < row)
+        if hidden or not members:
+            assert math.isnan(cells[row, j, c])
+        else:
+            right = sum(int(run.rows[row].labels[m]) == c for m in members)
+            assert cells[row, j, c] == right / len(members)
 
 
 def test_macro_accuracy_equals_scikit_learns_macro_recall() -> None:
@@ -140,11 +135,8 @@ def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class
     rows = {row: replace(stored, evaluation_set=images.digest) for row, stored in run.rows.items()}
     run = Predictions(images, rows)
     assert _has_balanced_classes(run)
-    accuracies = [
-        [stored.correct(images)[j] / len(labels[j]) for j in range(2)]
-        for row, stored in rows.items()
-        if row
-    ]
+    correct = [stored.correct(images) for row, stored in rows.items() if row]
+    accuracies = np.array(correct) / [len(labels[j]) for j in range(2)]
     assert np.allclose(macro_matrix(run).values, accuracies, atol=1e-12)
     assert not _has_balanced_classes(predictions(seed, (CLASSES * 3 + 1,) * 2, rows=2))
 
@@ -168,24 +160,20 @@ def test_calibration_equals_loops_and_scikit_learn() -> None:
     predicted = run.rows[2].labels[where]
     gaps = 0.0
     for i in range(15):
-        in_bin = [
-            m for m in range(len(predicted)) if i / 15 < soft[m, predicted[m]] <= (i + 1) / 15
-        ]
+        low, high = i / 15, (i + 1) / 15
+        in_bin = [m for m, label in enumerate(predicted) if low < soft[m, label] <= high]
         if in_bin:
             accuracy = sum(predicted[m] == labels[m] for m in in_bin) / len(in_bin)
             confidence = sum(soft[m, predicted[m]] for m in in_bin) / len(in_bin)
             gaps += len(in_bin) / len(predicted) * abs(accuracy - confidence)
-    brier = sum(
-        sum((soft[m, c] - (labels[m] == c)) ** 2 for c in range(CLASSES))
-        for m in range(len(predicted))
-    )
+    cells = itertools.product(range(len(predicted)), range(CLASSES))
+    brier = sum((soft[m, c] - (labels[m] == c)) ** 2 for m, c in cells)
     values = summarize(run)
     assert values["calibration/expected_calibration_error"] == pytest.approx(gaps)
     assert values["calibration/brier_score"] == pytest.approx(brier / len(predicted))
     exact = soft / soft.sum(axis=1, keepdims=True)
-    assert values["calibration/negative_log_likelihood"] == pytest.approx(
-        log_loss(labels, exact, labels=range(CLASSES)), abs=1e-3
-    )
+    likelihood = log_loss(labels, exact, labels=range(CLASSES))
+    assert values["calibration/negative_log_likelihood"] == pytest.approx(likelihood, abs=1e-3)
 
 
 def test_a_probability_stored_as_zero_is_not_infinitely_wrong() -> None:
@@ -216,12 +204,10 @@ def test_a_missing_run_is_reported() -> None:
     assert summarize(full_run).keys() == MACRO
     reasons = explain(full_run)
     assert reasons.keys() == CALIBRATION | CHANGES
-    assert {reasons[name] for name in CALIBRATION} == {
-        "needs stored probabilities: predictions=probs"
-    }
-    assert {reasons[name] for name in CHANGES} == {
-        "needs classes that some buckets have and others lack"
-    }
+    reason = "needs stored probabilities: predictions=probs"
+    assert {reasons[name] for name in CALIBRATION} == {reason}
+    reason = "needs classes that some buckets have and others lack"
+    assert {reasons[name] for name in CHANGES} == {reason}
     streaming = predictions(probs=True, protocol="streaming")
     assert summarize(streaming).keys() == {"macro_accuracy/next_domain"}
     assert explain(streaming)["calibration/brier_score"].startswith("under the streaming")
@@ -250,11 +236,8 @@ def test_a_series_equals_truncated_runs() -> None:
 
 def test_predictions_must_match_the_rows() -> None:
     run = predictions(5)
-    cells = [
-        np.array(stored.correct(run.images)) / run.images.num_instances
-        for stored in run.rows.values()
-    ]
     counts = run.images.num_instances
+    cells = [np.array(stored.correct(run.images)) / counts for stored in run.rows.values()]
     matrix = AccuracyMatrix(cells[1:], cells[0], counts)
     run.check(matrix)
     run.check(AccuracyMatrix(np.round(cells[1:], 4), np.round(cells[0], 4)))
@@ -320,13 +303,12 @@ def test_class_changes_equal_loops_and_scikit_learn(seed: int) -> None:
 
 
 def test_unmeasured_class_changes_have_a_reason() -> None:
-    assert explain(changing(0, probs=False))["class_changes/unseen_auroc"].startswith(
-        "needs stored"
-    )
-    of_first = explain(changing(0).after(1))
-    assert of_first["class_changes/new"].startswith("needs a bucket after the first")
+    reasons = explain(changing(0, probs=False))
+    assert reasons["class_changes/unseen_auroc"].startswith("needs stored")
+    reasons = explain(changing(0).after(1))
+    assert reasons["class_changes/new"].startswith("needs a bucket after the first")
     assert (
-        of_first["class_changes/vanished"] == "needs a class that the last bucket trained on lacks"
+        reasons["class_changes/vanished"] == "needs a class that the last bucket trained on lacks"
     )
     streaming = explain(changing(0, protocol="streaming"))
     assert {streaming[name][:19] for name in CHANGES} == {"under the streaming"}
