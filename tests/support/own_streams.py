@@ -1,4 +1,4 @@
-"""Writes a small custom stream: a folder for each year, and a table."""
+"""Writes and loads a small custom stream: a folder for each year, and a table."""
 
 from __future__ import annotations
 
@@ -6,14 +6,32 @@ import csv
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from released_layout import write_image
 
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.stream import BucketStream
+
 YEARS = ("2004", "2005", "2006")
 CLASSES = ("bus", "camera")
+
+
+def load_source(
+    dataset: str,
+    root: Path,
+    *,
+    cache: Path | None = None,
+    protocol: str = "iid",
+    split: str = "auto",
+    **arguments: Any,
+) -> BucketStream:
+    """Load a custom stream from a folder, by default with a cache next to it."""
+    cache_dir = cache or root.parent / "cache"
+    options = {"arguments": arguments, "protocol": protocol, "split": split}
+    return load_stream(dataset, str(root), cache_dir=cache_dir, **options)
 
 
 class Row(NamedTuple):

@@ -77,11 +77,8 @@ def hub(files):
 
 
 def fetch(release: Release, root: Path, hub: Hub, **options) -> tuple[str, ...]:
-    return download(
-        release,
-        root,
-        **{"endpoint": hub.url, "retry_limits": HURRIED, "revision": "main", **options},
-    )
+    options = {"endpoint": hub.url, "retry_limits": HURRIED, "revision": "main", **options}
+    return download(release, root, **options)
 
 
 def same_as(tree: Path, root: Path) -> bool:
@@ -98,9 +95,8 @@ def test_the_released_archives_are_the_ones_that_the_authors_published():
         "clear100-train-image-only.zip": "ea85cdba9efcb3abf77eaab5554052c8",
         "clear100-test.zip": "e160815fb5fd4bc71dacd339ff41e6a9",
     }
-    assert {release.repository for release in RELEASES.values()} == {
-        "elvishelvis6/CLEAR-Continual_Learning_Benchmark"
-    }
+    (repository,) = {release.repository for release in RELEASES.values()}
+    assert repository == "elvishelvis6/CLEAR-Continual_Learning_Benchmark"
 
 
 def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
@@ -163,10 +159,8 @@ def test_a_permanent_error_is_one_line_with_a_remedy(release, hub, tmp_path, moo
         fetch(release, tmp_path, hub)
     line = str(error.value)
     assert "\n" not in line
-    assert (
-        f"clear-mlflow data download small DIR' on another machine and copy DIR to {tmp_path}"
-        in line
-    )
+    command = "clear-mlflow data download small DIR"
+    assert f"{command}' on another machine and copy DIR to {tmp_path}" in line
     assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
 
 
@@ -212,11 +206,10 @@ def test_a_crash_while_unpacking_leaves_no_partial_split(release, hub, tree, tmp
 
 def test_an_existing_folder_is_left_unchanged(release, hub, tree, tmp_path):
     shutil.copytree(tree / "test", tmp_path / "test")
-    check_error(DataError, "was not unpacked from", fetch, release, tmp_path, hub)
-    (tmp_path / "test" / MARKER).write_text(json.dumps({"md5": "0" * 32}))
-    check_error(DataError, "was not unpacked from", fetch, release, tmp_path, hub)
-    (tmp_path / "test" / MARKER).write_text("[" * 100_000)
-    check_error(DataError, "was not unpacked from", fetch, release, tmp_path, hub)
+    for marker in (None, json.dumps({"md5": "0" * 32}), "[" * 100_000):
+        if marker:
+            (tmp_path / "test" / MARKER).write_text(marker)
+        check_error(DataError, "was not unpacked from", fetch, release, tmp_path, hub)
     assert hub.requests == []
 
 
@@ -225,9 +218,8 @@ def test_two_at_once_download_once(release, hub, tree, tmp_path):
     (tmp_path / WORK_FOLDER).mkdir()
     with (tmp_path / WORK_FOLDER / "lock").open("wb") as lock, ThreadPoolExecutor() as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        second = pool.submit(
-            fetch, release, tmp_path, hub, on_progress=lambda stage, *_: reported.append(stage)
-        )
+        options = {"on_progress": lambda stage, *_: reported.append(stage)}
+        second = pool.submit(fetch, release, tmp_path, hub, **options)
         while not reported:
             time.sleep(0.01)
         assert reported == [f"another process is downloading to {tmp_path}: waiting"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from one_line_errors import check_error
 from released_layout import write_released
 
 from clear_mlflow.core.errors import DataError
@@ -33,9 +34,8 @@ def read(root: Path, cache: Path) -> BucketStream:
 
 
 def sound(stream: BucketStream, cache: Path, damaged: str, **options) -> tuple[BucketStream, int]:
-    return drop_undecodable(
-        stream, cache=DecodedCache(cache), resize=Resize(10), damaged=damaged, **options
-    )
+    options |= {"cache": DecodedCache(cache), "resize": Resize(10), "damaged": damaged}
+    return drop_undecodable(stream, **options)
 
 
 def break_images(stream: BucketStream) -> list[Path]:
@@ -50,9 +50,8 @@ def break_images(stream: BucketStream) -> list[Path]:
 @pytest.mark.parametrize("damaged", ["stop", "leave_out"])
 def test_an_undamaged_stream_is_unchanged(root, cache, damaged):
     stream, reported = read(root, cache), []
-    checked, left_out = sound(
-        stream, cache, damaged, on_image=lambda *counts: reported.append(counts)
-    )
+    options = {"on_image": lambda *counts: reported.append(counts)}
+    checked, left_out = sound(stream, cache, damaged, **options)
     assert checked is stream
     assert left_out == 0
     total = sum(len(b.train) + len(b.test) for b in stream.buckets)
@@ -64,14 +63,9 @@ def test_an_undamaged_stream_is_unchanged(root, cache, damaged):
 def test_damaged_images_stop_the_run_unless_they_may_be_left_out(root, cache):
     broken = break_images(read(root, cache))
     stream = read(root, cache)
-    messages = []
-    for _ in range(2):
-        with pytest.raises(DataError) as caught:
-            sound(stream, cache, "stop")
-        messages.append(str(caught.value))
+    start = f"3 images cannot be decoded; the first: {broken[0]} "
+    messages = [check_error(DataError, start, sound, stream, cache, "stop") for _ in range(2)]
     assert messages[0] == messages[1]
-    assert len(messages[0].splitlines()) == 1
-    assert messages[0].startswith(f"3 images cannot be decoded; the first: {broken[0]} ")
     assert "damaged=leave_out" in messages[0]
 
 
@@ -117,15 +111,13 @@ def test_a_set_for_training_and_tests_stays_one_set(root, cache):
     break_images(read(root, cache))
     streaming = load_stream("clear10", str(root), cache_dir=cache, protocol="streaming")
     reported = []
-    checked, left_out = sound(
-        streaming, cache, "leave_out", on_image=lambda *counts: reported.append(counts)
-    )
+    options = {"on_image": lambda *counts: reported.append(counts)}
+    checked, left_out = sound(streaming, cache, "leave_out", **options)
     assert left_out == 2
     assert (27, 27) in reported
     assert reported[-1] == (25, 25)
-    assert [done for done, total in reported if total == 27] == sorted(
-        done for done, total in reported if total == 27
-    )
+    numbers = [done for done, total in reported if total == 27]
+    assert numbers == sorted(numbers)
     assert all(bucket.test is bucket.train for bucket in checked.buckets)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from one_line_errors import check_error
 from released_layout import read_any, read_json, write_image, write_json, write_released
 
 from clear_mlflow.core.errors import DataError
@@ -30,11 +31,7 @@ def root(intact_tree: Path, tmp_path: Path) -> Path:
 
 def refusal(root: Path) -> str:
     """Return the one-line error of a dataset."""
-    with pytest.raises(DataError) as caught:
-        load_stream("clear10", str(root), cache_dir=root / "unused")
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1
-    return message
+    return check_error(DataError, "", load_stream, "clear10", str(root), cache_dir=root / "unused")
 
 
 def literal(root: Path, train_folder: str = "train") -> dict[str, dict[str, list[tuple[str, str]]]]:
@@ -72,13 +69,8 @@ def as_literal(stream: BucketStream) -> dict[str, dict[str, list[tuple[str, str]
     [("train", True, "jpg"), ("train_image_only", False, "png")],
 )
 def test_reads_what_the_metadata_lists(tmp_path, train_folder, final_newline, extension):
-    root = write_released(
-        tmp_path,
-        train_folder=train_folder,
-        final_newline=final_newline,
-        extension=extension,
-        buckets=("1", "2"),
-    )
+    options = {"final_newline": final_newline, "extension": extension, "buckets": ("1", "2")}
+    root = write_released(tmp_path, train_folder=train_folder, **options)
     stream = read_any(root, name="clear10")
     assert as_literal(stream) == literal(root, train_folder)
     assert stream.class_names == ("bus", "camera", "sweater")
@@ -90,14 +82,8 @@ def test_reads_what_the_metadata_lists(tmp_path, train_folder, final_newline, ex
 
 def test_buckets_are_matched_by_key_and_ordered_as_numbers(tmp_path):
     """An extra test bucket 0 shifts nothing, and 10 comes after 9."""
-    root = write_released(
-        tmp_path,
-        buckets=("10", "2", "9", "1"),
-        test_buckets=("0", "1", "10", "2", "9"),
-        classes=("bus",),
-        train=1,
-        test=1,
-    )
+    buckets = {"buckets": ("10", "2", "9", "1"), "test_buckets": ("0", "1", "10", "2", "9")}
+    root = write_released(tmp_path, **buckets, classes=("bus",), train=1, test=1)
     stream = read_any(root, name="clear10")
     assert [bucket.key for bucket in stream.buckets] == ["1", "2", "9", "10"]
     for bucket in stream.buckets:
@@ -203,11 +189,7 @@ def _path(path: object) -> Callable[[Path], None]:
         (_prefix(BUS, '"rating": {"LIKES": NaN}'), BUS, "contains NaN, which is not a JSON number"),
         (_edit(METADATA, lambda m: m["2"].pop("camera")), "", "no images of class 'camera'"),
         (_edit(METADATA, lambda m: m["2"].update(zebra=m["2"]["bus"])), "", "under class 'zebra'"),
-        (
-            _edit(METADATA, lambda m: m["1"].update(camera=m["1"]["bus"])),
-            FOLDER,
-            "under class 'camera'",
-        ),
+        (_edit(METADATA, lambda m: m["1"].update(camera=m["1"]["bus"])), FOLDER, "class 'camera'"),
         (_edit(METADATA, lambda m: m.update(today=m.pop("1"))), FOLDER, "under bucket today"),
         (_edit(TESTS, lambda m: m.pop("3")), TESTS, "contains no bucket '3'"),
         (_path(5), BUS, "names the path 5"),
@@ -260,30 +242,23 @@ def test_an_unknown_layout_is_an_error_with_the_expected_ones(tmp_path):
     assert "Not a directory" in refusal(tmp_path / "clear10.zip")
     (tmp_path / "other/images").mkdir(parents=True)
     message = refusal(tmp_path / "other")
-    assert "class_names.txt" in message
-    assert "training_folder" in message
-    assert "<bucket>/<class>/<id>.jpg" in message
-    assert "found 'images'" in message
-    assert str(tmp_path / "other") in message
+    layouts = ("class_names.txt", "training_folder", "<bucket>/<class>/<id>.jpg")
+    for part in (*layouts, "found 'images'", str(tmp_path / "other")):
+        assert part in message
 
 
 def test_a_few_shared_images_are_a_warning(root):
-    first, second = "train/labeled_images/1/bus", "train/labeled_images/2/bus"
-    shutil.copy(root / first / "235821044.jpg", root / second / "235821044.jpg")
-    shutil.copy(root / first / "235821045.jpg", root / "test/labeled_images/3/bus/235821044.jpg")
-    shutil.copy(
-        root / first / "235821046.jpg", root / "train/labeled_images/1/camera/235821044.jpg"
-    )
-    warnings = read_any(root, name="x").warnings
-    assert warnings == (
-        f"1 image is in both a training and a test set, for example "
-        f"{root / first / '235821045.jpg'} and {root / 'test/labeled_images/3/bus/235821044.jpg'}",
-        f"1 image is in more than one bucket of one split, for example "
-        f"{root / first / '235821044.jpg'} and {root / second / '235821044.jpg'}",
-        f"1 image is under more than one class, for example "
-        f"{root / first / '235821046.jpg'} and "
-        f"{root / 'train/labeled_images/1/camera/235821044.jpg'}",
-    )
+    folder, name = "labeled_images", "235821044.jpg"
+    expected = []
+    for number, copy, problem in (
+        (5, f"test/{folder}/3/bus/{name}", "in both a training and a test set"),
+        (4, f"train/{folder}/2/bus/{name}", "in more than one bucket of one split"),
+        (6, f"train/{folder}/1/camera/{name}", "under more than one class"),
+    ):
+        original = root / f"train/{folder}/1/bus/23582104{number}.jpg"
+        shutil.copy(original, root / copy)
+        expected += [f"1 image is {problem}, for example {original} and {root / copy}"]
+    assert read_any(root, name="x").warnings == tuple(expected)
 
 
 def test_more_than_half_shared_images_are_an_error(root):

@@ -90,10 +90,8 @@ def test_the_class_order_is_given_or_random():
     stream = made()
     named_order = apply_scenario(stream, "class", {"order": "g:f:e:d:c:b:a", "times": "all"})
     assert named_order.list_classes("train")[0] == ["f", "g"]
-    drawn_order, again, other = (
-        apply_scenario(stream, "class", {"order": f"seed:{seed}", "times": "all"})
-        for seed in (1, 1, 2)
-    )
+    orders = [{"order": f"seed:{seed}", "times": "all"} for seed in (1, 1, 2)]
+    drawn_order, again, other = (apply_scenario(stream, "class", order) for order in orders)
     assert sides(drawn_order) == sides(again) != sides(other)
 
 

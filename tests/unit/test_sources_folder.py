@@ -5,32 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from one_line_errors import check_error
-from own_streams import CLASSES, YEARS, write_years
+from own_streams import CLASSES, YEARS, load_source, write_years
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.predictions import EvaluationSet
-from clear_mlflow.data import load_stream
 from clear_mlflow.data.sources import DATASETS, SOURCES
 from clear_mlflow.data.stream import build_evaluation_set
 from clear_mlflow.learning.arguments import complete_dataset_arguments
 from clear_mlflow.learning.parameters.config import TrainConfig
 
-
-def load(root, *, protocol="iid", split="auto", **arguments):
-    return load_stream(
-        "folder",
-        str(root),
-        cache_dir=root.parent / "cache",
-        arguments=arguments,
-        protocol=protocol,
-        split=split,
-    )
+load = partial(load_source, "folder")
 
 
 @pytest.fixture(scope="module")
@@ -165,31 +156,25 @@ def test_an_invalid_folder_is_a_one_line_error(root, change, message):
     if not message:
         load(root)
         return
-    with pytest.raises(DataError) as error:
-        load(root)
-    assert message in str(error.value)
-    assert str(root) in str(error.value)
-    assert "\n" not in str(error.value)
+    assert str(root) in check_error(DataError, message, load, root)
 
 
 def test_arguments_are_checked_and_the_name_is_the_folders():
-    arguments_read = complete_dataset_arguments(
-        "folder", "/data/yearbook", {"licence": "CC BY 4.0"}
-    )
-    assert arguments_read == {"name": "yearbook", "licence": "CC BY 4.0", "order": "none"}
-    assert (
-        complete_dataset_arguments("folder", "/data/yearbook", {"name": "faces"})["name"] == "faces"
-    )
-    assert complete_dataset_arguments("digits", "auto", {}) == {}
-    with pytest.raises(ConfigError, match="expected name, licence, order"):
-        complete_dataset_arguments("folder", "/data", {"buckets": "year"})
-    with pytest.raises(ConfigError, match="dataset digits; expected none"):
-        complete_dataset_arguments("digits", "auto", {"name": "mine"})
-    with pytest.raises(ConfigError, match="printable"):
-        complete_dataset_arguments("folder", "/data", {"name": "a\tb"})
-    with pytest.raises(ConfigError, match=r"name='a,b'.*without commas"):
-        complete_dataset_arguments("folder", "/data/a,b", {})
-    assert complete_dataset_arguments("folder", "/data/a,b", {"name": "ab"})["name"] == "ab"
+    for dataset, folder, arguments, expected in (
+        ("folder", "/data/yearbook", {"licence": "CC BY 4.0"}, ("yearbook", "CC BY 4.0", "none")),
+        ("folder", "/data/yearbook", {"name": "faces"}, ("faces", "none", "none")),
+        ("folder", "/data/a,b", {"name": "ab"}, ("ab", "none", "none")),
+        ("digits", "auto", {}, ()),
+    ):
+        read_arguments = complete_dataset_arguments(dataset, folder, arguments)
+        assert read_arguments == dict(zip(("name", "licence", "order"), expected, strict=False))
+    for dataset, folder, arguments, message in (
+        ("folder", "/data", {"buckets": "year"}, "expected name, licence, order"),
+        ("digits", "auto", {"name": "mine"}, "dataset digits; expected none"),
+        ("folder", "/data", {"name": "a\tb"}, "printable"),
+        ("folder", "/data/a,b", {}, "without commas"),
+    ):
+        check_error(ConfigError, message, complete_dataset_arguments, dataset, folder, arguments)
 
 
 def test_a_stream_has_the_recipe_of_photographs_and_a_name():
@@ -220,11 +205,8 @@ def test_data_check_checks_a_folder(root):
     done = check(root, "--dataset", "folder", "--json")
     report = json.loads(done.stdout)
     assert done.exit_code == 1
-    assert [problem["kind"] for problem in report["problems"]] == [
-        "unreadable",
-        "empty-class",
-        "duplicate",
-    ]
+    kinds = [problem["kind"] for problem in report["problems"]]
+    assert kinds == ["unreadable", "empty-class", "duplicate"]
     assert report["problems"][0]["path"].endswith("2004-bus-train-0.png")
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 
 import pytest
 from one_line_errors import check_error
-from own_streams import CLASSES, YEARS, write_years
+from own_streams import CLASSES, YEARS, load_source, write_years
 from released_layout import write_image
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.data import Entry, build_index, load_stream
+from clear_mlflow.data import Entry, build_index
 from clear_mlflow.data.sources import needs_folder, stream_name
 from clear_mlflow.learning.arguments import complete_dataset_arguments
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -66,13 +67,11 @@ def root(tmp_path, monkeypatch):
 
 
 def load(root, function, **arguments):
-    return load_stream(
-        f"own_photos:{function}", str(root), cache_dir=root.parent / "cache", arguments=arguments
-    )
+    return load_source(f"own_photos:{function}", root, **arguments)
 
 
 def test_a_function_returns_the_stream_of_the_folder(root):
-    folder = load_stream("folder", str(root), cache_dir=root.parent / "cache")
+    folder = load_source("folder", root)
     stream = load(root, "years")
     assert (stream.digest, stream.class_names) == (folder.digest, folder.class_names)
     assert stream.name == "years"
@@ -123,17 +122,10 @@ def test_the_function_of_the_docs_runs(tmp_path, project, monkeypatch):
     (code,) = re.findall(r"^```python\n(# photos.py.*?)^```$", page, re.S | re.M)
     (tmp_path / "photos.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    for year in YEARS:
-        for name in CLASSES:
-            for i in range(4):
-                seed = f"{year}-{name}-{i}"
-                write_image(tmp_path / "all" / f"{seed}.png", size=(8, 8), seed=seed)
-    stream = load_stream(
-        "photos:by_year",
-        str(tmp_path / "all"),
-        cache_dir=tmp_path / "cache",
-        arguments={"first": 2005},
-    )
+    for year, name, i in itertools.product(YEARS, CLASSES, range(4)):
+        seed = f"{year}-{name}-{i}"
+        write_image(tmp_path / "all" / f"{seed}.png", size=(8, 8), seed=seed)
+    stream = load_source("photos:by_year", tmp_path / "all", first=2005)
     sys.modules.pop("photos")
     assert [bucket.key for bucket in stream.buckets] == ["2005", "2006"]
     assert stream.class_names == CLASSES

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
 from one_line_errors import check_error
-from own_streams import CLASSES, write_years
+from own_streams import CLASSES, load_source, write_years
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
@@ -26,15 +27,7 @@ FEATURES = datasets.Features(
 )
 
 
-def load(root, *, protocol="iid", split="auto", cache=None, **arguments):
-    return load_stream(
-        "huggingface",
-        "auto" if root is None else str(root),
-        cache_dir=cache or root.parent / "cache",
-        arguments=arguments,
-        protocol=protocol,
-        split=split,
-    )
+load = partial(load_source, "huggingface")
 
 
 def as_dataset(root, rows, features=FEATURES, **columns):
@@ -108,12 +101,8 @@ def test_a_split_column_and_copies_of_one_image(tmp_path):
     dataset.add_column("part", parts).save_to_disk(str(tmp_path / "parted"))
     stream = load(tmp_path / "parted", split="auto")
     assert stream.split == "0"  # a column that is not called split is not one until it is named
-    stream = load_stream(
-        "huggingface",
-        str(tmp_path / "parted"),
-        cache_dir=tmp_path / "cache",
-        arguments={"split": "part"},
-    )
+    options = {"cache_dir": tmp_path / "cache", "arguments": {"split": "part"}}
+    stream = load_stream("huggingface", str(tmp_path / "parted"), **options)
     assert [(len(b.train), len(b.test)) for b in stream.buckets] == [(5, 4), (4, 4), (4, 4)]
 
 
@@ -133,9 +122,8 @@ def test_names_of_images_may_be_longer_than_file_names(tmp_path):
 def test_other_splits_are_left_out_with_a_warning(tmp_path):
     rows = write_years(tmp_path / "photos", train=4)
     full_dataset = as_dataset(tmp_path / "photos", rows)
-    datasets.DatasetDict({"train": full_dataset, "validation": full_dataset}).save_to_disk(
-        str(tmp_path / "a")
-    )
+    splits = {"train": full_dataset, "validation": full_dataset}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "a"))
     assert "left out: split 'validation', 24 images" in load(tmp_path / "a").warnings
     datasets.DatasetDict({"all": full_dataset}).save_to_disk(str(tmp_path / "b"))
     check_error(DataError, "has the splits 'all'; expected train", load, tmp_path / "b")
@@ -143,9 +131,8 @@ def test_other_splits_are_left_out_with_a_warning(tmp_path):
 
 def test_labels_without_classes_are_a_one_line_error(tmp_path):
     rows = write_years(tmp_path / "photos", train=1)
-    as_dataset(tmp_path / "photos", rows, label=[-1] * len(rows)).save_to_disk(
-        str(tmp_path / "odd")
-    )
+    unlabelled = as_dataset(tmp_path / "photos", rows, label=[-1] * len(rows))
+    unlabelled.save_to_disk(str(tmp_path / "odd"))
     check_error(DataError, "row 0 has no label", load, tmp_path / "odd")
 
 
@@ -167,9 +154,7 @@ def test_an_invalid_saved_dataset_is_a_one_line_error(saved, tmp_path):
     (arrow,) = (tmp_path / "damaged").glob("*.arrow")
     content = arrow.read_bytes()
     arrow.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError) as error:
-        load(tmp_path / "damaged")
-    assert "\n" not in str(error.value)
+    check_error(DataError, "", load, tmp_path / "damaged")
     state = tmp_path / "damaged" / "state.json"
     state_content = json.loads(state.read_text())
     state_content["_data_files"] = [{"filename": "../photos/x.arrow"}]
@@ -180,9 +165,9 @@ def test_an_invalid_saved_dataset_is_a_one_line_error(saved, tmp_path):
 def test_an_unreachable_hub_is_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match="nobody/nothing cannot be loaded") as error:
-        load(None, hub="nobody/nothing", cache=tmp_path)
+        load("auto", hub="nobody/nothing", cache=tmp_path)
     assert "\n" not in str(error.value)
-    for root, hub in ((None, "none"), (tmp_path, "nobody/nothing")):
+    for root, hub in (("auto", "none"), (tmp_path, "nobody/nothing")):
         check_error(ConfigError, "expected one of them", load, root, hub=hub, cache=tmp_path)
     with pytest.raises(ConfigError, match="expected a name: user/name"):
         complete_dataset_arguments("huggingface", "auto", {"hub": "https://host/x"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from datetime import date, datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,36 +13,29 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from own_streams import YEARS, Row, write_csv, write_parquet, write_years
+from one_line_errors import check_error
+from own_streams import YEARS, Row, load_source, write_csv, write_parquet, write_years
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.untrusted import MAX_TABLE_ROWS
 from clear_mlflow.data import load_stream, read_stream_index
 from clear_mlflow.learning.arguments import complete_dataset_arguments
 
+load = partial(load_source, "table")
 
-def load(root, *, protocol="iid", split="auto", **arguments):
-    return load_stream(
-        "table",
-        str(root),
-        cache_dir=root.parent / "cache",
-        arguments=arguments,
-        protocol=protocol,
-        split=split,
-    )
+
+def read_index(root, **arguments):
+    return read_stream_index("table", str(root), cache_dir=root, arguments=arguments)
 
 
 def list_images(root, **arguments):
     """Return bucket to names of training images, without reading an image."""
-    index = read_stream_index("table", str(root), cache_dir=root, arguments=arguments)
+    index = read_index(root, **arguments)
     return {key: [path.stem for path in images.paths] for key, images in index.images.items()}
 
 
 def refusal(root, **arguments) -> str:
-    with pytest.raises(DataError) as error:
-        read_stream_index("table", str(root), cache_dir=root, arguments=arguments)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return check_error(DataError, "", read_index, root, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +52,9 @@ def years(tmp_path_factory) -> tuple[Path, list[Row]]:
 def root(tmp_path) -> Path:
     (tmp_path / "photos" / "images").mkdir(parents=True)
     return tmp_path / "photos"
+
+
+TIMED = "path,label,time"
 
 
 def write(root, *lines, header="path,label,time,bucket,split"):
@@ -96,32 +93,20 @@ def test_times_become_quarters_and_months(root):
         "images/b.png,y,2004-07-01T01:00:00+02:00",
         "images/c.png,x,2004-12",
         "images/d.png,y,2004-03-31 23:30",
-        header="path,label,time",
+        header=TIMED,
     )
-    assert list_images(root, buckets="quarter") == {
-        "2004-Q1": ["d"],
-        "2004-Q2": ["a", "b"],
-        "2004-Q4": ["c"],
-    }
-    assert list_images(root, buckets="month") == {
-        "2004-03": ["d"],
-        "2004-04": ["a"],
-        "2004-06": ["b"],
-        "2004-12": ["c"],
-    }
+    images = list_images(root, buckets="quarter")
+    assert images == {"2004-Q1": ["d"], "2004-Q2": ["a", "b"], "2004-Q4": ["c"]}
+    images = list_images(root, buckets="month")
+    assert images == {"2004-03": ["d"], "2004-04": ["a"], "2004-06": ["b"], "2004-12": ["c"]}
 
 
 def test_buckets_of_equal_counts_keep_one_time_together(root):
     start = datetime(2004, 1, 1)
     when = random.Random(1).sample(range(200), 23)
-    write(
-        root,
-        *(
-            f"images/{i:02d}.png,{'xy'[i % 2]},{(start + timedelta(days=d)).date()}"
-            for i, d in enumerate(when)
-        ),
-        header="path,label,time",
-    )
+    dates = [(start + timedelta(days=days)).date() for days in when]
+    lines = [f"images/{i:02d}.png,{'xy'[i % 2]},{date}" for i, date in enumerate(dates)]
+    write(root, *lines, header=TIMED)
     in_time = [f"{i:02d}" for _, i in sorted((d, i) for i, d in enumerate(when))]
     stream_buckets = list_images(root, buckets="equal:4")
     assert list(stream_buckets) == ["1", "2", "3", "4"]
@@ -129,11 +114,8 @@ def test_buckets_of_equal_counts_keep_one_time_together(root):
     ends = [0, 6, 12, 18, 23]
     for names, a, b in zip(stream_buckets.values(), ends, ends[1:], strict=False):
         assert sorted(names) == sorted(in_time[a:b])
-    write(
-        root,
-        *(f"images/{i}.png,{'xy'[i % 2]},{2004 + (i > 5)}" for i in range(8)),
-        header="path,label,time",
-    )
+    lines = [f"images/{i}.png,{'xy'[i % 2]},{2004 + (i > 5)}" for i in range(8)]
+    write(root, *lines, header=TIMED)
     assert [len(names) for names in list_images(root, buckets="equal:2").values()] == [6, 2]
     assert "has images for 2 buckets" in refusal(root, buckets="equal:3")
 
@@ -150,7 +132,7 @@ def test_the_middle_image_of_a_time_decides_its_bucket(root, counts, number):
         middle = years.index(year) + years.count(year) // 2
         expected.setdefault(middle * number // len(years), set()).add(year)
     lines = [f"images/{i}.png,{'xy'[i % 2]},{year}" for i, year in enumerate(years)]
-    write(root, *lines, header="path,label,time")
+    write(root, *lines, header=TIMED)
     if len(expected) < number:
         assert f"has images for {len(expected)} buckets" in refusal(root, buckets=f"equal:{number}")
         return
@@ -163,17 +145,15 @@ def test_buckets_have_dates(years, root):
     assert load(years[0], table="photos.csv").times == tuple(f"{year}-01-01" for year in YEARS)
     days = ["2004-01-03", "2004-02-01", "2004-02-07", "2005-07-01", "2006-01-01", "2006-03-01"]
     lines = [f"images/{i}.png,{'xy'[i % 2]},{day}" for i, day in enumerate(days)]
-    write(root, *lines, header="path,label,time")
+    write(root, *lines, header=TIMED)
     for buckets, times in (
         ("quarter", {"2004-Q1": "2004-01-01", "2005-Q3": "2005-07-01", "2006-Q1": "2006-01-01"}),
         ("equal:2", {"1": "2004-02-01", "2": "2006-01-01"}),
     ):
-        index = read_stream_index(
-            "table", str(root), cache_dir=root, arguments={"buckets": buckets}
-        )
+        index = read_index(root, buckets=buckets)
         assert dict(index.times) == times
     write(root, f"{A},x,1", f"{B},y,2", header="path,label,bucket")
-    assert read_stream_index("table", str(root), cache_dir=root).times == {}
+    assert read_index(root).times == {}
 
 
 @pytest.mark.parametrize("buckets", ["week", "equal", "equal:0", "equal:x", "equal:9999", "year:1"])
@@ -183,17 +163,13 @@ def test_invalid_buckets_are_a_one_line_error(buckets):
 
 
 def test_columns_of_other_names(root):
-    write(
-        root,
-        "images/a.png,3,2004,whatever,",
-        "images/b.png,10,2005,,",
-        header="file,class,year,note,split",
-    )
+    header = "file,class,year,note"
+    write(root, f"{A},3,2004,x,", f"{B},10,2005,,", header=f"{header},split")
     arguments = {"path": "file", "label": "class", "bucket": "year"}
     assert "has '' as 'split'; expected train or test" in refusal(root, **arguments)
-    write(root, "images/a.png,3,2004,x", "images/b.png,10,2005,", header="file,class,year,note")
+    write(root, f"{A},3,2004,x", f"{B},10,2005,", header=header)
     assert list_images(root, **arguments) == {"2004": ["a"], "2005": ["b"]}
-    index = read_stream_index("table", str(root), cache_dir=root, arguments=arguments)
+    index = read_index(root, **arguments)
     assert index.class_names == ("3", "10")  # as numbers, for all are
 
 
@@ -201,7 +177,7 @@ def test_texts_are_kept_unchanged(root):
     names = ["NA", "None", "007", "nan", "null"]
     lines = [f"images/{i}.png,{name},2004,1,train" for i, name in enumerate(names)]
     write(root, *lines)
-    index = read_stream_index("table", str(root), cache_dir=root)
+    index = read_index(root)
     assert index.class_names == tuple(sorted(names))
 
 
@@ -247,12 +223,12 @@ def test_invalid_values_of_a_table_are_one_line_errors(root, lines, reason):
     "time", ["", "yesterday", "2004-13", "2004-02-30", "31.12.2004", "1072915200"]
 )
 def test_an_invalid_time_is_a_one_line_error(root, time):
-    write(root, f"{A},x,2004", f"{B},y,{time}", header="path,label,time")
+    write(root, f"{A},x,2004", f"{B},y,{time}", header=TIMED)
     assert f"row 3 has time {time!r}; expected a year, a date" in refusal(root, buckets="year")
 
 
 def test_a_too_coarse_time_is_a_one_line_error(root):
-    write(root, f"{A},x,2004-05", f"{B},y,2004", header="path,label,time")
+    write(root, f"{A},x,2004-05", f"{B},y,2004", header=TIMED)
     assert "row 3 has time '2004', which lacks the month" in refusal(root, buckets="month")
 
 
@@ -327,9 +303,7 @@ def test_all_time_types_of_parquet_are_read(root, times):
 def test_the_unpacked_size_of_a_parquet_file_is_limited(root):
     number = MAX_TABLE_ROWS + 1
     column = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0), number), pa.array(["x"]))
-    pq.write_table(
-        pa.table({"path": column, "label": column, "bucket": column}), root / "t.parquet"
-    )
+    parquet(root, path=column, label=column, bucket=column)
     assert (root / "t.parquet").stat().st_size < 100_000
     assert f"has {number} rows" in refusal(root)
 
