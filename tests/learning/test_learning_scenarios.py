@@ -20,6 +20,7 @@ from plain_avalanche import (
     LwfInEvaluation,
     LwfOfAllClasses,
     PerImageEwc,
+    differentiate_true_labels_only,
     train_by_avalanche,
 )
 from strategy_runs import flatten_weights, learn_buckets, on_features
@@ -36,7 +37,6 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import FeatureStream
 from clear_mlflow.learning.session import check, prepare
-from clear_mlflow.learning.strategies.ewc import Ewc
 
 CPU = torch.device("cpu")
 ORDER = (3, 1, 4, 0, 5, 9, 2, 6, 8, 7)
@@ -90,44 +90,34 @@ def apart(first, other):
     return [(a - b).abs().max().item() for (a, _), (b, _) in zip(first, other, strict=True)]
 
 
+def assert_same(first, other):
+    assert max(apart(first, other)) < TOLERANCE
+    assert [row for _, row in first] == [row for _, row in other]
+
+
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
-    ("strategy", "changes", "plugin"),
+    ("strategy", "arguments", "plugin"),
     [
-        ("naive", {}, lambda: None),
-        (
-            "replay",
-            {"strategy_args": "batches=balanced"},
-            lambda: plugins.ReplayPlugin(mem_size=2000),
-        ),
-        ("ewc", {"strategy_args": "strength=2,images=0"}, lambda: PerImageEwc(ewc_lambda=1.0)),
-        (
-            "lwf",
-            {"strategy_args": "strength=1,temperature=2"},
-            lambda: LwfOfAllClasses(alpha=1, temperature=2),
-        ),
+        ("naive", "none", lambda: None),
+        ("replay", "batches=balanced", lambda: plugins.ReplayPlugin(mem_size=2000)),
+        ("ewc", "strength=2,images=0", lambda: PerImageEwc(ewc_lambda=1.0)),
+        ("lwf", "strength=1,temperature=2", lambda: LwfOfAllClasses(alpha=1, temperature=2)),
     ],
 )
-def test_weights_and_cells_equal_nc_benchmarks(stream, monkeypatch, strategy, changes, plugin):
-    if strategy == "ewc":  # theirs differentiates the likelihood of an image's true label alone
-        only = lambda _, batch: (batch.labels[:, None], torch.ones(len(batch.labels), 1))  # noqa: E731
-        monkeypatch.setattr(Ewc, "_select_labels", only)
-    cells, expected = measure_own(stream, strategy, **changes), measure_avalanche(stream, plugin())
-    assert max(apart(cells, expected)) < TOLERANCE
-    assert [row for _, row in cells] == [row for _, row in expected]
+def test_weights_and_cells_equal_nc_benchmarks(stream, monkeypatch, strategy, arguments, plugin):
+    differentiate_true_labels_only(monkeypatch)
+    cells = measure_own(stream, strategy, strategy_args=arguments)
+    assert_same(cells, measure_avalanche(stream, plugin()))
     # Of the first classes, next to nothing is left where no image of theirs or weight is held.
     assert (cells[-1][1][0] < cells[0][1][0] / 10) == (strategy in ("naive", "lwf"))
 
 
 def test_derpp_equals_avalanches_if_all_images_are_stored(stream):
     """Then its one batch of the memory equals our two. Its logits are from the end of a bucket."""
-    their_der = partial(DerOfLastStep, mem_size=2000, alpha=0.5, beta=0.5)
-    cells, expected = measure_own(stream, "derpp"), measure_avalanche(stream, strategy=their_der)
-    assert max(apart(cells, expected)) < TOLERANCE
-    assert [row for _, row in cells] == [row for _, row in expected]
-    as_it_is = measure_avalanche(
-        stream, strategy=partial(DerOfAllImages, mem_size=2000, alpha=0.5, beta=0.5)
-    )
+    cells, options = measure_own(stream, "derpp"), {"mem_size": 2000, "alpha": 0.5, "beta": 0.5}
+    assert_same(cells, measure_avalanche(stream, strategy=partial(DerOfLastStep, **options)))
+    as_it_is = measure_avalanche(stream, strategy=partial(DerOfAllImages, **options))
     assert apart(cells, as_it_is)[-1] > 100 * TOLERANCE
 
 
@@ -154,16 +144,9 @@ def test_predictions_of_a_task_are_its_classes(tmp_path, strategy):
     rows = {}
     for scenario in ("class", "task"):
         parameters = {"scenario": scenario, "scenario_args": "times=all", "features": "pixels"}
-        parameters |= {
-            "strategy": strategy,
-            "epochs": "3",
-            "lr_step": "2",
-            "lr": "0.1",
-            "memory": "50",
-        }
-        made = prepare(
-            check(TrainConfig.resolve({**parameters, "device": "cpu"})), TrainingProgress()
-        )
+        parameters |= {"strategy": strategy, "epochs": "3", "lr_step": "2", "lr": "0.1"}
+        parameters |= {"memory": "50", "device": "cpu"}
+        made = prepare(check(TrainConfig.resolve(parameters)), TrainingProgress())
         assert made.metadata.scenario == {
             "name": scenario,
             "classes_per_bucket": 2,

@@ -40,31 +40,23 @@ def raw(stream, bucket_index):
     return stream.buckets[bucket_index].train.vectors[:]
 
 
-def test_the_first_bucket_standardises_all():
-    """Like scikit-learn's StandardScaler fitted on its training vectors."""
-    stream, placed = weather("first")
-    scaler = StandardScaler().fit(raw(stream, 0))
-    for bucket_index in (0, 3):
-        placed.begin_bucket(bucket_index)
-        inputs = placed.train(bucket_index).images.numpy()
-        np.testing.assert_allclose(inputs, scaler.transform(raw(stream, bucket_index)), atol=1e-5)
-    tests = np.concatenate([bucket.test.vectors[:] for bucket in stream.buckets])
-    np.testing.assert_allclose(placed.test().images.numpy(), scaler.transform(tests), atol=1e-5)
+def raw_tests(stream):
+    return np.concatenate([bucket.test.vectors[:] for bucket in stream.buckets])
 
 
-def test_past_buckets_standardise_and_later_ones_do_not():
-    stream, placed = weather("past")
+@pytest.mark.parametrize("standardise", ["first", "past"])
+def test_vectors_are_standardised_by_the_first_or_by_past_buckets(standardise):
+    """Like scikit-learn's StandardScaler fitted on their training vectors, and by no later ones."""
+    stream, placed = weather(standardise)
     for bucket_index in (0, 1, 4):
         placed.begin_bucket(bucket_index)
-        scaler = StandardScaler().fit(
-            np.concatenate([raw(stream, k) for k in range(bucket_index + 1)])
-        )
+        fitted = range(bucket_index + 1 if standardise == "past" else 1)
+        scaler = StandardScaler().fit(np.concatenate([raw(stream, k) for k in fitted]))
         for of in (0, bucket_index):
             expected = scaler.transform(raw(stream, of))
             np.testing.assert_allclose(placed.train(of).images.numpy(), expected, atol=1e-5)
-        tests = np.concatenate([bucket.test.vectors[:] for bucket in stream.buckets])
-        inputs = placed.test().images.numpy()
-        np.testing.assert_allclose(inputs, scaler.transform(tests), atol=1e-5)
+        expected = scaler.transform(raw_tests(stream))
+        np.testing.assert_allclose(placed.test().images.numpy(), expected, atol=1e-5)
 
 
 def test_vectors_are_used_unchanged():
@@ -99,7 +91,7 @@ def test_a_stored_model_accepts_raw_vectors(tmp_path, model, standardise):
     (tmp_path / "model.safetensors").write_bytes(last.model)
     (tmp_path / "row_008.safetensors").write_bytes(last.predictions)
     served = load_served_model(tmp_path / "model.safetensors")
-    vectors = np.concatenate([bucket.test.vectors[:] for bucket in made.stream.buckets])
+    vectors = raw_tests(made.stream)
     expected = RowPredictions.load(tmp_path / "row_008.safetensors").labels
     assert served.predict(vectors)["class"].tolist() == expected.tolist()
     assert served.predict(pd.DataFrame(vectors))["class"].tolist() == expected.tolist()
@@ -108,11 +100,9 @@ def test_a_stored_model_accepts_raw_vectors(tmp_path, model, standardise):
 def test_a_resumed_training_standardises_by_its_past(tmp_path):
     """Rows equal those of an uninterrupted run."""
     parameters = {"dataset_args": "standardise=past", "strategy": "replay", "memory": "40"}
-    states = {}
-    full_run = list(
-        training(**parameters).rows(on_state=lambda made: states.update({made.row: made.file}))
-    )
-    (tmp_path / "state").write_bytes(states[4])
+    states = []
+    full_run = list(training(**parameters).rows(on_state=states.append))
+    (tmp_path / "state").write_bytes(states[4].file)
     resumed = replace(training(**parameters), saved=tmp_path / "state")
     assert [r.row for r in resumed.rows()] == [r.row for r in full_run[4:]]
 

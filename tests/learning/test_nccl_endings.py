@@ -40,21 +40,10 @@ def child_that(tmp_path, monkeypatch):
     return start_child
 
 
-def heard(process):
-    """Return the message that a supervisor requests."""
-    return process.config, list(process.rows())
-
-
 @pytest.mark.parametrize(
     ("ending", "device", "several", "error", "message"),
     [
-        (
-            "os.abort()",
-            "cuda",
-            True,
-            PeerLostError,
-            "NCCL gave up .* read the error of that process",
-        ),
+        ("os.abort()", "cuda", True, PeerLostError, "NCCL gave up .* the error of that process"),
         ("os.abort()", "cuda", False, TrainingDied, "SIG"),
         ("os.abort()", "cpu", True, TrainingDied, "SIG"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "cuda", True, TrainingDied, "SIG"),
@@ -66,5 +55,7 @@ def test_an_abort_on_several_gpus_is_the_loss_of_another_process(
     """One line names where to look. Other exits have an unknown cause."""
     for name, value in OF_TWO.items() if several else ():
         monkeypatch.setenv(name, value)
-    with child_that(ending, device=device) as process, pytest.raises(error, match=message):
-        heard(process)
+    with child_that(ending, device=device) as process:
+        assert process.config.device == device
+        with pytest.raises(error, match=message):
+            list(process.rows())

@@ -13,7 +13,12 @@ from avalanche.benchmarks import tensors_benchmark
 from avalanche.training import plugins
 from avalanche.training.plugins.synaptic_intelligence import SynapticIntelligencePlugin
 from avalanche.training.supervised import Cumulative, Naive
-from plain_avalanche import LwfInEvaluation, PerImageEwc, train_by_avalanche
+from plain_avalanche import (
+    LwfInEvaluation,
+    PerImageEwc,
+    differentiate_true_labels_only,
+    train_by_avalanche,
+)
 from strategy_runs import (
     CLASSES,
     WIDTH,
@@ -23,8 +28,6 @@ from strategy_runs import (
     on_features,
 )
 from torch import nn
-
-from clear_mlflow.learning.strategies.ewc import Ewc
 
 # All buckets of one size: Avalanche weighs what A-GEM remembers by bucket, we by image.
 COUNTS = (24, 24, 24, 24)
@@ -40,23 +43,18 @@ def stream():
 
 
 def network(*, norm=False, bias=True):
-    """Return two layers.
-
-    They are not convex, so that methods do not converge to the same weights.
-    """
+    """Return two layers: not convex, so that methods do not converge to the same weights."""
     torch.manual_seed(5)
     middle = [nn.BatchNorm1d(10)] if norm else []
-    return nn.Sequential(
-        nn.Linear(WIDTH, 10), *middle, nn.Tanh(), nn.Linear(10, CLASSES, bias=bias)
-    )
+    head = nn.Linear(10, CLASSES, bias=bias)
+    return nn.Sequential(nn.Linear(WIDTH, 10), *middle, nn.Tanh(), head)
 
 
 def train_own(stream, model, strategy, lr=0.1, **changes):
     """Return the weights after each bucket, trained by this package."""
     parameters = {"batch_size": "full", "epochs": "6", "lr": str(lr), "lr_step": "100"}
-    parameters |= {"optimizer_state": "keep", "memory": "100", "strategy": strategy}
-    settings = on_features(**{**parameters, **changes})
-    trained = learn_buckets(stream, settings, copy.deepcopy(model))
+    parameters |= {"optimizer_state": "keep", "memory": "100", "strategy": strategy, **changes}
+    trained = learn_buckets(stream, on_features(**parameters), copy.deepcopy(model))
     return [flatten_weights(model) for model in trained]
 
 
@@ -87,40 +85,28 @@ def assert_other(first, second):
     assert apart(first, second)[-1] > 100 * TOLERANCE
 
 
-def test_naive(stream):
+@pytest.mark.parametrize(("name", "strategy"), [("naive", Naive), ("cumulative", Cumulative)])
+def test_strategies_without_arguments(stream, name, strategy):
     model = network()
-    assert_same(train_own(stream, model, "naive"), train_avalanche(stream, model))
-
-
-def test_cumulative(stream):
-    model = network()
-    assert_same(
-        train_own(stream, model, "cumulative"), train_avalanche(stream, model, strategy=Cumulative)
-    )
+    expected = train_avalanche(stream, model, strategy=strategy)
+    assert_same(train_own(stream, model, name), expected)
 
 
 # --- EWC
 
 
-@pytest.fixture
-def of_true_labels(monkeypatch):
-    """Return importances of the true label's likelihood, as Avalanche computes them."""
-    only = lambda _, batch: (batch.labels[:, None], torch.ones(len(batch.labels), 1))  # noqa: E731
-    monkeypatch.setattr(Ewc, "_select_labels", only)
-
-
-@pytest.mark.usefixtures("of_true_labels")
-def test_ewc(stream):
+def test_ewc(stream, monkeypatch):
     """One quadratic per bucket. Their lambda lacks the paper's factor of one half."""
+    differentiate_true_labels_only(monkeypatch)
     model = network()
     cells = train_own(stream, model, "ewc", strategy_args="strength=2,images=0")
     assert_same(cells, train_avalanche(stream, model, lambda _: PerImageEwc(ewc_lambda=1.0)))
     assert_other(cells, train_avalanche(stream, model))
 
 
-@pytest.mark.usefixtures("of_true_labels")
-def test_ewc_online(stream):
+def test_ewc_online(stream, monkeypatch):
     """Only the newest bucket's weights. Their importances decay once less."""
+    differentiate_true_labels_only(monkeypatch)
     model = network()
     arguments = "strength=4,online=yes,gamma=0.5,images=0"
     cells = train_own(stream, model, "ewc", strategy_args=arguments)
@@ -197,13 +183,15 @@ def test_each_deviation_of_avalanches_si_matters(stream, monkeypatch, deviation)
 def test_avalanches_si_has_no_importances_on_a_cpu(stream):
     """It stores the weights before a step without copying them."""
     model = network()
-    cells = train_avalanche(
-        stream, model, lambda _: SynapticIntelligencePlugin(si_lambda=1e6, eps=0.1)
-    )
-    assert_same(cells, train_avalanche(stream, model))
+    plugin = SynapticIntelligencePlugin(si_lambda=1e6, eps=0.1)
+    assert_same(train_avalanche(stream, model, lambda _: plugin), train_avalanche(stream, model))
 
 
 # --- LwF
+
+
+def avalanches_lwf(stream, model, plugin):
+    return train_avalanche(stream, model, lambda _: plugin(alpha=1.5, temperature=2))
 
 
 @pytest.mark.slow
@@ -211,22 +199,15 @@ def test_lwf(stream):
     """Softened predictions of the old model, of all classes, not multiplied by T squared."""
     model = network(norm=True)
     cells = train_own(stream, model, "lwf", strategy_args="strength=1.5,temperature=2")
-    assert_same(
-        cells, train_avalanche(stream, model, lambda _: LwfInEvaluation(alpha=1.5, temperature=2))
-    )
+    assert_same(cells, avalanches_lwf(stream, model, LwfInEvaluation))
     assert_other(cells, train_avalanche(stream, model))
 
 
 def test_avalanches_teacher_stays_in_training_mode(stream):
     """Batch normalisation uses the new batch's statistics."""
     model = network(norm=True)
-    in_evaluation = train_avalanche(
-        stream, model, lambda _: LwfInEvaluation(alpha=1.5, temperature=2)
-    )
-    assert_other(
-        train_avalanche(stream, model, lambda _: plugins.LwFPlugin(alpha=1.5, temperature=2)),
-        in_evaluation,
-    )
+    as_it_is = avalanches_lwf(stream, model, plugins.LwFPlugin)
+    assert_other(as_it_is, avalanches_lwf(stream, model, LwfInEvaluation))
 
 
 # --- A-GEM
@@ -236,11 +217,8 @@ def test_agem(stream):
     """The same projection, with all seen images as reference."""
     model = network()
     limited = train_own(stream, model, "agem", lr=0.3)
-    total = sum(COUNTS)
-    assert_same(
-        limited,
-        train_avalanche(stream, model, lambda _: plugins.AGEMPlugin(COUNTS[0], total), lr=0.3),
-    )
+    plugin = plugins.AGEMPlugin(COUNTS[0], sum(COUNTS))
+    assert_same(limited, train_avalanche(stream, model, lambda _: plugin, lr=0.3))
     assert_other(limited, train_avalanche(stream, model, lr=0.3))
 
 
@@ -248,18 +226,10 @@ def test_agem(stream):
 
 
 def test_cwr(stream):
-    """A head without a bias, which Avalanche neither resets nor consolidates."""
-    model = network(bias=False)
-    consolidated = train_own(stream, model, "cwr")
-    assert_same(consolidated, train_avalanche(stream, model, plugins.CWRStarPlugin))
-
-
-def test_avalanche_consolidates_no_bias(stream):
-    """With a bias, the heads differ."""
-    model = network()
-    assert_other(
-        train_own(stream, model, "cwr"), train_avalanche(stream, model, plugins.CWRStarPlugin)
-    )
+    """A head without a bias, which Avalanche neither resets nor consolidates: the heads differ."""
+    for model, compare in (network(bias=False), assert_same), (network(), assert_other):
+        theirs = train_avalanche(stream, model, plugins.CWRStarPlugin)
+        compare(train_own(stream, model, "cwr"), theirs)
 
 
 # --- replay

@@ -2,6 +2,7 @@
 
 import os
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -39,14 +40,11 @@ def test_batch_normalisation_on_gpus_exchanges_statistics_in_float32(monkeypatch
     """
     exchanged = []
 
-    def gather(buffer, part):
-        exchanged.append(("gathered", part.dtype, part.device.type, buffer.device.type))
+    def exchange(*tensors):
+        exchanged.extend((tensor.dtype, tensor.device.type) for tensor in tensors)
 
-    def add_up(numbers):
-        exchanged.append(("added", numbers.dtype, numbers.device.type))
-
-    monkeypatch.setattr(dist, "all_gather_into_tensor", gather)
-    monkeypatch.setattr(dist, "all_reduce", add_up)
+    monkeypatch.setattr(dist, "all_gather_into_tensor", exchange)
+    monkeypatch.setattr(dist, "all_reduce", exchange)
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     with FakeTensorMode():
         with torch.device("cuda"):
@@ -60,10 +58,7 @@ def test_batch_normalisation_on_gpus_exchanges_statistics_in_float32(monkeypatch
         assert (output.dtype, mean.dtype) == (torch.bfloat16, torch.float32)
         assert [slope.dtype for slope in slopes[:3]] == [torch.bfloat16] + [torch.float32] * 2
         assert {tensor.device.type for tensor in (output, mean, *slopes[:3])} == {"cuda"}
-    assert exchanged == [
-        ("gathered", torch.float32, "cuda", "cuda"),
-        ("added", torch.float32, "cuda"),
-    ]
+    assert exchanged == [(torch.float32, "cuda")] * 3
 
 
 SECOND = DistributedEnv(rank=1, size=2, local_rank=1, local_size=2)
@@ -84,11 +79,8 @@ def rendezvous(monkeypatch):
     store.set("gpu/0", "uuid of the first")
     store.set("precision/0", "off")
     monkeypatch.setattr(groups, "rendezvous", lambda *_, **__: iter([(store, 1, 2)]))
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_device_properties",
-        lambda gpu: SimpleNamespace(uuid=f"uuid of {gpu.index}"),
-    )
+    describe = lambda gpu: SimpleNamespace(uuid=f"uuid of {gpu.index}")  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "get_device_properties", describe)
     return store
 
 
@@ -98,13 +90,11 @@ def nccl(monkeypatch, rendezvous):
     requests = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: requests.append(("set_device", gpu)))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(
-        dist, "init_process_group", lambda name, **options: requests.append((name, options))
-    )
+    start = lambda name, **options: requests.append((name, options))  # noqa: E731
+    monkeypatch.setattr(dist, "init_process_group", start)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: requests.append(("destroy",)))
-    monkeypatch.setattr(
-        dist.distributed_c10d, "_abort_process_group", lambda: requests.append(("abort",))
-    )
+    abort = lambda: requests.append(("abort",))  # noqa: E731
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", abort)
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
@@ -135,11 +125,8 @@ def test_a_gpu_group_is_aborted_after_an_error(nccl, error):
 
 def test_an_unused_gpu_group_is_not_aborted(nccl, monkeypatch):
     """The error is that of the rendezvous."""
-
-    def check_refused(*_, **__):
-        raise dist.DistNetworkError("the client socket has timed out")
-
-    monkeypatch.setattr(dist, "init_process_group", check_refused)
+    error = dist.DistNetworkError("the client socket has timed out")
+    monkeypatch.setattr(dist, "init_process_group", mock.Mock(side_effect=error))
     with pytest.raises(PeerLostError, match="timed out"), process_group(SECOND, "cuda"):
         pass
     assert ("abort",) not in nccl

@@ -30,9 +30,8 @@ SETTINGS = [
 @pytest.mark.parametrize("changes", SETTINGS)
 def test_each_member_equals_a_training_with_its_seed(changes):
     """Rows, predictions, weights, loss curve and tests within buckets are equal to the bit."""
-    settings = config(
-        **{"batch_size": 6, "log_models": "last", **changes, "seeds": ",".join(map(str, SEEDS))}
-    )
+    seeds = ",".join(map(str, SEEDS))
+    settings = config(**{"batch_size": 6, "log_models": "last", **changes, "seeds": seeds})
     ensemble = training(settings)
     members = ensemble.config.split_seeds()
     assert [(member.seed, member.seeds) for member in members] == [(s, NONE) for s in SEEDS]

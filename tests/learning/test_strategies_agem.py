@@ -71,27 +71,15 @@ def test_three_buckets_equal_the_written_out_ones(batch):
             (stream.train(int(b)).images[i], int(stream.labels(int(b))[i]))
             for b, i in zip(indices.bucket, indices.index, strict=True)
         ]
-        orders = {}
 
-        def gradient(
-            batch,
-            epoch,
-            step,
-            memories=memories,
-            orders=orders,
-            bucket_index=bucket_index,
-            samples=samples,
-        ):
+        def gradient(batch, epoch, step, memories=memories, bucket_index=bucket_index):
             own_gradient = compute_gradient(reference_model, batch)
             if not memories:
                 return own_gradient
-            num_steps = len(samples) // 4 + (len(samples) % 4 > 1)
-            if epoch not in orders:
-                draws = build_generator(3, RngPurpose.MEMORY, bucket_index, epoch)
-                orders[epoch] = []
-                while len(orders[epoch]) < num_steps * size:
-                    orders[epoch] += torch.randperm(len(memories), generator=draws).tolist()
-            of_step = orders[epoch][step * size : (step + 1) * size]
+            draws, order = build_generator(3, RngPurpose.MEMORY, bucket_index, epoch), []
+            while len(order) < (step + 1) * size:
+                order += torch.randperm(len(memories), generator=draws).tolist()
+            of_step = order[step * size : (step + 1) * size]
             inputs = torch.stack([memories[n][0] for n in of_step])
             labels = torch.tensor([memories[n][1] for n in of_step])
             reference = compute_gradient(reference_model, Batch(inputs, labels, labels))

@@ -5,6 +5,7 @@ import torch
 from learning_streams import config, read_pixels
 from strategy_runs import (
     assert_close,
+    assert_identical,
     build_strategy,
     feature_stream,
     image_stream,
@@ -22,13 +23,8 @@ from clear_mlflow.learning.strategies import ewc
 def small_network():
     """Return a convolution, batch normalisation and an in-place ReLU."""
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 2, 3),
-        nn.BatchNorm2d(2),
-        nn.ReLU(inplace=True),
-        nn.Flatten(),
-        nn.Linear(2 * 6 * 6, 3),
-    )
+    body = nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Flatten()
+    model = nn.Sequential(*body, nn.Linear(2 * 6 * 6, 3))
     model[1].running_mean.normal_()
     return model
 
@@ -65,9 +61,8 @@ def test_all_images_are_used_if_none_are_left_out():
     stream, settings = feature_stream(), on_features(strategy="ewc", strategy_args="images=0")
     model, _ = random_head()
     strategy, _ = build_strategy(stream, settings, model)
-    assert_close(
-        strategy._compute_fisher(0), literal_fisher(model, stream.train(0).images, range(9))
-    )
+    expected = literal_fisher(model, stream.train(0).images, range(9))
+    assert_close(strategy._compute_fisher(0), expected)
 
 
 def after_three_buckets(arguments, lr=0.0001):
@@ -100,6 +95,12 @@ def compute_added_gradients(strategy, weights):
     return [weight.grad - gradient for weight, gradient in zip(weights, before, strict=True)]
 
 
+def assert_adds(strategy, weights, penalty):
+    """Check that the strategy adds autograd's gradient of a penalty."""
+    expected = torch.autograd.grad(penalty, weights)
+    assert_close(compute_added_gradients(strategy, weights), expected, atol=1e-5)
+
+
 def test_the_penalty_has_one_parabola_per_past_bucket():
     """Two numbers per weight equal autograd's gradient of the sum over buckets."""
     strategy, weights, fishers, ends = after_three_buckets("strength=70")
@@ -107,21 +108,19 @@ def test_the_penalty_has_one_parabola_per_past_bucket():
     for fisher, end in zip(fishers, ends, strict=True):
         for i, weight in enumerate(weights):
             penalty += 70 / 2 * (fisher[i] * (weight - end[i]) ** 2).sum()
-    assert_close(
-        compute_added_gradients(strategy, weights), torch.autograd.grad(penalty, weights), atol=1e-5
-    )
+    assert_adds(strategy, weights, penalty)
 
 
-def test_online_there_is_one_parabola_that_fades():
+@pytest.mark.parametrize("gamma", [0, 0.6, 1])
+def test_online_there_is_one_parabola_that_fades(gamma):
     """F*_k = gamma F*_(k-1) + F_k, around the newest weights; gamma F* is applied."""
-    strategy, weights, fishers, ends = after_three_buckets("strength=70,online=yes,gamma=0.6")
+    arguments = f"strength=70,online=yes,gamma={gamma}"
+    strategy, weights, fishers, ends = after_three_buckets(arguments)
     penalty = 0
     for i, weight in enumerate(weights):
-        running = 0.6 * (0.6 * fishers[0][i] + fishers[1][i]) + fishers[2][i]
-        penalty += 70 / 2 * (0.6 * running * (weight - ends[2][i]) ** 2).sum()
-    assert_close(
-        compute_added_gradients(strategy, weights), torch.autograd.grad(penalty, weights), atol=1e-5
-    )
+        running = gamma * (gamma * fishers[0][i] + fishers[1][i]) + fishers[2][i]
+        penalty += 70 / 2 * (gamma * running * (weight - ends[2][i]) ** 2).sum()
+    assert_adds(strategy, weights, penalty)
 
 
 def test_a_penalty_step_does_not_overshoot():
@@ -193,11 +192,7 @@ def test_processes_divide_the_images_and_use_the_sum(tmp_path, size):
         strategy.group = Exchanging(rank, size)
         parts.append([])
         exchanged.append([])
-        shared_fisher = strategy._compute_fisher(0)
-        assert all(
-            torch.equal(own_part, other_part)
-            for own_part, other_part in zip(shared_fisher, exchanged[-1], strict=True)
-        )
+        assert_identical(strategy._compute_fisher(0), exchanged[-1])
     assert_close([sum(of_weight) for of_weight in zip(*parts, strict=True)], full_fisher)
 
 
@@ -214,15 +209,3 @@ def test_a_gpu_computes_as_many_gradients_as_fit(monkeypatch, free, at_once):
 
 def test_a_model_larger_than_the_memory_has_one_gradient_at_a_time():
     assert ewc.count_gradients_at_once(2**40, torch.device("cpu")) == 1
-
-
-@pytest.mark.parametrize("gamma", [0, 1])
-def test_gamma_may_be_zero_or_one(gamma):
-    """At 1 nothing decays, at 0 only the newest bucket counts."""
-    strategy, weights, fishers, ends = after_three_buckets(f"strength=70,online=yes,gamma={gamma}")
-    running = [sum(of_weight) for of_weight in zip(*fishers, strict=True)]
-    expected = [
-        gamma * 70 * fisher * (weight.detach() - end)
-        for fisher, weight, end in zip(running, weights, ends[2], strict=True)
-    ]
-    assert_close(compute_added_gradients(strategy, weights), expected, atol=1e-5)

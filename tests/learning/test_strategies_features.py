@@ -9,19 +9,17 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.session import check
 
 
-def images_until(bucket_index, buckets=None):
+def images_until(bucket_index):
     """Return all training features up to a bucket, in stream order, and their labels."""
-    stream, features = made_up() if buckets is None else buckets
+    stream, features = made_up()
     rows = np.concatenate(features.train[: bucket_index + 1]).astype(np.float64)
     return rows, np.concatenate([b.train.labels for b in stream.buckets[: bucket_index + 1]])
 
 
 def held_out(buckets=None):
-    """Return all test features and labels."""
-    stream, features = made_up() if buckets is None else buckets
-    return np.concatenate(features.test).astype(np.float64), np.concatenate(
-        [bucket.test.labels for bucket in stream.buckets]
-    )
+    """Return all test features."""
+    _, features = buckets or made_up()
+    return np.concatenate(features.test).astype(np.float64)
 
 
 def center_scores(scores):
@@ -55,28 +53,24 @@ def literal_slda(rows, labels, shrinkage):
 
 def test_ncm_equals_the_nearest_running_mean():
     """After every bucket, with means computed image by image."""
-    points, _ = held_out()
+    points = held_out()
     for bucket_index, (_, weight, bias) in enumerate(train_counts(config(strategy="ncm"))[1:]):
         means = literal_means(*images_until(bucket_index))
-        squared = ((points[:, None] - means) ** 2).sum(axis=2)
-        np.testing.assert_allclose(
-            center_scores(points @ weight.T + bias), center_scores(-squared), rtol=0, atol=1e-5
-        )
+        expected = center_scores(-((points[:, None] - means) ** 2).sum(axis=2))
+        scores = center_scores(points @ weight.T + bias)
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("shrinkage", [1e-4, 0.3])
 def test_slda_equals_the_papers_recursion(shrinkage):
     """After every bucket, with a covariance updated image by image."""
-    points, _ = held_out()
+    points = held_out()
     run = train_counts(config(strategy="slda", strategy_args=f"shrinkage={shrinkage}"))
     for bucket_index, (_, weight, bias) in enumerate(run[1:]):
-        expected = literal_slda(*images_until(bucket_index), shrinkage)
-        np.testing.assert_allclose(
-            center_scores(points @ weight.T + bias),
-            center_scores(points @ expected[0].T + expected[1]),
-            rtol=0,
-            atol=2e-5,
-        )
+        expected_weight, expected_bias = literal_slda(*images_until(bucket_index), shrinkage)
+        expected = center_scores(points @ expected_weight.T + expected_bias)
+        scores = center_scores(points @ weight.T + bias)
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("strategy", ["ncm", "slda"])
@@ -92,7 +86,7 @@ def test_an_unseen_class_is_never_predicted(strategy):
     """Nor is its score infinite, which would be treated as divergence."""
     buckets = made_up(without=(0, 1))
     run = train_counts(config(strategy=strategy), buckets)
-    points, _ = held_out(buckets)
+    points = held_out(buckets)
     _, weight, bias = run[1]
     scores = points @ weight.T + bias
     assert (scores[:, 1] < scores.max(axis=1) - 1000).all(), "nor has it any probability"
@@ -102,9 +96,8 @@ def test_an_unseen_class_is_never_predicted(strategy):
 
 
 def test_linear_equals_naive_on_features():
-    assert train_rows(config(strategy="linear", batch_size=8)) == train_rows(
-        config(strategy="naive", batch_size=8)
-    )
+    linear, naive = (config(strategy=name, batch_size=8) for name in ("linear", "naive"))
+    assert train_rows(linear) == train_rows(naive)
 
 
 @pytest.mark.parametrize("strategy", ["linear", "ncm", "slda"])

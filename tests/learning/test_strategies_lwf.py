@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -78,18 +79,12 @@ def test_the_teacher_is_in_evaluation_mode_and_learns_nothing(tmp_path):
     torch.manual_seed(0)
     model = build_model("small_cnn", num_classes=3, image_size=8)
     strategy, _ = build_strategy(stream, config(strategy="lwf"), model)
-    modes = []
-
-    class IdleTrainer:
-        """Records the teacher instead of training."""
-
-        def train_bucket(self, samples, *, bucket_index, strategy):
-            modes.append(strategy._old)
-
-    strategy.learn(0, IdleTrainer())
-    strategy.learn(1, IdleTrainer())
-    assert modes[0] is None
-    assert not modes[1].training
-    assert modes[1] is not model
-    assert not any(weight.requires_grad for weight in modes[1].parameters())
+    teachers = []
+    trainer = SimpleNamespace(train_bucket=lambda *_, **__: teachers.append(strategy._old))
+    strategy.learn(0, trainer)
+    strategy.learn(1, trainer)
+    assert teachers[0] is None
+    assert not teachers[1].training
+    assert teachers[1] is not model
+    assert not any(weight.requires_grad for weight in teachers[1].parameters())
     assert strategy._old is None

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import math
 import weakref
 from collections import Counter
@@ -12,12 +13,13 @@ import torch
 from feature_streams import CLASSES, made_up
 from learning_streams import CPU, config, iter_training_batches, read_pixels, write_stream
 from strategy_runs import (
+    assert_identical,
     build_strategy,
     feature_stream,
     image_stream,
     on_features,
     random_head,
-    train_rows,
+    train_all,
 )
 from torch import nn
 
@@ -55,24 +57,20 @@ def test_memory_can_be_a_fraction_of_the_stream(strategy):
     made, _ = build_strategy(stream, on_features(strategy=strategy, memory=0.4), head)
     assert made._buffer.capacity == 10
     of_hundred = feature_stream((40, 40, 20))
-    capacities = [
-        build_strategy(of_hundred, on_features(strategy=strategy, memory=f"0.{n:02d}"), head)[
-            0
-        ]._buffer.capacity
-        for n in range(1, 100)
-    ]
-    assert capacities == list(range(1, 100))
+    for n in range(1, 100):
+        settings = on_features(strategy=strategy, memory=f"0.{n:02d}")
+        assert build_strategy(of_hundred, settings, head)[0]._buffer.capacity == n
     small = on_features(memory="0.00005")
     assert TrainConfig.resolve(small.as_text()) == small
     with pytest.raises(ConfigError, match="less than one of 26 training images"):
-        build_strategy(stream, on_features(strategy=strategy, memory=0.01), random_head()[0])
+        build_strategy(stream, on_features(strategy=strategy, memory=0.01), head)
 
 
 # --- starting anew, and everything at once
 
 
 def trained_alone(stream, settings, samples, bucket_index, epochs=None):
-    """Return the weights of a new model after descent on these samples."""
+    """Return a new model after descent on these samples."""
     where = (bucket_index,) if bucket_index else ()
     model = build_untrained_model(stream, settings, *where)
     if epochs is not None:
@@ -80,7 +78,7 @@ def trained_alone(stream, settings, samples, bucket_index, epochs=None):
     hooks = Naive(settings, stream, model, Naive.Arguments())
     trainer = Trainer(model, settings, bucket_keys=stream.keys, progress=TrainingProgress())
     trainer.train_bucket(samples, bucket_index=bucket_index, strategy=hooks)
-    return model.state_dict()
+    return model
 
 
 @pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
@@ -93,8 +91,7 @@ def test_from_scratch_equals_a_new_run_on_each_bucket(optimizer_state, tmp_path)
         if bucket_index == 0:
             continue
         expected = trained_alone(stream, settings, stream.train(bucket_index - 1), bucket_index - 1)
-        for name, tensor in row.model.state_dict().items():
-            assert torch.equal(tensor, expected[name]), name
+        assert_identical(row.model, expected)
         where = (bucket_index - 1,) if bucket_index > 1 else ()
         starts.append(next(build_untrained_model(stream, settings, *where).parameters()))
     assert not torch.equal(starts[0], starts[1])
@@ -117,8 +114,7 @@ def test_joint_trains_once_on_the_complete_stream(epochs, tmp_path):
     for row in train(stream, settings, progress=TrainingProgress()):
         rows.append(row.row.correct)
         if row.row.row:
-            for name, tensor in row.model.state_dict().items():
-                assert torch.equal(tensor, expected[name]), name
+            assert_identical(row.model, expected)
     assert rows[1] == rows[2] == rows[3]
 
 
@@ -136,8 +132,7 @@ def test_gdumb_equals_a_new_run_on_its_memory(buffer, epochs, tmp_path):
         memory = stream.select(reference._buffer.sample_indices)
         assert 0 < len(memory) <= 5
         expected = trained_alone(stream, settings, memory, bucket_index, epochs or None)
-        for name, tensor in row.model.state_dict().items():
-            assert torch.equal(tensor, expected[name]), name
+        assert_identical(row.model, expected)
     default = parse_strategy_arguments(config(strategy="gdumb"))
     assert default.buffer == "greedy_balanced"  # the paper's
 
@@ -155,13 +150,9 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
     *_, last = train(stream, settings, progress=TrainingProgress())
     for bucket_index in range(3):
         reference._buffer.update(bucket_index, stream.labels(bucket_index))
-        trainer.train_bucket(
-            stream.select(reference._buffer.sample_indices),
-            bucket_index=bucket_index,
-            strategy=hooks,
-        )
-    for name, tensor in last.model.state_dict().items():
-        assert torch.equal(tensor, model.state_dict()[name]), name
+        samples = stream.select(reference._buffer.sample_indices)
+        trainer.train_bucket(samples, bucket_index=bucket_index, strategy=hooks)
+    assert_identical(last.model, model)
     with pytest.raises(ConfigError, match="or authors with buffer=biased_reservoir"):
         parse_strategy_arguments(config(strategy="gdumb", strategy_args="update=authors"))
 
@@ -182,20 +173,26 @@ def test_rehearsal_cycles_through_the_buffer(batch_size, size):
     for step in steps:
         assert torch.equal(step.inputs, buffer_samples.images[step.chosen])
         assert torch.equal(step.labels, buffer_samples.labels[step.chosen])
-    orders = [
-        torch.cat(
-            [step.chosen for step in draw_buffer_batches(buffer_samples, 10, settings, CPU, *where)]
-        )
-        for where in ((0, 0), (0, 1), (1, 0), (0, 0, 1), (0, 0))
-    ]
-    assert torch.equal(orders[0], orders[4])
-    for other in orders[1:4]:
-        assert not torch.equal(orders[0], other)
+
+    def order(*where):
+        drawn = draw_buffer_batches(buffer_samples, 10, settings, CPU, *where)
+        return torch.cat([step.chosen for step in drawn]).tolist()
+
+    assert order(0, 0) == torch.cat([step.chosen for step in steps]).tolist()
+    assert order(0, 0) not in [order(0, 1), order(1, 0), order(0, 0, 1)]
 
 
 def compute_log_softmax(logits, classes, label):
     """Compute the log-probability of a class among some, in plain Python."""
     return logits[label] - math.log(sum(math.exp(logits[c]) for c in classes))
+
+
+def literal_loss(model, batch, classes=range(CLASSES)):
+    """Compute the mean cross-entropy of a batch among some classes, in plain Python."""
+    pairs = zip(model(batch.inputs).tolist(), batch.labels.tolist(), strict=True)
+    return -sum(compute_log_softmax(row, classes, label) for row, label in pairs) / len(
+        batch.labels
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
@@ -235,15 +232,9 @@ def test_er_ace_adds_both_losses_of_equation_4():
     stream, strategy, model, batch = after_first_bucket(settings)
     buffer_samples = stream.select(strategy._buffer.sample_indices)
     old = next(draw_buffer_batches(buffer_samples, 2, settings, CPU, 1, 0))
-    expected = 0.0
     present = set(batch.labels.tolist())
     assert len(present) < CLASSES
-    for inputs, labels, classes in (
-        (batch.inputs, batch.labels, present),
-        (old.inputs, old.labels, range(CLASSES)),
-    ):
-        for row, label in zip(model(inputs).tolist(), labels.tolist(), strict=True):
-            expected -= compute_log_softmax(row, classes, label) / len(labels)
+    expected = literal_loss(model, batch, present) + literal_loss(model, old)
     assert strategy.compute_loss_share(model, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -252,20 +243,12 @@ def test_balanced_replay_is_one_mean_over_both_batches():
     settings = on_features(strategy="replay", strategy_args="batches=balanced", batch_size=3)
     stream, strategy, model, first = after_first_bucket(settings)
     samples = strategy.load_training_set(1)
-    batch = dataclasses.replace(
-        first, inputs=samples.images[:3], labels=samples.labels[:3], total=3
-    )
+    new = {"inputs": samples.images[:3], "labels": samples.labels[:3], "total": 3}
+    batch = dataclasses.replace(first, **new)
     buffer_samples = stream.select(strategy._buffer.sample_indices)
     old = next(draw_buffer_batches(buffer_samples, 2, settings, CPU, 1, 0))
     assert len(old.labels) == 3
-    both = [
-        (model(part.inputs)[i].tolist(), part.labels[i].item())
-        for part in (batch, old)
-        for i in range(len(part.labels))
-    ]
-    expected = -sum(compute_log_softmax(row, range(CLASSES), label) for row, label in both) / len(
-        both
-    )
+    expected = (literal_loss(model, batch) + literal_loss(model, old)) / 2
     assert strategy.compute_loss_share(model, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -279,10 +262,7 @@ def test_derpp_is_equation_6(alpha, beta):
         next(draw_buffer_batches(buffer_samples, 2, settings, CPU, 1, 0, which)) for which in (0, 1)
     )
     assert not torch.equal(imitated.chosen, repeated.chosen)
-    expected = 0.0
-    for part, weight in ((batch, 1.0), (repeated, beta)):
-        for row, label in zip(model(part.inputs).tolist(), part.labels.tolist(), strict=True):
-            expected -= weight * compute_log_softmax(row, range(CLASSES), label) / len(part.labels)
+    expected = literal_loss(model, batch) + beta * literal_loss(model, repeated)
     stored = strategy._logits[imitated.chosen].tolist()
     for row, then in zip(model(imitated.inputs).tolist(), stored, strict=True):
         for now, before in zip(row, then, strict=True):
@@ -334,16 +314,13 @@ def test_derpp_stores_logits_of_the_training_mode(tmp_path):
     strategy, trainer = build_strategy(stream, settings, model)
     strategy.learn(0, trainer)
     strategy.after_bucket(0)
-    samples = stream.train(0)
-    (batch,) = iter_training_batches(
-        samples, batch_size="full", device=CPU, seed=0, bucket_index=0, epoch=0
-    )
+    options = {"batch_size": "full", "device": CPU, "seed": 0, "bucket_index": 0, "epoch": 0}
+    (batch,) = iter_training_batches(stream.train(0), **options)
     expected = torch.empty(7, stream.num_classes)
     expected[batch.chosen] = reference.train()(batch.inputs).detach()
     torch.testing.assert_close(strategy._logits, expected[strategy._buffer.sample_indices.index])
-    assert (
-        strategy._logits - reference.eval()(batch.inputs)[batch.chosen.argsort()]
-    ).abs().max() > 0.01
+    tested = reference.eval()(batch.inputs)[batch.chosen.argsort()]
+    assert (strategy._logits - tested).abs().max() > 0.01
 
 
 # --- CWR*
@@ -410,19 +387,14 @@ def test_cwr_equals_algorithm_1_written_out(tmp_path):
 def test_cwr_changes_nothing_but_the_head_after_the_first_bucket(optimizer_state, tmp_path):
     """Neither weights nor running statistics."""
     stream = image_stream(tmp_path)
-    settings = config(
-        strategy="cwr", optimizer_state=optimizer_state, weight_decay=0.1, clip_norm=1
-    )
-    states = [
-        {name: tensor.clone() for name, tensor in row.model.state_dict().items()}
-        for row in train(stream, settings, progress=TrainingProgress())
-    ]
-    head = ("11.weight", "11.bias") if "11.weight" in states[0] else tuple(states[0])[-2:]
+    options = {"optimizer_state": optimizer_state, "weight_decay": 0.1, "clip_norm": 1}
+    rows = train(stream, config(strategy="cwr", **options), progress=TrainingProgress())
+    states = [copy.deepcopy(row.model.state_dict()) for row in rows]
+    head = tuple(states[0])[-2:]
     for name in states[0]:
         assert not torch.equal(states[0][name], states[1][name]), name
-        for before, after in ((1, 2), (2, 3)):
-            same = torch.equal(states[before][name], states[after][name])
-            assert same == (name not in head), name
+        for before, after in itertools.pairwise(states[1:]):
+            assert torch.equal(before[name], after[name]) == (name not in head), name
 
 
 @pytest.mark.parametrize(
@@ -442,5 +414,5 @@ def test_the_old_buffer_is_freed_before_the_next_one_is_loaded(strategy, argumen
 
     stream, stored = made_up(tuple((count, 9) for count in (9, 7, 10, 8)))
     settings = on_features(strategy=strategy, strategy_args=arguments)
-    train_rows(Watched(stream, stored, device=CPU), settings)
+    train_all(Watched(stream, stored, device=CPU), settings)
     assert alive == [[], [False], [False] * 2]

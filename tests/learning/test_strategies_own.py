@@ -35,7 +35,7 @@ def test_the_example_strategy_trains(tmp_path):
     assert check(config(strategy=NAME)).strategy_args == {"strength": 1.0}
     rows, model = train_rows(image_stream(tmp_path), settings)
     assert len(rows) == 4
-    _, naive = train_rows(image_stream(tmp_path / "again"), config(strategy="naive"))
+    _, naive = train_rows(image_stream(tmp_path), config(strategy="naive"))
     pairs = list(zip(model.parameters(), naive.parameters(), strict=True))
     assert not any(torch.equal(weight, other) for weight, other in pairs)
 
@@ -61,6 +61,10 @@ class Means(Ncm):
     """Takes no steps, like its base class."""
 
 
+ON_PIXELS = {"model": "linear", "features": "pixels"}
+TUNED = {name for name, option in PARAMETERS.items() if option.group == OPTIMISATION}
+
+
 @pytest.mark.parametrize(
     ("parameters", "replaced"),
     [
@@ -68,11 +72,8 @@ class Means(Ncm):
         ({"strategy": "joint"}, set()),
         ({"strategy": "gdumb", "strategy_args": "epochs=3"}, {"epochs"}),
         ({"strategy": f"{__name__}:Doubled"}, set()),
-        ({"strategy": "ncm", "model": "linear", "features": "pixels"}, set()),
-        (
-            {"strategy": f"{__name__}:Means", "model": "linear", "features": "pixels"},
-            {name for name, option in PARAMETERS.items() if option.group == OPTIMISATION},
-        ),
+        ({"strategy": "ncm", **ON_PIXELS}, set()),
+        ({"strategy": f"{__name__}:Means", **ON_PIXELS}, TUNED),
     ],
 )
 def test_replaced_parameters_follow_from_hooks(parameters, replaced):

@@ -7,12 +7,13 @@ import torch
 from curves import Points
 from feature_streams import config as on_features
 from feature_streams import made_up, training
-from learning_streams import CPU, config, random_stream
+from learning_streams import CPU, config
+from strategy_runs import image_stream
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.learning.loop import train
-from clear_mlflow.learning.samples import DecodedStream, FeatureStream
+from clear_mlflow.learning.samples import FeatureStream
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.learning.strategies._base import Strategy
@@ -33,18 +34,9 @@ class Literal(Strategy):
 
 def collect_points(stream, settings):
     """Return the curve of a training."""
-    points = Points()
-    list(train(stream, check(settings), progress=points))
-    return points
-
-
-def decode_stream(tmp_path, train=(11, 8, 9)):
-    images, _ = random_stream(tmp_path, train=train, test=(3, 3, 3), side=8)
-    return DecodedStream(images, image_size=8, device=CPU)
-
-
-def build_feature_stream():
-    return FeatureStream(*made_up(), device=CPU)
+    curve = Points()
+    list(train(stream, check(settings), progress=curve))
+    return curve.points
 
 
 @pytest.mark.fast_cases(1)
@@ -53,7 +45,7 @@ def test_a_point_is_the_mean_loss_since_the_previous_point(tmp_path, epochs):
     """Steps are counted over all buckets. A window may span two epochs."""
     Literal.seen = []
     settings = config(strategy=f"{__name__}:Literal", epochs=epochs, schedule="cosine")
-    measured_points = collect_points(decode_stream(tmp_path), settings)
+    measured_points = collect_points(image_stream(tmp_path, train=(11, 8, 9)), settings)
     per_epoch = (3, 2, 2)  # batches of 4; a rest of one image joins the batch before it
     assert len(Literal.seen) == epochs * sum(per_epoch)
     first, at = 0, 0
@@ -62,16 +54,16 @@ def test_a_point_is_the_mean_loss_since_the_previous_point(tmp_path, epochs):
         points = {9: 9, 6: 6, 120: 12, 80: 10}[steps]
         for number in range(points):
             last = first + steps * (number + 1) // points
-            point = measured_points.points[at]
-            window = Literal.seen[(measured_points.points[at - 1].step if at else 0) : last]
+            point = measured_points[at]
+            window = Literal.seen[(measured_points[at - 1].step if at else 0) : last]
             assert point.step == last
             assert point.loss == pytest.approx(sum(window) / len(window), rel=1e-5)
             assert point.lr == compute_learning_rate(settings, (last - 1 - first) // batches)
             assert point.images_per_second > 0
             at += 1
         first += steps
-    assert at == len(measured_points.points)
-    times = [point.time for point in measured_points.points]
+    assert at == len(measured_points)
+    times = [point.time for point in measured_points]
     assert times == sorted(times)
 
 
@@ -79,12 +71,11 @@ def test_a_point_is_the_mean_loss_since_the_previous_point(tmp_path, epochs):
 @pytest.mark.parametrize("strategy", list_strategies())
 def test_every_strategy_that_takes_steps_has_a_curve(strategy):
     """With rising steps over all buckets. Strategies without steps have none."""
-    points = collect_points(
-        build_feature_stream(), on_features(strategy=strategy, memory=12, batch_size=8)
-    )
-    steps = [point.step for point in points.points]
+    stream = FeatureStream(*made_up(), device=CPU)
+    points = collect_points(stream, on_features(strategy=strategy, memory=12, batch_size=8))
+    steps = [point.step for point in points]
     assert steps == sorted(set(steps))
-    assert all(math.isfinite(point.loss) for point in points.points)
+    assert all(math.isfinite(point.loss) for point in points)
     assert bool(steps) == (strategy not in ("ncm", "slda"))
 
 
@@ -112,11 +103,8 @@ def test_no_step_synchronises_with_the_device(monkeypatch):
     reads = []
 
     def watch(name, method):
-        monkeypatch.setattr(
-            torch.Tensor,
-            name,
-            lambda tensor, *arguments: reads.append(name) or method(tensor, *arguments),
-        )
+        watching = lambda *arguments: reads.append(name) or method(*arguments)  # noqa: E731
+        monkeypatch.setattr(torch.Tensor, name, watching)
 
     curve, model = LossCurve(Points(), CPU), nn.Linear(3, 2)
     inputs, labels = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
@@ -152,9 +140,8 @@ class Event:
 
 def test_points_are_reported_when_the_device_has_computed_them(monkeypatch):
     """The host waits only at the end of a bucket. Seconds are the device's."""
-    monkeypatch.setattr(
-        "clear_mlflow.learning.training.observers.record_event", lambda device: Event()
-    )
+    home = "clear_mlflow.learning.training.observers"
+    monkeypatch.setattr(f"{home}.record_event", lambda device: Event())
     points, made = Points(), []
     curve = LossCurve(points, CPU)
     monkeypatch.setattr(points, "curve_measured", made.append)
