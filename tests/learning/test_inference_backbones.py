@@ -149,7 +149,7 @@ def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub):
     _, hub = from_hub(TINY)
     backbone = load_backbone(f"timm:{TINY}", "DEFAULT")  # with the hub gone
     # The library asks for one more address, of its own.
-    requests = [path for kind, path, *_ in hub.requests if kind == "GET" and "/resolve/" in path]
+    requests = [path for verb, path, *_ in hub.requests if verb == "GET" and "/resolve/" in path]
     assert requests == ["/timm/test_vit.r160_in1k/resolve/main/model.safetensors"]
     assert (backbone.name, backbone.weights_tag) == ("timm:test_vit.r160_in1k", "r160_in1k")
     blocks = build_weights(TINY)["blocks.0.attn.qkv.weight"]

@@ -228,8 +228,8 @@ def test_agem(stream):
 def test_cwr(stream):
     """A head without a bias, which Avalanche neither resets nor consolidates: the heads differ."""
     for model, compare in (network(bias=False), assert_same), (network(), assert_other):
-        theirs = train_avalanche(stream, model, plugins.CWRStarPlugin)
-        compare(train_own(stream, model, "cwr"), theirs)
+        expected = train_avalanche(stream, model, plugins.CWRStarPlugin)
+        compare(train_own(stream, model, "cwr"), expected)
 
 
 # --- replay

@@ -175,8 +175,8 @@ def test_rehearsal_cycles_through_the_buffer(batch_size, size):
         assert torch.equal(step.labels, buffer_samples.labels[step.chosen])
 
     def order(*where):
-        drawn = draw_buffer_batches(buffer_samples, 10, settings, CPU, *where)
-        return torch.cat([step.chosen for step in drawn]).tolist()
+        batches = draw_buffer_batches(buffer_samples, 10, settings, CPU, *where)
+        return torch.cat([step.chosen for step in batches]).tolist()
 
     assert order(0, 0) == torch.cat([step.chosen for step in steps]).tolist()
     assert order(0, 0) not in [order(0, 1), order(1, 0), order(0, 0, 1)]

@@ -96,8 +96,8 @@ def literal(settings):
             with torch.no_grad():
                 for i, weight in enumerate(model.parameters()):
                     pulled = slopes[i]
-                    for firm, there in parabolas[-1:]:
-                        pulled = pulled + firm[i] * (weight - there[i])
+                    for firm, anchor in parabolas[-1:]:
+                        pulled = pulled + firm[i] * (weight - anchor[i])
                     velocity[i] = 0.8 * velocity[i] + pulled + 0.01 * weight
                     weight -= 0.1 * velocity[i]
         seen_images.append(sorted(own))
