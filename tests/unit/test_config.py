@@ -84,21 +84,20 @@ def test_any_texts_are_resolved_or_rejected(requested):
     assert TrainConfig.resolve(json.loads(config.to_json())) == config
 
 
-SOME_ASKED = st.fixed_dictionaries(
-    {},
-    optional={
-        "strategy": st.sampled_from(["naive", "replay", "ncm"]),
-        "memory": st.sampled_from(["auto", "500"]),
-        "lr": st.sampled_from(["auto", "0.10", "0.3"]),
-        "optimizer": st.sampled_from(["sgd", "adam"]),
-        "momentum": st.sampled_from(["0.9", "0.5"]),
-        "schedule": st.sampled_from(["step", "cosine"]),
-        "lr_gamma": st.sampled_from(["0.1", "0.2"]),
-        "epochs": st.sampled_from(["auto", "3"]),
-        "device": st.sampled_from(["auto", "cpu"]),
-        "seed": st.sampled_from(["0", "1"]),
-    },
-)
+VALUES = {
+    "strategy": ["naive", "replay", "ncm"],
+    "memory": ["auto", "500"],
+    "lr": ["auto", "0.10", "0.3"],
+    "optimizer": ["sgd", "adam"],
+    "momentum": ["0.9", "0.5"],
+    "schedule": ["step", "cosine"],
+    "lr_gamma": ["0.1", "0.2"],
+    "epochs": ["auto", "3"],
+    "device": ["auto", "cpu"],
+    "seed": ["0", "1"],
+}
+CHOICES = {name: st.sampled_from(values) for name, values in VALUES.items()}
+SOME_ASKED = st.fixed_dictionaries({}, optional=CHOICES)
 
 
 @given(SOME_ASKED, st.sampled_from(["alone", "mlflow run", "all were logged"]))
@@ -118,13 +117,8 @@ def test_logged_parameters_include_the_requested_values(requested, how):
 
 
 def test_a_logged_parameter_is_the_effective_value():
-    parameters = {
-        "memory": "500",
-        "lr": "auto",
-        "momentum": "0.5",
-        "optimizer": "adam",
-        "epochs": "3",
-    }
+    parameters = {"memory": "500", "lr": "auto", "momentum": "0.5", "optimizer": "adam"}
+    parameters |= {"epochs": "3"}
     config = TrainConfig.resolve(parameters)
     logged = select_parameters_to_log(config, parameters, {})
     assert (logged["lr"], logged["epochs"]) == ("0.02", "3")
@@ -140,11 +134,8 @@ def test_a_logged_parameter_is_the_effective_value():
 
 
 def test_values_are_passed_to_another_process_unchanged():
-    parameters = {
-        "strategy": "replay",
-        "strategy_args": "buffer=reservoir, alpha=0.5",
-        "lr": "0.10",
-    }
+    strategy = {"strategy": "replay", "strategy_args": "buffer=reservoir, alpha=0.5"}
+    parameters = {**strategy, "lr": "0.10"}
     config = TrainConfig.resolve(parameters)
     assert config.strategy_args == {"buffer": "reservoir", "alpha": "0.5"}
     assert TrainConfig(**json.loads(json.dumps(config.values()))) == config

@@ -1,5 +1,6 @@
 """Costs in a row's file, in metrics, and in verdicts."""
 
+import itertools
 import json
 import platform
 from dataclasses import replace
@@ -30,12 +31,8 @@ def compare_all(*runs, **options):
 def test_a_cost_round_trips_in_the_rows_file():
     record = add_costs(row_records(counts(180, 0)), 5)["row_002.json"]
     text = record.to_json()
-    assert json.loads(text)["cost"] == {
-        "training_flops": 5,
-        "images": 10,
-        "replayed_images": 2,
-        "stored_bytes": 5,
-    }
+    cost = {"training_flops": 5, "images": 10, "replayed_images": 2, "stored_bytes": 5}
+    assert json.loads(text)["cost"] == cost
     again = RowRecord.from_json(text, source="row_002.json")
     assert again.row.cost == record.row.cost
     assert again.to_json() == text
@@ -134,9 +131,8 @@ def test_runs_without_costs_are_reported_once():
 
 
 def with_budget(budget, *groups):
-    return [
-        replace(run, labels={**run.labels, "budget": budget}) for runs in groups for run in runs
-    ]
+    runs = itertools.chain(*groups)
+    return [replace(run, labels={**run.labels, "budget": budget}) for run in runs]
 
 
 @pytest.mark.parametrize("budget", ["naive:1", "2e+15"])
@@ -150,9 +146,8 @@ def test_runs_with_a_budget_are_not_advised_to_get_one(budget):
         with pytest.raises(ConfigError, match=r"; train them with budget=naive:1$"):
             select_equal_cost(runs, "training_flops", BY)
     replay = build_cost_runs("replay", 150, 1000)
-    remaining, messages = select_equal_cost(
-        with_budget(budget, naive, ewc, replay), "training_flops", BY
-    )
+    runs = with_budget(budget, naive, ewc, replay)
+    remaining, messages = select_equal_cost(runs, "training_flops", BY)
     assert len(remaining) == 6
     assert messages[-1].endswith(f"; left out: ewc 4.1e+03 with budget={budget}.")
 

@@ -20,10 +20,8 @@ VALUES = {
     "schedule": ["constant", "cosine"],
     "compile": ["on", "off"],
 }
-SOME = st.fixed_dictionaries(
-    {},
-    optional={k: st.lists(st.sampled_from(v), min_size=1, unique=True) for k, v in VALUES.items()},
-)
+LISTS = {k: st.lists(st.sampled_from(v), min_size=1, unique=True) for k, v in VALUES.items()}
+SOME = st.fixed_dictionaries({}, optional=LISTS)
 
 
 def write_grid(tmp_path, content):
@@ -37,9 +35,7 @@ def write_grid(tmp_path, content):
 @given(grid=SOME.filter(len), fixed=SOME)
 def test_a_grids_runs_equal_nested_loops(tmp_path_factory, grid, fixed):
     fixed = {name: values[0] for name, values in fixed.items() if name not in grid}
-    path = write_grid(
-        tmp_path_factory.mktemp("grid"), yaml.safe_dump({"fixed": fixed, "grid": grid})
-    )
+    path = write_grid(tmp_path_factory.mktemp("grid"), {"fixed": fixed, "grid": grid})
     # As YAML sorts them when it writes.
     names = sorted(grid)
     expected = []
@@ -54,34 +50,24 @@ def test_a_grids_runs_equal_nested_loops(tmp_path_factory, grid, fixed):
 
 
 def test_entries_of_runs_are_separate_grids(tmp_path):
-    sweep_grid = read_grid(
-        write_grid(
-            tmp_path,
-            """
-            fixed: {epochs: 3}
-            grid: {strategy: [naive], seed: [0, 1]}
-            runs:
-              - {strategy: ewc, strategy_args: "strength=10", seed: [0, 1]}
-              - {strategy: naive, epochs: 1}
-            """,
-        )
-    )
-    expected = [(r.config.strategy, r.config.seed, r.config.epochs) for r in sweep_grid.runs]
-    assert expected == [
-        ("naive", 0, 3),
-        ("naive", 1, 3),
-        ("ewc", 0, 3),
-        ("ewc", 1, 3),
-        ("naive", 0, 1),
-    ]
+    content = """
+    fixed: {epochs: 3}
+    grid: {strategy: [naive], seed: [0, 1]}
+    runs:
+      - {strategy: ewc, strategy_args: "strength=10", seed: [0, 1]}
+      - {strategy: naive, epochs: 1}
+    """
+    sweep_grid = read_grid(write_grid(tmp_path, content))
+    runs = [(r.config.strategy, r.config.seed, r.config.epochs) for r in sweep_grid.runs]
+    first = [("naive", 0, 3), ("naive", 1, 3)]
+    assert runs == [*first, ("ewc", 0, 3), ("ewc", 1, 3), ("naive", 0, 1)]
     assert sweep_grid.group_by == ("strategy", "dataset", "strategy_args", "epochs")
 
 
 def test_dependent_parameters_are_not_in_run_names(tmp_path):
     """Features select another recipe, which changes model, epochs and rates."""
-    sweep_grid = read_grid(
-        write_grid(tmp_path, "runs: [{strategy: ewc}, {strategy: ncm, features: pixels}]")
-    )
+    content = "runs: [{strategy: ewc}, {strategy: ncm, features: pixels}]"
+    sweep_grid = read_grid(write_grid(tmp_path, content))
     assert set(sweep_grid.varied) == {"strategy", "features"}
     assert sweep_grid.runs[1].name == "ncm digits seed 0 features=pixels"
 

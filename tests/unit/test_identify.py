@@ -67,6 +67,10 @@ AV_CIL = build_lower(
 )
 # Continvvm/continuum, tests/test_metrics.py, 43ba009.
 CONTINUUM = AccuracyMatrix([[1, 0.25], [0.25, 0.25]])
+CHALLENGE = AccuracyMatrix(np.array(SECOND_PLACE))
+# InfLoRA issue 5: the last row.
+LAST_ROW = [0.927, 0.856, 0.866, 0.85, 0.912, 0.785, 0.837, 0.878, 0.915, 0.799]
+INFLORA = AccuracyMatrix([[math.nan] * 10] * 9 + [LAST_ROW])
 
 
 @pytest.mark.parametrize(
@@ -88,25 +92,10 @@ CONTINUUM = AccuracyMatrix([[1, 0.25], [0.25, 0.25]])
         # continuum issue 281: the repaired forgetting, as its own test has it.
         (CONTINUUM, ".75", ".74", {"chaudhry/forgetting_since_trained"}, 2),
         # The numbers of the challenge's second place, as its organisers published them.
-        (
-            AccuracyMatrix(np.array(SECOND_PLACE)),
-            "0.9228127",
-            "0.9228128",
-            {"clear/in_domain_accuracy"},
-            10,
-        ),
+        (CHALLENGE, "0.9228127", "0.9228128", {"clear/in_domain_accuracy"}, 10),
         # l2p issue 29: avg_acc is the mean of the last row. InfLoRA issue 5, by whose author its
         # ACC is L2P's, has such a row and the average.
-        (
-            AccuracyMatrix(
-                [[math.nan] * 10] * 9
-                + [[0.927, 0.856, 0.866, 0.85, 0.912, 0.785, 0.837, 0.878, 0.915, 0.799]]
-            ),
-            "86.25",
-            "86.24",
-            {"renate/average_accuracy"},
-            10,
-        ),
+        (INFLORA, "86.25", "86.24", {"renate/average_accuracy"}, 10),
     ],
 )
 def test_the_formula_of_a_published_number_is_found(matrix, number, changed, expected, step):
@@ -153,9 +142,8 @@ def square_matrices(draw):
 def test_values_of_a_definition_are_identified_as_it(matrix, digits, factor, transpose, data):
     step = data.draw(st.integers(1, matrix.num_rows))
     metrics = [metric for metric in ALL_METRICS if metric.needs == MATRIX]
-    name, value = data.draw(
-        st.sampled_from(sorted(summarize(matrix.after(step), metrics=metrics).items()))
-    )
+    values = sorted(summarize(matrix.after(step), metrics=metrics).items())
+    name, value = data.draw(st.sampled_from(values))
     stored = AccuracyMatrix(matrix.values.T, None, matrix.num_instances) if transpose else matrix
     (result,) = identify(stored, [f"{value * factor:.{digits}f}"])
     assert any(
@@ -184,10 +172,8 @@ def test_definitions_that_explain_more_numbers_rank_first():
 
 
 def test_matches_by_chance_fall_with_digits():
-    matrix = AccuracyMatrix(np.array(SECOND_PLACE))
-    expected = [
-        result.expected_by_chance for result in identify(matrix, ["0.923", "0.9228", "0.92281"])
-    ]
+    results = identify(CHALLENGE, ["0.923", "0.9228", "0.92281"])
+    expected = [result.expected_by_chance for result in results]
     assert expected[0] > 1 > expected[1] > expected[2]
     assert expected[0] == pytest.approx(10 * expected[1], rel=0.1)
 

@@ -27,15 +27,13 @@ def evaluation_set(counts: tuple[int, ...] = (3, 2), classes: int = 4) -> Evalua
     total = sum(counts)
     content = np.random.default_rng(0).integers(0, 256, (total, 16)).astype(np.uint8)
     classes_of, names = np.arange(total) % classes, tuple(f"image é {i}" for i in range(total))
-    return build_images(
-        counts, classes_of, (f"class {c}" for c in range(classes)), content, names=names
-    )
+    class_names = [f"class {c}" for c in range(classes)]
+    return build_images(counts, classes_of, class_names, content, names=names)
 
 
 def build_row(images: EvaluationSet, labels: list[int], **options: object) -> RowPredictions:
-    return RowPredictions(
-        row=2, labels=np.array(labels, dtype=np.uint8), evaluation_set=images.digest, **options
-    )
+    options |= {"labels": np.array(labels, dtype=np.uint8), "evaluation_set": images.digest}
+    return RowPredictions(row=2, **options)
 
 
 def test_an_evaluation_set_round_trips(tmp_path: Path) -> None:
@@ -52,10 +50,8 @@ def test_an_evaluation_set_round_trips(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["bucket", "label", "content", "class_names", "buckets"])
 def test_the_digest_follows_from_every_part(part: str) -> None:
     images = evaluation_set()
-    parts = {
-        name: getattr(images, name)
-        for name in ("buckets", "class_names", "bucket", "label", "content", "names")
-    }
+    names = ("buckets", "class_names", "bucket", "label", "content", "names")
+    parts = {name: getattr(images, name) for name in names}
     changed = parts[part]
     if isinstance(changed, tuple):
         changed = (*changed[:-1], "other")
@@ -137,11 +133,7 @@ HOSTILE = {
     "a name twice": _header(PREDICTIONS, {"labels": tensor([1], [0, 1])}, b"\0").replace(
         b'"row"', b'"row": "1", "row"'
     ),
-    "newer": _header(
-        {"format": "clear_mlflow/predictions", "version": "2.0", "row": "2"},
-        {"labels": tensor([1], [0, 1])},
-        b"\0",
-    ),
+    "newer": _header({**PREDICTIONS, "version": "2.0"}, {"labels": tensor([1], [0, 1])}, b"\0"),
     "more than the file holds": _header(
         PREDICTIONS, {"labels": tensor([2**40], [0, 2**40])}, b"\0"
     ),

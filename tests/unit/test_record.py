@@ -2,6 +2,7 @@
 
 import json
 import math
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -47,12 +48,8 @@ def read(text: str) -> RowRecord:
 
 def check_refused(text: str, part: str) -> None:
     """Check a one-line error that names the file and shows the value, truncated."""
-    with pytest.raises(RecordError) as caught:
-        read(text)
-    message = str(caught.value)
+    message = check_error(RecordError, part, read, text)
     assert message.startswith("row_002.json: ")
-    assert part in message
-    assert message.isprintable()
     assert len(message) < 400
 
 
@@ -71,6 +68,8 @@ json_values = st.recursive(
     max_leaves=8,
 )
 taken = {*document(), "accuracy", "split", "score", "values"}
+unknown_fields = st.text(st.characters(codec="utf-8")).filter(lambda name: name not in taken)
+moments = st.datetimes(min_value=datetime(1970, 1, 1))
 
 
 @st.composite
@@ -95,18 +94,8 @@ def records(draw):
         dataset=DatasetIdentity(draw(printable), draw(printable)),
         seed=draw(st.none() | st.integers(-(2**63), 2**64 - 1)),
         package_version=draw(printable),
-        written_at=draw(
-            st.datetimes(min_value=np.datetime64("1970-01-01", "s").item()).map(
-                lambda time: time.isoformat(timespec="microseconds") + "Z"
-            )
-        ),
-        extra=draw(
-            st.dictionaries(
-                st.text(st.characters(codec="utf-8")).filter(lambda k: k not in taken),
-                json_values,
-                max_size=3,
-            )
-        ),
+        written_at=draw(moments).isoformat(timespec="microseconds") + "Z",
+        extra=draw(st.dictionaries(unknown_fields, json_values, max_size=3)),
     )
 
 
@@ -216,10 +205,7 @@ WRONG_ACCURACIES = [
     ({"accuracy": [0.5, True, None]}, "accuracy[1]: expected 'float"),
     ({"accuracy": [0.5, 10**400, None]}, "accuracy[1]: number out of range"),
     ({"accuracy": [None, None, None]}, "was not measured on any bucket"),
-    (
-        {"correct": [1, 2, 3]},
-        "two of correct, accuracy and values; expected only correct or accuracy",
-    ),
+    ({"correct": [1, 2, 3]}, "two of correct, accuracy and values; expected only correct or acc"),
 ]
 WRONG_SCORES = [
     ({"accuracy": [0.5, 0.5, 0.5]}, "expected only values"),
@@ -266,9 +252,7 @@ def test_texts_other_than_rows_are_rejected_in_one_line(text, part):
 @given(st.text())
 def test_a_hostile_source_name_does_not_break_the_message(source):
     """File names are as untrusted as files."""
-    with pytest.raises(RecordError) as caught:
-        RowRecord.from_json("", source=source)
-    assert str(caught.value).isprintable()
+    check_error(RecordError, "", RowRecord.from_json, "", source=source)
 
 
 def test_extra_cannot_shadow_a_field():
@@ -309,20 +293,14 @@ def test_rows_become_a_run():
 @pytest.mark.parametrize(
     ("numbers", "missing", "complete"),
     [
-        ((0, 1, 2), (), False),
-        ((1, 2, 3), (0,), True),
-        ((0, 1, 3), (2,), False),
-        ((3,), (0, 1, 2), False),
-        ((0,), (), False),
+        *(((0, 1, 2), (), False), ((1, 2, 3), (0,), True), ((0, 1, 3), (2,), False)),
+        *(((3,), (0, 1, 2), False), ((0,), (), False)),
     ],
 )
 def test_gaps_are_rows_below_the_highest(numbers, missing, complete):
     run_record = assemble(index_records(*map(record, numbers)))
-    assert (run_record.rows, run_record.missing, run_record.is_complete) == (
-        numbers,
-        missing,
-        complete,
-    )
+    assert (run_record.rows, run_record.missing) == (numbers, missing)
+    assert run_record.is_complete == complete
 
 
 def with_row(**changes) -> RowRecord:
@@ -330,6 +308,7 @@ def with_row(**changes) -> RowRecord:
 
 
 NAMED = DatasetIdentity("clear10", DIGITS.digest)
+CHANGED = DatasetIdentity("digits", "sha256:f")
 
 
 @pytest.mark.parametrize(
@@ -339,27 +318,22 @@ NAMED = DatasetIdentity("clear10", DIGITS.digest)
         (record(2, protocol="streaming"), "protocol is 'iid' and 'streaming'"),
         (record(2, split="validation"), "split is 'test' and 'validation'"),
         (record(2, dataset=NAMED), "dataset name is 'digits' and 'clear10'"),
-        (
-            record(2, dataset=DatasetIdentity("digits", "sha256:f")),
-            "dataset digest is 'sha256:0123456789abcdef' and 'sha256:f'",
-        ),
+        (record(2, dataset=CHANGED), "dataset digest is 'sha256:0123456789abcdef' and 'sha256:f'"),
         (with_row(buckets=("1", "2", "x")), "buckets is ('1', '2', '3') and ('1', '2', 'x')"),
         (with_row(num_instances=(10, 21, 30)), "num_instances is (10, 20, 30) and (10, 21, 30)"),
     ],
 )
 def test_contradicting_rows_are_named_with_both_values(foreign, difference):
     """So that a user can remove one."""
-    with pytest.raises(RecordError) as caught:
-        assemble(index_records(record(1), foreign, record(3)))
-    assert f"contradict each other: {difference};" in str(caught.value)
+    records = index_records(record(1), foreign, record(3))
+    check_error(RecordError, f"contradict each other: {difference};", assemble, records)
 
 
 @pytest.mark.parametrize("name", ["row_003.json", "row_2.json", "notes.txt", "row_003\n.json"])
 def test_a_file_under_another_rows_name_is_rejected(name):
     """A copied file would replace a row that was never measured."""
-    with pytest.raises(RecordError, match=r"contains row 2, whose file is row_002\.json") as caught:
-        assemble({name: record(2)})
-    assert str(caught.value).isprintable()
+    message = "contains row 2, whose file is row_002.json"
+    check_error(RecordError, message, assemble, {name: record(2)})
 
 
 def test_a_run_without_rows_has_no_record():
