@@ -33,9 +33,8 @@ def test_figures_are_pictures():
     for name, content in files.items():
         if name == "paper.pdf":
             with mpl.rc_context({"text.usetex": True, "savefig.dpi": 30}):
-                assert (
-                    dict(render_figures(comparison))[name] == content
-                )  # undated, and no user's settings
+                # Undated, and no user's settings.
+                assert dict(render_figures(comparison))[name] == content
             assert content.count(b"/Type /Page ") == 3  # the curves and two matrices
             assert b"/CIDFontType2" in content
             assert b"/Type3" not in content
@@ -53,9 +52,8 @@ def test_figures_are_pictures():
 def test_a_legend_stays_in_its_figure(groups, width):
     long = ["a long name, " * 9 + letter for letter in "abcdefghi"]
     names = ["from_scratch", "cumulative", "replay, memory 500", *long][:groups]
-    comparison = compare(
-        [run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])]
-    )
+    runs = [run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])]
+    comparison = compare(runs)
     figure = plot_history(comparison, width=width)
     figure.draw_without_rendering()
     assert figure.get_size_inches()[0] == width
@@ -75,12 +73,8 @@ def test_a_legend_stays_in_its_figure(groups, width):
     [(1, []), (2, ["95 % CI of the mean, cut off at the axis"]), (6, ["95 % CI of the mean"])],
 )
 def test_a_papers_figure_names_its_axis_and_its_bands(seeds, band):
-    groups = [
-        run
-        for name, level in (("_a", 100), ("b", 103))
-        for run in seeds_of(name, level, range(seeds))
-    ]
-    comparison = compare(groups)
+    runs = [*seeds_of("_a", 100, range(seeds)), *seeds_of("b", 103, range(seeds))]
+    comparison = compare(runs)
     figure = plot_history(comparison)
     axes = figure.axes[0]
     assert axes.get_ylabel() == "Challenge score (%)"
@@ -97,9 +91,8 @@ def compare_all(*runs, **options):
 
 @pytest.mark.slow
 def test_the_page_and_its_picture_show_the_pareto_front():
-    both = compare_all(
-        cost_runs("naive", 120, 1), cost_runs("replay", 180, 2), cost_runs("lwf", 110, 3)
-    )
+    naive, lwf = cost_runs("naive", 120, 1), cost_runs("lwf", 110, 3)
+    both = compare_all(naive, lwf, cost_runs("replay", 180, 2))
     page = render_comparison_page(both, title="t", footer="f")
     assert 'id="cost"' in page
     pictures = dict(render_figures(both))
@@ -109,9 +102,7 @@ def test_the_page_and_its_picture_show_the_pareto_front():
     assert "cost.svg" not in dict(render_figures(equal))
     without = compare_all(cost_runs("naive", 120, None), cost_runs("replay", 180, None))
     assert 'id="cost"' not in render_comparison_page(without, title="t", footer="f")
-    free = compare_all(
-        cost_runs("naive", 120, 1), cost_runs("lwf", 110, 3), cost_runs("ncm", 100, 0)
-    )
+    free = compare_all(naive, lwf, cost_runs("ncm", 100, 0))
     assert ", without ncm (0 FLOPs)" in str(dict(render_figures(free))["cost.svg"])
     assert "cost.svg" not in dict(render_figures(without))
     assert not [w for w in without.warnings if "cost" in w]
@@ -120,9 +111,8 @@ def test_the_page_and_its_picture_show_the_pareto_front():
 def test_names_of_close_methods_do_not_overlap():
     levels = {"naive": (120, 100), "naive, momentum": (121, 104), "other": (120, 103)}
     near = [cost_runs(name, *level_and_price) for name, level_and_price in levels.items()]
-    picture = ElementTree.fromstring(
-        dict(render_figures(compare_all(*near, cost_runs("far", 180, 900))))["cost.svg"]
-    )
+    comparison = compare_all(*near, cost_runs("far", 180, 900))
+    picture = ElementTree.fromstring(dict(render_figures(comparison))["cost.svg"])
     labels = [
         (float(text.get("x")), float(text.get("y")), len(text.text))
         for text in picture.iter("{http://www.w3.org/2000/svg}text")

@@ -3,8 +3,10 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from comparisons import build_seed_runs, compared_run, counts, row_records
+from comparisons import build_seed_runs as seeds_of
+from comparisons import compared_run, counts, row_records
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
 from rich.console import Console
 
@@ -30,7 +32,7 @@ def three_groups(seeds=3):
     return [
         run
         for name, level in (("naive", 120), ("replay", 160), ("cumulative", 180))
-        for run in build_seed_runs(name, level, range(seeds))
+        for run in seeds_of(name, level, range(seeds))
     ]
 
 
@@ -44,16 +46,9 @@ def test_hostile_names_are_only_text(name):
 
     def tags_with(text, key):
         runs = [
-            run
+            compared_run(label, counts(level, seed), seed=seed, dataset=key, buckets=[key, *"bcd"])
             for seed in range(2)
-            for run in (
-                compared_run(
-                    text, counts(180, seed), seed=seed, dataset=key, buckets=[key, *"bcd"]
-                ),
-                compared_run(
-                    "other", counts(90, seed), seed=seed, dataset=key, buckets=[key, *"bcd"]
-                ),
-            )
+            for label, level in ((text, 180), ("other", 90))
         ]
         return build_page(runs, title=text)[1]
 
@@ -92,11 +87,8 @@ def test_every_cell_of_every_matrix_is_there():
     assert len(tables) == len(grids) == 4
     for grid, table in zip(grids, tables, strict=True):
         cells = re.findall(r"<td class=[^>]*>(.*?)</td>", table)
-        expected = [
-            f"{100 * value:.1f}" if value == value else "<i>not measured</i>"
-            for value in grid.ravel()
-        ]
-        assert cells == expected
+        nothing = "<i>not measured</i>"
+        assert cells == [nothing if np.isnan(v) else f"{100 * v:.1f}" for v in grid.ravel()]
 
 
 def test_sentences_and_warnings_are_on_the_page():
@@ -121,21 +113,16 @@ def test_text_for_screen_readers_does_not_widen_a_page():
 
 
 def test_one_run_and_two_settings_make_a_page():
-    Page(build_page(build_seed_runs("replay", 180, [0]))[1])
-    runs = [
-        *build_seed_runs("a", 180, [0, 1]),
-        *build_seed_runs("a", 180, [2, 3], protocol="streaming"),
-    ]
+    Page(build_page(seeds_of("replay", 180, [0]))[1])
+    runs = [*seeds_of("a", 180, [0, 1]), *seeds_of("a", 180, [2, 3], protocol="streaming")]
     _, text = build_page(runs)
     Page(text)
     assert text.count(">buckets trained</text>") == 3
 
 
 def test_two_test_sets_have_separate_colours():
-    runs = [
-        *build_seed_runs("a", 180, [0, 1]),
-        *build_seed_runs("a", 180, [2, 3], digest="sha256:" + "cd" * 32),
-    ]
+    runs = seeds_of("a", 180, [0, 1])
+    runs += seeds_of("a", 180, [2, 3], digest="sha256:" + "cd" * 32)
     values = []
     for run in runs:
         matrix = run.record.matrix
@@ -159,10 +146,8 @@ def test_an_axis_of_equal_accuracies_has_a_width():
 
 
 def test_fifty_runs_fit():
-    runs = [
-        compared_run(f"strategy {i}", counts(100 + i, i, buckets=10), seed=0, run_id=f"{i:032x}")
-        for i in range(50)
-    ]
+    rows = [counts(100 + i, i, buckets=10) for i in range(50)]
+    runs = [compared_run(f"m{i}", row, seed=0, run_id=f"{i:032x}") for i, row in enumerate(rows)]
     _, text = build_page(runs, by=())
     assert len(text.encode()) < 2_000_000
     Page(text)
@@ -170,7 +155,7 @@ def test_fifty_runs_fit():
 
 def test_runs_without_valid_cells_make_a_page():
     runs = []
-    for run in build_seed_runs("[/x]", 180, [0, 1], protocol="streaming", dataset="[/x]"):
+    for run in seeds_of("[/x]", 180, [0, 1], protocol="streaming", dataset="[/x]"):
         last = row_records(counts(180, 1), protocol="streaming")[4]
         record = assemble({row_file_name(4): last})
         runs.append(replace(run, record=record, summary={}))

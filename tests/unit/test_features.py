@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -30,12 +32,8 @@ def test_a_small_image_is_its_bytes_around_zero(tmp_path):
     Image.fromarray(pixels).save(tmp_path / "a.png")
     images = ImageSet((tmp_path / "a.png",), np.zeros(1, dtype=np.int64))
     (features,) = compute_pixel_features(images, cache_dir=tmp_path)
-    expected = [
-        (int(pixels[y, x, colour]) - 127.5) / 510
-        for y in range(16)
-        for x in range(16)
-        for colour in range(3)
-    ]
+    cells = itertools.product(range(16), range(16), range(3))
+    expected = [(int(pixels[y, x, colour]) - 127.5) / 510 for y, x, colour in cells]
     np.testing.assert_array_equal(features, np.array(expected, dtype=np.float32))
     assert features[0] == -0.25
     assert features[-1] == 0.25

@@ -25,17 +25,10 @@ from clear_mlflow.metrics import (
 from clear_mlflow.metrics._registry import check_metric_names
 
 NAMES = {
-    "clear/in_domain_accuracy",
-    "clear/next_domain_accuracy",
-    "clear/backward_transfer",
-    "clear/forward_transfer",
-    "clear/accuracy",
-    "clear/challenge_score",
-    "renate/average_accuracy",
-    "renate/micro_average_accuracy",
-    "renate/forgetting",
-    "renate/backward_transfer",
-    "renate/forward_transfer",
+    *("clear/in_domain_accuracy", "clear/next_domain_accuracy", "clear/backward_transfer"),
+    *("clear/forward_transfer", "clear/accuracy", "clear/challenge_score"),
+    *("renate/average_accuracy", "renate/micro_average_accuracy", "renate/forgetting"),
+    *("renate/backward_transfer", "renate/forward_transfer"),
 }
 FULL = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]], initial=[0.1, 0.2], num_instances=[5, 5])
 
@@ -58,10 +51,7 @@ def test_the_default_is_clears_and_renates():
             "a/b 0.5000 [0.2500, 1.0000] (lower is better)",
         ),
         (MetricResult(name="a/b", value=None, reason="needs k >= 2"), "a/b – (needs k >= 2)"),
-        (
-            MetricResult(name="a\nb", value=0.5),
-            "a\N{REPLACEMENT CHARACTER}b 0.5000 (higher is better)",
-        ),
+        (MetricResult(name="a\nb", value=0.5), "a\ufffdb 0.5000 (higher is better)"),
     ],
 )
 def test_a_result_is_shown_in_one_line(result, line):
@@ -93,9 +83,8 @@ def test_the_index_of_a_frame_orders_its_rows():
     frame = full.to_frame(wide=True)
     for labels in (["initial", "2005", "2004"], ["2005", "initial", "2004"]):
         assert scores(frame.loc[labels]) == scores(full)
-    assert (
-        scores(frame.loc[["2005"]])["clear/accuracy"].reason == "row 1, column 1 was not measured"
-    )
+    results = scores(frame.loc[["2005"]])
+    assert results["clear/accuracy"].reason == "row 1, column 1 was not measured"
     numbered = frame.loc[["2005", "2004"]].set_axis([1, 0])
     assert scores(numbered) == scores(AccuracyMatrix(FULL.values, buckets=("2004", "2005")))
     with pytest.raises(RecordError, match="which do not show after which bucket"):
@@ -108,13 +97,8 @@ def test_every_function_of_a_family_is_declared_under_its_own_name():
         if module.name.startswith("_"):
             continue
         family = getattr(metrics, module.name)
-        written = {
-            value
-            for name, value in vars(family).items()
-            if callable(value)
-            and getattr(value, "__module__", "") == family.__name__
-            and not name.startswith("_")
-        }
+        functions = {v for n, v in vars(family).items() if callable(v) and not n.startswith("_")}
+        written = {v for v in functions if getattr(v, "__module__", "") == family.__name__}
         declared = {getattr(metric.function, "func", metric.function) for metric in family.METRICS}
         if module.name == "papers":  # has several families, and other names of metrics
             assert written <= declared
@@ -171,10 +155,8 @@ def test_results_have_the_direction_of_their_metric():
     def worst(matrix):
         return float(matrix.values.min())
 
-    own = [
-        Metric(name="lab/loss", function=worst, higher_is_better=False),
-        Metric(name="lab/gain", function=worst),
-    ]
+    loss = Metric(name="lab/loss", function=worst, higher_is_better=False)
+    own = [loss, Metric(name="lab/gain", function=worst)]
     results = scores([[0.9, 0.6], [0.8, 0.95]], metrics=["clear", "renate", *own])
     for metric in (*METRICS, *own):
         assert results[metric.name].higher_is_better == metric.higher_is_better

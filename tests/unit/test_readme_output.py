@@ -21,9 +21,8 @@ def shown(project):
     cells = [line.split()[-10:] for line in block.splitlines() if re.match("initial|after", line)]
     values = np.array(cells, dtype=float) / 100
     matrix = AccuracyMatrix(values[1:], initial=values[0], num_instances=[50] * 10)
-    metrics = {
-        n: float(v) for n, v in re.findall(r"^(\w+/\w+) +(-?[\d.]+(?:e\+\d+)?)", block, re.M)
-    }
+    lines = re.findall(r"^(\w+/\w+) +(-?[\d.]+(?:e\+\d+)?)", block, re.M)
+    metrics = {name: float(value) for name, value in lines}
     return block, matrix, metrics
 
 

@@ -42,10 +42,8 @@ def test_the_address_is_one_line():
         done = hosting.insert_source(readme, url)
         assert f"git clone {url} clear_mlflow" in done
         assert done.count(f"]({url}/actions)") == 1
-        location = (
-            "colab.research.google.com/github/lab/clear_mlflow/blob/main/examples/notebook.ipynb"
-        )
-        assert done.count(location) == colab
+        notebook = "github/lab/clear_mlflow/blob/main/examples/notebook.ipynb"
+        assert done.count(f"colab.research.google.com/{notebook}") == colab
         assert hosting.insert_source(done, url) == done
         without_source = hosting.insert_source(done, None)
         assert "git clone ADDRESS clear_mlflow" in without_source

@@ -38,11 +38,8 @@ def test_a_matrix_round_trips_through_json(matrix):
     assert content["schema"] == {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
     values = np.array(content["values"], dtype=float).reshape(-1, matrix.num_buckets)
     again = AccuracyMatrix(values, content["initial"], content["num_instances"], content["buckets"])
-    assert again.equals(AccuracyMatrix(matrix.values, matrix.initial, *counts_and_keys(matrix)))
-
-
-def counts_and_keys(matrix):
-    return matrix.num_instances, matrix.buckets
+    parts = (matrix.values, matrix.initial, matrix.num_instances, matrix.buckets)
+    assert again.equals(AccuracyMatrix(*parts))
 
 
 @pytest.mark.slow
@@ -50,9 +47,8 @@ def counts_and_keys(matrix):
 def test_cells_round_trip_through_csv(matrix):
     header, *lines = csv.reader(io.StringIO(format_matrix_csv(matrix)))
     assert header[0] == "trained_through"
-    assert [key.removeprefix("'") for key in header[1:]] == [
-        key.removeprefix("'") for key in matrix.buckets
-    ]
+    keys = [[key.removeprefix("'") for key in keys] for keys in (header[1:], matrix.buckets)]
+    assert keys[0] == keys[1]
     cells = [[float(cell) if cell else NAN for cell in line[1:]] for line in lines]
     expected = [*([] if matrix.initial is None else [matrix.initial]), *matrix.values]
     np.testing.assert_array_equal(cells, np.array(expected).reshape(np.shape(cells)))

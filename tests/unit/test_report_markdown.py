@@ -37,9 +37,8 @@ def build_stored_record(matrix: AccuracyMatrix, **metadata) -> Record:
 
 def describe(record: Record, metrics=METRICS, **options) -> str:
     summary = summarize(record.matrix, record.protocol, metrics)
-    return format_run_description(
-        record, make_results(summary, explain(record.matrix, record.protocol, metrics)), **options
-    )
+    results = make_results(summary, explain(record.matrix, record.protocol, metrics))
+    return format_run_description(record, results, **options)
 
 
 def test_description_shows_matrix_and_metrics():
@@ -62,9 +61,8 @@ def test_description_shows_matrix_and_metrics():
 
 
 def test_the_description_of_a_partial_run_names_missing_rows_and_the_reason():
-    text = describe(
-        build_stored_record(AccuracyMatrix([[0.9, 0.6, 0.1], [0.5, 0.8, 0.1]]), without=(0, 1))
-    )
+    matrix = AccuracyMatrix([[0.9, 0.6, 0.1], [0.5, 0.8, 0.1]])
+    text = describe(build_stored_record(matrix, without=(0, 1)))
     assert "buckets trained 2 of 3" in text
     assert "rows not stored 0, 1" in text
     assert re.search(r"^after 1 +– +– +–$", text, re.MULTILINE)
@@ -77,9 +75,8 @@ def test_the_description_of_a_partial_run_names_missing_rows_and_the_reason():
 @given(st.integers(1, 70), st.text(max_size=300))
 def test_description_stays_below_the_limit_and_on_its_lines(width, fact):
     """MLflow truncates longer ones. Untrusted text ends no line or cell, and starts no tag."""
-    matrix = AccuracyMatrix(
-        np.full((width, width), 0.5), buckets=[f"|<b>{j}`" for j in range(width)]
-    )
+    buckets = [f"|<b>{j}`" for j in range(width)]
+    matrix = AccuracyMatrix(np.full((width, width), 0.5), buckets=buckets)
     text = describe(build_stored_record(matrix), ALL_METRICS, metadata={"strategy": fact})
     assert len(text.encode("utf-8", "replace")) < 8000
     assert text.count("\n### ") == 0
@@ -92,9 +89,8 @@ def test_description_stays_below_the_limit_and_on_its_lines(width, fact):
 
 
 def test_description_leaves_out_what_is_too_large():
-    texts = {
-        n: describe(build_stored_record(AccuracyMatrix(np.full((n, n), 0.5)))) for n in (25, 60)
-    }
+    matrices = {n: AccuracyMatrix(np.full((n, n), 0.5)) for n in (25, 60)}
+    texts = {n: describe(build_stored_record(matrix)) for n, matrix in matrices.items()}
     assert re.search(r"^after 1( +50\.0){25}$", texts[25], re.MULTILINE)
     assert "too large for this page" in texts[60]
     assert "after 1" not in texts[60]

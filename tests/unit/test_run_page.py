@@ -44,9 +44,8 @@ def build_predictions(
     labels = {}
     for row in range(num_buckets + 1) if rows is None else rows:
         guesses = draws.integers(0, classes, total)
-        labels[row] = np.where(
-            draws.random(total) < (skill if row else 1 / classes), label, guesses
-        )
+        is_right = draws.random(total) < (skill if row else 1 / classes)
+        labels[row] = np.where(is_right, label, guesses)
     rows = build_row_predictions(images, labels)
     return Predictions(images, rows, protocol, num_buckets)
 
@@ -74,9 +73,8 @@ def build_report(predictions=None, *, counts=None, **changes):
         counts = {row: stored.correct(images) for row, stored in predictions.rows.items()}
         record = build_record(counts, images.num_instances, protocol=predictions.protocol)
     else:
-        record = build_record(
-            counts, (50,) * len(next(iter(counts.values()))), **changes.pop("rows", {})
-        )
+        num_test = (50,) * len(next(iter(counts.values())))
+        record = build_record(counts, num_test, **changes.pop("rows", {}))
     metadata = {
         "name": "a run",
         "run_id": "abc",
@@ -110,31 +108,28 @@ def test_hostile_names_are_only_text(name):
 
     def tags_with(text, key):
         predictions = build_predictions(3, 2, 5)
-        images = dataclasses.replace(
-            predictions.images, class_names=(text[:200], "b"), buckets=(key, "b", "c")
-        )
+        buckets = (key, "b", "c")
+        names = {"class_names": (text[:200], "b"), "buckets": buckets}
+        images = dataclasses.replace(predictions.images, **names)
         rows = {
             row: dataclasses.replace(stored, evaluation_set=images.digest)
             for row, stored in predictions.rows.items()
         }
         predictions = Predictions(images, rows, "iid", 3)
-        return render_run_page(
-            build_report(
-                predictions=predictions,
-                counts={r: a.correct(images) for r, a in rows.items()},
-                rows={"dataset": key, "buckets": (key, "b", "c")},
-                name=text,
-                run_id=text,
-                results=make_results(
-                    {"lab/" + text: 0.5}, {"renate/forgetting": text, "lab/own": text}
-                ),
-                configuration={text: text},
-                requested={text: text + "!"},
-                dataset={text: text},
-                environment={text: text},
-                notes=[text],
-            )
+        metrics = {"lab/" + text: 0.5}, {"renate/forgetting": text, "lab/own": text}
+        parts = ("configuration", "dataset", "environment")
+        report = build_report(
+            predictions,
+            counts={r: a.correct(images) for r, a in rows.items()},
+            rows={"dataset": key, "buckets": buckets},
+            name=text,
+            run_id=text,
+            results=make_results(*metrics),
+            requested={text: text + "!"},
+            notes=[text],
+            **{part: {text: text} for part in parts},
         )
+        return render_run_page(report)
 
     text = tags_with(name, printable)
     assert_only_text(text, tags_with("plain", "key"))
@@ -145,9 +140,8 @@ def test_hostile_names_are_only_text(name):
 def test_every_cell_is_on_the_page():
     report = build_report(counts={row: THREE[row] for row in (0, 1, 3)})
     text = render_run_page(report)
-    cells = re.findall(
-        r"<td class=[^>]*>(.*?)</td>", text.split('id="map"')[1].split("</table>")[0]
-    )
+    table = text.split('id="map"')[1].split("</table>")[0]
+    cells = re.findall(r"<td class=[^>]*>(.*?)</td>", table)
     nothing = ["<i>not measured</i>"] * 3
     expected = [[f"{2 * n:.1f}" for n in THREE[row]] if row != 2 else nothing for row in range(4)]
     assert cells == list(itertools.chain(*expected))
@@ -165,9 +159,8 @@ def test_metrics_have_their_meaning_or_the_reason_without_a_value():
     own = make_results({"lab/own": 0.25}, lower_is_better=["lab/own"])
     report = dataclasses.replace(report, results=MetricResults(report.results | own))
     text = render_run_page(report)
-    tiles = re.findall(
-        r'<li[^>]*><span class="name" title="(.*?)".*?<strong>(.*?)</strong>', text, re.S
-    )
+    tile = r'<li[^>]*><span class="name" title="(.*?)".*?<strong>(.*?)</strong>'
+    tiles = re.findall(tile, text, re.S)
     assert [name for name, _ in tiles] == [metric.name for metric in METRICS]
     for name, value in tiles:
         expected = report.results[name].value
@@ -179,16 +172,13 @@ def test_metrics_have_their_meaning_or_the_reason_without_a_value():
 
 def test_tests_within_buckets_have_metrics_next_to_their_charts():
     report = build_report(counts=THREE)
-    tests = [
-        test
-        for bucket in (1, 2, 3)
-        for test in inside_bucket(bucket, [[20, 25, 10], list(THREE[bucket])], (50, 50, 50))
-    ]
+    tests = []
+    for bucket in (1, 2, 3):
+        tests += inside_bucket(bucket, [[20, 25, 10], list(THREE[bucket])], (50, 50, 50))
     matrix = AnytimeMatrix.from_tests(tests, report.record.matrix)
     results = evaluate_metrics(WITHIN_BUCKET_METRICS, report.record.matrix, tests=matrix)
-    report = dataclasses.replace(
-        report, results=MetricResults(report.results | results), tests=matrix
-    )
+    combined = MetricResults(report.results | results)
+    report = dataclasses.replace(report, results=combined, tests=matrix)
     before, _, section = render_run_page(report).partition('<section id="within-buckets">')
     assert "more metrics" not in before
     for name, result in results.items():
@@ -276,10 +266,8 @@ def test_classes_that_come_and_go_are_shown_over_time():
     assert class_rows is not None
     assert [cell["text"] for cell in class_rows["rows"][0]["cells"]] == ["20", "10", "10"]
     assert [cell["style"] for cell in class_rows["rows"][1]["cells"]] == ["x", "v50", "v50"]
-    assert (
-        build_class_map(dataclasses.replace(images, label=np.arange(60, dtype=np.uint16) % 2))
-        is None
-    )
+    equal = dataclasses.replace(images, label=np.arange(60, dtype=np.uint16) % 2)
+    assert build_class_map(equal) is None
 
 
 def test_classes_with_the_same_shares_in_buckets_of_different_sizes_are_not_shown():

@@ -46,12 +46,8 @@ def test_a_signal_is_forwarded_if_standard_error_is_closed():
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "os._exit(0)\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", code], **pipes)
     process.stderr.close()
     output, _ = process.communicate(timeout=60)
     assert output == b"stopped"

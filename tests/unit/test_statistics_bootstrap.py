@@ -57,11 +57,8 @@ def compute_by_loops(
         values = []
         for run in filter(None, (a, b)):
             cells = [
-                [
-                    sum(int(answer.labels[m]) for m in drawn[r, j]) / len(drawn[r, j])
-                    for j in range(3)
-                ]
-                for answer in run.rows.values()
+                [sum(int(row.labels[m]) for m in drawn[r, j]) / len(drawn[r, j]) for j in range(3)]
+                for row in run.rows.values()
             ]
             values.append(metric.function(AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))))
         results.append(values[0] - sum(values[1:]))
@@ -111,10 +108,8 @@ def test_metrics_undefined_on_a_resample_use_the_others() -> None:
             raise UndefinedMetricError("not here")
         return float(matrix.values[0, 0])
 
-    own = [
-        Metric(name="own/failing", function=failing),
-        Metric(name="own/same", function=lambda m: 0.5),
-    ]
+    same = Metric(name="own/same", function=lambda m: 0.5)
+    own = [Metric(name="own/failing", function=failing), same]
     a, b = random_hits(1, share=0.8), random_hits(2, share=0.8)
     results = paired_bootstrap(a, b, metrics=own, resamples=60)
     assert results.keys() == {"own/failing"}

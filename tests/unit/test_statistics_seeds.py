@@ -147,27 +147,11 @@ def test_holm_is_closed_testing_with_bonferroni(numbers: list[float]) -> None:
 
 
 def write_sentence(**values: Any) -> str:
-    pair: dict[str, Any] = {
-        "a": "A",
-        "b": "B",
-        "metric": "clear/accuracy",
-        "higher_is_better": True,
-        "in_percent": True,
-        "comparisons": 1,
-        "outcome": "different",
-        "unit": "seeds",
-        "difference": 0.031,
-        "low": 0.012,
-        "high": 0.05,
-        "p": 0.01,
-        "margin": None,
-        "cost_ratio": "",
-        "remarks": [],
-        "test": "paired t-test",
-        "sample": "8 shared seeds",
-        **values,
-    }
-    return write_verdict(pair)
+    pair = {"a": "A", "b": "B", "metric": "clear/accuracy", "higher_is_better": True}
+    pair |= {"in_percent": True, "comparisons": 1, "outcome": "different", "unit": "seeds"}
+    pair |= {"difference": 0.031, "low": 0.012, "high": 0.05, "p": 0.01, "margin": None}
+    pair |= {"cost_ratio": "", "remarks": [], "test": "paired t-test", "sample": "8 shared seeds"}
+    return write_verdict({**pair, **values})
 
 
 def test_verdicts_are_plain_sentences() -> None:
@@ -191,23 +175,14 @@ def test_verdicts_are_plain_sentences() -> None:
     )
     assert "(equal means, 95 % CI" in write_sentence(difference=0.0, p=1.0, outcome="not shown")
     # Small differences keep a digit, tiny p-values none.
-    assert "A +0.03 points, 95 % CI 0.01 to 0.05, p < 0.0001," in write_sentence(
-        difference=0.0003, low=0.0001, high=0.0005, p=1e-12
-    )
+    sentence = write_sentence(difference=0.0003, low=0.0001, high=0.0005, p=1e-12)
+    assert "A +0.03 points, 95 % CI 0.01 to 0.05, p < 0.0001," in sentence
 
 
 def test_a_margin_adds_a_test_of_equivalence() -> None:
-    wide: dict[str, Any] = {
-        "difference": 0.001,
-        "low": -0.006,
-        "high": 0.008,
-        "p": 0.6,
-        "outcome": "not shown",
-        "margin": 0.005,
-        "equivalence_p": 0.2,
-        "equivalence_low": -0.004,
-        "equivalence_high": 0.006,
-    }
+    wide: dict[str, Any] = {"difference": 0.001, "low": -0.006, "high": 0.008, "p": 0.6}
+    wide |= {"outcome": "not shown", "margin": 0.005, "equivalence_p": 0.2}
+    wide |= {"equivalence_low": -0.004, "equivalence_high": 0.006}
     assert write_sentence(**wide) == (
         "A and B: neither a significant difference nor equivalence within 0.5 points in "
         "clear/accuracy (A +0.1 points, 90 % CI -0.4 to 0.6, TOST p = 0.2, paired t-test, 8 shared "
@@ -217,17 +192,10 @@ def test_a_margin_adds_a_test_of_equivalence() -> None:
     assert write_sentence(**equal).startswith(
         "A and B: equivalent in clear/accuracy within 1 point (A +0.1 points, 90 % CI -0.4 to 0.6"
     )
-    both = {
-        **equal,
-        "is_within_margin": True,
-        "outcome": "different",
-        "p": 0.01,
-        "low": 0.0005,
-        "high": 0.0015,
-    }
-    assert write_sentence(**both).endswith(
-        "8 shared seeds). The difference is within the margin of 1 point."
-    )
+    both = {**equal, "is_within_margin": True, "outcome": "different", "p": 0.01}
+    both |= {"low": 0.0005, "high": 0.0015}
+    end = "8 shared seeds). The difference is within the margin of 1 point."
+    assert write_sentence(**both).endswith(end)
 
 
 def test_the_sentence_on_two_single_runs_is_about_two_models() -> None:

@@ -48,10 +48,8 @@ def test_names_of_stored_tags_do_not_change():
         "COPIED_FROM_TAG": "copied_from",
         "COPIED_STATE_TAG": "copied_state",
     }
-    assert {key for key, text in tag_names.items() if not text.startswith(PREFIX)} == {
-        "DIVERGED_TAG",
-        "LEADER_TAG",
-    }
+    foreign = {key for key, text in tag_names.items() if not text.startswith(PREFIX)}
+    assert foreign == {"DIVERGED_TAG", "LEADER_TAG"}
     assert hidden == {
         *("SCORED_TAG", "MATRIX_TAG", "VERSIONS_TAG", "NOTE_TAG"),
         *("SWEEP_COMPARISON_TAG", "PROCESS_TAG", "HOLDER_TAG", "COPIED_STATE_TAG"),
@@ -66,6 +64,5 @@ def test_names_of_stored_artifacts_do_not_change():
     assert names.MATRIX_JSON == "accuracy_matrix/matrix.json"
     assert names.REPORT_HTML == "report.html"
     assert names.STATE_FOLDER == "training_state"
-    assert (
-        f"{names.MODELS_FOLDER}/{names.format_model_file_name(4)}" == "models/after_004.safetensors"
-    )
+    model = f"{names.MODELS_FOLDER}/{names.format_model_file_name(4)}"
+    assert model == "models/after_004.safetensors"
