@@ -30,7 +30,7 @@ def load_source(
 ) -> BucketStream:
     """Load a custom stream from a folder, by default with a cache next to it."""
     cache_dir = cache or root.parent / "cache"
-    options = {"arguments": arguments, "protocol": protocol, "split": split}
+    options: dict[str, Any] = {"arguments": arguments, "protocol": protocol, "split": split}
     return load_stream(dataset, str(root), cache_dir=cache_dir, **options)
 
 
