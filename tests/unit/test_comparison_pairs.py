@@ -17,17 +17,12 @@ from comparisons import NUM_TEST, compared_run, counts
 from rich.console import Console
 from scipy import stats
 
+from clear_mlflow.comparison import tables
 from clear_mlflow.comparison.groups import ComparedRun, RunWithoutRows
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.result import Comparison
-from clear_mlflow.comparison.tables import (
-    build_comparison_dict,
-    format_description,
-    format_latex,
-    format_markdown,
-)
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.statistics import TTest, hedges_g, holm, paired_t, seeds_needed
@@ -173,8 +168,8 @@ def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() ->
     assert "adjusted for 4 comparisons" in line
     assert line in print_text(comparison)
     assert line in html.unescape(render_comparison_page(comparison, title="", footer=""))
-    assert "Exploratory, without" in format_description(comparison, page="")
-    assert build_comparison_dict(comparison)["exploratory"] == line
+    assert "Exploratory, without" in tables.format_description(comparison, page="")
+    assert tables.build_comparison_dict(comparison)["exploratory"] == line
 
 
 def test_nothing_is_exploratory_where_the_ranking_metric_decides() -> None:
@@ -243,7 +238,7 @@ def test_a_seed_that_diverged_is_a_result() -> None:
     page = render_comparison_page(comparison, title="t", footer="f")
     assert ">3, 2 diverged</td>" in page
     assert "3, 2 diverged" in print_text(comparison)
-    assert "| naive | 3, 2 diverged |" in format_description(comparison, page="p")
+    assert "| naive | 3, 2 diverged |" in tables.format_description(comparison, page="p")
 
 
 def test_a_method_whose_seeds_all_diverged_is_shown() -> None:
@@ -455,6 +450,8 @@ def test_only_what_the_tests_support_is_marked_as_the_best() -> None:
         frame = comparison.groups_frame
         marked = {(i, m) for m in comparison.metrics for i in frame.index[frame[m, "best"]]}
         assert marked == {(i, SCORE) for i in best}
-        assert len(best) == format_latex(comparison).count("mathbf")
-        assert len(best) == format_latex(comparison).count("Bold: significantly better than all")
-        assert len(best) == format_markdown(comparison).count(" **")
+        assert len(best) == tables.format_latex(comparison).count("mathbf")
+        assert len(best) == tables.format_latex(comparison).count(
+            "Bold: significantly better than all"
+        )
+        assert len(best) == tables.format_markdown(comparison).count(" **")

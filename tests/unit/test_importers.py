@@ -9,18 +9,10 @@ import pytest
 import result_files as files
 from one_line_errors import check_error
 
+from clear_mlflow import importers
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import ACCURACY, Score
-from clear_mlflow.importers import (
-    FORMATS,
-    ReadOptions,
-    ResultFile,
-    detect_format,
-    find_skipped_files,
-    load_file,
-    read_runs,
-)
 from clear_mlflow.importers._base import PrintedNumber
 from clear_mlflow.metrics import FAMILIES
 from clear_mlflow.report.exports import format_matrix_csv, format_matrix_json
@@ -42,13 +34,13 @@ MAMMOTH = files.mammoth_line(SQUARE, eval_future=True)
 INITIAL_FIRST = {"initial": "first-row"}
 
 
-def result_file(name: str, content: str | bytes, **options) -> ResultFile:
+def result_file(name: str, content: str | bytes, **options) -> importers.ResultFile:
     encoded = content.encode() if isinstance(content, str) else content
-    return ResultFile(name, encoded, ReadOptions(**options))
+    return importers.ResultFile(name, encoded, importers.ReadOptions(**options))
 
 
 def read(name: str, content: str | bytes, format_name: str = "auto", **options) -> AccuracyMatrix:
-    (run,) = read_runs(result_file(name, content, **options), format_name)
+    (run,) = importers.read_runs(result_file(name, content, **options), format_name)
     return run.matrix
 
 
@@ -113,7 +105,7 @@ SAMPLES = [
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample[0]} {sample[1]}")
 def test_every_format_is_detected_and_read(sample):
     format_name, name, content, rows, initial, options = sample
-    assert detect_format(result_file(name, content)).name == format_name
+    assert importers.detect_format(result_file(name, content)).name == format_name
     assert_equal(read(name, content, **options), rows, initial)
     assert_equal(read(name, content, format_name, **options), rows, initial)
 
@@ -246,7 +238,9 @@ def test_previews_and_averages_belong_to_the_labelled_order():
     assert "with rows as tests: average 0.667, forgetting 0.281" in previews[0]
     averages = [f"{lines[i]},{np.mean(row[: i + 1])}" for i, row in enumerate(SQUARE)]
     for order in (averages, averages[::-1], averages[:0:-1]):
-        (run,) = read_runs(result_file("a.csv", "\n".join(["task,t1,t2,t3,average", *order])))
+        (run,) = importers.read_runs(
+            result_file("a.csv", "\n".join(["task,t1,t2,t3,average", *order]))
+        )
         np.testing.assert_array_equal(run.matrix.values[1:], SQUARE[1:])
         assert run.proof.startswith("rows as training: fits average of a line 0.666667")
 
@@ -320,7 +314,7 @@ def test_an_accuracy_is_rounded_to_one_to_five_digits(cell, is_possible):
 
 def test_every_format_has_a_sample():
     read_as_logs = {"pycil", "libcontinual", "zscl", "mtil"}  # by test_importers_logs.py
-    assert {sample[0] for sample in SAMPLES} == set(FORMATS) - read_as_logs
+    assert {sample[0] for sample in SAMPLES} == set(importers.FORMATS) - read_as_logs
 
 
 def test_runs_that_stopped_have_fewer_rows():
@@ -334,7 +328,7 @@ def test_runs_that_stopped_have_fewer_rows():
 
 def test_each_line_of_mammoth_is_a_run():
     lines = [files.mammoth_line(PAST_ONLY, seed=seed, backbone="resnet18") for seed in (0, 1)]
-    two = read_runs(result_file("logs.pyd", "".join(lines)))
+    two = importers.read_runs(result_file("logs.pyd", "".join(lines)))
     assert [run.label for run in two] == ["line 1", "line 2"]
     assert [run.metadata["seed"] for run in two] == ["0", "1"]
     parameters = {"strategy": "derpp", "dataset": "seq-cifar10", "model": "resnet18"}
@@ -408,7 +402,7 @@ def test_imported_matrices_have_capymoas_scores():
 def test_counts_and_keys_are_read_or_passed():
     stored = {"matrix": SQUARE, "num_instances": [16, 32, 48], "buckets": ["a", "b", 3]}
     stored |= {"seed": 2**70, "strategy": "er", "model": True}
-    (run,) = read_runs(result_file("a.json", json.dumps(stored)))
+    (run,) = importers.read_runs(result_file("a.json", json.dumps(stored)))
     matrix = run.matrix
     assert (matrix.num_instances.tolist(), matrix.buckets) == ([16, 32, 48], ("a", "b", "3"))
     assert run.metadata == {"strategy": "er"}
@@ -533,12 +527,12 @@ def test_sizes_are_limited_before_memory_is_allocated(tmp_path):
         ("a.csv", ",".join(["0.5"] * 1001), "expected 1 to 1000"),
     ]:
         with pytest.raises(RecordError, match=part):
-            read_runs(result_file(name, content))
+            importers.read_runs(result_file(name, content))
     large = tmp_path / "large.csv"
     large.touch()
     os.truncate(large, (64 << 20) + 1)
-    check_error(DataError, "'large.csv' is larger than 64 MiB", load_file, large)
-    check_error(DataError, "is not a file", load_file, tmp_path)
+    check_error(DataError, "'large.csv' is larger than 64 MiB", importers.load_file, large)
+    check_error(DataError, "is not a file", importers.load_file, tmp_path)
 
 
 def test_row_labels_may_start_with_the_untrained_model():
@@ -566,7 +560,7 @@ def test_the_largest_allowed_matrix_is_read():
     ],
 )
 def test_files_next_to_a_matrix_are_skipped(names, passed):
-    assert [name in find_skipped_files(names) for name in names] == passed
+    assert [name in importers.find_skipped_files(names) for name in names] == passed
 
 
 @pytest.mark.parametrize(

@@ -7,23 +7,17 @@ import numpy as np
 import pytest
 
 from clear_mlflow import AccuracyMatrix
-from clear_mlflow.report.pictures import (
-    decode_png,
-    draw_heatmap,
-    draw_heatmap_png,
-    encode_png,
-    fit_labels,
-)
+from clear_mlflow.report import pictures
 
 TEN = AccuracyMatrix(np.full((10, 10), 1.0), initial=[0.0912] * 10)
 
 
 def heatmap_array(matrix: AccuracyMatrix, title: str) -> np.ndarray:
-    return decode_png(draw_heatmap_png(matrix, title))
+    return pictures.decode_png(pictures.draw_heatmap_png(matrix, title))
 
 
 def texts(matrix: AccuracyMatrix, title: str) -> list[str]:
-    return [text.get_text() for text in draw_heatmap(matrix, title).axes[0].texts]
+    return [text.get_text() for text in pictures.draw_heatmap(matrix, title).axes[0].texts]
 
 
 @pytest.mark.fast_cases(7)
@@ -34,7 +28,7 @@ def test_any_text_can_be_drawn(text):
     key = text if text.isprintable() and text else "$"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        draw_heatmap_png(AccuracyMatrix([[0.5]], buckets=[key]), text)
+        pictures.draw_heatmap_png(AccuracyMatrix([[0.5]], buckets=[key]), text)
         drawn_texts = texts(AccuracyMatrix([[0.5]], buckets=[key]), text)
     assert {"$x^{": "$x^{", "名前": "□□", "a\x00b\nc": "a�b�c"}.get(text, "initial") in drawn_texts
 
@@ -78,7 +72,7 @@ def test_unmeasured_cells_look_different_from_zero():
 @pytest.mark.parametrize("size", [1, 2, 12, 40, 300])
 def test_matrices_of_any_size_fit_on_a_screen(size):
     matrix = AccuracyMatrix(np.full((size, size), 0.5))
-    figure = draw_heatmap(matrix, "title")
+    figure = pictures.draw_heatmap(matrix, "title")
     assert max(figure.get_size_inches()) < 10
     assert len(figure.axes[0].texts) < 12 * 12 + 2 * 12 + 20
 
@@ -91,7 +85,9 @@ LONG = [f"camera {j} of the north, first half of the year" for j in range(3)]
 @pytest.mark.parametrize("keys", [["old", "new"], MONTHS, LONG, [str(j) for j in range(40)]])
 @pytest.mark.parametrize("width", [2.7, 3.3, 6.5, None])
 def test_texts_do_not_overlap_or_leave_the_figure(keys, width):
-    figure = draw_heatmap(AccuracyMatrix(np.eye(len(keys)), buckets=keys), None, width=width)
+    figure = pictures.draw_heatmap(
+        AccuracyMatrix(np.eye(len(keys)), buckets=keys), None, width=width
+    )
     assert width is None or figure.get_size_inches()[0] == pytest.approx(width)
     cell_texts = figure.axes[0].texts
     boxes = [text.get_window_extent() for text in cell_texts]
@@ -109,17 +105,17 @@ def test_texts_do_not_overlap_or_leave_the_figure(keys, width):
 
 def test_truncated_labels_remain_distinct():
     middle = [f"camera {j} of the north, first half of the year" for j in range(2)]
-    assert fit_labels(middle, 9, 0.65, 20) == ["…0 of t…", "…1 of t…"]
-    assert fit_labels(["the same 1", "the same 2"], 9, 2, 6) == ["…ame 1", "…ame 2"]
-    assert fit_labels(["photo", "painting"], 9, 0.45, 20) == ["photo", "paint…"]
+    assert pictures.fit_labels(middle, 9, 0.65, 20) == ["…0 of t…", "…1 of t…"]
+    assert pictures.fit_labels(["the same 1", "the same 2"], 9, 2, 6) == ["…ame 1", "…ame 2"]
+    assert pictures.fit_labels(["photo", "painting"], 9, 0.45, 20) == ["photo", "paint…"]
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
 def test_the_diagonal_is_visible_on_every_colour(value):
-    figure = draw_heatmap(AccuracyMatrix(np.full((6, 6), value)), None)
+    figure = pictures.draw_heatmap(AccuracyMatrix(np.full((6, 6), value)), None)
     outlines = [part for part in figure.axes[0].patches if not part.get_fill()]
     assert len(outlines) == 6
-    picture = decode_png(encode_png(figure)).astype(int)
+    picture = pictures.decode_png(pictures.encode_png(figure)).astype(int)
     for outline in outlines:
         box = outline.get_window_extent()
         across = picture[int(picture.shape[0] - box.y0 - 10), int(box.x0) - 3 : int(box.x0) + 5]
@@ -130,14 +126,14 @@ def test_the_diagonal_is_visible_on_every_colour(value):
 
 @pytest.mark.parametrize("size", [10, 40])
 def test_small_cells_have_their_colour(size):
-    figure = draw_heatmap(AccuracyMatrix(np.full((size, size), 0.0)), None, width=3.3)
-    dark = (decode_png(encode_png(figure)).max(axis=2) < 120).sum()
+    figure = pictures.draw_heatmap(AccuracyMatrix(np.full((size, size), 0.0)), None, width=3.3)
+    dark = (pictures.decode_png(pictures.encode_png(figure)).max(axis=2) < 120).sum()
     cells = 120**2 * (3.3 - 0.9 - 0.85) ** 2
     assert dark > 0.75 * cells
 
 
 def test_a_users_matplotlib_settings_change_nothing():
-    before = draw_heatmap_png(TEN, "$run$")
+    before = pictures.draw_heatmap_png(TEN, "$run$")
     user_settings = {
         "savefig.bbox": "tight",
         "image.origin": "lower",
@@ -148,4 +144,4 @@ def test_a_users_matplotlib_settings_change_nothing():
         "savefig.transparent": True,
     }
     with mpl.rc_context(user_settings):
-        assert draw_heatmap_png(TEN, "$run$") == before
+        assert pictures.draw_heatmap_png(TEN, "$run$") == before
