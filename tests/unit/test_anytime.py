@@ -117,7 +117,7 @@ def courses(draw):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(courses())
 def test_every_metric_equals_literal_loops(drawn):
     width, trained, tests = drawn

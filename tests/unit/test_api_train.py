@@ -33,7 +33,6 @@ PUBLIC = [
 
 
 def test_the_public_names_are_these():
-    """Also in an editor's completion."""
     assert sorted(clear_mlflow.__all__) == PUBLIC
     assert dir(clear_mlflow) == PUBLIC
 
@@ -90,7 +89,6 @@ def test_a_wrong_value_is_one_clear_error(value, message):
 
 
 def test_an_unknown_parameter_is_a_type_error():
-    """With a suggestion, as in a file or a sweep."""
     with pytest.raises(TypeError, match=r"train\(\) has no option 'epoch'; did you mean epochs"):
         clear_mlflow.train(epoch=3)
 

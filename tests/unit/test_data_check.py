@@ -36,7 +36,6 @@ def root(intact_tree, tmp_path) -> Path:
 
 
 def list_problems(findings: Findings) -> list[tuple[str, str]]:
-    """Return kind and path of each problem."""
     return [(p.type, str(p.path.relative_to(findings.root))) for p in findings.problems]
 
 
@@ -130,13 +129,11 @@ def test_twelve_bits_stored_in_sixteen_are_reported_by_bucket(tmp_path, mode):
     [("class_names.txt", "camera\nbus\nsweater\n"), ("labeled_metadata/3/bus.json", '{"1": ')],
 )
 def test_lists_that_cannot_be_read_are_an_error(root, file, content):
-    """One line that names the file, as in training."""
     (root / "train" / file).write_text(content)
     check_error(DataError, str(root / "train" / file), check_layout, root)
 
 
 def test_the_check_continues_after_the_first_problem(root):
-    """All problems that would each stop a training, with all copies."""
     for number in (4, 5):
         (root / IMAGES / f"1/bus/23582104{number}.jpg").unlink()
     (root / IMAGES / "2/bus/235821044.jpg").write_bytes(b"no image")
@@ -182,7 +179,6 @@ def test_older_lists_are_compared_with_the_images(tmp_path):
 
 @pytest.mark.parametrize("layout", ["older", "challenge"])
 def test_hidden_entries_are_ignored(tmp_path, layout):
-    """Files of file managers and notebooks, as in training."""
     root = LAYOUTS[layout](tmp_path / "root", PHOTOS)
     result = check_layout(root)
     for folder in ("labeled_images", "labeled_images/1", "labeled_images/1/bus"):

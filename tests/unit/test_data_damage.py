@@ -64,7 +64,6 @@ class NotApplicableError(Exception):
 
 
 def containers(value: Any) -> list[Any]:
-    """Return all objects and lists in a JSON value."""
     if isinstance(value, dict):
         return [value, *(c for v in value.values() for c in containers(v))]
     if isinstance(value, list):

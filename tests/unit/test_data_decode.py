@@ -48,7 +48,7 @@ def quadrants(width: int, height: int) -> Image.Image:
     return image
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(width=st.integers(1, 70), height=st.integers(1, 70), side=st.integers(1, 29))
 def test_any_size_becomes_the_central_square(tmp_path_factory, width, height, side):
     """Equal to a literal crop of the exact centre, then scaling."""

@@ -10,7 +10,6 @@ from clear_mlflow.core.disk import create_durably, write_durably
 
 
 def test_an_existing_file_is_not_replaced(tmp_path):
-    """Written by another process just before."""
     file = tmp_path / "rows" / "row.json"
     assert create_durably(file, b"first")
     assert not create_durably(file, b"second")

@@ -53,7 +53,6 @@ def join_attributes(node: ast.expr) -> str:
 
 
 def offences(source: str) -> Iterator[str]:
-    """Yield each forbidden call, name or import."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None:

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from one_line_errors import check_error
 
@@ -31,7 +31,6 @@ def write_grid(tmp_path, content):
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(grid=SOME.filter(len), fixed=SOME)
 def test_a_grids_runs_equal_nested_loops(tmp_path_factory, grid, fixed):
     fixed = {name: values[0] for name, values in fixed.items() if name not in grid}

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from one_line_errors import check_error
 from published import SECOND_PLACE
@@ -137,7 +137,6 @@ def square_matrices(draw):
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(square_matrices(), st.integers(2, 6), st.sampled_from([1, 100]), st.booleans(), st.data())
 def test_values_of_a_definition_are_identified_as_it(matrix, digits, factor, transpose, data):
     step = data.draw(st.integers(1, matrix.num_rows))

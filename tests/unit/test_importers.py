@@ -228,7 +228,6 @@ def test_a_matrix_called_matrix_may_be_transposed(name, content):
 
 
 def test_previews_and_averages_belong_to_the_labelled_order():
-    """Rows in reverse: the last one by its label is the final test."""
     lines = [f"{i + 1},{row}" for i, row in enumerate(ROWS)]
     previews = []
     for order in (lines, lines[::-1]):

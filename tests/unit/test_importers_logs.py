@@ -39,7 +39,6 @@ def read_log(name, **options):
 
 
 def assert_equal(run, percent):
-    """Compare rows with percentages of the tasks so far."""
     rows = run.matrix.values.tolist()
     for row, expected in zip(rows, percent, strict=True):
         np.testing.assert_allclose(row[: len(expected)], np.divide(expected, 100), atol=1e-6)
@@ -119,7 +118,6 @@ def test_a_truncated_log_is_rejected(name):
 
 
 def test_a_run_that_stopped_is_imported_if_the_user_states_it():
-    """Pass orientation="rows" for a log without its end."""
     log = (LOGS / "c3box.log").read_text()
     stopped = log[: log.index("Learning on 20-30")]
     with pytest.raises(RecordError, match=r'lacks 4 tests of CNN .* Pass orientation="rows"'):

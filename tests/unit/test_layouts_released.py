@@ -25,12 +25,10 @@ def intact_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(intact_tree: Path, tmp_path: Path) -> Path:
-    """A copy that a test may damage."""
     return Path(shutil.copytree(intact_tree, tmp_path / "clear"))
 
 
 def refusal(root: Path) -> str:
-    """Return the one-line error of a dataset."""
     return check_error(DataError, "", load_stream, "clear10", str(root), cache_dir=root / "unused")
 
 
@@ -171,7 +169,6 @@ def _link_out(relative: str) -> Callable[[Path], None]:
 
 
 def _prefix(relative: str, entry: str) -> Callable[[Path], object]:
-    """Insert an entry at the start of a JSON object's text."""
     return lambda root: (root / relative).write_text(
         "{" + entry + ", " + (root / relative).read_text()[1:]
     )
@@ -227,7 +224,6 @@ def test_a_class_file_in_another_folder_is_rejected(root):
 
 
 def test_oversized_metadata_is_rejected_before_it_is_read(root):
-    """A sparse file costs no memory."""
     os.truncate(root / BUS, MAX_METADATA_BYTES + 1)
     message = refusal(root)
     assert str(root / BUS) in message
@@ -271,7 +267,6 @@ def test_more_than_half_shared_images_are_an_error(root):
 
 
 def test_copies_within_one_bucket_split_and_class_are_ignored(root):
-    """They leak nothing."""
     folder = root / "train/labeled_images/1/bus"
     shutil.copy(folder / "235821044.jpg", folder / "235821045.jpg")
     assert read_any(root, name="x").warnings == ()

@@ -6,7 +6,7 @@ from functools import partial
 import courses
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from published import SECOND_PLACE
 
@@ -181,7 +181,6 @@ def build(values, initial, counts, width) -> AccuracyMatrix:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(measured_matrices())
 def test_the_summary_equals_literal_loops(case):
     matrix = build(*case)
@@ -197,7 +196,6 @@ def test_the_summary_equals_literal_loops(case):
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(measured_matrices())
 def test_a_series_equals_the_summary_of_truncated_runs(case):
     values, *rest = case
@@ -211,7 +209,6 @@ def test_a_series_equals_the_summary_of_truncated_runs(case):
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(measured_matrices())
 def test_streaming_keeps_metrics_of_future_buckets(case):
     matrix = build(*case)
@@ -231,7 +228,6 @@ def test_streaming_keeps_metrics_of_future_buckets(case):
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(measured_matrices(), st.data())
 def test_an_unmeasured_cell_affects_only_metrics_that_use_it(case, data):
     values, initial, counts, width = case

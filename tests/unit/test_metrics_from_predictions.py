@@ -82,7 +82,7 @@ def without(run: Predictions, *rows: int) -> Predictions:
     return Predictions(run.images, remaining, run.protocol, run.k)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), protocol=st.sampled_from(["iid", "streaming"]))
 def test_class_accuracies_equal_a_loop(seed: int, protocol: str) -> None:
     run = without(predictions(seed, protocol=protocol), 2)
@@ -116,7 +116,6 @@ def test_macro_accuracy_equals_scikit_learns_macro_recall() -> None:
 
 
 def test_amca_equals_a_loop() -> None:
-    """Classes of all buckets count equally, in every row except the untrained one."""
     run = predictions(3)
     rows = [recall_score(run.images.label, run.rows[row].labels, average=None) for row in (1, 2, 3)]
     assert summarize(run)[AMCA] == pytest.approx(sum(map(sum, rows)) / (3 * CLASSES))
@@ -124,7 +123,7 @@ def test_amca_equals_a_loop() -> None:
     assert AMCA in explain(replace(run, protocol="streaming"))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), per_class=st.integers(1, 4))
 def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class: int) -> None:
     draws = np.random.default_rng(seed)

@@ -36,7 +36,6 @@ child.run(Connection(0), Connection(int(sys.argv[1])))
 
 
 def start():
-    """Start a process that sends 5,000 messages and then a state."""
     child_commands, commands = Pipe(duplex=False)
     messages, child_messages = Pipe(duplex=False)
     process = subprocess.Popen(
@@ -51,7 +50,6 @@ def start():
 
 
 def receive_all(connection):
-    """Return all messages up to the end of the process, or up to a truncated one."""
     received = []
     while True:
         try:

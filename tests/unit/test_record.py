@@ -47,7 +47,6 @@ def read(text: str) -> RowRecord:
 
 
 def check_refused(text: str, part: str) -> None:
-    """Check a one-line error that names the file and shows the value, truncated."""
     message = check_error(RecordError, part, read, text)
     assert message.startswith("row_002.json: ")
     assert len(message) < 400
@@ -324,7 +323,6 @@ CHANGED = DatasetIdentity("digits", "sha256:f")
     ],
 )
 def test_contradicting_rows_are_named_with_both_values(foreign, difference):
-    """So that a user can remove one."""
     records = index_records(record(1), foreign, record(3))
     check_error(RecordError, f"contradict each other: {difference};", assemble, records)
 

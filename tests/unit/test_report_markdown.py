@@ -71,7 +71,7 @@ def test_the_description_of_a_partial_run_names_missing_rows_and_the_reason():
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 70), st.text(max_size=300))
 def test_description_stays_below_the_limit_and_on_its_lines(width, fact):
     """MLflow truncates longer ones. Untrusted text ends no line or cell, and starts no tag."""

@@ -214,7 +214,6 @@ def test_the_page_contains_every_confusion_matrix(classes, protocol):
 
 
 def test_the_pages_size_is_limited(monkeypatch):
-    """The last rows' predictions are kept. With too many classes, none are."""
     predictions = build_predictions(4, 200, 5, skill=0.2)
     page = render_run_page(build_report(predictions))
     assert list(read_page_data(page)["predictions"]["rows"]) == list("01234")

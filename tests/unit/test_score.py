@@ -163,7 +163,6 @@ def test_metrics_that_need_accuracies_are_omitted_with_a_reason():
 
 
 def test_a_custom_metric_declares_whether_it_accepts_any_score():
-    """Otherwise it needs accuracies."""
     matrix = AccuracyMatrix(ERRORS, score=RMSE)
     own = Metric(name="lab/lowest", function=lambda m: float(m.values.min()))
     reason = "needs an accuracy (the score is rmse)"

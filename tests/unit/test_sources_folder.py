@@ -105,7 +105,6 @@ def test_a_class_may_be_missing_in_a_bucket(root):
 
 
 def test_a_photo_in_two_years_is_a_leak(root):
-    """One is a warning, more than half of a bucket an error."""
     copied = sorted((root / "2004" / "bus").iterdir())
     shutil.copy(copied[0], root / "2006" / "bus" / "again.png")
     assert "1 image is in" in " ".join(load(root, protocol="streaming").warnings)

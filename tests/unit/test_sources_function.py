@@ -58,7 +58,6 @@ number = 3
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A module in the working folder, and a stream."""
     (tmp_path / "own_photos.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     write_years(tmp_path / "yearbook", train=4)

@@ -54,6 +54,7 @@ def root(tmp_path) -> Path:
     return tmp_path / "photos"
 
 
+ONE_FIXTURE = [HealthCheck.function_scoped_fixture]  # for all examples
 TIMED = "path,label,time"
 
 
@@ -120,9 +121,7 @@ def test_buckets_of_equal_counts_keep_one_time_together(root):
     assert "has images for 2 buckets" in refusal(root, buckets="equal:3")
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=ONE_FIXTURE)
 @given(counts=st.lists(st.integers(1, 6), min_size=2, max_size=6), number=st.integers(2, 4))
 def test_the_middle_image_of_a_time_decides_its_bucket(root, counts, number):
     """For an even number, the later of the two in the middle."""
@@ -211,7 +210,6 @@ EAST = timezone(timedelta(hours=2))
     ],
 )  # fmt: skip
 def test_invalid_values_of_a_table_are_one_line_errors(root, lines, reason):
-    """With the table, the row as an editor counts it, and what was expected."""
     (root / "out").symlink_to(root.parent)
     write(root, *lines)
     message = refusal(root)
@@ -250,7 +248,6 @@ def test_a_missing_column_is_a_one_line_error(root, header, arguments, message):
 
 
 def test_which_table_is_never_guessed(years, root):
-    """The only one is used. Otherwise it is named, by a path in the folder."""
     assert "has 2 tables ('photos.csv', 'photos.parquet')" in refusal(years[0])
     assert "has 0 tables (nothing)" in refusal(root)
     assert "no '..'" in refusal(root, table="../t.csv")
@@ -318,9 +315,7 @@ def test_a_damaged_table_is_a_one_line_error(root, name, content):
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@settings(max_examples=60, suppress_health_check=ONE_FIXTURE)
 @given(data=st.data())
 def test_any_changed_parquet_file_is_read_or_rejected(years, tmp_path_factory, data):
     root, _ = years

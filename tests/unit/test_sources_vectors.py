@@ -37,7 +37,6 @@ def table():
 
 
 def build_vectors_by_year(root, table, vectors=None):
-    """Return the vectors, as a custom function does."""
     vectors = table[COLUMNS].to_numpy() if vectors is None else vectors
     columns = zip(table["label"], table["time"], table["split"], strict=True)
     entries = [Entry(i, label, time[:4], split) for i, (label, time, split) in enumerate(columns)]
@@ -45,7 +44,6 @@ def build_vectors_by_year(root, table, vectors=None):
 
 
 def write_table(table, folder: Path, file_format: str) -> Path:
-    """Write the table as a file of one format."""
     file = folder / f"numbers.{file_format.partition('-')[0]}"
     arrays = {name: table[name].to_numpy().astype(str) for name in ("label", "time", "split")}
     if file_format.startswith("csv"):
@@ -403,7 +401,6 @@ def test_a_table_of_few_distinct_rows_is_loaded_where_rows_may_be_equal(tmp_path
 
 
 def test_the_weathers_card_states_the_test_days_that_repeat_a_training_day(project, tmp_path):
-    """By year, and by half-year as in the published results."""
     page = " ".join((project / "docs" / "datasets.md").read_text(encoding="utf-8").split())
     repeats = {
         buckets: sum(

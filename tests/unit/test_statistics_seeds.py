@@ -28,7 +28,7 @@ from clear_mlflow.statistics import (
 values = st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=2, max_size=7)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(a=values, b=values, level=st.sampled_from([0.9, 0.95]))
 def test_t_tests_equal_scipys(a: list[float], b: list[float], level: float) -> None:
     result = welch_t(a, b)
@@ -65,10 +65,9 @@ def test_equal_values_have_no_test() -> None:
         assert (summary.n, summary.std, summary.interval) == (len(values), std, None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(a=values, margin=st.floats(0.01, 0.5))
 def test_equivalence_is_two_one_sided_tests(a: list[float], margin: float) -> None:
-    """Scipy's one-sided tests against each end of the margin."""
     b = np.random.default_rng(len(a)).normal(0.5, 0.05, len(a))
     result = welch_t(a, b)
     assert result is not None
@@ -95,10 +94,9 @@ def test_hedges_g_is_unbiased() -> None:
     assert effect == pytest.approx(-1.5 / 0.5 * math.gamma(1) / math.gamma(0.5))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.integers(0, 10))
 def test_holms_factor_is_the_level_of_an_interval(numbers: list[float], more: int) -> None:
-    """The adjusted p is p times its factor."""
     family = len(numbers) + more
     adjusted = holm(numbers, family=family)
     assert adjusted == pytest.approx(holm([*numbers, *[1.0] * more])[: len(numbers)])
@@ -114,7 +112,7 @@ def test_holms_factor_is_the_level_of_an_interval(numbers: list[float], more: in
 p_values = st.lists(st.floats(0, 1), min_size=1, max_size=6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(numbers=values, level=st.sampled_from([0.8, 0.95]))
 def test_a_summary_equals_scipys_t_interval(numbers: list[float], level: float) -> None:
     summary = seed_summary(numbers, level=level)
@@ -139,10 +137,9 @@ def adjust_by_all_subsets(numbers: list[float]) -> list[float]:
     return adjusted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(p_values)
 def test_holm_is_closed_testing_with_bonferroni(numbers: list[float]) -> None:
-    """By brute force over all subsets."""
     assert holm(numbers) == pytest.approx(adjust_by_all_subsets(numbers))
 
 

@@ -31,7 +31,6 @@ documents = st.recursive(
 
 @given(documents)
 def test_every_document_is_read_as_json_reads_it(document):
-    """As text and bytes, with surrogate pairs."""
     for escaped in (True, False):
         text = json.dumps(document, ensure_ascii=escaped)
         assert untrusted.json_value(text, 10**6) == document
