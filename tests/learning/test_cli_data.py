@@ -43,7 +43,6 @@ def test_a_tree_without_its_test_set_has_features_under_other_protocols(tmp_path
 
 
 def test_a_damaged_image_is_reported_with_a_fitting_remedy(tmp_path, cache):
-    """The error names no option that this command lacks."""
     root = write_released(tmp_path / "data")
     image = root / "train/labeled_images/1/bus/235821044.jpg"
     image.write_bytes(b"no image")
@@ -56,7 +55,6 @@ def test_a_damaged_image_is_reported_with_a_fitting_remedy(tmp_path, cache):
 
 
 def write(folder, stream, extraction):
-    """Write features of the first training images."""
     array = np.zeros((len(stream.buckets[0].train), 3), np.float32)
     extraction.write(get_array_path(folder, 0), stream.buckets[0].train, array)
 

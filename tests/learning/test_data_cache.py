@@ -124,7 +124,6 @@ def test_changes_of_mapped_pixels_do_not_reach_the_file(tmp_path, images):
 
 @pytest.mark.parametrize("change", ["content", "order", "geometry", "fewer", "folder"])
 def test_whatever_changes_a_pixel_changes_the_key(tmp_path, change):
-    """Content, order, number and geometry change the key. The folder does not."""
     images = write_images(tmp_path / "images", 5)
     cache, resize = quiet_cache(tmp_path / "cache"), RESIZE
     cache.load(images, resize)
@@ -366,7 +365,6 @@ def builder(folder: Path, images: ImageSet, what: str = "build") -> subprocess.P
 
 
 def answer(process: subprocess.Popen[str]) -> tuple[dict, str]:
-    """Let a builder continue, and return its result and its standard error."""
     with contextlib.suppress(BrokenPipeError):  # it may have ended already
         process.stdin.write("go on\n")
         process.stdin.close()
@@ -382,7 +380,6 @@ def digest(images: ImageSet) -> str:
 
 
 def test_a_killed_builder_leaves_no_entry(tmp_path):
-    """The next builder builds everything and cleans up."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     with builder(folder, images, "pause") as process:
         process.kill()
@@ -521,7 +518,6 @@ def test_the_hash_of_a_just_written_file_is_not_cached(tmp_path, file):
 
 @pytest.mark.usefixtures("clock")
 def test_a_damaged_hash_cache_is_replaced(tmp_path, file):
-    """Hashes remain right, and are cached again."""
     first, _ = looked_up(tmp_path / "cache", tmp_path, file)
     damage = b"no database, and longer than the header of one" * 100
     (tmp_path / "cache" / HASHES_FILE).write_bytes(damage)

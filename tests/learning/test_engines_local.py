@@ -42,7 +42,6 @@ def test_only_available_cores_are_distributed(started, monkeypatch):
 
 @pytest.fixture
 def two_gpus(tmp_path, monkeypatch):
-    """A machine whose driver lists two GPUs."""
     smi = tmp_path / "nvidia-smi"
     smi.write_text(
         "#!/bin/sh\n"

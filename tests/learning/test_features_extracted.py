@@ -62,7 +62,6 @@ def extract_features(root, tmp_path, backbone, *, name="mine", **options):
 
 @pytest.fixture(scope="module")
 def full_folder(root, backbone, tmp_path_factory):
-    """A cache with all features."""
     cache = tmp_path_factory.mktemp("extracted")
     extract_features(root, cache, backbone)
     return cache
@@ -142,7 +141,6 @@ def test_features_of_another_decoder_are_not_used(root, folder, tmp_path, backbo
 
 @pytest.mark.usefixtures("folder")
 def test_features_of_changed_data_are_not_used(root, tmp_path):
-    """A replaced image is reported."""
     changed = tmp_path / "changed"
     shutil.copytree(root, changed)
     path = next(iter(iter_image_sets(load_test_stream(changed, tmp_path)))).paths[0]
@@ -152,7 +150,6 @@ def test_features_of_changed_data_are_not_used(root, tmp_path):
 
 @pytest.mark.usefixtures("folder")
 def test_a_name_belongs_to_one_backbone(root, tmp_path, backbone):
-    """A name of other weights, or of the dataset's own features, is rejected."""
     other = Backbone(backbone.model, "resnet18", "sha256:1", TINY)
     assert "used by features with weights" in one_line(extract_features, root, tmp_path, other)
     own = write_released(tmp_path / "own")
@@ -186,7 +183,6 @@ def _swap_two_images(path):
     ],
 )
 def test_damaged_stored_features_are_reported(root, folder, tmp_path, file, damage):
-    """One line with the path and the remedy."""
     damage(folder / file)
     message = one_line(load_extracted, root, tmp_path)
     assert str(folder) in message
@@ -213,7 +209,6 @@ def test_damaged_features_are_extracted_again(root, folder, tmp_path, backbone):
 
 
 def test_an_unreadable_image_stops_the_extraction(tmp_path, backbone):
-    """Its path is reported."""
     root = write_released(tmp_path / "data")
     images = next(iter(iter_image_sets(load_test_stream(root, tmp_path))))
     images.paths[4].write_bytes(b"no image")
@@ -221,7 +216,6 @@ def test_an_unreadable_image_stops_the_extraction(tmp_path, backbone):
 
 
 def test_nonfinite_features_are_reported(root, tmp_path, backbone):
-    """And not stored."""
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 4))
     torch.nn.init.constant_(model[1].bias, torch.nan)
     bad = Backbone(model, "resnet18", "sha256:2", TINY)
@@ -229,7 +223,6 @@ def test_nonfinite_features_are_reported(root, tmp_path, backbone):
 
 
 def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
-    """One line with the address, the file and the option."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     # urllib makes its opener once, with the proxies of that moment: it must not outlive this test.
     monkeypatch.setattr(urllib.request, "_opener", None)

@@ -131,7 +131,6 @@ def test_types_are_the_folders_of_features_in_alphabetical_order(root, tmp_path)
 
 
 def test_a_test_set_without_features_is_reported(released_root, tmp_path):
-    """The error names another option."""
     message = problem(released_root, tmp_path, protocol="iid")
     assert f"{released_root / 'test'} contains no features {KIND}" in message
     assert "split=0, split=validation or protocol=streaming" in message
@@ -262,7 +261,6 @@ def test_labels_may_be_tensors(older_root, tmp_path, stored):
 
 
 def test_a_zip_bomb_is_not_unpacked(tmp_path):
-    """A file whose directory announces more than the limit is rejected."""
     path = tmp_path / "bomb.pth"
     torch.save({"1": torch.zeros(3)}, path)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:

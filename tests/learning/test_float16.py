@@ -44,7 +44,6 @@ def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, name):
 
 
 def read_scaler(state):
-    """Return the scale in a training state."""
     described = read_state(state).snapshot.description["descent"]["dict"]
     return dict(dict(described)["scaler"]["dict"])
 
@@ -69,13 +68,11 @@ class Small(Agem):
 
 
 def build_all(stream, settings):
-    """Return an untrained model, its strategy and its trainer."""
     model = build_untrained_model(stream, settings)
     return model, *build_strategy(stream, settings, model)
 
 
 def assert_close_for_float16(values, exact):
-    """Check that float16 and float32 gradients of a small loss are close."""
     values, exact = (torch.cat([part.flatten() for part in parts]) for parts in (values, exact))
     assert 0 < exact.abs().max() < 1e-5
     assert (values - exact).norm() < 0.02 * exact.norm()
@@ -177,7 +174,6 @@ def test_derpp_stores_logits_in_float32(tmp_path):
 
 @pytest.mark.parametrize("name", ["agem", "derpp", "ewc"])
 def test_flops_equal_those_of_float32(tmp_path, name):
-    """Scaling is not counted."""
     stream = image_stream(tmp_path)
     exact, scaled = (
         [cost.training_flops for cost in train_costs(stream, fp16(strategy=name, precision=p))]

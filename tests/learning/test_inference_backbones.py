@@ -38,7 +38,6 @@ TINY = "test_vit"  # of timm's own, for tests: 160 pixels, 64 numbers
 
 
 def build_weights(name: str, seed: int = 5) -> dict[str, torch.Tensor]:
-    """Return random weights of a model, head included."""
     torch.manual_seed(seed)
     return timm.create_model(name, pretrained=False).state_dict()
 
@@ -161,7 +160,6 @@ def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub):
 
 
 def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
-    """One line with the address, the file and the option."""
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)  # nothing listens there
     message = one_line(load_backbone, f"timm:{TINY}", "DEFAULT")
     assert "the weights of timm:test_vit.r160_in1k cannot be downloaded" in message
@@ -257,7 +255,6 @@ def test_known_weights_have_their_transform(name, tag, transform):
     ],
 )
 def test_weights_of_another_model_are_reported(tmp_path, content, message):
-    """One line with the path. A pickled model is rejected."""
     path = tmp_path / "weights.pth"
     torch.save(content(), path)
     line = one_line(load_backbone, "resnet18", str(path))
@@ -294,7 +291,6 @@ def test_a_network_with_its_own_normalisation_equals_torchvisions(tmp_path):
     ],
 )
 def test_heads_of_all_families_are_removed(name, width):
-    """The output is the head's input."""
     model = load_backbone(name, "none").model
     with torch.inference_mode():
         assert model(torch.zeros(1, 3, 224, 224)).shape == (1, width)

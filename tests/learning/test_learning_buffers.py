@@ -28,7 +28,6 @@ def build_buffer(name, capacity, *, alpha=None, seed=0):
 
 
 def fill_buffer(buffer, labels_of_buckets):
-    """Return the buffer after all buckets of a stream."""
     for bucket_index, labels in enumerate(labels_of_buckets):
         buffer.update(bucket_index, np.array(labels))
     return buffer
@@ -41,7 +40,6 @@ def held(buffer):
 
 
 def fill_and_list(name, capacity, labels_of_buckets, **options):
-    """Return (bucket, index) of the images in a buffer after a stream."""
     return held(fill_buffer(build_buffer(name, capacity, **options), labels_of_buckets))
 
 

@@ -53,7 +53,6 @@ class Stepping(Strategy):
 
 
 def built(parameters, device, stream=None):
-    """Return a newly built training on a device."""
     stream = stream or feature_stream()
     stream.device = torch.device(device)
     model = build_untrained_model(stream, parameters)
@@ -286,7 +285,6 @@ def watch_second_bucket(monkeypatch, stream, parameters):
 def test_images_are_copied_to_a_gpu_together_and_asynchronously(
     monkeypatch, tmp_path, at_once, parts
 ):
-    """In copies of limited size."""
     monkeypatch.setattr("clear_mlflow.learning.photos._SENT_AT_ONCE", at_once)
     stream = images_on_the_device(monkeypatch, tmp_path)
     with DeviceWaits(monkeypatch) as device:

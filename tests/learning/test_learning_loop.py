@@ -28,8 +28,6 @@ from clear_mlflow.learning.training.trainer import Trainer
 
 
 class Recorded(TrainingProgress):
-    """A progress that records its calls."""
-
     def __init__(self):
         self.calls = []
 
@@ -50,7 +48,6 @@ class Recorded(TrainingProgress):
 
 
 def iter_trained(stream, progress=None, **changes):
-    """Train on a stream of images. Yield after each row."""
     settings = config(**changes)
     decoded = DecodedStream(stream, image_size=settings.image_size, device=CPU)
     return train(decoded, settings, progress=progress or Recorded())
@@ -68,13 +65,11 @@ def linear_model():
 
 
 def build_trainer(model, settings):
-    """Return a trainer for a model, with the hooks of a strategy that does nothing."""
     trainer = Trainer(model, settings, bucket_keys=("1", "2"), progress=Recorded())
     return trainer, Naive(settings, None, model, Naive.Arguments())
 
 
 def test_counts_equal_testing_image_by_image():
-    """One pass over all test sets equals a loop over buckets and images."""
     counts = (70, 1, 130)
     total = sum(counts)
     labels = torch.randint(0, 3, (total,))
@@ -168,7 +163,6 @@ def test_a_last_batch_of_one_image_does_not_stop_training(tmp_path, count):
 
 
 def test_a_nan_loss_ends_training_with_bucket_epoch_and_remedy(tmp_path):
-    """The rows so far were yielded."""
     stream, _ = random_stream(tmp_path, train=(12, 12), test=(2, 2), side=8)
     rows = iter_trained(stream, lr=1e30, weight_decay=0.1)
     assert next(rows).row.row == 0
@@ -219,14 +213,12 @@ def test_a_full_device_is_a_one_line_error(tmp_path):
     ],
 )
 def test_every_out_of_memory_error_of_cuda_is_recognised(error):
-    """With torch's messages."""
     message = "^the device has not enough memory for this; wait$"
     with pytest.raises(TrainingError, match=message), translate_oom("wait"):
         raise error
 
 
 def test_a_bucket_is_freed_before_the_next_one_is_loaded(tmp_path, monkeypatch):
-    """Nothing keeps a training set after the bucket."""
     batches, alive = [], []
 
     class Watching(Naive):
@@ -272,7 +264,6 @@ def test_a_bucket_of_one_image_is_rejected_with_batch_normalisation(tmp_path):
 
 
 def test_missing_cuda_is_rejected(monkeypatch):
-    """With a remedy. Auto uses the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device("cpu") == "cpu"
     with pytest.raises(ConfigError, match="device=cpu"):
@@ -302,7 +293,6 @@ def held_out_features(count):
 
 
 def test_a_test_without_enough_memory_uses_smaller_batches():
-    """The batch is halved until it fits, with equal results."""
     held_out = held_out_features(1500)
     model = Narrow(300)
     tested = measure(model, held_out, device=CPU, probabilities=True)

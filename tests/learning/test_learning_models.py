@@ -16,7 +16,6 @@ from clear_mlflow.learning.models import build_model, check_model, check_weights
 
 @pytest.mark.parametrize("side", [8, 9, 32, 64])
 def test_small_cnn_accepts_any_small_image(side):
-    """One row of logits per image, from 8 pixels on."""
     model = build_model("small_cnn", num_classes=7, image_size=side)
     assert model(torch.zeros(2, 3, side, side)).shape == (2, 7)
 
@@ -33,14 +32,12 @@ def test_torchvision_models_get_a_new_head_and_return_logits(name, side):
 
 
 def test_model_names_are_those_of_torchvision_and_our_own():
-    """Without detection and segmentation models."""
     assert {"small_cnn", "resnet18", "efficientnet_b0"} <= set(list_model_names())
     assert "fasterrcnn_resnet50_fpn" not in list_model_names()
 
 
 @pytest.mark.parametrize("act", [build_model, check_model])
 def test_an_unknown_model_is_an_error_with_similar_names(act):
-    """One line that also tells how to list all."""
     options = {"num_classes": 2} if act is build_model else {"batch_size": 2}
     with pytest.raises(ConfigError, match=r"'resnet81'; did you mean .*resnet18.*list_models"):
         act("resnet81", image_size=32, **options)
@@ -56,7 +53,6 @@ def test_an_unknown_model_is_an_error_with_similar_names(act):
     ],
 )
 def test_an_unsupported_image_size_is_an_error_with_a_supported_one(name, side, advice):
-    """One line instead of a traceback of the model."""
     with pytest.raises(ConfigError, match=rf"{name} cannot take images of {side} .*{advice}") as e:
         check_model(name, image_size=side, batch_size=2)
     assert "\n" not in str(e.value)
@@ -76,7 +72,6 @@ def test_a_model_that_cannot_be_built_on_the_meta_device_is_checked():
 
 
 def save_weights(tmp_path, state, suffix):
-    """Write a file of weights and return its path."""
     path = tmp_path / f"weights{suffix}"
     if suffix == ".safetensors":
         save_file({k: v.contiguous() for k, v in state.items()}, path)
@@ -106,7 +101,6 @@ def test_weights_from_a_file_without_a_head_get_a_new_head(tmp_path, suffix):
 
 @pytest.mark.slow
 def test_weights_that_do_not_fit_are_a_one_line_error(tmp_path):
-    """Other classes, model, shape or keys, no tensors, no file."""
     state = build().state_dict()
     cases = [
         ({**state}, {"num_classes": 4}, "a head for 3 classes, but the dataset has 4"),
@@ -132,8 +126,6 @@ def test_weights_that_do_not_fit_are_a_one_line_error(tmp_path):
 
 
 class Intruder:
-    """A pickle that runs code."""
-
     def __reduce__(self):
         return (print, ("code ran",))
 
@@ -165,7 +157,6 @@ def published(tmp_path, monkeypatch):
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "squeezenet1_1", "densenet121"])
 def test_pretrained_weights_get_a_new_head_for_the_datasets_classes(name, published):
-    """With simulated torchvision weights."""
     published(name)
     model = build(name=name, weights="DEFAULT", image_size=224, num_classes=11)
     with torch.inference_mode():

@@ -46,14 +46,12 @@ class NumberedStream:
 
 
 def made(strategy, stream, **changes):
-    """Return a strategy on a stream, with any model."""
     settings = config(strategy=strategy, **changes)
     arguments = parse_strategy_arguments(settings)
     return load_strategy(strategy)(settings, stream, torch.nn.Identity(), arguments)
 
 
 def numbers(samples):
-    """Return the numbers of images."""
     return samples.images.flatten().tolist()
 
 
@@ -98,7 +96,6 @@ def test_an_unknown_strategy_is_an_error_with_the_known_ones():
 
 
 def test_cumulative_trains_on_all_buckets_so_far_in_stream_order(tmp_path):
-    """With buckets of different sizes."""
     stream, _ = random_stream(tmp_path, train=(3, 1, 4), test=(1, 1, 1), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     strategy = made("cumulative", decoded)

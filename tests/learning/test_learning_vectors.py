@@ -98,7 +98,6 @@ def test_a_stored_model_accepts_raw_vectors(tmp_path, model, standardise):
 
 
 def test_a_resumed_training_standardises_by_its_past(tmp_path):
-    """Rows equal those of an uninterrupted run."""
     parameters = {"dataset_args": "standardise=past", "strategy": "replay", "memory": "40"}
     states = []
     full_run = list(training(**parameters).rows(on_state=states.append))

@@ -51,7 +51,6 @@ def network(*, norm=False, bias=True):
 
 
 def train_own(stream, model, strategy, lr=0.1, **changes):
-    """Return the weights after each bucket, trained by this package."""
     parameters = {"batch_size": "full", "epochs": "6", "lr": str(lr), "lr_step": "100"}
     parameters |= {"optimizer_state": "keep", "memory": "100", "strategy": strategy, **changes}
     trained = learn_buckets(stream, on_features(**parameters), copy.deepcopy(model))
@@ -59,7 +58,6 @@ def train_own(stream, model, strategy, lr=0.1, **changes):
 
 
 def train_avalanche(stream, model, plugin=None, strategy=Naive, lr=0.1):
-    """Return the weights after each bucket, trained by Avalanche."""
     buckets = [stream.train(bucket_index) for bucket_index in range(len(stream.keys))]
     tensors = [(bucket.images, bucket.labels) for bucket in buckets]
     benchmark = tensors_benchmark(tensors, tensors, task_labels=[0] * len(buckets))

@@ -21,7 +21,6 @@ from clear_mlflow.learning.strategies import ewc
 
 
 def small_network():
-    """Return a convolution, batch normalisation and an in-place ReLU."""
     torch.manual_seed(0)
     body = nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Flatten()
     model = nn.Sequential(*body, nn.Linear(2 * 6 * 6, 3))
@@ -87,7 +86,6 @@ def after_three_buckets(arguments, lr=0.0001):
 
 
 def compute_added_gradients(strategy, weights):
-    """Return what a strategy adds to the gradients of a loss."""
     before = [torch.randn_like(weight) for weight in weights]
     for weight, gradient in zip(weights, before, strict=True):
         weight.grad = gradient.clone()
@@ -96,7 +94,6 @@ def compute_added_gradients(strategy, weights):
 
 
 def assert_adds(strategy, weights, penalty):
-    """Check that the strategy adds autograd's gradient of a penalty."""
     expected = torch.autograd.grad(penalty, weights)
     assert_close(compute_added_gradients(strategy, weights), expected, atol=1e-5)
 

@@ -17,7 +17,6 @@ def images_until(bucket_index):
 
 
 def held_out(buckets=None):
-    """Return all test features."""
     _, features = buckets or made_up()
     return np.concatenate(features.test).astype(np.float64)
 
@@ -28,7 +27,6 @@ def center_scores(scores):
 
 
 def literal_means(rows, labels):
-    """Compute the means of classes one image after another."""
     means, counts = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES)
     for x, y in zip(rows, labels, strict=True):
         means[y] = (counts[y] * means[y] + x) / (counts[y] + 1)
@@ -102,7 +100,6 @@ def test_linear_equals_naive_on_features():
 
 @pytest.mark.parametrize("strategy", ["linear", "ncm", "slda"])
 def test_images_are_rejected(strategy):
-    """The error tells how to get features."""
     with pytest.raises(ConfigError, match="features=pixels, which every dataset has"):
         check(TrainConfig.resolve({"strategy": strategy}))
 

@@ -24,7 +24,6 @@ from clear_mlflow.learning.strategies.lwf import compute_distillation_loss
 
 
 def literal_softmax(row, temperature):
-    """Compute the softmax of one image's logits."""
     powers = [math.exp(z / temperature) for z in row]
     return [power / sum(powers) for power in powers]
 

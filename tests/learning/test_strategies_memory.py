@@ -239,7 +239,6 @@ def test_er_ace_adds_both_losses_of_equation_4():
 
 
 def test_balanced_replay_is_one_mean_over_both_batches():
-    """Every image of both batches counts equally."""
     settings = on_features(strategy="replay", strategy_args="batches=balanced", batch_size=3)
     stream, strategy, model, first = after_first_bucket(settings)
     samples = strategy.load_training_set(1)
@@ -385,7 +384,6 @@ def test_cwr_equals_algorithm_1_written_out(tmp_path):
 
 @pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
 def test_cwr_changes_nothing_but_the_head_after_the_first_bucket(optimizer_state, tmp_path):
-    """Neither weights nor running statistics."""
     stream = image_stream(tmp_path)
     options = {"optimizer_state": optimizer_state, "weight_decay": 0.1, "clip_norm": 1}
     rows = train(stream, config(strategy="cwr", **options), progress=TrainingProgress())

@@ -156,7 +156,6 @@ def test_an_argument_that_text_cannot_store_is_rejected(own, hint, default, para
 
 
 def test_the_named_object_must_be_a_strategy(tmp_path, monkeypatch):
-    """Anything else is a one-line error."""
     (tmp_path / "theirs.py").write_text("OTHER = 3\n")
     monkeypatch.syspath_prepend(tmp_path)
     for name, problem in (("OTHER", "expected a subclass"), ("Missing", "cannot be loaded")):

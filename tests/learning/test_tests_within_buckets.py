@@ -29,8 +29,6 @@ DESCENDING = sorted(set(list_strategies()) - set(WITHOUT_STEPS))
 
 
 class Kept(TrainingProgress):
-    """Records tests within buckets and rows, in their order."""
-
     def __init__(self):
         self.tests, self.order = [], []
 
@@ -43,7 +41,6 @@ class Kept(TrainingProgress):
 
 
 def collect_tests(stream, parameters):
-    """Return the tests within the buckets of a training, and its rows."""
     progress = Kept()
     return progress, [trained.row for trained in train(stream, parameters, progress=progress)]
 
@@ -148,7 +145,6 @@ def test_an_interval_as_long_as_a_bucket_is_rejected(tmp_path):
 
 
 def test_a_strategy_defines_the_epochs_of_a_bucket(tmp_path):
-    """Its epochs count instead of the run's."""
     ten = {"strategy": "gdumb", "strategy_args": "epochs=10", "epochs": 2, "memory": 4}
     check(config(**ten, test_every=9))
     check(config(**ten, warmup_epochs=9))
@@ -163,8 +159,6 @@ def test_a_strategy_defines_the_epochs_of_a_bucket(tmp_path):
 
 
 class Twice(naive.Naive):
-    """Trains twice on each bucket."""
-
     def learn(self, bucket_index, trainer):
         super().learn(bucket_index, trainer)
         super().learn(bucket_index, trainer)

@@ -213,7 +213,6 @@ def test_stored_bytes_are_those_of_images_and_state(tmp_path):
 
 
 def test_closed_forms_follow_their_formulas():
-    """For features of WIDTH numbers and the images of a bucket."""
     d, classes = WIDTH, CLASSES
     for strategy in WITHOUT_STEPS:
         costs = train_costs(feature_stream((9, 7)), on_features(strategy=strategy))
@@ -294,7 +293,6 @@ def test_learning_rates_are_shares_of_the_budget(strategy, schedule, tmp_path):
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_naive_is_the_same_with_a_budget_of_naive(schedule, tmp_path):
-    """To the bit, with every schedule."""
     changes = {"epochs": "12", "lr": "0.001", **SCHEDULES[schedule]}
     settings = [on_images("naive", budget=budget, **changes) for budget in ("off", "naive:1")]
     assert_identical(*(train_all(image_stream(tmp_path), each)[-1].model for each in settings))
@@ -456,7 +454,6 @@ def test_a_budget_conflicts_with_a_strategy_that_trains_in_one_bucket():
 
 @pytest.mark.parametrize("strategy", ["replay", "derpp", "gdumb", "agem"])
 def test_a_buffer_fills_its_bytes(strategy, tmp_path):
-    """One more image would exceed them."""
     settings = on_images(strategy, memory_budget=2000, lr="0.001")
     most = max(cost.stored_bytes for cost in train_costs(image_stream(tmp_path), settings))
     assert 2000 - (192 + 32 + 12) - 3 * 8 < most <= 2000
@@ -480,7 +477,6 @@ def test_a_strategy_that_exceeds_its_bytes_is_rejected(strategy, rows_before, tm
 
 
 def test_ewc_stores_only_trained_weights(tmp_path):
-    """Not frozen ones."""
     settings = on_images("ewc", freeze="backbone", lr="0.001")
     stored_bytes = train_costs(image_stream(tmp_path), settings)[-1].stored_bytes
     enough = train_costs(image_stream(tmp_path), replace(settings, memory_budget=stored_bytes))
@@ -495,8 +491,6 @@ def test_state_next_to_a_buffer_counts_as_bytes(tmp_path):
 
 
 class WithACopy(ErAce):
-    """Stores a copy of the first weights."""
-
     state_attributes = (*ErAce.state_attributes, "_first")
 
     def setup(self):

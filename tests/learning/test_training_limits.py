@@ -141,7 +141,6 @@ def fisher(stream, model, bucket_index, seen_images, parabolas):
 
 
 def count_correct(stream, model):
-    """Return the correctly classified images of each bucket."""
     held_out = stream.test()
     right = model(held_out.images).argmax(dim=1) == held_out.labels
     return tuple(int(right[held_out.bucket == n].sum()) for n in range(len(held_out.counts)))
@@ -280,8 +279,6 @@ def test_a_complete_bucket_may_be_missed(tmp_path):
 
 
 class Twice(Strategy):
-    """Trains twice on each bucket."""
-
     def learn(self, bucket_index, trainer):
         super().learn(bucket_index, trainer)
         super().learn(bucket_index, trainer)

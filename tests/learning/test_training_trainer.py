@@ -1,17 +1,17 @@
 """Optimisers, schedules and precision."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
-from learning_streams import CPU, config, random_stream, squares
+from learning_streams import config, squares
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.learning.loop import build_untrained_model
 from clear_mlflow.learning.models import build_model, get_head
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples import DecodedStream, Samples
+from clear_mlflow.learning.samples import Samples
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.training.trainer import Trainer, compute_learning_rate
 
@@ -29,14 +29,11 @@ def features(count=12, seed=0):
 
 
 def train_model(settings, *, buckets=1, model=None, hooks=Strategy):
-    """Return a model trained on so many buckets of features."""
     model = model or linear_model()
     trainer = Trainer(model, settings, bucket_keys=("1", "2", "3"), progress=TrainingProgress())
     strategy = hooks(settings, None, model, None)
-    for bucket_index in range(buckets):
-        trainer.train_bucket(
-            features(seed=bucket_index), bucket_index=bucket_index, strategy=strategy
-        )
+    for k in range(buckets):
+        trainer.train_bucket(features(seed=k), bucket_index=k, strategy=strategy)
     return model
 
 
@@ -77,7 +74,6 @@ def literal(settings, samples, state, model, optimizer):
 @pytest.mark.parametrize("keeps_state", ["reset", "keep"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_optimisers_equal_their_papers_and_keep_or_lose_their_state(optimizer, keeps_state):
-    """Over three buckets, with momentum kept or reset."""
     settings = full(optimizer=optimizer, optimizer_state=keeps_state)
     reference, state = linear_model(), {}
     for bucket_index in range(3):
@@ -86,9 +82,8 @@ def test_optimisers_equal_their_papers_and_keep_or_lose_their_state(optimizer, k
         literal(settings, features(seed=bucket_index), state, reference, optimizer)
     weights = train_model(settings, buckets=3)
     torch.testing.assert_close(read_weights(weights), read_weights(reference), rtol=1e-4, atol=1e-6)
-    other = full(
-        optimizer=optimizer, optimizer_state={"reset": "keep", "keep": "reset"}[keeps_state]
-    )
+    other_state = {"reset": "keep", "keep": "reset"}[keeps_state]
+    other = full(optimizer=optimizer, optimizer_state=other_state)
     assert not torch.allclose(read_weights(train_model(other, buckets=3)), read_weights(weights))
 
 
@@ -109,7 +104,6 @@ def test_schedules_are_their_formulas():
 
 
 def test_clipping_bounds_the_step_and_smoothing_spreads_the_target():
-    """One full-batch step each, compared with the definitions."""
     samples, lr = features(), 0.5
     for changes in ({"clip_norm": 0.01}, {"label_smoothing": 0.4}):
         settings = config(batch_size="full", epochs=1, lr=lr, momentum=0, weight_decay=0, **changes)
@@ -118,14 +112,11 @@ def test_clipping_bounds_the_step_and_smoothing_spreads_the_target():
         share = settings.label_smoothing
         target = torch.full((12, 3), share / 3)
         target[torch.arange(12), samples.labels] += 1 - share
-        gradients = torch.autograd.grad(
-            -(target * log_likelihood).sum(dim=1).mean(), list(reference.parameters())
-        )
-        norm = torch.cat([g.flatten() for g in gradients]).norm()
-        factor = min(1.0, 0.01 / (norm.item() + 1e-6)) if settings.clip_norm else 1.0
-        expected = read_weights(reference) - lr * factor * torch.cat(
-            [g.flatten() for g in gradients]
-        )
+        loss = -(target * log_likelihood).sum(dim=1).mean()
+        gradients = torch.autograd.grad(loss, list(reference.parameters()))
+        gradient = torch.cat([g.flatten() for g in gradients])
+        factor = min(1.0, 0.01 / (gradient.norm().item() + 1e-6)) if settings.clip_norm else 1.0
+        expected = read_weights(reference) - lr * factor * gradient
         torch.testing.assert_close(read_weights(train_model(settings)), expected)
         assert factor < 1 or share
 
@@ -155,7 +146,6 @@ def test_hooks_are_called_in_their_order_around_each_step():
 
 
 def test_bf16_computes_in_bf16_and_keeps_float32_weights():
-    """Close to float32, but not equal."""
     dtypes = []
 
     class Seen(Strategy):
@@ -190,28 +180,6 @@ def test_a_frozen_backbone_changes_in_nothing_but_its_head(name):
     assert changed <= of_head
 
 
-def test_restarting_resets_weights_and_optimiser(tmp_path):
-    """As if the run began at this bucket."""
-    stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
-    decoded = DecodedStream(stream, image_size=8, device=CPU)
-    settings = config(optimizer_state="keep")
-    model = build_untrained_model(decoded, settings)
-    trainer = Trainer(model, settings, bucket_keys=("1", "2"), progress=TrainingProgress())
-    hooks = Strategy(settings, decoded, model, None)
-    trainer.train_bucket(decoded.train(0), bucket_index=0, strategy=hooks)
-    trainer.restart(build_untrained_model(decoded, settings, 1))
-    trainer.train_bucket(decoded.train(0), bucket_index=1, strategy=hooks)
-    alone = build_untrained_model(decoded, settings, 1)
-    Trainer(alone, settings, bucket_keys=("1", "2"), progress=TrainingProgress()).train_bucket(
-        decoded.train(0), bucket_index=1, strategy=Strategy(settings, decoded, alone, None)
-    )
-    assert torch.equal(read_weights(model), read_weights(alone))
-    assert not torch.equal(
-        read_weights(build_untrained_model(decoded, settings)),
-        read_weights(build_untrained_model(decoded, settings, 1)),
-    )
-
-
 class Counting:
     """A backend of torch.compile that counts graphs."""
 
@@ -222,23 +190,20 @@ class Counting:
     def __call__(self, graph, inputs):
         number, self.graphs = self.graphs, self.graphs + 1
 
-        def call(*tensors):  # sizes among them where they are not fixed
-            (images,) = (
-                t for t in tensors if torch.is_tensor(t) and t.dim() == 2 and not t.requires_grad
-            )
+        def call(*arguments):  # sizes among them where they are not fixed
+            tensors = filter(torch.is_tensor, arguments)
+            (images,) = (t for t in tensors if t.dim() == 2 and not t.requires_grad)
             self.calls.append((number, len(images)))
-            return graph(*tensors)
+            return graph(*arguments)
 
         return call
 
 
 def test_only_full_batches_are_compiled(monkeypatch):
     """One graph of fixed size, also if smaller batches come in between."""
-    backend, compiled = Counting(), torch.compile
+    backend = Counting()
     torch._dynamo.reset()
-    monkeypatch.setattr(
-        torch, "compile", lambda m, **options: compiled(m, backend=backend, **options)
-    )
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     uncompiled = train_model(config(epochs=3, batch_size=5, compile="off"))
     model = train_model(config(epochs=3, batch_size=5, compile="on"))
     torch._dynamo.reset()

@@ -73,7 +73,6 @@ def test_validation_rows_equal_those_of_a_manual_split(trees, options):
 
 
 def test_all_seeds_are_measured_on_the_same_images(trees):
-    """Validation images do not depend on the seed."""
     held_out = {
         training(trees[0], split="validation", seed=seed).metadata.evaluation_set
         for seed in ("0", "7")
