@@ -54,11 +54,6 @@ def test_a_damaged_image_is_reported_with_a_fitting_remedy(tmp_path, cache):
     assert len(result.output.splitlines()) == 1
 
 
-def write(folder, stream, extraction):
-    array = np.zeros((len(stream.buckets[0].train), 3), np.float32)
-    extraction.write(get_array_path(folder, 0), stream.buckets[0].train, array)
-
-
 def test_a_name_belongs_to_one_precision(tmp_path):
     """Another precision is stored elsewhere, and needs its own name."""
     stream = load_stream("clear10", str(write_released(tmp_path / "data")), cache_dir=tmp_path)
@@ -66,7 +61,8 @@ def test_a_name_belongs_to_one_precision(tmp_path):
     rounded = dataclasses.replace(extraction, arithmetic="tf32")
     folder = rounded.folder(stream, cache_dir=tmp_path)
     assert folder != extraction.folder(stream, cache_dir=tmp_path)
-    write(folder, stream, rounded)
+    images = stream.buckets[0].train
+    rounded.write(get_array_path(folder, 0), images, np.zeros((len(images), 3), np.float32))
     assert read_json(folder / "000.json")["arithmetic"] == "tf32"
     with pytest.raises(ConfigError, match="arithmetic 'tf32', not 'float32'; pass another --name"):
         check_extraction_name(stream, extraction, cache_dir=tmp_path)

@@ -42,6 +42,12 @@ def build_weights(name: str, seed: int = 5) -> dict[str, torch.Tensor]:
     return timm.create_model(name, pretrained=False).state_dict()
 
 
+def extract_mine(root, tmp_path, backbone):
+    """Return the stream in a folder, and the folder of its extracted features."""
+    stream = load_stream("clear10", str(root), cache_dir=tmp_path)
+    return stream, extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
+
+
 def one_line(function, *arguments) -> str:
     with pytest.raises(ClearError) as caught:
         function(*arguments)
@@ -75,13 +81,9 @@ def from_hub(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", [TINY, "test_resnet", "test_convnext"])
 def test_features_equal_timms(tmp_path, name, from_hub):
     """Image by image through timm's own model, weights and transform."""
-    root = write_released(
-        tmp_path / "data", buckets=("1", "2"), classes=("bus", "camera"), size=(61, 40), train=2
-    )
-    stream = load_stream("clear10", str(root), cache_dir=tmp_path)
-    backbone, _ = from_hub(name)
-    folder = extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
-
+    small = {"buckets": ("1", "2"), "classes": ("bus", "camera"), "size": (61, 40), "train": 2}
+    root = write_released(tmp_path / "data", **small)
+    stream, folder = extract_mine(root, tmp_path, from_hub(name)[0])
     timm_model = timm.create_model(name, pretrained=False, num_classes=0).eval()
     timm_model.load_state_dict(build_weights(name), strict=False)
     config = timm.data.resolve_model_data_config(timm_model)
@@ -154,8 +156,7 @@ def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub):
     blocks = build_weights(TINY)["blocks.0.attn.qkv.weight"]
     assert torch.equal(backbone.model.blocks[0].attn.qkv.weight, blocks)
     root = write_released(tmp_path / "data", buckets=("1",), classes=("bus",), train=2)
-    stream = load_stream("clear10", str(root), cache_dir=tmp_path)
-    folder = extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
+    _, folder = extract_mine(root, tmp_path, backbone)
     assert json.loads((folder / "000.json").read_text())["weights_tag"] == "r160_in1k"
 
 

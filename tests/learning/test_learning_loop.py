@@ -10,13 +10,7 @@ from learning_streams import CPU, config, random_stream, read_pixels, squares
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError, TrainingError
-from clear_mlflow.learning.device import (
-    RngPurpose,
-    autocast,
-    resolve_device,
-    seed_everything,
-    translate_oom,
-)
+from clear_mlflow.learning.device import autocast, resolve_device, translate_oom
 from clear_mlflow.learning.loop import measure, train
 from clear_mlflow.learning.models import build_model, get_head
 from clear_mlflow.learning.progress import TrainingProgress
@@ -93,21 +87,6 @@ def test_counts_equal_testing_image_by_image():
     np.testing.assert_array_equal(of_answers, tested.probabilities.max(axis=1))
     np.testing.assert_allclose(tested.probabilities.sum(axis=1), 1, atol=2e-3)
     assert 0 < sum(expected) < total
-
-
-@pytest.mark.slow
-def test_only_row_0_is_of_the_untrained_model(tmp_path):
-    """A model trained on the test images knows them only after training."""
-    stream, _ = random_stream(tmp_path, train=(12,), test=(1,), side=8)
-    [bucket] = stream.buckets
-    same = type(bucket)(bucket.key, bucket.train, bucket.train)
-    stream = type(stream)(stream.name, stream.class_names, (same,), stream.digest)
-    untrained, trained = (trained.row for trained in iter_trained(stream, epochs=60))
-    assert trained.correct == (12,)
-    seed_everything(0, RngPurpose.WEIGHTS)
-    model = build_model("small_cnn", num_classes=3, image_size=8)
-    held_out = DecodedStream(stream, image_size=8, device=CPU).test()
-    assert untrained.correct == measure(model, held_out, device=CPU).correct
 
 
 def test_nothing_is_trained_before_the_next_row_is_requested(tmp_path):

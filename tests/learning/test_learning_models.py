@@ -219,52 +219,36 @@ class Pair(HeadFirst):
         return (logits, logits) if self.training else logits
 
 
-def number(num_classes, image_size):
-    return num_classes
-
-
-def build_flatten(num_classes, image_size):
-    return nn.Flatten()
-
-
-def build_nothing():
-    return nn.Linear(1, 1)
-
-
-def too_wide(num_classes, image_size):
-    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes + 1))
-
-
-def per_pixel(num_classes, image_size):
-    return nn.Conv2d(3, num_classes, 1)
-
-
-def wrong_width(num_classes, image_size):
-    return nn.Sequential(nn.Flatten(), nn.Linear(7, num_classes))
-
-
-def two_lines(num_classes, image_size):
+def raise_two_lines(num_classes, image_size):
     raise KeyError("no\nfile")
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"),
+    ("model", "problem"),
     [
-        ("number", "is 5; expected a torch.nn.Module"),
-        ("build_flatten", "is Flatten.*; expected a torch.nn.Module with weights"),
-        ("build_nothing", "fails for 5 classes, 8 pixels .TypeError"),
-        ("too_wide", r"returns \(2, 6\) for inputs of \(2, 3, 8, 8\); expected logits of \(2, 5\)"),
-        ("per_pixel", r"returns \(2, 5, 8, 8\)"),
-        ("wrong_width", r"fails on inputs of \(2, 3, 8, 8\) .RuntimeError"),
-        ("two_lines", "fails for 5 classes, 8 pixels .KeyError"),
-        ("missing", "cannot be loaded .AttributeError"),
-        ("Pair", "cannot train on a batch of 2 .* does not return one row of logits"),
+        (lambda classes, side: classes, "is 5; expected a torch.nn.Module"),
+        (lambda *_: nn.Flatten(), "is Flatten.*; expected a torch.nn.Module with weights"),
+        (lambda: nn.Linear(1, 1), "fails for 5 classes, 8 pixels .TypeError"),
+        (
+            lambda classes, side: nn.Sequential(nn.Flatten(), nn.LazyLinear(classes + 1)),
+            r"returns \(2, 6\) for inputs of \(2, 3, 8, 8\); expected logits of \(2, 5\)",
+        ),
+        (lambda classes, side: nn.Conv2d(3, classes, 1), r"returns \(2, 5, 8, 8\)"),
+        (
+            lambda classes, side: nn.Sequential(nn.Flatten(), nn.Linear(7, classes)),
+            r"fails on inputs of \(2, 3, 8, 8\) .RuntimeError",
+        ),
+        (raise_two_lines, "fails for 5 classes, 8 pixels .KeyError"),
+        (None, "cannot be loaded .AttributeError"),
+        (Pair, "cannot train on a batch of 2 .* does not return one row of logits"),
     ],
 )
-def test_a_custom_model_that_does_not_fit_is_one_line(name, problem):
+def test_a_custom_model_that_does_not_fit_is_one_line(monkeypatch, model, problem):
     """Before any training, with what it returned and what was expected."""
-    with pytest.raises(ConfigError, match=f"model {__name__}:{name} {problem}") as error:
-        check_model(f"{__name__}:{name}", image_size=8, batch_size=2, num_classes=5)
+    if model is not None:
+        monkeypatch.setitem(globals(), "custom", model)
+    with pytest.raises(ConfigError, match=f"model {__name__}:custom {problem}") as error:
+        check_model(f"{__name__}:custom", image_size=8, batch_size=2, num_classes=5)
     assert "\n" not in str(error.value)
 
 

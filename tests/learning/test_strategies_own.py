@@ -13,7 +13,6 @@ from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import load_strategy
 from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.strategies.ncm import Ncm
-from clear_mlflow.process.training_process import TrainingProcess
 
 NAME = "examples.own_strategy:PullTowardsPast"
 
@@ -38,15 +37,6 @@ def test_the_example_strategy_trains(tmp_path):
     _, naive = train_rows(image_stream(tmp_path), config(strategy="naive"))
     pairs = list(zip(model.parameters(), naive.parameters(), strict=True))
     assert not any(torch.equal(weight, other) for weight, other in pairs)
-
-
-@pytest.mark.slow
-def test_the_training_process_imports_it_from_the_working_folder(project, monkeypatch):
-    """As ``clear-mlflow train`` and ``mlflow run`` start it."""
-    monkeypatch.chdir(project)
-    with TrainingProcess(config(strategy=NAME, strategy_args="strength=0.5")) as process:
-        assert process.config.strategy == NAME
-        assert process.config.strategy_args == {"strength": 0.5}
 
 
 class Doubled(Naive):

@@ -21,7 +21,7 @@ from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import compute_batch_bounds
 from clear_mlflow.learning.session import check
-from clear_mlflow.learning.strategies import list_strategies, naive
+from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.learning.strategies._base import load_strategy
 
 WITHOUT_STEPS = ("joint", "ncm", "slda")
@@ -70,22 +70,21 @@ def test_a_network_learns_the_same(tmp_path, strategy):
     assert_nothing_changed(lambda: image_stream(tmp_path), config(strategy=strategy))
 
 
-class Noisy(nn.Module):
-    """Draws a random number in each forward pass, in evaluation mode, too."""
+class Noisy(nn.Sequential):
+    """A custom model that draws a random number in each forward pass, also in evaluation mode."""
+
+    def __init__(self, num_classes, image_size):
+        layers = nn.Linear(3 * image_size**2, 8), nn.Dropout(0.5), nn.Linear(8, num_classes)
+        super().__init__(nn.Flatten(), *layers)
 
     def forward(self, inputs):
-        return inputs + torch.rand(()) * 1e-3
+        return super().forward(inputs + torch.rand(()) * 1e-3)
 
 
-def test_a_model_that_draws_random_numbers_when_it_is_tested_learns_the_same(tmp_path, monkeypatch):
+def test_a_model_that_draws_random_numbers_when_it_is_tested_learns_the_same(tmp_path):
     """Dropout of the next step does not change."""
-
-    def built(cls, config, stream):
-        layers = nn.Flatten(), Noisy(), nn.Linear(3 * 8 * 8, 8), nn.Dropout(0.5), nn.Linear(8, 3)
-        return nn.Sequential(*layers)
-
-    monkeypatch.setattr(naive.Naive, "build_model", classmethod(built))
-    assert_nothing_changed(lambda: image_stream(tmp_path), config())
+    settings = config(model=f"{__name__}:Noisy")
+    assert_nothing_changed(lambda: image_stream(tmp_path), settings)
 
 
 @pytest.mark.fast_cases(2)
@@ -158,16 +157,9 @@ def test_a_strategy_defines_the_epochs_of_a_bucket(tmp_path):
         assert min(test.num_steps for test in tests.tests) == fewest
 
 
-class Twice(naive.Naive):
-    def learn(self, bucket_index, trainer):
-        super().learn(bucket_index, trainer)
-        super().learn(bucket_index, trainer)
-
-
-def test_a_strategy_that_trains_twice_in_a_bucket_is_reported(tmp_path, monkeypatch):
+def test_a_strategy_that_trains_twice_in_a_bucket_is_reported(tmp_path):
     """The position of a test would be unknown."""
-    monkeypatch.setattr(naive, "Naive", Twice)
-    stream = image_stream(tmp_path)
-    collect_tests(stream, config())
+    twice = {"strategy": "strategy_runs:Twice"}
+    train_all(image_stream(tmp_path), config(**twice))
     with pytest.raises(ConfigError, match="more than once in one bucket"):
-        collect_tests(stream, config(test_every="1steps"))
+        train_all(image_stream(tmp_path), config(**twice, test_every="1steps"))

@@ -1,6 +1,5 @@
 """Costs of rows, compared with hooks on every layer and with resumed runs."""
 
-import math
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -8,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from curves import Points
 from feature_streams import CLASSES, WIDTH
 from learning_streams import config
 from strategy_runs import (
@@ -250,16 +248,6 @@ def test_a_budget_of_images(tmp_path):
     """In steps of two to five images. An excess is charged to the next bucket."""
     costs = train_costs(image_stream(tmp_path), on_images("naive", budget="images:10"))
     assert [cost.images for cost in costs] == [0, 11, 10, 10]
-
-
-def test_the_schedule_ends_with_the_budget(tmp_path):
-    """After half of the epochs, a cosine schedule has decreased as far."""
-    curve = Points()
-    settings = on_images("naive", epochs="8", schedule="cosine", budget="naive:0.5")
-    list(train(image_stream(tmp_path), settings, progress=curve))
-    rates = [point.lr for point in curve.points[:8:2]]  # of two steps each
-    expected = [0.05 * (1 + math.cos(math.pi * done / 4)) / 2 for done in range(4)]
-    assert rates == pytest.approx(expected)
 
 
 SCHEDULES = {

@@ -30,7 +30,6 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import compute_batch_bounds, draw_order
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import list_strategies
-from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._rehearsal import draw_buffer_batches
 from clear_mlflow.learning.training.limits import StreamClock
 
@@ -278,12 +277,6 @@ def test_a_complete_bucket_may_be_missed(tmp_path):
     assert rows[1].cost.training_flops > 0 == rows[2].cost.training_flops
 
 
-class Twice(Strategy):
-    def learn(self, bucket_index, trainer):
-        super().learn(bucket_index, trainer)
-        super().learn(bucket_index, trainer)
-
-
 @pytest.mark.fast_cases(9)
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -317,7 +310,7 @@ def test_conflicting_options_are_rejected(changes, message):
 
 def test_a_second_pass_over_a_bucket_is_rejected():
     with pytest.raises(ConfigError, match="trains more than once on a bucket"):
-        train_all(feature_stream(), build_one_pass_parameters(f"{__name__}:Twice"))
+        train_all(feature_stream(), build_one_pass_parameters("strategy_runs:Twice"))
 
 
 def test_indices_of_a_reduced_bucket_count_its_remaining_images():

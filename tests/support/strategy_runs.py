@@ -20,6 +20,7 @@ from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import DecodedStream, FeatureStream
 from clear_mlflow.learning.strategies._base import load_strategy, parse_strategy_arguments
+from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.training.trainer import Trainer
 
 PREDICTIONS = b"what the model answered"
@@ -148,6 +149,14 @@ def train_with_states(stream, parameters, saved=None):
         )
         model = trained_bucket.model
     return rows, states, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+class Twice(Naive):
+    """Trains twice on each bucket."""
+
+    def learn(self, bucket_index, trainer):
+        super().learn(bucket_index, trainer)
+        super().learn(bucket_index, trainer)
 
 
 def assert_resumes_everywhere(make_stream, parameters):
