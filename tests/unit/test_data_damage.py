@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +39,9 @@ class Tree:
     # Damage that leaves no trace: an image or bucket that no list names any more. What is left of
     # the dataset then has to be right.
     may_lack: bool = False
-    done: list[str] = field(default_factory=list)
 
     def files(self, *suffixes: str) -> list[Path]:
-        return sorted(
-            p for p in self.root.rglob("*") if p.suffix in suffixes and p.is_file() and p.stat()
-        )
+        return sorted(p for p in self.root.rglob("*") if p.suffix in suffixes and p.is_file())
 
     def pick(self, *suffixes: str) -> Path:
         candidates = self.files(*suffixes)
@@ -50,9 +49,14 @@ class Tree:
             raise NotApplicableError
         return self.draw.choice(candidates)
 
-    def pick_json(self) -> tuple[Path, Any]:
-        path = self.pick(".json")
-        return path, json.loads(path.read_bytes())
+    @contextmanager
+    def edit_json(self, path: Path | None = None) -> Iterator[tuple[Any, Any]]:
+        """Open a random container in a JSON file, and one of its indices or keys, to be changed."""
+        path = path or self.pick(".json")
+        value = json.loads(path.read_bytes())
+        container = self.draw.choice([c for c in containers(value) if c])
+        yield container, self.draw.choice(list_keys(container))
+        path.write_text(json.dumps(value))
 
     def pick_list(self) -> tuple[Path, list[str]]:
         path = self.pick(".txt")
@@ -71,11 +75,8 @@ def containers(value: Any) -> list[Any]:
     return []
 
 
-def pick_folder(tree: Tree, value: Any) -> tuple[Any, Any]:
-    """Return a random container in a JSON value, and one of its indices or keys."""
-    container = tree.draw.choice([c for c in containers(value) if c])
-    keys = list(container) if isinstance(container, dict) else range(len(container))
-    return container, tree.draw.choice(list(keys))
+def list_keys(container: Any) -> list[Any]:
+    return [*container] if isinstance(container, dict) else [*range(len(container))]
 
 
 def truncate(tree: Tree) -> None:
@@ -87,12 +88,9 @@ def truncate(tree: Tree) -> None:
 
 
 def swap_values(tree: Tree) -> None:
-    path, value = tree.pick_json()
-    container, key = pick_folder(tree, value)
-    keys = list(container) if isinstance(container, dict) else list(range(len(container)))
-    other = tree.draw.choice(keys)
-    container[key], container[other] = container[other], container[key]
-    path.write_text(json.dumps(value))
+    with tree.edit_json() as (container, key):
+        other = tree.draw.choice(list_keys(container))
+        container[key], container[other] = container[other], container[key]
 
 
 def swap_files(tree: Tree) -> None:
@@ -120,51 +118,38 @@ def swap_folders(tree: Tree) -> None:
 
 
 def drop_key(tree: Tree) -> None:
-    path, value = tree.pick_json()
-    container, key = pick_folder(tree, value)
-    del container[key]
-    path.write_text(json.dumps(value))
+    with tree.edit_json() as (container, key):
+        del container[key]
     tree.may_lack = True
 
 
 def wrong_type(tree: Tree) -> None:
-    path, value = tree.pick_json()
-    container, key = pick_folder(tree, value)
-    container[key] = "MARK"
+    path = tree.pick(".json")
+    with tree.edit_json(path) as (container, key):
+        container[key] = "MARK"
     wrong = tree.draw.choice(
         [
             *("null", "true", "0", "-7", "1e999", "NaN", HUGE, "[]", "{}", '[[""]]', '""'),
             *('"\\u0000"', '{"1": {}}', '["1"]', f'"{"x" * 9000}"', "[" * 20000 + "]" * 20000),
         ]
     )
-    path.write_text(json.dumps(value).replace('"MARK"', wrong))
+    path.write_text(path.read_text().replace('"MARK"', wrong))
 
 
 def climb(tree: Tree) -> None:
     """Return a path out of the dataset to an existing file."""
-    outside = tree.draw.choice(
-        [
-            "../outside.jpg",
-            "labeled_images/../../outside.jpg",
-            str(tree.root.parent / "outside.jpg"),
-            "labeled_images\\..\\..\\outside.jpg",
-            "labeled_images/./../../../outside.jpg",
-            "~",
-            ".",
-        ]
-    )
+    folders = ("..", "labeled_images/../..", str(tree.root.parent), "labeled_images/./../../..")
+    paths = [f"{folder}/outside.jpg" for folder in folders]
+    outside = tree.draw.choice([*paths, "labeled_images\\..\\..\\outside.jpg", "~", "."])
     path = tree.pick(".json", ".txt")
     if path.suffix == ".txt":
         lines = path.read_text(encoding="utf-8").split("\n")
         number = tree.draw.randrange(len(lines) - 1)
-        label = lines[number].rpartition(" ")[2]
-        lines[number] = f"{outside} {label}"
+        lines[number] = f"{outside} {lines[number].rpartition(' ')[2]}"
         path.write_text("\n".join(lines))
-        return
-    value = json.loads(path.read_bytes())
-    container, key = pick_folder(tree, value)
-    container[key] = outside
-    path.write_text(json.dumps(value))
+    else:
+        with tree.edit_json(path) as (container, key):
+            container[key] = outside
 
 
 def shuffle_lines(tree: Tree) -> None:
@@ -249,9 +234,7 @@ def load(root: Path, options: tuple[str, str]) -> BucketStream:
     return load_stream("clear10", str(root), cache_dir=root, protocol=protocol, split=split)
 
 
-def check(
-    stream: BucketStream, full_run: Whole, options: tuple[str, str], *, may_lack: bool
-) -> None:
+def check(stream: BucketStream, full_run: Whole, options: tuple[str, str], tree: Tree) -> None:
     """Check that every image is in its bucket, class and split."""
     released = (options == ("iid", "auto")) and stream.layout == "released"
     seen_contents: set[str] = set()
@@ -268,16 +251,16 @@ def check(
                 assert content not in seen_contents or options[0] == "streaming"
                 seen_contents.add(content)
     assert stream.class_names == PHOTOS.classes
-    if not may_lack:
+    if not tree.may_lack:
         assert stream.digest == full_run.digests[options]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_randomly_damaged_files_are_handled(tmp_path, intact_tree, layout):
     counts: Counter[str] = Counter()
-    seed = 0
-    while counts.total() < CORRUPTIONS_PER_LAYOUT:
-        seed += 1
+    for seed in itertools.count(1):
+        if counts.total() == CORRUPTIONS_PER_LAYOUT:
+            break
         draw = random.Random(f"{layout} {seed}")
         folder = tmp_path / str(seed)
         root = folder / "data"
@@ -295,7 +278,6 @@ def test_randomly_damaged_files_are_handled(tmp_path, intact_tree, layout):
             stream = load(root, options)
         except DataError as error:
             message = str(error)
-            assert len(message.splitlines()) == 1, case
             assert message.isprintable(), case
             assert str(root) in message, case
             counts["refused"] += 1
@@ -303,7 +285,7 @@ def test_randomly_damaged_files_are_handled(tmp_path, intact_tree, layout):
             raise AssertionError(case) from error
         else:
             try:
-                check(stream, intact_tree[layout], options, may_lack=tree.may_lack)
+                check(stream, intact_tree[layout], options, tree)
             except (AssertionError, KeyError) as error:
                 raise AssertionError(case) from error
             counts["loaded"] += 1

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from one_line_errors import check_error
+from own_streams import load_source
 from safetensors.numpy import save_file
 from sklearn.feature_extraction.text import HashingVectorizer
 
@@ -22,6 +23,7 @@ from clear_mlflow.data.content import build_stream
 from clear_mlflow.data.features import load_features
 
 COLUMNS = ["a", "b", "c"]
+FORMATS = ["csv", "csv-with-index", "parquet", "parquet-lists", "npz"]
 
 
 @pytest.fixture
@@ -67,17 +69,14 @@ def write_table(table, folder: Path, file_format: str) -> Path:
 
 
 def load_vectors(path: Path, cache: Path, **arguments):
-    arguments_given = {"buckets": "year", **arguments}
-    return load_stream("vectors", str(path), cache_dir=cache, arguments=arguments_given)
+    return load_source("vectors", path, cache=cache, **{"buckets": "year", **arguments})
 
 
 def read_index(path: Path, **arguments):
     return read_stream_index("vectors", str(path), cache_dir=path.parent, arguments=arguments)
 
 
-@pytest.mark.parametrize(
-    "file_format", ["csv", "csv-with-index", "parquet", "parquet-lists", "npz"]
-)
+@pytest.mark.parametrize("file_format", FORMATS)
 def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
     expected = build_stream(build_vectors_by_year(tmp_path, table), name="x")
     for of in (table, table.sample(frac=1, random_state=1)):
@@ -87,31 +86,19 @@ def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
         assert [b.key for b in stream.buckets] == ["2004", "2005", "2006", "2007"]
         assert stream.times[1] == "2005-01-01"
         for bucket, other_bucket in zip(stream.buckets, expected.buckets, strict=True):
-            for images, other in (
-                (bucket.train, other_bucket.train),
-                (bucket.test, other_bucket.test),
-            ):
+            parts = (bucket.train, other_bucket.train), (bucket.test, other_bucket.test)
+            for images, other in parts:
                 assert images.vectors[:].tobytes() == other.vectors[:].tobytes()
                 assert images.labels.tolist() == other.labels.tolist()
                 assert images.contents == other.contents
-    assert (
-        load_vectors(write_table(table, tmp_path, file_format), tmp_path).name == "numbers"
-        or file_format != "csv"
-    )
+        assert stream.name == "numbers"
 
 
 def test_splits_do_not_depend_on_the_order_of_vectors(table, tmp_path):
     for split in ("3", "validation:3"):
-        first, other = (
-            load_stream(
-                "vectors",
-                str(write_table(of, tmp_path, "csv")),
-                cache_dir=tmp_path,
-                arguments={"buckets": "equal:2"},
-                split=split,
-            )
-            for of in (table, table[::-1])
-        )
+        options = {"buckets": "equal:2", "split": split, "cache": tmp_path}
+        files = (write_table(of, tmp_path, "csv") for of in (table, table[::-1]))
+        first, other = (load_source("vectors", file, **options) for file in files)
         assert first.digest == other.digest
         assert first.buckets[0].test.contents == other.buckets[0].test.contents
 
@@ -169,9 +156,7 @@ COLLAPSING = {
 
 
 @pytest.mark.parametrize("name", COLLAPSING)
-@pytest.mark.parametrize(
-    "file_format", ["csv", "parquet", "parquet-lists", "npz", "huggingface", "function"]
-)
+@pytest.mark.parametrize("file_format", [*FORMATS[:1], *FORMATS[2:], "huggingface", "function"])
 def test_numbers_that_float32_makes_equal_are_rejected(table, tmp_path, file_format, name):
     numbers = np.random.default_rng(0).permutation(COLLAPSING[name])
     source, path, arguments = "vectors", None, {"buckets": "year"}
@@ -187,22 +172,20 @@ def test_numbers_that_float32_makes_equal_are_rejected(table, tmp_path, file_for
 
         source, path = "huggingface", tmp_path / "saved"
         arguments |= {"vector": "vectors"}
-        datasets.Dataset.from_dict(
-            {"vectors": vectors.tolist(), **frame.to_dict("list")}
-        ).save_to_disk(path)
+        rows = {"vectors": vectors.tolist(), **frame.to_dict("list")}
+        datasets.Dataset.from_dict(rows).save_to_disk(path)
     elif file_format == "npz":
         path = tmp_path / "x.npz"
         np.savez(path, vectors=vectors, **{k: frame[k].to_numpy(str) for k in frame})
     elif file_format == "parquet-lists":
         path, arguments = tmp_path / "x.parquet", arguments | {"columns": "vectors"}
         frame.assign(vectors=list(vectors)).to_parquet(path, row_group_size=7)
+    elif file_format == "parquet":
+        path = tmp_path / "x.parquet"
+        pd.concat([columns, frame], axis=1).to_parquet(path, row_group_size=7)
     else:
-        path = tmp_path / f"x.{file_format}"
-        frame = pd.concat([columns, frame], axis=1)
-        if file_format == "csv":
-            frame.to_csv(path, index=False)
-        else:
-            frame.to_parquet(path, row_group_size=7)
+        path = tmp_path / "x.csv"
+        pd.concat([columns, frame], axis=1).to_csv(path, index=False)
     column = "'b'" if file_format in ("csv", "parquet") else "1"
     message = f"distinct numbers in column {column}.* remain as 32-bit floats; subtract"
     with pytest.raises(DataError, match=message) as error:
@@ -229,8 +212,8 @@ def test_numbers_that_are_only_rounded_are_accepted(tmp_path):
 def test_a_date_of_parquet_is_not_a_number(table, tmp_path):
     for column in (pd.to_datetime(table["time"]), pd.to_datetime(table["time"]).dt.date):
         file = write_table(table.assign(measured=column), tmp_path, "parquet")
-        with pytest.raises(DataError, match="in column 'measured'; expected numbers: pass"):
-            load_vectors(file, tmp_path)
+        message = "in column 'measured'; expected numbers: pass"
+        check_error(DataError, message, load_vectors, file, tmp_path)
         assert load_vectors(file, tmp_path, columns="a:b").has_vectors
 
 
@@ -247,7 +230,7 @@ def test_the_width_of_vectors_is_limited(tmp_path, file_format):
             write = pd.DataFrame.to_csv if file_format == "csv" else pd.DataFrame.to_parquet
             write(numbers.assign(**roles), file, index=False)
         with pytest.raises(DataError, match=message) if message else nullcontext():
-            read_stream_index("vectors", str(file), cache_dir=tmp_path)
+            read_index(file)
 
 
 def test_types_that_numpy_lacks_are_a_one_line_error(tmp_path):
@@ -293,8 +276,7 @@ def test_arrays_of_other_shapes_are_a_one_line_error(tmp_path):
             read_index(file)
     for content in (b"PK\x03\x04 no archive", b"a,b,label"):
         file.write_bytes(content)
-        with pytest.raises(DataError, match="cannot be read: it is not an archive"):
-            read_stream_index("vectors", str(file), cache_dir=tmp_path)
+        check_error(DataError, "cannot be read: it is not an archive", read_index, file)
 
 
 def test_repeated_rows_are_a_warning_and_copied_buckets_an_error(table, tmp_path):
@@ -309,8 +291,8 @@ def test_repeated_rows_are_a_warning_and_copied_buckets_an_error(table, tmp_path
 
 @pytest.mark.parametrize(("name", "value"), [("fill", "some"), ("fill", "inf"), ("width", 0)])
 def test_arguments_are_checked_before_a_file_is_opened(name, value):
-    with pytest.raises(ConfigError, match=f"dataset_args has {name}={value!r}"):
-        read_stream_index("vectors", "/nowhere", cache_dir=Path(), arguments={name: value})
+    message = f"dataset_args has {name}={value!r}"
+    check_error(ConfigError, message, read_index, Path("/nowhere"), **{name: value})
 
 
 def test_a_mapped_array_stays_mapped(table, tmp_path):
@@ -346,8 +328,8 @@ def test_the_weather_is_as_it_was_measured(tmp_path):
     assert {problem.type for problem in checked.problems} == {"empty-class"}
     assert rain.absent_classes["train"] == {"2014": ["drizzle", "snow"], "2015": ["snow"]}
     for name, value in (("buckets", "week"), ("standardise", "all")):
-        with pytest.raises(ConfigError, match=f"has {name}='{value}'; expected"):
-            weather(tmp_path, **{name: value})
+        message = f"has {name}='{value}'; expected"
+        check_error(ConfigError, message, weather, tmp_path, **{name: value})
     with pytest.raises(ConfigError, match="is embedded and reads no folder"):
         load_stream("weather", str(tmp_path), cache_dir=tmp_path)
 
@@ -365,10 +347,8 @@ def test_a_text_becomes_scikit_learns_hashed_words(tmp_path):
     expected = HashingVectorizer(n_features=32).transform(texts).toarray().astype(np.float32)
     frame.to_csv(tmp_path / "a.csv", index=False)
     frame.to_parquet(tmp_path / "a.parquet")
-    streams = [
-        load_stream("vectors", str(tmp_path / name), cache_dir=tmp_path, arguments=arguments)
-        for name in ("a.csv", "a.parquet")
-    ]
+    files = [tmp_path / "a.csv", tmp_path / "a.parquet"]
+    streams = [load_source("vectors", file, cache=tmp_path, **arguments) for file in files]
     assert streams[0].digest == streams[1].digest
     images = (of for b in streams[0].buckets for of in (b.train, b.test))
     vectors = sorted(row for of in images for row in of.vectors[:].tolist())
@@ -402,13 +382,12 @@ def test_a_table_of_few_distinct_rows_is_loaded_where_rows_may_be_equal(tmp_path
 
 def test_the_weathers_card_states_the_test_days_that_repeat_a_training_day(project, tmp_path):
     page = " ".join((project / "docs" / "datasets.md").read_text(encoding="utf-8").split())
-    repeats = {
-        buckets: sum(
-            content in set(bucket.train.contents)
+    for buckets, expected in (("year", 2), ("half", 1)):
+        repeats = [
+            content
             for bucket in weather(tmp_path, buckets=buckets).buckets
             for content in bucket.test.contents
-        )
-        for buckets in ("year", "half")
-    }
-    assert repeats == {"year": 2, "half": 1}
+            if content in bucket.train.contents
+        ]
+        assert len(repeats) == expected
     assert "Two of the 436 test days (one with half-year buckets) have the same" in page
