@@ -72,13 +72,9 @@ def test_a_driver_may_quote_a_part_of_an_address(address, message):
 @pytest.mark.parametrize(
     "address",
     [
-        "sqlite:////home/me@work/mlflow.db",
-        "file:///home/me@work/mlruns",
-        "http://127.0.0.1:5000",
-        "postgresql://host/db",
-        "./mlruns",
-        "run 12:30 ended",
-        "databricks://profile",
+        *("sqlite:////home/me@work/mlflow.db", "file:///home/me@work/mlruns"),
+        *("http://127.0.0.1:5000", "postgresql://host/db", "./mlruns", "run 12:30 ended"),
+        *("databricks://profile"),
     ],
 )
 def test_texts_without_credentials_are_unchanged(address):

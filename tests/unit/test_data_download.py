@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -36,6 +35,12 @@ from clear_mlflow.data.download import (
     download,
 )
 
+IMPORTS = """
+import os, resource
+from pathlib import Path
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.data.download import Archive, Release, download
+"""
 HURRIED = RetryLimits(stall=0.3, attempts=3, wait=0.01)
 TRAIN, TEST = "small-train-image-only.zip", "small-test.zip"
 
@@ -117,12 +122,8 @@ def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
 @pytest.mark.parametrize(
     "moods",
     [
-        ["truncate", "truncate", "good"],
-        ["stall", "good"],
-        ["503", "429 9000", "good"],
-        ["truncate", "416", "good"],
-        ["truncate", "corrupt", "good"],
-        ["truncate", "ignore", "good"],
+        *(["stall", "good"], ["503", "429 9000", "good"]),
+        *(["truncate", mood, "good"] for mood in ("truncate", "416", "corrupt", "ignore")),
     ],
 )
 def test_temporary_errors_are_retried(release, hub, tree, tmp_path, moods):
@@ -186,16 +187,12 @@ def test_an_unrelated_partial_file_is_replaced(release, hub, tree, files, tmp_pa
 
 @pytest.mark.slow
 def test_a_crash_while_unpacking_leaves_no_partial_split(release, hub, tree, tmp_path):
-    code = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "from clear_mlflow.data.download import Archive, Release, download\n"
-        f"release = {release!r}\n"
-        "def stop(what, done, total):\n"
-        "    if what.startswith('unpacking') and done > total / 2:\n"
-        "        os.kill(os.getpid(), 9)\n"
-        f"download(release, Path({str(tmp_path)!r}), endpoint={hub.url!r}, on_progress=stop)\n"
-    )
+    code = f"""{IMPORTS}
+def stop(what, done, total):
+    if what.startswith("unpacking") and done > total / 2:
+        os.kill(os.getpid(), 9)
+download({release!r}, Path({str(tmp_path)!r}), endpoint={hub.url!r}, on_progress=stop)
+"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
     hub.requests.clear()
@@ -261,23 +258,16 @@ def test_a_full_disk_is_a_one_line_error(hub, tmp_path, below):
     assert 1000 < len(hub.files[TRAIN]) < 500_000
     train_archive = Archive(TRAIN, hashlib.md5(hub.files[TRAIN]).hexdigest(), "train_image_only")
     root = tmp_path / "root"
-    code = (
-        "from pathlib import Path\n"
-        "from clear_mlflow.data.download import Archive, Release, download\n"
-        "from clear_mlflow.core.errors import DataError\n"
-        "try:\n"
-        f"    download({Release('small', REPOSITORY, (train_archive,))!r}, Path({str(root)!r}),\n"
-        f"             endpoint={hub.url!r})\n"
-        "except DataError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (below, below)),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    release = Release("small", REPOSITORY, (train_archive,))
+    code = f"""{IMPORTS}
+resource.setrlimit(resource.RLIMIT_FSIZE, ({below}, {below}))
+try:
+    download({release!r}, Path({str(root)!r}), endpoint={hub.url!r})
+except DataError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert re.fullmatch(r"[^\n]+ cannot be written[^\n]+File too large[^\n]+\n", done.stdout)
     assert [path.name for path in root.iterdir()] == [WORK_FOLDER]
     assert not list((root / WORK_FOLDER).glob("*.unpacking"))
@@ -285,11 +275,7 @@ def test_a_full_disk_is_a_one_line_error(hub, tmp_path, below):
 
 @pytest.mark.slow
 def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path):
-    code = (
-        "from pathlib import Path\n"
-        "from clear_mlflow.data.download import Archive, Release, download\n"
-        f"download({release!r}, Path({str(tmp_path / 'root')!r}))\n"
-    )
+    code = f"{IMPORTS}\ndownload({release!r}, Path({str(tmp_path / 'root')!r}))"
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret"}
     environment["HF_HOME"] = str(tmp_path / "home")
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)

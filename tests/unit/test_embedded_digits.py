@@ -126,15 +126,17 @@ def test_an_embedded_dataset_reads_no_folder(tmp_path, dataset):
 
 def test_default_cache_dir(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", "~/mine")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert default_cache_dir() == tmp_path / "mine"
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", "")
-    assert default_cache_dir() == tmp_path / "xdg/clear_mlflow"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert default_cache_dir() == tmp_path / ".cache/clear_mlflow"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_cache_dir() == tmp_path / ".cache/clear_mlflow"
+    for ours, xdg, folder in (
+        ("~/mine", f"{tmp_path}/xdg", "mine"),
+        ("", f"{tmp_path}/xdg", "xdg/clear_mlflow"),
+        ("", "relative", ".cache/clear_mlflow"),
+        ("", None, ".cache/clear_mlflow"),
+    ):
+        monkeypatch.setenv("CLEAR_MLFLOW_CACHE", ours)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        if xdg is not None:
+            monkeypatch.setenv("XDG_CACHE_HOME", xdg)
+        assert default_cache_dir() == tmp_path / folder
 
 
 @pytest.mark.parametrize("get_folder", [default_cache_dir, default_data_dir])

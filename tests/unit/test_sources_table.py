@@ -218,16 +218,18 @@ def test_invalid_values_of_a_table_are_one_line_errors(root, lines, reason):
 
 
 @pytest.mark.parametrize(
-    "time", ["", "yesterday", "2004-13", "2004-02-30", "31.12.2004", "1072915200"]
+    ("buckets", "time", "reason"),
+    [
+        *(
+            ("year", time, "; expected a year, a date")
+            for time in ("", "yesterday", "2004-13", "2004-02-30", "31.12.2004", "1072915200")
+        ),
+        ("month", "2004", ", which lacks the month"),
+    ],
 )
-def test_an_invalid_time_is_a_one_line_error(root, time):
-    write(root, f"{A},x,2004", f"{B},y,{time}", header=TIMED)
-    assert f"row 3 has time {time!r}; expected a year, a date" in refusal(root, buckets="year")
-
-
-def test_a_too_coarse_time_is_a_one_line_error(root):
-    write(root, f"{A},x,2004-05", f"{B},y,2004", header=TIMED)
-    assert "row 3 has time '2004', which lacks the month" in refusal(root, buckets="month")
+def test_an_invalid_or_too_coarse_time_is_a_one_line_error(root, buckets, time, reason):
+    write(root, f"{A},x,2004-05", f"{B},y,{time}", header=TIMED)
+    assert f"row 3 has time {time!r}{reason}" in refusal(root, buckets=buckets)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,14 @@ from clear_mlflow.store import names
 
 # Spelled in two parts each, so that a search and replace of a module name does not change them.
 PREFIX = "clear_" + "mlflow."
+# The constant of each is its name in capitals.
+TAGS = [
+    *("kind", "rows", "scored", "matrix", "metrics", "note", "error", "diverged", "predictions"),
+    *("anytime", "processes", "state_problem", "process", "holder", "version", "software"),
+    *("commit", "members", "sweep", "sweep_comparison", "sweep_run", "sweep_goes_on"),
+    *("compared_count", "leader", "imported_from", "import_format", "copied_from"),
+    "copied_state",
+]
 
 
 def test_names_of_stored_tags_do_not_change():
@@ -13,40 +21,13 @@ def test_names_of_stored_tags_do_not_change():
     hidden = {key for key, text in tag_names.items() if text.startswith("mlflow.")}
     tag_names = {key: text.removeprefix("mlflow.") for key, text in tag_names.items()}
     assert {key: text.removeprefix(PREFIX) for key, text in tag_names.items()} == {
-        "KIND_TAG": "kind",
-        "ROWS_TAG": "rows",
-        "SCORED_TAG": "scored",
-        "MATRIX_TAG": "matrix",
-        "METRICS_TAG": "metrics",
+        **{f"{tag.upper()}_TAG": tag for tag in TAGS},
         "VERSIONS_TAG": "metric_versions",
-        "NOTE_TAG": "note",
-        "ERROR_TAG": "error",
-        "DIVERGED_TAG": "diverged",
-        "PREDICTIONS_TAG": "predictions",
-        "ANYTIME_TAG": "anytime",
-        "PROCESSES_TAG": "processes",
         "RESUMED_TAG": "resumed_run",
         "RESUMES_TAG": "resumed",
-        "STATE_PROBLEM_TAG": "state_problem",
-        "PROCESS_TAG": "process",
-        "HOLDER_TAG": "holder",
-        "VERSION_TAG": "version",
-        "SOFTWARE_TAG": "software",
-        "COMMIT_TAG": "commit",
         "MODEL_ROW_TAG": "row",
-        "MEMBERS_TAG": "members",
-        "SWEEP_TAG": "sweep",
-        "SWEEP_COMPARISON_TAG": "sweep_comparison",
-        "SWEEP_RUN_TAG": "sweep_run",
-        "SWEEP_GOES_ON_TAG": "sweep_goes_on",
         "COMPARED_TAG": "compared_runs",
-        "COMPARED_COUNT_TAG": "compared_count",
-        "LEADER_TAG": "leader",
-        "IMPORTED_FROM_TAG": "imported_from",
-        "IMPORT_FORMAT_TAG": "import_format",
         "IMPORTED_DIGEST_TAG": "imported_sha256",
-        "COPIED_FROM_TAG": "copied_from",
-        "COPIED_STATE_TAG": "copied_state",
     }
     foreign = {key for key, text in tag_names.items() if not text.startswith(PREFIX)}
     assert foreign == {"DIVERGED_TAG", "LEADER_TAG"}
