@@ -16,7 +16,7 @@ _ADDRESS = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)://(\S*)")
 # The form user:password, before an @.
 _BARE = re.compile(r"(?<![^\s:/@'\"=(])[^\s:/@'\"=(]+:(?!//)")
 # Schemes of files, in whose paths an @ is a character like any other.
-_FILE_SCHEMES = ("sqlite", "file")
+_FILE_SCHEMES = ("sqlite", "file", "clear-offline")
 _SHORTEST = 4  # characters of a secret that is searched for: fewer occur in any word
 
 

@@ -1,9 +1,9 @@
-"""A run on local disk: a folder of numbered entries, in the order in which they were measured.
+"""A run on local disk: a folder with its artifacts, and with numbered entries for the rest.
 
-An entry is one file. It is named by its number and its path among the run's artifacts, for example
-``00000001-accuracy_matrix+rows+row_000.json``, and it is either complete or absent. Entries that
-are not artifacts are named ``params.json``, ``tags.json``, ``metrics.json`` and ``outcome.json``.
-``run.json`` names the run and its store, as far as there are any.
+``artifacts/`` contains the run's artifacts under their own paths. Parameters, tags, metric values
+and so on are JSON files next to it, numbered in the order in which they were written, for example
+``00000001-params.json``. Each file is either complete or absent. ``run.json`` names the run and its
+store, as far as there are any.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from mlflow.entities import Metric
 from clear_mlflow.core.credentials import has_credentials, mask_credentials
 from clear_mlflow.core.disk import default_cache_dir, write_durably
 from clear_mlflow.core.errors import DataError, RecordError, TrackingError
+from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import convert, json_value, read_bytes
 from clear_mlflow.store import names
@@ -32,6 +34,9 @@ from clear_mlflow.store.client import resolve_store_uri
 from clear_mlflow.store.lease import get_process_token
 
 HEADER_JSON = "run.json"
+ARTIFACTS = "artifacts"
+INFO_JSON = "info.json"
+INPUTS_JSON = "inputs.json"
 OUTCOME_JSON = "outcome.json"
 METRICS_JSON = "metrics.json"
 PARAMS_JSON = "params.json"
@@ -45,10 +50,12 @@ _VALID_TAGS = frozenset(
     }
 )
 _LOCK = "lock"
-FORMAT = "1.0"
-_MAX_BYTES = 1 << 20  # of an entry that is not an artifact
-# Without "#", "?" and "%": MLflow's requests to a server hang on them or name another file.
-_ENTRY = re.compile(r"[0-9]{8}-((?!\.)[A-Za-z0-9._-]+\+)*(?!\.)[A-Za-z0-9._-]+")
+FORMAT = "2.0"
+MAX_ENTRY_BYTES = 1 << 24
+_ENTRY = re.compile(r"[0-9]{8}-(params|tags|metrics|inputs|info|outcome)\.json")
+# "#", "?" and "%" change the meaning of an address, on which requests to a server hang.
+_FILE_PATH = re.compile(r"([^/\\#?%\x00-\x1f]+/)*[^/\\#?%\x00-\x1f]+")
+_REPLACING = threading.Lock()  # no file is replaced between a look at it and its removal
 Status: TypeAlias = Literal["FINISHED", "FAILED", "KILLED"]
 
 
@@ -75,48 +82,92 @@ class RunHeader:
     process: str = ""  # token of the process that wrote the folder, as in the run's lease
 
 
-# Entries that are not artifacts, with the type of their JSON content.
+class StoredInfo(msgspec.Struct, kw_only=True):
+    """Name, status and times of a run, as MLflow has them."""
+
+    name: str
+    status: Literal["RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"]
+    start_time: int  # milliseconds since the epoch
+    end_time: int | None = None
+    is_deleted: bool = False
+
+
+class StoredInput(msgspec.Struct, kw_only=True):
+    """A dataset that a run logged as its input."""
+
+    name: str
+    digest: str
+    source_type: str
+    source: str
+    schema: str | None = None
+    profile: str | None = None
+    tags: dict[str, str] = {}
+
+
+# The types of the JSON in entries that are not artifacts.
 _CONTENT_TYPES: dict[str, Any] = {
     PARAMS_JSON: dict[str, str],
     TAGS_JSON: dict[str, str],
     METRICS_JSON: list[tuple[str, float, int, int]],  # the arguments of MLflow's Metric
+    INPUTS_JSON: list[StoredInput],
+    INFO_JSON: StoredInfo,
     OUTCOME_JSON: Outcome,
 }
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of a run folder, to be uploaded: an artifact, or JSON with tags, metrics, etc."""
+    """One file of a run folder: an artifact, or JSON with tags, metrics, etc."""
 
     file: Path
+    artifact: str | None = None  # path among the run's artifacts; None for JSON
+    inode: int | None = None  # of the artifact's file: the same path may be written again
 
     @property
     def name(self) -> str:
         """The path among the run's artifacts, or for example "tags.json" for other content."""
-        return self.file.name[9:].replace("+", "/")
+        return self.artifact or self.file.name[9:]
 
     def read(self) -> Any:
-        """Return the content: the bytes of an artifact, else an Outcome, or a list or dict.
+        """Return the content: the bytes of an artifact, else what its JSON stands for.
 
-        Raises TrackingError if JSON is damaged, or sets a tag that is not in _VALID_TAGS.
+        Raises TrackingError if JSON is damaged.
         """
-        if self.name not in _CONTENT_TYPES:
+        if self.artifact is not None:
             return self.file.read_bytes()
-        content = _read_json(self.file, _CONTENT_TYPES[self.name])
-        if self.name == TAGS_JSON and (invalid := content.keys() - _VALID_TAGS):
+        return _read_json(self.file, _CONTENT_TYPES[self.name])
+
+    def read_tags(self) -> dict[str, str]:
+        """Return the tags in this tags.json, which the run is to get.
+
+        Raises TrackingError if the file is damaged or sets a tag that is not in _VALID_TAGS.
+        """
+        tags: dict[str, str] = self.read()
+        if invalid := tags.keys() - _VALID_TAGS:
             raise TrackingError(
                 f"{self.file} is damaged: it sets the tag {safe_repr(min(invalid))}"
             )
-        return content
+        return tags
 
     def read_metrics(self) -> list[Metric]:
         """Return the values in this metrics.json. Raises TrackingError if the file is damaged."""
         return [Metric(*point) for point in self.read()]
 
-    def remove(self) -> None:
-        """Delete the file. Errors are ignored: uploading it again would change nothing."""
+    @property
+    def is_replaced(self) -> bool:
+        """True if the artifact was written again since, so that another entry stands for it."""
         with suppress(OSError):
-            self.file.unlink()
+            return self.inode is not None and self.file.stat().st_ino != self.inode
+        return False
+
+    def remove(self) -> None:
+        """Delete the file, unless it was written again since.
+
+        Errors are ignored: uploading it again would change nothing.
+        """
+        with _REPLACING, suppress(OSError):
+            if not self.is_replaced:
+                self.file.unlink()
 
 
 class RunFolder:
@@ -131,8 +182,7 @@ class RunFolder:
         self.folder = folder
         self._is_durable = is_durable
         self._lock: int | None = _lock_folder(folder)  # None once it is closed
-        numbers = [int(entry.file.name[:8]) for entry in self._list_all_entries()]
-        self._next_number = 1 + max(numbers, default=0)
+        self._next_number = get_next_number(folder)
 
     @classmethod
     def create(cls, folder: Path, run_id: str | None, tracking_uri: str | None) -> RunFolder:
@@ -178,27 +228,35 @@ class RunFolder:
         except OSError as error:
             raise TrackingError(f"{folder} cannot be opened: {error.strerror}") from error
 
-    def append(self, name: str, content: bytes) -> Entry:
-        """Write the next numbered file and return it.
+    def append(self, artifact: str, content: bytes) -> Entry:
+        """Write an artifact and return its entry.
 
         Unless the folder was opened with is_durable=False, the file survives a power cut once this
         has returned, and no part of it remains if this fails. Raises OSError if the disk is full.
-        name: path among the run's artifacts, or for example "tags.json".
+        artifact: path among the run's artifacts.
         """
-        file = self.folder / f"{self._next_number:08d}-{name.replace('/', '+')}"
-        if self._is_durable:
-            write_durably(file, content)
-        else:
-            file.write_bytes(content)
+        file = self.folder / ARTIFACTS / artifact
+        with _REPLACING:
+            self._write(file, content)
+            return Entry(file, artifact, file.stat().st_ino)
+
+    def append_json(self, name: str, content: object) -> Entry:
+        """Write *content* to the next numbered file, like :meth:`append`.
+
+        Of several outcomes, the last one counts.
+        name: PARAMS_JSON, TAGS_JSON, METRICS_JSON or another of these names.
+        """
+        file = self.folder / f"{self._next_number:08d}-{name}"
+        self._write(file, json.dumps(msgspec.to_builtins(content)).encode())
         self._next_number += 1
         return Entry(file)
 
-    def append_json(self, name: str, content: object) -> Entry:
-        """Write *content* as JSON like :meth:`append`. Of several outcomes, the last one counts.
-
-        name: PARAMS_JSON, TAGS_JSON, METRICS_JSON or OUTCOME_JSON.
-        """
-        return self.append(name, json.dumps(msgspec.to_builtins(content)).encode())
+    def _write(self, file: Path, content: bytes) -> None:
+        if self._is_durable:
+            write_durably(file, content)
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
 
     def append_metrics(self, points: Sequence[Metric]) -> list[Entry]:
         """Write values of metrics to files of at most 900 values, and return the files, in order.
@@ -218,8 +276,12 @@ class RunFolder:
         return entries
 
     def list_entries(self) -> list[Entry]:
-        """Return the files to upload in order, except those with the run's final status."""
-        return [entry for entry in self._list_all_entries() if entry.name != OUTCOME_JSON]
+        """Return the files to upload: rows, other artifacts, then JSON except the outcome."""
+        artifacts = sorted(
+            list_artifacts(self.folder),
+            key=lambda entry: (not entry.name.startswith(f"{ROWS_FOLDER}/"), entry.name),
+        )
+        return artifacts + [e for e in list_json_entries(self.folder) if e.name != OUTCOME_JSON]
 
     def read_outcome(self) -> Outcome | None:
         """Return the final status and error of the run, or None if they were not written.
@@ -244,26 +306,56 @@ class RunFolder:
             with suppress(OSError):
                 for entry in self._list_outcomes():
                     entry.file.unlink()
-                for path in self.folder.iterdir():
-                    if path.name in (HEADER_JSON, _LOCK) or path.suffix == ".part":
-                        path.unlink()
-                self.folder.rmdir()
+                for name in (HEADER_JSON, _LOCK):
+                    (self.folder / name).unlink(missing_ok=True)
+                for folder, _, file_names in os.walk(self.folder, topdown=False):
+                    for draft in (name for name in file_names if name.endswith(".part")):
+                        Path(folder, draft).unlink()
+                    Path(folder).rmdir()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    def _list_all_entries(self) -> list[Entry]:
-        """Return all numbered files in order, outcome.json included. Skips symbolic links."""
-        return [
-            Entry(path)
-            for path in sorted(self.folder.iterdir())
-            # A link may lead to any file of this machine, which would then be uploaded.
-            if _ENTRY.fullmatch(path.name) and not path.is_symlink() and path.is_file()
-        ]
-
     def _list_outcomes(self) -> list[Entry]:
         """Return the files with a final status of the run, in order."""
-        return [entry for entry in self._list_all_entries() if entry.name == OUTCOME_JSON]
+        return [entry for entry in list_json_entries(self.folder) if entry.name == OUTCOME_JSON]
+
+
+def list_json_entries(folder: Path) -> list[Entry]:
+    """Return the numbered files of a run folder, in order. Skips symbolic links."""
+    return [
+        Entry(path)
+        for path in sorted(folder.iterdir())
+        # A link may lead to any file of this machine, which would then be uploaded.
+        if _ENTRY.fullmatch(path.name) and not path.is_symlink() and path.is_file()
+    ]
+
+
+def get_next_number(folder: Path) -> int:
+    """Return the number of the next JSON file of a run folder, from 1."""
+    return 1 + max((int(entry.file.name[:8]) for entry in list_json_entries(folder)), default=0)
+
+
+def list_artifacts(folder: Path) -> Iterator[Entry]:
+    """Yield the artifacts in a run folder, in no order.
+
+    Skips links, hidden files, and paths for which :func:`is_safe_path` is False.
+    """
+    root = folder / ARTIFACTS
+    for parent, _, file_names in os.walk(root) if not root.is_symlink() else ():
+        for file in (Path(parent, name) for name in file_names):
+            path = file.relative_to(root).as_posix()
+            is_regular = not file.is_symlink() and file.is_file() and not file.name.startswith(".")
+            if is_regular and is_safe_path(path):
+                yield Entry(file, path, file.stat().st_ino)
+
+
+def is_safe_path(path: str) -> bool:
+    """Return True if an artifact path is safe to use as a file path and in a URL.
+
+    Returns False for absolute paths, "..", and characters such as "#", "?", "%" and backslashes.
+    """
+    return bool(_FILE_PATH.fullmatch(path)) and not {".", ".."} & {*path.split("/")}
 
 
 def default_root() -> Path:
@@ -336,7 +428,7 @@ def _read_json(file: Path, expected_type: Any) -> Any:
     try:
         if not stat.S_ISREG(file.lstat().st_mode):  # opening a pipe would never return
             raise RecordError("it is not a regular file")
-        content = read_bytes(file, _MAX_BYTES)
-        return convert(json_value(content, _MAX_BYTES, nan=True), expected_type)
+        content = read_bytes(file, MAX_ENTRY_BYTES)
+        return convert(json_value(content, MAX_ENTRY_BYTES, nan=True), expected_type)
     except (OSError, RecordError) as error:
         raise TrackingError(f"{file} is damaged: {error}") from error

@@ -27,7 +27,6 @@ from clear_mlflow.core.record import ROWS_FOLDER, assemble
 from clear_mlflow.core.text import warn
 from clear_mlflow.journal.run_folder import (
     METRICS_JSON,
-    PARAMS_JSON,
     TAGS_JSON,
     Entry,
     Outcome,
@@ -168,19 +167,21 @@ class Uploader:
         """
         run_id, name = self._run_id, entry.name
         run = self.lease.check_recently()
+        if entry.is_replaced:  # its later content is uploaded in its own turn
+            return
         with mlflow_errors(f"store {name} of run {run_id}"):
-            if name == METRICS_JSON:
-                self._client.log_batch(run_id, metrics=entry.read_metrics())
-            elif name == TAGS_JSON:
-                log_tags(self._client, run_id, entry.read())
-            elif name == PARAMS_JSON:
-                params = [Param(*item) for item in entry.read().items()]
-                self._client.log_batch(run_id, params=params)
-            elif name.startswith(f"{ROWS_FOLDER}/"):
+            if name.startswith(f"{ROWS_FOLDER}/"):
                 row_file = name.removeprefix(f"{ROWS_FOLDER}/")
                 store_row(self._client, run, row_file, entry.read())
+            elif entry.artifact is not None:
+                log_durably(self._client, run_id, entry.read(), entry.artifact)
+            elif name == METRICS_JSON:
+                self._client.log_batch(run_id, metrics=entry.read_metrics())
+            elif name == TAGS_JSON:
+                log_tags(self._client, run_id, entry.read_tags())
             else:
-                log_durably(self._client, run_id, entry.read(), name)
+                params = [Param(*item) for item in entry.read().items()]
+                self._client.log_batch(run_id, params=params)
 
     def upload_folder(self, run: Run, folder: RunFolder) -> Iterator[Entry]:
         """Upload what an earlier process left. Delete and yield each file once it is stored.

@@ -43,8 +43,9 @@ from clear_mlflow.core.disk import OFFLINE_VARIABLE, find_offline_folder
 from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.core.text import warn
 from clear_mlflow.store.offline import (
-    format_artifact_root,
     format_offline_uri,
+    get_offline_folder,
+    is_offline_folder,
     prepare_offline_folder,
 )
 from clear_mlflow.store.sqlite import get_sqlite_path, lock_store_opening, name_sqlite_driver
@@ -177,7 +178,6 @@ def use_offline_store(*, creates: bool) -> None:
     prepare_offline_folder(folder, creates=creates)
     # Processes that this one starts may have another working folder.
     os.environ[OFFLINE_VARIABLE] = str(folder)
-    os.environ[_ARTIFACT_ROOT_VARIABLE] = format_artifact_root(folder)
     switch_store(uri)
     is_project = all(v.get() for v in (MLFLOW_RUN_ID, MLFLOW_EXPERIMENT_ID, MLFLOW_TRACKING_URI))
     if is_project and environment_uri != uri:
@@ -190,7 +190,9 @@ def use_offline_store(*, creates: bool) -> None:
 
 
 def is_missing_store(tracking_uri: str) -> bool:
-    """Return True if a tracking URI names an sqlite database that does not exist."""
+    """Return True if a tracking URI names an sqlite database or a folder that does not exist."""
+    if folder := get_offline_folder(tracking_uri):
+        return not is_offline_folder(folder)
     database = get_sqlite_path(tracking_uri)
     return database is not None and not database.exists()
 
@@ -374,9 +376,6 @@ def map_in_threads(
 
 
 # Private parts of MLflow 3.17; no other module uses any.
-
-# The root for the artifacts of experiments that are created in a database.
-_ARTIFACT_ROOT_VARIABLE = "_MLFLOW_SERVER_ARTIFACT_ROOT"
 
 
 def is_generated_name(name: str | None) -> bool:

@@ -26,7 +26,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import is_server, mlflow_errors
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS
-from clear_mlflow.store.offline import is_offline_folder
+from clear_mlflow.store.offline import get_offline_folder
 from clear_mlflow.store.rows import load_stored_rows
 from clear_mlflow.store.search import (
     expand_run_id,
@@ -47,20 +47,23 @@ _MAX_RUNS_READ = 20  # newest runs whose rows are read to find the score of an e
 def format_run_links(client: MlflowClient, run: Run, *, is_only_run: bool = True) -> list[str]:
     """Return labelled lines that show how to open a run and its experiment.
 
-    With a server, these are URLs; else the command ``clear-mlflow open``, and ``clear-mlflow sync``
-    for an offline folder. is_only_run: False to name only the experiment, for one of several runs.
+    With a server, these are URLs; else the command ``clear-mlflow open``, or for an offline folder,
+    ``clear-mlflow show`` and ``clear-mlflow sync``. is_only_run: False to name only the experiment,
+    for one of several runs.
     """
     experiment_id, run_id = run.info.experiment_id, run.info.run_id if is_only_run else None
     uri = client.tracking_uri
+    if folder := get_offline_folder(uri):
+        name = shlex.quote(str(folder if run_id is None else folder / run_id))
+        return [
+            f"show     clear-mlflow {'compare' if run_id is None else 'show'} {name}",
+            f"sync     clear-mlflow sync {shlex.quote(str(folder))}",
+        ]
     if not is_server(uri):
         # A URI with credentials is not printed.
         prints_uri = not _is_default_store(uri) and mask_credentials(uri) == uri
         environment = f"MLFLOW_TRACKING_URI={shlex.quote(uri)} " if prints_uri else ""
-        lines = [f"open     {environment}clear-mlflow open {run_id or experiment_id}"]
-        database = get_sqlite_path(uri)
-        if database is not None and is_offline_folder(database.parent):
-            lines.append(f"sync     clear-mlflow sync {shlex.quote(str(database.parent))}")
-        return lines
+        return [f"open     {environment}clear-mlflow open {run_id or experiment_id}"]
     experiment = f"{format_server_url(uri)}/#/experiments/{experiment_id}"
     lines = [f"compare  {experiment}/runs?{_format_view_query()}&compareRunsMode=CHART"]
     if run_id is not None:

@@ -26,6 +26,7 @@ from clear_mlflow.scoring.run_log import build_metric_values
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.offline import get_offline_folder
 
 # Module that MLflow imports to load a model; it imports neither MLflow nor training.
 LOADER = "clear_mlflow.learning.inference.served"
@@ -42,7 +43,8 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     params = run.data.params
     # A configuration file may have another value than the one that "mlflow run" logged.
     log_models = params.get("used/log_models", params.get("log_models", NONE))
-    if log_models == NONE or scores.record is None:
+    is_offline = get_offline_folder(client.tracking_uri) is not None  # logged by sync
+    if log_models == NONE or scores.record is None or is_offline:
         return 0
     run_id = run.info.run_id
     weights = ArtifactFolder(client, run, names.MODELS_FOLDER)

@@ -42,7 +42,6 @@ from clear_mlflow.core.predictions import (
 )
 from clear_mlflow.core.record import Record, RowRecord, assemble, row_file_name
 from clear_mlflow.core.text import printable, safe_repr, truncate, warn
-from clear_mlflow.journal.run_folder import TAGS_JSON
 from clear_mlflow.journal.uploader import store_outcome, upload_left_folders
 from clear_mlflow.metrics import (
     ALL_METRICS,
@@ -357,6 +356,7 @@ class LoopRun:
                     f"now {numbers}); a row is what was measured once: start a new run"
                 )
             files: dict[str, bytes] = {}
+            tags: dict[str, str] = {}
             predictions_type = self._predictions_type
             if predictions is not None:
                 predictions_type = "labels" if predictions.probabilities is None else "probs"
@@ -364,8 +364,8 @@ class LoopRun:
                     files[f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"] = images.to_bytes()
                 path = f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}"
                 files[path] = content
-                files[TAGS_JSON] = json.dumps({names.PREDICTIONS_TAG: predictions_type}).encode()
-            recorder.write_row(recorder.build_record(row), files=files)
+                tags = {names.PREDICTIONS_TAG: predictions_type}
+            recorder.write_row(recorder.build_record(row), files=files, tags=tags)
             self._predictions_type = predictions_type
             self._predictions[row.row] = digest
 

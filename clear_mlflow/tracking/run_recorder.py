@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -178,6 +178,7 @@ class RunRecorder:
         *,
         files: Mapping[str, bytes],
         curve: Iterable[CurvePoint] = (),
+        tags: Mapping[str, str] | None = None,
     ) -> None:
         """Write a row of the accuracy matrix, its files and its metrics to disk, and upload them.
 
@@ -185,7 +186,8 @@ class RunRecorder:
         plotting code is loaded, unless it is row 0. Raises LeaseLostError if another process has
         taken over the run, and TrackingError if no disk can be written.
 
-        files: artifact path to content. curve: values of the loss curve since the last row.
+        files: artifact path to content. curve: values of the loss curve since the last row. tags:
+        tags of the run, as for :meth:`write_tags`.
         """
         row = record.row
         self.write_file(f"{ROWS_FOLDER}/{row_file_name(row.row)}", record.to_json().encode())
@@ -195,7 +197,9 @@ class RunRecorder:
             for path, content in files.items():
                 self.write_file(path, content)
             if row.row == 0:
-                self.write_tags({names.ROWS_TAG: "partial"})
+                tags = {**(tags or {}), names.ROWS_TAG: "partial"}
+            if tags:
+                self.write_tags(tags)
             self.rows[row.row] = row  # from here on the row is on disk with all of its files
             matrix = AccuracyMatrix.from_rows(self.rows.values()).mask(record.protocol)
             time = to_milliseconds(record.written_at)
@@ -231,19 +235,7 @@ class RunRecorder:
 
         Raises TrackingError if no disk can be written.
         """
-        while True:
-            folder = self._folders[-1]
-            try:
-                entry = folder.append(path, content)
-                break
-            except OSError as error:
-                full = f"cannot write to {folder.folder}: {error.strerror}"
-                try:
-                    self._open_folder()
-                except TrackingError as no_folder:
-                    raise TrackingError(f"{full}; {no_folder}; {path} is lost") from error
-                warn(f"{full}; further files are written to {self._folders[-1].folder}")
-        self.uploader.enqueue(entry)
+        self._append(path, lambda folder: folder.append(path, content))
 
     def write_tags(self, tags: Mapping[str, str]) -> None:
         """Write tags of the run to disk, to be uploaded, like :meth:`write_file`.
@@ -251,7 +243,22 @@ class RunRecorder:
         Only the tags of rows, predictions, tests within buckets, missing training states and the
         dataset's digest can be uploaded.
         """
-        self.write_file(TAGS_JSON, json.dumps(tags).encode())
+        self._append(TAGS_JSON, lambda folder: folder.append_json(TAGS_JSON, tags))
+
+    def _append(self, name: str, append: Callable[[RunFolder], Entry]) -> None:
+        while True:
+            folder = self._folders[-1]
+            try:
+                entry = append(folder)
+                break
+            except OSError as error:
+                full = f"cannot write to {folder.folder}: {error.strerror}"
+                try:
+                    self._open_folder()
+                except TrackingError as no_folder:
+                    raise TrackingError(f"{full}; {no_folder}; {name} is lost") from error
+                warn(f"{full}; further files are written to {self._folders[-1].folder}")
+        self.uploader.enqueue(entry)
 
     def write_curve(self, points: Iterable[CurvePoint]) -> None:
         """Write loss, learning rate and speed by step to disk, to be uploaded as metrics.

@@ -1,0 +1,19 @@
+"""What MLflow loads when it is imported: the stores of offline folders, by their URI."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clear_mlflow.journal.offline_store import OfflineStore
+
+
+def open_offline_store(store_uri: str, artifact_uri: str | None = None) -> OfflineStore:
+    """Return the store of an offline folder. artifact_uri: not used, artifacts are in the folder.
+
+    An entry point of mlflow.tracking_store.
+    """
+    # MLflow is not imported completely when it loads this module.
+    from clear_mlflow.journal.offline_store import OfflineStore
+
+    return OfflineStore(store_uri)

@@ -1,0 +1,467 @@
+"""The tracking store of an offline folder, for MLflow: each run is a run folder.
+
+So all that uses MLflow works without a server: training, sweeps, other loggers, evaluation.
+MLflow's own pages and models need a server; ``clear-mlflow sync`` copies the runs to one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from mlflow.entities import (
+    Dataset,
+    DatasetInput,
+    Experiment,
+    ExperimentTag,
+    InputTag,
+    LifecycleStage,
+    LoggedModel,
+    Metric,
+    Param,
+    Run,
+    RunData,
+    RunInfo,
+    RunInputs,
+    RunStatus,
+    RunTag,
+    ViewType,
+)
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import (
+    INVALID_PARAMETER_VALUE,
+    RESOURCE_ALREADY_EXISTS,
+    RESOURCE_DOES_NOT_EXIST,
+)
+from mlflow.store.entities.paged_list import PagedList
+from mlflow.store.tracking.abstract_store import AbstractStore
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
+from mlflow.utils.search_utils import SearchExperimentsUtils, SearchUtils
+from mlflow.utils.time import get_current_time_millis
+
+from clear_mlflow.core.disk import write_durably
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.untrusted import convert, json_value, read_bytes
+from clear_mlflow.journal.run_folder import (
+    ARTIFACTS,
+    FORMAT,
+    HEADER_JSON,
+    INFO_JSON,
+    INPUTS_JSON,
+    MAX_ENTRY_BYTES,
+    MAX_POINTS,
+    METRICS_JSON,
+    PARAMS_JSON,
+    TAGS_JSON,
+    Entry,
+    StoredInfo,
+    StoredInput,
+    get_next_number,
+    list_json_entries,
+)
+from clear_mlflow.store.offline import HEADER, get_offline_folder
+
+_EXPERIMENTS = "experiments"
+_DEFAULT = "0"
+
+
+class _StoredExperiment(msgspec.Struct, kw_only=True):
+    """A file in ``experiments/``, whose name is the experiment's id."""
+
+    name: str
+    creation_time: int = 0
+    tags: dict[str, str] = {}
+
+
+class _Content:
+    """What a run folder contains, besides its artifacts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.params: dict[str, str] = {}
+        self.tags: dict[str, str] = {}
+        self.inputs: list[StoredInput] = []
+        self.info: StoredInfo | None = None
+        self.points: list[Metric] = []
+        for entry in list_json_entries(folder):
+            content = _read_entry(entry, *_get_state(entry.file))
+            if entry.name == METRICS_JSON:
+                self.points += content
+            elif entry.name in (PARAMS_JSON, TAGS_JSON, INPUTS_JSON, INFO_JSON):
+                # Each one replaces the one before, which a power cut may have left.
+                setattr(self, entry.name.removesuffix(".json"), content)
+
+
+def read_run(folder: Path, run_id: str, experiment_id: str) -> Run:
+    """Return the run in a folder. Raises RecordError or TrackingError if it is damaged.
+
+    Its artifacts are those in the folder, wherever the run was recorded.
+    """
+    content = _Content(folder)
+    if content.info is None:
+        raise RecordError(f"{folder} lacks its {INFO_JSON}")
+    info = RunInfo(
+        run_id=run_id,
+        experiment_id=experiment_id,
+        user_id=content.tags.get("mlflow.user", ""),
+        status=content.info.status,
+        start_time=content.info.start_time,
+        end_time=content.info.end_time,
+        lifecycle_stage=_get_stage(content.info),
+        artifact_uri=(folder.absolute() / ARTIFACTS).as_uri(),
+        run_name=content.info.name,
+    )
+    latest: dict[str, Metric] = {}
+    for point in content.points:
+        if point.key not in latest or _rank(point) >= _rank(latest[point.key]):
+            latest[point.key] = point
+    params = [Param(*item) for item in content.params.items()]
+    tags = [RunTag(*item) for item in content.tags.items()]
+    data = RunData([*latest.values()], params, tags)
+    return Run(info, data, RunInputs([unpack_input(stored) for stored in content.inputs]))
+
+
+def read_points(folder: Path) -> list[Metric]:
+    """Return all values of all metrics in a run folder, in the order in which they were logged."""
+    return _Content(folder).points
+
+
+def pack_input(dataset_input: DatasetInput) -> StoredInput:
+    """Return MLflow's dataset input in the form in which a run folder contains it."""
+    dataset, tags = dataset_input.dataset, dataset_input.tags
+    return StoredInput(**dict(dataset), tags={tag.key: tag.value for tag in tags})
+
+
+def unpack_input(stored: StoredInput) -> DatasetInput:
+    """Return MLflow's dataset input for the one that a run folder contains."""
+    fields = msgspec.structs.asdict(stored)
+    tags = fields.pop("tags")
+    return DatasetInput(Dataset(**fields), [InputTag(*tag) for tag in tags.items()])
+
+
+class OfflineStore(AbstractStore):
+    """MLflow's tracking store in an offline folder.
+
+    The folder has ``offline.json``, a folder for each run, and a file for each experiment. Several
+    processes, and threads, may write at the same time.
+    """
+
+    def __init__(self, store_uri: str) -> None:
+        super().__init__()
+        self._root = get_offline_folder(store_uri)
+        self._lock = threading.RLock()
+
+    def search_experiments(  # noqa: D102
+        self,
+        view_type: int = ViewType.ACTIVE_ONLY,
+        max_results: int = 1000,
+        filter_string: str | None = None,
+        order_by: list[str] | None = None,
+        page_token: str | None = None,
+    ) -> PagedList[Experiment]:
+        files = (self._root / _EXPERIMENTS).glob("*.json")
+        ids = {_DEFAULT, *(file.stem for file in files if file.stem.isdecimal())}
+        experiments = [self.get_experiment(i) for i in sorted(ids, key=int)]
+        found = SearchExperimentsUtils.filter(experiments, filter_string)
+        found = SearchExperimentsUtils.sort(found, order_by or [])
+        return PagedList(*SearchExperimentsUtils.paginate(found, page_token, max_results))
+
+    def create_experiment(  # noqa: D102
+        self,
+        name: str,
+        artifact_location: str | None = None,
+        tags: Sequence[ExperimentTag] | None = None,
+    ) -> str:
+        with self._locked(self._root / HEADER):
+            if self.get_experiment_by_name(name) is not None:
+                raise MlflowException(f"Experiment {name!r} exists.", RESOURCE_ALREADY_EXISTS)
+            experiments = self.search_experiments(max_results=50_000)
+            experiment_id = str(1 + max(int(e.experiment_id) for e in experiments))
+            now = get_current_time_millis()
+            stored_tags = {tag.key: tag.value for tag in tags or ()}
+            stored = _StoredExperiment(name=name, creation_time=now, tags=stored_tags)
+            self._write_experiment(experiment_id, stored)
+        return experiment_id
+
+    def get_experiment(self, experiment_id: str) -> Experiment:  # noqa: D102
+        stored = self._read_experiment(experiment_id)
+        return Experiment(
+            experiment_id,
+            stored.name,
+            self._root.as_uri(),
+            LifecycleStage.ACTIVE,
+            [ExperimentTag(*item) for item in stored.tags.items()],
+            stored.creation_time,
+            stored.creation_time,
+        )
+
+    def get_experiment_by_name(self, experiment_name: str) -> Experiment | None:  # noqa: D102
+        experiments = self.search_experiments(max_results=50_000)
+        return next((e for e in experiments if e.name == experiment_name), None)
+
+    def set_experiment_tag(self, experiment_id: str, tag: ExperimentTag) -> None:  # noqa: D102
+        with self._locked(self._root / HEADER):
+            stored = self._read_experiment(experiment_id)
+            stored.tags = {**stored.tags, tag.key: tag.value}
+            self._write_experiment(experiment_id, stored)
+
+    def create_run(  # noqa: D102
+        self,
+        experiment_id: str,
+        user_id: str,
+        start_time: int,
+        tags: Sequence[RunTag] | None,
+        run_name: str | None,
+    ) -> Run:
+        self.get_experiment(experiment_id)  # raises if it does not exist
+        all_tags = {tag.key: str(tag.value) for tag in tags or ()}
+        name = run_name or all_tags.get(MLFLOW_RUN_NAME) or f"run {uuid4().hex[:8]}"
+        run_id = uuid4().hex
+        folder = self._root / run_id
+        info = StoredInfo(name=name, status="RUNNING", start_time=start_time)
+        header = {"format": FORMAT, "run_id": run_id, "experiment_id": experiment_id}
+        _append(folder, TAGS_JSON, {**all_tags, MLFLOW_RUN_NAME: name})
+        _append(folder, INFO_JSON, info)
+        # At last: a folder without it is no run.
+        write_durably(folder / HEADER_JSON, json.dumps(header).encode())
+        return self.get_run(run_id)
+
+    def get_run(self, run_id: str) -> Run:  # noqa: D102
+        folder = self._get_folder(run_id)
+        return read_run(folder, run_id, _read_experiment_id(folder))
+
+    def update_run_info(  # noqa: D102
+        self, run_id: str, run_status: int | None, end_time: int | None, run_name: str | None
+    ) -> RunInfo:
+        with self._open(run_id) as (folder, content):
+            info = _get_info(content)
+            info = msgspec.structs.replace(info, end_time=end_time)
+            if run_status is not None:
+                info.status = RunStatus.to_string(run_status)
+            if run_name:
+                info.name = run_name
+                _replace(folder, TAGS_JSON, {**content.tags, MLFLOW_RUN_NAME: run_name})
+            _replace(folder, INFO_JSON, info)
+        return self.get_run(run_id).info
+
+    def delete_run(self, run_id: str) -> None:  # noqa: D102
+        self._set_deleted(run_id, is_deleted=True)
+
+    def restore_run(self, run_id: str) -> None:  # noqa: D102
+        self._set_deleted(run_id, is_deleted=False)
+
+    def log_batch(  # noqa: D102
+        self,
+        run_id: str,
+        metrics: Sequence[Metric],
+        params: Sequence[Param],
+        tags: Sequence[RunTag],
+    ) -> None:
+        with self._open(run_id, must_be_active=True) as (folder, content):
+            new_params = {param.key: str(param.value) for param in params}
+            for name, value in new_params.items():
+                if (stored := content.params.get(name, value)) != value:
+                    raise MlflowException(
+                        "Changing param values is not allowed. Param with key="
+                        f"{name!r} was already logged with value={stored!r} for run ID={run_id!r}. "
+                        f"Attempted logging new value {value!r}.",
+                        INVALID_PARAMETER_VALUE,
+                    )
+            if new_params.keys() - content.params.keys():
+                _replace(folder, PARAMS_JSON, {**content.params, **new_params})
+            if metrics:
+                _append_points(folder, metrics)
+            if tags:
+                new_tags = {tag.key: str(tag.value) for tag in tags}
+                _replace(folder, TAGS_JSON, {**content.tags, **new_tags})
+                if name := new_tags.get(MLFLOW_RUN_NAME):
+                    info = msgspec.structs.replace(_get_info(content), name=name)
+                    _replace(folder, INFO_JSON, info)
+
+    def delete_tag(self, run_id: str, key: str) -> None:  # noqa: D102
+        with self._open(run_id, must_be_active=True) as (folder, content):
+            if key not in content.tags:
+                raise MlflowException(
+                    f"No tag with name: {key} in run with id {run_id}", RESOURCE_DOES_NOT_EXIST
+                )
+            _replace(folder, TAGS_JSON, {k: v for k, v in content.tags.items() if k != key})
+
+    def log_inputs(  # noqa: D102
+        self, run_id: str, datasets: Sequence[DatasetInput] | None = None, models: object = None
+    ) -> None:
+        with self._open(run_id, must_be_active=True) as (folder, content):
+            new_inputs = [pack_input(dataset) for dataset in datasets or ()]
+            known = {(stored.name, stored.digest) for stored in content.inputs}
+            inputs = [i for i in new_inputs if (i.name, i.digest) not in known]
+            if inputs:
+                _replace(folder, INPUTS_JSON, [*content.inputs, *inputs])
+
+    def get_metric_history(  # noqa: D102
+        self,
+        run_id: str,
+        metric_key: str,
+        max_results: int | None = None,
+        page_token: str | None = None,
+    ) -> PagedList[Metric]:
+        points = read_points(self._get_folder(run_id))
+        return PagedList([point for point in points if point.key == metric_key], None)
+
+    def _search_runs(
+        self,
+        experiment_ids: Sequence[str],
+        filter_string: str | None,
+        run_view_type: int,
+        max_results: int,
+        order_by: list[str] | None,
+        page_token: str | None,
+    ) -> tuple[list[Run], str | None]:
+        stages = LifecycleStage.view_type_to_stages(run_view_type)
+        runs = [
+            run
+            for header in sorted(self._root.glob(f"*/{HEADER_JSON}"))
+            if _read_experiment_id(header.parent) in experiment_ids
+            and (run := self.get_run(header.parent.name)).info.lifecycle_stage in stages
+        ]
+        found = SearchUtils.sort(SearchUtils.filter(runs, filter_string), order_by)
+        page: tuple[list[Run], str | None] = SearchUtils.paginate(found, page_token, max_results)
+        return page
+
+    def search_logged_models(self, *args: object, **options: object) -> PagedList[LoggedModel]:
+        """Return no models: they are logged when the run is copied to another store."""
+        return PagedList([], None)
+
+    def create_logged_model(self, *args: object, **options: object) -> LoggedModel:
+        """Raise MlflowException, since an offline folder takes no models."""
+        raise MlflowException(
+            "A run that is recorded offline takes no MLflow models; log the model once the run is "
+            "in another store (clear-mlflow sync).",
+            INVALID_PARAMETER_VALUE,
+        )
+
+    def _get_folder(self, run_id: str) -> Path:
+        folder = self._root / run_id
+        # The id may be anything that a user typed.
+        if folder.parent != self._root or not (folder / HEADER_JSON).is_file():
+            raise MlflowException(f"Run '{run_id}' not found", RESOURCE_DOES_NOT_EXIST)
+        return folder
+
+    @contextmanager
+    def _open(
+        self, run_id: str, *, must_be_active: bool = False
+    ) -> Iterator[tuple[Path, _Content]]:
+        """Yield a run's folder and content, which no other process changes during the block."""
+        folder = self._get_folder(run_id)
+        with self._locked(folder / HEADER_JSON):
+            content = _Content(folder)
+            if must_be_active and _get_info(content).is_deleted:
+                raise MlflowException(
+                    f"The run {run_id} must be in 'active' lifecycle_stage.",
+                    INVALID_PARAMETER_VALUE,
+                )
+            yield folder, content
+
+    @contextmanager
+    def _locked(self, file: Path) -> Iterator[None]:
+        """Keep other threads and processes from writing during the block."""
+        with self._lock, closing_descriptor(os.open(file, os.O_RDONLY)) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+
+    def _set_deleted(self, run_id: str, *, is_deleted: bool) -> None:
+        with self._open(run_id) as (folder, content):
+            info = msgspec.structs.replace(_get_info(content), is_deleted=is_deleted)
+            _replace(folder, INFO_JSON, info)
+
+    def _read_experiment(self, experiment_id: str) -> _StoredExperiment:
+        file = self._root / _EXPERIMENTS / f"{experiment_id}.json"
+        if file.is_file() and experiment_id.isdecimal():
+            stored: _StoredExperiment = _read_json(file, _StoredExperiment)
+            return stored
+        if experiment_id == _DEFAULT:
+            return _StoredExperiment(name=Experiment.DEFAULT_EXPERIMENT_NAME)
+        raise MlflowException(
+            f"No Experiment with id={experiment_id} exists", RESOURCE_DOES_NOT_EXIST
+        )
+
+    def _write_experiment(self, experiment_id: str, stored: _StoredExperiment) -> None:
+        file = self._root / _EXPERIMENTS / f"{experiment_id}.json"
+        write_durably(file, msgspec.json.encode(stored))
+
+
+@contextmanager
+def closing_descriptor(descriptor: int) -> Iterator[int]:
+    """Yield a file descriptor, and close it after the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _append(folder: Path, name: str, content: object) -> Path:
+    file = folder / f"{get_next_number(folder) if folder.exists() else 1:08d}-{name}"
+    write_durably(file, json.dumps(msgspec.to_builtins(content)).encode())
+    return file
+
+
+def _replace(folder: Path, name: str, content: object) -> None:
+    """Write the entry of this name, which then is the only one."""
+    outdated = [entry for entry in list_json_entries(folder) if entry.name == name]
+    _append(folder, name, content)
+    for entry in outdated:
+        entry.remove()
+
+
+def _append_points(folder: Path, points: Sequence[Metric]) -> None:
+    """Add metric values to the last entry with metric values, or to a new one if it is full."""
+    entries = [entry for entry in list_json_entries(folder) if entry.name == METRICS_JSON]
+    new = [[p.key, float(p.value), int(p.timestamp), int(p.step)] for p in points]
+    last: list[Any] = list(entries[-1].read()) if entries else []
+    if last and len(last) + len(new) <= MAX_POINTS:
+        write_durably(entries[-1].file, json.dumps([*last, *new]).encode())
+        return
+    for start in range(0, len(new), MAX_POINTS):
+        _append(folder, METRICS_JSON, new[start : start + MAX_POINTS])
+
+
+def _rank(point: Metric) -> tuple[int, int, float]:
+    """Return the key by which the latest of the values of a metric is the largest."""
+    return point.step, point.timestamp, point.value
+
+
+def _get_stage(info: StoredInfo) -> str:
+    return LifecycleStage.DELETED if info.is_deleted else LifecycleStage.ACTIVE
+
+
+def _get_info(content: _Content) -> StoredInfo:
+    if content.info is None:
+        raise RecordError(f"lacks its {INFO_JSON}")
+    return content.info
+
+
+def _get_state(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=4096)
+def _read_entry(entry: Entry, inode: int, time: int, size: int) -> Any:
+    """Return the content of an entry, from memory while the file is the same."""
+    return entry.read_metrics() if entry.name == METRICS_JSON else entry.read()
+
+
+@lru_cache(maxsize=4096)
+def _read_experiment_id(folder: Path) -> str:
+    header: Mapping[str, Any] = _read_json(folder / HEADER_JSON, dict[str, Any])
+    return str(header.get("experiment_id"))
+
+
+def _read_json(file: Path, expected_type: Any) -> Any:
+    return convert(json_value(read_bytes(file, MAX_ENTRY_BYTES), MAX_ENTRY_BYTES), expected_type)
