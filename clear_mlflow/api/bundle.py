@@ -1,9 +1,9 @@
 """Runs as folders or one ``.tar.xz``, for a repository or a paper, read like a store.
 
-A bundle is a run's folder (:mod:`clear_mlflow.journal.run_folder`) that an export has completed.
-Its header also contains the SHA-256 of each file and of itself, so that a changed bundle is
-rejected. An archive of many bundles is compressed as one stream, so that what the runs have in
-common (keys, names of test images) is stored once.
+A bundle is a run's folder (:mod:`clear_mlflow.journal.run_folder`) whose header also contains the
+SHA-256 of each file and of itself, so that a changed bundle is rejected. An archive of many bundles
+is compressed as one stream, so that what the runs have in common (keys, names of test images) is
+stored once.
 """
 
 from __future__ import annotations
@@ -23,18 +23,7 @@ from typing import IO, Any, Literal
 
 import msgspec
 from mlflow import MlflowClient
-from mlflow.entities import (
-    Dataset,
-    DatasetInput,
-    InputTag,
-    Metric,
-    Param,
-    Run,
-    RunData,
-    RunInfo,
-    RunInputs,
-    RunTag,
-)
+from mlflow.entities import Metric, Run
 
 from clear_mlflow.api.offline_runs import NO_EXPERIMENT, read_offline_runs
 from clear_mlflow.core.anytime import ANYTIME_FOLDER
@@ -48,20 +37,21 @@ from clear_mlflow.core.untrusted import (
     convert,
     hash_file,
     json_object,
-    json_texts,
     read_bytes,
 )
 from clear_mlflow.core.version import __version__
+from clear_mlflow.journal.reading import pack_input, read_run
 from clear_mlflow.journal.run_folder import (
+    ARTIFACTS,
     FORMAT,
     HEADER_JSON,
+    INFO_JSON,
+    INPUTS_JSON,
     METRICS_JSON,
-    OUTCOME_JSON,
     PARAMS_JSON,
     TAGS_JSON,
-    Entry,
-    Outcome,
     RunFolder,
+    StoredInfo,
 )
 from clear_mlflow.scoring.run_record import read_predictions, read_test_matrix
 from clear_mlflow.store import names
@@ -80,6 +70,7 @@ _MAX_DECODER_BYTES = 128 * 2**20  # the highest preset of xz takes 65 MiB
 _BLOCK_BYTES = 2**20
 _TAR_FORMAT: Literal[2] = tarfile.PAX_FORMAT
 _FOLDER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
+_ENTRY = rf"\d{{8}}-({INFO_JSON}|{PARAMS_JSON}|{TAGS_JSON}|{INPUTS_JSON}|{METRICS_JSON})"
 # Artifacts in a bundle: folder to a pattern of file names.
 _ARTIFACTS = {
     "": rf"{names.CONFIG_JSON}|own_loop\.json",
@@ -89,31 +80,14 @@ _ARTIFACTS = {
 }
 
 
-class _Input(msgspec.Struct, kw_only=True):
-    """A dataset that a run logged as its input."""
-
-    name: str
-    digest: str
-    source_type: str
-    source: str
-    schema: str | None = None
-    profile: str | None = None
-    tags: dict[str, str] = {}
-
-
 class _Header(msgspec.Struct, kw_only=True):
     """Metadata of an exported run, stored in its folder as JSON with a hash of itself."""
 
     format: str
     run_id: str
-    name: str
-    status: Literal["RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"]
-    start_time: int  # milliseconds since the epoch
-    end_time: int
     licence: str
     written_by: str
-    files: dict[str, str]  # name of each other file of the folder to its SHA-256
-    inputs: list[_Input] = []
+    files: dict[str, str]  # path of each other file in the folder to its SHA-256
 
 
 def is_bundle(run: Run) -> bool:
@@ -189,9 +163,9 @@ def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licenc
 def read_bundles(path: Path) -> list[Run]:
     """Read the runs of a bundle: a folder, an archive, or one run of it as ARCHIVE/NAME.
 
-    The artifacts are copied to a temporary folder, which is deleted when the last of the returned
+    An archive is unpacked to a temporary folder, which is deleted when the last of the returned
     runs is garbage-collected. The path may also be an offline folder, or one run of it as
-    FOLDER/RUN, whose artifacts are read where they are.
+    FOLDER/RUN.
 
     Raises:
         RecordError: a bundle was changed since the export or cannot be read, or the path does not
@@ -214,8 +188,7 @@ def read_bundles(path: Path) -> list[Run]:
             raise RecordError(
                 f"is not in its archive; {suggest_nearest(path.name, stored)}it has {len(stored)}"
             )
-        target = Path(scratch.name, "runs")
-        runs = [_read_bundle(folder, target / folder.name) for folder in selected]
+        runs = [_read_bundle(folder) for folder in selected]
     except (RecordError, OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
         problem = error if isinstance(error, RecordError) else f"cannot be read: {error}"
         raise RecordError(f"the bundle {safe_repr(str(path), 200)} {problem}") from None
@@ -231,10 +204,6 @@ class BundleSource(RunSource):
     @property
     def experiment(self) -> None:
         """The experiment is not in a bundle."""
-
-    def read_histories(self) -> Iterator[Metric]:
-        """Yield all values of all metrics."""
-        return iter(read_metric_points(self.client, self.run))
 
     def read_rows(self) -> dict[str, bytes]:
         """Return the row files. Raises RecordError if predictions or tests contradict them."""
@@ -279,11 +248,8 @@ def read_metric_points(client: MlflowClient, run: Run) -> list[Metric]:
 
     client: client of the store, which is not used for a run of a bundle or an offline folder.
     """
-    entries: list[Entry] | None = getattr(run, "metric_entries", None)
-    if entries is not None:
-        return [point for entry in entries for point in entry.read_metrics()]
-    source = RunSource(getattr(run, "client", client), run)
-    return sorted(source.read_histories(), key=lambda p: (p.key, p.step, p.timestamp))
+    points = RunSource(client, run).read_histories()
+    return sorted(points, key=lambda p: (p.key, p.step, p.timestamp))
 
 
 def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
@@ -334,6 +300,15 @@ def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> N
         # MLflow's own tags belong to the store that the run comes from.
         tags = {k: v for k, v in sorted(data.tags.items()) if not k.startswith("mlflow.")}
         folder.append_json(TAGS_JSON, tags)
+        inputs = run.inputs.dataset_inputs if run.inputs else []
+        folder.append_json(INPUTS_JSON, [pack_input(dataset_input) for dataset_input in inputs])
+        stored_info = StoredInfo(
+            name=info.run_name or info.run_id,
+            status=info.status,
+            start_time=info.start_time or 0,
+            end_time=info.end_time,
+        )
+        folder.append_json(INFO_JSON, stored_info)
         folder.append_metrics(read_metric_points(client, run))
         for artifact_folder, pattern in _ARTIFACTS.items():
             stored = ArtifactFolder(client, run, artifact_folder)
@@ -348,40 +323,19 @@ def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> N
                         file = stored.fetch_file(name, scratch)
                         content = read_bytes(file, MAX_PREDICTIONS_BYTES)
                     folder.append(f"{artifact_folder}/{name}".lstrip("/"), content)
-        if info.status in ("FINISHED", "FAILED", "KILLED"):
-            is_diverged = data.tags.get(names.DIVERGED_TAG) == "true"
-            outcome = Outcome(info.status, data.tags.get(names.ERROR_TAG), is_diverged)
-            folder.append_json(OUTCOME_JSON, outcome)
     finally:
         folder.close()
     (path / "lock").unlink()
     header = _Header(
         format=FORMAT,
         run_id=info.run_id,
-        name=info.run_name or info.run_id,
-        status=info.status,
-        start_time=info.start_time or 0,
-        end_time=info.end_time or 0,
         licence=licence,
         written_by=f"clear_mlflow {__version__}",
         files={name: hash_file(path / name) for name in sorted(_list_files(path))},
-        inputs=[_pack_input(i) for i in run.inputs.dataset_inputs] if run.inputs else [],
     )
     content = msgspec.to_builtins(header)
     content["digest"] = _hash_header(content)
     (path / HEADER_JSON).write_text(_format_json(content), encoding="utf-8")
-
-
-def _pack_input(dataset_input: DatasetInput) -> _Input:
-    dataset, tags = dataset_input.dataset, dataset_input.tags
-    return _Input(**dict(dataset), tags={tag.key: tag.value for tag in tags})
-
-
-def _unpack_input(stored: _Input) -> DatasetInput:
-    """Return MLflow's dataset input for the one that a bundle contains."""
-    fields = msgspec.structs.asdict(stored)
-    tags = fields.pop("tags")
-    return DatasetInput(Dataset(**fields), [InputTag(*tag) for tag in tags.items()])
 
 
 def _hash_header(content: Mapping[str, Any]) -> str:
@@ -393,48 +347,17 @@ def _format_json(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
-def _read_bundle(folder: Path, target: Path) -> Run:
-    """Check a bundle, copy its artifacts to *target*, and return its run.
-
-    The run's ``metric_entries`` are the files with metric values, which are not read yet.
-    """
+def _read_bundle(folder: Path) -> Run:
+    """Check a bundle, and return its run."""
     header = _read_header(folder)
-    params: dict[str, str] = {}
-    tags: dict[str, str] = {}
-    metric_entries: list[Entry] = []
-    target.mkdir(parents=True)
-    for name in sorted(header.files):
-        entry = Entry(folder / name)
-        if entry.file.is_symlink() or not entry.file.is_file():
+    for name, sha256 in sorted(header.files.items()):
+        file = folder / name
+        if file.is_symlink() or not file.is_file():
             raise RecordError(f"was changed: {name} is not a regular file")
-        content = read_bytes(entry.file, MAX_PREDICTIONS_BYTES)
-        if hashlib.sha256(content).hexdigest() != header.files[name].removeprefix("sha256:"):
+        content = read_bytes(file, MAX_PREDICTIONS_BYTES)
+        if hashlib.sha256(content).hexdigest() != sha256.removeprefix("sha256:"):
             raise RecordError(f"was changed: {name} does not have the SHA-256 in its header")
-        if entry.name == PARAMS_JSON:
-            params |= json_texts(content, MAX_METADATA_BYTES)
-        elif entry.name == TAGS_JSON:
-            tags |= json_texts(content, MAX_METADATA_BYTES)
-        elif entry.name == METRICS_JSON:
-            metric_entries.append(entry)
-        elif entry.name != OUTCOME_JSON:
-            (target / entry.name).parent.mkdir(parents=True, exist_ok=True)
-            (target / entry.name).write_bytes(content)
-    info = RunInfo(
-        run_id=header.run_id,
-        experiment_id=NO_EXPERIMENT,
-        user_id="",
-        status=header.status,
-        start_time=header.start_time,
-        end_time=header.end_time,
-        lifecycle_stage="active",
-        artifact_uri=target.resolve().as_uri(),
-        run_name=header.name,
-    )
-    run_params = [Param(*param) for param in params.items()]
-    data = RunData(params=run_params, tags=[RunTag(*tag) for tag in tags.items()])
-    run = Run(info, data, RunInputs([_unpack_input(stored) for stored in header.inputs]))
-    run.metric_entries = metric_entries  # type: ignore[attr-defined]
-    return run
+    return read_run(folder, header.run_id, NO_EXPERIMENT)
 
 
 def _read_header(folder: Path) -> _Header:
@@ -462,15 +385,13 @@ def _read_header(folder: Path) -> _Header:
     return header
 
 
-def _is_bundle_file(name: str) -> bool:
-    """Return True if a bundle may contain a file of this name, such as 00000003-params.json."""
-    match = re.fullmatch(r"\d{8}-(.+)", name)
-    if match is None:
-        return name == HEADER_JSON
-    folder, _, artifact = match[1].replace("+", "/").rpartition("/")
-    if folder in _ARTIFACTS and re.fullmatch(_ARTIFACTS[folder], artifact):
+def _is_bundle_file(path: str) -> bool:
+    """Return True if a bundle may contain this path, such as 00000003-params.json."""
+    if path == HEADER_JSON or re.fullmatch(_ENTRY, path):
         return True
-    return match[1] in (PARAMS_JSON, TAGS_JSON, METRICS_JSON, OUTCOME_JSON)
+    root, _, artifact = path.partition("/")
+    folder, _, name = artifact.rpartition("/")
+    return root == ARTIFACTS and bool(re.fullmatch(_ARTIFACTS.get(folder, "(?!)"), name))
 
 
 def _pack_archive(root: Path, to: Path) -> Path:
@@ -528,8 +449,10 @@ def _unpack_archive(path: Path, root: Path) -> None:
                 break
             # Only one block of the header: a name may announce any length.
             member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
-            folder, _, name = member.name.rpartition("/")
-            is_valid = _is_bundle_file(name) and (not folder or re.fullmatch(_FOLDER_NAME, folder))
+            folder, _, name = member.name.partition("/")
+            is_valid = _is_bundle_file(member.name) or (
+                re.fullmatch(_FOLDER_NAME, folder) and _is_bundle_file(name)
+            )
             if not is_valid or not member.isreg():
                 raise RecordError(
                     f"contains {safe_repr(member.name)}, which is not a file of a run"

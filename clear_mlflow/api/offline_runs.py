@@ -9,13 +9,12 @@ from mlflow.entities import Run
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
+from clear_mlflow.journal.reading import read_run
 from clear_mlflow.store.client import set_up_mlflow
 from clear_mlflow.store.offline import (
     check_format,
     format_offline_uri,
     is_offline_folder,
-    locate_artifacts,
-    replace_info,
 )
 from clear_mlflow.store.search import expand_run_id, select_runs
 
@@ -26,29 +25,21 @@ def read_offline_runs(path: Path) -> list[Run]:
     """Read the runs of an offline folder that can have rows, newest first, or one as FOLDER/RUN.
 
     RUN is an id or at least its first six digits. Without it, sweeps and comparisons are left out.
-    Raises RecordError if it finds none or the folder's database cannot be read, and TrackingError
-    if its format is unknown or RUN matches no run or several.
+    Raises RecordError if it finds none, and TrackingError if the folder's format is unknown or RUN
+    matches several runs.
     """
     folder, prefix = (path, None) if is_offline_folder(path) else (path.parent, path.name)
     set_up_mlflow()
     check_format(folder)
-    try:
-        client = MlflowClient(format_offline_uri(folder))
-        client.search_experiments(max_results=1)
-    except Exception as error:  # SQLAlchemy's and MLflow's errors share no base class
-        reason = " ".join(str(error).split())[:300]
-        raise RecordError(f"{safe_repr(str(folder), 200)} cannot be read: {reason}") from error
+    client = MlflowClient(format_offline_uri(folder))
     run_ids = () if prefix is None else (expand_run_id(client, prefix),)
-    selected = select_runs(client, run_ids=run_ids)
-    runs = [_read_from_files(run, client, folder) for run in selected if isinstance(run, Run)]
+    runs = [
+        read_run(folder / run.info.run_id, run.info.run_id, NO_EXPERIMENT)
+        for run in select_runs(client, run_ids=run_ids)
+        if isinstance(run, Run)
+    ]
     if not runs:
         raise RecordError(f"{safe_repr(str(folder), 200)} contains no run {prefix or ''}".rstrip())
+    for run in runs:
+        run.bundle_path = folder / run.info.run_id[:8]  # type: ignore[attr-defined]
     return runs
-
-
-def _read_from_files(run: Run, client: MlflowClient, folder: Path) -> Run:
-    """Return a run whose artifacts, ``client`` and ``bundle_path`` are a folder's."""
-    located = locate_artifacts(folder / "artifacts", run)
-    located = replace_info(located, experiment_id=NO_EXPERIMENT)
-    located.client, located.bundle_path = client, folder / run.info.run_id[:8]  # type: ignore[attr-defined]
-    return located

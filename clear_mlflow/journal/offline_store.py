@@ -19,19 +19,15 @@ from uuid import uuid4
 
 import msgspec
 from mlflow.entities import (
-    Dataset,
     DatasetInput,
     Experiment,
     ExperimentTag,
-    InputTag,
     LifecycleStage,
     LoggedModel,
     Metric,
     Param,
     Run,
-    RunData,
     RunInfo,
-    RunInputs,
     RunStatus,
     RunTag,
     ViewType,
@@ -51,8 +47,8 @@ from mlflow.utils.time import get_current_time_millis
 from clear_mlflow.core.disk import write_durably
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.untrusted import convert, json_value, read_bytes
+from clear_mlflow.journal.reading import Content, pack_input, read_points, read_run
 from clear_mlflow.journal.run_folder import (
-    ARTIFACTS,
     FORMAT,
     HEADER_JSON,
     INFO_JSON,
@@ -62,9 +58,7 @@ from clear_mlflow.journal.run_folder import (
     METRICS_JSON,
     PARAMS_JSON,
     TAGS_JSON,
-    Entry,
     StoredInfo,
-    StoredInput,
     get_next_number,
     list_json_entries,
 )
@@ -80,71 +74,6 @@ class _StoredExperiment(msgspec.Struct, kw_only=True):
     name: str
     creation_time: int = 0
     tags: dict[str, str] = {}
-
-
-class _Content:
-    """What a run folder contains, besides its artifacts."""
-
-    def __init__(self, folder: Path) -> None:
-        self.params: dict[str, str] = {}
-        self.tags: dict[str, str] = {}
-        self.inputs: list[StoredInput] = []
-        self.info: StoredInfo | None = None
-        self.points: list[Metric] = []
-        for entry in list_json_entries(folder):
-            content = _read_entry(entry, *_get_state(entry.file))
-            if entry.name == METRICS_JSON:
-                self.points += content
-            elif entry.name in (PARAMS_JSON, TAGS_JSON, INPUTS_JSON, INFO_JSON):
-                # Each one replaces the one before, which a power cut may have left.
-                setattr(self, entry.name.removesuffix(".json"), content)
-
-
-def read_run(folder: Path, run_id: str, experiment_id: str) -> Run:
-    """Return the run in a folder. Raises RecordError or TrackingError if it is damaged.
-
-    Its artifacts are those in the folder, wherever the run was recorded.
-    """
-    content = _Content(folder)
-    if content.info is None:
-        raise RecordError(f"{folder} lacks its {INFO_JSON}")
-    info = RunInfo(
-        run_id=run_id,
-        experiment_id=experiment_id,
-        user_id=content.tags.get("mlflow.user", ""),
-        status=content.info.status,
-        start_time=content.info.start_time,
-        end_time=content.info.end_time,
-        lifecycle_stage=_get_stage(content.info),
-        artifact_uri=(folder.absolute() / ARTIFACTS).as_uri(),
-        run_name=content.info.name,
-    )
-    latest: dict[str, Metric] = {}
-    for point in content.points:
-        if point.key not in latest or _rank(point) >= _rank(latest[point.key]):
-            latest[point.key] = point
-    params = [Param(*item) for item in content.params.items()]
-    tags = [RunTag(*item) for item in content.tags.items()]
-    data = RunData([*latest.values()], params, tags)
-    return Run(info, data, RunInputs([unpack_input(stored) for stored in content.inputs]))
-
-
-def read_points(folder: Path) -> list[Metric]:
-    """Return all values of all metrics in a run folder, in the order in which they were logged."""
-    return _Content(folder).points
-
-
-def pack_input(dataset_input: DatasetInput) -> StoredInput:
-    """Return MLflow's dataset input in the form in which a run folder contains it."""
-    dataset, tags = dataset_input.dataset, dataset_input.tags
-    return StoredInput(**dict(dataset), tags={tag.key: tag.value for tag in tags})
-
-
-def unpack_input(stored: StoredInput) -> DatasetInput:
-    """Return MLflow's dataset input for the one that a run folder contains."""
-    fields = msgspec.structs.asdict(stored)
-    tags = fields.pop("tags")
-    return DatasetInput(Dataset(**fields), [InputTag(*tag) for tag in tags.items()])
 
 
 class OfflineStore(AbstractStore):
@@ -354,13 +283,11 @@ class OfflineStore(AbstractStore):
         return folder
 
     @contextmanager
-    def _open(
-        self, run_id: str, *, must_be_active: bool = False
-    ) -> Iterator[tuple[Path, _Content]]:
+    def _open(self, run_id: str, *, must_be_active: bool = False) -> Iterator[tuple[Path, Content]]:
         """Yield a run's folder and content, which no other process changes during the block."""
         folder = self._get_folder(run_id)
         with self._locked(folder / HEADER_JSON):
-            content = _Content(folder)
+            content = Content(folder)
             if must_be_active and _get_info(content).is_deleted:
                 raise MlflowException(
                     f"The run {run_id} must be in 'active' lifecycle_stage.",
@@ -431,30 +358,10 @@ def _append_points(folder: Path, points: Sequence[Metric]) -> None:
         _append(folder, METRICS_JSON, new[start : start + MAX_POINTS])
 
 
-def _rank(point: Metric) -> tuple[int, int, float]:
-    """Return the key by which the latest of the values of a metric is the largest."""
-    return point.step, point.timestamp, point.value
-
-
-def _get_stage(info: StoredInfo) -> str:
-    return LifecycleStage.DELETED if info.is_deleted else LifecycleStage.ACTIVE
-
-
-def _get_info(content: _Content) -> StoredInfo:
+def _get_info(content: Content) -> StoredInfo:
     if content.info is None:
         raise RecordError(f"lacks its {INFO_JSON}")
     return content.info
-
-
-def _get_state(file: Path) -> tuple[int, int, int]:
-    status = file.stat()
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-@lru_cache(maxsize=4096)
-def _read_entry(entry: Entry, inode: int, time: int, size: int) -> Any:
-    """Return the content of an entry, from memory while the file is the same."""
-    return entry.read_metrics() if entry.name == METRICS_JSON else entry.read()
 
 
 @lru_cache(maxsize=4096)

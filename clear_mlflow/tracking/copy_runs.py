@@ -30,7 +30,8 @@ from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, parse_row_index, row_file_name
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.journal.run_folder import MAX_POINTS
+from clear_mlflow.journal.reading import get_run_folder, read_points
+from clear_mlflow.journal.run_folder import MAX_POINTS, is_safe_path
 from clear_mlflow.scoring import Scores, evaluate, log_results, read_record
 from clear_mlflow.scoring.run_log import REPORTS, find_changes
 from clear_mlflow.scoring.run_record import split_score_hash
@@ -101,8 +102,6 @@ _SCORE_FILES = re.compile(
     rf"{names.MATRIX_FOLDER}/(matrix|heatmap)\.\w+|images/{names.IMAGE_FINAL}\+step\+.*"
 )
 _ROWS_PREFIX = f"{ROWS_FOLDER}/"
-# "#", "?" and "%" change the meaning of an address, on which requests to a server hang.
-_FILE_PATH = re.compile(r"([^/\\#?%\x00-\x1f]+/)*[^/\\#?%\x00-\x1f]+")
 _NUM_THREADS = 8  # that read histories: a server answers many at a time
 _MAX_BATCH = 50  # parameters, and tags, in a request of at most 1 MB
 
@@ -123,8 +122,7 @@ class CopyResult:
 class RunSource:
     """A run that is copied from a tracking store.
 
-    A source of another type, such as a bundle, overrides :meth:`read_histories`; its run's artifact
-    URI names a folder on this machine.
+    It may also be the run of a bundle or an offline folder, which is read from its files.
     """
 
     def __init__(self, client: MlflowClient, run: Run) -> None:
@@ -149,6 +147,9 @@ class RunSource:
     def read_histories(self) -> Iterator[Metric]:
         """Yield all values of all metrics, those such as "test_accuracy/bucket_01" last."""
         run_id = self.run.info.run_id
+        if (folder := get_run_folder(self.run)) is not None:
+            yield from sorted(read_points(folder), key=lambda p: names.is_bucket_series(p.key))
+            return
         read_history = partial(self.client.get_metric_history, run_id)
         keys = sorted(self.run.data.metrics, key=names.is_bucket_series)
         with mlflow_errors(f"read the metrics of run {run_id}"):
@@ -447,7 +448,7 @@ def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
     folder, uri, artifacts = Path(store), store, None
     if is_offline_folder(folder):
         check_format(folder)
-        uri, artifacts = format_offline_uri(folder), folder / "artifacts"
+        uri = format_offline_uri(folder)
     elif folder.is_dir():
         MLFLOW_ALLOW_FILE_STORE.set(True)
         uri, artifacts = folder.absolute().as_uri(), folder
@@ -477,14 +478,6 @@ def _can_copy(client: MlflowClient, run: Run) -> bool:
     # Another program wrote the rows, and they were not scored yet.
     files = ArtifactFolder(client, run, ROWS_FOLDER).list_sizes()
     return names.KIND_TAG not in tags and any(parse_row_index(name) is not None for name in files)
-
-
-def is_safe_path(path: str) -> bool:
-    """Return True if an artifact path is safe to use as a file path and in a URL.
-
-    Returns False for absolute paths, "..", and characters such as "#", "?", "%" and backslashes.
-    """
-    return bool(_FILE_PATH.fullmatch(path)) and not {".", ".."} & {*path.split("/")}
 
 
 def _walk_remote(root: ArtifactFolder, path: str = "") -> Iterator[tuple[str, int | None]]:

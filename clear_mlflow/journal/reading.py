@@ -1,0 +1,127 @@
+"""Read run folders as runs of MLflow: those of offline folders and of bundles."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from mlflow.entities import (
+    Dataset,
+    DatasetInput,
+    InputTag,
+    LifecycleStage,
+    Metric,
+    Param,
+    Run,
+    RunData,
+    RunInfo,
+    RunInputs,
+    RunTag,
+)
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.journal.run_folder import (
+    ARTIFACTS,
+    INFO_JSON,
+    INPUTS_JSON,
+    METRICS_JSON,
+    PARAMS_JSON,
+    TAGS_JSON,
+    Entry,
+    StoredInfo,
+    StoredInput,
+    list_json_entries,
+)
+
+
+class Content:
+    """What a run folder contains, besides its artifacts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.params: dict[str, str] = {}
+        self.tags: dict[str, str] = {}
+        self.inputs: list[StoredInput] = []
+        self.info: StoredInfo | None = None
+        self.points: list[Metric] = []
+        for entry in list_json_entries(folder):
+            content = _read_entry(entry, *_get_state(entry.file))
+            if entry.name == METRICS_JSON:
+                self.points += content
+            elif entry.name in (PARAMS_JSON, TAGS_JSON, INPUTS_JSON, INFO_JSON):
+                # Each one replaces the one before, which a power cut may have left.
+                setattr(self, entry.name.removesuffix(".json"), content)
+
+
+def read_run(folder: Path, run_id: str, experiment_id: str) -> Run:
+    """Return the run in a folder. Raises RecordError or TrackingError if it is damaged.
+
+    Its artifacts are those in the folder, wherever the run was recorded.
+    """
+    content = Content(folder)
+    if content.info is None:
+        raise RecordError(f"{folder} lacks its {INFO_JSON}")
+    info = RunInfo(
+        run_id=run_id,
+        experiment_id=experiment_id,
+        user_id=content.tags.get("mlflow.user", ""),
+        status=content.info.status,
+        start_time=content.info.start_time,
+        end_time=content.info.end_time,
+        lifecycle_stage=(
+            LifecycleStage.DELETED if content.info.is_deleted else LifecycleStage.ACTIVE
+        ),
+        artifact_uri=(folder.absolute() / ARTIFACTS).as_uri(),
+        run_name=content.info.name,
+    )
+    latest: dict[str, Metric] = {}
+    for point in content.points:
+        if point.key not in latest or _rank(point) >= _rank(latest[point.key]):
+            latest[point.key] = point
+    params = [Param(*item) for item in content.params.items()]
+    tags = [RunTag(*item) for item in content.tags.items()]
+    data = RunData([*latest.values()], params, tags)
+    run = Run(info, data, RunInputs([unpack_input(stored) for stored in content.inputs]))
+    run.folder = folder  # type: ignore[attr-defined]
+    return run
+
+
+def get_run_folder(run: Run) -> Path | None:
+    """Return the folder that a run was read from, or None for a run of another store."""
+    folder: Path | None = getattr(run, "folder", None)
+    return folder
+
+
+def read_points(folder: Path) -> list[Metric]:
+    """Return all values of all metrics in a run folder, in the order in which they were logged."""
+    return Content(folder).points
+
+
+def pack_input(dataset_input: DatasetInput) -> StoredInput:
+    """Return MLflow's dataset input in the form in which a run folder contains it."""
+    dataset, tags = dataset_input.dataset, dataset_input.tags
+    return StoredInput(**dict(dataset), tags={tag.key: tag.value for tag in tags})
+
+
+def unpack_input(stored: StoredInput) -> DatasetInput:
+    """Return MLflow's dataset input for the one that a run folder contains."""
+    fields = msgspec.structs.asdict(stored)
+    tags = fields.pop("tags")
+    return DatasetInput(Dataset(**fields), [InputTag(*tag) for tag in tags.items()])
+
+
+def _rank(point: Metric) -> tuple[int, int, float]:
+    """Return the key by which the latest of the values of a metric is the largest."""
+    return point.step, point.timestamp, point.value
+
+
+def _get_state(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=4096)
+def _read_entry(entry: Entry, inode: int, time: int, size: int) -> Any:
+    """Return the content of an entry, from memory while the file is the same."""
+    return entry.read_metrics() if entry.name == METRICS_JSON else entry.read()
