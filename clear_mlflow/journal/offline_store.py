@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +46,8 @@ from mlflow.utils.search_utils import SearchExperimentsUtils, SearchUtils
 from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.core.disk import write_durably
-from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.errors import ClearError, RecordError
+from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import convert, json_value, read_bytes
 from clear_mlflow.journal.reading import Content, pack_input, read_points, read_run
 from clear_mlflow.journal.run_folder import (
@@ -66,6 +68,7 @@ from clear_mlflow.store.offline import HEADER, get_offline_folder
 
 _EXPERIMENTS = "experiments"
 _DEFAULT = "0"
+_RUN_ID = re.compile("[0-9a-f]{32}")
 
 
 class _StoredExperiment(msgspec.Struct, kw_only=True):
@@ -74,6 +77,12 @@ class _StoredExperiment(msgspec.Struct, kw_only=True):
     name: str
     creation_time: int = 0
     tags: dict[str, str] = {}
+
+
+def list_offline_runs(root: Path) -> list[Path]:
+    """Return the run folders in an offline folder, sorted by their ids."""
+    headers = sorted(root.glob(f"*/{HEADER_JSON}"))
+    return [header.parent for header in headers if _RUN_ID.fullmatch(header.parent.name)]
 
 
 class OfflineStore(AbstractStore):
@@ -253,12 +262,15 @@ class OfflineStore(AbstractStore):
         page_token: str | None,
     ) -> tuple[list[Run], str | None]:
         stages = LifecycleStage.view_type_to_stages(run_view_type)
-        runs = [
-            run
-            for header in sorted(self._root.glob(f"*/{HEADER_JSON}"))
-            if _read_experiment_id(header.parent) in experiment_ids
-            and (run := self.get_run(header.parent.name)).info.lifecycle_stage in stages
-        ]
+        runs = []
+        for folder in list_offline_runs(self._root):
+            try:
+                run = self.get_run(folder.name)
+            except ClearError as error:  # the others can be read
+                warn(f"{folder} is left out: {error}")
+                continue
+            if run.info.experiment_id in experiment_ids and run.info.lifecycle_stage in stages:
+                runs.append(run)
         found = SearchUtils.sort(SearchUtils.filter(runs, filter_string), order_by)
         page: tuple[list[Run], str | None] = SearchUtils.paginate(found, page_token, max_results)
         return page
@@ -278,7 +290,7 @@ class OfflineStore(AbstractStore):
     def _get_folder(self, run_id: str) -> Path:
         folder = self._root / run_id
         # The id may be anything that a user typed.
-        if folder.parent != self._root or not (folder / HEADER_JSON).is_file():
+        if not _RUN_ID.fullmatch(run_id) or not (folder / HEADER_JSON).is_file():
             raise MlflowException(f"Run '{run_id}' not found", RESOURCE_DOES_NOT_EXIST)
         return folder
 

@@ -15,6 +15,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.disk import find_offline_folder
 from clear_mlflow.core.errors import ClearError, TrackingError
+from clear_mlflow.journal.offline_store import list_offline_runs
+from clear_mlflow.journal.reading import read_run
 from clear_mlflow.journal.run_folder import (
     HEADER_JSON,
     FolderLockedError,
@@ -99,6 +101,11 @@ def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Ite
         except ClearError as error:
             yield SyncResult(folder, None, None, str(error), is_stored=False)
             continue
+        for path in list_offline_runs(folder):
+            try:
+                read_run(path, path.name, "")
+            except ClearError as error:
+                yield SyncResult(folder, path.name, None, str(error), is_stored=False)
         if copier is None:
             client = preflight(experiment=experiment, can_be_offline=False)
             copier = RunCopier(client, experiment)

@@ -440,7 +440,7 @@ def test_a_user_with_edit_permission_sends_and_imports_runs(
     experiment_id = client.create_experiment("sent")
     give(guarded, EDITOR, experiment_id, "EDIT")
     folder = tmp_path / "offline_runs"
-    offline, source_id = create_offline_folder(folder, empty_store)
+    offline, source_id = create_offline_folder(folder)
     parent = stored_run(offline, source_id)
     child = stored_run(offline, source_id, seed=8)
     offline.set_tag(child.info.run_id, MLFLOW_PARENT_RUN_ID, parent.info.run_id)

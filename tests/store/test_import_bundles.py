@@ -172,7 +172,7 @@ def test_a_folder_contains_bundles_and_other_results(
     clear_mlflow.export(run_id, folder / "packed.tar.xz")
     matrix = clear_mlflow.load(run_id).matrix
     (folder / "matrix.json").write_text(format_matrix_json(matrix))
-    client, offline_id = create_offline_folder(folder / "offline_runs", empty_store)
+    client, offline_id = create_offline_folder(folder / "offline_runs")
     stored_run(client, offline_id)
     (folder / "packed.tar.xz").write_bytes((folder / "packed.tar.xz").read_bytes() + b"x")
     my_store()

@@ -353,7 +353,7 @@ def test_a_run_has_its_kind_as_soon_as_it_exists(
     (tmp_path / "matrix.csv").write_text("0.9,0.5\n0.8,0.9\n")
     grid = "fixed: {features: pixels}\ngrid: {strategy: [ncm]}\n"
     (tmp_path / "grid.yaml").write_text(grid)
-    client, offline_experiment = create_offline_folder(tmp_path / "offline_runs", empty_store)
+    client, offline_experiment = create_offline_folder(tmp_path / "offline_runs")
     tags = {names.KIND_TAG: "train", names.VERSION_TAG: __version__}
     client.set_terminated(client.create_run(offline_experiment, tags=tags).info.run_id)
     if number == 0:

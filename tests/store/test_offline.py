@@ -35,8 +35,7 @@ FAST = ("--strategy", "ncm", "--features", "pixels")
 def folder(store, own_cache, tmp_path, monkeypatch):
     """The path of an offline folder; the configured store does not answer."""
     monkeypatch.chdir(tmp_path)
-    for name in (OFFLINE_VARIABLE, "_MLFLOW_SERVER_ARTIFACT_ROOT"):  # restored after the test
-        monkeypatch.setenv(name, "")
+    monkeypatch.setenv(OFFLINE_VARIABLE, "")  # restored after the test
     use_store(monkeypatch, f"http://127.0.0.1:{free_port()}")
     return tmp_path / "offline_runs"
 

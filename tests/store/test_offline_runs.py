@@ -1,29 +1,29 @@
 """Runs of an offline folder are read from its own files, without any store."""
 
 import json
+import re
 import shutil
 import socket
-import sqlite3
-from contextlib import closing
-from pathlib import Path
 
 import mlflow
 import pytest
 from click.testing import CliRunner
 from kept_predictions import kept_run
+from mlflow.exceptions import MlflowException
 from offline_folders import create_offline_folder
 from stored_runs import change, rows_folder, stored_run
 
 import clear_mlflow
-from clear_mlflow.api.bundle import read_bundles
+from clear_mlflow.api.bundle import read_bundles, read_metric_points
 from clear_mlflow.cli import main
+from clear_mlflow.core.disk import OFFLINE_VARIABLE
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
 
 
 @pytest.fixture
-def copied_folder(empty_store, tmp_path):
+def copied_folder(tmp_path):
     """An offline folder with two runs from another machine, whose stored paths are wrong."""
-    client, experiment_id = create_offline_folder(tmp_path / "node" / "offline_runs", empty_store)
+    client, experiment_id = create_offline_folder(tmp_path / "node" / "offline_runs")
     runs = [kept_run(client, experiment_id), stored_run(client, experiment_id, seed=1)]
     for seed, run in enumerate(runs):
         client.log_param(run.info.run_id, "strategy", "replay")
@@ -81,8 +81,8 @@ def test_a_copied_folder_is_read_without_a_store(
     (member,) = (
         run for run in read_bundles(tmp_path / "results.tar.xz") if run.info.run_id == run_ids[0]
     )
-    entries = member.metric_entries  # type: ignore[attr-defined]
-    assert [entry.read() for entry in entries] == [[("train/loss", 0.25, 7, 3)]]
+    (point,) = read_metric_points(None, member)
+    assert (point.key, point.value, point.timestamp, point.step) == ("train/loss", 0.25, 7, 3)
 
 
 @pytest.mark.slow
@@ -112,10 +112,10 @@ def test_a_comparison_is_printed_though_no_store_can_take_it(copied_folder, monk
     )
 
 
-def test_one_run_needs_no_name(store, empty_store, tmp_path):
+def test_one_run_needs_no_name(store, tmp_path):
     """A folder with one training is that run. Comparisons in the folder do not count."""
     folder = tmp_path / "offline_runs"
-    client, experiment_id = create_offline_folder(folder, empty_store)
+    client, experiment_id = create_offline_folder(folder)
     with pytest.raises(RecordError, match=r"contains no run$"):
         clear_mlflow.load(folder)
     run_id = stored_run(client, experiment_id).info.run_id
@@ -130,51 +130,77 @@ def test_one_run_needs_no_name(store, empty_store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sql", "problem"),
+    ("name", "content", "problem"),
     [
-        (
-            "UPDATE runs SET run_uuid = '../../../' || run_uuid",
-            "contains a run with the id",
-        ),
-        ("UPDATE alembic_version SET version_num = 'x'", "cannot be read"),
+        ("*-info.json", None, "lacks its info.json"),
+        ("*-info.json", b"{", "is damaged"),
+        ("*-info.json", b'{"name": "x", "status": "LOST", "start_time": 0}', "is damaged"),
+        ("*-tags.json", b'{"strategy": 1}', "is damaged"),
+        ("*-metrics.json", b"[1]", "is damaged"),
     ],
 )
-def test_a_hostile_database_is_one_line(store, empty_store, tmp_path, sql, problem):
-    """No path in it leads out of the folder."""
-    folder = tmp_path / "offline_runs"
-    client, experiment_id = create_offline_folder(folder, empty_store)
-    stored_run(client, experiment_id)
-    hostile = Path(shutil.copytree(folder, tmp_path / "hostile"))
-    with sqlite3.connect(hostile / "mlflow.db") as database:
-        database.execute(sql)
+def test_a_damaged_run_stops_no_other(store, tmp_path, monkeypatch, capsys, name, content, problem):
+    """It is reported by its folder, as an error of sync and where it is named itself."""
+    folder = tmp_path / "recorded"
+    client, experiment_id = create_offline_folder(folder)
+    damaged, intact = (stored_run(client, experiment_id).info.run_id for _ in range(2))
+    client.log_metric(damaged, "loss", 1.0)
+    (file,) = (folder / damaged).glob(name)
+    file.unlink() if content is None else file.write_bytes(content)
+    (run,) = clear_mlflow.runs(folder)
+    assert run.run_id == intact
+    assert re.search(f"{damaged}.*{problem}", capsys.readouterr().err)
     with pytest.raises(ClearError, match=problem) as refusal:
-        clear_mlflow.load(hostile)
+        clear_mlflow.load(folder / damaged)
     assert "\n" not in str(refusal.value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.tracking_uri)
+    sent = CliRunner().invoke(main, ["sync", str(folder)])
+    assert sent.exit_code == 2
+    assert f"run {intact}: copied" in sent.stdout
+    assert re.search(f"run {damaged}: .*{problem}", sent.stderr)
 
 
-def spoil(database, content):
-    """Remove the database, or replace it by other content."""
-    database.unlink()
-    if content == "no tables":
-        with closing(sqlite3.connect(database)) as connection:
-            connection.execute("CREATE TABLE notes (text)")
-    elif content is not None:
-        database.write_bytes(content)
+def test_nothing_in_a_hostile_folder_leads_out_of_it(store, tmp_path):
+    """Neither the names of folders, nor links, nor what a header contains."""
+    folder = tmp_path / "hostile"
+    client, experiment_id = create_offline_folder(folder)
+    run_id = stored_run(client, experiment_id).info.run_id
+    secret = tmp_path / "secret.json"
+    secret.write_text(json.dumps({"secret": "of this machine"}))
+    header = folder / run_id / "run.json"
+    header.write_text(json.dumps({**json.loads(header.read_text()), "run_id": "../../x"}))
+    tags = folder / run_id / "99999999-tags.json"
+    tags.symlink_to(secret)
+    (folder / run_id / "artifacts" / "config.json").symlink_to(secret)
+    shutil.copytree(folder / run_id, folder / "not an id")
+    (run,) = clear_mlflow.runs(folder)
+    assert (run.run_id, "secret" in run.tags) == (run_id, False)
+    for name in ("../hostile", "..", "not an id"):
+        with pytest.raises(MlflowException, match=r"not found|Invalid"):
+            client.get_run(name)
+    copied = CliRunner().invoke(
+        main, ["sync", str(folder)], env={"MLFLOW_TRACKING_URI": store.tracking_uri}
+    )
+    assert copied.exit_code == 0, copied.output
+    (copy,) = store.search_runs([e.experiment_id for e in store.search_experiments()])
+    assert {file.path for file in store.list_artifacts(copy.info.run_id)}.isdisjoint(
+        {"config.json"}
+    )
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not a database", "no tables"])
-def test_a_folder_without_its_database_is_an_error_of_every_command(
-    store, empty_store, tmp_path, monkeypatch, content
+@pytest.mark.parametrize("content", [b'{"format": "1.0"}', b'{"format": "9.0"}', b"", b"[]"])
+def test_a_folder_of_another_format_is_an_error_of_every_command(
+    store, tmp_path, monkeypatch, content
 ):
     """One line, exit code 2, and nothing is created, neither in the folder nor in the store."""
-    monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "")  # restored after the test
     folder = tmp_path / "work" / "recorded"
-    client, experiment_id = create_offline_folder(folder, empty_store)
+    client, experiment_id = create_offline_folder(folder)
     run_id = stored_run(client, experiment_id).info.run_id
-    spoil(folder / "mlflow.db", content)
+    (folder / "offline.json").write_bytes(content)
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///new.db")
     before = {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()}
+    problem = r"recorded(/offline.json is damaged| has format .*; this program reads 2.0)"
     for command, offline in (
         (["sync", "recorded"], ""),
         (["show", "recorded"], ""),
@@ -187,18 +213,17 @@ def test_a_folder_without_its_database_is_an_error_of_every_command(
         (["show", run_id], "recorded"),
         (["train", "--resume", run_id], "recorded"),
     ):
-        monkeypatch.setenv("CLEAR_MLFLOW_OFFLINE", offline)
+        monkeypatch.setenv(OFFLINE_VARIABLE, offline)
         done = CliRunner().invoke(main, command)
         assert done.exit_code == 2, (command, done.output)
-        (line,) = done.stderr.splitlines()
-        assert "recorded lacks a readable mlflow.db" in line
+        assert re.fullmatch(f".*{problem}.*\n", done.stderr), (command, done.stderr)
         after = {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()}
         assert after == before, command
-    monkeypatch.setenv("CLEAR_MLFLOW_OFFLINE", "")
+    monkeypatch.setenv(OFFLINE_VARIABLE, "")
     for read in (clear_mlflow.runs, clear_mlflow.load):
-        with pytest.raises(ClearError, match="lacks a readable"):
+        with pytest.raises(ClearError, match=problem):
             read("recorded")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.tracking_uri)
     imported = CliRunner().invoke(main, ["import", "--from", "recorded"])
-    assert (imported.exit_code, "lacks a readable mlflow.db" in imported.stderr) == (2, True)
-    assert [path.name for path in folder.glob("mlflow.db*")] == ["mlflow.db"][: content is not None]
+    assert imported.exit_code == 2
+    assert re.search(problem, imported.stderr)
