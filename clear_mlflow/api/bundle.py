@@ -27,7 +27,7 @@ from mlflow.entities import Metric, Run
 
 from clear_mlflow.api.offline_runs import NO_EXPERIMENT, read_offline_runs
 from clear_mlflow.core.anytime import ANYTIME_FOLDER
-from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.record import ROWS_FOLDER, assemble
 from clear_mlflow.core.text import safe_repr, suggest_nearest
@@ -189,8 +189,8 @@ def read_bundles(path: Path) -> list[Run]:
                 f"is not in its archive; {suggest_nearest(path.name, stored)}it has {len(stored)}"
             )
         runs = [_read_bundle(folder) for folder in selected]
-    except (RecordError, OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
-        problem = error if isinstance(error, RecordError) else f"cannot be read: {error}"
+    except (ClearError, OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
+        problem = error if isinstance(error, ClearError) else f"cannot be read: {error}"
         raise RecordError(f"the bundle {safe_repr(str(path), 200)} {problem}") from None
     for run, folder in zip(runs, selected, strict=True):
         run.scratch = scratch  # type: ignore[attr-defined]

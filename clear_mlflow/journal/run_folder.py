@@ -128,6 +128,12 @@ class Entry:
         """The path among the run's artifacts, or for example "tags.json" for other content."""
         return self.artifact or self.file.name[9:]
 
+    @property
+    def folder(self) -> Path:
+        """The run folder that contains the file."""
+        depth = 0 if self.artifact is None else 1 + self.artifact.count("/")
+        return self.file.parents[depth]
+
     def read(self) -> Any:
         """Return the content: the bytes of an artifact, else what its JSON stands for.
 
@@ -232,10 +238,13 @@ class RunFolder:
         """Write an artifact and return its entry.
 
         Unless the folder was opened with is_durable=False, the file survives a power cut once this
-        has returned, and no part of it remains if this fails. Raises OSError if the disk is full.
+        has returned, and no part of it remains if this fails. Raises OSError if the disk is full,
+        and RecordError if it is a row that the folder has: a row is measured once.
         artifact: path among the run's artifacts.
         """
         file = self.folder / ARTIFACTS / artifact
+        if artifact.startswith(f"{ROWS_FOLDER}/") and file.exists():
+            raise RecordError(f"{file} exists already; a measured row is never overwritten")
         with _REPLACING:
             self._write(file, content)
             return Entry(file, artifact, file.stat().st_ino)
@@ -308,10 +317,11 @@ class RunFolder:
                     entry.file.unlink()
                 for name in (HEADER_JSON, _LOCK):
                     (self.folder / name).unlink(missing_ok=True)
-                for folder, _, file_names in os.walk(self.folder, topdown=False):
-                    for draft in (name for name in file_names if name.endswith(".part")):
-                        Path(folder, draft).unlink()
-                    Path(folder).rmdir()
+                walked = [f for f, _, _ in os.walk(self.folder / ARTIFACTS, topdown=False)]
+                for folder in (*map(Path, walked), self.folder):
+                    for draft in folder.glob(".*.part"):
+                        draft.unlink()
+                    folder.rmdir()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

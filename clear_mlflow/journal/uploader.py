@@ -150,7 +150,7 @@ class Uploader:
         unsent = self.list_unsent()
         if not unsent:
             return None
-        folders = sorted({entry.file.parent for entry in unsent})
+        folders = sorted({entry.folder for entry in unsent})
         reason = f" ({self.problem})" if self.problem else ""
         commands = " and ".join(f"'clear-mlflow sync {shlex.quote(str(path))}'" for path in folders)
         return UnsentError(
@@ -270,7 +270,7 @@ class Uploader:
                     if isinstance(item, Entry) and is_permanent_error(error):
                         self._queue.popleft()
                         self._refused.append(item)
-                        warn(f"{error}; it is kept in {item.file.parent}")
+                        warn(f"{error}; it is kept in {item.folder}")
                         self._changed.notify_all()
                     elif not self._is_stopped:
                         self._report_failure(error)

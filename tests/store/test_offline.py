@@ -204,11 +204,6 @@ def test_an_active_run_of_another_store_is_not_joined(store, folder, monkeypatch
         track_loop(offline=True)
 
 
-def test_the_database_of_another_store_is_not_used(folder, store, tmp_path):
-    with pytest.raises(TrackingError, match="of another store; name a new folder"):
-        track_loop(offline=tmp_path)
-
-
 def test_ids_in_a_database_are_never_followed_as_paths(store, experiment_id, tmp_path):
     run = store.get_run(store.create_run(experiment_id).info.run_id)
     run.info._run_id = "../../../outside"

@@ -8,12 +8,14 @@ import pytest
 from mlflow.entities import Metric
 
 from clear_mlflow.core.disk import write_durably
-from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.errors import RecordError, TrackingError
+from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal import run_folder
 from clear_mlflow.journal.run_folder import (
     HEADER_JSON,
     METRICS_JSON,
     OUTCOME_JSON,
+    PARAMS_JSON,
     FolderLockedError,
     Outcome,
     RunFolder,
@@ -50,11 +52,12 @@ def test_entries_and_outcomes_are_flushed_before_they_count(journal, monkeypatch
     entry = journal.append("a/b.json", b"measured")
     assert (entry.name, entry.file.read_bytes()) == ("a/b.json", b"measured")
     outcome = journal.append_json(OUTCOME_JSON, Outcome("FAILED", "no more"))
-    (end,) = [content for action, _, content in happened[3:4] if action == "flush"]
+    written = [step for step in happened if step[1].name.endswith(".part")]
+    (end,) = [content for action, _, content in written[2:3] if action == "flush"]
     assert json.loads(end)["error"] == "no more"
     for file, content, steps in (
-        (entry.file, b"measured", happened[:3]),
-        (outcome.file, end, happened[3:]),
+        (entry.file, b"measured", happened[-6:-3]),
+        (outcome.file, end, happened[-3:]),
     ):
         draft = steps[0][1]
         assert draft.parent == file.parent
@@ -62,13 +65,14 @@ def test_entries_and_outcomes_are_flushed_before_they_count(journal, monkeypatch
         assert steps == [
             ("flush", draft, content),
             ("name", draft, file),
-            ("flush", journal.folder, None),
+            ("flush", file.parent, None),
         ]
 
 
 def test_a_failed_write_leaves_no_entry(journal, monkeypatch):
     """The next entry gets its number."""
-    first = journal.append("a.json", b"1")
+    journal.append("a.json", b"1")
+    first = journal.append_json(PARAMS_JSON, {})
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
@@ -80,8 +84,9 @@ def test_a_failed_write_leaves_no_entry(journal, monkeypatch):
         with pytest.raises(OSError, match="No space"):
             journal.append_json(OUTCOME_JSON, Outcome("FINISHED"))
     names = sorted(path.name for path in journal.folder.iterdir())
-    assert names == sorted([first.file.name, HEADER_JSON, "lock"])
-    assert journal.append("c.json", b"3").file.name == "00000002-c.json"
+    assert names == sorted([first.file.name, HEADER_JSON, "artifacts", "lock"])
+    assert [entry.name for entry in journal.list_entries()] == ["a.json", PARAMS_JSON]
+    assert journal.append_json(PARAMS_JSON, {}).file.name == "00000002-params.json"
 
 
 def test_points_on_a_full_disk_are_written_completely_or_not_at_all(journal, monkeypatch):
@@ -104,33 +109,51 @@ def test_a_run_folder_belongs_to_one_process(journal):
     """Another one is rejected. After it is closed, the next one reads its entries in order."""
     with pytest.raises(FolderLockedError, match="another process writes to"):
         RunFolder.reopen(journal.folder)
-    for number in range(11):
-        journal.append(f"of/{number}.json", b"")
+    for name in ("of/b.json", "of/a.json", f"{ROWS_FOLDER}/row_001.json"):
+        journal.append(name, b"")
     journal.append_metrics([Metric("m", 0.5, 1_000, 3)])
     journal.close()
     again = RunFolder.reopen(journal.folder)
     folder = again.list_entries()
-    assert [entry.name for entry in folder] == [*(f"of/{n}.json" for n in range(11)), METRICS_JSON]
+    names = [f"{ROWS_FOLDER}/row_001.json", "of/a.json", "of/b.json", METRICS_JSON]
+    assert [entry.name for entry in folder] == names
     (point,) = folder[-1].read_metrics()
     assert (point.key, point.value, point.timestamp, point.step) == ("m", 0.5, 1_000, 3)
-    assert again.append("next.json", b"").file.name == "00000013-next.json"
+    assert again.append_json(PARAMS_JSON, {}).file.name == "00000002-params.json"
     folder[0].remove()
-    assert len(again.list_entries()) == 12
+    assert len(again.list_entries()) == 4
     again.close()
-    with pytest.raises(TrackingError, match="12 files that an earlier process measured"):
+    with pytest.raises(TrackingError, match="4 files that an earlier process measured"):
         RunFolder.create(journal.folder, RUN, "http://host:1")
 
 
 def test_entry_numbers_continue_after_entries_were_sent(journal):
     """Otherwise an entry would be sent before earlier measurements, or replace one."""
-    entries = [journal.append("a.json", str(number).encode()) for number in range(4)]
+    entries = [journal.append_json(PARAMS_JSON, {"n": str(n)}) for n in range(4)]
     for entry in entries[:2]:
         entry.remove()
     journal.close()
     again = RunFolder.reopen(journal.folder)
-    again.append("a.json", b"4")
-    assert [entry.file.read_bytes() for entry in again.list_entries()] == [b"2", b"3", b"4"]
+    again.append_json(PARAMS_JSON, {"n": "4"})
+    assert [entry.read()["n"] for entry in again.list_entries()] == ["2", "3", "4"]
     again.close()
+
+
+def test_a_file_that_is_written_again_is_sent_once_with_its_last_content(journal):
+    """Removing what was sent does not remove what was written meanwhile."""
+    first, last = (journal.append("a.json", content) for content in (b"1", b"2"))
+    assert (first.is_replaced, last.is_replaced) == (True, False)
+    first.remove()
+    assert [entry.read() for entry in journal.list_entries()] == [b"2"]
+    last.remove()
+    assert journal.list_entries() == []
+
+
+def test_a_row_is_never_overwritten(journal):
+    entry = journal.append(f"{ROWS_FOLDER}/row_001.json", b"1")
+    with pytest.raises(RecordError, match=r"row_001.json exists already"):
+        journal.append(f"{ROWS_FOLDER}/row_001.json", b"2")
+    assert entry.read() == b"1"
 
 
 def test_a_nan_point_is_read_back(journal):
@@ -144,14 +167,22 @@ def test_foreign_files_are_neither_sent_nor_removed(journal, tmp_path):
     """Links, folders and unknown names."""
     secret = tmp_path / "secret.txt"
     secret.write_text("a secret of this machine")
-    strange = [journal.folder / f"00000009-{name}" for name in ("link", "folder", "a?b", "..+x")]
+    artifacts = journal.folder / "artifacts"
+    (artifacts / "deep").mkdir(parents=True)
+    strange = [
+        *(journal.folder / f"00000009-{name}" for name in ("tags.json", "folder", "a?b")),
+        *(artifacts / name for name in ("link", "a?b", ".hidden", "folder", "deep/a#b")),
+    ]
     strange[0].symlink_to(secret)
+    strange[3].symlink_to(secret)
+    strange[6].symlink_to(tmp_path)
     strange[1].mkdir()
-    for file in strange[2:]:
+    for file in (strange[2], strange[4], strange[5], strange[7]):
         file.write_text("{}")
     assert journal.list_entries() == []
     journal.close(remove=True)
-    assert sorted(journal.folder.iterdir()) == sorted(strange)
+    folders = {artifacts, artifacts / "deep"}
+    assert {path for path in journal.folder.rglob("*") if path not in folders} == {*strange}
 
 
 def test_a_run_folder_has_its_runs_id_and_store(journal, tmp_path, monkeypatch):
@@ -165,8 +196,8 @@ def test_a_run_folder_has_its_runs_id_and_store(journal, tmp_path, monkeypatch):
     assert origin.tracking_uri == f"sqlite:////{str(tmp_path).lstrip('/')}/mlflow.db"
     assert not origin.password
     local.close()
-    (local.folder / HEADER_JSON).write_text(json.dumps({"format": "2.0", "run_id": RUN}))
-    with pytest.raises(TrackingError, match=r"has format '2.0'; this program reads 1.0"):
+    (local.folder / HEADER_JSON).write_text(json.dumps({"format": "3.0", "run_id": RUN}))
+    with pytest.raises(TrackingError, match=r"has format '3.0'; this program reads 2.0"):
         read_header(local.folder)
 
 
