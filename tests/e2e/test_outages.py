@@ -217,14 +217,14 @@ def test_training_continues_while_the_server_is_unreachable(proxy, direct, capsy
 
     def come_back():
         (journal,) = direct.journals
-        entry_names.extend(path.name[9:] for path in sorted(journal.glob("0*")))
+        waiting.extend(path.name for path in journal.rglob("*.json"))
         proxy.up()
 
-    entry_names: list[str] = []
+    waiting: list[str] = []
     train(row_2=proxy.down, row_4=come_back)
-    rows = [f"{ROWS_FOLDER.replace('/', '+')}+row_00{i}.json" for i in (2, 3)]
-    assert [name for name in entry_names if name in rows] == rows
-    assert entry_names.count("metrics.json") >= 2
+    assert {"row_002.json", "row_003.json"} <= {*waiting}
+    assert "row_001.json" not in waiting
+    assert len([name for name in waiting if name.endswith("-metrics.json")]) >= 2
     assert list_row_requests(proxy) == [0, 1, 2, 3, 4]
     direct.check_whole()
     errors = capsys.readouterr().err
@@ -415,7 +415,7 @@ def test_a_sweep_survives_an_outage(proxy, direct, short_stream, hold, tmp_path,
     hold.unlink()
     # Until the run under way has measured its last row, which waits as all before it.
     unsent = tmp_path / "cache" / "unsent"
-    wait_until(lambda: list(unsent.glob("*/*row_004.json")), process)
+    wait_until(lambda: list(unsent.rglob("row_004.json")), process)
     proxy.up()
     finish_well(process)
     runs = direct.runs
@@ -501,7 +501,7 @@ def test_a_custom_loop_continues_after_an_outage(proxy, direct, tmp_path, monkey
     proxy.down()
     continue_script(process, "measured")
     (journal,) = direct.journals
-    assert [path for path in journal.iterdir() if "row_00" in path.name]
+    assert list(journal.rglob("row_00*"))
     if ending == "killed":
         process.kill()
     process.communicate("\n", timeout=LONG)

@@ -175,8 +175,8 @@ def test_unsent_tests_are_sent_by_sync(store, experiment_id, tmp_path, monkeypat
     with pytest.raises(TrackingError, match="did not take"):
         train_in_process(store, training, {})
     run = only_run(store, experiment_id)
-    waiting = sorted((default_root() / run.info.run_id).glob(f"*-{ANYTIME_FOLDER}+*"))
-    assert [path.name.rpartition("+")[2] for path in waiting] == FILES[5:]
+    waiting = sorted((default_root() / run.info.run_id).glob(f"artifacts/{ANYTIME_FOLDER}/*"))
+    assert [path.name for path in waiting] == FILES[5:]
     training.folder.unlink()
     training.folder.with_name("gone").rename(training.folder)
     assert [path.name for path in sorted(get_tests_folder(run).iterdir())] == FILES[:5]

@@ -77,7 +77,7 @@ def cuts(request, store, tmp_path, own_cache, monkeypatch):
 
     def wait_for_row(client, run_id, manifest, content):
         if late:
-            until(lambda: list(own_cache.rglob(f"*-*row_{manifest.row + 1:03}.json")))
+            until(lambda: list(own_cache.rglob(f"row_{manifest.row + 1:03}.json")))
         store_state(client, run_id, manifest, content)
 
     counting = Counting(training(SETTINGS, STREAM), wait_for_state)

@@ -3,36 +3,28 @@
 import json
 import shutil
 
-_ROWS = "accuracy_matrix+rows+row_"
+from clear_mlflow.core.record import ROWS_FOLDER
 
 
-def _row_2(journal):
-    (file,) = journal.glob(f"*-{_ROWS}002.json")
-    return file
+def _row(journal, number):
+    return journal / "artifacts" / ROWS_FOLDER / f"row_{number:03}.json"
 
 
-def _with(journal, name, **changes):
-    row = json.loads(_row_2(journal).read_text())
-    (journal / name).write_text(json.dumps(row | changes))
+def _contradict(journal):
+    row = json.loads(_row(journal, 2).read_text())
+    _row(journal, 1).write_text(json.dumps({**row, "row": 1, "trained_through": "1"}))
 
 
 # Each takes the journal, which contains a row 2.
 DAMAGES = {
-    "row": lambda journal: (journal / f"00000000-{_ROWS}001.json").write_text("{}"),
-    "contradiction": lambda journal: _with(
-        journal, f"00000000-{_ROWS}001.json", row=1, trained_through="1"
-    ),
+    "row": lambda journal: _row(journal, 1).write_text("{}"),
+    "contradiction": _contradict,
     "metrics": lambda journal: (journal / "00000000-metrics.json").write_text('[["a", "b"]]'),
     "tags": lambda journal: (journal / "00000000-tags.json").write_text('{"mlflow.user": "x"}'),
     "origin": lambda journal: (journal / "run.json").write_text(
-        '{"format": "1.0", "run_id": "../../x", "tracking_uri": "y"}'
+        '{"format": "2.0", "run_id": "../../x", "tracking_uri": "y"}'
     ),
     "format": lambda journal: (journal / "run.json").write_text('{"format": 99}'),
     "end": lambda journal: (journal / "00000099-outcome.json").write_text("[" * 100_000),
-    "renamed": lambda journal: shutil.copy(_row_2(journal), journal / f"00000000-{_ROWS}009.json"),
-    "twice": lambda journal: _with(
-        journal,
-        f"00000099-{_ROWS}002.json",
-        correct=[count - 1 for count in json.loads(_row_2(journal).read_text())["correct"]],
-    ),
+    "renamed": lambda journal: shutil.copy(_row(journal, 2), _row(journal, 9)),
 }

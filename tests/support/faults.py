@@ -280,7 +280,7 @@ class Trial:
                 break
             self._wait(LONG, self._start(machine, resume_training))
         for machine in ("one", "two"):
-            if any((self._folder / machine / "unsent").glob("*/*-*")):
+            if any((self._folder / machine / "unsent").glob("*/run.json")):
                 self._found.did["sent what was kept"] += 1
                 self._wait(LONG, self._start(machine, send))
         self._look()
