@@ -15,5 +15,9 @@ def open_offline_store(store_uri: str, artifact_uri: str | None = None) -> Offli
     """
     # MLflow is not imported completely when it loads this module.
     from clear_mlflow.journal.offline_store import OfflineStore
+    from clear_mlflow.store.offline import get_offline_folder
 
-    return OfflineStore(store_uri)
+    folder = get_offline_folder(store_uri)
+    if folder is None:
+        raise ValueError(f"{store_uri} does not name an offline folder")
+    return OfflineStore(folder)

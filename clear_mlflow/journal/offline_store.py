@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, cast
 from uuid import uuid4
 
 import msgspec
@@ -60,11 +60,12 @@ from clear_mlflow.journal.run_folder import (
     METRICS_JSON,
     PARAMS_JSON,
     TAGS_JSON,
+    RunState,
     StoredInfo,
     get_next_number,
     list_json_entries,
 )
-from clear_mlflow.store.offline import HEADER, get_offline_folder
+from clear_mlflow.store.offline import HEADER
 
 _EXPERIMENTS = "experiments"
 _DEFAULT = "0"
@@ -92,9 +93,9 @@ class OfflineStore(AbstractStore):
     processes, and threads, may write at the same time.
     """
 
-    def __init__(self, store_uri: str) -> None:
-        super().__init__()
-        self._root = get_offline_folder(store_uri)
+    def __init__(self, root: Path) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._root = root
         self._lock = threading.RLock()
 
     def search_experiments(  # noqa: D102
@@ -108,9 +109,9 @@ class OfflineStore(AbstractStore):
         files = (self._root / _EXPERIMENTS).glob("*.json")
         ids = {_DEFAULT, *(file.stem for file in files if file.stem.isdecimal())}
         experiments = [self.get_experiment(i) for i in sorted(ids, key=int)]
-        found = SearchExperimentsUtils.filter(experiments, filter_string)
-        found = SearchExperimentsUtils.sort(found, order_by or [])
-        return PagedList(*SearchExperimentsUtils.paginate(found, page_token, max_results))
+        experiments = SearchExperimentsUtils.filter(experiments, filter_string)
+        experiments = SearchExperimentsUtils.sort(experiments, order_by or [])
+        return PagedList(*SearchExperimentsUtils.paginate(experiments, page_token, max_results))
 
     def create_experiment(  # noqa: D102
         self,
@@ -118,15 +119,17 @@ class OfflineStore(AbstractStore):
         artifact_location: str | None = None,
         tags: Sequence[ExperimentTag] | None = None,
     ) -> str:
-        with self._locked(self._root / HEADER):
+        with self._lock_file(self._root / HEADER):
             if self.get_experiment_by_name(name) is not None:
                 raise MlflowException(f"Experiment {name!r} exists.", RESOURCE_ALREADY_EXISTS)
             experiments = self.search_experiments(max_results=50_000)
             experiment_id = str(1 + max(int(e.experiment_id) for e in experiments))
-            now = get_current_time_millis()
-            stored_tags = {tag.key: tag.value for tag in tags or ()}
-            stored = _StoredExperiment(name=name, creation_time=now, tags=stored_tags)
-            self._write_experiment(experiment_id, stored)
+            experiment = _StoredExperiment(
+                name=name,
+                creation_time=get_current_time_millis(),
+                tags={tag.key: tag.value for tag in tags or ()},
+            )
+            self._write_experiment(experiment_id, experiment)
         return experiment_id
 
     def get_experiment(self, experiment_id: str) -> Experiment:  # noqa: D102
@@ -146,7 +149,7 @@ class OfflineStore(AbstractStore):
         return next((e for e in experiments if e.name == experiment_name), None)
 
     def set_experiment_tag(self, experiment_id: str, tag: ExperimentTag) -> None:  # noqa: D102
-        with self._locked(self._root / HEADER):
+        with self._lock_file(self._root / HEADER):
             stored = self._read_experiment(experiment_id)
             stored.tags = {**stored.tags, tag.key: tag.value}
             self._write_experiment(experiment_id, stored)
@@ -168,7 +171,7 @@ class OfflineStore(AbstractStore):
         header = {"format": FORMAT, "run_id": run_id, "experiment_id": experiment_id}
         _append(folder, TAGS_JSON, {**all_tags, MLFLOW_RUN_NAME: name})
         _append(folder, INFO_JSON, info)
-        # At last: a folder without it is no run.
+        # At last: a folder without this file does not count as a run.
         write_durably(folder / HEADER_JSON, json.dumps(header).encode())
         return self.get_run(run_id)
 
@@ -180,10 +183,9 @@ class OfflineStore(AbstractStore):
         self, run_id: str, run_status: int | None, end_time: int | None, run_name: str | None
     ) -> RunInfo:
         with self._open(run_id) as (folder, content):
-            info = _get_info(content)
-            info = msgspec.structs.replace(info, end_time=end_time)
+            info = msgspec.structs.replace(_get_info(content), end_time=end_time)
             if run_status is not None:
-                info.status = RunStatus.to_string(run_status)
+                info.status = cast(RunState, RunStatus.to_string(run_status))
             if run_name:
                 info.name = run_name
                 _replace(folder, TAGS_JSON, {**content.tags, MLFLOW_RUN_NAME: run_name})
@@ -205,11 +207,11 @@ class OfflineStore(AbstractStore):
     ) -> None:
         with self._open(run_id, must_be_active=True) as (folder, content):
             new_params = {param.key: str(param.value) for param in params}
-            for name, value in new_params.items():
-                if (stored := content.params.get(name, value)) != value:
+            for key, value in new_params.items():
+                if (stored := content.params.get(key, value)) != value:
                     raise MlflowException(
                         "Changing param values is not allowed. Param with key="
-                        f"{name!r} was already logged with value={stored!r} for run ID={run_id!r}. "
+                        f"{key!r} was already logged with value={stored!r} for run ID={run_id!r}. "
                         f"Attempted logging new value {value!r}.",
                         INVALID_PARAMETER_VALUE,
                     )
@@ -237,8 +239,8 @@ class OfflineStore(AbstractStore):
     ) -> None:
         with self._open(run_id, must_be_active=True) as (folder, content):
             new_inputs = [pack_input(dataset) for dataset in datasets or ()]
-            known = {(stored.name, stored.digest) for stored in content.inputs}
-            inputs = [i for i in new_inputs if (i.name, i.digest) not in known]
+            stored_ids = {(stored.name, stored.digest) for stored in content.inputs}
+            inputs = [i for i in new_inputs if (i.name, i.digest) not in stored_ids]
             if inputs:
                 _replace(folder, INPUTS_JSON, [*content.inputs, *inputs])
 
@@ -271,21 +273,23 @@ class OfflineStore(AbstractStore):
                 continue
             if run.info.experiment_id in experiment_ids and run.info.lifecycle_stage in stages:
                 runs.append(run)
-        found = SearchUtils.sort(SearchUtils.filter(runs, filter_string), order_by)
-        page: tuple[list[Run], str | None] = SearchUtils.paginate(found, page_token, max_results)
+        runs = SearchUtils.sort(SearchUtils.filter(runs, filter_string), order_by)
+        page: tuple[list[Run], str | None] = SearchUtils.paginate(runs, page_token, max_results)
         return page
 
     def search_logged_models(self, *args: object, **options: object) -> PagedList[LoggedModel]:
         """Return no models: they are logged when the run is copied to another store."""
         return PagedList([], None)
 
-    def create_logged_model(self, *args: object, **options: object) -> LoggedModel:
-        """Raise MlflowException, since an offline folder takes no models."""
+    def _refuse(self, *args: object, **options: object) -> NoReturn:
         raise MlflowException(
-            "A run that is recorded offline takes no MLflow models; log the model once the run is "
-            "in another store (clear-mlflow sync).",
+            "An offline folder contains runs only. Models, traces and changes of experiments need "
+            "another store; clear-mlflow sync copies the runs to it.",
             INVALID_PARAMETER_VALUE,
         )
+
+    create_logged_model = delete_experiment = restore_experiment = rename_experiment = _refuse
+    link_traces_to_run = start_trace = _refuse
 
     def _get_folder(self, run_id: str) -> Path:
         folder = self._root / run_id
@@ -298,7 +302,7 @@ class OfflineStore(AbstractStore):
     def _open(self, run_id: str, *, must_be_active: bool = False) -> Iterator[tuple[Path, Content]]:
         """Yield a run's folder and content, which no other process changes during the block."""
         folder = self._get_folder(run_id)
-        with self._locked(folder / HEADER_JSON):
+        with self._lock_file(folder / HEADER_JSON):
             content = Content(folder)
             if must_be_active and _get_info(content).is_deleted:
                 raise MlflowException(
@@ -308,7 +312,7 @@ class OfflineStore(AbstractStore):
             yield folder, content
 
     @contextmanager
-    def _locked(self, file: Path) -> Iterator[None]:
+    def _lock_file(self, file: Path) -> Iterator[None]:
         """Keep other threads and processes from writing during the block."""
         with self._lock, closing_descriptor(os.open(file, os.O_RDONLY)) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Read run folders as runs of MLflow: those of offline folders and of bundles."""
+"""Read the run folders of offline folders and bundles as runs of MLflow."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from clear_mlflow.journal.run_folder import (
 
 
 class Content:
-    """What a run folder contains, besides its artifacts."""
+    """The JSON entries of a run folder."""
 
     def __init__(self, folder: Path) -> None:
         self.params: dict[str, str] = {}

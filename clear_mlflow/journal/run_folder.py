@@ -57,6 +57,7 @@ _ENTRY = re.compile(r"[0-9]{8}-(params|tags|metrics|inputs|info|outcome)\.json")
 _FILE_PATH = re.compile(r"([^/\\#?%\x00-\x1f]+/)*[^/\\#?%\x00-\x1f]+")
 _REPLACING = threading.Lock()  # no file is replaced between a look at it and its removal
 Status: TypeAlias = Literal["FINISHED", "FAILED", "KILLED"]
+RunState: TypeAlias = Literal["RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"]
 
 
 class FolderLockedError(TrackingError):
@@ -86,7 +87,7 @@ class StoredInfo(msgspec.Struct, kw_only=True):
     """Name, status and times of a run, as MLflow has them."""
 
     name: str
-    status: Literal["RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"]
+    status: RunState
     start_time: int  # milliseconds since the epoch
     end_time: int | None = None
     is_deleted: bool = False

@@ -20,6 +20,7 @@ from clear_mlflow.journal.run_folder import (
     Outcome,
     RunFolder,
     find_run_folders,
+    is_safe_path,
     read_header,
 )
 
@@ -239,3 +240,11 @@ def test_a_removed_folder_contains_only_what_is_not_of_this_package(tmp_path):
         folder.close(remove=True)
         files = folder.folder.iterdir() if folder.folder.exists() else ()
         assert [path.name for path in files] == remains
+
+
+@pytest.mark.parametrize(
+    "path", ["../x", "a/../x", "/x", "a//x", "a?b", "a#b", "a%2e", "a\\b", "."]
+)
+def test_paths_that_leave_the_run_are_not_copied(path):
+    assert not is_safe_path(path)
+    assert is_safe_path("images/my run+step+1.png")
