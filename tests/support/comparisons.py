@@ -1,12 +1,17 @@
 """Runs to compare, as objects and as MLflow runs with known rows."""
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 from stored_values import build_images, build_row_predictions, row_record, write_predictions
 
 from clear_mlflow.comparison.groups import ComparedRun
+from clear_mlflow.comparison.pairs import compare_groups
+from clear_mlflow.comparison.ranking import rank_groups
+from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.matrix import AccuracyRow, RowCost
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
 from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
@@ -15,6 +20,20 @@ from clear_mlflow.metrics import FAMILIES, METRICS, summarize
 DIGEST = "sha256:" + "ab" * 32
 NUM_TEST = 200
 METRICS_AND_COSTS = (*METRICS, *FAMILIES["cost"])
+BY = ("strategy", "dataset")
+SCORE = "clear/challenge_score"
+
+
+def compare(
+    compared: Sequence[ComparedRun], by: Sequence[str] = BY, **options: Any
+) -> Comparison:
+    return compare_groups(rank_groups(compared, by, **options))
+
+
+def compare_costs(*groups: Sequence[ComparedRun], **options: Any) -> Comparison:
+    """Compare the runs of some strategies, also by their costs."""
+    runs = list(itertools.chain(*groups))
+    return compare(runs, ["strategy"], metrics=METRICS_AND_COSTS, **options)
 
 
 def counts(level: int, seed: int, buckets: int = 4) -> list[list[int]]:

@@ -6,22 +6,12 @@ from xml.etree import ElementTree
 
 import matplotlib as mpl
 import pytest
-from comparisons import METRICS_AND_COSTS
+from comparisons import SCORE, compare, compare_costs
 from comparisons import build_cost_runs as cost_runs
 from comparisons import build_seed_runs as seeds_of
 
 from clear_mlflow.comparison.figures import plot_history, render_figures
 from clear_mlflow.comparison.page import render_comparison_page
-from clear_mlflow.comparison.pairs import compare_groups
-from clear_mlflow.comparison.ranking import rank_groups
-
-BY = ("strategy", "dataset")
-
-SCORE = "clear/challenge_score"
-
-
-def compare(runs_to_compare, by=BY, **options):
-    return compare_groups(rank_groups(runs_to_compare, by, **options))
 
 
 @pytest.mark.slow
@@ -84,25 +74,20 @@ def test_a_papers_figure_names_its_axis_and_its_bands(seeds, band):
     assert legend == ["b", " _a", *band]
 
 
-def compare_all(*runs, **options):
-    run_list = [run for of_group in runs for run in of_group]
-    return compare_groups(rank_groups(run_list, ["strategy"], metrics=METRICS_AND_COSTS, **options))
-
-
 @pytest.mark.slow
 def test_the_page_and_its_picture_show_the_pareto_front():
     naive, lwf = cost_runs("naive", 120, 1), cost_runs("lwf", 110, 3)
-    both = compare_all(naive, lwf, cost_runs("replay", 180, 2))
+    both = compare_costs(naive, lwf, cost_runs("replay", 180, 2))
     page = render_comparison_page(both, title="t", footer="f")
     assert 'id="cost"' in page
     pictures = dict(render_figures(both))
     front = re.search('<path class="front" d="(.+?)"', str(pictures["cost.svg"]))
     assert front[1].count("L") == 1
-    equal = compare_all(cost_runs("naive", 120, 1000), cost_runs("replay", 180, 1005))
+    equal = compare_costs(cost_runs("naive", 120, 1000), cost_runs("replay", 180, 1005))
     assert "cost.svg" not in dict(render_figures(equal))
-    without = compare_all(cost_runs("naive", 120, None), cost_runs("replay", 180, None))
+    without = compare_costs(cost_runs("naive", 120, None), cost_runs("replay", 180, None))
     assert 'id="cost"' not in render_comparison_page(without, title="t", footer="f")
-    free = compare_all(naive, lwf, cost_runs("ncm", 100, 0))
+    free = compare_costs(naive, lwf, cost_runs("ncm", 100, 0))
     assert ", without ncm (0 FLOPs)" in str(dict(render_figures(free))["cost.svg"])
     assert "cost.svg" not in dict(render_figures(without))
     assert not [w for w in without.warnings if "cost" in w]
@@ -111,7 +96,7 @@ def test_the_page_and_its_picture_show_the_pareto_front():
 def test_names_of_close_methods_do_not_overlap():
     levels = {"naive": (120, 100), "naive, momentum": (121, 104), "other": (120, 103)}
     near = [cost_runs(name, *level_and_price) for name, level_and_price in levels.items()]
-    comparison = compare_all(*near, cost_runs("far", 180, 900))
+    comparison = compare_costs(*near, cost_runs("far", 180, 900))
     picture = ElementTree.fromstring(dict(render_figures(comparison))["cost.svg"])
     labels = [
         (float(text.get("x")), float(text.get("y")), len(text.text))

@@ -5,26 +5,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from comparisons import BY, compare, compared_run, counts, row_records
 from comparisons import build_seed_runs as seeds_of
-from comparisons import compared_run, counts, row_records
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
 from rich.console import Console
 
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.page.charts import build_metric_plots
-from clear_mlflow.comparison.pairs import compare_groups
-from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.core.score import Score
 from clear_mlflow.metrics import COST_METRICS, METRICS, summarize
 
-BY = ("strategy", "dataset")
-
 
 def build_page(runs, by=BY, title="a title"):
-    comparison = compare_groups(rank_groups(runs, by))
+    comparison = compare(runs, by)
     return comparison, render_comparison_page(comparison, title=title, footer="by a test")
 
 
@@ -138,7 +134,7 @@ def test_an_axis_of_equal_accuracies_has_a_width():
     """Of 0.12 percentage points, not of rounding errors. Costs are in other plots."""
     run = compared_run("a", [[180] * 4] * 5)
     run = replace(run, summary={**run.summary, "cost/training_flops": 1e9})
-    comparison = compare_groups(rank_groups([run], BY, metrics=(*METRICS, *COST_METRICS)))
+    comparison = compare([run], metrics=(*METRICS, *COST_METRICS))
     assert "cost/training_flops" in comparison.metrics
     plots = list(build_metric_plots(comparison))
     assert [plot["title"] for plot in plots] == [*summarize(run.record.matrix, "iid")]

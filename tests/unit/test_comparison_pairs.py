@@ -13,22 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparisons import NUM_TEST, compared_run, counts
+from comparisons import BY, NUM_TEST, SCORE, compare, compared_run, counts
 from rich.console import Console
 from scipy import stats
 
 from clear_mlflow.comparison import tables
 from clear_mlflow.comparison.groups import ComparedRun, RunWithoutRows
 from clear_mlflow.comparison.page import render_comparison_page
-from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.statistics import TTest, hedges_g, holm, paired_t, seeds_needed
 
-BY = ("strategy", "dataset")
-SCORE = "clear/challenge_score"
 SIMULATION = Path(__file__).parents[2] / "benchmarks" / "verdicts.py"
 TRAINED = Path(__file__).parents[1] / "support" / "writers_runs.json"
 
@@ -45,10 +42,6 @@ def run(
 
 def runs(name: str, mean: float, seeds: range, **options: object) -> list[ComparedRun]:
     return [run(name, mean, seed, **options) for seed in seeds]
-
-
-def compare(compared: list[ComparedRun], **options: object) -> Comparison:
-    return compare_groups(rank_groups(compared, BY, **options))
 
 
 def compare_levels(

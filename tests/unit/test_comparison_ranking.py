@@ -11,7 +11,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from comparisons import NUM_TEST, compared_run, counts
+from comparisons import BY, NUM_TEST, SCORE, compare, compared_run, counts
 from comparisons import build_cost_runs as cost_runs
 from comparisons import build_seed_runs as seeds_of
 from hypothesis import HealthCheck, Phase, given, settings
@@ -39,8 +39,6 @@ from clear_mlflow.core.matrix import RowCost
 from clear_mlflow.metrics import Predictions
 from clear_mlflow.statistics import ImageBootstrap
 
-BY = ("strategy", "dataset")
-SCORE = "clear/challenge_score"
 FLOPS = "training_flops"
 CELLS = {"a": counts(180, 0), "b": counts(120, 0)}
 MINIMUM = "continual_evaluation/minimum_accuracy"
@@ -50,10 +48,6 @@ MINIMUM = "continual_evaluation/minimum_accuracy"
 def few_draws(monkeypatch):
     """Use few bootstrap resamples. The bootstrap is tested in test_statistics_bootstrap.py."""
     monkeypatch.setattr(pairs, "ImageBootstrap", partial(ImageBootstrap, resamples=50))
-
-
-def compare(compared, by=BY, **options):
-    return compare_groups(rank_groups(compared, by, **options))
 
 
 def predict(correct, *, classes=("wrong", "right")):

@@ -7,21 +7,13 @@ import json
 
 import pytest
 from comparisons import build_seed_runs as seeds_of
-from comparisons import compared_run, counts
+from comparisons import compare, compared_run, counts
 from rich.console import Console
 
 from clear_mlflow.comparison import tables
 from clear_mlflow.comparison.page import render_comparison_page
-from clear_mlflow.comparison.pairs import compare_groups
-from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.metrics import COST_METRICS, METRICS
-
-BY = ("strategy", "dataset")
-
-
-def compare(runs, by=BY, **options):
-    return compare_groups(rank_groups(runs, by, **options))
 
 
 def test_the_leaderboard_has_the_values_of_the_groups():
@@ -114,7 +106,7 @@ def test_a_papers_table_says_what_its_numbers_are():
         for name, level in (("na_ive", 120), ("replay", 180))
         for run in seeds_of(name, level, range(3))
     ]
-    compared = compare_groups(rank_groups(runs, BY, metrics=(*METRICS, *COST_METRICS)))
+    compared = compare(runs, metrics=(*METRICS, *COST_METRICS))
     latex = tables.format_latex(compared)
     assert r"\caption{Mean $\pm$ standard deviation over seeds." in latex
     head, *rows = [line.split(" & ") for line in latex.splitlines() if " & " in line]

@@ -8,12 +8,18 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from comparisons import METRICS_AND_COSTS, add_costs, build_cost_runs, counts, row_records
+from comparisons import (
+    METRICS_AND_COSTS,
+    add_costs,
+    build_cost_runs,
+    compare_costs,
+    counts,
+    row_records,
+)
 
 from clear_mlflow import AccuracyMatrix, scores
 from clear_mlflow.comparison.groups import COST, is_equal_cost
-from clear_mlflow.comparison.pairs import compare_groups
-from clear_mlflow.comparison.ranking import rank_groups, select_equal_cost
+from clear_mlflow.comparison.ranking import select_equal_cost
 from clear_mlflow.core.distributed import get_processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import RowCost, parse_row_cost
@@ -21,11 +27,6 @@ from clear_mlflow.core.record import RowRecord, assemble
 from clear_mlflow.metrics import FAMILIES, add_matrix_metrics, evaluate_metrics, summarize
 
 BY = ["strategy"]
-
-
-def compare_all(*runs, **options):
-    run_list = [run for of_group in runs for run in of_group]
-    return compare_groups(rank_groups(run_list, ["strategy"], metrics=METRICS_AND_COSTS, **options))
 
 
 def test_a_cost_round_trips_in_the_rows_file():
@@ -117,14 +118,14 @@ def test_a_verdict_states_the_cost_of_the_better_method():
         (1010, " seeds)."),  # 1 % of the higher cost
         (None, " seeds)."),
     ):
-        (verdict,) = compare_all(naive, build_cost_runs("replay", 180, price)).list_pairs()
+        (verdict,) = compare_costs(naive, build_cost_runs("replay", 180, price)).list_pairs()
         assert verdict["outcome"] == "different"
         assert sentence in verdict["sentence"]
         assert ("FLOPs" in verdict["sentence"]) == ("FLOPs" in sentence)
 
 
 def test_runs_without_costs_are_reported_once():
-    mixed = compare_all(build_cost_runs("naive", 120, None), build_cost_runs("replay", 180, 2))
+    mixed = compare_costs(build_cost_runs("naive", 120, None), build_cost_runs("replay", 180, 2))
     (cost_warning,) = [warning for warning in mixed.warnings if "cost" in warning]
     assert cost_warning.startswith("3 of 6 runs have not logged their cost")
     assert mixed.ranked_by == "clear/challenge_score"

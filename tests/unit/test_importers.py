@@ -31,7 +31,10 @@ CSV = files.savetxt(SQUARE, delimiter=",")
 AS_ROWS = {"orientation": "rows"}
 RMSE = Score("rmse")
 MAMMOTH = files.mammoth_line(SQUARE, eval_future=True)
+PERCENT_ROWS = {"scale": "percent", **AS_ROWS}
 INITIAL_FIRST = {"initial": "first-row"}
+TWO_BY_TWO = np.array(SQUARE)[:2, :2]
+AVALANCHE = files.avalanche_results([INITIAL, *SQUARE])
 
 
 def result_file(name: str, content: str | bytes, **options) -> importers.ResultFile:
@@ -56,25 +59,11 @@ SAMPLES = [
     ("text", "acc.csv", CSV, SQUARE, None, AS_ROWS),
     ("text", "a", files.savetxt(SQUARE, header="acc"), SQUARE, None, AS_ROWS),
     ("text", "a.tsv", files.savetxt(SQUARE, delimiter="\t", fmt="%g"), SQUARE, None, AS_ROWS),
-    (
-        "text",
-        "a.csv",
-        files.savetxt(np.multiply(SQUARE, 100)),
-        SQUARE,
-        None,
-        {"scale": "percent", **AS_ROWS},
-    ),
+    ("text", "a.csv", files.savetxt(np.multiply(SQUARE, 100)), SQUARE, None, PERCENT_ROWS),
     ("text", "a.csv", "0.75,,\n0.625,0.875,\n0.5,0.5625,0.9375", PAST_ONLY, None, {}),
     ("text", "a.csv", "0.75\n0.625,0.875\n0.5,0.5625,0.9375", PAST_ONLY, None, {}),
     ("text", "a.csv", "0,1,2\n" + CSV, SQUARE, None, AS_ROWS),
-    (
-        "text",
-        "a.csv",
-        "bucket,1,2\n1,0.75,0.5\n2,0.625,0.875",
-        np.array(SQUARE)[:2, :2],
-        None,
-        AS_ROWS,
-    ),
+    ("text", "a.csv", "bucket,1,2\n1,0.75,0.5\n2,0.625,0.875", TWO_BY_TWO, None, AS_ROWS),
     ("text", "matrix.csv", format_matrix_csv(PAST), PAST_ONLY, INITIAL, {}),
     ("text", "a", files.savetxt([INITIAL, *SQUARE]), SQUARE, INITIAL, {"initial": "first-row"}),
     ("text", "a.csv", files.savetxt(ZEROS), PAST_ONLY, None, {"future": "not-tested"}),
@@ -85,14 +74,7 @@ SAMPLES = [
     ("json", "matrix.json", format_matrix_json(PAST), PAST_ONLY, INITIAL, {}),
     ("avalanche-csv", "e.csv", files.avalanche_csv(TWELVE, TWELVE[0]), TWELVE, TWELVE[0], {}),
     ("avalanche-results", "eval.json", files.avalanche_results(TWELVE), TWELVE, None, {}),
-    (
-        "avalanche-results",
-        "e.json",
-        files.avalanche_results([INITIAL, *SQUARE]),
-        SQUARE,
-        INITIAL,
-        INITIAL_FIRST,
-    ),
+    ("avalanche-results", "e.json", AVALANCHE, SQUARE, INITIAL, INITIAL_FIRST),
     ("renate-csv", RENATE, files.renate_csv(SQUARE), SQUARE, None, {}),
     ("renate-results", "r.json", files.renate_results(SQUARE, INITIAL), SQUARE, INITIAL, {}),
     ("mammoth", "logs.pyd", files.mammoth_line(PAST_ONLY), PAST_ONLY, None, {}),

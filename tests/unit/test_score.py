@@ -8,6 +8,7 @@ from functools import partial
 import courses
 import numpy as np
 import pytest
+from comparisons import compare
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from one_line_errors import check_error
@@ -17,7 +18,6 @@ from stored_values import row_record
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.comparison.groups import ComparedRun
 from clear_mlflow.comparison.page import render_comparison_page
-from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.tables import build_leaderboard_frame
 from clear_mlflow.core.anytime import AnytimeMatrix, AnytimeRow
@@ -86,10 +86,9 @@ def test_a_score_without_a_name_or_a_direction_is_rejected(name, higher, part):
 @pytest.mark.parametrize("other", [ACCURACY, MACRO_F1, Score("rmse")])
 def test_a_row_of_another_score_is_rejected(other):
     rows = [record(1, [0.5, 0.25]), record(2, [0.5, 0.25], other)]
-    with pytest.raises(RecordError, match="contradict each other: score is"):
-        assemble({row_file_name(r.row.row): r for r in rows})
-    with pytest.raises(RecordError, match="contradict each other: score is"):
-        AccuracyMatrix.from_rows(r.row for r in rows)
+    message = "contradict each other: score is"
+    check_error(RecordError, message, assemble, {row_file_name(r.row.row): r for r in rows})
+    check_error(RecordError, message, AccuracyMatrix.from_rows, [r.row for r in rows])
 
 
 cells = st.floats(-100, 100, allow_subnormal=False) | st.just(NAN)
@@ -105,12 +104,9 @@ rows_of_four = st.lists(cells, min_size=4, max_size=4)
 )
 def test_a_negated_matrix_has_the_same_metrics(values, initial, protocol):
     matrix = AccuracyMatrix(values, initial, [3, 1, 4, 1], score=Score("gain"))
-    flipped = AccuracyMatrix(
-        [[-v for v in row] for row in values],
-        None if initial is None else [-v for v in initial],
-        [3, 1, 4, 1],
-        score=Score("gain", higher_is_better=False),
-    )
+    negative = None if initial is None else np.negative(initial)
+    gain = Score("gain", higher_is_better=False)
+    flipped = AccuracyMatrix(np.negative(values), negative, [3, 1, 4, 1], score=gain)
     positive, negated = summarize(matrix, protocol), summarize(flipped, protocol)
     adapted = (adapt_metrics(ALL_METRICS, of.score) for of in (matrix, flipped))
     for declared, value, other in zip(ALL_METRICS, *adapted, strict=True):
@@ -148,16 +144,11 @@ def test_metrics_that_need_accuracies_are_omitted_with_a_reason():
     matrix = AccuracyMatrix(ERRORS, UNTRAINED, [10, 10, 10], score=RMSE)
     reasons = explain(matrix)
     needs = "needs an accuracy (the score is rmse)"
+    variants = ("evoprompt", "lander", "podnet", "weighted")
     assert {name for name, reason in reasons.items() if reason == needs} == {
-        "clear/challenge_score",
-        "cost/challenge_score_per_pflop",
-        "diaz_rodriguez/remembering",
-        "published/evoprompt_forgetting",
-        "published/lander_forgetting",
-        "published/podnet_forgetting",
-        "published/weighted_forgetting",
-        "published/weighted_incremental_accuracy",
-        "renate/micro_average_accuracy",
+        *("clear/challenge_score", "cost/challenge_score_per_pflop", "diaz_rodriguez/remembering"),
+        *(f"published/{variant}_forgetting" for variant in variants),
+        *("published/weighted_incremental_accuracy", "renate/micro_average_accuracy"),
         "wild_time/fix_id_accuracy",
     }
 
@@ -259,15 +250,14 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
     note = format_run_description(run, results)
     part = render_run_html("a run", run.matrix, results.values())
     for text in (shown_text(page), note, part):
-        assert "rmse" in text
-        assert "2.50" in text
-        assert "lower is better" in text.replace("&#32;", " ")
+        for expected in ("rmse", "2.50", "lower is better"):
+            assert expected in text.replace("&#32;", " ")
         assert " %" not in text
         assert "ccuracy in" not in text
-    assert "rmse matrix" in page
     assert ">clear/in_domain_rmse<" in part
-    assert "backward_transfer" in page
-    assert "for rmse with its sign turned instead of accuracy" in page
+    turned = "for rmse with its sign turned instead of accuracy"
+    for expected in ("rmse matrix", "backward_transfer", turned):
+        assert expected in page
     score = json.loads(format_matrix_json(run.matrix))["score"]
     assert score == {"name": "rmse", "lower_is_better": True}
     headers = [str(column.header) for column in build_matrix_table(run.matrix).columns]
@@ -310,20 +300,15 @@ def build_runs(levels, score=RMSE, seeds=3):
             values = (np.array(ERRORS) * factor + 0.01 * seed * (seed + factor)).tolist()
             untrained = [1e5 * factor] * 3  # far from all that is measured later
             run = build_tracked_run(values, untrained, score=score, seed=seed)
-            run_list.append(
-                ComparedRun(
-                    run_id=f"{name}{seed}{score.name}",
-                    name=f"{name} {seed}",
-                    record=run,
-                    summary=metrics.summarize(run.matrix),
-                    labels={"strategy": name, "dataset": "bikes"},
-                )
-            )
+            summary = metrics.summarize(run.matrix)
+            ids = {"run_id": f"{name}{seed}{score.name}", "name": f"{name} {seed}"}
+            labels = {"strategy": name, "dataset": "bikes"}
+            run_list += [ComparedRun(**ids, record=run, summary=summary, labels=labels)]
     return run_list
 
 
 def test_the_lowest_error_leads_and_is_called_better():
-    comparison = compare_groups(rank_groups(build_runs({"bad": 2.0, "good": 1.0}), ("strategy",)))
+    comparison = compare(build_runs({"bad": 2.0, "good": 1.0}), ["strategy"])
     assert comparison.ranked_by == "renate/average_rmse"
     assert [*build_leaderboard_frame(comparison)["group"]] == ["good", "bad"]
     (sentence,) = comparison.pairs["sentence"]
@@ -338,9 +323,8 @@ def test_the_lowest_error_leads_and_is_called_better():
 
 def test_runs_of_different_scores_are_not_compared():
     both = [*build_runs({"a": 1.0}), *build_runs({"b": 1.0}, MACRO_F1)]
-    with pytest.raises(ConfigError, match=r"rmse \(lower is better; 3 runs\), macro_f1") as caught:
-        rank_groups(both, ("strategy",))
-    assert str(caught.value).isprintable()
+    message = "rmse (lower is better; 3 runs), macro_f1"
+    check_error(ConfigError, message, rank_groups, both, ["strategy"])
 
 
 def test_a_plain_matrix_is_imported_as_the_score_that_the_user_states():
