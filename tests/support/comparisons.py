@@ -24,9 +24,7 @@ BY = ("strategy", "dataset")
 SCORE = "clear/challenge_score"
 
 
-def compare(
-    compared: Sequence[ComparedRun], by: Sequence[str] = BY, **options: Any
-) -> Comparison:
+def compare(compared: Sequence[ComparedRun], by: Sequence[str] = BY, **options: Any) -> Comparison:
     return compare_groups(rank_groups(compared, by, **options))
 
 
