@@ -147,7 +147,7 @@ PILOT_CELLS = "'00-19': np.float64({}), '20-29': np.float64({})"
 def test_a_changed_or_transposed_log_is_rejected(name, old, new):
     text = (LOGS / name).read_text()
     assert old in text
-    if name == "clarena.csv" and new == "1,0.68,0.68":
+    if new == "1,0.68,0.68":
         text = text.replace("0.9133333563804626", "0.68666667").replace("0.92333", "0.91333")
     else:
         text = text.replace(old, new)
@@ -228,9 +228,8 @@ def test_damaged_logs_are_one_line_errors():
                 changed_byte = line[:k] + bytes([rng.randrange(256)]) + line[k + 1 :]
                 no_number = line.replace(b"0", rng.choice([b"nan", b"", b"-", b"9" * 40]))
                 no_text = line.replace(b"'", b"{")
-                damaged[i] = rng.choice(
-                    [b"", line + line, damaged[j], changed_byte, no_number, no_text]
-                )
+                lines_instead = [b"", line + line, damaged[j], changed_byte, no_number, no_text]
+                damaged[i] = rng.choice(lines_instead)
             for options in ({}, {"orientation": "rows"}):
                 try:
                     read(path.name, b"".join(damaged), **options)

@@ -53,17 +53,13 @@ def build_predictions(
 def build_record(counts, num_test, *, protocol="iid", dataset="digits", buckets=None, seed=3):
     """Return the record of rows of correct counts, from the initialisation on."""
     buckets = buckets or tuple(str(j + 1) for j in range(len(num_test)))
-    return assemble(
-        {
-            row_file_name(row): row_record(
-                AccuracyRow(row, tuple(buckets), tuple(right), tuple(num_test)),
-                protocol=protocol,
-                dataset=DatasetIdentity(dataset, "sha256:" + "ab" * 32),
-                seed=seed,
-            )
-            for row, right in counts.items()
-        }
-    )
+    dataset = DatasetIdentity(dataset, "sha256:" + "ab" * 32)
+    metadata = {"protocol": protocol, "dataset": dataset, "seed": seed}
+    records = {}
+    for number, right in counts.items():
+        row = AccuracyRow(number, tuple(buckets), tuple(right), tuple(num_test))
+        records[row_file_name(number)] = row_record(row, **metadata)
+    return assemble(records)
 
 
 def build_report(predictions=None, *, counts=None, **changes):
@@ -75,12 +71,8 @@ def build_report(predictions=None, *, counts=None, **changes):
     else:
         num_test = (50,) * len(next(iter(counts.values())))
         record = build_record(counts, num_test, **changes.pop("rows", {}))
-    metadata = {
-        "name": "a run",
-        "run_id": "abc",
-        "results": evaluate_metrics(METRICS, record.matrix, record.protocol),
-        "predictions": predictions,
-    }
+    results = evaluate_metrics(METRICS, record.matrix, record.protocol)
+    metadata = {"name": "a run", "run_id": "abc", "results": results, "predictions": predictions}
     return RunReport(record=record, **{**metadata, **changes})
 
 
