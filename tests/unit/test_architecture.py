@@ -1,7 +1,5 @@
 """Which packages may import which, and which modules load frameworks, checked by the AST."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Verdicts over seeds: significant, inconclusive and equivalent differences, and sentences."""
 
-from __future__ import annotations
-
 import html
 import io
 import itertools

@@ -1,7 +1,6 @@
 """Warnings during training are one line, and never end it."""
 
-import subprocess
-import sys
+from closed_streams import run_without_stderr
 
 from clear_mlflow.core.text import warn
 
@@ -18,20 +17,12 @@ def test_a_warning_is_one_line_on_standard_error(capsys):
 
 
 def test_a_warning_to_a_closed_stream_is_ignored():
-    code = (
-        "import os, sys\n"
-        "from clear_mlflow.core.text import warn\n"
-        "sys.stdin.read()\n"
-        "warn('the store is away')\n"
-        "os.write(1, b'training goes on')\n"
-        "os._exit(0)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    process.stderr.close()
-    output, _ = process.communicate(timeout=120)
-    assert (output, process.returncode) == (b"training goes on", 0)
+    code = """
+import os, sys
+from clear_mlflow.core.text import warn
+sys.stdin.read()
+warn("the store is away")
+os.write(1, b"training goes on")
+os._exit(0)
+"""
+    assert run_without_stderr(code) == (b"training goes on", 0)

@@ -1,7 +1,5 @@
 """Checking datasets: valid ones have no problems, and each problem is reported once."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Random damage to a dataset: it loads correctly, or is a one-line error with a path."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Decoding: every kind of photo becomes square RGB bytes."""
 
-from __future__ import annotations
-
 import io
 import struct
 import subprocess

@@ -1,7 +1,5 @@
 """Downloading from a small, unreliable hub on this machine."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Every layout of CLEAR under every protocol: the same images, splits and digests."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The validation split: a tenth of the training images of each class."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from pathlib import Path

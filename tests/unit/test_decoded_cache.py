@@ -1,7 +1,5 @@
 """Images that cannot be decoded: found before training, and left out only on request."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The embedded dataset digits: equal on every machine, and safe to write."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The embedded dataset digits-writers: every scan once, ordered by writer."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The built-in features "pixels" of every dataset."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reading CLEAR's released layout."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

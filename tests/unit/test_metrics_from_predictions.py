@@ -1,7 +1,5 @@
 """Metrics of stored predictions, compared with loops over images and scikit-learn."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Predictions per image: they round-trip, and damage is named."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

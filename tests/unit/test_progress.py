@@ -1,7 +1,5 @@
 """The progress of a training: bars on a terminal, otherwise one line per bucket."""
 
-from __future__ import annotations
-
 import io
 import re
 

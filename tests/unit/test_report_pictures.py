@@ -1,5 +1,6 @@
 """The heat map."""
 
+import itertools
 import warnings
 
 import matplotlib as mpl
@@ -35,15 +36,9 @@ def test_any_text_can_be_drawn(text):
 
 def test_pictures_of_one_stream_have_one_size():
     """Since they are displayed side by side."""
-    sizes = {
-        heatmap_array(matrix, title).shape
-        for matrix, title in [
-            (TEN, ""),
-            (TEN.after(3), "x" * 500),
-            (AccuracyMatrix(np.empty((0, 10))), "a\nb"),
-        ]
-    }
-    assert len(sizes) == 1
+    untrained = AccuracyMatrix(np.empty((0, 10)))
+    titles = ((TEN, ""), (TEN.after(3), "x" * 500), (untrained, "a\nb"))
+    assert len({heatmap_array(matrix, title).shape for matrix, title in titles}) == 1
 
 
 def test_colours_are_on_a_fixed_scale():
@@ -85,20 +80,14 @@ LONG = [f"camera {j} of the north, first half of the year" for j in range(3)]
 @pytest.mark.parametrize("keys", [["old", "new"], MONTHS, LONG, [str(j) for j in range(40)]])
 @pytest.mark.parametrize("width", [2.7, 3.3, 6.5, None])
 def test_texts_do_not_overlap_or_leave_the_figure(keys, width):
-    figure = pictures.draw_heatmap(
-        AccuracyMatrix(np.eye(len(keys)), buckets=keys), None, width=width
-    )
+    matrix = AccuracyMatrix(np.eye(len(keys)), buckets=keys)
+    figure = pictures.draw_heatmap(matrix, None, width=width)
     assert width is None or figure.get_size_inches()[0] == pytest.approx(width)
     cell_texts = figure.axes[0].texts
     boxes = [text.get_window_extent() for text in cell_texts]
     wide, high = figure.bbox.size
     assert all(b.x0 >= 0 and b.y0 >= 0 and b.x1 <= wide and b.y1 <= high for b in boxes)
-    assert not [
-        (cell_texts[i].get_text(), cell_texts[j].get_text())
-        for i, box in enumerate(boxes)
-        for j in range(i)
-        if box.overlaps(boxes[j])
-    ]
+    assert not any(box.overlaps(other) for box, other in itertools.combinations(boxes, 2))
     if keys is MONTHS and (width or 9) > 6:
         assert [text.get_text() for text in cell_texts].count("2024-12") == 2
 
@@ -134,14 +123,8 @@ def test_small_cells_have_their_colour(size):
 
 def test_a_users_matplotlib_settings_change_nothing():
     before = pictures.draw_heatmap_png(TEN, "$run$")
-    user_settings = {
-        "savefig.bbox": "tight",
-        "image.origin": "lower",
-        "figure.autolayout": True,
-        "font.family": "serif",
-        "text.usetex": True,
-        "savefig.dpi": 30,
-        "savefig.transparent": True,
-    }
-    with mpl.rc_context(user_settings):
+    settings = {"savefig.bbox": "tight", "savefig.dpi": 30, "savefig.transparent": True}
+    settings |= {"image.origin": "lower", "figure.autolayout": True}
+    settings |= {"font.family": "serif", "text.usetex": True}
+    with mpl.rc_context(settings):
         assert pictures.draw_heatmap_png(TEN, "$run$") == before

@@ -1,7 +1,5 @@
 """Power and numbers of seeds, compared with tables and definitions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

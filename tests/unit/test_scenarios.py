@@ -1,7 +1,5 @@
 """Streams of new classes, made of streams of time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

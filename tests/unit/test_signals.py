@@ -2,10 +2,9 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
+from closed_streams import run_without_stderr
 
 from clear_mlflow.process.signals import StoppingSignals, interrupt_on_signal
 
@@ -37,21 +36,16 @@ def test_an_ignored_signal_stays_ignored():
 
 
 def test_a_signal_is_forwarded_if_standard_error_is_closed():
-    code = (
-        "import os, signal, sys\n"
-        "from clear_mlflow.process.signals import StoppingSignals\n"
-        "with StoppingSignals() as signals:\n"
-        "    signals.hand_to(lambda: os.write(1, b'stopped'))\n"
-        "    sys.stdin.read()\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "os._exit(0)\n"
-    )
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process = subprocess.Popen([sys.executable, "-c", code], **pipes)
-    process.stderr.close()
-    output, _ = process.communicate(timeout=60)
-    assert output == b"stopped"
-    assert process.returncode == 0
+    code = """
+import os, signal, sys
+from clear_mlflow.process.signals import StoppingSignals
+with StoppingSignals() as signals:
+    signals.hand_to(lambda: os.write(1, b"stopped"))
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+os._exit(0)
+"""
+    assert run_without_stderr(code) == (b"stopped", 0)
 
 
 def test_the_first_signal_stops_and_its_repeats_are_ignored():

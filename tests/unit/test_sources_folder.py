@@ -1,7 +1,5 @@
 """Custom streams in folders: buckets, classes, order and errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

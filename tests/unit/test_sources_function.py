@@ -1,7 +1,5 @@
 """Streams of custom functions: names, calls and errors."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys

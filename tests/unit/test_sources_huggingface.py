@@ -1,7 +1,5 @@
 """Custom streams as Hugging Face datasets, saved to a folder."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """Custom streams as tables: columns, times, buckets, and invalid tables."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import shutil

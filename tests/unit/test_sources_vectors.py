@@ -1,7 +1,5 @@
 """Streams of vectors: equal numbers are equal streams, whatever the file format."""
 
-from __future__ import annotations
-
 import json
 import struct
 from contextlib import nullcontext

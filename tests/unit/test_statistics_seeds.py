@@ -1,7 +1,5 @@
 """Summaries, t-tests and Holm over seeds: compared with scipy, papers and simulations."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

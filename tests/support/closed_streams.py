@@ -1,0 +1,14 @@
+"""Runs a program whose standard error is closed, as that of a terminal that is gone."""
+
+import subprocess
+import sys
+
+
+def run_without_stderr(code: str) -> tuple[bytes, int]:
+    """Return the output and the exit code of a program that reads its input before it writes."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", code], **pipes)
+    assert process.stderr is not None
+    process.stderr.close()
+    output, _ = process.communicate(timeout=120)
+    return output, process.returncode
