@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from feature_files import KIND, write_released_features
+from feature_files import KIND, load_test_stream, one_line, write_released_features
 from PIL import Image
 from released_layout import write_released
 from torchvision.transforms import functional
 from torchvision.transforms._presets import ImageClassification
 
-from clear_mlflow.core.errors import ClearError
-from clear_mlflow.data import decode, load_stream
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.data import decode
 from clear_mlflow.data.features import load_features
 from clear_mlflow.data.stream import iter_image_sets
 from clear_mlflow.learning.inference.backbones import (
@@ -47,10 +47,6 @@ def backbone():
     return Backbone(model, "resnet18", "random:0", TINY)
 
 
-def load_test_stream(root, tmp_path, **chosen):
-    return load_stream("clear10", str(root), cache_dir=tmp_path, **chosen)
-
-
 def load_extracted(root, tmp_path):
     return load_features(load_test_stream(root, tmp_path), "mine", cache_dir=tmp_path)
 
@@ -73,13 +69,6 @@ def folder(full_folder, tmp_path):
     shutil.copytree(full_folder, tmp_path, dirs_exist_ok=True)
     (features,) = (tmp_path / "features" / "mine").iterdir()
     return features
-
-
-def one_line(function, *arguments, **options):
-    with pytest.raises(ClearError) as caught:
-        function(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_features_equal_the_backbones_outputs(root, full_folder, backbone):
@@ -230,7 +219,10 @@ def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
         monkeypatch.setenv(scheme, "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.delenv("no_proxy", raising=False)
     url = torchvision.models.ResNet18_Weights.DEFAULT.url
-    message = one_line(load_backbone, "resnet18", "DEFAULT")
+    with pytest.raises(ConfigError) as caught:
+        load_backbone("resnet18", "DEFAULT")
+    message = str(caught.value)
+    assert "\n" not in message
     assert url.rsplit("/", 1)[-1] in message
     assert f"fetch {url} " in message
     assert "--weights PATH" in message

@@ -10,6 +10,7 @@ import timm.data
 import torch
 import torchvision
 from click.testing import CliRunner
+from feature_files import load_test_stream, one_line
 from file_server import Hub, serving
 from huggingface_hub import constants
 from own_streams import write_years
@@ -18,7 +19,6 @@ from released_layout import write_released
 from safetensors.torch import save
 
 from clear_mlflow.cli import main
-from clear_mlflow.core.errors import ClearError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features import load_features
 from clear_mlflow.data.stream import iter_image_sets
@@ -44,15 +44,8 @@ def build_weights(name: str, seed: int = 5) -> dict[str, torch.Tensor]:
 
 def extract_mine(root, tmp_path, backbone):
     """Return the stream in a folder, and the folder of its extracted features."""
-    stream = load_stream("clear10", str(root), cache_dir=tmp_path)
+    stream = load_test_stream(root, tmp_path)
     return stream, extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
-
-
-def one_line(function, *arguments) -> str:
-    with pytest.raises(ClearError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def use_hub(monkeypatch, address: str, cache) -> None:

@@ -130,17 +130,6 @@ def test_random_layers_differ_between_epochs_and_buckets():
     assert len({tuple(numbers) for numbers in masks}) == 6
 
 
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("count", [5, 9])
-def test_a_last_batch_of_one_image_does_not_stop_training(tmp_path, count):
-    """ResNet-18 cannot normalise one image of 32 pixels: it joins the previous batch."""
-    stream, _ = random_stream(tmp_path, train=(count,), test=(2,), side=32)
-    progress = Recorded()
-    rows = iter_trained(stream, progress, model="resnet18", image_size=32, epochs=1)
-    assert len(list(rows)) == 2
-    assert progress.calls.count(("step",)) == count // 4
-
-
 def test_a_nan_loss_ends_training_with_bucket_epoch_and_remedy(tmp_path):
     stream, _ = random_stream(tmp_path, train=(12, 12), test=(2, 2), side=8)
     rows = iter_trained(stream, lr=1e30, weight_decay=0.1)

@@ -167,9 +167,9 @@ def test_fewer_gpus_than_processes_are_rejected(monkeypatch, present, one_each):
     check_devices(four, "cpu", one_each=one_each)
 
 
-def test_processes_with_different_settings_are_rejected(nccl, rendezvous):
+@pytest.mark.usefixtures("nccl")
+def test_processes_with_different_settings_are_rejected():
     """For example, if auto is resolved differently on each device."""
-    rendezvous.set("precision/0", "off")
     message = "precision is off, bf16 in processes 0 to 1.* pass precision=off"
     with pytest.raises(ConfigError, match=message), process_group(SECOND, "cuda", precision="bf16"):
         pass

@@ -471,13 +471,6 @@ def test_ewc_stores_only_trained_weights(tmp_path):
     assert enough[-1].stored_bytes == stored_bytes
 
 
-def test_state_next_to_a_buffer_counts_as_bytes(tmp_path):
-    """Of a custom strategy. The buffer gets as many images as fit without it."""
-    settings = on_images(f"{__name__}:WithACopy", memory_budget=2000)
-    with pytest.raises(ConfigError, match="or memory=N images and memory_budget=0"):
-        train_all(image_stream(tmp_path), settings)
-
-
 class WithACopy(ErAce):
     state_attributes = (*ErAce.state_attributes, "_first")
 
@@ -497,9 +490,17 @@ def test_equal_budgets_have_one_text(text, same):
             assert getattr(config(epochs="1", **{option: notation}), option) == same
 
 
-def test_a_memory_budget_below_one_image_is_rejected(tmp_path):
-    with pytest.raises(ConfigError, match="an image in the memory of strategy derpp takes 236"):
-        train_all(image_stream(tmp_path), on_images("derpp", memory_budget=200))
+@pytest.mark.parametrize(
+    ("strategy", "num_bytes", "message"),
+    [
+        ("derpp", 200, "an image in the memory of strategy derpp takes 236"),
+        # Its buffer gets as many images as fit without the copy.
+        (f"{__name__}:WithACopy", 2000, "or memory=N images and memory_budget=0"),
+    ],
+)
+def test_too_few_bytes_are_rejected(strategy, num_bytes, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        train_all(image_stream(tmp_path), on_images(strategy, memory_budget=num_bytes))
 
 
 def test_the_documented_costs_are_those_that_the_script_computes(project, monkeypatch):
