@@ -1,5 +1,6 @@
 """Tests within a bucket: their files, and the metrics that need them."""
 
+import itertools
 import json
 import tracemalloc
 
@@ -110,11 +111,8 @@ def courses(draw):
     trained = draw(st.integers(1, width))
     counts = st.lists(st.integers(0, N), min_size=width, max_size=width)
     tests = [st.lists(counts, min_size=2, max_size=14) for _ in range(trained)]
-    return (
-        width,
-        trained,
-        [(bucket, test) for bucket in range(trained) for test in draw(tests[bucket])],
-    )
+    courses = [[(bucket, test) for test in draw(tests[bucket])] for bucket in range(trained)]
+    return width, trained, list(itertools.chain(*courses))
 
 
 @settings(max_examples=60)

@@ -437,8 +437,7 @@ def test_only_what_the_tests_support_is_marked_as_the_best() -> None:
         frame = comparison.groups_frame
         marked = {(i, m) for m in comparison.metrics for i in frame.index[frame[m, "best"]]}
         assert marked == {(i, SCORE) for i in best}
-        assert len(best) == tables.format_latex(comparison).count("mathbf")
-        assert len(best) == tables.format_latex(comparison).count(
-            "Bold: significantly better than all"
-        )
+        latex = tables.format_latex(comparison)
+        assert len(best) == latex.count("mathbf")
+        assert len(best) == latex.count("Bold: significantly better than all")
         assert len(best) == tables.format_markdown(comparison).count(" **")

@@ -40,6 +40,7 @@ from clear_mlflow.metrics import Predictions
 from clear_mlflow.statistics import ImageBootstrap
 
 FLOPS = "training_flops"
+NAMES = "dataset (clear10 and photos)"
 CELLS = {"a": counts(180, 0), "b": counts(120, 0)}
 MINIMUM = "continual_evaluation/minimum_accuracy"
 
@@ -325,14 +326,8 @@ def test_equal_labels_are_told_apart_by_test_conditions_or_runs():
     ("other", "message"),
     [
         ({}, "in the name of the dataset (clear10 and photos), not in its content."),
-        (
-            {"protocol": "streaming"},
-            "in dataset (clear10 and photos), protocol (iid and streaming).",
-        ),
-        (
-            {"digest": "sha256:" + "cd" * 32},
-            "in dataset (clear10 and photos), dataset digest (abababab and cdcdcdcd).",
-        ),
+        ({"protocol": "streaming"}, f"in {NAMES}, protocol (iid and streaming)."),
+        ({"digest": "sha256:" + "cd" * 32}, f"in {NAMES}, dataset digest (abababab and cdcdcdcd)."),
     ],
 )
 def test_another_name_of_the_same_dataset_is_called_that(other, message):

@@ -60,16 +60,16 @@ def test_the_second_use_reads_the_cache(stream, digits_cache):
 @pytest.mark.slow
 def test_killed_or_concurrent_writers_leave_one_complete_dataset(tmp_path):
     """A killed writer's files are not read. The second of two uses the first one's."""
-    code = (
-        "import os, sys, pathlib\n"
-        "from clear_mlflow.data.embedded import digits, write_embedded\n"
-        "write, calls = digits.write_images, []\n"
-        "def dying(*arguments):\n"
-        "    calls.append(0)\n"
-        "    return os._exit(9) if len(calls) == 20 else write(*arguments)\n"
-        "digits.write_images = dying\n"
-        "write_embedded('digits', pathlib.Path(sys.argv[1]))\n"
-    )
+    code = """
+import os, sys, pathlib
+from clear_mlflow.data.embedded import digits, write_embedded
+write, calls = digits.write_images, []
+def dying(*arguments):
+    calls.append(0)
+    return os._exit(9) if len(calls) == 20 else write(*arguments)
+digits.write_images = dying
+write_embedded("digits", pathlib.Path(sys.argv[1]))
+"""
     assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == 9
     (only_folder,) = tmp_path.iterdir()
     assert only_folder.name != digits.FOLDER

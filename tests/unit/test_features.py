@@ -38,13 +38,9 @@ def test_a_small_image_is_its_bytes_around_zero(tmp_path):
 
 
 def test_the_embedded_dataset_has_them(digits, tmp_path):
-    file_names = []
-    features = load_features(
-        digits,
-        PIXELS,
-        cache_dir=tmp_path,
-        on_image=lambda done, total: file_names.append((done, total)),
-    )
+    reported = []
+    options = {"on_image": lambda *counts: reported.append(counts)}
+    features = load_features(digits, PIXELS, cache_dir=tmp_path, **options)
     again = load_features(digits, PIXELS, cache_dir=tmp_path / "other")
     assert features.width == 768
     assert features.digest == again.digest
@@ -55,7 +51,7 @@ def test_the_embedded_dataset_has_them(digits, tmp_path):
     with Image.open(digits.buckets[3].train.paths[7]) as image:
         small = np.asarray(image.resize((16, 16), Image.Resampling.BILINEAR))
     np.testing.assert_allclose(features.train[3][7] * 510 + 127.5, small.ravel(), atol=1e-4)
-    assert file_names[-1] == (1700, 1700)
+    assert reported[-1] == (1700, 1700)
 
 
 def test_the_name_pixels_is_reserved(digits, tmp_path):

@@ -15,10 +15,9 @@ from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics import ALL_METRICS, FAMILIES, wild_time
 
 # Of every family that there is, those that a user adds included.
-explain, series, summarize = (
-    partial(function, metrics=ALL_METRICS)
-    for function in (courses.explain, courses.series, metrics.summarize)
-)
+explain = partial(courses.explain, metrics=ALL_METRICS)
+series = partial(courses.series, metrics=ALL_METRICS)
+summarize = partial(metrics.summarize, metrics=ALL_METRICS)
 # Families that compute_by_loops computes; one that is added brings its own twin.
 TWINS = ("clear", "renate", "gem", "chaudhry", "diaz_rodriguez", "wild_time", "tic", "capymoa")
 TWINS += ("icarl", "worst_bucket", "zscl", "coda_prompt", "published")
@@ -239,10 +238,9 @@ def test_an_unmeasured_cell_affects_only_metrics_that_use_it(case, data):
     low[i, j], high[i, j], gap[i, j] = 0.0, 1.0, math.nan
     if np.isnan(gap[-1]).all():  # the last row would be dropped: another run, not a gap
         return
-    with_low, with_high, with_gap = (
-        summarize(AccuracyMatrix(cells, initial, counts)) for cells in (low, high, gap)
-    )
-    reasons = explain(AccuracyMatrix(gap, initial, counts))
+    matrices = [AccuracyMatrix(cells, initial, counts) for cells in (low, high, gap)]
+    with_low, with_high, with_gap = map(summarize, matrices)
+    reasons = explain(matrices[-1])
     for name, value in with_low.items():
         if with_high[name] != value:
             assert name not in with_gap

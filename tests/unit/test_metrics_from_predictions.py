@@ -304,9 +304,8 @@ def test_unmeasured_class_changes_have_a_reason() -> None:
     assert reasons["class_changes/unseen_auroc"].startswith("needs stored")
     reasons = explain(changing(0).after(1))
     assert reasons["class_changes/new"].startswith("needs a bucket after the first")
-    assert (
-        reasons["class_changes/vanished"] == "needs a class that the last bucket trained on lacks"
-    )
+    reason = "needs a class that the last bucket trained on lacks"
+    assert reasons["class_changes/vanished"] == reason
     streaming = explain(changing(0, protocol="streaming"))
     assert {streaming[name][:19] for name in CHANGES} == {"under the streaming"}
     lacking = without(changing(0), 2)

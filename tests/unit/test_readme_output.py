@@ -42,6 +42,5 @@ def test_the_readmes_output_has_the_format_of_the_program(shown):
     console.print(build_matrix_table(matrix))
     console.print()
     console.print(build_metrics_table(make_results(metrics).values()))
-    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
-        line.rstrip() for line in block.splitlines()
-    ]
+    printed = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert printed == [line.rstrip() for line in block.splitlines()]

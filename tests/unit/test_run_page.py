@@ -103,10 +103,9 @@ def test_hostile_names_are_only_text(name):
         buckets = (key, "b", "c")
         names = {"class_names": (text[:200], "b"), "buckets": buckets}
         images = dataclasses.replace(predictions.images, **names)
-        rows = {
-            row: dataclasses.replace(stored, evaluation_set=images.digest)
-            for row, stored in predictions.rows.items()
-        }
+        rows = {}
+        for row, stored in predictions.rows.items():
+            rows[row] = dataclasses.replace(stored, evaluation_set=images.digest)
         predictions = Predictions(images, rows, "iid", 3)
         metrics = {"lab/" + text: 0.5}, {"renate/forgetting": text, "lab/own": text}
         parts = ("configuration", "dataset", "environment")
