@@ -28,9 +28,7 @@ SIMULATION = Path(__file__).parents[2] / "benchmarks" / "verdicts.py"
 TRAINED = Path(__file__).parents[1] / "support" / "writers_runs.json"
 
 
-def run(
-    name: str, mean: float, seed: int, *, spread: float = 1.0, **options: object
-) -> ComparedRun:
+def run(name: str, mean: float, seed: int, *, spread: float = 1.0, **options: Any) -> ComparedRun:
     """Return a run whose challenge score is about *mean* percent."""
     draws = np.random.default_rng([sum(map(ord, name)), seed])
     cells = 2 * mean + draws.normal(0, spread, (5, 4))
@@ -246,9 +244,7 @@ def test_a_method_whose_seeds_all_diverged_is_shown() -> None:
 
 @pytest.mark.parametrize("copies", [1, 2, 5])
 @pytest.mark.parametrize("name", ["ncm", "slda"])
-def test_a_method_without_randomness_is_one_result_however_often_it_ran(
-    name: str, copies: int
-) -> None:
+def test_a_method_without_randomness_is_one_result(name: str, copies: int) -> None:
     same = [compared_run(name, counts(150, 0), seed=seed) for seed in range(copies)]
     comparison = compare([*runs("replay", 90, range(3)), *same])
     assert comparison.list_pairs() == []
@@ -274,6 +270,9 @@ def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
     assert len(ranked.list_runs_to_bootstrap()) == 24
 
 
+DIVERGED = [*runs("naive", 55, range(4)), diverged("naive", 4)]
+
+
 @pytest.mark.parametrize(
     ("of_replay", "of_naive", "test"),
     [
@@ -281,16 +280,10 @@ def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
         (range(5), runs("naive", 55, range(1, 7)), "Welch's t-test, 5 and 6 seeds"),
         (range(5), runs("naive", 55, range(3)), "paired t-test, 3 shared seeds"),
         (range(3), runs("naive", 55, range(5)), "paired t-test, 3 shared seeds"),
-        (
-            range(5),
-            [*runs("naive", 55, range(4)), diverged("naive", 4)],
-            "paired t-test, 4 shared seeds; 1 of 5 seeds of naive diverged",
-        ),
+        (range(5), DIVERGED, "paired t-test, 4 shared seeds; 1 of 5 seeds of naive diverged"),
     ],
 )
-def test_seeds_are_paired_if_one_method_has_no_others(
-    of_replay: range, of_naive: list[ComparedRun], test: str
-) -> None:
+def test_seeds_are_paired_if_one_method_has_no_others(of_replay, of_naive, test):
     (verdict,) = verdicts(compare([*runs("replay", 90, of_replay), *of_naive]))
     assert test in verdict.sentence
 

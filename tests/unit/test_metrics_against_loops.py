@@ -368,6 +368,8 @@ NEED_PAST += ("diaz_rodriguez/positive_backward_transfer",)
 SECOND = "needs a second trained bucket: k >= 2 (trained on 1)"
 SPLIT = "needs the row of the split: k >= 3 (trained on 1)"
 FULL = [[0.8, 0.6], [0.7, 0.9]]
+TWO_AHEAD = AccuracyMatrix([[0.5, 0.5]])
+HALF_INITIAL = AccuracyMatrix(FULL, initial=[0.1, NAN])
 MISSING_ROW = AccuracyMatrix([[0.8] * 4, [math.nan] * 4, [0.8] * 4])
 
 
@@ -394,15 +396,9 @@ MISSING_ROW = AccuracyMatrix([[0.8] * 4, [math.nan] * 4, [0.8] * 4])
                 "wild_time/stream_average": "needs a future bucket: T >= 2",
             },
         ),
-        (
-            AccuracyMatrix([[0.5, 0.5]]),
-            {"wild_time/stream_worst": "needs 3 buckets ahead: T > 3 (T is 2)"},
-        ),
+        (TWO_AHEAD, {"wild_time/stream_worst": "needs 3 buckets ahead: T > 3 (T is 2)"}),
         (AccuracyMatrix(FULL), {"renate/forward_transfer": "needs the initialisation row"}),
-        (
-            AccuracyMatrix(FULL, initial=[0.1, math.nan]),
-            {"renate/forward_transfer": "row 0, column 2 was not measured"},
-        ),
+        (HALF_INITIAL, {"renate/forward_transfer": "row 0, column 2 was not measured"}),
         (MISSING_ROW, {"clear/in_domain_accuracy": "row 2, column 2 was not measured"}),
     ],
 )
@@ -439,9 +435,7 @@ def test_forgetting_of_a_lower_triangular_matrix():
         (PAST_ONLY, "streaming", "none"),
     ],
 )
-def test_forgetting_since_trained_is_added_if_only_future_tests_are_missing(
-    rows, protocol, defined
-):
+def test_forgetting_since_trained_is_added_if_future_tests_are_missing(rows, protocol, defined):
     name, results = "chaudhry/forgetting_since_trained", metrics.scores(rows, protocol)
     assert (name in results) == (defined == "since")
     assert (results["renate/forgetting"].value is not None) == (defined == "over all")

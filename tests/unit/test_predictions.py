@@ -64,9 +64,7 @@ def test_the_digest_follows_from_every_part(part: str) -> None:
 
 @settings(max_examples=40)
 @given(labels=st.lists(st.integers(0, 3), min_size=5, max_size=5), probs=st.booleans())
-def test_predictions_round_trip_with_the_counts_of_their_row(
-    tmp_path_factory: pytest.TempPathFactory, labels: list[int], probs: bool
-) -> None:
+def test_predictions_round_trip_with_the_counts_of_their_row(tmp_path_factory, labels, probs):
     images = evaluation_set()
     probabilities = np.full((5, 4), 0.25, dtype=np.float16) if probs else None
     path = tmp_path_factory.mktemp("p") / predictions_file_name(2)

@@ -38,11 +38,9 @@ child.run(Connection(0), Connection(int(sys.argv[1])))
 def start():
     child_commands, commands = Pipe(duplex=False)
     messages, child_messages = Pipe(duplex=False)
-    process = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(child_messages.fileno())],
-        stdin=child_commands.fileno(),
-        pass_fds=[child_messages.fileno()],
-    )
+    command = [sys.executable, "-c", CHILD, str(child_messages.fileno())]
+    pipes = {"stdin": child_commands.fileno(), "pass_fds": [child_messages.fileno()]}
+    process = subprocess.Popen(command, **pipes)
     child_commands.close()
     child_messages.close()
     commands.send(TrainConfig.resolve({}))

@@ -300,9 +300,6 @@ def test_a_mapped_array_stays_mapped(table, tmp_path):
     assert np.shares_memory(mapped_array, mapped)
 
 
-# --- the weather of Seattle
-
-
 def weather(tmp_path, **arguments):
     return load_stream("weather", "auto", cache_dir=tmp_path, arguments=arguments)
 
@@ -319,7 +316,8 @@ def test_the_weather_is_as_it_was_measured(tmp_path):
     days = [sum((images.labels == 2).sum() for images in (b.train, b.test)) for b in rain.buckets]
     assert days == [191, 60, 3, 5]
     assert len(weather(tmp_path, buckets="quarter").buckets) == 16
-    assert stream.digest == DIGEST
+    digest = "sha256:bb268a4fd8d86a9c078035ffd5d4a653166611ed3d2533396600450171f9a3f7"
+    assert stream.digest == digest
     assert rain.absent_classes["test"]["2014"] == ["drizzle", "rain", "snow"]
     assert rain.warnings == ()  # that two days measured the same is none
     checked = check_stream("weather", "auto", {}, cache_dir=tmp_path, on_progress=lambda *_: None)
@@ -330,12 +328,6 @@ def test_the_weather_is_as_it_was_measured(tmp_path):
         check_error(ConfigError, message, weather, tmp_path, **{name: value})
     with pytest.raises(ConfigError, match="is embedded and reads no folder"):
         load_stream("weather", str(tmp_path), cache_dir=tmp_path)
-
-
-DIGEST = "sha256:bb268a4fd8d86a9c078035ffd5d4a653166611ed3d2533396600450171f9a3f7"
-
-
-# --- texts
 
 
 def test_a_text_becomes_scikit_learns_hashed_words(tmp_path):

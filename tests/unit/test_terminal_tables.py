@@ -44,15 +44,11 @@ def test_unmeasured_cells_are_dashes():
     assert not any("initial" in line for line in lines)
 
 
+keys_of_buckets = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=40)
+
+
 @settings(max_examples=25)
-@given(
-    st.lists(
-        st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=40),
-        min_size=1,
-        max_size=14,
-        unique=True,
-    )
-)
+@given(st.lists(keys_of_buckets, min_size=1, max_size=14, unique=True))
 def test_any_keys_fit_into_eighty_columns(keys):
     width = len(keys)
     matrix = AccuracyMatrix(np.full((width, width), 1.0), buckets=keys)

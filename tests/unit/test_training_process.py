@@ -62,9 +62,7 @@ def test_a_users_settings_are_kept(name):
         ("", {}, 64),
     ],
 )
-def test_cores_are_limited_by_the_quota_of_a_container(
-    tmp_path, monkeypatch, groups, files, expected
-):
+def test_cores_are_limited_by_a_containers_quota(tmp_path, monkeypatch, groups, files, expected):
     """As by docker run --cpus and Kubernetes."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     for name, content in files.items():
