@@ -1,13 +1,12 @@
 """Runs a program whose standard error is closed, as that of a terminal that is gone."""
 
-import subprocess
 import sys
+from subprocess import PIPE, Popen
 
 
 def run_without_stderr(code: str) -> tuple[bytes, int]:
     """Return the output and the exit code of a program that reads its input before it writes."""
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process = subprocess.Popen([sys.executable, "-c", code], **pipes)
+    process = Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, stderr=PIPE)
     assert process.stderr is not None
     process.stderr.close()
     output, _ = process.communicate(timeout=120)

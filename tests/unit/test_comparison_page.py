@@ -25,11 +25,8 @@ def build_page(runs, by=BY, title="a title"):
 
 
 def three_groups(seeds=3):
-    return [
-        run
-        for name, level in (("naive", 120), ("replay", 160), ("cumulative", 180))
-        for run in seeds_of(name, level, range(seeds))
-    ]
+    levels = {"naive": 120, "replay": 160, "cumulative": 180}
+    return [run for name, level in levels.items() for run in seeds_of(name, level, range(seeds))]
 
 
 def test_a_page_needs_no_other_file():

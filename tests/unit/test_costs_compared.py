@@ -94,9 +94,8 @@ def test_costs_are_summed_and_stored_bytes_are_the_maximum():
     assert [m.name for m in add_matrix_metrics((), matrix)] == [m.name for m in FAMILIES["cost"]]
     for k in (1, 4):
         metrics = summarize(matrix.after(k), metrics=METRICS_AND_COSTS)
-        assert metrics[COST] == 5 * k
-        assert metrics["cost/images"] == 12 * k
-        assert metrics["cost/stored_bytes"] == 5
+        costs = {COST: 5 * k, "cost/images": 12 * k, "cost/stored_bytes": 5}
+        assert costs.items() <= metrics.items()
     per_pflop = metrics["clear/challenge_score"] / (20 / 1e15)
     assert metrics["cost/challenge_score_per_pflop"] == pytest.approx(per_pflop)
     row = records["row_002.json"]

@@ -110,11 +110,8 @@ KINDS = {
     "sixteen bits.png": (_sixteen_bits, (128, 128, 128)),
     "palette.png": (lambda p: Image.new("RGB", (8, 8), RED).convert("P").save(p), RED),
     "palette.gif": (lambda p: Image.new("RGB", (8, 8), RED).convert("P").save(p), RED),
-    "see-through palette.png": (lambda p: Image.new("P", (8, 8), 0).save(p, transparency=0), WHITE),
-    "see-through colour.png": (
-        lambda p: Image.new("RGB", (8, 8), RED).save(p, transparency=RED),
-        WHITE,
-    ),
+    "clear palette.png": (lambda p: Image.new("P", (8, 8), 0).save(p, transparency=0), WHITE),
+    "clear colour.png": (lambda p: Image.new("RGB", (8, 8), RED).save(p, transparency=RED), WHITE),
     "opaque.png": (lambda p: Image.new("RGBA", (8, 8), (*RED, 255)).save(p), RED),
     "half.png": (lambda p: Image.new("RGBA", (8, 8), (0, 0, 0, 128)).save(p), (127, 127, 127)),
     "cmyk.jpg": (lambda p: Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(p), RED),

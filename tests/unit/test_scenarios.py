@@ -1,5 +1,6 @@
 """Streams of new classes, made of streams of time."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,8 @@ YEARS = ("2004", "2005", "2006", "2007")
 def made(*, without=(), split="2"):
     """Return ten vectors of each class in each year, except the pairs *without*."""
     draws, rows = np.random.default_rng(0), []
-    for year in YEARS:
-        for name in NAMES:
-            rows += [(name, year)] * (0 if (name, year) in without else 10)
+    for year, name in itertools.product(YEARS, NAMES):
+        rows += [(name, year)] * (0 if (name, year) in without else 10)
     entries = [Entry(i, name, year) for i, (name, year) in enumerate(rows)]
     vectors = draws.normal(size=(len(rows), 3))
     image_index = build_index(entries, vectors=vectors, root=Path())
@@ -95,13 +95,10 @@ def test_the_class_order_is_given_or_random():
 
 def test_scenarios_and_orders_have_their_own_digest():
     stream = made()
-    digests = [
-        apply_scenario(stream, scenario, {"times": "all", "order": order})
-        for scenario in ("class", "task")
-        for order in ("labels", "seed:1")
-    ]
-    assert len({s.digest for s in (stream, *digests)}) == 5
-    assert sides(digests[0]) == sides(digests[2])
+    cases = itertools.product(("class", "task"), ("labels", "seed:1"))
+    streams = [apply_scenario(stream, name, {"times": "all", "order": o}) for name, o in cases]
+    assert len({s.digest for s in (stream, *streams)}) == 5
+    assert sides(streams[0]) == sides(streams[2])
 
 
 @pytest.mark.parametrize(

@@ -130,11 +130,8 @@ def test_the_function_of_the_docs_runs(tmp_path, project, monkeypatch):
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_class_that_the_list_of_classes_lacks_is_an_error(tmp_path, split):
-    entries = [
-        Entry(tmp_path / f"{name}{part}.png", name, "1", part)
-        for name in ("bus", "camera")
-        for part in ("train", "test")
-    ]
+    images = itertools.product(("bus", "camera"), ("train", "test"))
+    entries = [Entry(tmp_path / f"{name}{part}.png", name, "1", part) for name, part in images]
     entries.append(Entry(tmp_path / "c.png", "cat", "1", split))
     with pytest.raises(DataError, match="class 'cat', but the list of classes does not name it"):
         build_index(entries, root=tmp_path, class_names=["bus", "camera"])

@@ -44,12 +44,9 @@ def saved(tmp_path_factory) -> tuple[Path, Path]:
     """A folder, and the same images as a saved dataset with splits, in reverse order."""
     folder = tmp_path_factory.mktemp("streams")
     rows = write_years(folder / "photos", train=6, test=2)
-    dataset = datasets.DatasetDict(
-        {
-            part: as_dataset(folder / "photos", [r for r in rows if r.split == part][::-1])
-            for part in ("train", "test")
-        }
-    )
+    rows_by_part = {part: [r for r in rows if r.split == part][::-1] for part in ("train", "test")}
+    parts = {part: as_dataset(folder / "photos", rows) for part, rows in rows_by_part.items()}
+    dataset = datasets.DatasetDict(parts)
     dataset.save_to_disk(str(folder / "saved"))
     return folder / "photos", folder / "saved"
 
