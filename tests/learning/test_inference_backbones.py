@@ -82,11 +82,9 @@ def test_features_equal_timms(tmp_path, name, from_hub):
     config = timm.data.resolve_model_data_config(timm_model)
     transform = timm.data.create_transform(**config, is_training=False)
     for number, images in enumerate(iter_image_sets(stream)):
+        pixels = (transform(Image.open(path).convert("RGB")) for path in images.paths)
         with torch.inference_mode():
-            expected = [
-                timm_model(transform(Image.open(path).convert("RGB"))[None])[0].numpy()
-                for path in images.paths
-            ]
+            expected = [timm_model(each[None])[0].numpy() for each in pixels]
         # Alone or with others in a batch, sums are in another order.
         features = np.load(folder / f"{number:03d}.npy")
         np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)

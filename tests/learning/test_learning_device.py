@@ -153,14 +153,9 @@ def newer_settings():
 @pytest.mark.parametrize(
     ("torch_setting", "default"),
     [
-        (BACKENDS.cudnn.conv, "ieee"),
-        (BACKENDS.cuda.matmul, "tf32"),
-        (BACKENDS.mkldnn.matmul, "bf16"),
-        (BACKENDS.cudnn, "ieee"),
-        (BACKENDS, "tf32"),
-        (BACKENDS, "ieee"),
-        (BACKENDS, "bf16"),
-        (BACKENDS.mkldnn, "bf16"),
+        *((BACKENDS.cudnn.conv, "ieee"), (BACKENDS.cuda.matmul, "tf32"), (BACKENDS.cudnn, "ieee")),
+        *((BACKENDS, default) for default in ("tf32", "ieee", "bf16")),
+        *((BACKENDS.mkldnn.matmul, "bf16"), (BACKENDS.mkldnn, "bf16")),
     ],
 )
 def test_torchs_newer_settings_do_not_change_what_is_computed(torch_setting, default, allowed):
@@ -210,9 +205,9 @@ def test_torchs_older_precision_setting_follows(precision):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        for allowed, meant in ((False, "highest"), (True, "high")):
+        for allowed, expected in ((False, "highest"), (True, "high")):
             with allow_tf32(allowed):
-                assert torch.get_float32_matmul_precision() == meant
+                assert torch.get_float32_matmul_precision() == expected
                 assert torch.backends.cudnn.allow_tf32 is allowed
             assert torch.get_float32_matmul_precision() == precision
     finally:
@@ -282,9 +277,7 @@ def watch_second_bucket(monkeypatch, stream, parameters):
 
 
 @pytest.mark.parametrize(("at_once", "parts"), [(2**26, 1), (600, 3), (1, 9)])
-def test_images_are_copied_to_a_gpu_together_and_asynchronously(
-    monkeypatch, tmp_path, at_once, parts
-):
+def test_images_are_copied_to_a_gpu_asynchronously(monkeypatch, tmp_path, at_once, parts):
     monkeypatch.setattr("clear_mlflow.learning.photos._SENT_AT_ONCE", at_once)
     stream = images_on_the_device(monkeypatch, tmp_path)
     with DeviceWaits(monkeypatch) as device:
@@ -354,7 +347,7 @@ def with_images_apart(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["naive", "derpp"])
-def test_a_bucket_too_large_for_the_device_gives_the_same_run(
+def test_a_bucket_too_large_for_the_device_has_the_same_run(
     monkeypatch, tmp_path, capsys, strategy
 ):
     """To the bit. One line reports that batches are sent."""

@@ -23,13 +23,10 @@ class NumberedStream:
         self.num_classes = num_classes
         self.train_counts = tuple(len(labels) for labels in labels_of_buckets)
         numbers = iter(range(1000))
-        self.buckets = [
-            Samples(
-                torch.tensor([next(numbers) for _ in labels]).reshape(-1, 1, 1, 1),
-                torch.tensor(labels, dtype=torch.int64),
-            )
-            for labels in labels_of_buckets
-        ]
+        self.buckets = []
+        for labels in labels_of_buckets:
+            images = torch.tensor([next(numbers) for _ in labels]).reshape(-1, 1, 1, 1)
+            self.buckets.append(Samples(images, torch.tensor(labels, dtype=torch.int64)))
 
     def train(self, bucket_index):
         return self.buckets[bucket_index]
@@ -39,10 +36,9 @@ class NumberedStream:
 
     def select(self, indices):
         chosen = list(zip(indices.bucket, indices.index, strict=True))
-        return Samples(
-            torch.stack([self.buckets[bucket].images[index] for bucket, index in chosen]),
-            torch.stack([self.buckets[bucket].labels[index] for bucket, index in chosen]),
-        )
+        images = torch.stack([self.buckets[bucket].images[index] for bucket, index in chosen])
+        labels = torch.stack([self.buckets[bucket].labels[index] for bucket, index in chosen])
+        return Samples(images, labels)
 
 
 def made(strategy, stream, **changes):

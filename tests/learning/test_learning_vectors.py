@@ -24,10 +24,9 @@ CPU = torch.device("cpu")
 
 
 def weather(standardise):
-    stream = load_stream(
-        "weather", "auto", cache_dir=default_cache_dir(), arguments={"standardise": standardise}
-    )
-    features = load_features(stream, "vectors", cache_dir=default_cache_dir())
+    options = {"cache_dir": default_cache_dir()}
+    stream = load_stream("weather", "auto", arguments={"standardise": standardise}, **options)
+    features = load_features(stream, "vectors", **options)
     return stream, FeatureStream(stream, features, device=CPU)
 
 

@@ -90,9 +90,6 @@ def test_strategies_without_arguments(stream, name, strategy):
     assert_same(train_own(stream, model, name), expected)
 
 
-# --- EWC
-
-
 def test_ewc(stream, monkeypatch):
     """One quadratic per bucket. Their lambda lacks the paper's factor of one half."""
     differentiate_true_labels_only(monkeypatch)
@@ -118,9 +115,6 @@ def test_avalanche_squares_the_gradient_of_a_batchs_mean(stream):
     per_batch = train_avalanche(stream, model, lambda _: plugins.EWCPlugin(ewc_lambda=1.0))
     assert_other(train_avalanche(stream, model, lambda _: PerImageEwc(ewc_lambda=1.0)), per_batch)
     assert apart(per_batch, train_avalanche(stream, model))[-1] < 0.1
-
-
-# --- SI
 
 
 class LossAloneSi(SynapticIntelligencePlugin):
@@ -185,9 +179,6 @@ def test_avalanches_si_has_no_importances_on_a_cpu(stream):
     assert_same(train_avalanche(stream, model, lambda _: plugin), train_avalanche(stream, model))
 
 
-# --- LwF
-
-
 def avalanches_lwf(stream, model, plugin):
     return train_avalanche(stream, model, lambda _: plugin(alpha=1.5, temperature=2))
 
@@ -208,9 +199,6 @@ def test_avalanches_teacher_stays_in_training_mode(stream):
     assert_other(as_it_is, avalanches_lwf(stream, model, LwfInEvaluation))
 
 
-# --- A-GEM
-
-
 def test_agem(stream):
     """The same projection, with all seen images as reference."""
     model = network()
@@ -220,17 +208,11 @@ def test_agem(stream):
     assert_other(limited, train_avalanche(stream, model, lr=0.3))
 
 
-# --- CWR
-
-
 def test_cwr(stream):
     """A head without a bias, which Avalanche neither resets nor consolidates: the heads differ."""
     for model, compare in (network(bias=False), assert_same), (network(), assert_other):
         expected = train_avalanche(stream, model, plugins.CWRStarPlugin)
         compare(train_own(stream, model, "cwr"), expected)
-
-
-# --- replay
 
 
 def test_replay_in_equal_parts(stream):

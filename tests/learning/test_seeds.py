@@ -64,9 +64,8 @@ def test_strategies_of_several_seeds_share_one_training_set():
     """Otherwise the set of all buckets so far would be copied for each strategy."""
     stream = training(config()).build_training_stream()
     cumulative = load_strategy("cumulative")
-    strategies = [
-        cumulative(config(seed=seed), stream, None, cumulative.Arguments()) for seed in range(3)
-    ]
+    arguments = cumulative.Arguments()
+    strategies = [cumulative(config(seed=seed), stream, None, arguments) for seed in range(3)]
     first, *others = (strategy.load_training_set(2) for strategy in strategies)
     assert all(other is first for other in others)
     assert strategies[0].load_training_set(1) is not first

@@ -64,9 +64,8 @@ def test_three_buckets_equal_the_written_out_ones():
                 loss = loss - 1.6 * (soft * (new / 3).log_softmax(1)).sum(1).mean()
             return torch.autograd.grad(loss, list(reference.parameters()))
 
-        literal_descent(
-            reference, stream.train(bucket_index), parameters, bucket_index, gradient=gradient
-        )
+        samples = stream.train(bucket_index)
+        literal_descent(reference, samples, parameters, bucket_index, gradient=gradient)
         strategy.learn(bucket_index, trainer)
         strategy.after_bucket(bucket_index)
         assert_close(list(model.parameters()), list(reference.parameters()))

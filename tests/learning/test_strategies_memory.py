@@ -322,9 +322,6 @@ def test_derpp_stores_logits_of_the_training_mode(tmp_path):
     assert (strategy._logits - tested).abs().max() > 0.01
 
 
-# --- CWR*
-
-
 def stream_without_classes(folder):
     """Return three buckets of noise with classes {0, 1}, {1, 2} and {0, 1, 2}, unbalanced."""
     draws = np.random.default_rng(0)

@@ -15,10 +15,7 @@ from strategy_runs import (
 
 @pytest.mark.parametrize(("clip", "damping"), [(0, 0.05), (0.2, 0.001)])
 def test_three_buckets_equal_the_written_out_ones(clip, damping):
-    """The path integral uses the loss's gradient and the complete step.
-
-    The step includes momentum, weight decay, clipping and the penalty.
-    """
+    """The path integral uses the loss's gradient and the step with all that changes it."""
     stream = feature_stream()
     arguments = f"strength=0.7,damping={damping}"
     settings = on_features(strategy="si", strategy_args=arguments, clip_norm=clip)
@@ -47,9 +44,8 @@ def test_three_buckets_equal_the_written_out_ones(clip, damping):
             factor = min(1.0, clip / (float(length) + 1e-6)) if clip else 1.0
             return [factor * slope for slope in both]
 
-        literal_descent(
-            reference, stream.train(bucket_index), settings, bucket_index, gradient=gradient
-        )
+        samples = stream.train(bucket_index)
+        literal_descent(reference, samples, settings, bucket_index, gradient=gradient)
         visited.append([weight.detach().clone() for weight in weights])
         for i, weight in enumerate(weights):
             path = torch.zeros_like(weight)

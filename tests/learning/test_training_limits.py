@@ -191,10 +191,9 @@ def test_naive_keeps_up_with_its_own_pace(tmp_path):
     """To the bit as if the stream waited. At twice that pace, it sees every other batch."""
     changes = {"epochs": "1", "batch_size": "2"}
     settings = config(**changes, stream_rate="naive:1")
-    waiting, passed = (
-        train_with_states(image_stream(tmp_path, train=(8, 6, 7)), each)
-        for each in (config(**changes), settings)
-    )
+    streams = [image_stream(tmp_path, train=(8, 6, 7)) for _ in range(2)]
+    waiting = train_with_states(streams[0], config(**changes))
+    passed = train_with_states(streams[1], settings)
     assert [row.correct for row in passed[0]] == [row.correct for row in waiting[0]]
     assert_identical(passed[2], waiting[2])
     fast = replace(settings, stream_rate="naive:2")
@@ -211,11 +210,8 @@ def test_naive_keeps_up_with_its_own_pace(tmp_path):
 def test_missed_images_are_never_used(strategy, monkeypatch):
     """A past bucket contains only the images that were trained on."""
     stream = feature_stream(COUNTS)
-    images = {
-        tuple(row): (bucket_index, n)
-        for bucket_index in range(3)
-        for n, row in enumerate(stream.train(bucket_index).images.tolist())
-    }
+    samples = [stream.train(k).images.tolist() for k in range(3)]
+    images = {tuple(row): (k, n) for k in range(3) for n, row in enumerate(samples[k])}
     used, fetch = set(), stream._fetch
 
     def fetching(indices):
@@ -230,8 +226,7 @@ def test_missed_images_are_never_used(strategy, monkeypatch):
     monkeypatch.setattr(stream, "_fetch", fetching)
     changes = {"strategy_args": "images=1"} if strategy == "ewc" else {"memory": "12"}
     settings = build_one_pass_parameters(strategy, "naive:1.7", **changes)
-    seen_images, bucket_index = set(), 0
-    keep_only = stream.keep_only
+    seen_images, bucket_index, keep_only = set(), 0, stream.keep_only
 
     def keeping(bucket, images):
         nonlocal bucket_index
@@ -277,31 +272,22 @@ def test_a_complete_bucket_may_be_missed(tmp_path):
     assert rows[1].cost.training_flops > 0 == rows[2].cost.training_flops
 
 
-@pytest.mark.fast_cases(9)
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"epochs": "3"}, "a bucket takes 3 epochs; .*: pass epochs=1"),
-        ({"budget": "naive:1"}, "leave budget at off"),
-        ({"test_every": "1steps"}, "leave test_every at off"),
-        (
-            {"dataset": "weather", "features": "vectors", "dataset_args": "standardise=past"},
-            "pass standardise=first",
-        ),
         *(
             ({"strategy": strategy}, f"strategy {strategy} does not learn from a bucket")
             for strategy in WAITING
         ),
         *(
-            (
-                {"stream_rate": rate},
-                f"stream_rate is '{rate}'; expected off; a multiple of the pace",
-            )
+            ({"stream_rate": rate}, f"stream_rate is '{rate}'; expected off; a multiple of")
             for rate in ("fast", "naive:0", "images:3")
         ),
     ],
 )
-def test_conflicting_options_are_rejected(changes, message):
+def test_invalid_options_are_rejected(changes, message):
     """In one line, before any training."""
     with pytest.raises(ConfigError, match=message) as error:
         check(on_features(**{"epochs": "1", "stream_rate": "naive:1", **changes}))
