@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import sqlite3
-from contextlib import closing
 
 import mlflow
 import numpy as np
@@ -29,22 +28,20 @@ SCORE = "clear/challenge_score"
 @pytest.fixture
 def runs(store, experiment_id, fill_once):
     """Two strategies with two seeds each."""
+    return fill_once(store, lambda: log_strategies(store, experiment_id, range(2)))
 
-    def log_runs():
-        return [
-            log_run(
-                store,
-                experiment_id,
-                f"{strategy} clear10 seed {seed}",
-                counts(level, seed),
-                strategy=strategy,
-                seed=seed,
-            )
-            for strategy, level in (("naive", 120), ("replay", 180))
-            for seed in (0, 1)
-        ]
 
-    return fill_once(store, log_runs)
+def log_strategies(store, experiment_id, seeds):
+    """Log runs of two strategies, of which replay is better."""
+    return [
+        log_run(
+            *(store, experiment_id, f"{strategy} clear10 seed {seed}", counts(level, seed)),
+            strategy=strategy,
+            seed=seed,
+        )
+        for strategy, level in (("naive", 120), ("replay", 180))
+        for seed in seeds
+    ]
 
 
 def invoke(*arguments):
@@ -56,32 +53,37 @@ def load_comparison(store, experiment_id):
     return comparison, artifact_folder(comparison)
 
 
+def compare(store, experiment_id, *arguments):
+    """Compare the test's runs. Return the printed text on one line, and what is stored as JSON."""
+    result = invoke("--runs", "test", *arguments)
+    assert result.exit_code == 0, result.output
+    _, folder = load_comparison(store, experiment_id)
+    return " ".join(result.output.split()), json.loads((folder / names.COMPARED_JSON).read_text())
+
+
+def count_runs(content):
+    """Return the number of runs of each group."""
+    return {group["name"]: len(group["runs"]) for group in content["groups"]}
+
+
 @pytest.mark.slow
 def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
     """Page, table, CSV, pictures, list, tags and description. The terminal shows the same."""
-    result = invoke("--runs", "test")
-    assert result.exit_code == 0, result.output
+    output, content = compare(store, experiment_id)
     run, folder = load_comparison(store, experiment_id)
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "compare replay vs naive (4 runs)"
-    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert files == {
-        "comparison.html",
-        "leaderboard.json",
-        "leaderboard.csv",
-        "leaderboard.tex",
-        "compared_runs.json",
-        "figures/metrics.svg",
-        "figures/curves.svg",
-        "figures/paper.pdf",
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
+        *("comparison.html", "leaderboard.json", "leaderboard.csv", "leaderboard.tex"),
+        *("compared_runs.json", "figures/metrics.svg", "figures/curves.svg", "figures/paper.pdf"),
     }
     assert set(run.data.tags[names.COMPARED_TAG].split(",")) == {r.info.run_id for r in runs}
     assert run.data.tags[names.COMPARED_COUNT_TAG] == "4"
     note = run.data.tags["mlflow.note.content"]
+    assert len(note) < 8000
     assert "| replay | 2 |" in note
-    assert (
-        f"(#/experiments/{experiment_id}/runs/{run.info.run_id}/artifacts/comparison.html" in note
-    )
+    address = f"(#/experiments/{experiment_id}/runs/{run.info.run_id}/artifacts/comparison.html"
+    assert address in note
     assert all(f"](#/runs/{compared.info.run_id})" in note for compared in runs)
     assert run.data.tags[names.LEADER_TAG] == "replay"
     for metric in (SCORE, "clear/in_domain_accuracy", "renate/forgetting"):
@@ -91,10 +93,8 @@ def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
         ]
         assert run.data.metrics[f"leader/{metric}"] == pytest.approx(np.mean(of_seeds), abs=1e-12)
     assert not any(name.startswith("clear/") for name in run.data.metrics)
-    assert len(note) < 8000
-    compared_runs = json.loads((folder / "compared_runs.json").read_text())
-    assert [group["name"] for group in compared_runs["groups"]] == ["replay", "naive"]
-    (verdict,) = compared_runs["verdicts"]
+    assert [group["name"] for group in content["groups"]] == ["replay", "naive"]
+    (verdict,) = content["verdicts"]
     assert (verdict["outcome"], verdict["metric"]) == ("too few", SCORE)
 
     # MLflow's own reader finds the table.
@@ -104,12 +104,13 @@ def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
     values = [float(line["mean"]) for line in lines if line["metric"] == SCORE]
     assert table[SCORE].tolist() == pytest.approx(values, rel=1e-12)
     assert r"\begin{tabular}{lr" in (folder / "leaderboard.tex").read_text()
-
-    output = " ".join(result.output.split())
-    assert "replay and naive: too few seeds to test clear/challenge_score" in output
-    assert f"{values[0]:.3f} ±" in output
-    assert f"clear-mlflow open {run.info.run_id}" in output
-    assert str(folder / names.COMPARISON_PAGE) in result.output
+    for part in (
+        "replay and naive: too few seeds to test clear/challenge_score",
+        f"{values[0]:.3f} ±",
+        f"clear-mlflow open {run.info.run_id}",
+        str(folder / names.COMPARISON_PAGE),
+    ):
+        assert part in output
 
 
 @pytest.mark.slow
@@ -133,10 +134,12 @@ def test_compare_and_evaluate_skip_comparisons(store, experiment_id, runs):
         (["--runs", "test", "--group-by", "memory"], "--group-by names 'memory'"),
         (["--runs", "test", "--group-by", ","], "expected names with commas"),
         (["--runs", "test", "--rank-by", "speed"], "is 'speed', which no run"),
+        (["--runs", "test", "--margin", "101"], "margin is 101.0; expected percentage points"),
         (
-            ["--runs", "test", "--margin", "101"],
-            "margin is 101.0; expected percentage points",
+            ["--runs", "test", "--margin", "none of it"],
+            "--margin is 'none of it'; expected a number",
         ),
+        (["--runs", "test", "--baseline", "gdumb"], "baseline is 'gdumb', which no group is"),
         (["--runs", "test", "--filter", "tags.strategy = 'none'"], "none of the chosen runs"),
     ],
 )
@@ -168,35 +171,24 @@ def test_runs_without_rows(store, experiment_id, runs):
 def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
     """The run is named with the reason. The others are compared."""
     (rows_folder(runs[0]) / "row_002.json").write_text("{")
-    result = invoke("--runs", "test")
-    assert result.exit_code == 0
-    assert "Left out: naive clear10 seed 0" in result.output
+    output, _ = compare(store, experiment_id)
+    assert "Left out: naive clear10 seed 0" in output
     run, _ = load_comparison(store, experiment_id)
     assert run.data.tags[names.COMPARED_COUNT_TAG] == "3"
 
 
 @pytest.mark.slow
-def test_stored_predictions_compare_single_runs(store, experiment_id, tmp_path):
-    """Read from the artifacts, and paired."""
-    for strategy, level in (("naive", 120), ("replay", 180)):
-        correct = counts(level, 0)
-        run = log_run(store, experiment_id, strategy, correct, strategy=strategy)
-        log_predictions(store, run, correct, tmp_path)
-    result = invoke("--runs", "test")
-    output = " ".join(result.output.split())
-    assert "The model of replay is significantly better than the model of naive in " in output
-    assert "test images, one training run per method, other seeds may differ)." in output
-
-
-@pytest.mark.slow
-def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_id, tmp_path):
-    """The rows are compared, and the predictions are reported."""
-    for strategy, level in (("naive", 120), ("replay", 180)):
-        run = log_run(store, experiment_id, strategy, counts(level, 0), strategy=strategy)
-        log_predictions(store, run, counts(level, 1), tmp_path)
-    result = invoke("--runs", "test")
-    assert result.exit_code == 0
-    assert "Predictions of naive are not used" in result.output
+@pytest.mark.parametrize("seed", [0, 1])
+def test_stored_predictions_compare_single_runs(store, experiment_id, tmp_path, seed):
+    """Read from the artifacts, and paired, unless they are not those of the rows (of seed 0)."""
+    for run, level in zip(log_strategies(store, experiment_id, [0]), (120, 180), strict=True):
+        log_predictions(store, run, counts(level, seed), tmp_path)
+    output, _ = compare(store, experiment_id)
+    better = "The model of replay is significantly better than the model of naive in "
+    assert (better in output) == (seed == 0)
+    condition = "test images, one training run per method, other seeds may differ)."
+    assert (condition in output) == (seed == 0)
+    assert ("Predictions of naive clear10 seed 0 are not used" in output) == (seed == 1)
 
 
 @pytest.mark.slow
@@ -207,9 +199,7 @@ def test_parameters_quoted_by_mlflow_are_unquoted_for_groups(store, experiment_i
         store.log_param(run.info.run_id, "note", ["two words", "'two words'"][seed])
         store.log_param(run.info.run_id, "memory", memory)
         store.log_param(run.info.run_id, "used/memory", "300")
-    assert invoke("--runs", "test", "--group-by", "note,memory").exit_code == 0
-    _, folder = load_comparison(store, experiment_id)
-    (group,) = json.loads((folder / "compared_runs.json").read_text())["groups"]
+    (group,) = compare(store, experiment_id, "--group-by", "note,memory")[1]["groups"]
     assert group["labels"] == {"note": "two words", "memory": "300"}
 
 
@@ -230,32 +220,21 @@ def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_p
 @pytest.mark.slow
 def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, runs):
     """In the leaderboard and in the warnings, also after a search."""
-    diverged = store.create_run(experiment_id, run_name="naive clear10 seed 2")
-    for name, text in (("strategy", "naive"), ("dataset", "clear10"), ("seed", "2")):
-        store.set_tag(diverged.info.run_id, name, text)
-    store.set_tag(diverged.info.run_id, names.DIVERGED_TAG, "true")
+    tags = {"strategy": "naive", "dataset": "clear10", "seed": "2", names.DIVERGED_TAG: "true"}
+    diverged = store.create_run(experiment_id, run_name="naive clear10 seed 2", tags=tags)
     store.set_terminated(diverged.info.run_id, "FAILED")
-    output = " ".join(invoke("--runs", "test").output.split())
+    output, content = compare(store, experiment_id)
     assert "2, 1 diverged" in output
     assert "1 of 3 seeds of naive diverged and has no value" in output
-    _, folder = load_comparison(store, experiment_id)
-    compared_runs = json.loads((folder / "compared_runs.json").read_text())
-    assert compared_runs["groups"][1]["diverged"] == [diverged.info.run_id]
+    assert content["groups"][1]["diverged"] == [diverged.info.run_id]
 
 
 def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, experiment_id):
     """Other seeds were trained on two buckets, and a diverged seed on three."""
     for seed, rows in ((0, 3), (1, 3), (2, 4)):
-        run = log_run(
-            store,
-            experiment_id,
-            f"naive {seed}",
-            counts(120, seed)[:rows],
-            strategy="naive",
-            seed=seed,
-        )
-        if seed == 2:
-            store.set_tag(run.info.run_id, names.DIVERGED_TAG, "true")
+        options = {"strategy": "naive", "seed": seed}
+        options["tags"] = {names.DIVERGED_TAG: "true"} if seed == 2 else {}
+        log_run(store, experiment_id, f"naive {seed}", counts(120, seed)[:rows], **options)
     (group,) = clear_mlflow.compare("test").to_dict()["groups"]
     assert len(group["diverged"]) == 1
     assert group["metrics"]["clear/in_domain_accuracy"]["n"] == 2
@@ -264,24 +243,21 @@ def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, exp
 @pytest.mark.slow
 def test_an_inconclusive_verdict_names_the_command_that_trains_more_seeds(store, experiment_id):
     """Its grid has the same parameters and new seeds."""
-    for strategy in ("naive", "replay"):
+    for strategy, level in (("naive", 150), ("replay", 155)):
         for seed in range(2):
-            correct = counts(150 if strategy == "naive" else 155, seed)
             parameters = {"strategy": strategy, "epochs": "3", "seed": str(seed)}
-            log_training(store, experiment_id, correct, parameters)
-    result = invoke("--runs", "test")
-    assert result.exit_code == 0, result.output
+            log_training(store, experiment_id, counts(level, seed), parameters)
+    output, content = compare(store, experiment_id)
     _, folder = load_comparison(store, experiment_id)
     grid = read_grid(folder / names.MORE_SEEDS)
-    (verdict,) = json.loads((folder / "compared_runs.json").read_text())["verdicts"]
+    (verdict,) = content["verdicts"]
     suggestion = verdict["more_seeds"]
     assert suggestion >= 3
-    expected = {
+    assert {run.config_hash for run in grid.runs} == {
         hash_config(TrainConfig.resolve({"strategy": s, "epochs": "3", "seed": str(2 + i)}))
         for s in ("naive", "replay")
         for i in range(suggestion)
     }
-    assert {run.config_hash for run in grid.runs} == expected
     # Complete without defaults, and as people write it.
     lines = [line.strip(" -") for line in grid.text.splitlines()]
     for strategy in ("naive", "replay"):
@@ -290,24 +266,16 @@ def test_an_inconclusive_verdict_names_the_command_that_trains_more_seeds(store,
         assert "epochs: 3" in lines[start:]
     assert "'" not in grid.text
     command = f"clear-mlflow sweep --grid {folder / names.MORE_SEEDS}"
-    assert f"MLFLOW_EXPERIMENT_ID={experiment_id} {command}" in result.output
+    assert f"MLFLOW_EXPERIMENT_ID={experiment_id} {command}" in output
     assert names.MORE_SEEDS in (folder / names.COMPARISON_PAGE).read_text()
 
 
 @pytest.mark.slow
 def test_a_baseline_and_a_margin(store, experiment_id, runs):
-    """Both are parameters of the comparison. Invalid ones are one-line errors."""
-    result = invoke("--runs", "test", "--baseline", "naive", "--margin", "1")
-    assert result.exit_code == 0, result.output
+    """Both are parameters of the comparison."""
+    compare(store, experiment_id, "--baseline", "naive", "--margin", "1")
     run, _ = load_comparison(store, experiment_id)
     assert (run.data.params["baseline"], run.data.params["margin"]) == ("naive", "1")
-    result = invoke("--runs", "test", "--margin", "none of it")
-    assert result.output == (
-        "error: --margin is 'none of it'; expected a number, for example 0.5\n"
-    )
-    assert "baseline is 'gdumb', which no group is" in (
-        invoke("--runs", "test", "--baseline", "gdumb").output
-    )
 
 
 def log_replay_runs(store, experiment_id):
@@ -325,11 +293,9 @@ def log_replay_runs(store, experiment_id):
 def test_different_parameters_are_separate_groups(store, experiment_id):
     """Labelled by the parameters that differ, except seeds and machine settings."""
     log_replay_runs(store, experiment_id)
-    output = invoke("--runs", "test").output
+    output, content = compare(store, experiment_id)
     assert "mixes" not in output
-    _, folder = load_comparison(store, experiment_id)
-    content = json.loads((folder / "compared_runs.json").read_text())
-    assert {group["name"]: len(group["runs"]) for group in content["groups"]} == {
+    assert count_runs(content) == {
         "replay, epochs=3, lr=0.02": 2,
         "replay, epochs=1, lr=0.01": 1,
         "naive, epochs=3, lr=0.02": 3,
@@ -341,12 +307,11 @@ def test_different_parameters_are_separate_groups(store, experiment_id):
 def test_merged_parameters_are_named_in_every_output(store, experiment_id):
     """With --group-by strategy: in terminal, page, JSON, description and verdict."""
     log_replay_runs(store, experiment_id)
-    output = " ".join(invoke("--runs", "test", "--group-by", "strategy").output.split())
+    output, content = compare(store, experiment_id, "--group-by", "strategy")
     mixed = "epochs 1 and 3, lr 0.01 and 0.02"
     warning = f"replay mixes runs with different parameters ({mixed})"
     assert f"! {warning}" in output
     run, folder = load_comparison(store, experiment_id)
-    content = json.loads((folder / "compared_runs.json").read_text())
     replay, naive = content["groups"]
     assert replay["mixed"] == {"epochs": ["1", "3"], "lr": ["0.01", "0.02"]}
     assert naive["mixed"] == {}
@@ -361,15 +326,11 @@ def test_merged_parameters_are_named_in_every_output(store, experiment_id):
 def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
     """`mlflow run` logs the memory of naive, too."""
     for seed, memory in enumerate(("auto", "100")):
-        parameters = {"strategy": "naive", "seed": str(seed), "memory": memory}
-        log_training(store, experiment_id, counts(120, seed), parameters)
-        parameters |= {"strategy": "replay"}
-        log_training(store, experiment_id, counts(180, seed), parameters)
-    invoke("--runs", "test")
-    _, folder = load_comparison(store, experiment_id)
-    content = json.loads((folder / "compared_runs.json").read_text())
-    names = {group["name"]: len(group["runs"]) for group in content["groups"]}
-    assert names == {"replay, memory=120": 1, "replay, memory=100": 1, "naive": 2}
+        for strategy, level in (("naive", 120), ("replay", 180)):
+            parameters = {"strategy": strategy, "seed": str(seed), "memory": memory}
+            log_training(store, experiment_id, counts(level, seed), parameters)
+    _, content = compare(store, experiment_id)
+    assert count_runs(content) == {"replay, memory=120": 1, "replay, memory=100": 1, "naive": 2}
 
 
 @pytest.mark.slow
@@ -380,34 +341,23 @@ def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
         log_training(store, experiment_id, counts(180, seed), parameters)
     options = {"strategy": "replay", "seed": 2, "dataset": "digits"}
     log_run(store, experiment_id, "imported", counts(180, 2), **options)
-    invoke("--runs", "test")
-    _, folder = load_comparison(store, experiment_id)
-    content = json.loads((folder / "compared_runs.json").read_text())
+    _, content = compare(store, experiment_id)
     assert len(content["group_by"]) == 3
-    assert sorted(len(group["runs"]) for group in content["groups"]) == [1, 2]
+    assert sorted(count_runs(content).values()) == [1, 2]
 
 
 @pytest.mark.slow
 def test_custom_loops_with_different_parameters_are_separate_groups(store, experiment_id):
     """Names, folders, seeds and machine settings do not separate them."""
     for seed in range(4):
-        run = log_run(
-            store, experiment_id, f"loop {seed}", counts(150, seed), strategy="mine", seed=seed
-        )
-        for name, value in {
-            "learning_rate": "0.1" if seed < 2 else "0.2",
-            "run_name": f"loop {seed}",
-            "output_dir": f"runs/{seed}",
-            "data_seed": seed,
-            "seed": seed,
-            "device": f"cuda:{seed}",
-        }.items():
-            store.log_param(run.info.run_id, name, value)
-    assert invoke("--runs", "test").exit_code == 0
-    _, folder = load_comparison(store, experiment_id)
-    content = json.loads((folder / "compared_runs.json").read_text())
-    names = {group["name"]: len(group["runs"]) for group in content["groups"]}
-    assert names == {"learning_rate=0.1": 2, "learning_rate=0.2": 2}
+        name, rate = f"loop {seed}", "0.1" if seed < 2 else "0.2"
+        run = log_run(store, experiment_id, name, counts(150, seed), strategy="mine", seed=seed)
+        params = {"learning_rate": rate, "run_name": name, "output_dir": f"runs/{seed}"}
+        params |= {"data_seed": seed, "seed": seed, "device": f"cuda:{seed}"}
+        for key, value in params.items():
+            store.log_param(run.info.run_id, key, value)
+    _, content = compare(store, experiment_id)
+    assert count_runs(content) == {"learning_rate=0.1": 2, "learning_rate=0.2": 2}
 
 
 LOSS = """
@@ -428,19 +378,14 @@ def test_a_function_ranks_only_with_a_declared_direction(
     """Its attribute declares it, and the verdict uses it."""
     (tmp_path / "mylab.py").write_text(LOSS)
     monkeypatch.chdir(tmp_path)
-    for seed in range(3):
-        for strategy, level in (("naive", 120), ("replay", 180)):
-            log_run(
-                store, experiment_id, strategy, counts(level, seed), strategy=strategy, seed=seed
-            )
-    ask = ("--runs", "test", "--metrics")
-    result = invoke(*ask, "mylab:loss", "--rank-by", "mylab/loss")
+    log_strategies(store, experiment_id, range(3))
+    result = invoke("--runs", "test", "--metrics", "mylab:loss", "--rank-by", "mylab/loss")
     assert result.exit_code == 2
     assert "mylab/loss, a function that does not declare which values are better" in result.output
     assert len(store.search_runs([experiment_id])) == 6
+    options = ("--metrics", "mylab:declared", "--rank-by", "mylab/declared")
     better = "replay is significantly better than naive in mylab/declared (lower is better:"
-    result = invoke(*ask, "mylab:declared", "--rank-by", "mylab/declared")
-    assert better in " ".join(result.output.split())
+    assert better in compare(store, experiment_id, *options)[0]
     # Without a direction the metric is shown, and no value is marked as the best.
     compared = clear_mlflow.compare("test", metrics=["mylab:loss"], log=False)
     content = compared.to_dict()
@@ -473,15 +418,13 @@ def test_an_experiment_and_run_ids_may_be_named_in_one_place(store, experiment_i
 def test_an_ambiguous_beginning_of_a_run_id_lists_the_runs(store, experiment_id):
     """A prefix has at least six digits."""
     ids = []
-    with closing(sqlite3.connect(store.tracking_uri.removeprefix("sqlite:///"))) as database:
-        for number in range(2):
-            run_id = store.create_run(experiment_id, run_name=f"run {number}").info.run_id
-            ids.append(f"abcdef{number}{run_id[7:]}")
+    for number in range(2):
+        run_id = store.create_run(experiment_id, run_name=f"run {number}").info.run_id
+        ids.append(f"abcdef{number}{run_id[7:]}")
+        with sqlite3.connect(store.tracking_uri.removeprefix("sqlite:///")) as database:
             for table in ("runs", "tags"):
-                database.execute(
-                    f"UPDATE {table} SET run_uuid = ? WHERE run_uuid = ?", (ids[-1], run_id)
-                )
-            database.commit()
+                update = f"UPDATE {table} SET run_uuid = ? WHERE run_uuid = ?"
+                database.execute(update, (ids[-1], run_id))
     result = CliRunner().invoke(main, ["show", "abcdef"])
     assert result.exit_code == 2
     assert "2 runs start with abcdef; use more digits of" in result.output

@@ -52,8 +52,10 @@ def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
 
 def end_and_load(store, run_id):
     run = store.get_run(run_id)
-    tags = run.data.tags
-    return run.info.status, tags.get(names.ERROR_TAG), tags.get(names.DIVERGED_TAG)
+    return (
+        run.info.status,
+        *(run.data.tags.get(name) for name in (names.ERROR_TAG, names.DIVERGED_TAG)),
+    )
 
 
 def test_a_closed_run_has_a_reason_and_no_process(store, experiment_id):
@@ -123,39 +125,38 @@ def test_an_invalid_record_fails_a_run(store, experiment_id):
         (rows_folder(store.get_run(run_id)) / "row_001.json").write_text("{")
         result = end_run(store, run_id, before)
         assert (result.exit_code, result.status) == (code, status)
-        assert "row_001.json" in str(result.problem)
-        failed_run = end_and_load(store, run_id)
-        assert failed_run[0] == status
-        assert "row_001.json" in failed_run[1]
+        stored_status, error, _ = end_and_load(store, run_id)
+        assert stored_status == status
+        assert all("row_001.json" in str(problem) for problem in (result.problem, error))
 
 
 def test_the_summary_of_an_ensemble_has_what_all_members_define(store, experiment_id):
     """A member of one bucket has no forgetting."""
     parent_id = store.create_run(experiment_id).info.run_id
     members = [((1, 1), (6, 3), (4, 7)), ((1, 1), (8, 3), (2, 9)), ((1, 1), (6, 3))]
-    scores = {
-        seed: score(store, running(store, experiment_id, correct))
-        for seed, correct in enumerate(members)
-    }
-    log_member_summary(store, parent_id, scores)
-    parent = store.get_run(parent_id)
-    values = [of_member.results["clear/accuracy"].value for of_member in scores.values()]
-    assert parent.data.metrics["mean/clear/accuracy"] == pytest.approx(statistics.fmean(values))
-    assert parent.data.metrics["std/clear/accuracy"] == pytest.approx(statistics.stdev(values))
-    assert not any("forgetting" in name for name in parent.data.metrics)
-    assert parent.data.tags[names.MEMBERS_TAG] == "3"
+    scores = [score(store, running(store, experiment_id, correct)) for correct in members]
+    log_member_summary(store, parent_id, dict(enumerate(scores)))
+    data = store.get_run(parent_id).data
+    values = [of_member.results["clear/accuracy"].value for of_member in scores]
+    assert data.metrics["mean/clear/accuracy"] == pytest.approx(statistics.fmean(values))
+    assert data.metrics["std/clear/accuracy"] == pytest.approx(statistics.stdev(values))
+    assert not any("forgetting" in name for name in data.metrics)
+    assert data.tags[names.MEMBERS_TAG] == "3"
 
 
-@pytest.mark.parametrize(("before", "after"), [("mine", "mine"), ("upbeat-foal-91", "a run")])
+@pytest.mark.parametrize(
+    ("before", "is_kept"),
+    [("mine", True), ("bold-replay-3", True), ("replay-foal-3", True), ("upbeat-foal-91", False)],
+)
 def test_a_run_that_exists_keeps_the_name_that_a_person_gave_it(
-    store, experiment_id, monkeypatch, before, after
+    store, experiment_id, monkeypatch, before, is_kept
 ):
-    """A name that MLflow generated is replaced."""
+    """A name that MLflow generated, of two words and a number, is replaced."""
     run_id = store.create_run(experiment_id, run_name=before).info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     assert open_run(store, "a run", lambda run: None) == run_id
     mlflow.end_run()
-    assert store.get_run(run_id).info.run_name == after
+    assert store.get_run(run_id).info.run_name == (before if is_kept else "a run")
 
 
 def test_a_run_taken_over_by_another_process_is_left_to_it(store, experiment_id):
@@ -207,8 +208,7 @@ def test_outcome_of_a_training_in_this_process():
     ):
         assert build_result(error, "r").status == status
     result = build_result(DivergedError("no number"), "r")
-    assert (result.status, result.error) == ("FAILED", "no number")
-    assert result.diverged
+    assert (result.status, result.error, result.diverged) == ("FAILED", "no number", True)
     assert build_result(ValueError("x"), "r").error == "ValueError: x"
 
 
@@ -262,9 +262,9 @@ def test_the_status_that_sync_sets(store, experiment_id, tmp_path, status, messa
 def test_a_run_of_a_dead_process_is_closed_as_killed(store, experiment_id, tmp_path):
     """If it stored no outcome. The run folder of a deleted run is kept."""
     run_id = running(store, experiment_id)
-    tag = store.get_run(run_id).data.tags[names.PROCESS_TAG]
-
-    store.set_tag(run_id, names.PROCESS_TAG, json.dumps({**json.loads(tag), "started": 0}))
+    store.set_tag(
+        run_id, names.PROCESS_TAG, json.dumps({**json.loads(format_lease()), "started": 0})
+    )
     (synced,) = sync_folders([leave_rows(store, run_id, tmp_path)])
     assert synced.is_stored
     status, error, _ = end_and_load(store, run_id)

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
-from pathlib import Path
 
 import mlflow
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 from click.testing import CliRunner
 from courses import reasons, values
 from forked import run_python
-from stored_runs import histories, only_run
+from stored_runs import artifact_folder, histories, only_run
 from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
@@ -25,7 +24,6 @@ from clear_mlflow.adapters._run import Adapter
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import (
-    build_prediction_row,
     build_test,
     describe_loop,
 )
@@ -39,6 +37,8 @@ from clear_mlflow.tracking import lifecycle
 from clear_mlflow.tracking.run_recorder import RunRecorder
 
 LOOP = {"buckets": 4, "num_instances": NUM_TEST}
+LABELS = [[0, 1, 2], [2, 1], [0, 0, 0, 1]]
+OUTPUTS = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
 
 
 def artifacts(store, run, folder):
@@ -48,6 +48,13 @@ def artifacts(store, run, folder):
 def log_all(run, order=range(5)):
     for i in order:
         run.log_counts(i, FOUR_BUCKETS[i])
+
+
+def track_rows(order=range(5), **options):
+    """Track a complete loop with these rows of FOUR_BUCKETS, and return its run."""
+    with clear_mlflow.track(**{**LOOP, **options}) as run:
+        log_all(run, order)
+    return run
 
 
 @pytest.mark.program
@@ -117,52 +124,46 @@ def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status
     """The run has the reason, and all metrics that the rows define."""
     run = clear_mlflow.track(**LOOP)
 
-    def loop():
-        with run:
-            log_all(run, range(3))
-            raise error
+    def fail_after(order):
+        log_all(run, order)
+        raise error
 
-    with pytest.raises(type(error)):
-        loop()
+    with pytest.raises(type(error)), run:
+        fail_after(range(3))
     stored_run = only_run(store, experiment_id)
     assert stored_run.info.status == (status or "FINISHED")
     assert (names.ERROR_TAG in stored_run.data.tags) == (status is not None)
     assert stored_run.data.tags[names.ROWS_TAG] == "partial"
-    assert values(run.metrics) == summarize(EXPECTED.after(2))
-    assert {n: v for n, v in stored_run.data.metrics.items() if "bucket" not in n} == values(
-        run.metrics
-    )
+    metrics = {n: v for n, v in stored_run.data.metrics.items() if "bucket" not in n}
+    assert metrics == values(run.metrics) == summarize(EXPECTED.after(2))
 
 
 @pytest.mark.slow
 def test_rows_come_in_any_order_and_twice(store, experiment_id):
     """Every point equals that of rows in order."""
-    with clear_mlflow.track(**LOOP) as run:
-        log_all(run, [3, 0, 4, 1, 3, 2, 0])
-    with clear_mlflow.track(**LOOP) as in_order:
-        log_all(in_order)
+    run, in_order = track_rows([3, 0, 4, 1, 3, 2, 0]), track_rows()
     assert run.matrix.equals(in_order.matrix)
-
-    def values(run_id):
-        return {
+    points, expected = (
+        {
             name: [(step, value) for step, _, value in points]
-            for name, points in histories(store, run_id).items()
+            for name, points in histories(store, tracked.run_id).items()
         }
-
-    assert values(run.run_id) == values(in_order.run_id)
+        for tracked in (run, in_order)
+    )
+    assert points == expected
 
 
 def test_a_row_with_different_numbers_is_rejected(store, experiment_id):
     """In one line. The first row is kept."""
     run = clear_mlflow.track(**LOOP)
 
-    def loop():
-        with run:
-            log_all(run, [1])
-            run.log_counts(1, [90, 80, 70, 61])
+    def log_twice():
+        log_all(run, [1])
+        run.log_counts(1, [90, 80, 70, 61])
 
-    with pytest.raises(RecordError, match="row 1 is stored already with other numbers") as caught:
-        loop()
+    message = "row 1 is stored already with other numbers"
+    with pytest.raises(RecordError, match=message) as caught, run:
+        log_twice()
     assert "\n" not in str(caught.value)
     assert run.matrix.values[0].tolist() == [0.9, 0.8, 0.7, 0.6]
     assert only_run(store, experiment_id).info.status == "FAILED"
@@ -224,8 +225,8 @@ def test_a_tag_or_parameter_that_was_logged_before_is_reported(store, capsys, is
 
 def test_a_run_is_continued_only_by_the_same_loop(store, monkeypatch):
     """After a kill, for example. Rows of another loop are rejected."""
-    with mlflow.start_run() as active, clear_mlflow.track(**LOOP, seed=1) as run:
-        log_all(run, range(3))
+    with mlflow.start_run() as active:
+        track_rows(range(3), seed=1)
     refused = CliRunner().invoke(main, ["train", "--resume", active.info.run_id])
     assert "a custom loop trained it; start the loop with MLFLOW_RUN_ID" in refused.output
     monkeypatch.setenv("MLFLOW_RUN_ID", active.info.run_id)
@@ -235,11 +236,8 @@ def test_a_run_is_continued_only_by_the_same_loop(store, monkeypatch):
     assert run.matrix.equals(EXPECTED)
     assert store.get_run(active.info.run_id).data.tags[names.ROWS_TAG] == "complete"
     monkeypatch.setenv("MLFLOW_RUN_ID", active.info.run_id)
-    with (
-        pytest.raises(TrackingError, match="with seed 1, but this loop has 2"),
-        clear_mlflow.track(**LOOP, seed=2),
-    ):
-        pass
+    with pytest.raises(TrackingError, match="with seed 1, but this loop has 2"):
+        track_rows(seed=2)
     assert store.get_run(active.info.run_id).info.status == "FINISHED"
 
 
@@ -275,21 +273,16 @@ def test_a_tracked_run_prints_like_the_stored_one(store):
     assert run.plot("a", width=4).get_size_inches()[0] == pytest.approx(4)
 
 
-LABELS = [[0, 1, 2], [2, 1], [0, 0, 0, 1]]
-
-
 def test_predictions_are_counted_stored_and_scored(store):
     """Labels define the row. Probabilities also define calibration."""
-    outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
-    probabilities = [np.eye(3)[of_bucket] * 0.7 + 0.1 for of_bucket in outputs]
     with clear_mlflow.track(
         buckets=3,
         test_labels=LABELS,
         test_ids=[["a", "b", "c"], ["a", "e"], ["f", "g", "h", "i"]],
         class_names=["cat", "dog", "eel"],
     ) as run:
-        run.log_predictions(1, outputs)
-        run.log_predictions(2, probabilities)
+        run.log_predictions(1, OUTPUTS)
+        run.log_predictions(2, [np.eye(3)[of_bucket] * 0.7 + 0.1 for of_bucket in OUTPUTS])
     stored_run = store.get_run(run.run_id)
     assert run.matrix.values.tolist() == [[2 / 3, 1 / 2, 3 / 4]] * 2
     assert stored_run.data.tags[names.PREDICTIONS_TAG] == "probs"
@@ -300,27 +293,17 @@ def test_predictions_are_counted_stored_and_scored(store):
     assert any("macro" in name for name in stored_run.data.metrics)
 
 
-def test_predictions_may_be_an_array_of_arrays():
-    """As NumPy represents buckets of different sizes."""
-    outputs = np.empty(3, dtype=object)
-    outputs[:] = [np.array(of_bucket) for of_bucket in ([0, 1, 1], [2, 2], [0, 0, 1, 1])]
-    loop = describe_loop(buckets=3, test_labels=LABELS)
-    row, _ = build_prediction_row(loop, 1, outputs)
-    assert row.correct == (2, 1, 3)
-
-
 @pytest.mark.slow
 def test_the_true_labels_may_be_passed_with_the_predictions(store, monkeypatch):
     """With the same result as for track. Different ones are rejected."""
-    outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     with clear_mlflow.track(buckets=3) as run:
         with pytest.raises(ConfigError, match="pass their true labels with"):
-            run.log_predictions(1, outputs)
-        run.log_predictions(1, outputs, LABELS)
-        run.log_predictions(2, outputs, LABELS)
-        run.log_predictions(3, outputs)
+            run.log_predictions(1, OUTPUTS)
+        run.log_predictions(1, OUTPUTS, LABELS)
+        run.log_predictions(2, OUTPUTS, LABELS)
+        run.log_predictions(3, OUTPUTS)
         with pytest.raises(RecordError, match="true labels differ from those before"):
-            run.log_predictions(3, outputs, outputs)
+            run.log_predictions(3, OUTPUTS, OUTPUTS)
     description = describe_loop(buckets=3, test_labels=LABELS)
     stored = clear_mlflow.load(run.run_id)
     assert stored.matrix.values.tolist() == [[2 / 3, 1 / 2, 3 / 4]] * 3
@@ -328,43 +311,36 @@ def test_the_true_labels_may_be_passed_with_the_predictions(store, monkeypatch):
     assert stored.record.dataset == description.dataset
     assert stored.tags["dataset_digest"] == description.dataset.digest
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
-    with (
-        pytest.raises(TrackingError, match="but this loop has None; pass it to track, or"),
-        clear_mlflow.track(buckets=3),
-    ):
-        pass
+    with pytest.raises(TrackingError, match="but this loop has None; pass it to track, or"):
+        track_rows(buckets=3, num_instances=None)
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
     with clear_mlflow.track(buckets=3, test_labels=LABELS) as again:
-        again.log_predictions(3, outputs, LABELS)
+        again.log_predictions(3, OUTPUTS, LABELS)
     assert again.run_id == run.run_id
 
 
 def test_true_labels_after_rows_or_tests_are_rejected(store):
     """What is stored may be of other images."""
-    outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     with clear_mlflow.track(buckets=3) as late:
         late.log_accuracies(1, [0.5, 0.5, 0.5])
         with pytest.raises(RecordError, match="true labels"):
-            late.log_predictions(2, outputs, LABELS)
+            late.log_predictions(2, OUTPUTS, LABELS)
     with clear_mlflow.track(buckets=3, num_instances=[3, 2, 4]) as late:
         late.log_test(1, [1, 1, 1], test=1, num_tests=1, step=1, num_steps=2)  # before any row
         with pytest.raises(RecordError, match="true labels"):
-            late.log_predictions(1, outputs, LABELS)
+            late.log_predictions(1, OUTPUTS, LABELS)
 
 
 def test_the_images_of_a_continued_run_are_the_same(store):
     """Otherwise predictions would be compared with other images."""
     arguments = {"buckets": 3, "dataset_digest": "same"}
     with mlflow.start_run():
-        with clear_mlflow.track(**arguments, test_labels=LABELS) as run:
-            run.log_predictions(1, [[0] * 3, [0] * 2, [0] * 4])
-        with clear_mlflow.track(**arguments, test_labels=LABELS) as run:
-            run.log_predictions(2, [[1] * 3, [1] * 2, [1] * 4])
-        with (
-            pytest.raises(TrackingError, match="belong to other test images"),
-            clear_mlflow.track(**arguments, test_labels=[[1, 1, 2], [2, 1], [0, 0, 0, 1]]),
-        ):
-            pass
+        for row in (1, 2):
+            with clear_mlflow.track(**arguments, test_labels=LABELS) as run:
+                run.log_predictions(row, [[row] * 3, [row] * 2, [row] * 4])
+        other = clear_mlflow.track(**arguments, test_labels=[[1, 1, 2], *LABELS[1:]])
+        with pytest.raises(TrackingError, match="belong to other test images"):
+            other.__enter__()
     assert run.matrix.num_rows == 2
 
 
@@ -405,36 +381,17 @@ def test_a_row_is_stored_when_its_call_ends(store, experiment_id, monkeypatch):
 
 def test_metrics_of_a_continued_run_include_its_earlier_rows_at_once(store, monkeypatch):
     """Already during the loop."""
-    with mlflow.start_run() as active, clear_mlflow.track(**LOOP) as run:
-        log_all(run, range(3))
-    run_id = active.info.run_id
-    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
-    expected = summarize(EXPECTED.after(3))
+    with mlflow.start_run() as active:
+        track_rows(range(3))
+    monkeypatch.setenv("MLFLOW_RUN_ID", active.info.run_id)
+    name, until, points = "clear/backward_transfer", time.monotonic() + 30, []
     with clear_mlflow.track(**LOOP) as run:
         run.log_counts(3, FOUR_BUCKETS[3])
-        until = time.monotonic() + 30
-        points = []
         while not points and time.monotonic() < until:
             time.sleep(0.05)
-            history = store.get_metric_history(run_id, "clear/backward_transfer")
+            history = store.get_metric_history(run.run_id, name)
             points = [point.value for point in history if point.step == 3]
-        assert points == [expected["clear/backward_transfer"]]
-
-
-@pytest.mark.parametrize(
-    ("name", "is_kept"), [("bold-foal-3", False), ("bold-replay-3", True), ("replay-foal-3", True)]
-)
-def test_a_run_keeps_the_name_that_a_person_gave_it(
-    store, experiment_id, monkeypatch, name, is_kept
-):
-    """MLflow's generated names are two words and a number."""
-    run_id = store.create_run(experiment_id, run_name=name).info.run_id
-    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
-    with clear_mlflow.track(**LOOP, strategy="mine"):
-        pass
-    run_name = store.get_run(run_id).info.run_name
-    assert (run_name == name) == is_kept
-    assert is_kept or "mine" in run_name
+        assert points == [summarize(EXPECTED.after(3))[name]]
 
 
 def test_buckets_may_be_years(store):
@@ -459,11 +416,8 @@ def test_a_row_outside_of_the_block_is_rejected(store):
 def test_a_second_loop_in_the_same_run_is_rejected(store):
     """Otherwise one run would have rows of two models."""
     with clear_mlflow.track(**LOOP) as run:
-        with (
-            pytest.raises(TrackingError, match="end that first"),
-            clear_mlflow.track(**LOOP),
-        ):
-            pass
+        with pytest.raises(TrackingError, match="end that first"):
+            track_rows()
         log_all(run)
     assert run.matrix.equals(EXPECTED)
 
@@ -521,11 +475,8 @@ def test_only_the_first_of_several_processes_tracks(store, experiment_id, monkey
     values = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     for name, value in {**values, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with (
-        pytest.raises(ConfigError, match="call track only on rank 0"),
-        clear_mlflow.track(**LOOP),
-    ):
-        pass
+    with pytest.raises(ConfigError, match="call track only on rank 0"):
+        track_rows()
     assert not store.search_runs([experiment_id])
 
 
@@ -574,32 +525,25 @@ def test_tests_within_a_bucket_are_stored_and_scored(store, experiment_id, monke
 
 
 @pytest.mark.parametrize(
-    ("loop", "changes", "part"),
+    ("changes", "part"),
     [
-        ({}, {}, "num_instances is not known; pass it to track"),
-        ({"score": "rmse", "num_instances": 9}, {}, "but the score is rmse"),
-        ({"num_instances": 9}, {"correct": [1, 2]}, "correct has 2 entries for 3 buckets"),
-        ({"num_instances": 9}, {"correct": [1, 2, 10]}, "expected 0 to its num_instances, 9"),
-        ({"num_instances": 9}, {"step": 3}, "a test at the end of a bucket is a row"),
-        ({"num_instances": 9}, {"test": 3}, "test is 3, of 2"),
-        (
-            {"num_instances": 9},
-            {"bucket": 4},
-            "bucket is 4; expected the bucket in training, 1 to 3",
-        ),
-        (
-            {"num_instances": 9},
-            {"bucket": "x"},
-            "bucket is 'x'; expected the bucket in training, 1",
-        ),
-        ({"num_instances": 9}, {"bucket": 1.5}, "bucket is 1.5; expected a whole number"),
-        ({"num_instances": 9}, {"num_tests": 1.5}, "num_tests is 1.5; expected a whole number"),
+        ({"loop": {}}, "num_instances is not known; pass it to track"),
+        ({"loop": {"score": "rmse", "num_instances": 9}}, "but the score is rmse"),
+        ({"correct": [1, 2]}, "correct has 2 entries for 3 buckets"),
+        ({"correct": [1, 2, 10]}, "expected 0 to its num_instances, 9"),
+        ({"step": 3}, "a test at the end of a bucket is a row"),
+        ({"test": 3}, "test is 3, of 2"),
+        ({"bucket": 4}, "bucket is 4; expected the bucket in training, 1 to 3"),
+        ({"bucket": "x"}, "bucket is 'x'; expected the bucket in training, 1"),
+        ({"bucket": 1.5}, "bucket is 1.5; expected a whole number"),
+        ({"num_tests": 1.5}, "num_tests is 1.5; expected a whole number"),
     ],
 )
-def test_an_invalid_test_within_a_bucket_is_a_one_line_error(loop, changes, part):
-    arguments = {"bucket": 1, "correct": [1, 2, 3], "test": 1, "num_tests": 2, "step": 1}
+def test_an_invalid_test_within_a_bucket_is_a_one_line_error(changes, part):
+    loop = describe_loop(buckets=3, **changes.pop("loop", {"num_instances": 9}))
+    test = {"bucket": 1, "correct": [1, 2, 3], "test": 1, "num_tests": 2, "step": 1, "num_steps": 3}
     with pytest.raises((ConfigError, RecordError)) as caught:
-        build_test(describe_loop(buckets=3, **loop), **{**arguments, "num_steps": 3, **changes})
+        build_test(loop, **{**test, **changes})
     assert part in str(caught.value)
     assert str(caught.value).isprintable()
 
@@ -610,20 +554,15 @@ def test_a_loop_logs_the_cost_of_its_rows(store, experiment_id):
         for i, correct in enumerate(FOUR_BUCKETS):
             run.log_counts(i, correct, cost={"training_flops": 10 * i, "seconds": 1.5})
     stored_run = only_run(store, experiment_id)
-    spent = store.get_metric_history(stored_run.info.run_id, "cost/training_flops")
+    spent = store.get_metric_history(run.run_id, "cost/training_flops")
     assert {point.step: point.value for point in spent} == {1: 10, 2: 30, 3: 60, 4: 100}
     assert stored_run.data.metrics["cost/seconds"] == 6
     assert run.metrics["cost/images"].reason == "row 1 lacks images"
-    with clear_mlflow.track(**LOOP) as without:
-        log_all(without)
+    without = track_rows()
     assert not [name for name in without.metrics if name.startswith("cost/")]
-    pages = []
-    for tracked in (run, without):
-        path = mlflow.artifacts.download_artifacts(
-            run_id=tracked.run_id, artifact_path="report.html"
-        )
-        pages.append("cost of its training" in Path(path).read_text())
-    assert pages == [False, True]
+    for tracked, has_note in ((run, False), (without, True)):
+        page = artifact_folder(store.get_run(tracked.run_id)) / "report.html"
+        assert ("cost of its training" in page.read_text()) == has_note
 
 
 KILLED_AFTER_A_ROW = """
@@ -659,24 +598,20 @@ def test_a_loop_killed_after_a_row_continues(store, experiment_id, monkeypatch, 
 
 def test_a_run_folder_of_an_earlier_process_is_sent_first(store, monkeypatch):
     """Its predictions are scored, and checked against this loop."""
-    outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     run = clear_mlflow.track(buckets=3, test_labels=LABELS)
     with monkeypatch.context() as patch:
         patch.setattr(Uploader, "enqueue", lambda self, *items: None)
         with pytest.raises(RecordError, match="missing now"), run:
-            run.log_predictions(1, outputs)
+            run.log_predictions(1, OUTPUTS)
     assert find_run_folders(run.run_id)
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
-    with (
-        pytest.raises(TrackingError, match="with buckets"),
-        clear_mlflow.track(buckets=2, test_labels=LABELS[:2]),
-    ):
-        pass
+    with pytest.raises(TrackingError, match="with buckets"):
+        track_rows(buckets=2, num_instances=None, test_labels=LABELS[:2])
     assert store.get_run(run.run_id).info.status == "FAILED"
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
     with clear_mlflow.track(buckets=3, test_labels=LABELS) as again:
-        again.log_predictions(1, outputs)
-        again.log_predictions(2, outputs)
+        again.log_predictions(1, OUTPUTS)
+        again.log_predictions(2, OUTPUTS)
     assert clear_mlflow.load(run.run_id).predictions.rows.keys() == {1, 2}
     assert store.get_run(run.run_id).info.status == "FINISHED"
     assert not find_run_folders(run.run_id)
@@ -686,32 +621,24 @@ def test_a_run_folder_of_an_earlier_process_is_sent_first(store, monkeypatch):
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_loop_that_counts_from_0_is_an_error(store, monkeypatch, capfd, joined):
     """Its rows are stored, and the run can be continued. The error is not a warning, too."""
-    run = clear_mlflow.track(**LOOP)
-
-    def loop():
-        with mlflow.start_run() if joined else nullcontext(), run:
-            log_all(run, range(4))
-
-    with pytest.raises(RecordError, match="row 4 is missing; 0 means before any training"):
-        loop()
+    run, message = clear_mlflow.track(**LOOP), "row 4 is missing; 0 means before any training"
+    joins = mlflow.start_run() if joined else nullcontext()
+    with pytest.raises(RecordError, match=message), joins, run:
+        log_all(run, range(4))
     assert "row 4" not in capfd.readouterr().err
     stored_run = store.get_run(run.run_id)
     assert stored_run.info.status == "FAILED"
     assert "row 4 is missing" in stored_run.data.tags[names.ERROR_TAG]
     assert stored_run.data.tags[names.ROWS_TAG] == "partial"
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
-    with clear_mlflow.track(**LOOP) as run:
-        log_all(run, [4])
-    assert run.matrix.equals(EXPECTED)
+    assert track_rows([4]).matrix.equals(EXPECTED)
     assert store.get_run(run.run_id).info.status == "FINISHED"
 
 
 @pytest.mark.parametrize("rows", [range(3), range(1, 4)])
 def test_a_loop_may_stop_early(store, rows):
     """Only rows 0 to T-1 look like a wrong count."""
-    with clear_mlflow.track(**LOOP) as run:
-        log_all(run, rows)
-    assert store.get_run(run.run_id).info.status == "FINISHED"
+    assert store.get_run(track_rows(rows).run_id).info.status == "FINISHED"
 
 
 def test_threads_may_log_the_same_row(store):
@@ -805,19 +732,23 @@ def test_a_forked_child_is_rejected(store, experiment_id, tmp_path):
     assert clear_mlflow.load(run.info.run_id).matrix.values.tolist() == [[0.7]]
 
 
-def test_predictions_may_be_bfloat16(store):
-    """NumPy has no such type."""
+def test_predictions_may_be_bfloat16_or_an_array_of_arrays(store):
+    """NumPy has no such type, and represents buckets of different sizes as objects."""
     outputs = [torch.tensor(np.eye(3)[a] * 0.7 + 0.1).bfloat16() for a in LABELS]
+    as_objects = np.empty(3, dtype=object)
+    as_objects[:] = [np.array(of_bucket) for of_bucket in LABELS]
     with clear_mlflow.track(buckets=3, test_labels=LABELS) as run:
         run.log_predictions(1, outputs)
         run.log_predictions(2, {str(j + 1): output for j, output in enumerate(outputs)})
-        with pytest.raises(ConfigError, match="expected a class index"):
-            run.log_predictions(3, [output.argmax(1).bfloat16() for output in outputs])
-        with pytest.raises(ConfigError, match="expected a class index"):
-            run.log_predictions(3, [[[None] * 3] * len(a) for a in LABELS])
-        with pytest.raises(ConfigError, match="expected an array of numbers"):
-            run.log_predictions(3, [[list(labels) for labels in output] for output in outputs])
-    assert run.matrix.values.tolist() == [[1.0] * 3] * 2
+        for wrong, expected in (
+            ([output.argmax(1).bfloat16() for output in outputs], "a class index"),
+            ([[[None] * 3] * len(a) for a in LABELS], "a class index"),
+            ([[list(labels) for labels in output] for output in outputs], "an array of numbers"),
+        ):
+            with pytest.raises(ConfigError, match=f"expected {expected}"):
+                run.log_predictions(3, wrong)
+        run.log_predictions(3, as_objects)
+    assert run.matrix.values.tolist() == [[1.0] * 3] * 3
 
 
 @pytest.mark.fast_cases(1)
@@ -833,35 +764,22 @@ def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
         return score(client, run_id)
 
     run = clear_mlflow.track(**LOOP)
-
-    def loop():
-        with run:
-            log_all(run)
-
     with monkeypatch.context() as patch:
         patch.setattr(lifecycle, "score", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            loop()
+        with pytest.raises(KeyboardInterrupt), run:
+            log_all(run)
     stored_run = store.get_run(run.run_id)
     assert stored_run.info.status == ("KILLED" if raised else "FINISHED")
     assert names.PROCESS_TAG not in stored_run.data.tags
     assert mlflow.active_run() is None
-    with clear_mlflow.track(**LOOP) as other:
-        log_all(other)
-    assert other.run_id != run.run_id
+    assert track_rows().run_id != run.run_id
 
 
 @pytest.mark.slow
 def test_a_loop_rejected_by_an_active_run_does_not_block_the_next(store):
     """It no longer counts as a process that trains the run."""
     with mlflow.start_run():
-        with clear_mlflow.track(**LOOP, seed=1) as run:
-            log_all(run, [0, 1])
-        with (
-            pytest.raises(TrackingError, match="with seed 1, but this loop has 2"),
-            clear_mlflow.track(**LOOP, seed=2),
-        ):
-            pass
-        with clear_mlflow.track(**LOOP, seed=1) as run:
-            log_all(run)
-    assert run.matrix.equals(EXPECTED)
+        track_rows([0, 1], seed=1)
+        with pytest.raises(TrackingError, match="with seed 1, but this loop has 2"):
+            track_rows(seed=2)
+        assert track_rows(seed=1).matrix.equals(EXPECTED)
