@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -55,15 +56,24 @@ def format_foreign_lease(**changes):
     return json.dumps({**json.loads(format_lease()), **fields})
 
 
+def ago(**time):
+    return (datetime.now(timezone.utc) - timedelta(**time)).isoformat(timespec="seconds")
+
+
+def create_leased_run(store, experiment_id, **changes):
+    """Create a RUNNING run with a lease of this process, except for these fields."""
+    text = json.dumps({**json.loads(format_lease()), **changes})
+    run = store.create_run(experiment_id, tags={names.PROCESS_TAG: text})
+    return store.get_run(run.info.run_id)
+
+
 class TakenOver(KnownTraining):
     """Another process takes over the run after some rows, as if each took more than a second."""
 
     def __init__(self, store, after, monkeypatch):
         monkeypatch.setattr(lease, "CHECK_SECONDS", 0.0)
         super().__init__(FOUR_BUCKETS)
-        self.store = store
-        self.after = after
-        self.run = None
+        self.store, self.after, self.run = store, after, None
 
     def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):
         for measured in super().rows(on_curve, on_test, on_state):
@@ -73,64 +83,66 @@ class TakenOver(KnownTraining):
             yield measured
 
 
-def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store, monkeypatch):
+@pytest.fixture
+def lose_run(store, monkeypatch):
+    """Train until another process takes over the run after some rows. Return run and error."""
+
+    def train(after):
+        training = TakenOver(store, after, monkeypatch)
+        with pytest.raises(LeaseLostError) as caught:
+            train_in_process(store, training, {})
+        return store.get_run(training.run.info.run_id), str(caught.value)
+
+    return train
+
+
+def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store, lose_run):
     """One error. The run is unchanged, and measured rows are on local disk."""
-    training = TakenOver(store, 2, monkeypatch)
-    with pytest.raises(
-        LeaseLostError, match=r"is held by process \d+ on another since 20"
-    ) as caught:
-        train_in_process(store, training, {})
-    run = store.get_run(training.run.info.run_id)
+    run, error = lose_run(2)
+    assert re.search(r"is held by process \d+ on another since 20", error)
     assert run.info.status == "RUNNING"
     own_tags = {tag for tag in run.data.tags if "clear_mlflow." in tag} - {names.COMMIT_TAG}
-    lease_tags = {names.PROCESS_TAG, names.HOLDER_TAG}
-    assert (
-        own_tags
-        == {names.KIND_TAG, names.VERSION_TAG, names.SOFTWARE_TAG, names.ROWS_TAG} | lease_tags
-    )
+    assert own_tags == {
+        *(names.KIND_TAG, names.VERSION_TAG, names.SOFTWARE_TAG, names.ROWS_TAG),
+        *(names.PROCESS_TAG, names.HOLDER_TAG),
+    }
     assert sorted(file.name for file in rows_folder(run).iterdir()) == [
         "row_000.json",
         "row_001.json",
     ]
     journal_folder = default_root() / run.info.run_id
-    assert str(journal_folder) in str(caught.value)
+    assert str(journal_folder) in error
     assert [file.name[-12:] for file in journal_folder.rglob("*row_*.json")] == ["row_002.json"]
     assert all(len(points) <= 2 for points in histories(store, run.info.run_id).values())
 
 
 @pytest.mark.slow
-def test_a_run_folder_with_stored_rows_duplicates_nothing(store, monkeypatch):
+def test_a_run_folder_with_stored_rows_duplicates_nothing(store, lose_run):
     """After a long outage, it is sent when the other process has ended."""
-    training = TakenOver(store, 3, monkeypatch)
-    with pytest.raises(LeaseLostError):
-        train_in_process(store, training, {})
-    run = training.run
+    run, _ = lose_run(3)
+    run_id, folder = run.info.run_id, default_root() / run.info.run_id
     # The other measured the same, at another time, and ended well.
     missing_row = rows_folder(run) / "row_003.json"
-    (row_file,) = default_root().joinpath(run.info.run_id).rglob("*row_003.json")
+    (row_file,) = folder.rglob("*row_003.json")
     content = json.loads(row_file.read_text())
     missing_row.write_text(json.dumps({**content, "written_at": "2030-01-01T00:00:00.000+00:00"}))
     # What an outage keeps next to the row: its points, at the time when this process measured it.
-    reopened = RunFolder.reopen(default_root() / run.info.run_id)
+    reopened = RunFolder.reopen(folder)
     reopened.append_metrics([Metric("test_accuracy/bucket_1", 0.5, 1_000, 3)])
     reopened.close()
-    store.set_terminated(run.info.run_id, "FINISHED")
-    for _ in rescore_runs(store, [store.get_run(run.info.run_id)], explicit=True):
-        pass
-    before = histories(store, run.info.run_id), missing_row.read_bytes()
-    (synced,) = sync_folders(select_folders(default_root() / run.info.run_id))
+    store.set_terminated(run_id, "FINISHED")
+    list(rescore_runs(store, [store.get_run(run_id)], explicit=True))
+    before = histories(store, run_id), missing_row.read_bytes()
+    (synced,) = sync_folders(select_folders(folder))
     assert synced.is_stored, synced.message
-    assert (histories(store, run.info.run_id), missing_row.read_bytes()) == before
+    assert (histories(store, run_id), missing_row.read_bytes()) == before
 
 
-def test_a_run_folder_is_not_sent_while_another_process_trains(store, monkeypatch):
+def test_a_run_folder_is_not_sent_while_another_process_trains(store, lose_run):
     """It contains rows that the other process is about to measure."""
-    training = TakenOver(store, 2, monkeypatch)
-    with pytest.raises(LeaseLostError):
-        train_in_process(store, training, {})
-    run_id = training.run.info.run_id
-    store.set_tag(run_id, names.PROCESS_TAG, store.get_run(run_id).data.tags[names.HOLDER_TAG])
-    (synced,) = sync_folders(select_folders(default_root() / run_id))
+    run, _ = lose_run(2)
+    store.set_tag(run.info.run_id, names.PROCESS_TAG, run.data.tags[names.HOLDER_TAG])
+    (synced,) = sync_folders(select_folders(default_root() / run.info.run_id))
     assert not synced.is_stored
     assert "another process trains into run" in synced.message
 
@@ -185,8 +197,7 @@ def test_a_seemingly_expired_lease_is_observed_before_its_run_is_closed(
     run_id = store.create_run(experiment_id).info.run_id
 
     def renew(seconds):
-        at = datetime.now(timezone.utc) - timedelta(hours=hours, seconds=-seconds)
-        text = format_foreign_lease(renewed_at=at.isoformat(timespec="seconds"))
+        text = format_foreign_lease(renewed_at=ago(hours=hours, seconds=-seconds))
         store.set_tag(run_id, names.PROCESS_TAG, text)
 
     renew(0)
@@ -194,19 +205,15 @@ def test_a_seemingly_expired_lease_is_observed_before_its_run_is_closed(
         sleeps.actions = [int] * 34 + [lambda: renew(30)]
     (result,) = rescore_runs(store, [store.get_run(run_id)], explicit=True)
     assert "waiting up to 180 s for the expiry of its lease" in capfd.readouterr().err
-    status = store.get_run(run_id).info.status
-    expected = ("skipped", "RUNNING") if is_renewed else ("scored", "KILLED")
-    assert (result.action, status) == expected
-    assert sum(sleeps) == (175 if is_renewed else 180)
+    expected = ("skipped", "RUNNING", 175) if is_renewed else ("scored", "KILLED", 180)
+    assert (result.action, store.get_run(run_id).info.status, sum(sleeps)) == expected
 
 
 def test_a_lease_dated_in_the_future_expires_when_it_was_seen_unchanged(
     store, experiment_id, sleeps
 ):
     """Three minutes after it was first seen, whatever the other machine's clock."""
-    at = datetime.fromtimestamp(time.time() + 120, timezone.utc).isoformat(timespec="seconds")
-    tags = {names.PROCESS_TAG: format_foreign_lease(renewed_at=at)}
-    run = store.create_run(experiment_id, tags=tags)
+    run = create_leased_run(store, experiment_id, host="elsewhere", renewed_at=ago(minutes=-2))
     assert is_being_trained(store, run)
     time.sleep(179)
     assert is_being_trained(store, run)
@@ -216,9 +223,9 @@ def test_a_lease_dated_in_the_future_expires_when_it_was_seen_unchanged(
 
 def test_a_reservation_from_the_future_does_not_block_a_run_forever(store, experiment_id):
     """Its clock was an hour ahead."""
-    at = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat(timespec="seconds")
     run = store.create_run(experiment_id)
-    store.log_param(run.info.run_id, "resumed/1", format_foreign_lease(renewed_at=at))
+    reservation = format_foreign_lease(renewed_at=ago(hours=-1))
+    store.log_param(run.info.run_id, "resumed/1", reservation)
     assert reserve_resume(store, store.get_run(run.info.run_id)) == 2
 
 
@@ -249,19 +256,14 @@ def test_one_of_two_concurrent_reservations_succeeds(store, experiment_id):
 
 def test_an_error_names_the_time_of_renewal_and_a_remedy(store, experiment_id):
     """For example, after a restart of the machine."""
-    run_id = store.create_run(experiment_id).info.run_id
-    at = (datetime.now(timezone.utc) - timedelta(seconds=100)).isoformat(timespec="seconds")
-    store.set_tag(run_id, names.PROCESS_TAG, format_foreign_lease(renewed_at=at))
-    run = store.get_run(run_id)
-    with pytest.raises(
-        TrackingError, match=r"was renewed 10\d s ago; .* resume the run after 180 s\); wait"
-    ):
+    run = create_leased_run(store, experiment_id, host="elsewhere", renewed_at=ago(seconds=100))
+    message = r"was renewed 10\d s ago; .* resume the run after 180 s\); wait"
+    with pytest.raises(TrackingError, match=message):
         check_not_being_trained(store, run, "wait")
 
 
 def test_a_resume_waits_for_a_process_elsewhere(store, experiment_id, sleeps, capfd):
     """Until it renews its lease, has ended, or the lease has expired. Or not at all."""
-    later = (datetime.now(timezone.utc) + timedelta(seconds=30)).isoformat()
 
     def create_held_run(third_action=str):
         text = format_foreign_lease()
@@ -272,7 +274,8 @@ def test_a_resume_waits_for_a_process_elsewhere(store, experiment_id, sleeps, ca
 
     def renew(run_id):
         fields = json.loads(store.get_run(run_id).data.tags[names.HOLDER_TAG])
-        store.set_tag(run_id, names.PROCESS_TAG, json.dumps({**fields, "renewed_at": later}))
+        renewed = {**fields, "renewed_at": ago(seconds=-30)}
+        store.set_tag(run_id, names.PROCESS_TAG, json.dumps(renewed))
 
     living = create_held_run(renew)
     wait_for_expiry(store, living)
@@ -392,7 +395,6 @@ def test_a_renewal_sets_a_run_back_to_running_that_evaluate_closed(store, experi
 
 def test_a_late_renewal_takes_over_no_lease(store, experiment_id, sleeps):
     """It was sent after a check by a process that then lost the lease. The holder renews soon."""
-    old = (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat(timespec="seconds")
     fields = json.loads(format_lease())
     late = format_foreign_lease()
     gone = json.dumps({**fields, "started": 1, "token": "gone"})
@@ -400,7 +402,7 @@ def test_a_late_renewal_takes_over_no_lease(store, experiment_id, sleeps):
     for renewal, holder, expected in (
         (late, gone, True),
         (late, living, False),
-        (format_foreign_lease(renewed_at=old), living, False),
+        (format_foreign_lease(renewed_at=ago(hours=1)), living, False),
         (gone, living, False),
     ):
         tags = {names.PROCESS_TAG: renewal, names.HOLDER_TAG: holder}
@@ -535,17 +537,6 @@ def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, jour
     assert file.read_bytes() == content
 
 
-def create_leased_run(store, experiment_id, **changes):
-    """Create a RUNNING run with a lease of this process, except for these fields."""
-    text = json.dumps({**json.loads(format_lease()), **changes})
-    run = store.create_run(experiment_id, tags={names.PROCESS_TAG: text})
-    return store.get_run(run.info.run_id)
-
-
-def ago(**time):
-    return (datetime.now(timezone.utc) - timedelta(**time)).isoformat(timespec="seconds")
-
-
 def test_a_reused_process_id_is_another_process(store, experiment_id):
     """Recognised by its start time."""
     assert is_being_trained(store, create_leased_run(store, experiment_id))
@@ -558,12 +549,8 @@ def test_a_process_that_has_ended_is_gone(store, experiment_id):
     """Also if its parent has not waited for it."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         # As the child itself would tell it: the start is that of its own process.
-        fields = {
-            "pid": child.pid,
-            "started": _read_start_time(child.pid),
-            "renewed_at": ago(days=1),
-        }
-        run = create_leased_run(store, experiment_id, **fields)
+        fields = {"pid": child.pid, "started": _read_start_time(child.pid)}
+        run = create_leased_run(store, experiment_id, **fields, renewed_at=ago(days=1))
         assert not is_expired(store, run)  # it is asked for; its age does not matter
         child.stdin.close()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -573,7 +560,7 @@ def test_a_process_that_has_ended_is_gone(store, experiment_id):
 
 
 def test_a_lease_of_another_machine_expires_three_minutes_after_it_was_seen(
-    store, experiment_id, monkeypatch
+    store, experiment_id, sleeps
 ):
     """One that seems old, or from the future, is observed first."""
     recent, old, future, unreadable = (
@@ -585,15 +572,11 @@ def test_a_lease_of_another_machine_expires_three_minutes_after_it_was_seen(
             {"pid": "first"},
         )
     )
-    seconds = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
-    monkeypatch.setattr(time, "sleep", lambda pause: seconds.append(seconds.pop() + pause))
     assert is_being_trained(store, recent)
-    assert seconds == [1000.0]
+    assert not sleeps
     for run in (old, future, unreadable, recent):  # all are watched at the same time
         assert is_expired(store, run)
-        assert seconds == [1000.0 + lease.EXPIRY_SECONDS]
-    assert lease.EXPIRY_SECONDS == 180
+        assert sum(sleeps) == lease.EXPIRY_SECONDS == 180
 
 
 def test_process_details_equal_those_of_psutil(monkeypatch):
