@@ -2,16 +2,16 @@
 
 import csv
 import io
-import json
 import sqlite3
 
 import mlflow
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from compare_command import compare, load_comparison
 from comparisons import NUM_TEST, counts, log_predictions, log_run, log_training
 from forked import run_python
-from stored_runs import artifact_folder, only_run, rows_folder
+from stored_runs import rows_folder
 
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix
@@ -46,19 +46,6 @@ def log_strategies(store, experiment_id, seeds):
 
 def invoke(*arguments):
     return CliRunner().invoke(main, ["compare", *arguments], catch_exceptions=False)
-
-
-def load_comparison(store, experiment_id):
-    comparison = only_run(store, experiment_id, f"tags.`{names.KIND_TAG}` = 'compare'")
-    return comparison, artifact_folder(comparison)
-
-
-def compare(store, experiment_id, *arguments):
-    """Compare the test's runs. Return the printed text on one line, and what is stored as JSON."""
-    result = invoke("--runs", "test", *arguments)
-    assert result.exit_code == 0, result.output
-    _, folder = load_comparison(store, experiment_id)
-    return " ".join(result.output.split()), json.loads((folder / names.COMPARED_JSON).read_text())
 
 
 def count_runs(content):

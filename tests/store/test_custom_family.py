@@ -1,40 +1,33 @@
 """An unknown family of metrics works everywhere without a change of this package."""
 
-import csv
-import io
-import json
 import re
 
 import pytest
 from click.testing import CliRunner
+from compare_command import compare, load_comparison
 from comparisons import NUM_TEST, counts, log_run
-from stored_runs import artifact_folder
 
 from clear_mlflow.cli import main
 from clear_mlflow.store import names
 
 pytestmark = pytest.mark.slow
 
-FAMILY = '''
+FAMILY = """
 import numpy as np
 from clear_mlflow.metrics import Metric
 from clear_mlflow.metrics._metric import require_trained, select_values
 
-
 def late_learning(matrix):
-    """Accuracy on the last bucket trained on, less that on the first, each when it was new."""
     require_trained(matrix, 2, "a second trained bucket")
     new = select_values(matrix, np.eye(*matrix.values.shape, dtype=np.bool_))
     return float(new[-1] - new[0])
 
-
 def worst(matrix):
-    raise KeyError('no such')
-
+    raise KeyError("no such")
 
 METRICS = (Metric(name="evenness/late", function=late_learning, higher_is_better=False),)
 answers = Metric(name="mylab/answers", function=worst, needs="predictions")
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -69,15 +62,12 @@ def test_a_custom_family_is_scored_reported_and_compared(store, experiment_id):
     result = invoke("evaluate", run_id)
     assert re.search(r"evenness/late +0\.\d{4} +lower is better", result.output), result.output
 
-    done = invoke("compare", "--runs", "test", "--rank-by", "evenness/late")
-    assert done.exit_code == 0, done.output
-    (comparison,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
+    options = ("--rank-by", "evenness/late", "--metrics", "evenness:METRICS")
+    _, content = compare(store, experiment_id, *options)
+    comparison, folder = load_comparison(store, experiment_id)
     assert comparison.data.params["metrics"] == "evenness:METRICS"
-    folder = artifact_folder(comparison)
-    lines = list(csv.DictReader(io.StringIO((folder / names.LEADERBOARD_CSV).read_text())))
-    assert list(dict.fromkeys(line["group"] for line in lines)) == ["naive", "replay"]
-    compared_runs = json.loads((folder / names.COMPARED_JSON).read_text())
-    assert {test["metric"] for test in compared_runs["verdicts"]} == {"evenness/late"}
+    assert [group["name"] for group in content["groups"]] == ["naive", "replay"]
+    assert {test["metric"] for test in content["verdicts"]} == {"evenness/late"}
     assert "evenness/late" in (folder / names.COMPARISON_PAGE).read_text()
 
 
@@ -85,9 +75,7 @@ def test_a_failing_run_is_left_out_of_a_comparison_and_reported(store, experimen
     """With the first reason. Metrics of predictions cannot be compared."""
     for seed in (0, 1):
         log_run(store, experiment_id, "naive", counts(120, seed), strategy="naive", seed=seed)
-    done = invoke("compare", "--runs", "test", metric="evenness:worst")
-    assert done.exit_code == 0, done.output
-    output = " ".join(done.output.split())
+    output, _ = compare(store, experiment_id, "--metrics", "evenness:worst")
     assert "evenness/worst is left out of 2 of 2 runs: evenness:worst raised KeyError" in output
     done = invoke("compare", "--runs", "test", metric="evenness:answers")
     assert done.exit_code == 2

@@ -5,9 +5,10 @@ import json
 import mlflow
 import pytest
 from click.testing import CliRunner
+from compare_command import compare, load_comparison
 from comparisons import counts, log_training
 from released_layout import write_released
-from stored_runs import artifact_folder, load_rows, only_run, only_training
+from stored_runs import load_rows, only_training
 from trainings import FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
@@ -37,21 +38,13 @@ def log_candidate(store, experiment_id, strategy, level, seed, *, split, digest,
 
 
 def log_grid(store, experiment_id, split, digest):
-    for strategy, level, lr in (
-        ("naive", 100, "0.01"),
-        ("naive", 130, "0.1"),
-        ("replay", 150, "0.01"),
-        ("replay", 120, "0.1"),
-    ):
+    runs = [("naive", 100, "0.01"), ("naive", 130, "0.1")]
+    runs += [("replay", 150, "0.01"), ("replay", 120, "0.1")]
+    for strategy, level, lr in runs:
         for seed in range(2):
             log_candidate(
                 store, experiment_id, strategy, level, seed, split=split, digest=digest, lr=lr
             )
-
-
-def find_comparison(store, experiment_id):
-    run = only_run(store, experiment_id, f"tags.`{names.KIND_TAG}` = 'compare'")
-    return run, artifact_folder(run)
 
 
 @pytest.mark.slow
@@ -81,16 +74,12 @@ def test_custom_loops_record_their_split(store, experiment_id):
     loop = {"buckets": 4, "num_instances": NUM_TEST}
     with clear_mlflow.track(**loop, split="validation") as run:
         run.log_counts(0, FOUR_BUCKETS[0])
-    scores = read_scores(store, store.get_run(run.run_id))
-    assert scores.record is not None
-    assert scores.record.split == "validation"
-    assert store.get_run(run.run_id).data.tags["split"] == "validation"
-    with (
-        pytest.raises(TrackingError, match="with split 'validation', but this loop has 'test'"),
-        mlflow.start_run(run_id=run.run_id),
-        clear_mlflow.track(**loop),
-    ):
-        pass
+    stored = store.get_run(run.run_id)
+    assert read_scores(store, stored).record.split == "validation"
+    assert stored.data.tags["split"] == "validation"
+    message = "with split 'validation', but this loop has 'test'"
+    with mlflow.start_run(run_id=run.run_id), pytest.raises(TrackingError, match=message):
+        clear_mlflow.track(**loop).__enter__()
     with pytest.raises(ConfigError, match="split is 'valid'; expected one of test, validation"):
         clear_mlflow.track(**loop, split="valid")
 
@@ -103,21 +92,17 @@ def test_validation_runs_are_never_compared_with_test_runs(store, experiment_id)
             log_candidate(
                 store, experiment_id, "naive", level, seed, split=split, digest="sha256:00"
             )
-    diverged_run = store.create_run(experiment_id, run_name="lost")
-    for name, text in (("strategy", "naive"), ("dataset", "digits"), ("split", "validation")):
-        store.set_tag(diverged_run.info.run_id, name, text)
-    store.set_tag(diverged_run.info.run_id, names.DIVERGED_TAG, "true")
+    tags = {"strategy": "naive", "dataset": "digits", "split": "validation"}
+    tags[names.DIVERGED_TAG] = "true"
+    diverged_run = store.create_run(experiment_id, run_name="lost", tags=tags)
     store.set_terminated(diverged_run.info.run_id, "FAILED")
-    result = invoke("compare", "--runs", "test")
-    assert result.exit_code == 0, result.output
-    output = " ".join(result.output.split())
+    output, content = compare(store, experiment_id)
     assert "differ in split (test and validation)" in output
     assert "The groups called validation were measured on validation images" in output
-    _, folder = find_comparison(store, experiment_id)
-    content = json.loads((folder / names.COMPARED_JSON).read_text())
     assert [group["name"] for group in content["groups"]] == ["test: naive", "validation: naive"]
     assert [len(group["diverged"]) for group in content["groups"]] == [0, 1]
     assert content["verdicts"] == []
+    _, folder = load_comparison(store, experiment_id)
     page = (folder / names.COMPARISON_PAGE).read_text()
     assert "800 validation images" in page
     assert "800 test images" in page
@@ -131,17 +116,14 @@ def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
 ):
     """The best of each strategy with five seeds, on test images."""
     log_grid(store, experiment_id, split, "sha256:00")
-    result = invoke("compare", "--runs", "test", "--group-by", "strategy,lr")
-    assert result.exit_code == 0, result.output
-    run, folder = find_comparison(store, experiment_id)
+    output, _ = compare(store, experiment_id, "--group-by", "strategy,lr")
+    run, folder = load_comparison(store, experiment_id)
     assert run.info.run_name.endswith("(8 runs, validation)")
     assert "compared, on validation images" in run.data.tags["mlflow.note.content"]
-    output = " ".join(result.output.split())
     assert "All runs were measured on validation images" in output
     assert "selected on the test set" not in output
     grid = folder / names.CHOSEN
-    command = f"MLFLOW_EXPERIMENT_ID={experiment_id} clear-mlflow sweep --grid {grid}"
-    assert command in result.output
+    assert f"MLFLOW_EXPERIMENT_ID={experiment_id} clear-mlflow sweep --grid {grid}" in output
     planned = read_grid(grid).runs
     assert {(r.config.strategy, r.config.lr, r.config.seed) for r in planned} == {
         (strategy, lr, seed)
@@ -157,12 +139,11 @@ def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
 def test_a_grid_on_test_images_gets_a_warning(store, experiment_id, by):
     """If groups differ only in tuned parameters, not in strategies."""
     log_grid(store, experiment_id, "auto", "sha256:00")
-    result = invoke("compare", "--runs", "test", "--group-by", by)
-    output = " ".join(result.output.split())
+    output, _ = compare(store, experiment_id, "--group-by", by)
     line = (
         "4 groups differ only in lr and were measured on test images. The best of them is selected "
         "on the test set"
     )
     assert (line in output) == (by == "strategy,lr")
-    _, folder = find_comparison(store, experiment_id)
+    _, folder = load_comparison(store, experiment_id)
     assert not (folder / names.CHOSEN).exists()
