@@ -10,7 +10,6 @@ from adapter_loops import CLASSES, check_complete_loop, draw_bucket
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-import clear_mlflow
 from clear_mlflow.adapters.lightning import MLflowAccuracyMatrix
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.store import names
@@ -37,13 +36,11 @@ class Model(LightningModule):
             raise RuntimeError("the model broke")
 
     def training_step(self, batch, _):
-        x, y = batch
-        return torch.nn.functional.cross_entropy(self.layer(x), y)
+        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
 
     def test_step(self, batch, batch_idx, dataloader_idx=0):
-        x, y = batch
-        accuracy = (self.layer(x).argmax(1) == y).float().mean()
-        self.log(self.name, accuracy, batch_size=len(y))
+        accuracy = (self.layer(batch[0]).argmax(1) == batch[1]).float().mean()
+        self.log(self.name, accuracy, batch_size=len(batch[1]))
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.5)
@@ -60,15 +57,9 @@ def loaders():
 
 
 def trainer(callback):
-    return Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[callback],
-    )
+    options = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet = dict.fromkeys(options, False)
+    return Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback], **quiet)
 
 
 def own_numbers(results):
@@ -77,10 +68,7 @@ def own_numbers(results):
 
 @pytest.mark.slow
 def test_the_matrix_equals_lightnings_cell_by_cell(store, experiment_id):
-    """A new Trainer for each bucket, one callback, more than ten buckets.
-
-    Counts are restored exactly.
-    """
+    """A new Trainer for each bucket, one callback, more than ten buckets, and exact counts."""
     train, test = loaders()
     callback, model = MLflowAccuracyMatrix(dataset="toy", seed=0), Model()
     expected = [own_numbers(trainer(callback).test(model, test, verbose=False))]
@@ -91,20 +79,6 @@ def test_the_matrix_equals_lightnings_cell_by_cell(store, experiment_id):
     check_complete_loop(store, experiment_id, callback, model, expected, atol=1e-6)
     counts = callback.matrix.values * callback.matrix.num_instances
     np.testing.assert_allclose(counts, counts.round(), atol=1e-12)
-
-
-@pytest.mark.slow
-def test_an_adapter_records_offline(offline_folder):
-    """With CLEAR_MLFLOW_OFFLINE, no tracking store is needed."""
-    train, test = (buckets[:2] for buckets in loaders())
-    callback, model = MLflowAccuracyMatrix(), Model()
-    for bucket in train:
-        first_trainer = trainer(callback)
-        first_trainer.fit(model, bucket)
-        first_trainer.test(model, test, verbose=False)
-    (run,) = clear_mlflow.runs(offline_folder)
-    assert (run.run_id, run.status) == (callback.run_id, "FINISHED")
-    assert run.matrix.equals(callback.matrix)
 
 
 @pytest.mark.slow

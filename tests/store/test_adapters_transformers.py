@@ -6,7 +6,6 @@ import torch
 from adapter_loops import CLASSES, check_complete_loop, draw_bucket
 from transformers import Trainer, TrainingArguments
 
-import clear_mlflow
 from clear_mlflow.adapters.transformers import MLflowAccuracyMatrix
 from clear_mlflow.core.errors import ConfigError
 
@@ -42,14 +41,9 @@ def accuracy(predicted):
 
 def trainer(callback, folder, model, train=None, **overrides):
     arguments = TrainingArguments(
-        output_dir=str(folder),
-        num_train_epochs=1,
-        learning_rate=0.5,
-        per_device_train_batch_size=4,
-        use_cpu=True,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
+        output_dir=str(folder), num_train_epochs=1, learning_rate=0.5,
+        per_device_train_batch_size=4, use_cpu=True, disable_tqdm=True,
+        report_to="none", save_strategy="no",
         eval_strategy="epoch" if "eval_dataset" in overrides else "no",
     )
     options = {"compute_metrics": accuracy, **overrides}
@@ -62,10 +56,7 @@ def own_numbers(results):
 
 @pytest.mark.slow
 def test_the_matrix_equals_the_trainers_cell_by_cell(store, experiment_id, tmp_path):
-    """A new Trainer for each bucket, one callback, more than ten buckets.
-
-    Counts are restored exactly. Evaluations during training are not rows.
-    """
+    """A new Trainer for each bucket, more than ten. Evaluations during training are not rows."""
     train, test = buckets()
     callback, model = MLflowAccuracyMatrix(KEYS, dataset="toy", seed=0), Model()
     expected = [own_numbers(trainer(callback, tmp_path, model).evaluate(test))]
@@ -74,21 +65,6 @@ def test_the_matrix_equals_the_trainers_cell_by_cell(store, experiment_id, tmp_p
         first_trainer.train()
         expected.append(own_numbers(first_trainer.evaluate(test)))
     check_complete_loop(store, experiment_id, callback, model, expected, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_an_adapter_records_offline(offline_folder, tmp_path):
-    """With CLEAR_MLFLOW_OFFLINE, no tracking store is needed."""
-    train, test = buckets()
-    test = {key: test[key] for key in KEYS[:2]}
-    callback, model = MLflowAccuracyMatrix(KEYS[:2]), Model()
-    for images in train[:2]:
-        first_trainer = trainer(callback, tmp_path, model, images)
-        first_trainer.train()
-        first_trainer.evaluate(test)
-    (run,) = clear_mlflow.runs(offline_folder)
-    assert (run.run_id, run.status) == (callback.run_id, "FINISHED")
-    assert run.matrix.equals(callback.matrix)
 
 
 @pytest.mark.slow

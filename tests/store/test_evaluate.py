@@ -91,20 +91,6 @@ def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
         assert run.data.metrics["clear/in_domain_accuracy"] == pytest.approx((0.90 + 0.92) / 2)
 
 
-@pytest.mark.slow
-def test_metrics_are_a_list_or_a_text_with_commas(store, experiment_id, tmp_path, monkeypatch):
-    """Families and custom functions. Only named ones are logged."""
-    (tmp_path / "lab_worst.py").write_text("def worst(matrix):\n    return matrix.values.min()\n")
-    monkeypatch.chdir(tmp_path)
-    for chosen in ("gem,tic,lab_worst:worst", ["gem", "tic", "lab_worst:worst"]):
-        run_id = stored_run(store, experiment_id).info.run_id
-        (result,) = clear_mlflow.evaluate([run_id], metrics=chosen)
-        assert result.action == "scored", result.detail
-        logged = {name.split("/")[0] for name in store.get_run(run_id).data.metrics}
-        assert {"gem", "tic", "lab_worst"} <= logged
-        assert "wild_time" not in logged
-
-
 def test_a_training_with_unreadable_artifacts_fails_and_another_run_is_skipped(store):
     """In an experiment, not every run must have rows."""
     experiment_id = store.create_experiment("away", artifact_location="nowhere://bucket")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from feature_files import KIND, write_released_features
-from feature_streams import config, made_up, train_counts, train_rows, training
+from feature_streams import config, made_up, train_rows, training
 from released_layout import write_released
 
 from clear_mlflow.core.errors import ConfigError
@@ -19,21 +19,6 @@ from clear_mlflow.learning.samples import FeatureStream
 from clear_mlflow.learning.session import StreamTraining
 from clear_mlflow.process.training_process import TrainingProcess
 from clear_mlflow.tracking.tracked_training import train_in_process
-
-
-@pytest.mark.parametrize("strategy", ["naive", "cumulative", "replay"])
-def test_the_same_seed_gives_the_same_weights(strategy):
-    """To the bit, with shuffled batches. Another seed gives others."""
-
-    def weights(seed):
-        _, weight, bias = train_counts(
-            config(strategy=strategy, batch_size=8, memory=12, seed=seed)
-        )[-1]
-        return np.concatenate([weight.ravel(), bias])
-
-    np.testing.assert_array_equal(weights(3), weights(3))
-    assert np.abs(weights(3) - weights(4)).max() > 1e-3
-    assert np.abs(weights(3)).max() > 1e-3
 
 
 def test_the_untrained_linear_head_predicts_the_first_class():

@@ -5,6 +5,7 @@ import os
 import subprocess
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from itertools import product
 from unittest.mock import ANY
 
 import numpy as np
@@ -311,25 +312,21 @@ OF_TRANSFORMERS = pytest.mark.parametrize("framework", ["transformers.trainer"])
 @pytest.mark.parametrize(
     ("framework", "options"),
     [
-        ("lightning.pytorch", ""),
-        ("lightning.pytorch", "row-0 one-logger"),
-        ("lightning.pytorch", "one-trainer"),
-        ("lightning.pytorch", "late model"),
-        ("lightning.pytorch", "active"),
-        ("lightning.pytorch", "experiment"),
-        ("lightning.pytorch", "twice"),
-        ("lightning.pytorch", "autolog"),
-        ("lightning.pytorch", "autolog no-logger"),
-        ("lightning.pytorch", "autolog no-logger row-0"),
-        ("lightning.pytorch", "autolog no-logger active"),
-        ("transformers.trainer", ""),
-        ("transformers.trainer", "row-0"),
-        ("transformers.trainer", "one-trainer"),
-        ("transformers.trainer", "one-trainer row-0"),
-        ("transformers.trainer", "add-callback"),
-        ("transformers.trainer", "by-hand"),
-        ("transformers.trainer", "active"),
-        ("transformers.trainer", "twice late"),
+        *product(
+            ["lightning.pytorch"],
+            [
+                *("", "row-0 one-logger", "one-trainer", "late model", "active", "experiment"),
+                *("twice", "autolog", "autolog no-logger", "autolog no-logger row-0"),
+                "autolog no-logger active",
+            ],
+        ),
+        *product(
+            ["transformers.trainer"],
+            [
+                *("", "row-0", "one-trainer", "one-trainer row-0", "add-callback", "by-hand"),
+                *("active", "twice late"),
+            ],
+        ),
     ],
 )
 def test_one_loop_with_a_logger_is_one_run(store, run_script, options):
@@ -425,12 +422,19 @@ def test_a_killed_avalanche_loop_continues_with_its_next_experience(store, run_s
 
 
 @pytest.mark.slow
-def test_a_loop_with_a_logger_that_fails_before_its_first_row_is_failed(store, run_script):
-    """The logger opened the run, and the adapter ends it."""
-    assert run_script("crash")[0] == 1
+@pytest.mark.parametrize(
+    ("framework", "end", "status", "error"),
+    [
+        ("lightning.pytorch", "crash", "FAILED", "ValueError: broke"),
+        ("transformers.trainer", "crash", "FAILED", "ValueError: broke"),
+        ("lightning.pytorch", "interrupt", "KILLED", "KeyboardInterrupt: "),
+    ],
+)
+def test_a_loop_with_a_logger_that_ends_early_has_its_status(store, run_script, end, status, error):
+    """The adapter ends the run that the logger opened, which would end an interrupt as failed."""
+    assert run_script(end)[0] == 1
     (run,) = list_runs(store)
-    assert run.info.status == "FAILED"
-    assert run.data.tags[names.ERROR_TAG] == "ValueError: broke"
+    assert (run.info.status, run.data.tags[names.ERROR_TAG]) == (status, error)
 
 
 @pytest.mark.slow
@@ -442,15 +446,6 @@ def test_the_run_that_a_logger_names_is_joined(store, run_script, experiment_id)
     assert run_script(LOGGER_RUN_ID=run_id) == (0, ANY)
     (run,) = list_runs(store)
     assert (run.info.run_id, run.info.status) == (run_id, "FINISHED")
-
-
-@pytest.mark.slow
-@OF_LIGHTNING
-def test_an_interrupted_loop_is_killed(store, run_script):
-    """The logger would end the run as failed."""
-    assert run_script("interrupt")[0] == 1
-    (run,) = list_runs(store)
-    assert run.info.status == "KILLED"
 
 
 @pytest.mark.slow

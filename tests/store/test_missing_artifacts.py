@@ -8,7 +8,7 @@ from pathlib import Path
 import mlflow
 import pytest
 from click.testing import CliRunner
-from stored_runs import histories, row_texts, rows_folder, stored_run
+from stored_runs import histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
 import clear_mlflow
@@ -159,17 +159,6 @@ def test_missing_rows_are_named_from_the_first_to_the_last(store, trained):
         (rows_folder(trained) / f"row_00{row}.json").unlink()
     (result,) = clear_mlflow.evaluate([trained.info.run_id])
     assert f"{MISSING} (row_000.json to row_003.json in" in result.detail
-
-
-def test_rows_that_are_added_to_a_scored_run_are_not_missing(store, experiment_id):
-    """There may be more rows than at the last scoring."""
-    run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
-    assert [result.action for result in clear_mlflow.evaluate([run.info.run_id])] == ["scored"]
-    for name, text in row_texts(FOUR_BUCKETS).items():
-        (rows_folder(run) / name).write_text(text)
-    (result,) = clear_mlflow.evaluate([run.info.run_id])
-    assert result.action == "scored", result.detail
-    assert clear_mlflow.load(run.info.run_id).matrix.is_complete
 
 
 @pytest.mark.slow
