@@ -62,6 +62,12 @@ def strategy(logger, **options):
     )
 
 
+def start(num_buckets, **options):
+    """Return experiences, our logger, and a strategy with it."""
+    logger = MLflowAccuracyMatrix()
+    return benchmark(num_buckets), logger, strategy(logger, **options)
+
+
 def own_numbers(results, num_buckets):
     """Return the accuracies in the result of Avalanche's eval, in float64."""
     return [results[f"Top1_Acc_Exp/eval_phase/test_stream/Exp{j:03d}"] for j in range(num_buckets)]
@@ -90,10 +96,7 @@ def test_the_matrix_equals_avalanches_cell_by_cell(store, experiment_id):
 
 @pytest.mark.slow
 def test_an_adapter_records_offline(offline_folder):
-    """With CLEAR_MLFLOW_OFFLINE, no tracking store is needed."""
-    stream = benchmark(2)
-    logger = MLflowAccuracyMatrix()
-    trained = strategy(logger)
+    stream, logger, trained = start(2)
     for experience in stream.train_stream:
         trained.train(experience)
         trained.eval(stream.test_stream)
@@ -106,9 +109,7 @@ def test_an_adapter_records_offline(offline_folder):
 @pytest.mark.parametrize("options", [{"eval_every": 0}, {"eval_every": 1, "epochs": 2}])
 def test_evaluations_within_training(store, options):
     """Only the test of the finished model is a row, however often Avalanche tests."""
-    stream = benchmark(3)
-    logger = MLflowAccuracyMatrix()
-    trained = strategy(logger, **options)
+    stream, logger, trained = start(3, **options)
     expected = []
     for experience in stream.train_stream:
         trained.train(experience, eval_streams=[stream.test_stream])
@@ -122,9 +123,7 @@ def test_evaluations_within_training(store, options):
 @pytest.mark.slow
 def test_evaluations_of_some_buckets_are_combined(store):
     """Cells without a test are missing, and several tests of a model are one row."""
-    stream = benchmark(4)
-    logger = MLflowAccuracyMatrix()
-    trained = strategy(logger)
+    stream, logger, trained = start(4)
     expected = np.full((4, 4), np.nan)
     with mlflow.start_run() as active:
         for k, experience in enumerate(stream.train_stream):
@@ -143,10 +142,8 @@ def test_evaluations_of_some_buckets_are_combined(store):
 @pytest.mark.parametrize("all_at_once", [False, True])
 def test_an_online_stream_has_a_row_for_each_original_experience(store, size, all_at_once):
     """Only the test after the last part of an experience is stored as a row."""
-    stream = benchmark(3)
-    logger = MLflowAccuracyMatrix()
+    stream, logger, trained = start(3, **({"eval_every": 0} if all_at_once else {}))
     online = split_online_stream(stream.train_stream, experience_size=size)
-    trained = strategy(logger, **({"eval_every": 0} if all_at_once else {}))
     expected = {}
     if all_at_once:
         trained.train(online, eval_streams=[stream.test_stream])
@@ -164,9 +161,7 @@ def test_an_online_stream_has_a_row_for_each_original_experience(store, size, al
 @pytest.mark.slow
 def test_an_incomplete_online_stream_has_separate_rows(store):
     """A loop that skips parts still counts an original experience as trained."""
-    stream = benchmark(3)
-    logger = MLflowAccuracyMatrix()
-    trained = strategy(logger)
+    stream, logger, trained = start(3)
     expected = []
     for part in split_online_stream(stream.train_stream, experience_size=5):
         if part.is_first_subexp:
@@ -179,9 +174,7 @@ def test_an_incomplete_online_stream_has_separate_rows(store):
 @pytest.mark.slow
 def test_intervals_may_evaluate_some_experiences(store):
     """Cells of the trained model are merged into one row. Missing cells stay missing."""
-    stream = benchmark(3)
-    logger = MLflowAccuracyMatrix()
-    trained = strategy(logger, eval_every=1, epochs=2)
+    stream, logger, trained = start(3, eval_every=1, epochs=2)
     expected = []
     for k, experience in enumerate(stream.train_stream):
         trained.train(experience, eval_streams=[stream.test_stream[: min(k + 1, 2)]])
@@ -213,10 +206,8 @@ def test_options_are_checked_in_the_constructor():
 @pytest.mark.slow
 def test_a_checkpoint_may_contain_the_logger(store):
     """Avalanche's checkpoints contain the strategy's plugins. The run continues after one."""
-    stream = benchmark(3)
     with mlflow.start_run():
-        logger = MLflowAccuracyMatrix()
-        trained = strategy(logger)
+        stream, logger, trained = start(3)
         trained.train(stream.train_stream[0])
         trained.eval(stream.test_stream)
         logger.close()

@@ -83,7 +83,6 @@ def test_the_matrix_equals_lightnings_cell_by_cell(store, experiment_id):
 
 @pytest.mark.slow
 def test_a_fit_that_fails_closes_the_run_as_failed(store, experiment_id):
-    """The earlier row is scored."""
     train, test = loaders()
     callback, model = MLflowAccuracyMatrix(), Model(breaks_at=2)
     trainer(callback).fit(model, train[0])
@@ -99,7 +98,6 @@ def test_a_fit_that_fails_closes_the_run_as_failed(store, experiment_id):
 
 @pytest.mark.slow
 def test_a_missing_metric_is_an_error(store, experiment_id):
-    """The message names the metrics that exist."""
     _, test = loaders()
     with pytest.raises(ConfigError, match=r"logged no 'test_acc' \(there is accuracy/dataloader"):
         trainer(MLflowAccuracyMatrix()).test(Model("accuracy"), test, verbose=False)

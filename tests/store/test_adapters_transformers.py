@@ -41,9 +41,14 @@ def accuracy(predicted):
 
 def trainer(callback, folder, model, train=None, **overrides):
     arguments = TrainingArguments(
-        output_dir=str(folder), num_train_epochs=1, learning_rate=0.5,
-        per_device_train_batch_size=4, use_cpu=True, disable_tqdm=True,
-        report_to="none", save_strategy="no",
+        output_dir=str(folder),
+        num_train_epochs=1,
+        learning_rate=0.5,
+        per_device_train_batch_size=4,
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="no",
         eval_strategy="epoch" if "eval_dataset" in overrides else "no",
     )
     options = {"compute_metrics": accuracy, **overrides}
@@ -85,7 +90,6 @@ def test_a_row_with_missing_cells_is_stored(store, experiment_id, tmp_path):
 
 
 def test_a_missing_metric_is_an_error(store, experiment_id, tmp_path):
-    """The message names the metrics that exist."""
     _, test = buckets()
     callback = MLflowAccuracyMatrix(KEYS, metric="top1")
     with pytest.raises(ConfigError, match=r"returned no 'top1' \(there is accuracy, loss, "):

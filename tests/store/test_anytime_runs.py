@@ -44,10 +44,11 @@ MATRIX = AnytimeMatrix.from_tests(
 )
 EXPECTED = compute_values(MATRIX, WITHIN_BUCKET_METRICS)[0]
 FILES = [anytime_file_name(bucket, test) for bucket in TESTS for test in (1, 2)]
+ALL_TESTS = [test for tests in TESTS.values() for test in tests]
+WRITTEN_AT = "2026-01-31T12:00:00Z"
 
 
 def get_tests_folder(run):
-    """Return the folder with the tests of a run in a store without a server."""
     return artifact_folder(run) / ANYTIME_FOLDER
 
 
@@ -64,13 +65,9 @@ def select_values(run):
 
 
 def plain_run(store, finished, untrained):
-    """A run of the same rows without tests within buckets."""
     train_in_process(store, KnownTraining([untrained, *FOUR_BUCKETS[1:]]), {})
-    (run,) = (
-        run
-        for run in store.search_runs([finished.info.experiment_id])
-        if run.info.run_id != finished.info.run_id
-    )
+    runs = store.search_runs([finished.info.experiment_id])
+    (run,) = (run for run in runs if run.info.run_id != finished.info.run_id)
     return run
 
 
@@ -84,18 +81,15 @@ def finished(store, experiment_id, fill_once):
 
 @pytest.mark.slow
 def test_every_test_is_a_file_next_to_the_rows(store, finished):
-    """Rows, matrix and their metrics equal those of a run without tests."""
     assert [path.name for path in sorted(get_tests_folder(finished).iterdir())] == FILES
-    assert stored_tests(finished) == [test for tests in TESTS.values() for test in tests]
+    assert stored_tests(finished) == ALL_TESTS
     assert [list(r.row.correct) for r in read_rows(store, finished).values()] == FOUR_BUCKETS
     assert len(list(rows_folder(finished).iterdir())) == len(FOUR_BUCKETS)
-    run_without_tests = plain_run(store, finished, FOUR_BUCKETS[0])
-    assert not get_tests_folder(run_without_tests).exists()
-    assert select_values(run_without_tests) == {}
-    both = finished.data.metrics
-    assert run_without_tests.data.metrics == {
-        n: v for n, v in both.items() if n not in select_values(finished)
-    }
+    without_tests = plain_run(store, finished, FOUR_BUCKETS[0])
+    assert not get_tests_folder(without_tests).exists()
+    assert select_values(without_tests) == {}
+    others = finished.data.metrics.keys() - select_values(finished).keys()
+    assert without_tests.data.metrics == {name: finished.data.metrics[name] for name in others}
 
 
 def test_metrics_are_those_of_the_tests_at_every_step(store, finished):
@@ -121,12 +115,11 @@ def test_scoring_again_writes_nothing(store, finished):
 
 @pytest.mark.slow
 def test_evaluate_logs_metrics_of_tests_for_a_run_without_them(store, experiment_id):
-    """For rows and tests of any program, with the tag."""
     run = stored_run(store, experiment_id)
     get_tests_folder(run).mkdir()
-    for test in (test for tests in TESTS.values() for test in tests):
+    for test in ALL_TESTS:
         file = get_tests_folder(run) / anytime_file_name(test.bucket, test.test)
-        file.write_text(test.to_json("2026-01-31T12:00:00Z"))
+        file.write_text(test.to_json(WRITTEN_AT))
     store.set_tag(run.info.run_id, names.ANYTIME_TAG, "2")
     late = file.rename(file.with_suffix(".late"))  # it is looked for again while it lacks
     assert read_scores(store, store.get_run(run.info.run_id)).stored.tests_hash == ""
@@ -144,7 +137,7 @@ def test_a_damaged_test_is_reported_and_the_rows_are_scored(store, finished):
     assert "its tests inside buckets were left out: bucket_002_test_0002.json:" in verdict.detail
     assert verdict.scores.results["clear/accuracy"].value == finished.data.metrics["clear/accuracy"]
     (get_tests_folder(finished) / "notes.txt").write_text("nothing of ours")
-    (get_tests_folder(finished) / FILES[3]).write_text(TESTS[2][1].to_json("2026-01-31T12:00:00Z"))
+    (get_tests_folder(finished) / FILES[3]).write_text(TESTS[2][1].to_json(WRITTEN_AT))
     verdict = rescore(store, finished)
     assert not verdict.is_problem
     assert select_values(store.get_run(finished.info.run_id)) == pytest.approx(EXPECTED)
@@ -183,7 +176,7 @@ def test_unsent_tests_are_sent_by_sync(store, experiment_id, tmp_path, monkeypat
     (synced,) = sync_folders(select_folders(default_root() / run.info.run_id))
     assert synced.is_stored, synced.message
     run = store.get_run(run.info.run_id)
-    assert stored_tests(run) == [test for tests in TESTS.values() for test in tests]
+    assert stored_tests(run) == ALL_TESTS
     assert select_values(run) == pytest.approx(EXPECTED)
 
 
@@ -191,45 +184,38 @@ def test_a_run_folder_never_replaces_a_stored_test(store, finished, tmp_path):
     """Another process may have trained on its bucket again."""
     other = inside_bucket(2, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
     (get_tests_folder(finished) / FILES[3]).unlink()
-    journal = RunFolder.create(
-        tmp_path / finished.info.run_id, finished.info.run_id, store.tracking_uri
-    )
+    run_id = finished.info.run_id
+    journal = RunFolder.create(tmp_path / run_id, run_id, store.tracking_uri)
     for test in other:
         name = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
-        journal.append(name, test.to_json("2026-01-31T12:00:00Z").encode())
+        journal.append(name, test.to_json(WRITTEN_AT).encode())
     journal.close()
     (synced,) = sync_folders(select_folders(journal.folder))
     assert synced.is_stored, synced.message
     assert stored_tests(finished)[2:4] == [TESTS[2][0], other[1]]
     assert not journal.folder.exists()
-    assert score(store, finished.info.run_id).changes.is_empty
+    assert score(store, run_id).changes.is_empty
 
 
 def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished):
     """Tests of a bucket without a row are replaced by new measurements."""
-    run_id = finished.info.run_id
-    (rows_folder(finished) / "row_003.json").unlink()
-    (rows_folder(finished) / "row_004.json").unlink()
+    run_id, folder = finished.info.run_id, get_tests_folder(finished)
+    for file in ("row_003.json", "row_004.json"):
+        (rows_folder(finished) / file).unlink()
+    (folder / FILES[2]).unlink()
     training = KnownTraining(FOUR_BUCKETS, tests=TESTS)
     rows = parse_rows(read_row_files(store, finished, may_be_missing=None))
-    records = {record.row.row: record for record in rows.values()}
-    files = frozenset(
-        f"{ANYTIME_FOLDER}/{path.name}" for path in get_tests_folder(finished).iterdir()
-    )
     point = ResumePoint(
         run=finished,
         config=training.config,
-        records=records,
+        records={record.row.row: record for record in rows.values()},
         damaged_rows=frozenset(),
         state_rows=(),
         state=None,
-        artifacts=files - {f"{ANYTIME_FOLDER}/{FILES[2]}"},
+        artifacts=frozenset(f"{ANYTIME_FOLDER}/{path.name}" for path in folder.iterdir()),
     )
-    (get_tests_folder(finished) / FILES[2]).unlink()
-    again = {
-        bucket: inside_bucket(bucket, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
-        for bucket in (2, 3)
-    }
+    counts = [[1, 2, 3, 4], [5, 6, 7, 8]]
+    again = {bucket: inside_bucket(bucket, counts, (NUM_TEST,) * 4) for bucket in (2, 3)}
     Lease(store, run_id).acquire()
     with TrainingRun(store, run_id, training.config, {}, resume_point=point) as run:
         run.log_dataset(training.metadata)
@@ -239,26 +225,24 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
     assert stored_tests(finished) == expected
 
 
-def load_comparison(store, runs):
-    return compare_stored_runs(store, runs, group_by=(), explicit=True).comparison
-
-
 @pytest.mark.slow
 def test_a_comparison_has_metrics_of_tests(store, finished):
     """As logged for a scored run, otherwise computed from its tests."""
-    logged = dict.fromkeys(EXPECTED, -1.0)
-    comparison = load_comparison(store, [finished, plain_run(store, finished, [5] * 4)])
-    (group,) = (g for g in comparison.groups if g.metrics.keys() >= EXPECTED.keys())
-    assert {n: group.metrics[n].mean for n in EXPECTED} == pytest.approx(EXPECTED)
-    (line,) = (text for text in comparison.warnings if "test_every" in text)
+
+    def compare_means(*runs):
+        comparison = compare_stored_runs(store, runs, group_by=(), explicit=True).comparison
+        (group,) = (g for g in comparison.groups if g.metrics.keys() >= EXPECTED.keys())
+        return {name: group.metrics[name].mean for name in EXPECTED}, comparison.warnings
+
+    means, warnings = compare_means(finished, plain_run(store, finished, [5] * 4))
+    assert means == pytest.approx(EXPECTED)
+    (line,) = (text for text in warnings if "test_every" in text)
     assert line.startswith("1 of 2 runs have no tests within buckets")
-    for name, value in logged.items():
-        store.log_metric(finished.info.run_id, name, value, step=4)
-    again = load_comparison(store, [store.get_run(finished.info.run_id)])
-    assert {n: again.groups[0].metrics[n].mean for n in EXPECTED} == logged
+    for name in EXPECTED:
+        store.log_metric(finished.info.run_id, name, -1.0, step=4)
+    assert compare_means(store.get_run(finished.info.run_id))[0] == dict.fromkeys(EXPECTED, -1.0)
     store.delete_tag(finished.info.run_id, names.SCORED_TAG)
-    unscored = load_comparison(store, [store.get_run(finished.info.run_id)])
-    assert {n: unscored.groups[0].metrics[n].mean for n in EXPECTED} == pytest.approx(EXPECTED)
+    assert compare_means(store.get_run(finished.info.run_id))[0] == pytest.approx(EXPECTED)
 
 
 def test_the_live_page_of_a_run_draws_its_tests(store, finished, monkeypatch):

@@ -24,7 +24,6 @@ def invoke(*arguments):
 
 
 def select_matrix_names(names):
-    """Return the names of matrix metrics among metrics or series."""
     return {name: value for name, value in names.items() if name.split("/")[0] in FAMILIES}
 
 
@@ -36,17 +35,15 @@ def steps(store, run_id):
     return in_steps
 
 
-def select_matrix_points(correct):
+def build_matrix(correct):
     rows = row_records(correct)
     return assemble({row_file_name(row.row.row): row for row in rows}).matrix
 
 
 def read_scored_families(store, run_id):
-    """Return the families of a run's metrics, and those in its tag."""
     data = store.get_run(run_id).data
-    return {name.split("/")[0] for name in select_matrix_names(data.metrics)}, data.tags.get(
-        names.METRICS_TAG
-    )
+    families = {name.split("/")[0] for name in select_matrix_names(data.metrics)}
+    return families, data.tags.get(names.METRICS_TAG)
 
 
 @pytest.mark.slow
@@ -78,11 +75,10 @@ def test_a_custom_loop_logs_the_requested_families(store, experiment_id):
     expected = series(EXPECTED, metrics=get_family_metrics(("renate", "tic")))
     assert steps(store, stored.info.run_id) == expected
     assert stored.data.tags[names.METRICS_TAG] == "renate,tic"
-    with pytest.raises(
-        ConfigError, match="the family 'tick' does not exist; expected some of clear"
-    ):
+    message = "the family 'tick' does not exist; expected some of clear"
+    with pytest.raises(ConfigError, match=message):
         clear_mlflow.track(**loop, metrics="tick")
-    with pytest.raises(ConfigError, match="the family 'tick' does not exist"):
+    with pytest.raises(ConfigError, match=message):
         Adapter({"metrics": "tick"})
     for options in ({"metrics": "tic"}, {}):
         Adapter(options)
@@ -90,44 +86,35 @@ def test_a_custom_loop_logs_the_requested_families(store, experiment_id):
 
 @pytest.mark.slow
 def test_evaluate_adds_families_to_old_runs(store, experiment_id):
-    """At all steps.
-
-    Logged metrics are unchanged, repeating changes nothing, and the families stay chosen.
-    """
+    """At all steps. Logged metrics are unchanged, and the families stay chosen."""
     correct = counts(150, 0)
-    run = log_run(store, experiment_id, "naive", correct, strategy="naive")
+    run_id = log_run(store, experiment_id, "naive", correct, strategy="naive").info.run_id
     assert invoke("evaluate", "--runs", "test").exit_code == 0
-    before = steps(store, run.info.run_id)
+    before = steps(store, run_id)
     done = invoke("evaluate", "--runs", "test", "--metrics", "wild_time,gem")
     assert done.exit_code == 0, done.output
-    after = steps(store, run.info.run_id)
+    after = steps(store, run_id)
     assert before.items() <= after.items()
     families = ("clear", "renate", "wild_time", "gem")
-    assert after == series(select_matrix_points(correct), metrics=get_family_metrics(families))
-    assert read_scored_families(store, run.info.run_id) == (
-        {*families},
-        "clear,renate,wild_time,gem",
-    )
+    assert after == series(build_matrix(correct), metrics=get_family_metrics(families))
+    assert read_scored_families(store, run_id) == ({*families}, "clear,renate,wild_time,gem")
     for again in (("--metrics", "gem,wild_time"), ()):
         done = invoke("evaluate", "--runs", "test", *again)
         assert "1 unchanged" in " ".join(done.output.split()), done.output
     # What a run is scored by is its own choice from now on: a metric that is lost comes back.
-    result = invoke("evaluate", run.info.run_id)
-    assert "wild_time/stream_worst" in result.output
+    assert "wild_time/stream_worst" in invoke("evaluate", run_id).output
 
 
 def test_a_family_of_a_later_version_is_preserved(store, experiment_id):
-    """It stays in the tag, and the others are computed."""
     tags = {names.METRICS_TAG: "gem,of_tomorrow"}
     run = log_run(store, experiment_id, "a", counts(150, 0), strategy="a", tags=tags)
-    done = invoke("evaluate", "--runs", "test")
-    assert done.exit_code == 0, done.output
-    assert read_scored_families(store, run.info.run_id) == ({"gem"}, "gem,of_tomorrow")
-    done = invoke("evaluate", "--runs", "test", "--metrics", "clear")
-    assert read_scored_families(store, run.info.run_id) == (
-        {"gem", "clear"},
-        "gem,of_tomorrow,clear",
-    )
+    for options, families, tag in (
+        ((), {"gem"}, "gem,of_tomorrow"),
+        (("--metrics", "clear"), {"gem", "clear"}, "gem,of_tomorrow,clear"),
+    ):
+        done = invoke("evaluate", "--runs", "test", *options)
+        assert done.exit_code == 0, done.output
+        assert read_scored_families(store, run.info.run_id) == (families, tag)
 
 
 @pytest.mark.slow
@@ -150,7 +137,7 @@ def test_a_run_with_an_unknown_family_is_shown_with_its_intervals(store, experim
         ("evaluate", "--runs", "test"),
         ("compare", "--runs", "test"),
         ("import", __file__),
-        ("train",),
+        ["train"],
     ],
 )
 def test_an_unknown_family_is_a_one_line_error_with_the_list(command):

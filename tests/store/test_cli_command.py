@@ -37,7 +37,6 @@ def test_every_option_is_listed_once(words):
 
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
 def test_other_options_come_after_all_groups(words):
-    """Each group has one heading."""
     lines = CliRunner().invoke(main, [*words, "--help"]).output.splitlines()
     headings = [line for line in lines if line[:1].isalpha() and line.endswith(":")]
     assert len(set(headings)) == len(headings)
@@ -55,7 +54,6 @@ def test_missing_required_arguments_are_reported():
     [(words, line) for words, command in ALL.items() for line in getattr(command, "examples", ())],
 )
 def test_examples_are_commands(words, example):
-    """With existing options and values."""
     example_words = shlex.split(example)
     if example_words[0] == "mlflow":
         assert {

@@ -49,7 +49,6 @@ def invoke(*arguments):
 
 
 def count_runs(content):
-    """Return the number of runs of each group."""
     return {group["name"]: len(group["runs"]) for group in content["groups"]}
 
 
@@ -102,7 +101,6 @@ def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
 
 @pytest.mark.slow
 def test_compare_and_evaluate_skip_comparisons(store, experiment_id, runs):
-    """A second comparison has the same four runs."""
     invoke("--runs", "test")
     assert invoke("--runs", "test").exit_code == 0
     comparisons = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
@@ -133,7 +131,6 @@ def test_compare_and_evaluate_skip_comparisons(store, experiment_id, runs):
 def test_runs_that_cannot_be_compared_are_a_one_line_error(
     store, experiment_id, runs, arguments, message
 ):
-    """Exit code 2, and nothing is written."""
     result = invoke(*(word.replace("RUN", runs[0].info.run_id) for word in arguments))
     assert result.exit_code == 2
     assert message in result.output
@@ -156,7 +153,6 @@ def test_runs_without_rows(store, experiment_id, runs):
 
 @pytest.mark.slow
 def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
-    """The run is named with the reason. The others are compared."""
     (rows_folder(runs[0]) / "row_002.json").write_text("{")
     output, _ = compare(store, experiment_id)
     assert "Left out: naive clear10 seed 0" in output
@@ -192,7 +188,6 @@ def test_parameters_quoted_by_mlflow_are_unquoted_for_groups(store, experiment_i
 
 @pytest.mark.program
 def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_path):
-    """The entry point's run becomes the comparison, and is not compared itself."""
     options = ("--env-manager", "local", "--experiment-name", "test", "-P", "runs=test")
     done = run_python("-m", "mlflow", "run", str(project), "-e", "compare", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -229,7 +224,6 @@ def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, exp
 
 @pytest.mark.slow
 def test_an_inconclusive_verdict_names_the_command_that_trains_more_seeds(store, experiment_id):
-    """Its grid has the same parameters and new seeds."""
     for strategy, level in (("naive", 150), ("replay", 155)):
         for seed in range(2):
             parameters = {"strategy": strategy, "epochs": "3", "seed": str(seed)}
@@ -259,7 +253,6 @@ def test_an_inconclusive_verdict_names_the_command_that_trains_more_seeds(store,
 
 @pytest.mark.slow
 def test_a_baseline_and_a_margin(store, experiment_id, runs):
-    """Both are parameters of the comparison."""
     compare(store, experiment_id, "--baseline", "naive", "--margin", "1")
     run, _ = load_comparison(store, experiment_id)
     assert (run.data.params["baseline"], run.data.params["margin"]) == ("naive", "1")
@@ -292,7 +285,6 @@ def test_different_parameters_are_separate_groups(store, experiment_id):
 
 @pytest.mark.slow
 def test_merged_parameters_are_named_in_every_output(store, experiment_id):
-    """With --group-by strategy: in terminal, page, JSON, description and verdict."""
     log_replay_runs(store, experiment_id)
     output, content = compare(store, experiment_id, "--group-by", "strategy")
     mixed = "epochs 1 and 3, lr 0.01 and 0.02"
@@ -322,7 +314,6 @@ def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
 
 @pytest.mark.slow
 def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
-    """An imported run is separate from trainings of the same strategy."""
     for seed in range(2):
         parameters = {"strategy": "replay", "seed": str(seed)}
         log_training(store, experiment_id, counts(180, seed), parameters)
@@ -383,7 +374,6 @@ def test_a_function_ranks_only_with_a_declared_direction(
 
 @pytest.mark.slow
 def test_an_experiment_and_run_ids_may_be_named_in_one_place(store, experiment_id, runs, tmp_path):
-    """Experiments, ids and unique prefixes of ids, in both interfaces."""
     assert invoke("test").exit_code == 0
     compared, _ = load_comparison(store, experiment_id)
     assert compared.data.tags[names.COMPARED_COUNT_TAG] == "4"

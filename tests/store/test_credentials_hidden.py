@@ -54,7 +54,6 @@ def use(monkeypatch, address):
 
 
 def find_leaks(folder):
-    """Return the files below a folder that contain the secret."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
     return [path for path in files if SECRET.encode() in path.read_bytes()]
@@ -63,7 +62,6 @@ def find_leaks(folder):
 @pytest.mark.fast_cases(8)
 @pytest.mark.parametrize("address", REFUSED.values(), ids=REFUSED)
 def test_no_error_shows_a_credential(location, monkeypatch, address):
-    """Each command reports in one line that the store cannot be used."""
     use(monkeypatch, address.format(SECRET))
     for command in (
         ["train"],
@@ -84,7 +82,6 @@ def test_no_error_shows_a_credential(location, monkeypatch, address):
 
 @pytest.mark.slow
 def test_no_command_stores_a_credential(empty_store, location, monkeypatch):
-    """Not in terminal, artifacts, tags, rows, cache or run folders."""
     shutil.copy(empty_store, location / "mlflow.db")
     address = f"sqlite:///{location / 'mlflow.db'}?key={SECRET}"
     use(monkeypatch, address)

@@ -39,7 +39,6 @@ def read_curve(store, run_id):
 
 
 def build_series(*points):
-    """Return the series of a complete curve."""
     return {
         names.CURVE_LOSS: [(p.step, p.time, p.loss) for p in points],
         names.CURVE_LR: [(p.step, p.time, p.lr) for p in points],
@@ -83,7 +82,6 @@ def test_a_point_is_in_the_store_while_its_bucket_is_trained_on(store):
 
 
 def test_an_interrupted_training_loses_no_point(store, experiment_id):
-    """Not even one without a later row."""
     broken = RuntimeError("out of power")
     training = KnownTraining(FOUR_BUCKETS[:2], curve={1: [FIRST]}, ends_with=broken)
 

@@ -32,7 +32,6 @@ answers = Metric(name="mylab/answers", function=worst, needs="predictions")
 
 @pytest.fixture(autouse=True)
 def family(tmp_path, monkeypatch):
-    """A module with a family of metrics in the working folder."""
     (tmp_path / "evenness.py").write_text(FAMILY)
     monkeypatch.chdir(tmp_path)
 
@@ -42,7 +41,6 @@ def invoke(*arguments, metric="evenness:METRICS"):
 
 
 def test_a_custom_family_is_scored_reported_and_compared(store, experiment_id):
-    """At every step, in the description, ranked, charted and tested."""
     runs = {}
     for strategy, rise in (("naive", 2), ("replay", 15)):
         for seed in range(3):

@@ -49,7 +49,6 @@ def read_python_blocks(page):
 
 
 def test_all_python_blocks_are_run():
-    """Every page with Python is in the list above."""
     page_names = {page.name for page in (ROOT / "docs").glob("*.md") if read_python_blocks(page)}
     assert page_names <= RUNS.keys() | ELSEWHERE
 

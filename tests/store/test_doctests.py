@@ -18,7 +18,6 @@ MODULES = sorted(
 @pytest.mark.fast_cases(18)
 @pytest.mark.parametrize("module", MODULES)
 def test_examples(module):
-    """Each prints the expected output."""
     results = doctest.testmod(importlib.import_module(module))
     assert results.attempted > 0
     assert results.failed == 0

@@ -34,7 +34,6 @@ def everything(store, run_id):
 
 @pytest.mark.slow
 def test_removed_values_are_restored(store, experiment_id, tmp_path):
-    """A series, a changed value, points within a series, and a report."""
     run = stored_run(store, experiment_id)
     run_evaluate(store, run.info.run_id)
     before = everything(store, run.info.run_id)[2]
@@ -58,7 +57,6 @@ def test_removed_values_are_restored(store, experiment_id, tmp_path):
 
 @pytest.mark.slow
 def test_an_unreadable_artifact_store_affects_only_its_own_runs(store, experiment_id):
-    """An artifact root without its plugin is one error, and other runs are scored."""
     store.create_experiment("elsewhere", artifact_location="nowhere://bucket/path")
     elsewhere = store.get_experiment_by_name("elsewhere").experiment_id
     foreign = store.create_run(elsewhere).info.run_id
@@ -74,7 +72,6 @@ def test_an_unreadable_artifact_store_affects_only_its_own_runs(store, experimen
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("alive", [True, False])
 def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
-    """A run in training is left unchanged. One of a dead process is scored and closed."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     store.update_run(run.info.run_id, status="RUNNING")
     process = json.loads(format_lease())

@@ -29,7 +29,6 @@ def test_the_untrained_linear_head_predicts_the_first_class():
 
 
 def test_a_stream_of_features_keeps_every_row_with_its_label():
-    """In training sets, in joined test sets, and in any selection."""
     stream, features = made_up()
     placed = FeatureStream(stream, features, device=torch.device("cpu"))
     assert placed.keys == ("1", "2", "3")
@@ -50,7 +49,6 @@ def test_a_stream_of_features_keeps_every_row_with_its_label():
 
 
 def test_features_select_the_papers_protocol():
-    """With features, auto means a linear head with the paper's settings."""
     linear = TrainConfig.resolve({"features": KIND, "dataset": "clear10", "data_root": "x"})
     assert (linear.model, linear.batch_size, linear.lr, linear.momentum) == ("linear", 512, 1, 0.9)
     assert TrainConfig.resolve({"dataset": "clear10", "data_root": "x"}).model == "resnet18"
@@ -59,13 +57,11 @@ def test_features_select_the_papers_protocol():
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".", "", "a b", "x" * 65, "..", "/etc"])
 def test_a_features_name_is_not_a_path(name):
-    """It is the name of a folder."""
     with pytest.raises(ConfigError, match="features is"):
         TrainConfig.resolve({"features": name})
 
 
 def test_a_run_on_custom_features_records_them(store, experiment_id, tmp_path):
-    """From a dataset on disk through the training process into MLflow: name and digest."""
     root = write_released(tmp_path / "data", train=4)
     write_released_features(root / "train")
     parameters = {"dataset": "clear10", "data_root": str(root), "features": KIND, "split": "1"}

@@ -90,7 +90,6 @@ def test_the_last_row_of_the_largest_matrix_is_found():
     ],
 )
 def test_a_row_has_many_forms(content):
-    """JSON, a line, a column, and NumPy's format."""
     content = content if isinstance(content, bytes) else content.encode()
     matrix = combine_rows({2: read_row(ResultFile("row", content))}, ReadOptions())
     np.testing.assert_array_equal(matrix.values[1], SQUARE[1])
@@ -169,7 +168,6 @@ def test_rows_of_other_programs_are_scored(store, foreign):
 
 
 def test_partially_written_rows_are_completed(store, foreign):
-    """After an interruption, the same command completes the run."""
     run_id = foreign(build_name(SQUARE, first=1))
     pattern = "results/acc_after_{row}.json"
     assert evaluate("--runs", run_id, "--rows", pattern).exit_code == 0
@@ -192,7 +190,6 @@ def test_rows_of_a_training_are_not_completed_from_other_files(store, foreign):
 
 
 def test_each_run_of_an_experiment_is_reported(store, foreign):
-    """Damaged rows are an error, runs without matching files are skipped, others are scored."""
     good = foreign(build_name(SQUARE, first=1))
     bad = foreign({**build_name(SQUARE, first=1), "results/acc_after_2.json": "[0.5"})
     foreign({"notes.txt": "none"})

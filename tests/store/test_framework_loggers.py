@@ -285,7 +285,6 @@ def start_runner():
 
 @pytest.fixture(params=["lightning.pytorch", "transformers.trainer"])
 def framework(request):
-    """The module of a framework to import."""
     return request.param
 
 
@@ -298,7 +297,6 @@ def run_script(start_runner, framework, tmp_path, store):
 
 
 def list_runs(store):
-    """Return all runs of a store, deleted ones included."""
     experiments = [e.experiment_id for e in store.search_experiments()]
     return list(store.search_runs(experiments, run_view_type=ViewType.ALL))
 
@@ -330,7 +328,6 @@ OF_TRANSFORMERS = pytest.mark.parametrize("framework", ["transformers.trainer"])
     ],
 )
 def test_one_loop_with_a_logger_is_one_run(store, run_script, options):
-    """The run has the numbers of both and ends FINISHED."""
     assert run_script(*options.split()) == (0, ANY)
     runs = list_runs(store)
     assert len(runs) == (2 if "twice" in options else 1)
@@ -371,7 +368,6 @@ def check_in_order(run, order, num_rows):
 def test_avalanches_experiences_are_rows_in_the_order_of_their_training(
     store, run_script, tmp_path, order
 ):
-    """Nothing is forgotten, live and in the imported eval_results.csv."""
     assert run_script(str(len(order)), order, "row-0") == (0, ANY)
     (run,) = map(clear_mlflow.load, (run.info.run_id for run in list_runs(store)))
     (imported,) = read_runs(load_file(tmp_path / f"logs{order}" / "eval_results.csv"))
@@ -393,7 +389,6 @@ def test_avalanches_experiences_are_rows_in_the_order_of_their_training(
 def test_an_experience_that_is_trained_again_is_refused_before_its_training(
     store, run_script, order, first, trained
 ):
-    """The rows before it are stored."""
     code, errors = run_script("3", order)
     assert (code, errors.count("done with")) == (1, trained)
     assert f"is trained again, after {', '.join(first)}; an accuracy matrix" in errors

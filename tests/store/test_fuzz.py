@@ -30,11 +30,7 @@ from strategy_runs import feature_stream, on_features, train_with_states
 
 from clear_mlflow.core.anytime import AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import ClearError, ConfigError
-from clear_mlflow.core.predictions import (
-    EvaluationSet,
-    RowPredictions,
-    predictions_file_name,
-)
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.core.text import one_line
 from clear_mlflow.data.cache import UnusableFileError, read_array, write_array
 from clear_mlflow.data.features.shipped import load_torch_file
@@ -392,7 +388,6 @@ PARAMETERS = on_features(strategy="replay", epochs="1")
 
 @pytest.fixture(scope="module")
 def state() -> bytes:
-    """The training state after the first bucket."""
     _, states, _ = train_with_states(feature_stream(), PARAMETERS)
     return states[1]
 
@@ -434,7 +429,6 @@ def test_manifests_of_states(data):
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory) -> Path:
-    """The run folder of a training."""
     root = tmp_path_factory.mktemp("journal") / "journal"
     journal = RunFolder.create(root, "ab" * 16, "sqlite:////x.db")
     journal.append("accuracy_matrix/rows/row_001.json", b"one")
@@ -448,7 +442,6 @@ def journal(tmp_path_factory) -> Path:
 @fuzz(150)
 @given(ANY)
 def test_journals(tmp_path, journal, data):
-    """Entries are sent in order as they are stored, or rejected."""
     root, outside = tmp_path / "journal", tmp_path / "outside.txt"
     outside.write_text("secret")
     shutil.rmtree(root, ignore_errors=True)
@@ -475,7 +468,6 @@ def test_journals(tmp_path, journal, data):
 
 
 def spoil(root: Path, outside: Path, draw: Callable[[Any], Any]) -> None:
-    """Change a folder as a full disk, an editor or an attacker does."""
     path = draw(st.sampled_from([path for path in sorted(root.rglob("*")) if path.is_file()]))
     damage_type = draw(st.sampled_from(["mangle", "remove", "link", "pipe"]))
     if damage_type == "mangle":

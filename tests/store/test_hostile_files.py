@@ -72,7 +72,6 @@ def trap(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment_id, trap):
-    """Unless the user names the same class."""
     config = TrainConfig.resolve({"strategy": "trap_module:Strategy"}).as_text()
     run = stored_run(store, experiment_id)
     config = TrainConfig.resolve(config)

@@ -41,23 +41,9 @@ HOSTILE = {
     "shell": "$(touch owned); `touch owned` | touch owned & '",
 }
 SHELL = [
-    "$(touch owned)",
-    ";touch owned",
-    "`touch owned`",
-    "a\ntouch owned\n",
-    "'; touch owned #",
-    '"; touch owned; "',
-    "| touch owned",
-    "&& touch owned",
-    "> owned",
-    "$HOME {seed} {0} %s \\",
-    "<(touch owned)",
-    "!!",
-    "*",
-    "~root",
-    "--help",
-    "",
-    "🙂",
+    *("$(touch owned)", ";touch owned", "`touch owned`", "a\ntouch owned\n", "'; touch owned #"),
+    *('"; touch owned; "', "| touch owned", "&& touch owned", "> owned", "<(touch owned)", "!!"),
+    *("$HOME {seed} {0} %s \\", "*", "~root", "--help", "", "🙂"),
 ]
 
 
@@ -67,14 +53,12 @@ def forked_programs():
 
 
 def is_safe_line(text: str) -> bool:
-    """Return True if a text has no characters that control a terminal."""
     return all(line.isprintable() for line in text.split("\n"))
 
 
 @pytest.mark.fast_cases(13)
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_a_comparison_shows_a_hostile_name_as_text(name):
-    """Page, description and terminal contain no element, link or escape of a run's name."""
     runs = [*build_seed_runs(name, 150, range(3)), *build_seed_runs("replay", 170, range(3))]
     comparison = compare_groups(rank_groups(runs, ["strategy"]))
     page = render_comparison_page(comparison, title=name, footer="made by a test")
@@ -111,7 +95,6 @@ def test_a_hostile_title_is_drawn_as_text(name):
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_a_run_with_a_hostile_name_is_scored_and_shown(store, experiment_id, name):
-    """Terminal and description show it without effects."""
     title = name.encode("utf-8", "replace").decode()
     run = stored_run(store, experiment_id, name=title[:5000])
     other = stored_run(store, experiment_id, name=title[:5000])
@@ -129,35 +112,28 @@ def test_a_run_with_a_hostile_name_is_scored_and_shown(store, experiment_id, nam
     assert not re.search(r"<(?!/?br)|\]\(|!\[", note)
 
 
-def refusal(*arguments: str) -> str:
-    """Return the error line of a command, after checking that a terminal can show it."""
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 2, done.output
-    assert isinstance(done.exception, SystemExit)
-    assert is_safe_line(done.output)
-    lines = [line for line in done.output.splitlines() if line.lower().startswith("error: ")]
-    assert len(lines) == 1, done.output
-    assert len(lines[0]) < 2_100
-    return lines[0]
-
-
 @pytest.mark.fast_cases(9)
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_an_error_about_a_hostile_name_is_one_short_line(store, tmp_path, name):
-    """For every command that accepts a name."""
-    refusal("evaluate", "--runs", name)
-    refusal("evaluate", "--", name)
-    refusal("evaluate", "--metrics", name, "--runs", "x")
-    refusal("compare", "--runs", name)
-    refusal("compare", f"{name}, {name}2")
-    refusal("train", "--strategy", name)
-    refusal("train", "--dataset", name)
-    refusal("train", "--seed", name)
-    refusal("train", "--config", f"{tmp_path}/{name}")
-    refusal("train-distributed", "--processes", name)
-    refusal("import", f"{tmp_path}/{name}")
-    refusal("import", "--seed", name, "nowhere")
-    refusal("data", "check", f"{tmp_path}/{name}")
+    for command in (
+        ("evaluate", "--runs", name),
+        ("evaluate", "--", name),
+        ("evaluate", "--metrics", name, "--runs", "x"),
+        ("compare", "--runs", name),
+        ("compare", f"{name}, {name}2"),
+        *(("train", option, name) for option in ("--strategy", "--dataset", "--seed")),
+        ("train", "--config", f"{tmp_path}/{name}"),
+        ("train-distributed", "--processes", name),
+        ("import", f"{tmp_path}/{name}"),
+        ("import", "--seed", name, "nowhere"),
+        ("data", "check", f"{tmp_path}/{name}"),
+    ):
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == 2, done.output
+        assert isinstance(done.exception, SystemExit)
+        assert is_safe_line(done.output)
+        (line,) = (line for line in done.output.splitlines() if line.lower().startswith("error: "))
+        assert len(line) < 2_100
 
 
 @pytest.mark.parametrize("entry_point", ["main", "train_distributed", "evaluate", "compare"])
@@ -172,14 +148,11 @@ def test_no_parameter_of_mlflow_run_is_a_command(project, tmp_path, entry_point)
         command = point.compute_command(dict.fromkeys(parameters, value), None)
         program, rest = "python -m clear_mlflow ", command.removeprefix("python -m clear_mlflow ")
         assert command == program + rest
-        printing = subprocess.run(
-            ["bash", "-c", f"printf '%s\\0' {rest}"],
-            cwd=tmp_path,
-            capture_output=True,
-            check=True,
-            timeout=60,
-        )
-        words = printing.stdout.decode().split("\0")[:-1]
+        shell = ["bash", "-c", f"printf '%s\\0' {rest}"]
+        printed = subprocess.run(
+            shell, cwd=tmp_path, capture_output=True, check=True, timeout=60
+        ).stdout
+        words = printed.decode().split("\0")[:-1]
         assert words[2::2] == [value] * len(parameters), value
         assert words[1::2] == [f"--{name}" for name in parameters]
     assert list(tmp_path.iterdir()) == []

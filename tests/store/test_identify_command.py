@@ -4,37 +4,40 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from kept_predictions import kept_run
 
 import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.metrics import FAMILIES, scores
 
 
+@pytest.fixture
+def run(trained_runs):
+    return clear_mlflow.load(trained_runs["replay", 0].info.run_id)
+
+
 @pytest.fixture(params=["id", "folder", "archive"])
-def source(store, experiment_id, tmp_path, request):
-    """A run, and its name on the command line."""
-    run = clear_mlflow.load(kept_run(store, experiment_id).info.run_id)
-    paths = {"folder": tmp_path / "run", "archive": tmp_path / "runs.tar.xz"}
+def source(run, tmp_path, request):
+    """The name of a run on the command line."""
     if request.param == "id":
-        return run.run_id, run
-    return str(clear_mlflow.export(run, paths[request.param])), run
+        return run.run_id
+    path = tmp_path / ("run" if request.param == "folder" else "runs.tar.xz")
+    return str(clear_mlflow.export(run, path))
 
 
 @pytest.mark.fast_cases(2)
-def test_a_stored_runs_number_is_identified(source):
+def test_a_stored_runs_number_is_identified(source, run):
     """As JSON and as a table, with the formula."""
-    name, run = source
     number = f"{run.metrics['renate/backward_transfer'].value * 100:.3f}"
-    done = CliRunner().invoke(main, ["identify", name, number, "--json"])
+    done = CliRunner().invoke(main, ["identify", source, number, "--json"])
     assert done.exit_code == 0, done.output
     (result,) = json.loads(done.stdout)["numbers"]
-    assert result == json.loads(json.dumps(clear_mlflow.identify(name, [number])[0].to_dict()))
+    assert result == json.loads(json.dumps(clear_mlflow.identify(source, [number])[0].to_dict()))
     assert "renate/backward_transfer" in result["matches"][0]["names"]
-    table = CliRunner().invoke(main, ["identify", name, number, "12345.6"]).stdout
+    table = CliRunner().invoke(main, ["identify", source, number, "12345.6", "-0.9999"]).stdout
     assert f"{number}: matches: " in table
     assert "mean over j < last of R[last, j] - R[j, j]" in table
     assert "12345.6: none of " in table
+    assert "-0.9999: none of " in table
 
 
 def test_a_file_of_unproven_orientation_is_read_both_ways(tmp_path):
@@ -46,13 +49,6 @@ def test_a_file_of_unproven_orientation_is_read_both_ways(tmp_path):
         assert "renate/average_accuracy" in {name for m in result.matches for name in m.names}
 
 
-def test_a_negative_number_is_a_value(store, experiment_id):
-    run = kept_run(store, experiment_id)
-    done = CliRunner().invoke(main, ["identify", run.info.run_id, "-0.9999", "-5"])
-    assert done.exit_code == 0, done.output
-    assert "-0.9999: none of " in done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -62,18 +58,15 @@ def test_a_negative_number_is_a_value(store, experiment_id):
         (["RUN", "--scal", "percent"], "values contains '--scal'"),
     ],
 )
-def test_errors_are_one_line(store, experiment_id, arguments, message):
-    run = kept_run(store, experiment_id)
-    words = [word.replace("RUN", run.info.run_id) for word in arguments]
+def test_errors_are_one_line(run, arguments, message):
+    words = [word.replace("RUN", run.run_id) for word in arguments]
     done = CliRunner().invoke(main, ["identify", *words])
     assert done.exit_code == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_published_variants_are_logged_only_when_chosen(store, experiment_id):
-    run = clear_mlflow.load(kept_run(store, experiment_id).info.run_id)
-    clear_mlflow.evaluate(run)
+def test_published_variants_are_logged_only_when_chosen(store, run):
     names = {metric.name for metric in FAMILIES["published"]}
     assert names.isdisjoint(store.get_run(run.run_id).data.metrics)
     done = CliRunner().invoke(main, ["evaluate", run.run_id, "--metrics", "published"])

@@ -28,8 +28,8 @@ def run_import(*arguments):
     return CliRunner().invoke(main, ["import", *map(str, arguments)])
 
 
-def find_runs_by_name(store, experiment_id):
-    """Return all runs of the test's experiment, by name."""
+def find_runs_by_name(store, experiment="test"):
+    experiment_id = store.get_experiment_by_name(experiment).experiment_id
     return {run.info.run_name: run for run in store.search_runs([experiment_id])}
 
 
@@ -44,17 +44,15 @@ def matrix_file(tmp_path):
     return path
 
 
-def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_file):
-    """Rows are artifacts, and the run can be grouped."""
+def test_a_file_becomes_a_run_with_rows_and_scores(store, matrix_file):
     done = run_import(
         matrix_file, "--dataset", "clear10", "--strategy", "replay", "--seed", 3,
         "--num-instances", "560,544,528", "--buckets", "2004,2005,2006",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "3 of 3 rows, 10 metrics; rows as training: fits average accuracy 0.6667" in " ".join(
-        done.output.split()
-    )
-    run = find_runs_by_name(store, experiment_id)["acc"]
+    text = "3 of 3 rows, 10 metrics; rows as training: fits average accuracy 0.6667"
+    assert text in " ".join(done.output.split())
+    run = find_runs_by_name(store)["acc"]
     assert run.info.status == "FINISHED"
     record = load_record(store, run)
     np.testing.assert_array_equal(record.matrix.values, SQUARE)
@@ -64,11 +62,9 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_
     metadata = {"dataset": "clear10", "strategy": "replay", "seed": "3", "protocol": "iid"}
     metadata["split"] = "test"
     assert run.data.params == metadata
-    assert metadata.items() <= run.data.tags.items()
-    assert run.data.tags[names.KIND_TAG] == names.KIND_TRAIN
-    assert run.data.tags[names.ROWS_TAG] == "complete"
-    assert run.data.tags[names.IMPORTED_FROM_TAG] == "acc.csv"
-    assert run.data.tags[names.IMPORT_FORMAT_TAG] == "text"
+    own_tags = {names.KIND_TAG: names.KIND_TRAIN, names.ROWS_TAG: "complete"}
+    own_tags |= {names.IMPORTED_FROM_TAG: "acc.csv", names.IMPORT_FORMAT_TAG: "text"}
+    assert (metadata | own_tags).items() <= run.data.tags.items()
     assert run.data.tags[names.IMPORTED_DIGEST_TAG].startswith("sha256:")
     assert run.data.metrics["clear/in_domain_accuracy"] == np.mean([0.75, 0.875, 0.9375])
     assert "renate/forward_transfer" not in run.data.metrics
@@ -78,7 +74,7 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_
     assert not verdict.is_problem
 
 
-def test_the_same_content_is_imported_once(store, experiment_id, matrix_file, tmp_path):
+def test_the_same_content_is_imported_once(store, matrix_file, tmp_path):
     """Whatever its name, except with --again or into another experiment."""
     run_import(matrix_file)
     copy = tmp_path / "copy.csv"
@@ -86,21 +82,18 @@ def test_the_same_content_is_imported_once(store, experiment_id, matrix_file, tm
     done = run_import(matrix_file, copy)
     assert done.exit_code == 0
     assert done.output.count("there already") == 3  # two lines and the count
-    assert len(find_runs_by_name(store, experiment_id)) == 1
+    assert len(find_runs_by_name(store)) == 1
     assert run_import(copy, "--again").exit_code == 0
-    assert set(find_runs_by_name(store, experiment_id)) == {"acc", "copy"}
+    assert set(find_runs_by_name(store)) == {"acc", "copy"}
     assert run_import(copy, matrix_file, "--experiment", "other").exit_code == 0
-    other = store.get_experiment_by_name("other").experiment_id
-    assert set(find_runs_by_name(store, other)) == {"copy"}
+    assert set(find_runs_by_name(store, "other")) == {"copy"}
 
 
 @pytest.mark.parametrize("damage", [('"1.0"', '"9.0"'), ('"row"', '"line"')])
-def test_a_stored_import_that_cannot_be_read_stops_no_import(
-    store, experiment_id, matrix_file, tmp_path, damage
-):
+def test_a_stored_import_that_cannot_be_read_stops_no_import(store, matrix_file, tmp_path, damage):
     """Its rows may have a newer format, or be invalid."""
     run_import(matrix_file)
-    run = find_runs_by_name(store, experiment_id)["acc"]
+    run = find_runs_by_name(store)["acc"]
     stored = rows_module.read_matrix_tag(run.info.run_id, run.data.tags[names.MATRIX_TAG])
     rows = {name: row.decode().replace(*damage).encode() for name, row in stored.items()}
     assert rows != stored
@@ -110,11 +103,10 @@ def test_a_stored_import_that_cannot_be_read_stops_no_import(
     other.write_text(files.savetxt(np.array(SQUARE) / 2, delimiter=","))
     done = run_import(other, matrix_file, "--orientation", "rows")
     assert done.exit_code == 0, done.output
-    assert set(find_runs_by_name(store, experiment_id)) == {"acc", "other"}
+    assert set(find_runs_by_name(store)) == {"acc", "other"}
 
 
-def test_a_folder_is_searched_and_an_invalid_file_is_named(store, experiment_id, tmp_path):
-    """Valid files are imported. Other and hidden files are skipped."""
+def test_a_folder_is_searched_and_an_invalid_file_is_named(store, tmp_path):
     folder = tmp_path / "runs"
     (folder / "er" / "results").mkdir(parents=True)
     (folder / ".git").mkdir()
@@ -136,7 +128,7 @@ def test_a_folder_is_searched_and_an_invalid_file_is_named(store, experiment_id,
     assert errors[1].startswith("error: percent.csv (read as text): contains 92.0, which is not")
     assert len(errors) == 2
     assert "2 failed, 4 imported, 2 passed over" in done.output
-    runs = find_runs_by_name(store, experiment_id)
+    runs = find_runs_by_name(store)
     csv = "er/results/eval_results"
     assert set(runs) == {"a", "logs line 1", "logs line 2", csv}
     assert runs["logs line 2"].data.tags["seed"] == "1"
@@ -146,31 +138,61 @@ def test_a_folder_is_searched_and_an_invalid_file_is_named(store, experiment_id,
     assert runs[csv].data.metrics["clear/backward_transfer"] == np.mean([0.625, 0.5, 0.5625])
 
 
+NOT_FRACTIONS = "9.1,9.4,9\n2.1,3.8,5.2\n2.6,2.2,3.9\n2.9,2.5,2\n"  # the untrained model's first
+SQUARE_OF_TWO = "0.5,0.25\n0.5,0.75\n"
+OF_ERRORS = ["--initial", "first-row"]
+OF_RUN = ["--same-data-as", "RUN", "--orientation", "rows"]
+
+
+@pytest.mark.fast_cases(9)
 @pytest.mark.parametrize(
-    ("options", "part"),
+    ("content", "options", "part"),
     [
-        (["--seed", "x"], "seed is 'x'"),
-        (["--num-instances", "5,x"], "--num-instances is '5,x'"),
-        (["--num-instances", "5,6"], "must be 3 integers"),
-        (["--num-instances", "0"], "of at least 1"),
-        (["--buckets", "a,a,b"], "occurs twice"),
-        (["--scale", "percent"], "; --scale percent seems wrong"),
-        (["--format", "mammoth"], "expected the text of a Python dictionary"),
-        (["nowhere.csv", "--future", "tested"], "error: nowhere.csv is not a file"),
+        (None, ["--seed", "x"], "seed is 'x'"),
+        (None, ["--num-instances", "5,x"], "--num-instances is '5,x'"),
+        (None, ["--num-instances", "5,6"], "must be 3 integers"),
+        (None, ["--num-instances", "0"], "of at least 1"),
+        (None, ["--buckets", "a,a,b"], "occurs twice"),
+        (None, ["--scale", "percent"], "; --scale percent seems wrong"),
+        (None, ["--format", "mammoth"], "expected the text of a Python dictionary"),
+        (None, ["nowhere.csv", "--future", "tested"], "error: nowhere.csv is not a file"),
+        (SQUARE_OF_TWO, [*OF_RUN, "--dataset", "other"], "leave --dataset out"),
+        (SQUARE_OF_TWO, [*OF_RUN, "--buckets", "a,b"], "but other ones arrived"),
+        (SQUARE_OF_TWO, [*OF_RUN, "--num-instances", "4"], "but other ones arrived"),
+        ("0.5,0.25,0.5\n0.5,0.75,0.5\n", OF_RUN, "got 2 bucket keys for 3 columns"),
+        (NOT_FRACTIONS, OF_ERRORS, "which is not a fraction"),
+        (NOT_FRACTIONS, [*OF_ERRORS, "--lower-is-better"], "for which higher is better"),
+        (NOT_FRACTIONS, [*OF_ERRORS, "--score", "r m s e"], "expected a name"),
+        (NOT_FRACTIONS, [*OF_ERRORS, "--score", "challenge_score"], "rename the score"),
+        (
+            NOT_FRACTIONS,
+            [*OF_ERRORS, "--score", "rmse", "--scale", "percent"],
+            "which applies only to accuracies",
+        ),
     ],
 )
-def test_an_invalid_option_is_a_one_line_error(store, experiment_id, matrix_file, options, part):
-    """And no run is created."""
+def test_an_invalid_option_is_a_one_line_error(
+    store, experiment_id, matrix_file, content, options, part
+):
+    """Also one that contradicts the run of the same data or the score. No run is created."""
+    if content is not None:
+        matrix_file.write_text(content)
+    known_ids = []
+    if "RUN" in options:
+        with track(buckets=2, num_instances=8, dataset="photos", dataset_digest="ab") as run:
+            run.log_counts(1, [4, 4])
+        known_ids.append(run.run_id)
+        options = [word.replace("RUN", run.run_id) for word in options]
     done = run_import(*([matrix_file] if options[0].startswith("--") else []), *options)
     assert done.exit_code == 2
-    assert part in done.output
-    assert not find_runs_by_name(store, experiment_id)
+    (line,) = [line for line in done.output.splitlines() if line.startswith("error:")]
+    assert part in line
+    assert [run.info.run_id for run in store.search_runs([experiment_id])] == known_ids
 
 
 def test_a_failing_store_leaves_no_run_that_looks_complete(
     store, experiment_id, matrix_file, tmp_path
 ):
-    """The run is FAILED, and the same command imports the file later."""
     (tmp_path / "artifacts").write_text("no folder")  # artifacts cannot be stored
     done = run_import(matrix_file)
     assert done.exit_code == 2
@@ -188,8 +210,7 @@ def folder(tmp_path):
     return path
 
 
-def test_the_same_matrix_in_two_formats_is_one_run(store, experiment_id, folder):
-    """A file of another type with equal numbers is skipped."""
+def test_the_same_matrix_in_two_formats_is_one_run(store, folder):
     (folder / "acc.csv").write_text(files.savetxt(SQUARE, fmt="%.4f", delimiter=","))
     (folder / "acc.npy").write_bytes(files.npy(np.array(SQUARE)))
     (folder / "other.npy").write_bytes(files.npy(np.array(SQUARE) / 2))
@@ -197,7 +218,7 @@ def test_the_same_matrix_in_two_formats_is_one_run(store, experiment_id, folder)
     outcomes = {file["file"]: file["outcome"] for file in json.loads(done.output)["files"]}
     assert outcomes == {"acc.csv": "imported", "acc.npy": "passed over", "other.npy": "imported"}
     assert "contains the same matrix as acc.csv" in done.output
-    assert set(find_runs_by_name(store, experiment_id)) == {"acc", "other"}
+    assert set(find_runs_by_name(store)) == {"acc", "other"}
 
 
 FULL = [[2 / 3, 0.51, 0.27], [0.61, 0.87, 0.375], [0.58, 0.56, 0.93]]
@@ -260,7 +281,6 @@ def test_one_matrix_is_one_run_whatever_its_file(
 
 @pytest.mark.slow
 def test_the_same_matrix_is_another_run_if_something_else_is_stated(store, experiment_id, folder):
-    """Another strategy, seed, dataset or split, other counts or buckets, or another number."""
     path = folder / "acc.json"
     path.write_text(json.dumps({"matrix": FULL, "seed": 3}))
     options = (
@@ -280,13 +300,12 @@ def test_the_same_matrix_is_another_run_if_something_else_is_stated(store, exper
     assert "1 there already" in run_import(path, "--seed", 3).output
 
 
-def test_a_matrix_of_past_buckets_has_a_forgetting(store, experiment_id, folder):
-    """It is logged, shown, and compared with runs that were tested on all buckets."""
+def test_a_matrix_of_past_buckets_has_a_forgetting(store, folder):
     name = "chaudhry/forgetting_since_trained"
     (folder / "past.csv").write_text("0.75\n0.625,0.875\n0.5,0.5625,0.9375\n")
     (folder / "all.csv").write_text(files.savetxt(SQUARE, delimiter=","))
     assert run_import(folder, "--orientation", "rows").exit_code == 0
-    runs = find_runs_by_name(store, experiment_id)
+    runs = find_runs_by_name(store)
     expected = (0.25 + 0.3125) / 2
     assert runs["past"].data.metrics[name] == expected
     assert name not in runs["all"].data.metrics
@@ -299,13 +318,12 @@ def test_a_matrix_of_past_buckets_has_a_forgetting(store, experiment_id, folder)
 
 
 def test_measured_rows_are_counted(store, folder):
-    """Rows that were not tested are not counted, and the untrained model's row neither."""
     matrix = [[0.75, 0.5, 0.25], [None] * 3, [0.5, 0.5625, 0.9375]]
     (folder / "gap.json").write_text(json.dumps({"matrix": matrix, "initial": [0.1] * 3}))
     assert "2 of 3 rows" in run_import(folder).output
 
 
-def test_rows_that_start_at_a_later_bucket_are_stored_as_these_rows(store, experiment_id, tmp_path):
+def test_rows_that_start_at_a_later_bucket_are_stored_as_these_rows(store, tmp_path):
     """Earlier rows are missing; a contradiction or an unreadable cell is one line and no run."""
     row = ",.8,.9,.5,.4\n"
     contents = {
@@ -324,7 +342,7 @@ def test_rows_that_start_at_a_later_bucket_are_stored_as_these_rows(store, exper
     assert "pass --row-labels ignore if the rows are in order" in errors
     assert "error: empty.csv is empty; expected" in errors
     assert "error: spread.csv contains '91.2 ± 0.3' in line 1, cell 1, and" in errors
-    runs = find_runs_by_name(store, experiment_id)
+    runs = find_runs_by_name(store)
     assert set(runs) >= {"late"}
     for run in runs.values():
         measured = ~np.isnan(load_record(store, run).matrix.values)
@@ -343,9 +361,7 @@ def test_a_folder_of_many_files_is_listed_once(store, monkeypatch, folder):
     assert len([path for path in listed if str(folder) in map(str, path)]) <= 2
 
 
-def test_an_imported_matrix_of_the_same_data_is_compared_with_tracked_runs(
-    store, experiment_id, tmp_path
-):
+def test_an_imported_matrix_of_the_same_data_is_compared_with_tracked_runs(store, tmp_path):
     """--same-data-as takes dataset, digest, buckets and test counts from a run."""
     keys, counts = ["2004", "2005", "2006"], [16, 32, 48]
     with track(
@@ -359,35 +375,13 @@ def test_an_imported_matrix_of_the_same_data_is_compared_with_tracked_runs(
         *(path, "--same-data-as", run.run_id, "--strategy", "theirs", "--orientation", "rows")
     )
     assert done.exit_code == 0, done.output
-    imported_record = load_record(store, find_runs_by_name(store, experiment_id)["acc"])
+    imported_record = load_record(store, find_runs_by_name(store)["acc"])
     assert imported_record.dataset == load(run.run_id).record.dataset
     assert imported_record.matrix.buckets == tuple(keys)
     assert imported_record.matrix.num_instances.tolist() == counts
-    text = str(compare([run.run_id, find_runs_by_name(store, experiment_id)["acc"].info.run_id]))
+    text = str(compare([run.run_id, find_runs_by_name(store)["acc"].info.run_id]))
     assert "theirs" in text
     assert "Not all runs were tested in the same way" not in text
-
-
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize(
-    ("options", "content", "part"),
-    [
-        (("--dataset", "other"), "0.5,0.25\n0.5,0.75\n", "leave --dataset out"),
-        (("--buckets", "a,b"), "0.5,0.25\n0.5,0.75\n", "but other ones arrived"),
-        (("--num-instances", "4"), "0.5,0.25\n0.5,0.75\n", "but other ones arrived"),
-        ((), "0.5,0.25,0.5\n0.5,0.75,0.5\n", "got 2 bucket keys for 3 columns"),
-    ],
-)
-def test_a_matrix_that_contradicts_the_run_of_the_same_data_is_rejected(
-    store, tmp_path, options, content, part
-):
-    with track(buckets=2, num_instances=8, dataset="photos", dataset_digest="ab") as run:
-        run.log_counts(1, [4, 4])
-    path = tmp_path / "acc.csv"
-    path.write_text(content)
-    done = run_import(path, "--same-data-as", run.run_id, "--orientation", "rows", *options)
-    assert done.exit_code == 2
-    assert part in done.output
 
 
 def test_the_named_experiment_is_checked(store, matrix_file, monkeypatch):
@@ -402,14 +396,13 @@ def test_the_named_experiment_is_checked(store, matrix_file, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_log_is_imported_with_the_averages_that_prove_it(store, experiment_id):
-    """The averages are reported, and two classifiers are two runs."""
+def test_a_log_is_imported_with_the_averages_that_prove_it(store):
     logs = Path(__file__).parent.parent / "support" / "published_logs"
     done = run_import(logs / "pycil_output.txt", logs / "moe_cil.json")
     assert done.exit_code == 0, done.output
     output = " ".join(done.output.split())
     assert "percent, rows as training: fits accuracy over all images" in output
-    runs = find_runs_by_name(store, experiment_id)
+    runs = find_runs_by_name(store)
     assert set(runs) == {"moe_cil", "pycil_output run 1 CNN", "pycil_output run 2 NME"}
     metrics = runs["pycil_output run 1 CNN"].data.metrics
     assert metrics["renate/average_accuracy"] == pytest.approx(0.67875)

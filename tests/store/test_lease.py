@@ -97,7 +97,6 @@ def lose_run(store, monkeypatch):
 
 
 def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store, lose_run):
-    """One error. The run is unchanged, and measured rows are on local disk."""
     run, error = lose_run(2)
     assert re.search(r"is held by process \d+ on another since 20", error)
     assert run.info.status == "RUNNING"
@@ -212,7 +211,6 @@ def test_a_seemingly_expired_lease_is_observed_before_its_run_is_closed(
 def test_a_lease_dated_in_the_future_expires_when_it_was_seen_unchanged(
     store, experiment_id, sleeps
 ):
-    """Three minutes after it was first seen, whatever the other machine's clock."""
     run = create_leased_run(store, experiment_id, host="elsewhere", renewed_at=ago(minutes=-2))
     assert is_being_trained(store, run)
     time.sleep(179)
@@ -443,7 +441,6 @@ def test_a_changed_clock_expires_no_lease(store, experiment_id, monkeypatch, sle
 
 @pytest.fixture
 def journals(own_cache, tmp_path, monkeypatch):
-    """The run folders of one test."""
     monkeypatch.chdir(tmp_path)
     return default_root()
 
@@ -580,7 +577,6 @@ def test_a_lease_of_another_machine_expires_three_minutes_after_it_was_seen(
 
 
 def test_process_details_equal_those_of_psutil(monkeypatch):
-    """Read from /proc, and from psutil as on other systems."""
     seconds = psutil.Process(os.getppid()).create_time()
     ticks = (seconds - psutil.boot_time()) * os.sysconf("SC_CLK_TCK")
     for proc, started in (("/proc", ticks), ("/nowhere", seconds)):

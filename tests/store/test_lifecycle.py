@@ -160,7 +160,6 @@ def test_a_run_that_exists_keeps_the_name_that_a_person_gave_it(
 
 
 def test_a_run_taken_over_by_another_process_is_left_to_it(store, experiment_id):
-    """Nothing is scored or closed. Exit code 2."""
     run_id = open_run(store, "a run", lambda run: None)
     taken = json.dumps({**json.loads(format_lease()), "host": "another", "token": "another's"})
     store.set_tag(run_id, names.HOLDER_TAG, taken)
@@ -186,7 +185,6 @@ def test_a_run_taken_over_by_another_process_is_left_to_it(store, experiment_id)
     ],
 )
 def test_outcome_of_a_training_in_a_child_process(error, received, expected):
-    """Stopped, crashed or rejected, with the exit code of each."""
     result = build_result(error, "r", received)
     assert (result.exit_code, result.status) == expected
     assert result.run_id == "r"
@@ -197,7 +195,6 @@ def test_outcome_of_a_training_in_a_child_process(error, received, expected):
 
 
 def test_outcome_of_a_training_in_this_process():
-    """Completed, or ended by an exception, Ctrl-C or divergence."""
     for error, status in (
         (None, "FINISHED"),
         (SystemExit(0), "FINISHED"),

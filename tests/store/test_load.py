@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from courses import values
 from html_pages import Page
-from kept_predictions import kept_run
 from stored_runs import stored_run
 from trainings import FOUR_BUCKETS, NUM_TEST
 
@@ -31,7 +31,6 @@ def load_run(run):
 
 
 def build_tracked_run(store, experiment_id, *rows, **tags):
-    """Return a run with tags for searches and groups."""
     run = stored_run(store, experiment_id, *rows, seed=tags["seed"])
     for name, value in tags.items():
         store.set_tag(run.info.run_id, name, value)
@@ -49,9 +48,8 @@ def result(store, experiment_id):
     return load_run(stored_run(store, experiment_id, name="<b>a run</b>"))
 
 
-def test_a_run_object_has_all_stored_values(store, experiment_id):
-    """Matrix, metrics with series, configuration, curves, and the same in JSON."""
-    run = load_run(kept_run(store, experiment_id))
+def test_a_run_object_has_all_stored_values(trained_runs):
+    run = load_run(trained_runs["naive", 0])
     assert run.matrix.num_rows == run.matrix.num_buckets == len(run.curves)
     assert values(run.metrics).items() >= summarize(run.matrix).items()
     final = run.metrics["renate/average_accuracy"]
@@ -67,14 +65,11 @@ def test_a_run_object_has_all_stored_values(store, experiment_id):
     assert run.links == (f"open     clear-mlflow open {run.run_id}",)
 
 
-def test_runs_are_searched_as_mlflow_searches_them(store, experiment_id):
-    """An experiment's runs with rows, by a filter. Missing ones are one-line errors."""
-    for seed in (1, 3):
-        build_tracked_run(store, experiment_id, seed=seed)
+def test_runs_are_searched_as_mlflow_searches_them(store, experiment_id, trained_runs):
     store.create_run(experiment_id)
-    assert len(clear_mlflow.runs(experiment_id)) == 2
-    (run,) = clear_mlflow.runs(experiment_id, filter="tags.seed = '3'")
-    assert run.tags["seed"] == "3"
+    assert len(clear_mlflow.runs(experiment_id)) == 9
+    found = clear_mlflow.runs(experiment_id, filter="tags.seed = '1'")
+    assert sorted(run.tags["strategy"] for run in found) == ["naive", "ncm", "replay"]
     with pytest.raises(TrackingError, match="no experiment has the name or id 'other'"):
         clear_mlflow.runs("other")
     with pytest.raises(TrackingError, match="no_such"):
@@ -125,7 +120,6 @@ def test_an_address_is_a_link():
 
 
 def test_print_shows_tables_and_links(store, experiment_id):
-    """And the reason why a metric has no value."""
     run = load_run(stored_run(store, experiment_id, FOUR_BUCKETS[:2]))
     text = str(run)
     for part in ("after 1", "renate/forgetting", f"clear-mlflow open {run.run_id}"):
@@ -148,16 +142,14 @@ def test_plot_draws_the_heat_map_and_embeds_fonts(result, tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_are_compared(store, experiment_id):
-    """By object or by id, with or without a stored comparison."""
-    first, other = (load_run(kept_run(store, experiment_id)) for _ in range(2))
-    count = len(store.search_runs([experiment_id]))
+def test_runs_are_compared(store, experiment_id, trained_runs):
+    first, other = (load_run(trained_runs["naive", seed]) for seed in (0, 1))
     for pair in ([first, other], [first, other.run_id]):
-        compared = clear_mlflow.compare(pair, group_by=(), log=False)
+        compared = clear_mlflow.compare(pair, group_by=("seed",), log=False)
         assert len(compared.leaderboard()) == 2
         assert compared._repr_html_().startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
-        assert "clear/challenge" in str(compared) or "challenge" in str(compared)
-    assert len(store.search_runs([experiment_id])) == count
+        assert "challenge" in str(compared)
+    assert len(store.search_runs([experiment_id])) == len(trained_runs)
     stored = clear_mlflow.compare(experiment_id, group_by=())
     assert store.get_run(stored.run_id).data.tags[names.KIND_TAG] == names.KIND_COMPARE
     with pytest.raises((ConfigError, TrackingError), match="no_such"):
@@ -176,26 +168,25 @@ def test_a_comparison_becomes_a_papers_table(store, experiment_id):
     compared = clear_mlflow.compare(experiment_id, group_by=["strategy"], log=False)
     best, other = compared.comparison.groups
     name = "renate/average_accuracy"
-    board = compared.leaderboard([name])
-    assert board.to_dict("list") == {
-        "group": ["na_ive", "replay"],
-        "seeds": [3, 3],
-        name: [best.metrics[name].mean, other.metrics[name].mean],
-    }
+    means = [group.metrics[name].mean for group in (best, other)]
+    board = {"group": ["na_ive", "replay"], "seeds": [3, 3], name: means}
+    assert compared.leaderboard([name]).to_dict("list") == board
     mean, std = best.metrics[name].mean, best.metrics[name].std
     latex = compared.to_latex([name])
-    assert rf"na\_ive & 3 & ${100 * mean:.1f} \pm {100 * std:.1f}$ \\" in latex
-    title = r"\shortstack[r]{Average accuracy \\ (\%) $\uparrow$}"
-    assert rf"Method & Seeds & {title} \\" in latex
+    for part in (
+        rf"na\_ive & 3 & ${100 * mean:.1f} \pm {100 * std:.1f}$ \\",
+        r"Method & Seeds & \shortstack[r]{Average accuracy \\ (\%) $\uparrow$} \\",
+        r"\begin{tabular}{lrr}",
+    ):
+        assert part in latex
     assert latex.startswith("\\begin{table}\n\\caption{Mean $\\pm$ standard deviation over seeds.")
-    assert r"\begin{tabular}{lrr}" in latex
     assert f"| {mean:.4f} ± {std:.4f} |" in compared.to_markdown([name])
     frame = compared.to_frame()
     (line,) = frame[(frame["group"] == "replay") & (frame["metric"] == name)].to_dict("records")
-    assert (line["mean"], line["n"]) == (other.metrics[name].mean, 3)
+    assert (line["mean"], line["n"]) == (means[1], 3)
     (verdict,) = compared.verdicts().to_dict("records")
-    assert verdict["sentence"] == compared.comparison.pairs["sentence"][0]
-    assert verdict["p"] == compared.comparison.pairs["p"][0]
+    for column in ("sentence", "p"):
+        assert verdict[column] == compared.comparison.pairs[column][0]
     assert [line.get_label() for line in compared.plot(name).axes[0].lines] == ["na_ive", "replay"]
     with pytest.raises(ConfigError, match="which no run defines"):
         compared.to_latex(["renate/none"])
@@ -209,7 +200,6 @@ def test_an_invalid_figure_width_is_a_one_line_error(width):
 
 
 def test_latex_writes_powers_of_ten():
-    """Instead of 3.683e+11."""
     assert _format_powers(r"$3.683e+11 \pm 2e-05$") == (
         r"$3.683 \times 10^{11} \pm 2 \times 10^{-5}$"
     )
@@ -217,7 +207,7 @@ def test_latex_writes_powers_of_ten():
 
 @pytest.mark.slow
 def test_runs_without_a_strategy_are_compared(store, experiment_id):
-    """As custom loops store them."""
+    """As custom loops store them. Invalid arguments are one-line errors."""
     for seed in (0, 1):
         build_tracked_run(store, experiment_id, seed=seed)
     for options in ({}, {"group_by": "auto"}, {"group_by": "dataset"}):
@@ -234,15 +224,17 @@ def test_runs_without_a_strategy_are_compared(store, experiment_id):
     assert [*stored.leaderboard(name)] == ["group", "seeds", name]
     first = clear_mlflow.compare([clear_mlflow.runs(experiment_id)[0]], log=False)
     assert {first.to_frame()[end].dtype for end in ("low", "high")} == {np.dtype(float)}
-    for margin, expected in ((-1, "percentage points above 0"), ("1", "a finite number or None")):
-        with pytest.raises(ConfigError, match=f"margin is {margin!r}; expected {expected}"):
-            clear_mlflow.compare(experiment_id, margin=margin, log=False)
+    for options, message in (
+        ({"margin": -1}, "margin is -1; expected percentage points above 0"),
+        ({"margin": "1"}, "margin is '1'; expected a finite number or None"),
+        ({"rank_by": "nope"}, r"rank_by.*'nope', which no run defines"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            clear_mlflow.compare(experiment_id, log=False, **options)
     with pytest.raises(TrackingError, match="cannot read run 0000"):
         clear_mlflow.runs("0" * 32)
     with pytest.raises(ConfigError, match="runs contains 5; expected runs, their ids, or paths"):
         clear_mlflow.load(5)
-    with pytest.raises(ConfigError, match=r"rank_by.*'nope', which no run defines"):
-        clear_mlflow.compare(experiment_id, rank_by="nope", log=False)
 
 
 def test_an_error_is_one_line_in_a_notebook():
@@ -251,29 +243,19 @@ def test_an_error_is_one_line_in_a_notebook():
     assert error._render_traceback_() == ["error: lr is '-1'; expected a number above 0"]
 
 
-class Shown:
-    """Simulates the output of a notebook cell."""
-
-    def __init__(self):
-        self.texts = []
-
-    def update(self, content):
-        self.texts.append(content.data)
-
-
 def test_the_notebooks_matrix_grows_row_by_row():
     """Each row is shown when it is measured, under streaming only its valid cells."""
     assert not is_notebook()
     for protocol, cells in (("iid", 4), ("streaming", 3)):
-        progress, display = NotebookProgress(protocol), Shown()
-        progress._display = display
+        texts = []
+        progress = NotebookProgress(protocol)
+        progress._display = SimpleNamespace(update=lambda page, to=texts: to.append(page.data))
         progress.bucket_started("<i>", bucket_index=0, num_buckets=4)
-        assert "bucket &lt;i&gt;: 1 of 4" in display.texts[-1]
+        assert "bucket &lt;i&gt;: 1 of 4" in texts[-1]
         keys = ("1", "2", "3", "4")
         progress.row_measured(AccuracyRow(1, keys, tuple(FOUR_BUCKETS[1]), (NUM_TEST,) * 4))
-        assert "1 of 4 buckets, on itself 90.0 %" in display.texts[-1]
-        cell_texts = re.findall(
-            r"<td style=\"text-align:center[^>]*>([0-9.]+)</td>", display.texts[-1]
+        assert "1 of 4 buckets, on itself 90.0 %" in texts[-1]
+        assert (
+            len(re.findall(r"<td style=\"text-align:center[^>]*>[0-9.]+</td>", texts[-1])) == cells
         )
-        assert len(cell_texts) == cells
-        assert '<progress value="1" max="4"' in display.texts[-1]
+        assert '<progress value="1" max="4"' in texts[-1]

@@ -54,12 +54,13 @@ print(json.dumps([answers["class"].tolist(), answers["label"].tolist(), loaded])
 
 def stored_models(store, run):
     """Return the models of a run by row, from MLflow's search."""
-    models = store.search_logged_models(
-        [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"
-    )
-    return {
-        int(model.tags["clear_mlflow.row"]): model for model in models if model.status == "READY"
-    }
+    condition = f"source_run_id = '{run.info.run_id}'"
+    models = store.search_logged_models([run.info.experiment_id], condition)
+    return {int(m.tags["clear_mlflow.row"]): m for m in models if m.status == "READY"}
+
+
+def ids_by_row(store, run):
+    return {row: model.model_id for row, model in stored_models(store, run).items()}
 
 
 def train_run(store, experiment_id, **options):
@@ -87,21 +88,14 @@ class Tied(Strategy):
     def build_model(cls, config, stream):
         first, second = nn.Linear(8, 8), nn.Linear(8, 8)
         second.weight = first.weight
-        head = nn.Linear(8, stream.num_classes)
-        return nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 8), first, second, head
-        )
+        pool, head = nn.AdaptiveAvgPool2d(1), nn.Linear(8, stream.num_classes)
+        return nn.Sequential(pool, nn.Flatten(), nn.Linear(3, 8), first, second, head)
 
 
 def test_models_with_tied_weights_are_stored(store, experiment_id, photos):
     """Each name has its numbers. A custom network is no MLflow model."""
-    parameters = {
-        **SMALL,
-        "data_root": str(photos),
-        "strategy": f"{__name__}:Tied",
-        "predictions": "none",
-    }
-    run = train_run(store, experiment_id, **parameters)
+    parameters = {**SMALL, "data_root": str(photos), "strategy": f"{__name__}:Tied"}
+    run = train_run(store, experiment_id, **parameters, predictions="none")
     assert (run.info.status, stored_models(store, run)) == ("FINISHED", {})
     for row in range(BUCKETS + 1):
         weights = load_file(artifact_folder(run) / "models" / f"after_{row:03d}.safetensors")
@@ -114,16 +108,12 @@ def test_mlflow_alone_loads_the_model_of_row_three(store, run, photos):
     """In a process without training: its predictions equal the stored ones."""
     folder = artifact_folder(run) / "predictions"
     images = EvaluationSet.load(folder / "evaluation_set.safetensors")
-    by_content = {
-        hashlib.sha256(path.read_bytes()).digest()[:16]: path
-        for path in photos.rglob("*")
-        if path.is_file()
-    }
+    files = (path for path in photos.rglob("*") if path.is_file())
+    by_content = {hashlib.sha256(path.read_bytes()).digest()[:16]: path for path in files}
     paths = [str(by_content[content.tobytes()]) for content in images.content]
-    model = stored_models(store, run)[3]
     process = subprocess.run(
         [sys.executable, "-c", ASK],
-        input=json.dumps([f"models:/{model.model_id}", paths]),
+        input=json.dumps([f"models:/{stored_models(store, run)[3].model_id}", paths]),
         env={**os.environ, "MLFLOW_TRACKING_URI": store.tracking_uri},
         text=True,
         capture_output=True,
@@ -138,7 +128,6 @@ def test_mlflow_alone_loads_the_model_of_row_three(store, run, photos):
 
 
 def test_each_row_is_a_model_with_its_accuracies(store, experiment_id, run):
-    """Linked to run, row and dataset. The run's own series are unchanged."""
     models = stored_models(store, run)
     assert sorted(models) == [0, 1, 2, 3]
     outputs = store.get_run(run.info.run_id).outputs.model_outputs
@@ -162,10 +151,9 @@ def test_a_model_server_predicts_raw_images_of_any_size(store, run, photos):
     records = [{"image": base64.b64encode(content).decode()} for content in contents]
     response = TestClient(init(model)).post("/invocations", json={"dataframe_records": records})
     assert response.status_code == 200, response.text
-    assert [prediction["label"] for prediction in response.json()["predictions"]] == direct[
-        "label"
-    ].tolist()
-    assert all(0 < prediction["probability"] <= 1 for prediction in response.json()["predictions"])
+    predictions = response.json()["predictions"]
+    assert [prediction["label"] for prediction in predictions] == direct["label"].tolist()
+    assert all(0 < prediction["probability"] <= 1 for prediction in predictions)
 
 
 def test_nothing_in_a_model_is_a_pickle(store, run):
@@ -176,23 +164,19 @@ def test_nothing_in_a_model_is_a_pickle(store, run):
 
 def test_rescoring_logs_missing_models(store, run):
     """Without duplicates. A deleted model is logged again, and an unfinished one is finished."""
-    before = {row: model.model_id for row, model in stored_models(store, run).items()}
+    before = ids_by_row(store, run)
     rescore(store, run)
-    assert {row: model.model_id for row, model in stored_models(store, run).items()} == before
+    assert ids_by_row(store, run) == before
     store.delete_logged_model(before[2])
+    rescore(store, run, dry_run=True)
+    assert sorted(ids_by_row(store, run)) == [0, 1, 3]
     store.finalize_logged_model(before[1], "FAILED")
     verdict = rescore(store, run)
     assert not verdict.is_problem, verdict.detail
-    after = {row: model.model_id for row, model in stored_models(store, run).items()}
+    after = ids_by_row(store, run)
     assert after.keys() == before.keys()
     assert {row for row in before if before[row] != after[row]} == {2}
     assert len(stored_models(store, run)[1].metrics) == BUCKETS
-
-
-def test_a_dry_run_logs_no_model(store, run):
-    store.delete_logged_model(stored_models(store, run)[2].model_id)
-    rescore(store, run, dry_run=True)
-    assert sorted(stored_models(store, run)) == [0, 1, 3]
 
 
 @pytest.mark.slow
@@ -230,7 +214,12 @@ def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_
     train_in_process(store, training, parameters)
     is_task = parameters.get("scenario") == "task"
     buckets = training.stream.buckets
-    features = load_features(training.stream, "pixels", cache_dir=default_cache_dir())
+    if "features" in parameters:
+        features = load_features(training.stream, "pixels", cache_dir=default_cache_dir())
+        inputs = [np.asarray(of_bucket) for of_bucket in features.test]
+    else:
+        images = ([path.read_bytes() for path in bucket.test.paths] for bucket in buckets)
+        inputs = [pd.DataFrame({"image": of_bucket}) for of_bucket in images]
     runs = [run for run in store.search_runs([experiment_id]) if stored_models(store, run)]
     assert len(runs) == (2 if "seeds" in parameters else 1)
     for run in runs:
@@ -238,19 +227,12 @@ def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_
         assert sorted(models) == list(range(len(buckets) + 1))
         for row in (0, 2, len(buckets)):
             model = mlflow.pyfunc.load_model(f"models:/{models[row].model_id}")
-            predictions = []
-            for bucket, bucket_features in zip(buckets, features.test, strict=True):
-                inputs = (
-                    np.asarray(bucket_features)
-                    if "features" in parameters
-                    else pd.DataFrame({"image": [path.read_bytes() for path in bucket.test.paths]})
-                )
-                params = {"bucket": bucket.key} if is_task else None
-                predictions.append(model.predict(inputs, params=params))
-            predictions = pd.concat(predictions)
-            stored = RowPredictions.load(
-                artifact_folder(run) / "predictions" / predictions_file_name(row)
+            predictions = pd.concat(
+                model.predict(of_bucket, params={"bucket": bucket.key} if is_task else None)
+                for bucket, of_bucket in zip(buckets, inputs, strict=True)
             )
+            file = artifact_folder(run) / "predictions" / predictions_file_name(row)
+            stored = RowPredictions.load(file)
             assert predictions["class"].tolist() == stored.labels.tolist()
             if stored.probabilities is not None:
                 largest = stored.probabilities.max(axis=1).astype(np.float64)
@@ -259,7 +241,6 @@ def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_
 
 @pytest.mark.slow
 def test_a_task_model_requires_the_bucket(store, experiment_id):
-    """The error names the existing buckets."""
     run = train_run(store, experiment_id, **{**SETTINGS["task"], **FAST}, scenario_args="times=all")
     model = mlflow.pyfunc.load_model(f"models:/{stored_models(store, run)[5].model_id}")
     for params in (None, {"bucket": "6"}):
@@ -272,19 +253,11 @@ def test_a_task_model_requires_the_bucket(store, experiment_id):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"image_size": 10**7},
-        {"image_size": "24"},
-        {"image_size": True},
-        {"class_names": ["one"]},
-        {"width": -1},
-        {"width": 10**9},
-        {"num_classes": 10**9},
-        {"model": ["small_cnn"]},
-        {"strategy": None},
-        {"requirements": 3},
-        {"classes_by_bucket": {"1": ["c"]}},
-        {"classes_by_bucket": {"1": []}},
-        {"classes_by_bucket": ["a"]},
+        *({"image_size": value} for value in (10**7, "24", True)),
+        *({"width": value} for value in (-1, 10**9)),
+        *({"classes_by_bucket": value} for value in ({"1": ["c"]}, {"1": []}, ["a"])),
+        *({"class_names": ["one"]}, {"num_classes": 10**9}, {"model": ["small_cnn"]}),
+        *({"strategy": None}, {"requirements": 3}),
     ],
     ids=str,
 )

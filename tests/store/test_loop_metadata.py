@@ -58,7 +58,6 @@ LABELS = [[0, 1, 2], [2, 1], [0, 0, 0, 1]]
     ],
 )
 def test_an_invalid_row_is_rejected_in_one_line(row, message):
-    """Before anything is stored."""
     measured, *arguments = row
     with pytest.raises((ConfigError, RecordError), match=message) as caught:
         measured(describe_loop(**LOOP), *arguments)
@@ -153,7 +152,6 @@ def test_an_unknown_class_is_rejected(outputs, message):
     ],
 )
 def test_invalid_loop_metadata_is_rejected_in_one_line(arguments, message):
-    """By the call itself, before a run is opened."""
     with pytest.raises((ConfigError, RecordError), match=message) as refusal:
         clear_mlflow.track(**arguments)
     assert "\n" not in str(refusal.value)

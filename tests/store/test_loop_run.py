@@ -23,10 +23,7 @@ import clear_mlflow
 from clear_mlflow.adapters._run import Adapter
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
-from clear_mlflow.core.loop_metadata import (
-    build_test,
-    describe_loop,
-)
+from clear_mlflow.core.loop_metadata import build_test, describe_loop
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.run_folder import find_run_folders
 from clear_mlflow.journal.uploader import Uploader
@@ -59,7 +56,6 @@ def track_rows(order=range(5), **options):
 
 @pytest.mark.program
 def test_a_plain_script_with_a_custom_loop(store, experiment_id, tmp_path):
-    """It imports only clear_mlflow, in another folder, and its rows are scored."""
     script = tmp_path / "elsewhere" / "loop.py"
     script.parent.mkdir()
     script.write_text(
@@ -86,7 +82,6 @@ def test_a_plain_script_with_a_custom_loop(store, experiment_id, tmp_path):
 
 
 def test_all_passed_metadata_is_stored_in_the_run(store, experiment_id):
-    """Tags and parameters, the dataset as an input, and all reports."""
     with clear_mlflow.track(
         **LOOP,
         dataset="mine",
@@ -121,7 +116,6 @@ def test_all_passed_metadata_is_stored_in_the_run(store, experiment_id):
     [(RuntimeError("broke"), "FAILED"), (KeyboardInterrupt(), "KILLED"), (SystemExit(0), None)],
 )
 def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status):
-    """The run has the reason, and all metrics that the rows define."""
     run = clear_mlflow.track(**LOOP)
 
     def fail_after(order):
@@ -140,7 +134,6 @@ def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status
 
 @pytest.mark.slow
 def test_rows_come_in_any_order_and_twice(store, experiment_id):
-    """Every point equals that of rows in order."""
     run, in_order = track_rows([3, 0, 4, 1, 3, 2, 0]), track_rows()
     assert run.matrix.equals(in_order.matrix)
     points, expected = (
@@ -154,7 +147,6 @@ def test_rows_come_in_any_order_and_twice(store, experiment_id):
 
 
 def test_a_row_with_different_numbers_is_rejected(store, experiment_id):
-    """In one line. The first row is kept."""
     run = clear_mlflow.track(**LOOP)
 
     def log_twice():
@@ -256,7 +248,6 @@ def test_accuracies_instead_of_counts(store):
 
 
 def test_a_tracked_run_prints_like_the_stored_one(store):
-    """Before, within and after its block."""
     run = clear_mlflow.track(**LOOP, seed=3)
     description = "LoopRun('own loop own seed 3', not entered, 0 of 4 rows)"
     assert str(run) == repr(run) == description
@@ -380,7 +371,6 @@ def test_a_row_is_stored_when_its_call_ends(store, experiment_id, monkeypatch):
 
 
 def test_metrics_of_a_continued_run_include_its_earlier_rows_at_once(store, monkeypatch):
-    """Already during the loop."""
     with mlflow.start_run() as active:
         track_rows(range(3))
     monkeypatch.setenv("MLFLOW_RUN_ID", active.info.run_id)
@@ -395,7 +385,6 @@ def test_metrics_of_a_continued_run_include_its_earlier_rows_at_once(store, monk
 
 
 def test_buckets_may_be_years(store):
-    """As numbers, also as keys of counts. A row names its bucket as a text."""
     with clear_mlflow.track(buckets=[2004, 2005], num_instances={2004: 50, 2005: 20}) as run:
         run.log_counts("2004", {2004: 25, 2005: 5})
         run.log_values(2, {2005: 0.5})
@@ -461,7 +450,6 @@ def test_an_adapters_run_may_stop_before_its_last_row(store):
 
 
 def test_a_closed_adapters_run_accepts_no_different_numbers(store):
-    """The same row again is accepted."""
     run = Adapter({})
     run._log_row(1, "a", [0.5], [None])  # the last bucket's
     run._log_row(1, "a", [0.5], [None])
@@ -549,7 +537,6 @@ def test_an_invalid_test_within_a_bucket_is_a_one_line_error(changes, part):
 
 
 def test_a_loop_logs_the_cost_of_its_rows(store, experiment_id):
-    """As metrics at each step. A run without costs has a note on its page only."""
     with clear_mlflow.track(**LOOP) as run:
         for i, correct in enumerate(FOUR_BUCKETS):
             run.log_counts(i, correct, cost={"training_flops": 10 * i, "seconds": 1.5})
@@ -597,7 +584,6 @@ def test_a_loop_killed_after_a_row_continues(store, experiment_id, monkeypatch, 
 
 
 def test_a_run_folder_of_an_earlier_process_is_sent_first(store, monkeypatch):
-    """Its predictions are scored, and checked against this loop."""
     run = clear_mlflow.track(buckets=3, test_labels=LABELS)
     with monkeypatch.context() as patch:
         patch.setattr(Uploader, "enqueue", lambda self, *items: None)
@@ -620,7 +606,6 @@ def test_a_run_folder_of_an_earlier_process_is_sent_first(store, monkeypatch):
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_loop_that_counts_from_0_is_an_error(store, monkeypatch, capfd, joined):
-    """Its rows are stored, and the run can be continued. The error is not a warning, too."""
     run, message = clear_mlflow.track(**LOOP), "row 4 is missing; 0 means before any training"
     joins = mlflow.start_run() if joined else nullcontext()
     with pytest.raises(RecordError, match=message), joins, run:
@@ -642,7 +627,6 @@ def test_a_loop_may_stop_early(store, rows):
 
 
 def test_threads_may_log_the_same_row(store):
-    """One thread stores it, and one with different numbers is rejected."""
     errors = []
 
     def log(correct):
@@ -720,7 +704,6 @@ with clear_mlflow.track(buckets=1, num_instances=10) as run:
 
 
 def test_a_forked_child_is_rejected(store, experiment_id, tmp_path):
-    """In one line. It does not close the run of its parent."""
     done = run_script(tmp_path, FORKS)
     assert done.returncode == 0, done.stderr
     first, second, seconds = done.stdout.splitlines()
@@ -754,8 +737,6 @@ def test_predictions_may_be_bfloat16_or_an_array_of_arrays(store):
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("raised", [False, True])
 def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
-    """The run has a final status, and the next loop opens its own."""
-
     def interrupt(client, run_id):
         if raised:  # as in a thread, where signals are not handled
             raise KeyboardInterrupt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -20,39 +19,17 @@ import numpy as np
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics import Metric
 
-def worst(matrix):
-    return matrix.values.min()
-
-def answers(predictions, class_index=0):
-    return float(predictions.k)
-
-def whole(matrix):
-    return 1
-
-def undefined(matrix):
-    raise UndefinedMetricError("needs more")
-
-def failing(matrix):
-    raise KeyError("no\\nsuch")
-
-def gives_none(matrix):
-    return None
-
-def gives_nan(matrix):
-    return np.nan
-
-def gives_text(matrix):
-    return "0.5"
-
-def gives_array(matrix):
-    return np.array([0.5])
-
-def two(a, b):
-    return 0.5
-
-def nothing():
-    return 0.5
-
+def worst(matrix): return matrix.values.min()
+def answers(predictions, class_index=0): return float(predictions.k)
+def whole(matrix): return 1
+def undefined(matrix): raise UndefinedMetricError("needs more")
+def failing(matrix): raise KeyError("no\\nsuch")
+def gives_none(matrix): return None
+def gives_nan(matrix): return np.nan
+def gives_text(matrix): return "0.5"
+def gives_array(matrix): return np.array([0.5])
+def two(a, b): return 0.5
+def nothing(): return 0.5
 other = lambda m: 0.5
 number = 3
 named = Metric(name="mylab/worst", function=worst, higher_is_better=False, version=4)
@@ -68,22 +45,20 @@ empty = ()
 
 class Group:
     @staticmethod
-    def inside(matrix):
-        return 0.25
+    def inside(matrix): return 0.25
 """
 
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module of metrics in the working folder, which console scripts do not import from."""
-    tmp_path.joinpath("lab_module.py").write_text(textwrap.dedent(MODULE))
-    tmp_path.joinpath("lab_broken.py").write_text("import sys\nsys.exit('not\\nnow')\n")
+    (tmp_path / "lab_module.py").write_text(MODULE)
+    (tmp_path / "lab_broken.py").write_text("import sys\nsys.exit('not\\nnow')\n")
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.usefixtures("lab")
 def test_functions_are_named_by_package_and_function() -> None:
-    """Nested attributes are found, too."""
     own = load_custom_metrics(
         [f"lab_module:{name}" for name in ("worst", "answers", "whole", "Group.inside", "worst")]
     )
@@ -172,7 +147,6 @@ def test_errors_of_a_function_name_it() -> None:
     ],
 )
 def test_an_invalid_metric_is_rejected_in_one_line(reference: str, message: str) -> None:
-    """Before any run is read, with a remedy."""
     with pytest.raises(ConfigError) as caught:
         load_custom_metrics(reference.split(","))
     assert message in str(caught.value)
@@ -180,10 +154,8 @@ def test_an_invalid_metric_is_rejected_in_one_line(reference: str, message: str)
 
 
 def test_a_function_may_have_optional_arguments(tmp_path, monkeypatch):
-    """With a default, or as *args and **options."""
-    tmp_path.joinpath("lab_optional.py").write_text(
-        "def best(matrix, *args, scale=1.0, **options):\n    return scale * matrix.values.max()\n"
-    )
+    function = "def best(matrix, *args, scale=1.0, **options): return scale * matrix.values.max()\n"
+    (tmp_path / "lab_optional.py").write_text(function)
     monkeypatch.chdir(tmp_path)
     (metric,) = load_custom_metrics(["lab_optional:best"])
     assert metric.function(MATRIX) == 0.9

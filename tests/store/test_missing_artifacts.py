@@ -27,16 +27,13 @@ MISSING = "are missing from its artifacts"
 
 
 @pytest.fixture
-def trained(store, experiment_id):
-    """A finished run of four rows."""
-    train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
-    return store.search_runs([experiment_id], max_results=1)[0]
+def trained(trained_runs):
+    """A finished run of ten buckets."""
+    return trained_runs["naive", 0]
 
 
 @pytest.fixture
 def unmount(tmp_path):
-    """Replace all artifacts by an empty folder."""
-
     def away():
         root = tmp_path / "artifacts"
         root.rename(tmp_path / "the disk")
@@ -46,7 +43,6 @@ def unmount(tmp_path):
 
 
 def known(store, run_id):
-    """Return everything that the database has of a run."""
     run = store.get_run(run_id)
     return run.info.status, run.data.tags, run.data.params, histories(store, run_id)
 
@@ -60,7 +56,6 @@ def files_below(folder):
 def test_evaluate_rejects_the_run_and_leaves_it_unchanged(
     store, trained, unmount, tmp_path, run_names
 ):
-    """Its tag stays complete, and no report is written."""
     run_id = trained.info.run_id
     before = known(store, run_id)
     unmount()
@@ -74,7 +69,6 @@ def test_evaluate_rejects_the_run_and_leaves_it_unchanged(
 
 
 def test_commands_report_missing_rows_in_one_line(store, trained, unmount):
-    """Exit code 2."""
     unmount()
     for command in (["evaluate", "--runs"], ["compare"]):
         done = CliRunner().invoke(main, [*command, trained.info.run_id])
@@ -93,7 +87,8 @@ def test_an_interrupted_run_with_missing_rows_is_rejected(store, trained, unmoun
     unmount()
     with pytest.raises(RecordError, match=MISSING):
         has_rows(store, run_id)
-    (verdict,) = rescore_runs(store, select_runs(store), explicit=False, dry_run=False)
+    chosen = select_runs(store, run_ids=(run_id,))
+    (verdict,) = rescore_runs(store, chosen, explicit=False, dry_run=False)
     assert MISSING in verdict.detail
     assert known(store, run_id) == before
 
@@ -128,7 +123,6 @@ class MovedAway(KnownTraining):
 
 
 def test_a_training_with_missing_rows_at_its_end_fails(store, experiment_id, unmount):
-    """Remaining rows are scored, and missing ones are named."""
     with pytest.raises(RecordError, match=r"stored rows that are missing now in .*: 0, 1, 2; put"):
         train_in_process(store, MovedAway(FOUR_BUCKETS, unmount=unmount), {})
     (run,) = store.search_runs([experiment_id])
@@ -141,7 +135,6 @@ def test_a_training_with_missing_rows_at_its_end_fails(store, experiment_id, unm
 
 
 def test_no_training_continues_in_it(store, trained, unmount, tmp_path):
-    """Neither resume nor track: nothing is trained or duplicated."""
     run_id = trained.info.run_id
     points = histories(store, run_id)
     unmount()
@@ -154,7 +147,6 @@ def test_no_training_continues_in_it(store, trained, unmount, tmp_path):
 
 
 def test_missing_rows_are_named_from_the_first_to_the_last(store, trained):
-    """In order."""
     for row in range(4):
         (rows_folder(trained) / f"row_00{row}.json").unlink()
     (result,) = clear_mlflow.evaluate([trained.info.run_id])

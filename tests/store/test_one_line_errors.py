@@ -33,7 +33,6 @@ def test_an_artifact_location_that_stores_nothing_is_a_one_line_error(store, mon
 
 
 def test_memory_for_a_strategy_without_memory_is_rejected(store, experiment_id):
-    """On the command line and in Python. A grid may set it for all strategies."""
     done = CliRunner().invoke(main, ["train", "--strategy", "ewc", "--memory", "100"])
     assert done.exit_code == 2
     assert (
@@ -48,7 +47,6 @@ def test_memory_for_a_strategy_without_memory_is_rejected(store, experiment_id):
 
 
 def test_messages_spell_options_as_they_are_typed(store, tmp_path):
-    """With dashes on the command line and as arguments in Python."""
     (tmp_path / "x.csv").write_text("75,50\n70,90\n")
     done = CliRunner().invoke(main, ["import", str(tmp_path / "x.csv"), "--orientation", "rows"])
     assert "pass --scale percent" in done.output
@@ -162,7 +160,6 @@ def test_a_file_that_cannot_be_read_is_one_plain_line(tmp_path, monkeypatch, arg
 
 @pytest.mark.parametrize("command", [["evaluate", "--unscored-only"], ["import", __file__]])
 def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
-    """In the first call."""
     calls = []
 
     def hang(**options):
@@ -189,7 +186,6 @@ def test_an_unreadable_database_is_an_error_within_seconds(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_a_locked_database_is_a_one_line_error(store, experiment_id):
-    """Without MLflow's traceback."""
     run_id = stored_run(store, experiment_id).info.run_id
     with closing(sqlite3.connect(store.tracking_uri.removeprefix("sqlite:///"))) as connection:
         connection.execute("BEGIN EXCLUSIVE")

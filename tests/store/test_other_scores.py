@@ -1,14 +1,11 @@
 """Runs of another score than accuracy in a real store: tracked, imported, scored, compared."""
 
-import json
-from pathlib import Path
-
-import mlflow
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from compare_command import compare, load_comparison
 from courses import values
-from stored_runs import histories
+from stored_runs import artifact_folder, histories
 
 import clear_mlflow
 from clear_mlflow.cli import main
@@ -39,10 +36,6 @@ def invoke(*arguments):
     return CliRunner().invoke(main, [*map(str, arguments)])
 
 
-def read_text(store, run, path):
-    return Path(mlflow.artifacts.download_artifacts(f"{run.info.artifact_uri}/{path}")).read_text()
-
-
 def test_a_loops_rmse_is_stored_as_a_run(store, experiment_id):
     """Rows, series and metrics under the score's name, with their direction, and no accuracy."""
     tracked = track_whole(seed=3)
@@ -51,28 +44,27 @@ def test_a_loops_rmse_is_stored_as_a_run(store, experiment_id):
     np.testing.assert_array_equal(record.matrix.values, ERRORS[1:])
     assert record.matrix.score == RMSE
     assert run.data.params["score"] == run.data.tags["score"] == "rmse"
-    points = histories(store, run.info.run_id)
-    series = {name for name in points if "/bucket_" in name}
-    assert series == {f"test_rmse/bucket_{key}" for key in KEYS}
-    assert {p.step: p.value for p in store.get_metric_history(run.info.run_id, min(series))} == {
-        i: row[0] for i, row in enumerate(ERRORS)
+    series = {
+        name: p for name, p in histories(store, run.info.run_id).items() if "/bucket_" in name
     }
-    assert run.data.metrics["renate/average_rmse"] == np.mean(ERRORS[3])
-    assert run.data.metrics["renate/backward_transfer"] == pytest.approx(-0.55)
-    assert run.data.metrics["renate/forward_transfer"] == pytest.approx((9.4 - 3.8 + 9 - 3.9) / 2)
-    assert run.data.metrics["renate/forgetting"] == pytest.approx(0.55)
-    assert run.data.metrics == pytest.approx(
-        {**values(tracked.metrics), **{name: run.data.metrics[name] for name in series}}
-    )
-    assert not any("accuracy" in name for name in run.data.metrics)
-    assert (
-        tracked.metrics["clear/challenge_score"].reason == "needs an accuracy (the score is rmse)"
-    )
-    note = run.data.tags["mlflow.note.content"]
-    page = read_text(store, run, "report.html").split("</style>")[1].split("<script")[0]
-    assert "2.90" in note
-    assert "2.90" in page
-    assert " %" not in note + page
+    assert set(series) == {f"test_rmse/bucket_{key}" for key in KEYS}
+    first = [(step, value) for step, _, value in series["test_rmse/bucket_2024"]]
+    assert first == [(i, row[0]) for i, row in enumerate(ERRORS)]
+    metrics = run.data.metrics
+    assert metrics["renate/average_rmse"] == np.mean(ERRORS[3])
+    assert metrics["renate/backward_transfer"] == pytest.approx(-0.55)
+    assert metrics["renate/forward_transfer"] == pytest.approx((9.4 - 3.8 + 9 - 3.9) / 2)
+    assert metrics["renate/forgetting"] == pytest.approx(0.55)
+    others = {name: value for name, value in metrics.items() if name not in series}
+    assert others == pytest.approx(values(tracked.metrics))
+    assert not any("accuracy" in name for name in metrics)
+    reason = "needs an accuracy (the score is rmse)"
+    assert tracked.metrics["clear/challenge_score"].reason == reason
+    page = (artifact_folder(run) / "report.html").read_text()
+    page = page.split("</style>")[1].split("<script")[0]
+    for text in (run.data.tags["mlflow.note.content"], page):
+        assert "2.90" in text
+        assert " %" not in text
     assert "rmse matrix" in render_live_run(store, run, [], "")
 
 
@@ -91,7 +83,6 @@ def test_rescoring_changes_nothing(store, experiment_id):
 
 @pytest.mark.slow
 def test_a_run_continues_only_with_its_own_score(store, experiment_id, monkeypatch):
-    """Rows of another score or direction are rejected before anything is written."""
     with track() as run:
         run.log_values(1, ERRORS[1])
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
@@ -117,17 +108,10 @@ def test_a_score_name_that_metrics_use_is_rejected_before_a_run(store, experimen
     assert store.search_runs([experiment_id]) == []
 
 
-@pytest.fixture
-def errors_file(tmp_path):
+def test_a_file_of_errors_is_imported(store, experiment_id, tmp_path):
     path = tmp_path / "errors.csv"
     path.write_text("\n".join(",".join(map(str, row)) for row in ERRORS) + "\n")
-    return path
-
-
-def test_a_file_of_errors_is_imported(store, experiment_id, errors_file):
-    done = invoke(
-        "import", errors_file, "--score", "rmse", "--lower-is-better", "--initial", "first-row"
-    )
+    done = invoke("import", path, "--score", "rmse", "--lower-is-better", "--initial", "first-row")
     assert done.exit_code == 0, done.output
     (run,) = store.search_runs([experiment_id])
     record = assemble(read_rows(store, run))
@@ -137,29 +121,8 @@ def test_a_file_of_errors_is_imported(store, experiment_id, errors_file):
     assert run.data.metrics["renate/average_rmse"] == np.mean(ERRORS[3])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        ([], "which is not a fraction"),
-        (["--lower-is-better"], "for which higher is better"),
-        (["--score", "r m s e"], "expected a name"),
-        (["--score", "rmse", "--scale", "percent"], "which applies only to accuracies"),
-        (["--score", "challenge_score"], "rename the score"),
-    ],
-)
-def test_an_invalid_score_of_a_file_is_a_one_line_error(
-    store, experiment_id, errors_file, arguments, part
-):
-    done = invoke("import", errors_file, "--initial", "first-row", *arguments)
-    assert done.exit_code == 2
-    (line,) = [line for line in done.output.splitlines() if line.startswith("error:")]
-    assert part in line
-    assert store.search_runs([experiment_id]) == []
-
-
 @pytest.mark.slow
 def test_lower_scores_rank_first_if_lower_is_better(store, experiment_id):
-    """Runs of accuracies are skipped in a search, and rejected if named."""
     for seed in range(3):
         shift = 0.01 * seed**2
         track_whole([[value + 0.01 * seed for value in row] for row in ERRORS], seed=seed)
@@ -167,22 +130,17 @@ def test_lower_scores_rank_first_if_lower_is_better(store, experiment_id):
         track_whole(better, seed=seed, strategy="replay")
     with clear_mlflow.track(buckets=KEYS, strategy="naive", seed=0) as other:
         other.log_values(1, [0.5, 0.4, 0.3])
-    done = invoke("compare", "--runs", "test", "--margin", "0.2")
-    assert done.exit_code == 0, done.output
-    output = " ".join(done.output.split())
+    output, content = compare(store, experiment_id, "--margin", "0.2")
     assert "1 run is left out because the score is accuracy (higher is better)" in output
-    assert (
-        "replay is significantly better than naive in renate/average_rmse (lower is better: "
-        in output
-    )
+    better = "replay is significantly better than naive in renate/average_rmse (lower is better: "
+    assert better in output
     assert "percentage" not in output
-    (run,) = store.search_runs([experiment_id], "tags.clear_mlflow.kind = 'compare'")
+    run, folder = load_comparison(store, experiment_id)
     assert run.data.tags["leader"] == "replay"
     assert run.data.metrics["leader/renate/average_rmse"] < np.mean(ERRORS[3])
-    board = read_text(store, run, "leaderboard.csv").splitlines()
+    board = (folder / "leaderboard.csv").read_text().splitlines()
     assert list(dict.fromkeys(line.split(",")[0] for line in board[1:])) == ["replay", "naive"]
-    compared = json.loads(read_text(store, run, "compared_runs.json"))
-    assert (compared["score"], compared["lower_is_better"]) == ("rmse", True)
+    assert (content["score"], content["lower_is_better"]) == ("rmse", True)
     ids = [r.info.run_id for r in store.search_runs([experiment_id], "params.strategy = 'naive'")]
     refused = invoke("compare", *ids)
     assert refused.exit_code == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +12,7 @@ from kept_predictions import kept_run, predictions_folder, score
 from stored_runs import histories
 
 from clear_mlflow.cli import main
-from clear_mlflow.core.predictions import (
-    EVALUATION_SET_FILE,
-    RowPredictions,
-)
+from clear_mlflow.core.predictions import EVALUATION_SET_FILE, RowPredictions
 from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics import PREDICTION_METRICS, compute_values
 from clear_mlflow.scoring import run_record
@@ -25,7 +21,6 @@ from clear_mlflow.store.rows import read_rows
 
 
 def test_metrics_of_predictions_are_logged(store, experiment_id):
-    """With a value for every step. A second scoring changes nothing."""
     run = kept_run(store, experiment_id, probs=True, kept="probs")
     assert score(store, run, dry_run=True).action == "scored"
     assert score(store, run).action == "scored"
@@ -35,26 +30,18 @@ def test_metrics_of_predictions_are_logged(store, experiment_id):
     assert [step for step, *_ in logged["macro_accuracy/average"]] == [1, 2]
     record = assemble(read_rows(store, run))
     predictions = run_record.read_predictions(store, run, record)
-    correct = [
-        row_predictions.correct(predictions.images) for row_predictions in predictions.rows.values()
-    ]
-    assert np.array_equal(
-        np.divide(correct, predictions.images.num_instances)[1:], record.matrix.values
-    )
-    values = store.get_run(run.info.run_id).data.metrics
-    for name, value in compute_values(predictions, PREDICTION_METRICS)[0].items():
-        assert values[name] == value
-    assert (
-        "macro_accuracy/average" in store.get_run(run.info.run_id).data.tags["mlflow.note.content"]
-    )
-    assert score(store, run).action == "unchanged"
-    for has_names in (True, False):
+    images = predictions.images
+    correct = [of_row.correct(images) for of_row in predictions.rows.values()]
+    assert np.array_equal(np.divide(correct, images.num_instances)[1:], record.matrix.values)
+    data = store.get_run(run.info.run_id).data
+    assert compute_values(predictions, PREDICTION_METRICS)[0].items() <= data.metrics.items()
+    assert "macro_accuracy/average" in data.tags["mlflow.note.content"]
+    for has_names in (False, True, False):
         assert score(store, run, explicit=has_names).action == "unchanged"
     assert histories(store, run.info.run_id) == logged
 
 
 def test_runs_without_predictions_cost_nothing(store, experiment_id, monkeypatch):
-    """No additional request to the store."""
     scored = kept_run(store, experiment_id)
     score(store, scored)
     none = kept_run(store, experiment_id, kept="")
@@ -73,37 +60,37 @@ def test_runs_without_predictions_cost_nothing(store, experiment_id, monkeypatch
         score(store, foreign)
 
 
-def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id):
-    """Truncated, missing, of another row, too large: each is reported."""
-    for damage, message in [
+def copy_row_2(folder):
+    (folder / "row_001.safetensors").write_bytes((folder / "row_002.safetensors").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
         (
-            lambda f: (f / "row_001.safetensors").write_bytes(b"x" * 20),
+            lambda folder: (folder / "row_001.safetensors").write_bytes(b"x" * 20),
             "row_001.safetensors: is not a safetensors file of numbers",
         ),
-        (lambda f: (f / EVALUATION_SET_FILE).unlink(), f"but no {EVALUATION_SET_FILE}"),
         (
-            lambda f: (f / "row_001.safetensors").write_bytes(
-                (f / "row_002.safetensors").read_bytes()
-            ),
-            "row_001.safetensors: contains the predictions of row '2'",
+            lambda folder: (folder / EVALUATION_SET_FILE).unlink(),
+            f"there are predictions, but no {EVALUATION_SET_FILE}",
         ),
-    ]:
-        run = kept_run(store, experiment_id)
-        damage(predictions_folder(run))
-        verdict = score(store, run)
-        assert verdict.action == "scored"
-        assert verdict.is_problem
-        assert f"its predictions were left out: {message}" in verdict.detail.replace(
-            "there are predictions, ", ""
-        )
-        values = store.get_run(run.info.run_id).data.metrics
-        assert "clear/in_domain_accuracy" in values
-        assert "macro_accuracy/average" not in values
-        assert score(store, run).is_problem
+        (copy_row_2, "row_001.safetensors: contains the predictions of row '2'"),
+    ],
+)
+def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id, damage, message):
+    run = kept_run(store, experiment_id)
+    damage(predictions_folder(run))
+    verdict = score(store, run)
+    assert (verdict.action, verdict.is_problem) == ("scored", True)
+    assert f"its predictions were left out: {message}" in verdict.detail
+    values = store.get_run(run.info.run_id).data.metrics
+    assert "clear/in_domain_accuracy" in values
+    assert "macro_accuracy/average" not in values
+    assert score(store, run).is_problem
 
 
 def test_removed_predictions_are_reported(store, experiment_id):
-    """Logged metrics are kept. A missing row leaves a gap."""
     run = kept_run(store, experiment_id)
     (predictions_folder(run) / "row_001.safetensors").unlink()
     for _ in range(2):  # what was not stored when the run was scored is not gone
@@ -143,55 +130,45 @@ def test_changed_predictions_are_scored_again(store, experiment_id):
 
 
 def test_a_too_large_file_is_not_downloaded(store, experiment_id, monkeypatch):
-    """By the size in the listing."""
     run = kept_run(store, experiment_id)
     monkeypatch.setattr(run_record, "MAX_PREDICTIONS_BYTES", 100)
     assert "bytes; expected at most 100 bytes" in score(store, run).detail
 
 
+LAB = """
+def worst(matrix):
+    return matrix.values.min()
+
+def share_of_first_class(predictions):
+    return (predictions.get_row(predictions.k).labels == 0).mean()
+
+def broken(matrix):
+    return {}["x"]
+
+def broken_too(predictions):
+    return {}["y"]
+"""
+
+
 def test_custom_metrics_of_rows_and_predictions(store, experiment_id, tmp_path, monkeypatch):
     """From the command line. A failing one is reported and stops no other."""
-    tmp_path.joinpath("lab_of_mine.py").write_text(
-        textwrap.dedent(
-            """
-            def worst(matrix):
-                return matrix.values.min()
-
-            def share_of_first_class(predictions):
-                return (predictions.get_row(predictions.k).labels == 0).mean()
-
-            def broken(matrix):
-                return {}["x"]
-
-            def broken_too(predictions):
-                return {}["y"]
-            """
-        )
-    )
+    (tmp_path / "lab_of_mine.py").write_text(LAB)
     monkeypatch.chdir(tmp_path)
     run = kept_run(store, experiment_id)
-    names = ("worst", "share_of_first_class", "broken", "broken_too")
-    metric_names = ",".join(f"lab_of_mine:{name}" for name in names)
-    done = CliRunner().invoke(
-        main,
-        ["evaluate", "--runs", run.info.run_id, "--metrics", metric_names],
-        catch_exceptions=False,
-    )
-    errors = [
-        "lab_of_mine/broken left out: lab_of_mine:broken raised KeyError: 'x'",
-        "lab_of_mine/broken_too left out: lab_of_mine:broken_too raised KeyError: 'y'",
-    ]
-    assert done.exit_code == 2
-    assert all(line in done.output for line in errors)
-    again = CliRunner().invoke(main, ["evaluate", "--runs", "test", "--metrics", metric_names])
-    assert "1 unchanged" in again.output
-    assert again.exit_code == 2
-    assert all(line in again.output for line in errors)
-    run_data = store.get_run(run.info.run_id).data
-    matrix = assemble(read_rows(store, run)).matrix
-    assert run_data.metrics["lab_of_mine/worst"] == matrix.values.min()
-    assert 0.1 < run_data.metrics["lab_of_mine/share_of_first_class"] < 0.5
-    assert "lab_of_mine/broken" not in run_data.metrics
-    assert "KeyError" in run_data.tags["mlflow.note.content"]
-    versions = json.loads(run_data.tags["mlflow.clear_mlflow.metric_versions"])
+    functions = ("worst", "share_of_first_class", "broken", "broken_too")
+    metric_names = ",".join(f"lab_of_mine:{name}" for name in functions)
+    for chosen, count in ((run.info.run_id, ""), ("test", "1 unchanged")):
+        command = ["evaluate", "--runs", chosen, "--metrics", metric_names]
+        done = CliRunner().invoke(main, command, catch_exceptions=False)
+        assert done.exit_code == 2
+        for name, key in (("broken", "x"), ("broken_too", "y")):
+            error = f"{name} left out: lab_of_mine:{name} raised KeyError: '{key}'"
+            assert f"lab_of_mine/{error}" in done.output
+        assert count in done.output
+    data = store.get_run(run.info.run_id).data
+    assert data.metrics["lab_of_mine/worst"] == assemble(read_rows(store, run)).matrix.values.min()
+    assert 0.1 < data.metrics["lab_of_mine/share_of_first_class"] < 0.5
+    assert "lab_of_mine/broken" not in data.metrics
+    assert "KeyError" in data.tags["mlflow.note.content"]
+    versions = json.loads(data.tags["mlflow.clear_mlflow.metric_versions"])
     assert versions["lab_of_mine/share_of_first_class"] == 1

@@ -47,23 +47,16 @@ def many(store, experiment_id):
 @pytest.mark.parametrize("jobs", [1, 4])
 @pytest.mark.parametrize("scored_before", [False, True])
 def test_each_damaged_run_is_named_and_every_other_is_scored(store, many, jobs, scored_before):
-    """A corrupted row, another dataset, 9 of 10 rows, a newer version, a deleted run."""
     correct = [[10 + i + j for j in range(10)] for i in range(11)]
-    complete_runs = many("whole 1", "whole 2", correct=correct)
-    corrupted, foreign, gap, newer = many("corrupted", "foreign", "gap", "newer", correct=correct)
+    run_names = ("whole 1", "whole 2", "corrupted", "foreign", "gap", "newer")
+    runs = dict(zip(run_names, many(*run_names, correct=correct), strict=True))
     if scored_before:
         search(store)
-    file = rows_folder(corrupted) / "row_004.json"
-    file.write_bytes(file.read_bytes()[:-30] + b"\x00" * 30)
-    change(
-        rows_folder(foreign) / "row_004.json",
-        dataset={"name": "digits", "digest": "sha256:" + "cd" * 32},
-    )
-    (rows_folder(gap) / "row_004.json").unlink()
-    change(
-        rows_folder(newer) / "row_004.json",
-        schema={"name": "clear_mlflow/accuracy_row", "version": "2.0"},
-    )
+    files = {name: rows_folder(run) / "row_004.json" for name, run in runs.items()}
+    files["corrupted"].write_bytes(files["corrupted"].read_bytes()[:-30] + b"\x00" * 30)
+    change(files["foreign"], dataset={"name": "digits", "digest": "sha256:" + "cd" * 32})
+    files["gap"].unlink()
+    change(files["newer"], schema={"name": "clear_mlflow/accuracy_row", "version": "2.0"})
     verdicts = group_by_name(search(store, jobs=jobs))
     for name, message in {
         "corrupted": "row_004.json: is not JSON",
@@ -74,18 +67,17 @@ def test_each_damaged_run_is_named_and_every_other_is_scored(store, many, jobs, 
         assert verdicts[name].is_problem
         assert message in verdicts[name].detail
         assert "\n" not in verdicts[name].detail
-    assert [verdicts[name].action for name in ("corrupted", "foreign", "newer")] == ["failed"] * 3
-    assert verdicts["gap"].action == ("failed" if scored_before else "scored")
-    for run in (corrupted, foreign, newer):
-        assert bool(store.get_run(run.info.run_id).data.metrics) == scored_before
-    for run in complete_runs:
-        assert not verdicts[run.info.run_name].is_problem
-        metrics = store.get_run(run.info.run_id).data.metrics
+        is_scored = name == "gap" and not scored_before
+        assert verdicts[name].action == ("scored" if is_scored else "failed")
+        has_metrics = bool(store.get_run(runs[name].info.run_id).data.metrics)
+        assert has_metrics == (scored_before or is_scored)
+    for name in ("whole 1", "whole 2"):
+        assert not verdicts[name].is_problem
+        metrics = store.get_run(runs[name].info.run_id).data.metrics
         assert metrics["clear/in_domain_accuracy"] == pytest.approx((11 + 29) / 200)
 
 
 def test_another_metric_writes_only_that_metric(store, many):
-    """No other point, picture or table changes. A second time, nothing does."""
     (run,) = many("one")
     search(store)
     before = histories(store, run.info.run_id)
@@ -104,11 +96,8 @@ def test_another_metric_writes_only_that_metric(store, many):
 
 
 def evaluate_command(*options):
-    return Forked(
-        *("evaluate", "--runs", "test", *options),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return Forked("evaluate", "--runs", "test", *options, **pipes)
 
 
 @pytest.mark.slow
@@ -140,15 +129,12 @@ def test_the_summary_of_many_runs_names_incomplete_ones(store, many, capsys):
     """One line each for an interrupted and a damaged run, none for fifty-one others."""
     from clear_mlflow.cli.evaluate import print_results
 
-    early, damaged = many("early", "damaged")
+    early, damaged, complete_run = many("early", "damaged", "whole")
     (rows_folder(early) / "row_004.json").unlink()
     (rows_folder(damaged) / "row_004.json").write_text("{")
-    (complete_run,) = many("whole")
     print_results([*search(store), *search(store) * 17], 0, False, is_stopped=False)
     out, _ = capsys.readouterr()
-    assert early.info.run_id in out
-    assert "3 of 4 rows" in out
-    assert damaged.info.run_id in out
+    for text in (early.info.run_id, damaged.info.run_id, "3 of 4 rows", "18 runs lack rows"):
+        assert text in out
     assert complete_run.info.run_id not in out
     assert "18 failed, 2 scored, 34 unchanged" in out
-    assert "18 runs lack rows" in out

@@ -44,7 +44,6 @@ def matrices(client, **options):
 
 
 def test_a_tag_contains_all_rows():
-    """Every byte of every row, compressed."""
     text = pack_matrix_tag("run", ROWS)
     assert list(read_matrix_tag("run", text).items()) == list(ROWS.items())
     assert len(text) < sum(map(len, ROWS.values())) / 2
@@ -111,7 +110,6 @@ def test_matrices_are_read_from_search_results(store, experiment_id):
 
 
 def test_a_run_without_a_matrix_has_a_problem(store, experiment_id):
-    """A run without rows, and a run with a damaged row."""
     store.create_run(experiment_id)
     run = stored_run(store, experiment_id)
     (rows_folder(run) / "row_001.json").write_text("{")

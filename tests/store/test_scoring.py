@@ -23,7 +23,6 @@ def read_steps(store, run_id):
 
 
 def add_rows(run, correct):
-    """Store further rows, as a training does."""
     for name, text in row_texts(correct).items():
         if not (rows_folder(run) / name).exists():
             (rows_folder(run) / name).write_text(text)
@@ -55,7 +54,6 @@ def test_every_point_of_many_is_stored_once(store, experiment_id):
 
 
 def test_rows_that_come_later_are_scored_though_nothing_changes(store, experiment_id):
-    """Equal accuracies are separate points."""
     same = [[5, 5, 5]] * 4
     run = stored_run(store, experiment_id, same[:2])
     run_id = run.info.run_id
@@ -70,7 +68,6 @@ def test_rows_that_come_later_are_scored_though_nothing_changes(store, experimen
 
 
 def lowest(matrix):
-    """Return the lowest accuracy of the first bucket."""
     if matrix.num_rows < 1:
         raise UndefinedMetricError("needs a row")
     return float(matrix.values[:, 0].min())
@@ -110,7 +107,6 @@ def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
 
 
 def test_a_step_has_the_time_of_its_row_or_the_previous_one(store, experiment_id):
-    """With missing rows."""
     texts = row_texts()
     first, last = (
         parse_rows({n: texts[n].encode()})[n].written_at for n in ("row_000.json", "row_004.json")

@@ -203,7 +203,6 @@ def test_a_run_without_rows_is_tagged_once(tags):
 
 @given(stored=stored_runs())
 def test_the_score_hash_changes_with_what_the_page_shows(stored):
-    """Name, rows, parameters, environment and predictions."""
     stored = replace(stored, run=ModelStore(stored).run)
     renamed = SimpleNamespace(info=SimpleNamespace(run_id="run", run_name="another"))
     others = [

@@ -38,7 +38,6 @@ def manifest(row, content, **changes):
 
 
 def test_a_resume_starts_from_the_newest_complete_state(store, experiment_id, tmp_path):
-    """Damaged, truncated or wrong ones are skipped, with the reason."""
     run = store.get_run(store.create_run(experiment_id).info.run_id)
     run_id = run.info.run_id
     for row, changes in (
@@ -72,7 +71,6 @@ def test_a_resume_starts_from_the_newest_complete_state(store, experiment_id, tm
 
 
 def test_other_files_next_to_states_are_ignored(store, experiment_id, tmp_path):
-    """They are neither counted nor removed."""
     run = store.get_run(store.create_run(experiment_id).info.run_id)
     store_state(store, run.info.run_id, manifest(1, b"state"), b"state")
     folder = artifact_folder(run) / names.STATE_FOLDER
@@ -106,7 +104,6 @@ def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path, m
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"row": "1"}, {"data": [1]}, {"row": None}])
 def test_an_invalid_manifest_is_rejected(change):
-    """A field of another type, or another format."""
     content = {**json.loads(manifest(1, b"s").to_json()), **change}
     with pytest.raises(RecordError, match="is not a manifest of a training state"):
         Manifest.from_json(json.dumps(content), source="m")

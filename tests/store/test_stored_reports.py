@@ -24,12 +24,6 @@ def read_page_data(run):
     return json.loads(Page(page_file(run).read_text()).scripts[0])
 
 
-def forget(store, run):
-    """Remove everything of a run except its report."""
-    page_file(run).unlink()
-    store.delete_tag(run.info.run_id, names.SCORED_TAG)
-
-
 @pytest.mark.slow
 def test_a_training_stores_its_report(store, experiment_id):
     """With configuration and dataset, linked first in the description."""
@@ -51,16 +45,17 @@ def test_a_training_stores_its_report(store, experiment_id):
 
 
 def test_a_run_without_a_report_gets_one(store, experiment_id):
-    """Once, also if nothing else is missing."""
+    """Once, also if nothing else is missing. A dry run only says so."""
     run = kept_run(store, experiment_id)
     score(store, run)
     page_text = page_file(run).read_text()
     assert set(read_page_data(run)["predictions"]["rows"]) == {"0", "1", "2"}
-    forget(store, run)
+    page_file(run).unlink()
+    assert score(store, run).action == "unchanged"  # the tag is trusted
+    store.delete_tag(run.info.run_id, names.SCORED_TAG)
     verdict = score(store, run, dry_run=True)
-    assert (
-        "would write the reports, the page, the tags mlflow.clear_mlflow.scored" in verdict.detail
-    )
+    missing = "the reports, the page, the tags mlflow.clear_mlflow.scored"
+    assert f"would write {missing}" in verdict.detail
     assert not page_file(run).exists()
     assert score(store, run).action == "scored"
     assert page_file(run).read_text() == page_text
@@ -68,19 +63,16 @@ def test_a_run_without_a_report_gets_one(store, experiment_id):
 
 
 def test_a_lost_report_is_written_again(store, experiment_id):
-    """If all files are read. Otherwise the tag is trusted."""
+    """If all files are read."""
     run = stored_run(store, experiment_id)
     score(store, run)
-    page_text = page_file(run).read_text()
-    assert "the run kept none" in page_text
+    assert "the run kept none" in page_file(run).read_text()
     page_file(run).unlink()
-    assert score(store, run).action == "unchanged"
     assert score(store, run, explicit=True).action == "scored"
     assert page_file(run).exists()
 
 
 def test_a_description_is_updated_unless_a_person_has_changed_it(store, experiment_id):
-    """A generated one follows the rows, and a deleted one is written again."""
     run_id = stored_run(store, experiment_id, FOUR_BUCKETS[:2]).info.run_id
 
     def description_after_rows(number):

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import mlflow
@@ -30,16 +29,14 @@ ENGINE = SimpleNamespace(check_store=lambda uri: None)  # is asked for nothing e
 
 
 @pytest.fixture
-def sweep(store, experiment_id, tmp_path):
+def sweep(store, experiment_id, grid_file):
     """A sweep of two completed runs."""
-    file = tmp_path / "sweep.yaml"
-    file.write_text("grid: {seed: [0, 1]}")
-    grid = read_grid(file)
+    grid = read_grid(grid_file)
     for planned in grid.runs:
         run_id = stored_run(store, experiment_id, seed=planned.config.seed).info.run_id
-        store.set_tag(run_id, names.SWEEP_RUN_TAG, planned.config_hash)
-        store.set_tag(run_id, "strategy", "naive")
-        store.set_tag(run_id, "dataset", "digits")
+        tags = {names.SWEEP_RUN_TAG: planned.config_hash, "strategy": "naive", "dataset": "digits"}
+        for name, text in tags.items():
+            store.set_tag(run_id, name, text)
         score(store, run_id)
     return lambda client=store: train_and_compare(grid, client, experiment_id, ENGINE)
 
@@ -74,7 +71,6 @@ def test_a_deleted_comparison_is_made_again(store, sweep):
 def test_a_sweep_stopped_in_python_raises(
     store, experiment_id, monkeypatch, capsys, signum, raised
 ):
-    """After current runs are scored."""
     started = LocalEngine.start
 
     def start(self, task):
@@ -89,22 +85,26 @@ def test_a_sweep_stopped_in_python_raises(
     assert parent.info.status == "KILLED"
 
 
-def test_a_dry_run_creates_no_experiment(store, tmp_path):
-    """And no store. The file may be an argument."""
-    file = tmp_path / "sweep.yaml"
-    file.write_text("grid: {seed: [0, 1]}")
+@pytest.fixture
+def grid_file(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text("grid: {seed: [0, 1]}")
+    return path
+
+
+def test_a_dry_run_creates_no_experiment(store, grid_file):
+    """The file may be an argument."""
     before = {experiment.name for experiment in store.search_experiments()}
-    arguments = ["sweep", str(file), "--dry-run", "--experiment", "nowhere"]
+    arguments = ["sweep", str(grid_file), "--dry-run", "--experiment", "nowhere"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     assert "2 runs, of which 2 would be started" in result.output
     assert {experiment.name for experiment in store.search_experiments()} == before
 
 
-def test_a_dry_run_creates_no_store(tmp_path, monkeypatch):
+def test_a_dry_run_creates_no_store(tmp_path, grid_file, monkeypatch):
     """All runs are missing then."""
     monkeypatch.chdir(tmp_path)
-    Path("sweep.yaml").write_text("grid: {seed: [0, 1]}")
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     before = mlflow.get_tracking_uri()
     try:
@@ -134,26 +134,26 @@ def test_a_dry_run_creates_no_store(tmp_path, monkeypatch):
 def test_a_run_that_cannot_be_trained_is_rejected_before_anything_starts(
     store, experiment_id, runs, problem
 ):
-    """So is a duplicate run."""
     with pytest.raises(ConfigError, match=problem):
         clear_mlflow.sweep({"runs": runs}, experiment="test")
     assert store.search_runs([experiment_id]) == []
 
 
 @pytest.mark.slow
-def test_a_run_that_is_equal_in_effect_is_done_already(store, experiment_id):
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ("ncm", {"memory": 10, "lr": 0.5, "momentum": 0.5, "dataset": "digits"}),
+        ("ewc", {"strategy_args": "gamma=0.95,strength=3"}),
+    ],
+)
+def test_a_run_that_is_equal_in_effect_is_done_already(store, experiment_id, strategy, changes):
     """With explicit defaults, or parameters that the strategy does not use."""
-    quick = {"features": "pixels", "epochs": 1, "predictions": "none", "strategy": "ncm"}
+    quick = {**QUICK["runs"][0], "strategy": strategy}
     first = clear_mlflow.sweep({"runs": [quick]}, experiment="test")
-    spelled_out = {**quick, "memory": 10, "lr": 0.5, "momentum": 0.5, "dataset": "digits"}
-    second = clear_mlflow.sweep({"runs": [spelled_out]}, experiment="test")
+    second = clear_mlflow.sweep({"runs": [{**quick, **changes}]}, experiment="test")
     assert second.counts == {"done before": 1}
     assert [run.run_id for run in second.runs] == [run.run_id for run in first.runs]
-    quick = {**quick, "strategy": "ewc"}
-    first = clear_mlflow.sweep({"runs": [quick]}, experiment="test")
-    arguments = "gamma=0.95,strength=3"
-    second = clear_mlflow.sweep({"runs": [{**quick, "strategy_args": arguments}]})
-    assert second.counts == {"done before": 1}
 
 
 def test_a_missing_comparison_has_a_reason():
@@ -175,7 +175,7 @@ def test_a_thread_can_sweep(experiment_id):
 
 
 @pytest.mark.slow
-def test_one_of_two_concurrent_sweeps_trains_a_common_run(store, experiment_id, sweep, tmp_path):
+def test_one_of_two_concurrent_sweeps_trains_a_common_run(store, experiment_id, tmp_path):
     """Both see that it is missing before either opens it."""
     file = tmp_path / "other.yaml"
     file.write_text("grid: {seed: [2]}")
@@ -193,17 +193,14 @@ def test_one_of_two_concurrent_sweeps_trains_a_common_run(store, experiment_id, 
                 store.update_run(other_ids[0], status="SCHEDULED")
             return super().create_run(*arguments, **options)
 
-    engine = SimpleNamespace(
-        check_store=lambda uri: None, count_free_slots=lambda: 1
-    )  # starts nothing
-    engine.wait_for_results = lambda timeout: []
+    engine = SimpleNamespace(check_store=lambda uri: None, count_free_slots=lambda: 1)
+    engine.wait_for_results = lambda timeout: []  # it starts nothing
     result = train_and_compare(grid, Late(store.tracking_uri), experiment_id, engine)
     assert [(run.state, run.run_id) for run in result.runs] == [("trains elsewhere", *other_ids)]
-    with_tag = store.search_runs(
-        [experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` = '{planned.config_hash}'"
-    )
-    assert [run.info.run_id for run in with_tag] == other_ids
-    assert with_tag[0].info.status == "SCHEDULED"
+    condition = f"tags.`{names.SWEEP_RUN_TAG}` = '{planned.config_hash}'"
+    (with_tag,) = store.search_runs([experiment_id], condition)
+    assert [with_tag.info.run_id] == other_ids
+    assert with_tag.info.status == "SCHEDULED"
 
 
 def elsewhere():

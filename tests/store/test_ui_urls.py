@@ -21,18 +21,13 @@ from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.store.sqlite import name_sqlite_driver
-from clear_mlflow.store.ui_urls import (
-    VIEW_TAG,
-    find_page_url,
-    format_run_links,
-)
+from clear_mlflow.store.ui_urls import VIEW_TAG, find_page_url, format_run_links
 from clear_mlflow.tracking.tracked_training import train_in_process
 
 THEIRS = "mlflow.sharedViewState.0123abcd"
 
 
 def test_a_run_opens_at_its_best_page(store, experiment_id):
-    """Its report, a comparison, or the run."""
     run = stored_run(store, experiment_id)
     at = f"#/experiments/{experiment_id}/runs/{run.info.run_id}"
     view = "?workflowType=machine_learning"
@@ -50,7 +45,6 @@ def test_a_run_opens_at_its_best_page(store, experiment_id):
 
 
 def test_an_experiment_opens_as_a_leaderboard(store, experiment_id):
-    """By name, by id, or that of the newest run. The user's own views are unchanged."""
     run = stored_run(store, experiment_id)
     store.set_tag(run.info.run_id, names.KIND_TAG, names.KIND_TRAIN)
     store.set_experiment_tag(experiment_id, THEIRS, "theirs")
@@ -104,10 +98,7 @@ def test_the_leaderboard_of_another_score_has_its_metrics(store, experiment_id, 
     assert read_view(store)["orderByKey"] == "metrics.`clear/challenge_score`"
     for level in (2.0, 1.0):
         with clear_mlflow.track(
-            buckets=["1", "2", "3"],
-            strategy="naive",
-            score="rmse",
-            lower_is_better=lower_is_better,
+            buckets=["1", "2", "3"], strategy="naive", score="rmse", lower_is_better=lower_is_better
         ) as run:
             for row in range(1, 4):
                 run.log_values(row, [level, level + row, 2 * level])
@@ -141,7 +132,6 @@ def test_a_missing_run_is_reported(store):
 
 @pytest.mark.slow
 def test_imports_and_custom_loops_end_with_links(store, experiment_id, tmp_path, capfd):
-    """To a run or, for several runs, to their experiment."""
     with clear_mlflow.track(buckets=2) as loop:
         loop.log_values(1, [0.5, 0.25])
     output = capfd.readouterr().err

@@ -49,7 +49,6 @@ def log_grid(store, experiment_id, split, digest):
 
 @pytest.mark.slow
 def test_every_output_shows_the_split(store, experiment_id, tmp_path, own_cache):
-    """Parameter, tag, dataset input, rows, the matrix tag, description, terminal."""
     root = write_released(tmp_path / "data", train=12)
     clear_mlflow.train(data_root=root, split="validation", **SMALL)
     run = only_training(store, experiment_id)
@@ -70,7 +69,6 @@ def test_every_output_shows_the_split(store, experiment_id, tmp_path, own_cache)
 
 
 def test_custom_loops_record_their_split(store, experiment_id):
-    """And are not continued with another one."""
     loop = {"buckets": 4, "num_instances": NUM_TEST}
     with clear_mlflow.track(**loop, split="validation") as run:
         run.log_counts(0, FOUR_BUCKETS[0])

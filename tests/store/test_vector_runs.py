@@ -23,7 +23,6 @@ def read_report(run):
 
 @pytest.mark.parametrize("standardise", ["first", "past"])
 def test_a_run_on_the_weather(store, experiment_id, standardise):
-    """Its dates, standardisation and absent classes."""
     clear_mlflow.train(
         dataset="weather", dataset_args={"standardise": standardise}, log_models="all", **QUICK
     )
@@ -46,7 +45,6 @@ def test_a_run_on_the_weather(store, experiment_id, standardise):
 
 
 def test_runs_on_new_classes(store, experiment_id):
-    """Scenario, arguments and classes in every row, with their own name and digest."""
     clear_mlflow.train(
         scenario="task",
         scenario_args={"times": "all"},

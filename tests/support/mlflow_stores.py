@@ -86,9 +86,9 @@ def fill_once(tmp_path_factory):
             artifacts = database.with_name("artifacts")  # where the copied database has them, too
             results.extend([artifacts, fill()])
             shutil.copytree(artifacts, copy / "artifacts")
-            _copy_database(database, copy / "mlflow.db")
+            copy_database(database, copy / "mlflow.db")
         else:
-            _copy_database(copy / "mlflow.db", database)
+            copy_database(copy / "mlflow.db", database)
             shutil.rmtree(results[0])
             shutil.copytree(copy / "artifacts", results[0])
             lease._first_seen.clear()  # runs have the ids that they had in other tests
@@ -97,6 +97,6 @@ def fill_once(tmp_path_factory):
     return fill_store
 
 
-def _copy_database(source, target):
+def copy_database(source, target):
     with closing(sqlite3.connect(source)) as reader, closing(sqlite3.connect(target)) as writer:
         reader.backup(writer)
