@@ -1,7 +1,5 @@
 """Tests within buckets in MLflow: separate files, each stored once, scored with the rows."""
 
-from pathlib import Path
-
 import pytest
 from anytime_courses import inside_bucket
 from kept_predictions import rescore
@@ -12,10 +10,8 @@ from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 from clear_mlflow.api.compared import compare_stored_runs
 from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeMatrix, AnytimeRow, anytime_file_name
-from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.journal.run_folder import RunFolder, default_root
-from clear_mlflow.learning.measured import ignore
+from clear_mlflow.journal.run_folder import RunFolder
 from clear_mlflow.metrics import WITHIN_BUCKET_METRICS, compute_values, evaluate_metrics
 from clear_mlflow.scoring import read_scores, score
 from clear_mlflow.server.live_pages import describe_state, render_live_run
@@ -141,43 +137,6 @@ def test_a_damaged_test_is_reported_and_the_rows_are_scored(store, finished):
     verdict = rescore(store, finished)
     assert not verdict.is_problem
     assert select_values(store.get_run(finished.info.run_id)) == pytest.approx(EXPECTED)
-
-
-class LosingStore(KnownTraining):
-    """Loses its artifact store within the third bucket."""
-
-    folder: Path
-
-    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):
-        def report_test(test):
-            if (test.bucket, test.test) == (3, 2):
-                # In one step: a thread behind the training may be writing there.
-                self.folder.rename(self.folder.with_name("gone"))
-                self.folder.write_text("no folder any more")
-            on_test(test)
-
-        return super().rows(on_curve, report_test, on_state)
-
-
-@pytest.mark.slow
-def test_unsent_tests_are_sent_by_sync(store, experiment_id, tmp_path, monkeypatch):
-    """They are kept on local disk, and stored once."""
-    monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "0.5")
-    training = LosingStore(FOUR_BUCKETS, tests=TESTS)
-    training.folder = tmp_path / "artifacts"
-    with pytest.raises(TrackingError, match="did not take"):
-        train_in_process(store, training, {})
-    run = only_run(store, experiment_id)
-    waiting = sorted((default_root() / run.info.run_id).glob(f"artifacts/{ANYTIME_FOLDER}/*"))
-    assert [path.name for path in waiting] == FILES[5:]
-    training.folder.unlink()
-    training.folder.with_name("gone").rename(training.folder)
-    assert [path.name for path in sorted(get_tests_folder(run).iterdir())] == FILES[:5]
-    (synced,) = sync_folders(select_folders(default_root() / run.info.run_id))
-    assert synced.is_stored, synced.message
-    run = store.get_run(run.info.run_id)
-    assert stored_tests(run) == ALL_TESTS
-    assert select_values(run) == pytest.approx(EXPECTED)
 
 
 def test_a_run_folder_never_replaces_a_stored_test(store, finished, tmp_path):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from comparisons import counts, log_predictions, log_run, row_records
 from courses import reasons, series, values
 from stored_runs import histories, only_run
@@ -11,16 +11,11 @@ from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 import clear_mlflow
 from clear_mlflow.adapters._run import Adapter
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.metrics import FAMILIES, get_family_metrics, summarize
 from clear_mlflow.store import names
 from clear_mlflow.tracking.tracked_training import train_in_process
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(main, [*map(str, arguments)])
 
 
 def select_matrix_names(names):

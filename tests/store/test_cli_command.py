@@ -8,7 +8,7 @@ import click
 import mlflow
 import pytest
 from click.shell_completion import ShellComplete
-from click.testing import CliRunner
+from commands import invoke
 
 from clear_mlflow.cli import main
 from clear_mlflow.cli.train import apply_run_options
@@ -30,21 +30,21 @@ ALL = dict(commands())
 
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
 def test_every_option_is_listed_once(words):
-    text = CliRunner().invoke(main, [*words, "--help"]).output
+    text = invoke(*words, "--help").output
     for option in (part for part in ALL[words].params if isinstance(part, click.Option)):
         assert sum(line.split()[:1] == [option.opts[0]] for line in text.splitlines()) == 1
 
 
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
 def test_other_options_come_after_all_groups(words):
-    lines = CliRunner().invoke(main, [*words, "--help"]).output.splitlines()
+    lines = invoke(*words, "--help").output.splitlines()
     headings = [line for line in lines if line[:1].isalpha() and line.endswith(":")]
     assert len(set(headings)) == len(headings)
     assert [heading for heading in headings if heading != "Examples:"][-1] == "Other options:"
 
 
 def test_missing_required_arguments_are_reported():
-    result = CliRunner().invoke(main, ["data", "features", "somewhere"])
+    result = invoke("data", "features", "somewhere")
     assert result.exit_code == 2
     assert "Missing option '--backbone'" in result.output
 

@@ -7,7 +7,7 @@ import sqlite3
 import mlflow
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from compare_command import compare, load_comparison
 from comparisons import NUM_TEST, counts, log_predictions, log_run, log_training
 from forked import run_python
@@ -16,7 +16,6 @@ from stored_runs import rows_folder
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.compared import join_run_ids
-from clear_mlflow.cli import main
 from clear_mlflow.grids import hash_config, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import summarize
@@ -42,10 +41,6 @@ def log_strategies(store, experiment_id, seeds):
         for strategy, level in (("naive", 120), ("replay", 180))
         for seed in seeds
     ]
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(main, ["compare", *arguments], catch_exceptions=False)
 
 
 def count_runs(content):
@@ -101,11 +96,11 @@ def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
 
 @pytest.mark.slow
 def test_compare_and_evaluate_skip_comparisons(store, experiment_id, runs):
-    invoke("--runs", "test")
-    assert invoke("--runs", "test").exit_code == 0
+    invoke("compare", "--runs", "test")
+    assert invoke("compare", "--runs", "test").exit_code == 0
     comparisons = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
     assert [run.data.tags[names.COMPARED_COUNT_TAG] for run in comparisons] == ["4", "4"]
-    result = CliRunner().invoke(main, ["evaluate", "--runs", "test"])
+    result = invoke("evaluate", "--runs", "test")
     assert "compare replay" not in result.output
 
 
@@ -131,7 +126,7 @@ def test_compare_and_evaluate_skip_comparisons(store, experiment_id, runs):
 def test_runs_that_cannot_be_compared_are_a_one_line_error(
     store, experiment_id, runs, arguments, message
 ):
-    result = invoke(*(word.replace("RUN", runs[0].info.run_id) for word in arguments))
+    result = invoke("compare", *(word.replace("RUN", runs[0].info.run_id) for word in arguments))
     assert result.exit_code == 2
     assert message in result.output
     assert len(result.output.strip().splitlines()) == 1
@@ -142,11 +137,11 @@ def test_runs_that_cannot_be_compared_are_a_one_line_error(
 def test_runs_without_rows(store, experiment_id, runs):
     """A search skips them, named ones are reported, and only such runs are an error."""
     empty = store.create_run(experiment_id, run_name="empty")
-    assert "empty" not in invoke("--runs", "test").output
-    result = invoke(empty.info.run_id, runs[0].info.run_id)
+    assert "empty" not in invoke("compare", "--runs", "test").output
+    result = invoke("compare", empty.info.run_id, runs[0].info.run_id)
     assert result.exit_code == 0
     assert "Left out: empty" in result.output
-    result = invoke(empty.info.run_id)
+    result = invoke("compare", empty.info.run_id)
     assert result.exit_code == 2
     assert "contains no rows" in result.output
 
@@ -357,7 +352,8 @@ def test_a_function_ranks_only_with_a_declared_direction(
     (tmp_path / "mylab.py").write_text(LOSS)
     monkeypatch.chdir(tmp_path)
     log_strategies(store, experiment_id, range(3))
-    result = invoke("--runs", "test", "--metrics", "mylab:loss", "--rank-by", "mylab/loss")
+    options = ("--metrics", "mylab:loss", "--rank-by", "mylab/loss")
+    result = invoke("compare", "test", *options)
     assert result.exit_code == 2
     assert "mylab/loss, a function that does not declare which values are better" in result.output
     assert len(store.search_runs([experiment_id])) == 6
@@ -374,21 +370,21 @@ def test_a_function_ranks_only_with_a_declared_direction(
 
 @pytest.mark.slow
 def test_an_experiment_and_run_ids_may_be_named_in_one_place(store, experiment_id, runs, tmp_path):
-    assert invoke("test").exit_code == 0
+    assert invoke("compare", "test").exit_code == 0
     compared, _ = load_comparison(store, experiment_id)
     assert compared.data.tags[names.COMPARED_COUNT_TAG] == "4"
     assert compared.data.params["runs"] == "test"
     ids = [run.info.run_id for run in runs]
-    assert invoke(ids[0][:8], ids[2][:31]).exit_code == 0
-    assert invoke("test", "--filter", "tags.strategy = 'naive'").exit_code == 0
+    assert invoke("compare", ids[0][:8], ids[2][:31]).exit_code == 0
+    assert invoke("compare", "test", "--filter", "tags.strategy = 'naive'").exit_code == 0
     assert clear_mlflow.load(ids[0][:10]).run_id == ids[0]
     (evaluated,) = clear_mlflow.evaluate(ids[1][:10], dry_run=True)
     assert evaluated.run_id == ids[1]
     for arguments in (("show", ids[0][:9]), ("evaluate", "test"), ("evaluate", ids[0][:9])):
-        assert CliRunner().invoke(main, arguments).exit_code == 0, arguments
-    done = CliRunner().invoke(main, ["export", "test", str(tmp_path / "bundles")])
+        assert invoke(*arguments).exit_code == 0, arguments
+    done = invoke("export", "test", str(tmp_path / "bundles"))
     assert done.exit_code == 0, done.output
-    result = CliRunner().invoke(main, ["show", "test"])
+    result = invoke("show", "test")
     assert (result.exit_code, "'test' is an experiment" in result.output) == (2, True)
 
 
@@ -402,12 +398,12 @@ def test_an_ambiguous_beginning_of_a_run_id_lists_the_runs(store, experiment_id)
             for table in ("runs", "tags"):
                 update = f"UPDATE {table} SET run_uuid = ? WHERE run_uuid = ?"
                 database.execute(update, (ids[-1], run_id))
-    result = CliRunner().invoke(main, ["show", "abcdef"])
+    result = invoke("show", "abcdef")
     assert result.exit_code == 2
     assert "2 runs start with abcdef; use more digits of" in result.output
     assert all(f"{run_id} run" in result.output for run_id in ids)
-    assert "no such run" in CliRunner().invoke(main, ["show", "abcde"]).output
-    assert f"{ids[0]} " in CliRunner().invoke(main, ["show", "abcdef0"]).output
+    assert "no such run" in invoke("show", "abcde").output
+    assert f"{ids[0]} " in invoke("show", "abcdef0").output
 
 
 def test_the_tag_of_very_many_runs_is_as_long_as_mlflow_keeps_one():

@@ -4,13 +4,12 @@ import shutil
 
 import mlflow
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from flask import Flask
 from mlflow import MlflowClient
 from mlflow_stores import EXPERIMENT
 from stored_runs import stored_run
 
-from clear_mlflow.cli import main
 from clear_mlflow.journal.run_folder import RunFolder
 from clear_mlflow.server.views import build_blueprint
 
@@ -72,7 +71,7 @@ def test_no_error_shows_a_credential(location, monkeypatch, address):
         ["sweep", "--grid", "grid.yaml"],
         ["train", "--resume", ABSENT],
     ):
-        result = CliRunner().invoke(main, command)
+        result = invoke(*command)
         assert result.exit_code == 2, result.output
         assert "error: " in result.output
         assert SECRET not in result.output
@@ -100,7 +99,7 @@ def test_no_command_stores_a_credential(empty_store, location, monkeypatch):
         (["train", "--resume", ABSENT], 2),
         (["train", "--resume", run.info.run_id], 2),
     ):
-        result = CliRunner().invoke(main, command)
+        result = invoke(*command)
         assert result.exit_code == code, result.output
         assert SECRET not in result.output, command
     RunFolder.create(location / "cache" / "journal", run.info.run_id, address).close(remove=False)

@@ -3,11 +3,10 @@
 import re
 
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from compare_command import compare, load_comparison
 from comparisons import NUM_TEST, counts, log_run
 
-from clear_mlflow.cli import main
 from clear_mlflow.store import names
 
 pytestmark = pytest.mark.slow
@@ -36,8 +35,8 @@ def family(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def invoke(*arguments, metric="evenness:METRICS"):
-    return CliRunner().invoke(main, [*arguments, "--metrics", metric])
+def invoke_with(*arguments, metric="evenness:METRICS"):
+    return invoke(*arguments, "--metrics", metric)
 
 
 def test_a_custom_family_is_scored_reported_and_compared(store, experiment_id):
@@ -49,7 +48,7 @@ def test_a_custom_family_is_scored_reported_and_compared(store, experiment_id):
                 correct[i][i - 1] += rise * i
             run = log_run(store, experiment_id, strategy, correct, strategy=strategy, seed=seed)
             runs[run.info.run_id] = [correct[i][i - 1] / NUM_TEST for i in range(1, 5)]
-    done = invoke("evaluate", "--runs", "test")
+    done = invoke_with("evaluate", "--runs", "test")
     assert done.exit_code == 0, done.output
     for run_id, diagonal in runs.items():
         steps = {m.step: m.value for m in store.get_metric_history(run_id, "evenness/late")}
@@ -57,7 +56,7 @@ def test_a_custom_family_is_scored_reported_and_compared(store, experiment_id):
         note = store.get_run(run_id).data.tags["mlflow.note.content"]
         (line,) = [line for line in note.splitlines() if "evenness/late" in line]
         assert line.endswith("| lower is better |")
-    result = invoke("evaluate", run_id)
+    result = invoke_with("evaluate", run_id)
     assert re.search(r"evenness/late +0\.\d{4} +lower is better", result.output), result.output
 
     options = ("--rank-by", "evenness/late", "--metrics", "evenness:METRICS")
@@ -75,6 +74,6 @@ def test_a_failing_run_is_left_out_of_a_comparison_and_reported(store, experimen
         log_run(store, experiment_id, "naive", counts(120, seed), strategy="naive", seed=seed)
     output, _ = compare(store, experiment_id, "--metrics", "evenness:worst")
     assert "evenness/worst is left out of 2 of 2 runs: evenness:worst raised KeyError" in output
-    done = invoke("compare", "--runs", "test", metric="evenness:answers")
+    done = invoke_with("compare", "--runs", "test", metric="evenness:answers")
     assert done.exit_code == 2
     assert "metric mylab/answers is computed from predictions" in done.output

@@ -4,13 +4,12 @@ import json
 import sqlite3
 
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from stored_runs import artifact_folder, histories, stored_run
 from trainings import FOUR_BUCKETS
 
 import clear_mlflow
 from clear_mlflow.api.rescore import rescore_runs
-from clear_mlflow.cli import main
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import format_lease
 from clear_mlflow.store.search import select_runs
@@ -111,7 +110,7 @@ def test_a_store_that_takes_nothing_is_an_error_of_an_experiment_too(
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         refusal = "BEGIN SELECT RAISE(ABORT, 'permission denied'); END"
         database.execute(f"CREATE TRIGGER refuse BEFORE INSERT ON {table} {refusal}")
-    done = CliRunner().invoke(main, ["evaluate", "test"])
+    done = invoke("evaluate", "test")
     assert done.exit_code == 2, done.output
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert "cannot log the scores" in error

@@ -60,7 +60,7 @@ def script_runner(framework):
 
 
 HUGGING_FACE = """
-import os, sys
+import contextlib, os, sys
 import mlflow
 import torch
 from transformers import Trainer, TrainingArguments
@@ -123,18 +123,10 @@ def loop():
     if "late" in options:
         trainer.evaluate(test["1"])
         trainer.predict(test["1"])
-
-if "active" in options:
-    with mlflow.start_run():
-        loop()
-else:
-    loop()
-if "twice" in options:
-    loop()
 """
 
 LIGHTNING = """
-import os, sys
+import contextlib, os, sys
 import mlflow
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -213,13 +205,6 @@ if "autolog" in options:
     mlflow.pytorch.autolog(log_models=False)
 if "experiment" in options:
     mlflow.set_experiment("another")
-if "active" in options:
-    with mlflow.start_run():
-        loop()
-else:
-    loop()
-if "twice" in options:
-    loop()
 """
 
 AVALANCHE = """
@@ -269,9 +254,16 @@ for number, digit in enumerate(order):
     print("done with", digit, file=sys.stderr)
 """
 
+LOOP = """
+with mlflow.start_run() if "active" in options else contextlib.nullcontext():
+    loop()
+if "twice" in options:
+    loop()
+"""
+
 SCRIPTS = {
-    "lightning.pytorch": LIGHTNING,
-    "transformers.trainer": HUGGING_FACE,
+    "lightning.pytorch": LIGHTNING + LOOP,
+    "transformers.trainer": HUGGING_FACE + LOOP,
     "avalanche.training.supervised": AVALANCHE,
 }
 

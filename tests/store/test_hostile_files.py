@@ -8,11 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from stored_runs import change, row_texts, rows_folder, stored_run
 from stored_values import build_images
 
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES
@@ -24,7 +23,7 @@ from clear_mlflow.tracking.resume import ResumePoint, resolve_resume_parameters
 
 
 def evaluate(run) -> str:
-    return CliRunner().invoke(main, ["evaluate", "--runs", run.info.run_id]).output
+    return invoke("evaluate", "--runs", run.info.run_id).output
 
 
 def test_reading_a_row_stops_at_the_size_limit(tmp_path):

@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 
 import clear_mlflow
-from clear_mlflow.cli import main
 from clear_mlflow.metrics import FAMILIES, scores
 
 
@@ -28,12 +27,12 @@ def source(run, tmp_path, request):
 def test_a_stored_runs_number_is_identified(source, run):
     """As JSON and as a table, with the formula."""
     number = f"{run.metrics['renate/backward_transfer'].value * 100:.3f}"
-    done = CliRunner().invoke(main, ["identify", source, number, "--json"])
+    done = invoke("identify", source, number, "--json")
     assert done.exit_code == 0, done.output
     (result,) = json.loads(done.stdout)["numbers"]
     assert result == json.loads(json.dumps(clear_mlflow.identify(source, [number])[0].to_dict()))
     assert "renate/backward_transfer" in result["matches"][0]["names"]
-    table = CliRunner().invoke(main, ["identify", source, number, "12345.6", "-0.9999"]).stdout
+    table = invoke("identify", source, number, "12345.6", "-0.9999").stdout
     assert f"{number}: matches: " in table
     assert "mean over j < last of R[last, j] - R[j, j]" in table
     assert "12345.6: none of " in table
@@ -60,7 +59,7 @@ def test_a_file_of_unproven_orientation_is_read_both_ways(tmp_path):
 )
 def test_errors_are_one_line(run, arguments, message):
     words = [word.replace("RUN", run.run_id) for word in arguments]
-    done = CliRunner().invoke(main, ["identify", *words])
+    done = invoke("identify", *words)
     assert done.exit_code == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
@@ -69,7 +68,7 @@ def test_errors_are_one_line(run, arguments, message):
 def test_published_variants_are_logged_only_when_chosen(store, run):
     names = {metric.name for metric in FAMILIES["published"]}
     assert names.isdisjoint(store.get_run(run.run_id).data.metrics)
-    done = CliRunner().invoke(main, ["evaluate", run.run_id, "--metrics", "published"])
+    done = invoke("evaluate", run.run_id, "--metrics", "published")
     assert done.exit_code == 0, done.output
     expected = scores(run.matrix, metrics="published").values_by_name
     logged = store.get_run(run.run_id).data.metrics

@@ -5,11 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from forked import run_forked
 
 import clear_mlflow
-from clear_mlflow.cli import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
 SHAPES = {
@@ -44,7 +43,7 @@ def misfits(value, shape, where=""):
 
 def run_for_json(*arguments, code=0):
     """Return the document that a command prints to standard output."""
-    result = CliRunner().invoke(main, [*arguments, "--json"])
+    result = invoke(*arguments, "--json")
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
 

@@ -16,15 +16,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from forked import ForkedPython
 from mlflow import MlflowClient
-from mlflow.entities import Metric
 from stored_runs import histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.api.rescore import rescore_runs
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder, default_root
@@ -113,28 +111,6 @@ def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store, lo
     assert str(journal_folder) in error
     assert [file.name[-12:] for file in journal_folder.rglob("*row_*.json")] == ["row_002.json"]
     assert all(len(points) <= 2 for points in histories(store, run.info.run_id).values())
-
-
-@pytest.mark.slow
-def test_a_run_folder_with_stored_rows_duplicates_nothing(store, lose_run):
-    """After a long outage, it is sent when the other process has ended."""
-    run, _ = lose_run(3)
-    run_id, folder = run.info.run_id, default_root() / run.info.run_id
-    # The other measured the same, at another time, and ended well.
-    missing_row = rows_folder(run) / "row_003.json"
-    (row_file,) = folder.rglob("*row_003.json")
-    content = json.loads(row_file.read_text())
-    missing_row.write_text(json.dumps({**content, "written_at": "2030-01-01T00:00:00.000+00:00"}))
-    # What an outage keeps next to the row: its points, at the time when this process measured it.
-    reopened = RunFolder.reopen(folder)
-    reopened.append_metrics([Metric("test_accuracy/bucket_1", 0.5, 1_000, 3)])
-    reopened.close()
-    store.set_terminated(run_id, "FINISHED")
-    list(rescore_runs(store, [store.get_run(run_id)], explicit=True))
-    before = histories(store, run_id), missing_row.read_bytes()
-    (synced,) = sync_folders(select_folders(folder))
-    assert synced.is_stored, synced.message
-    assert (histories(store, run_id), missing_row.read_bytes()) == before
 
 
 def test_a_run_folder_is_not_sent_while_another_process_trains(store, lose_run):
@@ -456,7 +432,7 @@ def leave_journal(client, run, folder, end=None):
 
 
 def sync(*words):
-    return CliRunner().invoke(main, ["sync", *map(str, words)])
+    return invoke("sync", *words)
 
 
 def test_sync_takes_over_no_run_from_a_live_training(store, experiment_id, journals):

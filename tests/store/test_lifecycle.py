@@ -7,13 +7,12 @@ import statistics
 
 import mlflow
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from forked import run_python
 from mlflow import MlflowClient
 from offline_folders import create_offline_folder
 from stored_runs import rows_folder, stored_run
 
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import DivergedError, TrackingError
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder, find_run_folders
@@ -364,5 +363,5 @@ def test_a_run_has_its_kind_as_soon_as_it_exists(
     assert run.data.tags[names.VERSION_TAG] == __version__
     if run_type == "train":
         monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
-        resumed = CliRunner().invoke(main, ["train", "--resume", run.info.run_id])
+        resumed = invoke("train", "--resume", run.info.run_id)
         assert f"run {run.info.run_id} lacks config.json" in resumed.stderr

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from courses import values
 from html_pages import Page
+from kept_predictions import kept_run
 from stored_runs import stored_run
 from trainings import FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.train import NotebookProgress, is_notebook
-from clear_mlflow.cli import main
 from clear_mlflow.comparison.tables import _format_powers
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
@@ -84,7 +84,7 @@ def test_a_run_without_rows_is_an_error(store, experiment_id):
         str(run) == f"{run.name} RUNNING: run {run.run_id} contains no rows of an accuracy matrix"
     )
     assert f">{run}<" in run._repr_html_()
-    result = CliRunner().invoke(main, ["show", run.run_id])
+    result = invoke("show", run.run_id)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "contains no rows" in result.stderr
 
@@ -142,14 +142,15 @@ def test_plot_draws_the_heat_map_and_embeds_fonts(result, tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_are_compared(store, experiment_id, trained_runs):
-    first, other = (load_run(trained_runs["naive", seed]) for seed in (0, 1))
+def test_runs_are_compared(store, experiment_id):
+    """By object or by id, with or without a stored comparison."""
+    first, other = (load_run(kept_run(store, experiment_id)) for _ in range(2))
     for pair in ([first, other], [first, other.run_id]):
-        compared = clear_mlflow.compare(pair, group_by=("seed",), log=False)
+        compared = clear_mlflow.compare(pair, group_by=(), log=False)
         assert len(compared.leaderboard()) == 2
         assert compared._repr_html_().startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
         assert "challenge" in str(compared)
-    assert len(store.search_runs([experiment_id])) == len(trained_runs)
+    assert len(store.search_runs([experiment_id])) == 2
     stored = clear_mlflow.compare(experiment_id, group_by=())
     assert store.get_run(stored.run_id).data.tags[names.KIND_TAG] == names.KIND_COMPARE
     with pytest.raises((ConfigError, TrackingError), match="no_such"):

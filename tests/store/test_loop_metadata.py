@@ -67,11 +67,8 @@ def test_an_invalid_row_is_rejected_in_one_line(row, message):
 @pytest.mark.parametrize(
     "keys",
     [
-        np.array(["2004", "2005"]),
-        np.array([2004, 2005]),
-        pd.Index(["2004", "2005"]),
-        pd.period_range("2004", periods=2, freq="Y"),
-        {"2004": 1, "2005": 2}.keys(),
+        *(np.array(["2004", "2005"]), np.array([2004, 2005]), pd.Index(["2004", "2005"])),
+        *(pd.period_range("2004", periods=2, freq="Y"), {"2004": 1, "2005": 2}.keys()),
         (year for year in (2004, 2005)),
     ],
     ids=lambda keys: type(keys).__name__,
@@ -83,10 +80,7 @@ def test_buckets_may_be_any_iterable(keys):
 @pytest.mark.parametrize(
     "row",
     [
-        [0.5, 0.52, 0.0],
-        [0.98, 0.0, 0.0],
-        [1.5, -0.5, 0.0],
-        [1.005, 0.0, -0.005],
+        *([0.5, 0.52, 0.0], [0.98, 0.0, 0.0], [1.5, -0.5, 0.0], [1.005, 0.0, -0.005]),
         [np.nan, 1.0, 0.0],
     ],
 )
@@ -107,7 +101,7 @@ def test_invalid_probabilities_are_rejected(row):
     [
         (
             [["cat"] * 3, ["dog"] * 2, ["cat"] * 4],
-            r"are texts of .*; expected a class index, 0 to C",
+            "are texts of .*; expected a class index, 0 to C",
         ),
         ([[256, 257, 258], [2, 1], [0] * 4], r"contain class \d+; expected 0 to 2: pass"),
         ([[3] * 3, [2, 1], [0] * 4], "contain class 3; expected 0 to 2: pass"),

@@ -13,7 +13,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from commands import invoke
 from courses import reasons, values
 from forked import run_python
 from stored_runs import artifact_folder, histories, only_run
@@ -21,7 +21,6 @@ from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
 from clear_mlflow.adapters._run import Adapter
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import build_test, describe_loop
 from clear_mlflow.core.record import ROWS_FOLDER
@@ -219,7 +218,7 @@ def test_a_run_is_continued_only_by_the_same_loop(store, monkeypatch):
     """After a kill, for example. Rows of another loop are rejected."""
     with mlflow.start_run() as active:
         track_rows(range(3), seed=1)
-    refused = CliRunner().invoke(main, ["train", "--resume", active.info.run_id])
+    refused = invoke("train", "--resume", active.info.run_id)
     assert "a custom loop trained it; start the loop with MLFLOW_RUN_ID" in refused.output
     monkeypatch.setenv("MLFLOW_RUN_ID", active.info.run_id)
     with clear_mlflow.track(**LOOP, seed=1) as run:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from stored_runs import histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
 import clear_mlflow
 from clear_mlflow.api.rescore import rescore_runs
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import Lease
@@ -52,30 +51,22 @@ def files_below(folder):
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("run_names", [True, False])
-def test_evaluate_rejects_the_run_and_leaves_it_unchanged(
-    store, trained, unmount, tmp_path, run_names
-):
+@pytest.mark.parametrize(
+    "command", [("evaluate", "--runs", "RUN"), ("evaluate", "--runs", "test"), ("compare", "RUN")]
+)
+def test_commands_reject_the_run_and_leave_it_unchanged(store, trained, unmount, tmp_path, command):
+    """In one line, with exit code 2. Its tag stays complete, and no report is written."""
     run_id = trained.info.run_id
     before = known(store, run_id)
     unmount()
-    chosen = select_runs(store, run_ids=(run_id,))
-    (verdict,) = rescore_runs(store, chosen, explicit=run_names, dry_run=False)
-    assert (verdict.action, verdict.is_problem) == ("failed", True)
-    assert MISSING in verdict.detail
+    done = invoke(*(word.replace("RUN", run_id) for word in command))
+    assert done.exit_code == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == (9 if "test" in command else 1)
+    assert all(MISSING in line and "is a disk not mounted" in line for line in errors)
     assert known(store, run_id) == before
     assert before[1][names.ROWS_TAG] == "complete"
     assert not files_below(tmp_path / "artifacts")
-
-
-def test_commands_report_missing_rows_in_one_line(store, trained, unmount):
-    unmount()
-    for command in (["evaluate", "--runs"], ["compare"]):
-        done = CliRunner().invoke(main, [*command, trained.info.run_id])
-        assert done.exit_code == 2
-        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-        assert MISSING in line
-        assert "is a disk not mounted" in line
 
 
 def test_an_interrupted_run_with_missing_rows_is_rejected(store, trained, unmount):
@@ -129,7 +120,7 @@ def test_a_training_with_missing_rows_at_its_end_fails(store, experiment_id, unm
     assert run.info.status == "FAILED"
     assert "missing now" in run.data.tags[names.ERROR_TAG]
     assert "partial: 2 of 4 rows" in str(clear_mlflow.load(run.info.run_id))
-    done = CliRunner().invoke(main, ["evaluate", "--runs", run.info.run_id])
+    done = invoke("evaluate", "--runs", run.info.run_id)
     assert "2 of 4 rows" in done.output
     assert mlflow.active_run() is None
 

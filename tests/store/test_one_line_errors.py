@@ -6,17 +6,17 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import mlflow
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from forked import run_forked
 from stored_runs import stored_run
 
 import clear_mlflow
 from clear_mlflow.api import import_
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.grids import read_grid
 from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
@@ -33,36 +33,42 @@ def test_an_artifact_location_that_stores_nothing_is_a_one_line_error(store, mon
 
 
 def test_memory_for_a_strategy_without_memory_is_rejected(store, experiment_id):
-    done = CliRunner().invoke(main, ["train", "--strategy", "ewc", "--memory", "100"])
+    done = invoke("train", "--strategy", "ewc", "--memory", "100")
     assert done.exit_code == 2
-    assert (
-        "error: --memory is 100, but strategy ewc does not use it; leave --memory out"
-        in done.output
-    )
-    with pytest.raises(ConfigError, match="memory is 100, but strategy naive does not use it"):
+    message = "memory is 100, but strategy {} does not use it"
+    assert f"error: --{message.format('ewc')}; leave --memory out" in done.output
+    with pytest.raises(ConfigError, match=message.format("naive")):
         clear_mlflow.train(memory=100)
     assert store.search_runs([experiment_id]) == []
     grid = {"fixed": {"memory": 100}, "grid": {"strategy": ["ewc", "replay"]}}
     assert [run.config.strategy for run in read_grid(grid).runs] == ["ewc", "replay"]
 
 
-def test_messages_spell_options_as_they_are_typed(store, tmp_path):
-    (tmp_path / "x.csv").write_text("75,50\n70,90\n")
-    done = CliRunner().invoke(main, ["import", str(tmp_path / "x.csv"), "--orientation", "rows"])
-    assert "pass --scale percent" in done.output
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["import", "x.csv", "--orientation", "rows"], "pass --scale percent"),
+        (["import", "m.json"], ": num_instances: expected"),  # a field, and not an option
+        (["train", "--config", "config.json"], "error: lr_step is 'often'"),
+        (["train", "--lr-step", "often"], "error: --lr-step is 'often'"),
+        (
+            ["train", "--strategy", "ncm", "--model", "mlp:8", "--features", "pixels"],
+            "pass --model linear, and standardise=first",
+        ),
+    ],
+)
+def test_messages_spell_options_as_they_are_typed(store, tmp_path, monkeypatch, arguments, part):
+    """On the command line with dashes."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").write_text("75,50\n70,90\n")
+    Path("m.json").write_text('{"matrix": [[0.8, 0.6], [0.7, 0.9]], "num_instances": "x"}')
+    Path("config.json").write_text('{"lr_step": "often"}')
+    assert part in invoke(*arguments).output
+
+
+def test_messages_of_functions_spell_arguments_as_in_python():
     with pytest.raises(RecordError, match='pass scale="percent"'):
         read_runs(ResultFile("x.csv", b"75,50\n70,90\n", ReadOptions(orientation="rows")))
-    (tmp_path / "m.json").write_text('{"matrix": [[0.8, 0.6], [0.7, 0.9]], "num_instances": "x"}')
-    done = CliRunner().invoke(main, ["import", str(tmp_path / "m.json")])
-    assert ": num_instances: expected" in done.output  # a field, and not an option
-    (tmp_path / "config.json").write_text('{"lr_step": "often"}')
-    done = CliRunner().invoke(main, ["train", "--config", str(tmp_path / "config.json")])
-    assert "error: lr_step is 'often'" in done.output
-    done = CliRunner().invoke(main, ["train", "--lr-step", "often"])
-    assert "error: --lr-step is 'often'" in done.output
-    arguments = ["--strategy", "ncm", "--model", "mlp:8", "--features", "pixels"]
-    done = CliRunner().invoke(main, ["train", *arguments])
-    assert "pass --model linear, and standardise=first" in done.output
 
 
 # Makes a package unimportable in a process and in those that it starts.
@@ -90,21 +96,15 @@ for line in sys.stdin.read().splitlines():
 @pytest.fixture
 def run_without(tmp_path, monkeypatch):
     """Run lines in a process without a package, and return its errors and exit codes."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
 
     def run(package, *lines, error="ModuleNotFoundError"):
         (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(package=package, error=error))
-        done = subprocess.run(
-            [sys.executable, "-c", RUN_LINES],
-            input="\n".join(lines),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command, pipes = [sys.executable, "-c", RUN_LINES], {"capture_output": True, "text": True}
+        done = subprocess.run(command, input="\n".join(lines), cwd=tmp_path, check=False, **pipes)
         return done.stderr, [x for x in done.stderr.splitlines() if x.startswith(("exit", "err"))]
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
     return run
 
 
@@ -152,7 +152,7 @@ def test_a_missing_package_is_a_line_that_says_how_to_install_it(
 def test_a_file_that_cannot_be_read_is_one_plain_line(tmp_path, monkeypatch, arguments, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text("grid: {seed: [0, 1]\nfixed: 2")
-    done = CliRunner().invoke(main, arguments)
+    done = invoke(*arguments)
     assert done.exit_code == 2
     assert expected in done.output
     assert not any(part in done.output for part in ("\\n", "Errno"))
@@ -168,7 +168,7 @@ def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
 
     for module in (import_, store_client):
         monkeypatch.setattr(module, "preflight", hang)
-    done = CliRunner().invoke(main, command)
+    done = invoke(*command)
     assert done.exit_code == 130
     assert len(calls) == 1
 

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from compare_command import compare, load_comparison
 from courses import values
 from stored_runs import artifact_folder, histories
 
 import clear_mlflow
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import assemble
 from clear_mlflow.core.score import Score
@@ -30,10 +29,6 @@ def track_whole(errors=ERRORS, **changes):
         for i, values in enumerate(errors):
             run.log_values(i, values)
     return run
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(main, [*map(str, arguments)])
 
 
 def test_a_loops_rmse_is_stored_as_a_run(store, experiment_id):

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from kept_predictions import kept_run, predictions_folder, score
 from stored_runs import histories
 
-from clear_mlflow.cli import main
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, RowPredictions
 from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics import PREDICTION_METRICS, compute_values
@@ -159,7 +158,7 @@ def test_custom_metrics_of_rows_and_predictions(store, experiment_id, tmp_path, 
     metric_names = ",".join(f"lab_of_mine:{name}" for name in functions)
     for chosen, count in ((run.info.run_id, ""), ("test", "1 unchanged")):
         command = ["evaluate", "--runs", chosen, "--metrics", metric_names]
-        done = CliRunner().invoke(main, command, catch_exceptions=False)
+        done = invoke(*command)
         assert done.exit_code == 2
         for name, key in (("broken", "x"), ("broken_too", "y")):
             error = f"{name} left out: lab_of_mine:{name} raised KeyError: '{key}'"

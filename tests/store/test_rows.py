@@ -51,16 +51,10 @@ def test_a_tag_contains_all_rows():
 
 def test_a_tag_has_at_most_the_length_that_mlflow_stores():
     """MLflow would truncate a tag of more than 8,000 characters silently."""
-
-    def tag_with(length):
-        return pack_matrix_tag(
-            "run", {"row_000.json": random.Random(0).randbytes(length).hex().encode()}
-        )
-
-    lengths = [len(tag_with(length) or "") for length in range(4900, 5300)]
-    assert max(lengths) == 8_000
-    assert lengths[-1] == 0
-    assert pack_matrix_tag("run", {}) is None
+    contents = (random.Random(0).randbytes(length).hex() for length in range(4900, 5300))
+    tags = [pack_matrix_tag("run", {"row_000.json": content.encode()}) for content in contents]
+    assert max(len(tag or "") for tag in tags) == 8_000
+    assert tags[-1] is pack_matrix_tag("run", {}) is None
 
 
 def test_the_matrix_tag_of_another_run_is_ignored():
@@ -144,16 +138,12 @@ def test_threads_keep_the_order_and_compute_few_items_ahead(jobs):
     """However long each item takes, and even if items never end."""
     taken = []
 
-    def items():
-        for i in range(10_000):
-            taken.append(i)
-            yield i
-
     def work(i):
         time.sleep(0.002 * (3 - i % 3))
         return i
 
-    results: Any = map_in_threads(work, items(), jobs)
+    items = (taken.append(i) or i for i in range(10_000))
+    results: Any = map_in_threads(work, items, jobs)
     assert [next(results) for _ in range(20)] == list(range(20))
     assert len(taken) <= 20 + 4 * jobs
     results.close()
@@ -179,33 +169,30 @@ def test_matrices_behind_a_server(store, server, monkeypatch):
     uri, artifacts = server
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client = MlflowClient(uri)
-
-    def list_artifacts(run):
-        return artifacts / run.info.artifact_uri.removeprefix("mlflow-artifacts:/") / ROWS_FOLDER
-
     experiment_id = client.create_experiment("test")
-    runs = [client.create_run(experiment_id, run_name=str(i)) for i in range(3)]
-    for run in runs:
-        rows = list_artifacts(run)
-        rows.mkdir(parents=True)
+    runs, folders = [], []
+    for number in range(3):
+        runs.append(client.create_run(experiment_id, run_name=str(number)))
+        path = runs[-1].info.artifact_uri.removeprefix("mlflow-artifacts:/")
+        folders.append(artifacts / path / ROWS_FOLDER)
+        folders[-1].mkdir(parents=True)
         for name, text in row_texts().items():
-            (rows / name).write_text(text)
-        client.set_terminated(run.info.run_id)
+            (folders[-1] / name).write_text(text)
+        client.set_terminated(runs[-1].info.run_id)
     assert [v.action for v in score_run(client)] == ["scored"] * 3
     local = stored_run(store, store.get_experiment_by_name("test").experiment_id)
     score_run(store)
-    expected = histories(store, local.info.run_id)
-    assert histories(client, runs[0].info.run_id) == expected
+    assert histories(client, runs[0].info.run_id) == histories(store, local.info.run_id)
     # The second time, the tags are enough.
     away = artifacts.rename(artifacts.with_name("away"))
     assert [v.action for v in score_run(client)] == ["unchanged"] * 3
     assert all(m.record for m in matrices(client))
     away.rename(artifacts)
 
-    cut, replaced, _ = runs
-    file = list_artifacts(cut) / "row_002.json"
+    file = folders[0] / "row_002.json"
     file.write_bytes(file.read_bytes()[:40])
-    change_digest(list_artifacts(replaced) / "row_003.json")
+    file = folders[1] / "row_003.json"
+    file.write_text(file.read_text().replace("ab" * 32, "cd" * 32))
     assert [v.action for v in score_run(client)] == ["unchanged"] * 3
     verdict_by_name = {v.run_name: v for v in score_run(client, explicit=True)}
     assert [verdict_by_name[name].action for name in "012"] == ["failed", "failed", "unchanged"]
@@ -213,23 +200,17 @@ def test_matrices_behind_a_server(store, server, monkeypatch):
     assert "dataset digest" in verdict_by_name["1"].detail
 
 
-def change_digest(file):
-    text = file.read_text()
-    file.write_text(text.replace("ab" * 32, "cd" * 32))
-
-
 def test_rows_are_read_in_order_and_other_files_are_ignored(store, experiment_id):
     """By number: the thousandth comes after 999."""
     run = stored_run(store, experiment_id)
     folder = rows_folder(run)
+    last = (folder / "row_004.json").read_text()
+    outside, later = folder.parent / "secret.json", ["row_999.json", "row_1000.json"]
+    for path in (outside, *(folder / name for name in later)):
+        path.write_text(last)
+    (folder / "row_005.json").symlink_to(outside)
     (folder / "notes.txt").write_text("x")
     (folder / "row_0001.json").write_text("{")
-    later = ["row_999.json", "row_1000.json"]
-    for name in later:
-        (folder / name).write_text((folder / "row_004.json").read_text())
-    outside = folder.parent / "secret.json"
-    outside.write_text((folder / "row_004.json").read_text())
-    (folder / "row_005.json").symlink_to(outside)
     expected = [f"row_00{i}.json" for i in range(5)]
     assert list(list_row_sizes(store, run)) == [*expected, *later]
     for name in later:

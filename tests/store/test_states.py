@@ -24,7 +24,6 @@ from clear_mlflow.tracking.tracked_training import train_in_process
 
 
 def manifest(row, content, **changes):
-
     fields = {
         "row": row,
         "written_at": "2026-01-31T12:00:00.000Z",
@@ -37,30 +36,27 @@ def manifest(row, content, **changes):
     return Manifest(**{**fields, **changes})
 
 
-def test_a_resume_starts_from_the_newest_complete_state(store, experiment_id, tmp_path):
-    run = store.get_run(store.create_run(experiment_id).info.run_id)
-    run_id = run.info.run_id
-    for row, changes in (
-        (1, {}),
-        (2, {}),
-        (3, {"sha256": "0" * 64}),
-        (4, {"size": 3}),
-        (5, {"size": 0}),
-    ):
-        store_state(store, run_id, manifest(row, b"state %d" % row, **changes), b"state %d" % row)
+@pytest.fixture
+def run(store, experiment_id):
+    return store.get_run(store.create_run(experiment_id).info.run_id)
+
+
+def test_a_resume_starts_from_the_newest_complete_state(store, run, tmp_path):
+    """Damaged, truncated or wrong ones are skipped, with the reason."""
+    wrong = {3: {"sha256": "0" * 64}, 4: {"size": 3}, 5: {"size": 0}}
+    for row in range(1, 6):
+        content = b"state %d" % row
+        state = manifest(row, content, **wrong.get(row, {}))
+        store_state(store, run.info.run_id, state, content)
     folder = artifact_folder(run) / names.STATE_FOLDER
     (folder / "after_006.safetensors").write_bytes(b"no manifest yet")
     (folder / "after_007.safetensors").write_bytes(b"state 2")
     (folder / "after_007.json").write_text((folder / "after_002.json").read_text())
     assert list_state_rows(store, run) == (1, 2, 3, 4, 5, 7)
     state, problems = read_newest_state(store, run, tmp_path)
-    assert state is not None
     assert (state.manifest.row, state.file.read_bytes()) == (2, b"state 2")
     assert [problem.split()[0] for problem in problems] == [
-        "after_007.json",
-        "after_005.json",
-        "after_004.safetensors",
-        "after_003.safetensors",
+        *("after_007.json", "after_005.json", "after_004.safetensors", "after_003.safetensors")
     ]
     remove_states(store, run, before=5)
     assert list_state_rows(store, run) == (5, 7)
@@ -70,8 +66,7 @@ def test_a_resume_starts_from_the_newest_complete_state(store, experiment_id, tm
     assert read_newest_state(store, run, tmp_path) == (None, [])
 
 
-def test_other_files_next_to_states_are_ignored(store, experiment_id, tmp_path):
-    run = store.get_run(store.create_run(experiment_id).info.run_id)
+def test_other_files_next_to_states_are_ignored(store, run, tmp_path):
     store_state(store, run.info.run_id, manifest(1, b"state"), b"state")
     folder = artifact_folder(run) / names.STATE_FOLDER
     for number in range(1001):
@@ -83,9 +78,8 @@ def test_other_files_next_to_states_are_ignored(store, experiment_id, tmp_path):
     assert len(list(folder.iterdir())) == 1001
 
 
-def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path, monkeypatch):
+def test_a_state_is_stored_before_its_manifest(store, run, tmp_path, monkeypatch):
     """So that an interruption leaves no partial state."""
-    run = store.get_run(store.create_run(experiment_id).info.run_id)
     stored = []
 
     def cut_off(client, run_id, content, artifact):
@@ -109,9 +103,8 @@ def test_an_invalid_manifest_is_rejected(change):
         Manifest.from_json(json.dumps(content), source="m")
 
 
-def test_a_state_is_flushed_before_it_counts(store, experiment_id, monkeypatch):
+def test_a_state_is_flushed_before_it_counts(store, run, monkeypatch):
     """Its content and then its name: a power cut may follow."""
-    run = store.create_run(experiment_id)
     flushed = record_flushes(monkeypatch)
     store_state(store, run.info.run_id, manifest(1, b"state"), b"state")
     folder = artifact_folder(run) / names.STATE_FOLDER

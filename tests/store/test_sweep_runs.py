@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import mlflow
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from mlflow import MlflowClient
 from mlflow.tracking._tracking_service.utils import _get_store
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
@@ -16,7 +16,6 @@ from stored_runs import stored_run
 
 import clear_mlflow
 from clear_mlflow.api.sweep_runs import SweepResult, train_and_compare
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.engines.local import LocalEngine
 from clear_mlflow.grids import read_grid
@@ -96,7 +95,7 @@ def test_a_dry_run_creates_no_experiment(store, grid_file):
     """The file may be an argument."""
     before = {experiment.name for experiment in store.search_experiments()}
     arguments = ["sweep", str(grid_file), "--dry-run", "--experiment", "nowhere"]
-    result = CliRunner().invoke(main, arguments)
+    result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     assert "2 runs, of which 2 would be started" in result.output
     assert {experiment.name for experiment in store.search_experiments()} == before
@@ -109,7 +108,7 @@ def test_a_dry_run_creates_no_store(tmp_path, grid_file, monkeypatch):
     before = mlflow.get_tracking_uri()
     try:
         mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/new.db")
-        result = CliRunner().invoke(main, ["sweep", "sweep.yaml", "--dry-run"])
+        result = invoke("sweep", "sweep.yaml", "--dry-run")
     finally:
         mlflow.set_tracking_uri(before)
     assert "2 runs, of which 2 would be started" in result.output

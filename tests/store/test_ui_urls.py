@@ -9,14 +9,13 @@ from urllib.parse import quote
 
 import psutil
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from forked import Forked
 from mlflow import MlflowClient
 from stored_runs import stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
 import clear_mlflow
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
@@ -45,15 +44,14 @@ def test_a_run_opens_at_its_best_page(store, experiment_id):
 
 
 def test_an_experiment_opens_as_a_leaderboard(store, experiment_id):
+    """By name, by id, or that of the newest run. The user's own views are unchanged."""
     run = stored_run(store, experiment_id)
     store.set_tag(run.info.run_id, names.KIND_TAG, names.KIND_TRAIN)
     store.set_experiment_tag(experiment_id, THEIRS, "theirs")
-    expected = (
-        f"#/experiments/{experiment_id}/runs?workflowType=machine_learning"
-        "&viewStateShareKey=clear_mlflow_leaderboard"
-    )
+    page = f"#/experiments/{experiment_id}/runs?workflowType=machine_learning"
     for target in ("test", experiment_id, None):
-        assert find_page_url(store, target) == expected
+        view = f"{page}&viewStateShareKey=clear_mlflow_leaderboard"
+        assert find_page_url(store, target) == view
     tags = store.get_experiment(experiment_id).tags
     assert tags[THEIRS] == "theirs"
     state = json.loads(tags[VIEW_TAG])
@@ -69,21 +67,24 @@ def test_the_leaderboard_has_charts_of_the_logged_metrics(store, experiment_id):
     train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
     (run,) = store.search_runs([experiment_id])
     store.create_run(experiment_id)
-    find_page_url(store, "test")
-    tag = store.get_experiment(experiment_id).tags[VIEW_TAG]
-    assert len(tag) < 5000  # characters that a database keeps
-    state = json.loads(tag)
-    runs = store.search_runs([experiment_id], state["searchFilter"])
-    assert [run_found.info.run_id for run_found in runs] == [run.info.run_id]
+    state = read_view(store)
+    assert len(store.get_experiment(experiment_id).tags[VIEW_TAG]) < 5000  # what a database keeps
+    check_charts(state, [run], store.search_runs([experiment_id], state["searchFilter"]))
     charts, sections = state["compareRunCharts"], state["compareRunSections"]
     assert {chart["metricSectionId"] for chart in charts} == {s["uuid"] for s in sections}
     assert len({chart["uuid"] for chart in charts}) == len(charts)
-    metric_keys = [chart["metricKey"] for chart in charts if chart["type"] != "IMAGE"]
-    assert set(metric_keys) <= run.data.metrics.keys()
-    assert [f"metrics.`{name}`" for name in metric_keys] == state["selectedColumns"][:-1]
     (key,) = next(chart["imageKeys"] for chart in charts if chart["type"] == "IMAGE")
     images = [file.path for file in store.list_artifacts(run.info.run_id, "images")]
     assert any(path.startswith(f"images/{key}+step+0+") for path in images), images
+
+
+def check_charts(state, expected_runs, runs):
+    """Check that a view has these runs, and columns and charts of their metrics. Return these."""
+    assert {run.info.run_id for run in runs} == {run.info.run_id for run in expected_runs}
+    metric_keys = [c["metricKey"] for c in state["compareRunCharts"] if c["type"] != "IMAGE"]
+    assert all(set(metric_keys) <= run.data.metrics.keys() for run in runs)
+    assert [f"metrics.`{name}`" for name in metric_keys] == state["selectedColumns"][:-1]
+    return metric_keys
 
 
 def read_view(store):
@@ -96,25 +97,22 @@ def read_view(store):
 def test_the_leaderboard_of_another_score_has_its_metrics(store, experiment_id, lower_is_better):
     """Columns and charts of logged metrics, the best first. It is renewed for such runs."""
     assert read_view(store)["orderByKey"] == "metrics.`clear/challenge_score`"
+    loop = {"buckets": ["1", "2", "3"], "strategy": "naive", "score": "rmse"}
     for level in (2.0, 1.0):
-        with clear_mlflow.track(
-            buckets=["1", "2", "3"], strategy="naive", score="rmse", lower_is_better=lower_is_better
-        ) as run:
+        with clear_mlflow.track(**loop, lower_is_better=lower_is_better) as run:
             for row in range(1, 4):
                 run.log_values(row, [level, level + row, 2 * level])
-    state = read_view(store)
-    runs = store.search_runs([experiment_id], state["searchFilter"])
-    assert len(runs) == 2
-    metric_keys = [c["metricKey"] for c in state["compareRunCharts"] if c["type"] != "IMAGE"]
-    assert len(set(metric_keys)) == 4
-    assert all(set(metric_keys) <= run.data.metrics.keys() for run in runs)
-    assert [f"metrics.`{name}`" for name in metric_keys] == state["selectedColumns"][:-1]
+    state, runs = read_view(store), store.search_runs([experiment_id])
+    found = store.search_runs([experiment_id], state["searchFilter"])
+    metric_keys = check_charts(state, runs, found)
+    assert (len(runs), len(set(metric_keys))) == (2, 4)
     assert metric_keys[0] == "renate/average_rmse"
-    direction = "ASC" if state["orderByAsc"] else "DESC"
-    order = [f"{state['orderByKey']} {direction}"]
-    first = store.search_runs([experiment_id], order_by=order)[0].data.metrics[metric_keys[0]]
-    values = [run.data.metrics[metric_keys[0]] for run in runs]
-    assert first == (min(values) if lower_is_better else max(values))
+    order = [f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"]
+    values = [
+        run.data.metrics[metric_keys[0]]
+        for run in store.search_runs([experiment_id], order_by=order)
+    ]
+    assert values == sorted(values, reverse=not lower_is_better)
     titles = {section["name"] for section in state["compareRunSections"]}
     assert titles == {"rmse and forgetting", "rmse matrices"}
 
@@ -125,7 +123,7 @@ def test_a_missing_run_is_reported(store):
             find_page_url(store, target)
     with pytest.raises(TrackingError, match="no run of clear_mlflow yet"):
         find_page_url(store, None)
-    result = CliRunner().invoke(main, ["open", "--port", "many"])
+    result = invoke("open", "--port", "many")
     assert result.exit_code == 2
     assert "port is 'many'" in result.output
 
@@ -134,16 +132,15 @@ def test_a_missing_run_is_reported(store):
 def test_imports_and_custom_loops_end_with_links(store, experiment_id, tmp_path, capfd):
     with clear_mlflow.track(buckets=2) as loop:
         loop.log_values(1, [0.5, 0.25])
-    output = capfd.readouterr().err
-    assert f"clear-mlflow open {loop.run_id}" in output
-    for name in ("a.csv", "b.csv"):
-        (tmp_path / name).write_text("0.5\n0.5,0.5\n" if name == "a.csv" else "0.9\n0.5,0.75\n")
-    for files, target in ((["a.csv"], None), (["a.csv", "b.csv"], "test")):
-        paths = [str(tmp_path / name) for name in files]
-        result = CliRunner().invoke(main, ["import", *paths, "--again"])
+    assert f"clear-mlflow open {loop.run_id}" in capfd.readouterr().err
+    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for path, text in zip(paths, ("0.5\n0.5,0.5\n", "0.9\n0.5,0.75\n"), strict=True):
+        path.write_text(text)
+    for count in (1, 2):  # to a run or, for several runs, to their experiment
+        result = invoke("import", *map(str, paths[:count]), "--again")
         assert result.exit_code == 0, result.output
         assert "clear-mlflow open " in result.output
-        assert (f"clear-mlflow open {experiment_id}\n" in result.output) == (target == "test")
+        assert (f"clear-mlflow open {experiment_id}\n" in result.output) == (count == 2)
 
 
 def test_the_newest_run_is_found_behind_many_experiments(store, experiment_id, monkeypatch):
@@ -182,7 +179,7 @@ def test_a_port_in_use_is_rejected_at_once(store, experiment_id):
     stored_run(store, experiment_id)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        result = CliRunner().invoke(main, ["open", "test", "--port", port, "--browser", "no"])
+        result = invoke("open", "test", "--port", port, "--browser", "no")
     assert result.exit_code == 2
     assert f"port is {port}" in result.output
     assert "http" not in result.output
@@ -203,9 +200,8 @@ def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment
         url = f"{base}/get-artifact?path=report.html&run_uuid={run.info.run_id}"
         with urllib.request.urlopen(url) as response:
             assert b"<h1>" in response.read()
-        processes = [
-            " ".join(p.cmdline()) for p in psutil.Process(opened.pid).children(recursive=True)
-        ]
+        children = psutil.Process(opened.pid).children(recursive=True)
+        processes = [" ".join(process.cmdline()) for process in children]
         assert any("uvicorn" in line for line in processes)
         assert not any("huey" in line or "jobs" in line for line in processes)  # MLflow's job queue
         opened.send_signal(stopped_by)

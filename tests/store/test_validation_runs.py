@@ -4,7 +4,7 @@ import json
 
 import mlflow
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from compare_command import compare, load_comparison
 from comparisons import counts, log_training
 from released_layout import write_released
@@ -12,7 +12,6 @@ from stored_runs import load_rows, only_training
 from trainings import FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.record import assemble
 from clear_mlflow.grids import read_grid
@@ -22,10 +21,6 @@ from clear_mlflow.store.rows import parse_rows, read_matrix_tag
 
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": 16, "epochs": 1}
 SMALL |= {"batch_size": 8, "device": "cpu", "precision": "off", "log_models": "last"}
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
 
 
 def log_candidate(store, experiment_id, strategy, level, seed, *, split, digest, **requested):

@@ -17,15 +17,10 @@ def read_profile(run):
     return json.loads(run.inputs.dataset_inputs[0].dataset.profile)
 
 
-def read_report(run):
-    return (artifact_folder(run) / "report.html").read_text()
-
-
 @pytest.mark.parametrize("standardise", ["first", "past"])
 def test_a_run_on_the_weather(store, experiment_id, standardise):
-    clear_mlflow.train(
-        dataset="weather", dataset_args={"standardise": standardise}, log_models="all", **QUICK
-    )
+    options = {"dataset_args": {"standardise": standardise}, "log_models": "all"}
+    clear_mlflow.train(dataset="weather", **options, **QUICK)
     run = only_training(store, experiment_id)
     rows = load_rows(run)
     record = assemble(rows)
@@ -41,17 +36,12 @@ def test_a_run_on_the_weather(store, experiment_id, standardise):
     ]
     assert profile["licence"] == "public domain (NOAA)"
     assert "class_changes/vanished" in run.data.metrics
-    assert "Classes over time" in read_report(run)
+    assert "Classes over time" in (artifact_folder(run) / "report.html").read_text()
 
 
 def test_runs_on_new_classes(store, experiment_id):
-    clear_mlflow.train(
-        scenario="task",
-        scenario_args={"times": "all"},
-        features="pixels",
-        log_models="all",
-        **QUICK,
-    )
+    options = {"scenario": "task", "scenario_args": {"times": "all"}, "log_models": "all"}
+    clear_mlflow.train(features="pixels", **options, **QUICK)
     run = only_training(store, experiment_id)
     rows = load_rows(run)
     for row in rows.values():

@@ -1,0 +1,10 @@
+"""Commands that run in the test's own process."""
+
+from click.testing import CliRunner, Result
+
+from clear_mlflow.cli import main
+
+
+def invoke(*words: object) -> Result:
+    """Run a command. Standard error is part of the output."""
+    return CliRunner().invoke(main, [str(word) for word in words])
