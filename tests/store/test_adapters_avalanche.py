@@ -43,23 +43,14 @@ def benchmark(num_buckets, num_test_streams=None):
     return benchmark_from_datasets(**streams)
 
 
-def strategy(logger, **options):
+def strategy(logger, *, epochs=1, **options):
     torch.manual_seed(0)
     model = torch.nn.Linear(CLASSES, CLASSES)
-    plugin = EvaluationPlugin(
-        loss_metrics(experience=True),
-        accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
-        loggers=[logger],
-    )
-    return Naive(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
-        train_mb_size=5,
-        train_epochs=options.pop("epochs", 1),
-        eval_mb_size=4,
-        evaluator=plugin,
-        **options,
-    )
+    levels = dict.fromkeys(("minibatch", "epoch", "experience", "stream"), True)
+    metrics = loss_metrics(experience=True), accuracy_metrics(**levels)
+    options |= {"train_mb_size": 5, "train_epochs": epochs, "eval_mb_size": 4}
+    options["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.5)
+    return Naive(model=model, evaluator=EvaluationPlugin(*metrics, loggers=[logger]), **options)
 
 
 def start(num_buckets, **options):

@@ -39,18 +39,13 @@ def accuracy(predicted):
     return {"accuracy": float((predicted.predictions.argmax(1) == predicted.label_ids).mean())}
 
 
+ARGUMENTS = {"num_train_epochs": 1, "learning_rate": 0.5, "per_device_train_batch_size": 4}
+ARGUMENTS |= {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+
+
 def trainer(callback, folder, model, train=None, **overrides):
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        num_train_epochs=1,
-        learning_rate=0.5,
-        per_device_train_batch_size=4,
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to="none",
-        save_strategy="no",
-        eval_strategy="epoch" if "eval_dataset" in overrides else "no",
-    )
+    eval_strategy = "epoch" if "eval_dataset" in overrides else "no"
+    arguments = TrainingArguments(str(folder), eval_strategy=eval_strategy, **ARGUMENTS)
     options = {"compute_metrics": accuracy, **overrides}
     return Trainer(model, arguments, train_dataset=train, callbacks=[callback], **options)
 

@@ -81,20 +81,11 @@ def test_a_plain_script_with_a_custom_loop(store, experiment_id, tmp_path):
 
 
 def test_all_passed_metadata_is_stored_in_the_run(store, experiment_id):
-    with clear_mlflow.track(
-        **LOOP,
-        dataset="mine",
-        dataset_digest="sha256:" + "ab" * 32,
-        seed=7,
-        strategy="replay",
-        model="mlp",
-        params={"lr": 0.1},
-        tags={"who": "me"},
-        class_names=["cat", "dog"],
-    ) as run:
-        log_all(run)
-    stored_run = store.get_run(run.run_id)
     metadata = {"dataset": "mine", "strategy": "replay", "model": "mlp", "seed": "7"}
+    options = {"dataset_digest": "sha256:" + "ab" * 32, "params": {"lr": 0.1}}
+    options |= {"tags": {"who": "me"}, "class_names": ["cat", "dog"]}
+    run = track_rows(**{**metadata, "seed": 7}, **options)
+    stored_run = store.get_run(run.run_id)
     assert metadata.items() <= stored_run.data.tags.items()
     assert {**metadata, "lr": "0.1", "protocol": "iid", "split": "test"} == stored_run.data.params
     assert stored_run.data.tags["who"] == "me"
@@ -135,14 +126,10 @@ def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status
 def test_rows_come_in_any_order_and_twice(store, experiment_id):
     run, in_order = track_rows([3, 0, 4, 1, 3, 2, 0]), track_rows()
     assert run.matrix.equals(in_order.matrix)
-    points, expected = (
-        {
-            name: [(step, value) for step, _, value in points]
-            for name, points in histories(store, tracked.run_id).items()
-        }
-        for tracked in (run, in_order)
-    )
-    assert points == expected
+    points, expected = (histories(store, tracked.run_id) for tracked in (run, in_order))
+    assert points.keys() == expected.keys()
+    for name, of_metric in points.items():
+        assert [p[::2] for p in of_metric] == [p[::2] for p in expected[name]]  # without times
 
 
 def test_a_row_with_different_numbers_is_rejected(store, experiment_id):
@@ -265,11 +252,10 @@ def test_a_tracked_run_prints_like_the_stored_one(store):
 
 def test_predictions_are_counted_stored_and_scored(store):
     """Labels define the row. Probabilities also define calibration."""
+    ids = [["a", "b", "c"], ["a", "e"], ["f", "g", "h", "i"]]
+    classes = ["cat", "dog", "eel"]
     with clear_mlflow.track(
-        buckets=3,
-        test_labels=LABELS,
-        test_ids=[["a", "b", "c"], ["a", "e"], ["f", "g", "h", "i"]],
-        class_names=["cat", "dog", "eel"],
+        buckets=3, test_labels=LABELS, test_ids=ids, class_names=classes
     ) as run:
         run.log_predictions(1, OUTPUTS)
         run.log_predictions(2, [np.eye(3)[of_bucket] * 0.7 + 0.1 for of_bucket in OUTPUTS])

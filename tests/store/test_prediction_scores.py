@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from commands import invoke
 from kept_predictions import kept_run, predictions_folder, score
-from stored_runs import histories
+from stored_runs import artifact_folder, histories
 
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, RowPredictions
 from clear_mlflow.core.record import assemble
@@ -90,12 +90,14 @@ def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id, damage, 
 
 
 def test_removed_predictions_are_reported(store, experiment_id):
+    """Logged metrics and the report, with its classes, are kept. A missing row leaves a gap."""
     run = kept_run(store, experiment_id)
     (predictions_folder(run) / "row_001.safetensors").unlink()
     for _ in range(2):  # what was not stored when the run was scored is not gone
         verdict = score(store, run, explicit=True)
         assert (verdict.is_problem, verdict.scores.stored.predictions is None) == (False, False)
     logged = histories(store, run.info.run_id)
+    page = (artifact_folder(run) / names.REPORT_HTML).read_text()
     assert [step for step, *_ in logged["macro_accuracy/average"]] == [2]
     for _ in range(2):
         (predictions_folder(run) / "row_000.safetensors").unlink(missing_ok=True)
@@ -108,6 +110,7 @@ def test_removed_predictions_are_reported(store, experiment_id):
     assert (verdict.action, verdict.is_problem) == ("unchanged", True)
     assert "its predictions were left out: they were there when it was scored" in verdict.detail
     assert histories(store, run.info.run_id) == logged
+    assert (artifact_folder(run) / names.REPORT_HTML).read_text() == page
     scored = store.get_run(run.info.run_id).data.tags[names.SCORED_TAG].rpartition("-")[0]
     store.set_tag(run.info.run_id, names.SCORED_TAG, f"{scored}-{'9' * 5000}")
     assert not score(store, run, explicit=True).is_problem  # nothing is known of the number

@@ -24,15 +24,9 @@ from clear_mlflow.tracking.tracked_training import train_in_process
 
 
 def manifest(row, content, **changes):
-    fields = {
-        "row": row,
-        "written_at": "2026-01-31T12:00:00.000Z",
-        "size": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "data": {},
-        "package_version": "1",
-        "torch_version": "2",
-    }
+    fields = {"row": row, "written_at": "2026-01-31T12:00:00.000Z", "size": len(content)}
+    fields |= {"sha256": hashlib.sha256(content).hexdigest(), "data": {}}
+    fields |= {"package_version": "1", "torch_version": "2"}
     return Manifest(**{**fields, **changes})
 
 

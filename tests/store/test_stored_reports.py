@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from html_pages import Page
-from kept_predictions import kept_run, predictions_folder, score
+from kept_predictions import kept_run, score
 from stored_runs import row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
@@ -102,13 +102,3 @@ def test_runs_of_earlier_versions_have_no_cost_metrics(store, experiment_id):
     loaded_run, compared = clear_mlflow.load(ids[0]), clear_mlflow.compare(ids, group_by=["seed"])
     for text in (str(loaded_run), *loaded_run.metrics, str(compared), compared.page()):
         assert "cost" not in text
-
-
-def test_classes_remain_in_the_report_after_predictions_are_removed(store, experiment_id):
-    run = kept_run(store, experiment_id)
-    score(store, run, explicit=True)
-    page_text = page_file(run).read_text()
-    for path in predictions_folder(run).rglob("*.safetensors"):
-        path.unlink()
-    assert score(store, run, explicit=True).action == "unchanged"
-    assert page_file(run).read_text() == page_text
