@@ -8,6 +8,7 @@ import result_files as files
 from commands import invoke
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_line_errors import check_error
 from stored_runs import row_texts, rows_folder
 
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
@@ -61,10 +62,7 @@ def test_a_pattern_maps_files_to_rows(pattern, paths, rows):
 )
 def test_an_ambiguous_pattern_is_an_error(pattern, paths, part):
     """For example, if 0 may be the untrained model."""
-    with pytest.raises((ConfigError, RecordError)) as caught:
-        RowPattern(pattern).find_rows(paths)
-    assert part in str(caught.value)
-    assert str(caught.value).isprintable()
+    check_error((ConfigError, RecordError), part, lambda: RowPattern(pattern).find_rows(paths))
 
 
 @pytest.mark.parametrize(
@@ -111,10 +109,8 @@ def test_an_avalanche_file_with_an_unclear_order_is_a_one_line_error(trained, pa
     """An experience trained twice has no row; the place of an untested one is not known."""
     lines = ["eval_exp,training_exp,eval_accuracy,eval_loss,forgetting"]
     lines += [f"{j},{i},0.5000,0.5000,0.0000" for i in trained.split() for j in range(3)]
-    with pytest.raises(RecordError) as caught:
-        read_runs(ResultFile("eval_results.csv", "\n".join(lines).encode()))
-    assert part in str(caught.value)
-    assert str(caught.value).isprintable()
+    file = ResultFile("eval_results.csv", "\n".join(lines).encode())
+    check_error(RecordError, part, read_runs, file)
 
 
 @pytest.fixture

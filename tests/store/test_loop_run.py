@@ -16,6 +16,7 @@ import torch
 from commands import invoke
 from courses import reasons, values
 from forked import run_python
+from one_line_errors import check_error
 from stored_runs import artifact_folder, histories, only_run
 from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST
 
@@ -515,10 +516,7 @@ def test_tests_within_a_bucket_are_stored_and_scored(store, experiment_id, monke
 def test_an_invalid_test_within_a_bucket_is_a_one_line_error(changes, part):
     loop = describe_loop(buckets=3, **changes.pop("loop", {"num_instances": 9}))
     test = {"bucket": 1, "correct": [1, 2, 3], "test": 1, "num_tests": 2, "step": 1, "num_steps": 3}
-    with pytest.raises((ConfigError, RecordError)) as caught:
-        build_test(loop, **{**test, **changes})
-    assert part in str(caught.value)
-    assert str(caught.value).isprintable()
+    check_error((ConfigError, RecordError), part, build_test, loop, **{**test, **changes})
 
 
 def test_a_loop_logs_the_cost_of_its_rows(store, experiment_id):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from courses import explain
+from one_line_errors import check_error
 
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.core.errors import ConfigError
@@ -147,10 +148,7 @@ def test_errors_of_a_function_name_it() -> None:
     ],
 )
 def test_an_invalid_metric_is_rejected_in_one_line(reference: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_custom_metrics(reference.split(","))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    check_error(ConfigError, message, load_custom_metrics, reference.split(","))
 
 
 def test_a_function_may_have_optional_arguments(tmp_path, monkeypatch):
