@@ -45,7 +45,6 @@ def update(metric, batches, part=slice(None)):
 # Predictions have no costs.
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"cost"}))
 def test_batches_of_predictions_have_the_metrics_of_the_matrix(family):
-    """Each cell is torchmetrics' accuracy, and each metric that of the matrix."""
     batches, expected = draw_batches()
     metric = MatrixMetrics(BUCKETS, metrics=FAMILIES[family])
     for part in range(0, IMAGES, 5):
@@ -61,7 +60,6 @@ def test_batches_of_predictions_have_the_metrics_of_the_matrix(family):
 
 
 def test_labels_and_mixed_buckets_have_equal_results():
-    """One batch over all buckets, and classes instead of logits."""
     batches, _ = draw_batches()
     by_bucket, mixed = (MatrixMetrics(BUCKETS, metrics=renate.METRICS) for _ in range(2))
     update(by_bucket, batches)

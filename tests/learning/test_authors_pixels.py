@@ -87,7 +87,6 @@ def torchvisions(path: Path, size: int) -> np.ndarray:
 @pytest.mark.filterwarnings("ignore:Palette images")
 @pytest.mark.parametrize("size", [224, 99])
 def test_test_images_equal_torchvisions(tmp_path, size):
-    """Every kind of photo, at the recipe's size and at others, small and odd ones too."""
     for name, save in PROBLEM_TYPES.items():
         save(tmp_path / name)
     paths = sorted(tmp_path.iterdir())

@@ -267,9 +267,8 @@ def complete_reads(monkeypatch):
     """The files that were completely read to verify them."""
     paths: list[str] = []
     hash_all = caching._hash_all
-    monkeypatch.setattr(
-        caching, "_hash_all", lambda file, *rest: paths.append(file.name) or hash_all(file, *rest)
-    )
+    record = lambda file, *rest: paths.append(file.name) or hash_all(file, *rest)  # noqa: E731
+    monkeypatch.setattr(caching, "_hash_all", record)
     return paths
 
 

@@ -144,7 +144,6 @@ def test_a_process_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, na
 
 
 def test_a_nan_loss_ends_the_training(tmp_path):
-    """Its steps are skipped, and it is reported."""
     with pytest.raises(DivergedError, match="no longer a finite number in epoch"):
         train_all(image_stream(tmp_path), fp16(lr="1e9", epochs=20))
 

@@ -67,10 +67,8 @@ def test_three_buckets_equal_the_written_out_ones(batch):
     cases = set()
     for bucket_index in range(3):
         samples, indices = stream.train(bucket_index), strategy._buffer.sample_indices
-        memories = [
-            (stream.train(int(b)).images[i], int(stream.labels(int(b))[i]))
-            for b, i in zip(indices.bucket, indices.index, strict=True)
-        ]
+        pairs = zip(indices.bucket.tolist(), indices.index.tolist(), strict=True)
+        memories = [(stream.train(b).images[i], int(stream.labels(b)[i])) for b, i in pairs]
 
         def gradient(batch, epoch, step, memories=memories, bucket_index=bucket_index):
             own_gradient = compute_gradient(reference_model, batch)

@@ -84,7 +84,6 @@ def test_strength_zero_equals_naive(tmp_path, name):
     ],
 )
 def test_impossible_arguments_are_rejected(name, arguments, message):
-    """In one line with a remedy."""
     with pytest.raises(ConfigError, match=message) as refused:
         parse_strategy_arguments(config(strategy=name, strategy_args=arguments))
     assert "\n" not in str(refused.value)

@@ -166,7 +166,6 @@ def remove_times(cost):
 
 
 def test_counting_changes_nothing(tmp_path, monkeypatch):
-    """Neither weights nor random draws differ from steps without counting."""
     stream, settings = image_stream(tmp_path), on_images("agem")
     counted = train_all(stream, settings)[-1].model.state_dict()
     monkeypatch.setattr(meter.FlopCounter, "__enter__", lambda counter: counter)
@@ -294,9 +293,10 @@ def record_rates(stream, settings):
         def bucket_started(self, key, *, bucket_index, num_buckets):
             rates_by_bucket.append([])
 
-    hook = register_optimizer_step_pre_hook(
-        lambda optimizer, *_: rates_by_bucket[-1].append(optimizer.param_groups[0]["lr"])
-    )
+    def record(optimizer, *_):
+        rates_by_bucket[-1].append(optimizer.param_groups[0]["lr"])
+
+    hook = register_optimizer_step_pre_hook(record)
     try:
         list(train(stream, settings, progress=Buckets()))
     finally:
@@ -352,11 +352,10 @@ class Announced(Extravagant):
 def test_overspending_is_charged_to_the_next_bucket(strategy, tmp_path):
     """What follows the steps is paid in the bucket if it is known, and by the last one anyway."""
     changes = {"epochs": "40", "lr": "0.001"}
+    streams = [image_stream(tmp_path, train=(8, 8, 8)) for _ in range(2)]
+    naive = train_costs(streams[0], on_images("naive", **changes))
     budgeted = on_images(f"{__name__}:{strategy}", budget="naive:1", **changes)
-    naive, own = (
-        train_costs(image_stream(tmp_path, train=(8, 8, 8)), settings)
-        for settings in (on_images("naive", **changes), budgeted)
-    )
+    own = train_costs(streams[1], budgeted)
     step = naive[1].training_flops // 80
     _, first, second, third = lefts(naive, own)
     images = [cost.images for cost in own[1:]]

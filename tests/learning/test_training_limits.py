@@ -149,7 +149,6 @@ def count_correct(stream, model):
 @pytest.mark.parametrize("rate", ["naive:0.7", "naive:1", "naive:2.5"])
 @pytest.mark.parametrize("strategy", ["naive", "replay", "ewc", "derpp"])
 def test_seen_images_equal_those_of_a_literal_clock(strategy, rate):
-    """And so do cells and costs."""
     stream = feature_stream(COUNTS)
     changes = {"strategy_args": "images=2"} if strategy == "ewc" else {"memory": "20"}
     settings = build_one_pass_parameters(strategy, rate, **changes)
@@ -288,7 +287,6 @@ def test_a_complete_bucket_may_be_missed(tmp_path):
     ],
 )
 def test_invalid_options_are_rejected(changes, message):
-    """In one line, before any training."""
     with pytest.raises(ConfigError, match=message) as error:
         check(on_features(**{"epochs": "1", "stream_rate": "naive:1", **changes}))
     assert "\n" not in str(error.value)

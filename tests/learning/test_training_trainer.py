@@ -23,9 +23,8 @@ def linear_model():
 
 def features(count=12, seed=0):
     draws = torch.Generator().manual_seed(seed)
-    return Samples(
-        torch.randn(count, 5, generator=draws), torch.randint(0, 3, (count,), generator=draws)
-    )
+    images = torch.randn(count, 5, generator=draws)
+    return Samples(images, torch.randint(0, 3, (count,), generator=draws))
 
 
 def train_model(settings, *, buckets=1, model=None, hooks=Strategy):
