@@ -20,7 +20,6 @@ from safetensors.numpy import load_file, save_file
 from stored_runs import artifact_folder
 from torch import nn
 
-from clear_mlflow.api.train import train_ensemble
 from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
@@ -177,18 +176,6 @@ def test_rescoring_logs_missing_models(store, run):
     assert after.keys() == before.keys()
     assert {row for row in before if before[row] != after[row]} == {2}
     assert len(stored_models(store, run)[1].metrics) == BUCKETS
-
-
-@pytest.mark.slow
-def test_models_on_features_predict_features(store, experiment_id):
-    """Of each member of an ensemble, in its own run."""
-    train_ensemble(features="pixels", seeds=[0, 1], epochs=1, log_models="last", predictions="none")
-    models = store.search_logged_models([experiment_id])
-    assert sorted(model.params["seed"] for model in models) == ["0", "1"]
-    model = mlflow.pyfunc.load_model(f"models:/{models[0].model_id}")
-    (_, width) = model.metadata.signature.inputs.inputs[0].shape
-    outputs = model.predict(np.zeros((2, width), dtype=np.float32))
-    assert outputs["label"].tolist() == [str(number) for number in outputs["class"]]
 
 
 SETTINGS = {

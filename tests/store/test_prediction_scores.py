@@ -20,7 +20,7 @@ from clear_mlflow.store.rows import read_rows
 
 
 def test_metrics_of_predictions_are_logged(store, experiment_id):
-    run = kept_run(store, experiment_id, probs=True, kept="probs")
+    run = kept_run(store, experiment_id, kept="probs")
     assert score(store, run, dry_run=True).action == "scored"
     assert score(store, run).action == "scored"
     logged = histories(store, run.info.run_id)
@@ -118,7 +118,7 @@ def test_removed_predictions_are_reported(store, experiment_id):
 
 def test_changed_predictions_are_scored_again(store, experiment_id):
     """Even with the same number of correct ones in each bucket."""
-    run = kept_run(store, experiment_id, kept="probs", probs=True)
+    run = kept_run(store, experiment_id, kept="probs")
     score(store, run)
     file = predictions_folder(run) / "row_002.safetensors"
     predictions = RowPredictions.load(file)

@@ -5,10 +5,9 @@ from clear_mlflow.core.anytime import AnytimeRow
 STEPS = 10  # between two tests
 
 
-def inside_bucket(bucket, counts, num_test, *, num_tests=None, keys=None):
+def inside_bucket(bucket, counts, num_test, *, num_tests=None):
     """Return the tests within a bucket. *counts*: for each test, the correct images per bucket."""
     total = num_tests or len(counts)
-    keys = keys or tuple(str(j + 1) for j in range(len(num_test)))
     return [
         AnytimeRow(
             bucket=bucket,
@@ -16,7 +15,7 @@ def inside_bucket(bucket, counts, num_test, *, num_tests=None, keys=None):
             num_tests=total,
             step=STEPS * number,
             num_steps=STEPS * (total + 1),
-            buckets=keys,
+            buckets=tuple(str(j + 1) for j in range(len(num_test))),
             correct=tuple(right),
             num_instances=tuple(num_test),
         )

@@ -14,16 +14,11 @@ from clear_mlflow.store import names
 BUCKETS, PER_BUCKET, CLASSES = ("1", "2"), 100, 4
 
 
-def kept_run(client, experiment_id, *, probs=False, kept="labels", balanced=False):
-    """Return a finished run with rows and predictions of their counts.
-
-    Balanced: each bucket has as many images of each class.
-    """
+def kept_run(client, experiment_id, *, kept="labels"):
+    """Return a finished run with rows and predictions of their counts."""
     draws = np.random.default_rng(0)
     total = len(BUCKETS) * PER_BUCKET
     label = draws.integers(0, CLASSES, total)
-    if balanced:
-        label = np.arange(total) % CLASSES
     content = draws.integers(0, 256, (total, 16)).astype(np.uint8)
     images = build_images((PER_BUCKET,) * len(BUCKETS), label, "abcd", content)
     labels, probabilities = {}, {}
@@ -32,7 +27,7 @@ def kept_run(client, experiment_id, *, probs=False, kept="labels", balanced=Fals
         labels[row] = (images.label + wrong) % CLASSES
         probabilities[row] = np.full((total, CLASSES), 0.1, np.float16)
         probabilities[row][np.arange(total), labels[row]] = 0.7
-    predictions = build_row_predictions(images, labels, probabilities if probs else None)
+    predictions = build_row_predictions(images, labels, probabilities if kept == "probs" else None)
     run = client.create_run(experiment_id)
     rows = rows_folder(run)
     rows.mkdir(parents=True)
