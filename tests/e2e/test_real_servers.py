@@ -6,24 +6,34 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import mlflow
 import psutil
 import pytest
-import requests
 from click.testing import CliRunner
 from forked import Forked
 from mlflow import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+from mlflow_stores import tracking_uri
 from offline_folders import create_offline_folder
-from servers import BUCKET, LONG, ObjectStore, Postgres, object_store, postgres, tracking_server
+from servers import (
+    BUCKET,
+    Accounts,
+    ObjectStore,
+    Postgres,
+    object_store,
+    postgres,
+    request_page,
+    tracking_server,
+)
 from short_stream import BUCKETS, HELD, options
-from stored_runs import histories, row_texts, stored_run
+from stored_runs import histories, only_run, row_texts, stored_run
 from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
+from waiting import LONG, finish, wait_until
 
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix
@@ -37,6 +47,7 @@ from clear_mlflow.store.search import select_runs
 from clear_mlflow.tracking.tracked_training import train_in_process
 
 ADMIN = ("admin", "a-password-of-the-admin")
+ACCOUNTS = Accounts(ADMIN)
 TRAINER = ("trainer", "a-password-of-the-trainer")
 READER = ("reader", "a-password-of-the-reader")
 EDITOR = ("editor", "a-password-of-the-editor")
@@ -52,7 +63,7 @@ class Server:
     database: str
     postgres: Postgres
     objects: ObjectStore
-    asks_who: bool  # whether it knows users
+    has_accounts: bool
 
     def use(self, patch, user=TRAINER) -> MlflowClient:
         """Use this server from here on, by the environment."""
@@ -67,17 +78,15 @@ class Server:
 
     def log_in(self, patch, user) -> None:
         for name, value in zip(("USERNAME", "PASSWORD"), user, strict=True):
-            if self.asks_who:
+            if self.has_accounts:
                 patch.setenv(f"MLFLOW_TRACKING_{name}", value)
             else:
                 patch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
 
     def points(self, run_id) -> list[tuple[object, ...]]:
         """Return every point of a run in the database."""
-        return self.postgres.rows(
-            self.database,
-            f"SELECT key, step, timestamp, value FROM metrics WHERE run_uuid = '{run_id}'",
-        )
+        query = f"SELECT key, step, timestamp, value FROM metrics WHERE run_uuid = '{run_id}'"
+        return self.postgres.rows(self.database, query)
 
     def everything(self) -> tuple[object, ...]:
         """Return all that a rejected command could have changed in database and store."""
@@ -89,52 +98,34 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def machines():
-    """The database server and the object store behind both tracking servers."""
+def servers(tmp_path_factory):
+    """Both tracking servers, by name, started at the same time."""
+    plain, guarded = (tmp_path_factory.mktemp(name) for name in ("plain", "guarded"))
     patched = pytest.MonkeyPatch.context()
     with patched as patch, postgres() as database, object_store(patch) as objects:
-        yield database, objects
-
-
-@pytest.fixture(scope="module")
-def servers(machines, tmp_path_factory):
-    """Both tracking servers, by name, started at the same time."""
-    database, objects = machines
-    plain_folder, guarded = (tmp_path_factory.mktemp(name) for name in ("plain", "guarded"))
-    database.set_up("plain", "guarded")
-    settings = guarded / "auth.ini"
-    settings.write_text(
-        "[mlflow]\ndefault_permission = NO_PERMISSIONS\n"
-        f"database_uri = {database.create('users')}\n"
-        f"admin_username = {ADMIN[0]}\nadmin_password = {ADMIN[1]}\n"
-        "auth_cache_ttl_seconds = 60\n"  # else it takes a tenth of a second of each request
-        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
-    )
-    letting_in = tracking_server(
-        plain_folder, database.uri("plain"), artifacts=f"s3://{BUCKET}/plain", workers=2
-    )
-    asking = tracking_server(
-        guarded,
-        database.uri("guarded"),
-        *("--app-name", "clear"),  # our pages, in the app that asks for passwords
-        artifacts=f"s3://{BUCKET}/guarded",
-        MLFLOW_AUTH_CONFIG_PATH=str(settings),
-        MLFLOW_FLASK_SERVER_SECRET_KEY="of this test alone",
-        CLEAR_MLFLOW_SERVER_APP="basic-auth",
-        MLFLOW_BASIC_AUTH_FAIL_CLOSED="true",
-    )
-    with letting_in as first, asking as second:
-        uris = {
-            "plain": Server(first.wait(), "plain", database, objects, asks_who=False),
-            "guarded": Server(second.wait(), "guarded", database, objects, asks_who=True),
-        }
-        for name, password in (TRAINER, READER, EDITOR, STRANGER):
-            as_admin(second.url, "2.0/mlflow/users/create", username=name, password=password)
-        yield uris
-    # Gone with all that they started.
-    for server in (first, second):
-        killed = [p for p in psutil.process_iter() if _is_in_group(p, server.process.pid)]
-        assert not psutil.wait_procs(killed, LONG)[1]
+        database.set_up("plain", "guarded")
+        artifacts = f"s3://{BUCKET}"
+        letting_in = tracking_server(
+            plain, database.uri("plain"), artifacts=f"{artifacts}/plain", workers=2
+        )
+        asking = tracking_server(
+            guarded,
+            database.uri("guarded"),
+            *("--app-name", "clear"),  # our pages, in the app that asks for passwords
+            artifacts=f"{artifacts}/guarded",
+            **ACCOUNTS.set_up(guarded, database.create("users")),
+        )
+        with letting_in as first, asking as second:
+            uris = {
+                "plain": Server(first.wait(), "plain", database, objects, has_accounts=False),
+                "guarded": Server(second.wait(), "guarded", database, objects, has_accounts=True),
+            }
+            ACCOUNTS.create_users(second.url, TRAINER, READER, EDITOR, STRANGER)
+            yield uris
+        # Gone with all that they started.
+        for server in (first, second):
+            killed = [p for p in psutil.process_iter() if _is_in_group(p, server.process.pid)]
+            assert not psutil.wait_procs(killed, LONG)[1]
 
 
 def _is_in_group(process, group):
@@ -156,13 +147,8 @@ def guarded(servers):
     return servers["guarded"]
 
 
-def as_admin(url, endpoint, **fields):
-    response = requests.post(f"{url}/api/{endpoint}", json=fields, auth=ADMIN, timeout=LONG)
-    assert response.ok, response.text
-
-
 def give(server, user, experiment_id, permission):
-    as_admin(
+    ACCOUNTS.call(
         server.url,
         "3.0/mlflow/users/permissions/grant",
         username=user[0],
@@ -173,13 +159,10 @@ def give(server, user, experiment_id, permission):
 
 
 @pytest.fixture(autouse=True)
-def as_before(monkeypatch):
+def as_before():
     """Restore MLflow's settings of this process."""
-    before = mlflow.get_tracking_uri()
-    yield
-    while mlflow.active_run():
-        mlflow.end_run()
-    mlflow.set_tracking_uri(before)
+    with tracking_uri(mlflow.get_tracking_uri()):
+        yield
 
 
 @pytest.fixture
@@ -188,11 +171,8 @@ def started():
     processes = []
 
     def start(*arguments):
-        process = Forked(
-            *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        processes.append(process)
-        return process
+        processes.append(Forked(*arguments, start_new_session=True))
+        return processes[-1]
 
     yield start
     for process in processes:
@@ -201,13 +181,11 @@ def started():
             process.wait()
 
 
-def wait_for(condition):
-    """Poll until there is a result, and return it."""
-    until = time.monotonic() + LONG
-    while not (result := condition()):
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.05)
-    return result
+def run_command(*words, code=0):
+    """Run a command that starts no other process. Return its output."""
+    done = CliRunner().invoke(main, list(words), catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done.output
 
 
 def stored_by_another_program(client, experiment_id, **options):
@@ -265,7 +243,7 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold,
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "first")
     training = started("train", *options({**short_stream, **HELD}))
 
-    def open_connection():
+    def find_experiment():
         # Of the database: to a user, an experiment is for a moment there and not yet theirs.
         return server.postgres.rows(
             server.database,
@@ -273,12 +251,12 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold,
             " WHERE experiments.name = 'first'",
         )
 
-    ((experiment_id,),) = wait_for(open_connection)
+    ((experiment_id,),) = wait_until(find_experiment)
     while_training = client.search_runs([str(experiment_id)])
     (run_id,) = [run.info.run_id for run in while_training]
     assert while_training[0].info.status == "RUNNING"
     of_run = f"{server.database}/{while_training[0].info.experiment_id}/{run_id}/artifacts/"
-    wait_for(lambda: f"{of_run}{ROWS_FOLDER}/row_001.json" in server.objects.names(of_run))
+    wait_until(lambda: f"{of_run}{ROWS_FOLDER}/row_001.json" in server.objects.names(of_run))
     (verdict,) = rescore_runs(client, while_training)
     assert verdict.action == "skipped", verdict
     os.killpg(training.pid, signal.SIGKILL)
@@ -289,13 +267,12 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold,
 
     resume = ("train", "--resume", run_id, "--strategy", HELD["strategy"])
     resumes = [started(*resume) for _ in range(2)]
-    outputs = [process.communicate(timeout=LONG)[0] for process in resumes]
+    ends = [finish(process) for process in resumes]
     # The second finds the first at work; or, where the machine kept it waiting, all done.
-    idle = [text for text in outputs if "another process" in text or "nothing to resume" in text]
-    assert len(idle) == 1, outputs
-    assert [process.returncode for process in resumes].count(0) >= 1, outputs
-    exit_codes = [p.returncode for p, text in zip(resumes, outputs, strict=True) if text is idle[0]]
-    assert exit_codes == [2 if "another process" in idle[0] else 0]
+    idle = [end for end in ends if "another process" in end[1] or "nothing to resume" in end[1]]
+    assert len(idle) == 1, ends
+    assert [code for code, _ in ends].count(0) >= 1, ends
+    assert idle[0][0] == (2 if "another process" in idle[0][1] else 0)
 
     # A listing that is as old as that is not believed: the run is not closed a second time.
     (verdict,) = rescore_runs(client, while_training)
@@ -311,18 +288,13 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold,
 
     other = stored_by_another_program(client, run.info.experiment_id, seed=8)
     before = histories(client, run_id)
-    evaluate = CliRunner().invoke(main, ["evaluate", "--runs", "first"])
-    assert evaluate.exit_code == 0, evaluate.output
+    run_command("evaluate", "--runs", "first")
     assert_stored_once(server, client, other.info.run_id, EXPECTED)
     assert histories(client, run_id) == before
 
-    compare = CliRunner().invoke(
-        main, ["compare", "--runs", "first", "--group-by", "seed"], catch_exceptions=False
-    )
-    assert compare.exit_code == 0, compare.output
-    (comparison,) = client.search_runs(
-        [run.info.experiment_id], f"tags.`{names.KIND_TAG}` = '{names.KIND_COMPARE}'"
-    )
+    run_command("compare", "--runs", "first", "--group-by", "seed")
+    is_comparison = f"tags.`{names.KIND_TAG}` = '{names.KIND_COMPARE}'"
+    comparison = only_run(client, run.info.experiment_id, is_comparison)
     assert comparison.info.status == "FINISHED"
     page = mlflow.artifacts.load_text(f"{comparison.info.artifact_uri}/{names.COMPARISON_PAGE}")
     assert run_id[:8] in page
@@ -337,10 +309,8 @@ def test_artifacts_without_the_server_between(plain_server, monkeypatch):
     train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"})
     runs = list(select_runs(client, experiment="direct"))
     (run,) = runs
-    assert (
-        f"direct/{run.info.run_id}/artifacts/{ROWS_FOLDER}/row_004.json"
-        in plain_server.objects.names()
-    )
+    file = f"direct/{run.info.run_id}/artifacts/{ROWS_FOLDER}/row_004.json"
+    assert file in plain_server.objects.names()
     assert_stored_once(plain_server, client, run.info.run_id, EXPECTED)
     (verdict,) = rescore_runs(client, runs, explicit=True)
     assert verdict.action == "unchanged", verdict
@@ -383,32 +353,21 @@ def test_a_user_without_permission_is_rejected(
         "evaluate": ("--runs", shared_run.info.run_id),
         "compare": ("--runs", shared_run.info.run_id, "--group-by", "seed"),
     }[command]
-    result = CliRunner().invoke(main, [command, *arguments])
-    assert result.exit_code == 2, result.output
-    error_lines = [line for line in result.output.splitlines() if line.startswith("error:")]
-    assert len(error_lines) == 1, result.output
-    assert says in error_lines[0]
-    assert "Traceback" not in result.output
-    assert user[1] not in result.output
+    output = run_command(command, *arguments, code=2)
+    (error_line,) = [line for line in output.splitlines() if line.startswith("error:")]
+    assert says in error_line
+    assert "Traceback" not in output
+    assert user[1] not in output
     assert guarded.everything() == before
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_may_not_write_fails_for_an_experiment(guarded, shared_run, monkeypatch):
+def test_a_reader_evaluates_an_experiment_only_in_a_dry_run(guarded, shared_run, monkeypatch):
     """As for a run: the exit code is not 0 if nothing could be written."""
     guarded.log_in(monkeypatch, READER)
-    result = CliRunner().invoke(main, ["evaluate", "shown"])
-    assert result.exit_code == 2, result.output
-    assert "Permission denied" in result.stderr
-
-
-@pytest.mark.slow
-def test_a_user_can_show_and_compare_readable_runs(guarded, shared_run, monkeypatch):
-    """A dry run needs only read permission."""
-    guarded.log_in(monkeypatch, READER)
+    assert "Permission denied" in run_command("evaluate", "shown", code=2)
     before = guarded.everything()
-    result = CliRunner().invoke(main, ["evaluate", "--runs", "shown", "--dry-run"])
-    assert result.exit_code == 0, result.output
+    run_command("evaluate", "--runs", "shown", "--dry-run")
     assert guarded.everything() == before
 
 
@@ -423,8 +382,7 @@ def test_a_user_with_edit_permission_trains_and_evaluates(guarded, monkeypatch):
     guarded.log_in(monkeypatch, EDITOR)
     train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"})
     for command in ("evaluate", "compare"):
-        result = CliRunner().invoke(main, [command, "edited"])
-        assert result.exit_code == 0, result.output
+        run_command(command, "edited")
     runs = client.search_runs([experiment_id], "tags.`clear_mlflow.rows` = 'complete'")
     assert len(runs) == 2
     for run in runs:
@@ -453,9 +411,8 @@ def test_a_user_with_edit_permission_sends_and_imports_runs(
         (["import", str(bundles)], "there already"),
         (["import", "--from", str(folder)], "there already"),
     ):
-        done = CliRunner().invoke(main, [*command, "--experiment", "sent"])
-        assert done.exit_code == 0, done.output
-        assert done.output.count(outcome) >= 3, done.output
+        output = run_command(*command, "--experiment", "sent")
+        assert output.count(outcome) >= 3, output
     copies = {
         run.data.tags[names.COPIED_FROM_TAG]: run for run in client.search_runs([experiment_id])
     }
@@ -464,29 +421,18 @@ def test_a_user_with_edit_permission_sends_and_imports_runs(
     assert parent_id == copies[parent.info.run_id].info.run_id
     assert MLFLOW_PARENT_RUN_ID not in copies[other.info.run_id].data.tags
     # Names of experiments are looked up as ids of runs first, also in a store with accounts.
-    for command, code, message in (
-        (["import", "--from", guarded.url, "sent", "--experiment", "sent"], 0, "updated"),
-        (
-            ["import", "--from", guarded.url, "none", "--experiment", "sent"],
-            2,
-            "has the name or id",
-        ),
-        (["open", "nothing", "--browser", "no"], 2, "has the name or id"),
+    fetch = ("import", "--from", guarded.url)
+    assert "updated" in run_command(*fetch, "sent", "--experiment", "sent")
+    for command in (
+        (*fetch, "none", "--experiment", "sent"),
+        ("open", "nothing", "--browser", "no"),
     ):
-        done = CliRunner().invoke(main, command)
-        assert done.exit_code == code, done.output
-        assert message in done.output
+        assert "has the name or id" in run_command(*command, code=2)
 
 
 @pytest.fixture
 def page(guarded):
-    """Request one of our pages, as a user or anonymously."""
-
-    def ask(path, user=None, method="GET", **query):
-        address = f"{guarded.url}/clear/{path}"
-        return requests.request(method, address, params=query, auth=user, timeout=LONG)
-
-    return ask
+    return partial(request_page, guarded.url)
 
 
 @pytest.mark.slow

