@@ -15,15 +15,14 @@ import psutil
 import pytest
 from ports import free_port
 from sweeps import (
-    LONG,
     NEEDS_RAY,
     SLOWER,
     assert_every_run_is_there_once,
     grid,
     start_sweep,
     wait_for_a_row,
-    wait_for_output,
 )
+from waiting import LONG, finish, finish_well
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines.ray_cluster import RayEngine, check_store_is_shared
@@ -168,8 +167,7 @@ def test_a_lost_machine_of_the_cluster_is_replaced(store, experiment_id, grid, h
         hold.unlink()
         # It is gone, with all that ran on it.
         with ray_node(*second):
-            output = wait_for_output(sweep)
-    assert sweep.returncode == 0, output
+            output = finish_well(sweep)
     assert f"1 of 1 runs to train, 1 at a time, each with {CORES} CPUs and 0 GPUs" in output
     assert "started again, try 2 (resumed)" in output
     assert "[state-dump]" not in output
@@ -189,9 +187,9 @@ def test_a_sweep_whose_cluster_is_lost_ends_with_one_line(store, experiment_id, 
         for process in psutil.process_iter():
             if process.name() == "gcs_server" and port in process.cmdline():
                 process.kill()
-        output = wait_for_output(sweep)
+        code, output = finish(sweep)
         hold.unlink()
-    assert sweep.returncode == 2, output
+    assert code == 2, output
     assert f"error: the Ray cluster at {address} is lost: Connection refused; when it" in output
 
 

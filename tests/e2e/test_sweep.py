@@ -7,28 +7,26 @@ import signal
 import time
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
 from click.testing import CliRunner
 from mlflow.entities import ViewType
 from short_stream import BUCKETS
-from stored_runs import read_comparable_rows, read_stored_rows
+from stored_runs import artifact_folder, read_comparable_rows, read_stored_rows
 from sweeps import (
     FOUR,
-    LONG,
     NEEDS_RAY,
     QUICK,
     SLOWER,
-    again,
     assert_every_run_is_there_once,
     find_runs,
     grid,
+    run_sweep,
     start_sweep,
     wait_for_a_row,
-    wait_for_output,
 )
+from waiting import LONG, finish, finish_well, wait_until
 
 from clear_mlflow.cli import main
 from clear_mlflow.grids import read_grid
@@ -42,11 +40,9 @@ ENGINES = os.environ.get("CLEAR_MLFLOW_KILLED_ON", "local").split()
 
 def workers(process):
     """Return the processes of a sweep that may be killed: supervisors and trainings."""
-    killable = []
-    try:
+    killable, children = [], []
+    with suppress(psutil.NoSuchProcess):
         children = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return killable
     for child in children:
         try:
             command_line = " ".join(child.cmdline())
@@ -82,15 +78,12 @@ def test_a_sweep_with_random_kills_trains_every_run_once(
                     rng.choice(candidates).kill()
                     killed += 1
         time.sleep(0.05)
-    output = wait_for_output(process)
-    assert process.returncode == 0, output
+    output = finish_well(process)
     assert killed, output
     assert_every_run_is_there_once(store, experiment_id, path)
 
     before = [run.info.run_id for run in store.search_runs([experiment_id])]
-    second = again(path, "--engine", engine)
-    assert second.exit_code == 0, second.output
-    assert "4 done before" in second.output
+    assert "4 done before" in run_sweep(path, "--engine", engine)
     assert [run.info.run_id for run in store.search_runs([experiment_id])] == before
 
 
@@ -100,22 +93,22 @@ def sweep_killed_at_row(store, experiment_id, grid, hold, row):
     Return that run. Afterwards, no training is held.
     """
     process = start_sweep(grid)
-    until = time.monotonic() + LONG
-    with_row = []
-    while not with_row and time.monotonic() < until:
-        below = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
-        with_row = [run for run in below if f"row_{row:03}.json" in read_stored_rows(run)]
-        assert process.poll() is None, wait_for_output(process)
-        time.sleep(0.02)
+    of_sweep = f"tags.`{names.SWEEP_RUN_TAG}` != ''"
+
+    def find_run():
+        runs = store.search_runs([experiment_id], of_sweep)
+        return next((r for r in runs if f"row_{row:03}.json" in read_stored_rows(r)), None)
+
+    run_id = wait_until(find_run, process).info.run_id
     killable = workers(process)
     process.kill()
     for worker in killable:
         with suppress(psutil.NoSuchProcess):
             worker.kill()
     psutil.wait_procs(killable, timeout=LONG)
-    wait_for_output(process)
+    finish(process)
     hold.unlink()
-    return store.get_run(with_row[0].info.run_id)
+    return store.get_run(run_id)
 
 
 @pytest.mark.slow
@@ -130,18 +123,18 @@ def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, h
     first = start_sweep(first_path)
     wait_for_a_row(store, experiment_id, first, "params.seed = '1'")
     hold.unlink()
-    outputs = [wait_for_output(process) for process in (first, second)]
-    assert first.returncode == 0, "\n\n".join(outputs)
-    assert second.returncode in (0, 2), outputs  # 2 if it ended before the first sweep did
+    finish_well(first)
+    code, output = finish(second)
+    assert code in (0, 2), output  # 2 if it ended before the first sweep did
 
     runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''", ViewType.ALL)
     trained = [run for run in runs if read_stored_rows(run)]
     states = [(r.data.params["strategy"], r.data.params["seed"], r.info.status) for r in trained]
     expected = [("held:Naive", "1"), ("held:Naive", "2"), ("slda", "0")]
-    assert sorted(states) == [(*run, "FINISHED") for run in expected], outputs
+    assert sorted(states) == [(*run, "FINISHED") for run in expected]
     assert {run.info.lifecycle_stage for run in trained} == {"active"}
     assert all(run.data.tags[names.ROWS_TAG] == "complete" for run in trained)
-    assert again(second_path).exit_code == 0
+    run_sweep(second_path)
 
 
 @pytest.mark.slow
@@ -153,9 +146,8 @@ def test_a_killed_sweep_continues_within_its_parent_run(
     killed = sweep_killed_at_row(store, experiment_id, path, hold, 2)  # a state is complete by then
     before = read_stored_rows(killed)
     assert 3 <= len(before) <= BUCKETS
-    second = again(path)
-    assert second.exit_code == 0, second.output
-    (resumed_line,) = [line for line in second.output.splitlines() if "(resumed)" in line]
+    output = run_sweep(path)
+    (resumed_line,) = [line for line in output.splitlines() if "(resumed)" in line]
     assert killed.info.run_id in resumed_line
     assert_every_run_is_there_once(store, experiment_id, path)
     run = store.get_run(killed.info.run_id)
@@ -166,7 +158,7 @@ def test_a_killed_sweep_continues_within_its_parent_run(
 
     undisturbed = store.create_experiment("undisturbed")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "undisturbed")
-    assert again(grid({"fixed": QUICK, "grid": {"strategy": ["held:Replay"]}})).exit_code == 0
+    run_sweep(grid({"fixed": QUICK, "grid": {"strategy": ["held:Replay"]}}))
     _, below, _ = find_runs(store, undisturbed)
     (undisturbed_run,) = below[run.data.tags[names.SWEEP_RUN_TAG]]
     assert read_comparable_rows(undisturbed_run) == read_comparable_rows(run)
@@ -202,14 +194,11 @@ def test_a_run_that_cannot_be_resumed_starts_again(
     """The reason is reported, and the earlier run is deleted."""
     path = grid({"fixed": QUICK, "grid": {"strategy": ["held:Replay"]}})
     killed = sweep_killed_at_row(store, experiment_id, path, hold, 2)
-    folder = Path(killed.info.artifact_uri.removeprefix("file://"), names.STATE_FOLDER)
-    states = list(folder.glob(files))
+    states = list((artifact_folder(killed) / names.STATE_FOLDER).glob(files))
     assert states
     for state in states:
         spoil(state)
-    second = again(path)
-    assert second.exit_code == 0, second.output
-    (line,) = [line for line in second.output.splitlines() if "from its beginning" in line]
+    (line,) = [line for line in run_sweep(path).splitlines() if "from its beginning" in line]
     assert reason in line
     assert_every_run_is_there_once(store, experiment_id, path)
     assert store.get_run(killed.info.run_id).info.lifecycle_stage == "deleted"
@@ -222,11 +211,8 @@ def test_a_failed_run_is_reported_and_stops_no_other(store, experiment_id, grid)
     The next call would train only it.
     """
     diverging = {"lr": "1e30", "weight_decay": "1", "strategy": "naive"}
-    content = {"fixed": QUICK, "runs": [{"strategy": "ncm"}, diverging]}
-    path = grid(content)
-    first = again(path, "--jobs", "2")
-    output = first.output
-    assert first.exit_code == 2, output
+    path = grid({"fixed": QUICK, "runs": [{"strategy": "ncm"}, diverging]})
+    output = run_sweep(path, "--jobs", "2", code=2)
     assert "1 done, 1 failed" in output
     parent, below, (comparison,) = find_runs(store, experiment_id)
     assert parent.info.status == "FAILED"
@@ -237,12 +223,9 @@ def test_a_failed_run_is_reported_and_stops_no_other(store, experiment_id, grid)
     (error_line,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert failed.data.tags[names.ERROR_TAG] in error_line
     assert failed.info.run_id in error_line
-    folder = parent.info.artifact_uri.removeprefix("file://")
-    states = json.loads(Path(folder, names.SWEEP_RUNS_JSON).read_text())
+    states = json.loads((artifact_folder(parent) / names.SWEEP_RUNS_JSON).read_text())
     assert Counter(run["state"] for run in states) == {"done": 1, "failed": 1}
-
-    plan = again(path, "--dry-run")
-    assert "2 runs, of which 1 would be started" in plan.output
+    assert "2 runs, of which 1 would be started" in run_sweep(path, "--dry-run")
 
 
 MEETING = """
@@ -268,9 +251,7 @@ def test_jobs_limits_the_number_of_concurrent_runs(grid, tmp_path, monkeypatch):
     (tmp_path / "started").mkdir()
     (tmp_path / "meeting.py").write_text(MEETING)
     fixed = {**QUICK, "strategy": "meeting:Meeting"}
-    done = again(grid({"fixed": fixed, "grid": {"seed": [0, 1]}}), "--jobs", "2")
-    assert done.exit_code == 0, done.output
-    assert "2 done" in done.output
+    assert "2 done" in run_sweep(grid({"fixed": fixed, "grid": {"seed": [0, 1]}}), "--jobs", "2")
 
 
 @pytest.mark.slow
@@ -282,38 +263,34 @@ def test_a_sweep_trains_ensembles(store, experiment_id, grid):
     """
     fixed = {**QUICK, "seeds": "0,1", "split": "validation", "memory": 10}
     path = grid({"fixed": fixed, "grid": {"strategy": ["naive", "cumulative"]}})
-    first = again(path, "--jobs", "2")
-    assert first.exit_code == 0, first.output
+    output = run_sweep(path, "--jobs", "2")
     by_kind = {}
     for run in store.search_runs([experiment_id]):
         by_kind.setdefault(run.data.tags[names.KIND_TAG], []).append(run)
-    (parents,), (comparison,) = by_kind[names.KIND_SWEEP], by_kind[names.KIND_COMPARE]
+    (parent,), (comparison,) = by_kind[names.KIND_SWEEP], by_kind[names.KIND_COMPARE]
     ensembles = {run.info.run_id: run for run in by_kind[names.KIND_ENSEMBLE]}
-    assert {run.data.params["strategy"] for run in ensembles.values()} == {"naive", "cumulative"}
+    strategies = ("cumulative", "naive")
+    assert sorted(run.data.params["strategy"] for run in ensembles.values()) == [*strategies]
     for run in ensembles.values():
         assert run.info.status == "FINISHED"
-        assert run.data.tags["mlflow.parentRunId"] == parents.info.run_id
-    members = Counter(
-        (
-            ensembles[run.data.tags["mlflow.parentRunId"]].data.params["strategy"],
-            run.data.params["seed"],
-        )
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    of_ensembles = [
+        (ensembles[run.data.tags["mlflow.parentRunId"]], run.data.params["seed"])
         for run in by_kind[names.KIND_TRAIN]
-    )
-    assert members == Counter(
-        {(s, seed): 1 for s in ("naive", "cumulative") for seed in ("0", "1")}
-    )
+    ]
+    members = sorted((parent.data.params["strategy"], seed) for parent, seed in of_ensembles)
+    assert members == [(strategy, seed) for strategy in strategies for seed in ("0", "1")]
     assert comparison.data.tags[names.COMPARED_COUNT_TAG] == "4"
-    assert "± standard deviation" in first.output  # the leaderboard
-    assert f"compared in run {comparison.info.run_id}" in first.output
-    page = Path(comparison.info.artifact_uri.removeprefix("file://"), names.COMPARISON_PAGE)
-    assert f"page     {page}" in first.output
+    assert "± standard deviation" in output  # the leaderboard
+    assert f"compared in run {comparison.info.run_id}" in output
+    page = artifact_folder(comparison) / names.COMPARISON_PAGE
+    assert f"page     {page}" in output
     assert page.is_file()
     chosen = page.with_name(names.CHOSEN)
-    assert f"{experiment_id} clear-mlflow sweep --grid {chosen}" in first.output
+    assert f"{experiment_id} clear-mlflow sweep --grid {chosen}" in output
     planned = Counter((r.config.strategy, r.config.split) for r in read_grid(chosen).runs)
     assert planned == {("naive", "auto"): 5, ("cumulative", "auto"): 5}
-    assert "2 runs, of which 0 would be started" in again(path, "--dry-run").output
+    assert "2 runs, of which 0 would be started" in run_sweep(path, "--dry-run")
 
 
 @pytest.mark.program
@@ -325,8 +302,8 @@ def test_a_stopped_sweep_is_scored_and_continues(store, experiment_id, grid, hol
     process = start_sweep(path, "--engine", engine, "--jobs", "1")
     wait_for_a_row(store, experiment_id, process)
     os.killpg(process.pid, signal.SIGINT)
-    output = wait_for_output(process)
-    assert process.returncode == 130, output
+    code, output = finish(process)
+    assert code == 130, output
     assert "the same command does the rest" in output
     parent, below, compared = find_runs(store, experiment_id)
     assert parent.info.status == "KILLED"
@@ -338,8 +315,7 @@ def test_a_stopped_sweep_is_scored_and_continues(store, experiment_id, grid, hol
         assert run.data.tags[names.ERROR_TAG]
         assert names.PROCESS_TAG not in run.data.tags
     assert any(run.data.tags.get(names.ROWS_TAG) == "partial" for run in stopped)
-    plan = again(path, "--dry-run")
-    assert "2 runs, of which 2 would be started" in plan.output
+    assert "2 runs, of which 2 would be started" in run_sweep(path, "--dry-run")
 
 
 @pytest.mark.parametrize(
@@ -368,9 +344,7 @@ def test_an_invalid_strategy_argument_is_reported_before_anything_starts(
 ):
     """Of the last run, before the first is opened."""
     path = grid({"fixed": QUICK, "runs": [{"seed": 0}, {"strategy_args": "nope=1"}]})
-    result = again(path)
-    assert result.exit_code == 2
-    assert "nope" in result.output
+    assert "nope" in run_sweep(path, code=2)
     assert not store.search_runs([experiment_id])
 
 

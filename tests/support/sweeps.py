@@ -1,21 +1,18 @@
 """Sweeps as commands, and what they leave in a store."""
 
-import subprocess
 import sys
-import time
-from types import SimpleNamespace
 
 import pytest
 import yaml
 from forked import Forked
 from short_stream import HELD
+from waiting import finish, wait_until
 
 from clear_mlflow.api.sweep_runs import read_checked_grid
 from clear_mlflow.store import names
 
 # Some versions of Ray cannot start their workers from such a path.
 NEEDS_RAY = pytest.mark.skipif(" " in sys.prefix, reason="Ray may not start from this path")
-LONG = 240  # seconds: a bound, not a measurement
 # Runs of a second or two, most of which is imports.
 QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
 # Still under way when its first rows are seen.
@@ -24,35 +21,25 @@ FOUR = {"fixed": QUICK, "grid": {"strategy": ["held:Naive", "held:Ncm"], "seed":
 
 
 def start_sweep(grid, *arguments):
-    return Forked(
-        *("sweep", "--grid", str(grid), *arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    return Forked("sweep", "--grid", str(grid), *arguments, start_new_session=True)
+
+
+def run_sweep(grid, *arguments, code=0):
+    """Run a sweep to its end. Return its output."""
+    ended, output = finish(start_sweep(grid, *arguments))
+    assert ended == code, output
+    return output
 
 
 def wait_for_a_row(store, experiment_id, process, condition="params.seed != ''"):
     """Wait until a run of a sweep has tested its first bucket, or the sweep has ended."""
-    until = time.monotonic() + LONG
-    while time.monotonic() < until and process.poll() is None:
-        of_sweep = f"tags.`{names.SWEEP_RUN_TAG}` != '' AND {condition}"
+    of_sweep = f"tags.`{names.SWEEP_RUN_TAG}` != '' AND {condition}"
+
+    def has_row():
         runs = store.search_runs([experiment_id], of_sweep)
-        if any("test_accuracy/bucket_01" in run.data.metrics for run in runs):
-            break
-        time.sleep(0.1)
+        return any("test_accuracy/bucket_01" in run.data.metrics for run in runs)
 
-
-def wait_for_output(process):
-    output, _ = process.communicate(timeout=LONG)
-    return output
-
-
-def again(grid, *arguments):
-    """Run the same command to its end. Return its exit code and output."""
-    process = start_sweep(grid, *arguments)
-    output = wait_for_output(process)
-    return SimpleNamespace(exit_code=process.returncode, output=output)
+    wait_until(lambda: has_row() or process.poll() is not None)
 
 
 @pytest.fixture
@@ -70,17 +57,13 @@ def grid(tmp_path, short_stream):
 
 def find_runs(store, experiment_id):
     """Return parent run, runs by config hash, and comparisons, without deleted ones."""
-    parents, compared = [], []
-    below: dict[str, list] = {}
+    by_kind: dict[str, list] = {}
     for run in store.search_runs([experiment_id]):
-        run_kind = run.data.tags.get(names.KIND_TAG)
-        if run_kind == names.KIND_SWEEP:
-            parents.append(run)
-        elif run_kind == names.KIND_COMPARE:
-            compared.append(run)
-        else:
-            below.setdefault(run.data.tags[names.SWEEP_RUN_TAG], []).append(run)
-    (parent,) = parents
+        by_kind.setdefault(run.data.tags[names.KIND_TAG], []).append(run)
+    (parent,), compared = by_kind.pop(names.KIND_SWEEP), by_kind.pop(names.KIND_COMPARE, [])
+    below: dict[str, list] = {}
+    for run in (run for runs in by_kind.values() for run in runs):
+        below.setdefault(run.data.tags[names.SWEEP_RUN_TAG], []).append(run)
     for run in [*(run for runs in below.values() for run in runs), *compared]:
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
     return parent, below, compared
