@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +12,11 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from distributed_worker import results
-from forked import ForkedPython, run_python, run_shell
+from forked import ForkedPython, environment, run_python, run_shell
 from ports import free_port
 from short_stream import HELD, options
-from test_end_to_end import LONG, environment, only_run, rows_folder, select_scores, stored_matrix
+from stored_runs import build_stored_matrix, only_run, select_scores, wait_for_row
+from waiting import LONG, finish
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.distributed import SINGLE_PROCESS_ENV, DistributedEnv, read_dist_env
@@ -37,70 +37,44 @@ class ForOne(Strategy):
 WORKER = Path(__file__).parents[1] / "support" / "distributed_worker.py"
 TOGETHER = [name for name in list_strategies() if load_strategy(name).supports_distributed]
 
-OF_FEATURES = {"features": "made_up", "epochs": "1", "batch_size": "7"}
-GENTLY = {"lr": "0.01", "momentum": "0"}  # others only forget where these amplify rounding
+SHORT = "batch_size=3 epochs=1"
+ONES = "batch_size=1 epochs=1"
+OF_FEATURES = "features=made_up epochs=1 batch_size=7"
+GENTLY = "lr=0.01 momentum=0"  # others only forget where these amplify rounding
 CASES = {
     # Every strategy that may, on what it may.
     **{
-        f"{name} on images": {
-            "strategy": name,
-            "batch_size": "3",
-            "epochs": "1",
-            **(GENTLY if name == "derpp" else {}),
-        }
+        f"{name} on images": f"strategy={name} {SHORT} {GENTLY if name == 'derpp' else ''}"
         for name in TOGETHER
         if not load_strategy(name).needs_features
     },
-    **{f"{name} on features": {**OF_FEATURES, "strategy": name} for name in TOGETHER},
-    "full batches of features": {**OF_FEATURES, "batch_size": "full", "predictions": "probs"},
+    **{f"{name} on features": f"strategy={name} {OF_FEATURES}" for name in TOGETHER},
+    "full batches of features": "features=made_up epochs=1 batch_size=full predictions=probs",
     # One process has no image at all in each step, of the bucket or of the buffer.
-    "batches of one": {"batch_size": "1", "epochs": "1"},
+    "batches of one": ONES,
     # Else torch's own normalisation would exchange two types, and all wait for ever.
-    "batches of one in bfloat16": {
-        "batch_size": "1",
-        "epochs": "1",
-        "precision": "bf16",
-        "lr": "0.000001",
-    },
+    "batches of one in bfloat16": f"{ONES} precision=bf16 lr=0.000001",
     # With one scale of the loss in all processes.
-    "float16": {"batch_size": "3", "epochs": "1", "precision": "fp16", "lr": "0.000001"},
-    "er_ace in batches of one": {"strategy": "er_ace", "batch_size": "1", "epochs": "1"},
-    "agem in batches of one": {"strategy": "agem", "batch_size": "1", "epochs": "1"},
-    "replay in balanced batches": {
-        "strategy": "replay",
-        "strategy_args": "batches=balanced",
-        "batch_size": "3",
-        "epochs": "1",
-        **GENTLY,
-    },
+    "float16": f"{SHORT} precision=fp16 lr=0.000001",
+    "er_ace in batches of one": f"strategy=er_ace {ONES}",
+    "agem in batches of one": f"strategy=agem {ONES}",
+    "replay in balanced batches": (
+        f"strategy=replay strategy_args=batches=balanced {SHORT} {GENTLY}"
+    ),
     # Nor does the buffer hold as many as a batch; and what is kept of each is of the last epoch.
-    "derpp, all else": {
-        "strategy": "derpp",
-        **GENTLY,
-        "strategy_args": "alpha=1",
-        "memory": "2",
-        "batch_size": "5",
-        "label_smoothing": "0.1",
-        "optimizer_state": "keep",
-    },
-    "adamw, all else": {
-        "optimizer": "adamw",
-        "optimizer_state": "keep",
-        "lr": "0.001",
-        "clip_norm": "0.1",
-        "label_smoothing": "0.1",
-        "predictions": "probs",
-    },
-    "a frozen backbone": {"freeze": "backbone", "epochs": "1"},
-    "a stream that does not wait": {
-        "strategy": "er_ace",
-        "batch_size": "3",
-        "epochs": "1",
-        "stream_rate": "naive:1",
-        **GENTLY,
-    },
-    "tests inside the buckets": {"batch_size": "3", "epochs": "1", "test_every": "1steps"},
+    "derpp, all else": (
+        f"strategy=derpp {GENTLY} strategy_args=alpha=1 memory=2 batch_size=5 label_smoothing=0.1"
+        " optimizer_state=keep"
+    ),
+    "adamw, all else": (
+        "optimizer=adamw optimizer_state=keep lr=0.001 clip_norm=0.1 label_smoothing=0.1"
+        " predictions=probs"
+    ),
+    "a frozen backbone": "freeze=backbone epochs=1",
+    "a stream that does not wait": f"strategy=er_ace {SHORT} stream_rate=naive:1 {GENTLY}",
+    "tests inside the buckets": f"{SHORT} test_every=1steps",
 }
+CASES = {name: dict(p.split("=", 1) for p in text.split()) for name, text in CASES.items()}
 # Enough to see that nothing depends on there being two.
 OF_THREE = {
     name: CASES[name]
@@ -113,14 +87,9 @@ OF_THREE = {
 
 def rank_variables(rank, size, port):
     """Return what torchrun sets."""
-    return environment(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(size),
-        LOCAL_WORLD_SIZE=str(size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    numbers |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return environment(**{name: str(value) for name, value in numbers.items()})
 
 
 @pytest.fixture(scope="module")
@@ -187,11 +156,8 @@ OURS = ("-m", "clear_mlflow", "train-distributed", "--processes", "2")
 def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
     """The entry point computes the matrix of one process, in one run, reported once."""
     options = "-P processes=2 -P device=cpu -P features=pixels -P epochs=1"
-    done = run_shell(
-        f"mlflow run '{project}' --env-manager local -e train_distributed {options}",
-        env=environment(MLFLOW_EXPERIMENT_NAME="test"),
-        timeout=LONG,
-    )
+    command = f"mlflow run '{project}' --env-manager local -e train_distributed {options}"
+    done = run_shell(command, env=environment(MLFLOW_EXPERIMENT_NAME="test"), timeout=LONG)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
     two = only_run(store, experiment_id)
@@ -199,7 +165,7 @@ def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
     assert two.data.params["processes"] == two.data.tags[names.PROCESSES_TAG] == "2"
     assert output.count("bucket 10/10") == 1
     assert output.count("clear/in_domain_accuracy") == 1
-    matrix = stored_matrix(two)
+    matrix = build_stored_matrix(two)
     assert select_scores(two) == summarize(matrix)
     settings = check(TrainConfig.resolve({"features": "pixels", "epochs": "1", "device": "cpu"}))
     alone = [measured.row.cells for measured in prepare(settings, TrainingProgress()).rows()]
@@ -246,27 +212,19 @@ def test_an_interrupted_distributed_run_is_scored_and_closed(
     """Whichever process is killed or stopped, rows are stored and no process remains."""
     parameters = {**short_stream, **HELD, "batch_size": "2", "device": "cpu"}
     process = start(project, *launcher, *options(parameters))
-    until = time.monotonic() + LONG
-    while not ((runs := store.search_runs([experiment_id])) and row_is_stored(runs[0], 1)):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    run = wait_for_row(store, experiment_id, 1, process)
     started = psutil.Process(process.pid).children(recursive=True)
     hold.unlink()  # only a training that goes on notices that the other one has ended
     end(process)
-    output, _ = process.communicate(timeout=LONG)
-    assert process.returncode != 0
+    code, output = finish(process)
+    assert code != 0
     _, alive = psutil.wait_procs(started, 30)
     assert not [child for child in alive if runs_still(child)]
-    run = store.get_run(runs[0].info.run_id)
+    run = store.get_run(run.info.run_id)
     assert run.info.status == status, output
     assert message in run.data.tags[names.ERROR_TAG]
     assert run.data.tags[names.ROWS_TAG] == "partial"
-    assert select_scores(run) == summarize(stored_matrix(run))
-
-
-def row_is_stored(run, row):
-    return (rows_folder(run) / f"row_{row:03}.json").exists()
+    assert select_scores(run) == summarize(build_stored_matrix(run))
 
 
 @pytest.mark.parametrize(
@@ -296,14 +254,8 @@ def test_strategies_that_need_one_process_are_rejected():
 
 def test_rank_and_size_are_those_of_torchrun():
     """Incomplete variables are an error; none mean a single process."""
-    environment = {
-        "RANK": "3",
-        "WORLD_SIZE": "4",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "a",
-        "MASTER_PORT": "1",
-    }
+    environment = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    environment |= {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert read_dist_env(environment) == DistributedEnv(rank=3, size=4, local_rank=1, local_size=2)
     assert read_dist_env({}) is SINGLE_PROCESS_ENV
     assert read_dist_env({"WORLD_SIZE": "8"}) is SINGLE_PROCESS_ENV

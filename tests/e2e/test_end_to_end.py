@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,29 +17,34 @@ from click.testing import CliRunner
 from forked import Forked, ForkedPython, environment, find_training, run_forked
 from layout_trees import LAYOUTS, Photos
 from short_stream import HELD, options
-from stored_runs import rows_folder, wait_for_row
+from stored_runs import (
+    build_stored_matrix,
+    only_run,
+    rows_folder,
+    select_scores,
+    wait_for_row,
+)
+from waiting import LONG, finish, finish_well, wait_until
 
-from clear_mlflow import AccuracyMatrix, ClearError, train
+from clear_mlflow import ClearError, train
 from clear_mlflow.cli import main
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
 
 STATUS_OF_MLFLOW = ("KILLED", "FAILED")
-LONG = 180  # seconds: a bound, not a measurement
 
 
-def mlflow_run(project, *arguments, forked=False, **options):
-    """Start ``mlflow run`` with a real shell, so that a signal reaches all new interpreters."""
+def mlflow_run(project, *arguments, forked=True, parameters=(), **options):
+    """Start ``mlflow run``, forked, or in new interpreters by a real shell."""
     words = ["-m", "mlflow", "run", str(project), "--env-manager", "local", *arguments]
+    words += [
+        word for name, value in dict(parameters).items() for word in ("-P", f"{name}={value}")
+    ]
     words += ["--experiment-name", "test"]
-    start = ForkedPython if forked else partial(subprocess.Popen, text=True)
-    return start(
-        *(words if forked else [[sys.executable, *words]]),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        **options,
-    )
+    options |= {"env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    if forked:
+        return ForkedPython(*words, **options)
+    return subprocess.Popen([sys.executable, *words], text=True, **options)
 
 
 def clear_mlflow(*arguments, experiment="test", **options):
@@ -49,34 +53,13 @@ def clear_mlflow(*arguments, experiment="test", **options):
     )
 
 
-def only_run(store, experiment_id):
-    (run,) = store.search_runs([experiment_id])
-    return run
-
-
-def stored_matrix(run):
-    """Return the matrix, rebuilt here from the row files by nothing but json."""
-    rows = [json.loads(path.read_text()) for path in sorted(rows_folder(run).iterdir())]
-    return AccuracyMatrix(
-        [[c / n for c, n in zip(r["correct"], r["num_instances"], strict=True)] for r in rows[1:]],
-        initial=[c / n for c, n in zip(rows[0]["correct"], rows[0]["num_instances"], strict=True)],
-        num_instances=rows[0]["num_instances"],
-    )
-
-
-def select_scores(run):
-    return {k: v for k, v in run.data.metrics.items() if k.startswith(("clear/", "renate/"))}
-
-
 @pytest.mark.slow
 def test_mlflow_run_and_evaluate(project, store, experiment_id):
     """The README's run on the embedded dataset, then its rows alone re-scored in a new run."""
-    run_process = mlflow_run(project, forked=True)
-    output, _ = run_process.communicate(timeout=LONG)
-    assert run_process.returncode == 0, output
+    finish_well(mlflow_run(project))
     run = only_run(store, experiment_id)
     assert run.info.status == "FINISHED"
-    matrix = stored_matrix(run)
+    matrix = build_stored_matrix(run)
     assert matrix.is_complete
     assert matrix.num_buckets == 10
     assert select_scores(run) == summarize(matrix)
@@ -92,10 +75,7 @@ def test_mlflow_run_and_evaluate(project, store, experiment_id):
 
     copy = store.create_run(experiment_id)
     shutil.copytree(rows_folder(run), rows_folder(copy))
-    options = ("-e", "evaluate", "-P", f"runs={copy.info.run_id}")
-    evaluator = mlflow_run(project, *options, forked=True)
-    output, _ = evaluator.communicate(timeout=LONG)
-    assert evaluator.returncode == 0, output
+    finish_well(mlflow_run(project, "-e", "evaluate", parameters={"runs": copy.info.run_id}))
     copied = store.get_run(copy.info.run_id)
     assert select_scores(copied) == select_scores(run)
     (record,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'evaluate'")
@@ -111,27 +91,23 @@ def test_every_layout_is_the_same_dataset(project, store, experiment_id, tmp_pat
     for root in roots[:-1]:
         train(dataset="clear10", data_root=root, **options)
     parameters = {"dataset": "clear10", "data_root": roots[-1], **options}
-    pairs = [word for name, value in parameters.items() for word in ("-P", f"{name}={value}")]
-    process = mlflow_run(project, *pairs, forked=True)
-    output, _ = process.communicate(timeout=LONG)
-    assert process.returncode == 0, output
+    finish_well(mlflow_run(project, parameters=parameters))
     runs = store.search_runs([experiment_id])
     assert len(runs) == len(LAYOUTS)
     assert {run.info.status for run in runs} == {"FINISHED"}
     assert {run.data.tags[names.ROWS_TAG] for run in runs} == {"complete"}
     assert len({run.data.tags["dataset_digest"] for run in runs}) == 1
-    assert len({str(stored_matrix(run).values.tolist()) for run in runs}) == 1
+    assert len({str(build_stored_matrix(run).values.tolist()) for run in runs}) == 1
 
 
 def wait_until_closed(store, run):
     """Wait until the run is closed. The supervisor outlives mlflow run briefly."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
+
+    def find_closed():
         closed = store.get_run(run.info.run_id)
-        if closed.info.status != "RUNNING":
-            return closed
-        time.sleep(0.2)
-    raise AssertionError("the run stayed RUNNING")
+        return None if closed.info.status == "RUNNING" else closed
+
+    return wait_until(find_closed)
 
 
 def interrupt(process):
@@ -147,12 +123,6 @@ def kill_training(process):
     find_training(process).kill()
 
 
-def held(short_stream):
-    """Return parameters of mlflow run that hold the third bucket until row 2 is seen."""
-    parameters = {**short_stream, **HELD}
-    return [word for name, value in parameters.items() for word in ("-P", f"{name}={value}")]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [interrupt, terminate, kill_training])
 def test_a_stopped_run_is_scored_and_closed(
@@ -160,17 +130,17 @@ def test_a_stopped_run_is_scored_and_closed(
 ):
     """Rows 0 to 2 are stored, with the metrics that they define. The run is never left RUNNING."""
     options = {"forked": stop is not interrupt, "start_new_session": True}
-    process = mlflow_run(project, *held(short_stream), **options)
+    process = mlflow_run(project, parameters={**short_stream, **HELD}, **options)
     run = wait_for_row(store, experiment_id, 2, process)
     stop(process)
-    output, _ = process.communicate(timeout=LONG)
-    assert process.returncode != 0
+    code, output = finish(process)
+    assert code != 0
     closed = wait_until_closed(store, run)
     assert f"resume   clear-mlflow train --resume {run.info.run_id}\n" in output
     assert closed.info.status in STATUS_OF_MLFLOW
     assert closed.data.tags[names.ROWS_TAG] == "partial"
     assert closed.data.tags[names.ERROR_TAG]
-    matrix = stored_matrix(closed)
+    matrix = build_stored_matrix(closed)
     assert matrix.num_rows == 2
     assert f"partial: 2 of {matrix.num_buckets} rows" in output
     assert select_scores(closed) == summarize(matrix)
@@ -183,16 +153,12 @@ def test_a_training_stopped_before_its_first_row(
 ):
     """As soon as the command handles signals, the run that mlflow run opened is closed."""
     options = {"forked": forked, "start_new_session": True}
-    process = mlflow_run(project, *held(short_stream), **options)
-    until = time.monotonic() + LONG
-    while not store.search_runs([experiment_id]) and time.monotonic() < until:
-        time.sleep(0.05)
-    while not any(map(listens, below(process))):
-        assert process.poll() is None
-        time.sleep(0.05)
+    process = mlflow_run(project, parameters={**short_stream, **HELD}, **options)
+    wait_until(lambda: store.search_runs([experiment_id]), process)
+    wait_until(lambda: any(map(listens, below(process))), process)
     time.sleep(after)
     terminate(process)
-    process.communicate(timeout=LONG)
+    finish(process)
     closed = wait_until_closed(store, only_run(store, experiment_id))
     assert closed.info.status in STATUS_OF_MLFLOW
 
@@ -234,12 +200,8 @@ def test_options_override_a_configuration_file(
     done = clear_mlflow("train", *arguments, cwd=project, experiment="another")
     assert done.returncode == 0, done.stderr
     run = only_run(store, experiment_id)
-    assert (run.info.run_name, run.data.tags["paper"], run.data.tags["a"]) == (
-        "mine",
-        "draft",
-        "b=c",
-    )
-    params = run.data.params
+    tags, params = run.data.tags, run.data.params
+    assert (run.info.run_name, tags["paper"], tags["a"]) == ("mine", "draft", "b=c")
     assert (params["seed"], params["strategy"], params["epochs"]) == ("0", "replay", "1")
 
 
@@ -248,13 +210,7 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
     project, store, experiment_id, short_stream, hold
 ):
     """Training stops by itself, and evaluate closes the run."""
-    process = Forked(
-        *("train", *options({**short_stream, **HELD})),
-        env=environment(),
-        cwd=project,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    process = Forked("train", *options({**short_stream, **HELD}), env=environment(), cwd=project)
     run = wait_for_row(store, experiment_id, 2, process)
     child = find_training(process)
     process.kill()
@@ -265,7 +221,7 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
     assert done.returncode == 0, done.stderr
     closed = store.get_run(run.info.run_id)
     assert closed.info.status == "KILLED"
-    matrix = stored_matrix(closed)
+    matrix = build_stored_matrix(closed)
     assert matrix.num_rows == 2
     assert select_scores(closed) == summarize(matrix)
 

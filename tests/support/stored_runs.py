@@ -7,7 +7,7 @@ from stored_values import row_record
 from trainings import FOUR_BUCKETS, NUM_TEST
 from waiting import wait_until
 
-from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.store import names
 
@@ -45,6 +45,21 @@ def read_stored_rows(run):
     """Return file name to content of a run's rows."""
     files = sorted(rows_folder(run).glob("row_*.json"))  # none before the first is stored
     return {file.name: json.loads(file.read_text()) for file in files}
+
+
+def build_stored_matrix(run):
+    """Return the matrix of a run, rebuilt from the row files by nothing but json."""
+    rows = list(read_stored_rows(run).values())
+    fractions = [
+        [c / n for c, n in zip(row["correct"], row["num_instances"], strict=True)] for row in rows
+    ]
+    num_instances = rows[0]["num_instances"]
+    return AccuracyMatrix(fractions[1:], initial=fractions[0], num_instances=num_instances)
+
+
+def select_scores(run):
+    """Return the summary of a run, without its points."""
+    return {k: v for k, v in run.data.metrics.items() if k.startswith(("clear/", "renate/"))}
 
 
 def without_machine_fields(rows):
