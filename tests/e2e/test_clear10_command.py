@@ -1,7 +1,7 @@
-"""``mlflow run .
+"""``mlflow run . -P dataset=clear10``: a missing dataset is downloaded.
 
--P dataset=clear10``: a missing dataset is downloaded. The hub is a server of this test with small
-archives in the released layout, whose checksums replace the authors' in each process that starts.
+The hub is a server of this test with small archives in the released layout, whose checksums replace
+the authors' in each process that starts.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import json
 import os
 import signal
 import subprocess
-import time
-import zipfile
 
 import pytest
 from file_server import Hub, serving
 from forked import ForkedPython, run_forked
-from released_layout import write_released
+from released_layout import write_released, zip_folder
+from stored_runs import only_run
+from waiting import finish, finish_well, wait_until
 
 from clear_mlflow.data.download import RELEASES, WORK_FOLDER
 
@@ -40,13 +40,7 @@ download.RELEASES["clear10"] = dataclasses.replace(known, archives=archives)
 def archives(tmp_path_factory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("archives")
     tree = write_released(folder / "tree", train_folder="train_image_only", size=(32, 32))
-    files = {}
-    for archive in CLEAR10.archives:
-        with zipfile.ZipFile(folder / archive.file, "w") as opened:
-            for path in sorted((tree / archive.folder).rglob("*")):
-                opened.write(path, path.relative_to(tree))
-        files[archive.file] = (folder / archive.file).read_bytes()
-    return files
+    return {archive.file: zip_folder(tree, archive.folder) for archive in CLEAR10.archives}
 
 
 @pytest.fixture
@@ -92,20 +86,6 @@ def start_download(project, experiment_id, hub, archives, tmp_path):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def wait_for_success(process: ForkedPython) -> str:
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
-    return output
-
-
-def the_error(process: ForkedPython) -> str:
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode != 0
-    (line,) = (line for line in output.splitlines() if line.startswith("error: "))
-    assert "Traceback" not in output.partition("error: ")[0]
-    return line
-
-
 @pytest.mark.slow
 def test_killed_while_downloading_and_run_again(
     start_download, hub, store, experiment_id, archives, tmp_path
@@ -117,17 +97,15 @@ def test_killed_while_downloading_and_run_again(
     hub.moods = ["stall", "good"]
     first = start_download()
     part = tmp_path / "data" / "clear10" / WORK_FOLDER / f"{TRAIN}.part"
-    deadline = time.monotonic() + 120
-    while not (part.is_file() and part.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: part.is_file() and part.stat().st_size, first)
     os.killpg(first.pid, signal.SIGKILL)
-    first.communicate()
+    finish(first)
 
-    output = wait_for_success(start_download())
+    output = finish_well(start_download())
     assert f"clear10 to {tmp_path / 'data' / 'clear10'}: " in output
     assert f"downloading {TEST}\n" in output
     assert hub.ranges == [None, f"bytes={len(archives[TRAIN]) // 2}-", None]
-    (run,) = store.search_runs([experiment_id], "tags.`clear_mlflow.rows` = 'complete'")
+    run = only_run(store, experiment_id, "tags.`clear_mlflow.rows` = 'complete'")
     assert run.info.status == "FINISHED"
     assert run.data.params["data_root"] == "auto"
     assert {"clear/in_domain_accuracy", "renate/forgetting"} <= set(run.data.metrics)
@@ -135,20 +113,17 @@ def test_killed_while_downloading_and_run_again(
     assert json.loads(data.dataset.source) == {"uri": str(tmp_path / "data" / "clear10")}
 
     hub.requests.clear()
-    for arguments in (["download", "clear10"], ["check", "clear10"]):
-        done = run_forked(
-            *("data", *arguments),
-            env={**os.environ, "CLEAR_MLFLOW_DATA": str(tmp_path / "data"), "HF_HUB_OFFLINE": "1"},
-        )
-        # Its marker has the small archives' checksums, which are not the authors'.
-        expected = "was not unpacked from" if "download" in arguments else "nothing is wrong"
-        assert expected in done.stdout + done.stderr
+    offline = {**os.environ, "CLEAR_MLFLOW_DATA": str(tmp_path / "data"), "HF_HUB_OFFLINE": "1"}
+    # Its marker has the small archives' checksums, which are not the authors'.
+    for word, message in (("download", "was not unpacked from"), ("check", "nothing is wrong")):
+        done = run_forked("data", word, "clear10", env=offline)
+        assert message in done.stdout + done.stderr
     assert hub.requests == []
 
 
 def test_two_at_once_download_once(start_download, hub, store, experiment_id):
     """Each archive is requested once, and both runs train."""
-    for output in [wait_for_success(process) for process in (start_download(), start_download())]:
+    for output in [finish_well(process) for process in (start_download(), start_download())]:
         assert "clear/in_domain_accuracy" in output
     assert hub.ranges == [None, None]
     runs = store.search_runs([experiment_id], "tags.`clear_mlflow.rows` = 'complete'")
@@ -161,14 +136,17 @@ def test_a_failed_download_is_a_one_line_error(
     start_download, hub, store, experiment_id, cause, tmp_path
 ):
     """It names the folder and the command for a machine with a network. Nothing is trained."""
-    if cause == "no network":
-        process = start_download(HF_ENDPOINT="http://127.0.0.1:9")
-    elif cause == "offline":
-        process = start_download(HF_HUB_OFFLINE="1")
-    else:
+    if cause == "disk":
         hub.sizes = {TRAIN: 10**18}
-        process = start_download()
-    line = the_error(process)
+    variables = {
+        "no network": {"HF_ENDPOINT": "http://127.0.0.1:9"},
+        "offline": {"HF_HUB_OFFLINE": "1"},
+        "disk": {},
+    }
+    code, output = finish(start_download(**variables[cause]))
+    assert code != 0
+    (line,) = (line for line in output.splitlines() if line.startswith("error: "))
+    assert "Traceback" not in output.partition("error: ")[0]
     assert str(tmp_path / "data" / "clear10") in line
     if cause == "disk":
         assert "2000000000.0 GB of disk needed" in line
@@ -176,5 +154,4 @@ def test_a_failed_download_is_a_one_line_error(
         assert "run 'clear-mlflow data download clear10 DIR' on another machine" in line
         assert ("HF_HUB_OFFLINE forbids it" in line) == (cause == "offline")
     assert hub.ranges == []
-    (run,) = store.search_runs([experiment_id])  # which MLflow opened
-    assert run.info.status == "FAILED"
+    assert only_run(store, experiment_id).info.status == "FAILED"  # which MLflow opened

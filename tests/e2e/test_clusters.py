@@ -5,32 +5,36 @@ A node has its own host name and process ids by namespaces, which need no root.
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
-from forked import run_forked
+from forked import environment, run_forked
 from mlflow import MlflowClient
 from mlflow.projects.utils import load_project
-from stored_runs import history, read_comparable_rows, read_stored_rows, wait_for_row
+from mlflow_stores import copy_store
+from stored_runs import (
+    history,
+    only_run,
+    read_comparable_rows,
+    read_stored_rows,
+    wait_for_row,
+)
+from waiting import finish, finish_well, wait_until
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
 
 ROOT = Path(__file__).parents[2]
 JOB = "17"
-LONG = 240  # seconds: a bound, not a measurement
 
 
 @pytest.fixture
 def slurm(empty_store, tmp_path):
     """A folder to submit from, with commands that run jobs and record requeues as Slurm's do."""
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
     commands = tmp_path / "bin"
     commands.mkdir()
     srun = '#!/usr/bin/env bash\nshift\n"$@" &\necho $! > step.pid\nwait $!\n'
@@ -38,22 +42,15 @@ def slurm(empty_store, tmp_path):
     for name, text in {"srun": srun, "scontrol": scontrol}.items():
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": os.pathsep.join(
-            [str(commands), str(Path(sys.executable).parent), os.environ["PATH"]]
-        ),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.db'}",
-        "SLURM_JOB_ID": JOB,
-    }
+    uri = copy_store(empty_store, tmp_path)
+    variables = environment(MLFLOW_TRACKING_URI=uri, SLURM_JOB_ID=JOB)
+    variables["PATH"] = f"{commands}{os.pathsep}{variables['PATH']}"
 
-    def start(node=None, **slurm_says):
+    def start(**slurm_says):
         job = ["bash", str(ROOT / "examples/slurm/train.sbatch"), *TRAINED]
-        return start_piped(
-            job if node is None else on_node(node, *job), tmp_path, environment | slurm_says
-        )
+        return start_piped(job, tmp_path, variables | slurm_says)
 
-    return tmp_path, start
+    return tmp_path, MlflowClient(uri), start
 
 
 TRAINED = ["--features", "pixels", "--strategy", "naive", "--epochs", "3", "--device", "cpu"]
@@ -65,26 +62,9 @@ def on_node(name, *words):
     return ["unshare", *spaces, "sh", "-c", 'hostname "$0" && exec "$@"', name, *words]
 
 
-def start_piped(words, folder, environment):
-    return subprocess.Popen(
-        words,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def end_as_if_undisturbed(client, run_id, resumes):
-    """Check that a run has all rows and points once, equal to an uninterrupted run."""
-    run = client.get_run(run_id)
-    assert run.info.status == "FINISHED"
-    assert run.data.tags.get("clear_mlflow.resumed") == resumes
-    (undisturbed,) = (other for other in client.search_runs(["0"]) if other.info.run_id != run_id)
-    assert len(read_stored_rows(undisturbed)) == 11
-    assert read_comparable_rows(run) == read_comparable_rows(undisturbed)
-    assert history(client, run_id) == history(client, undisturbed.info.run_id)
+def start_piped(words, folder, variables):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(words, cwd=folder, env=variables, **pipes)
 
 
 # The program, with a lease that expires sooner.
@@ -100,53 +80,46 @@ main()
 @pytest.mark.slow
 def test_a_container_that_was_killed_is_resumed_when_its_lease_has_expired(slurm):
     """The next container cannot see its processes."""
-    folder, _ = slurm
-    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    folder, client, _ = slurm
     run_id = client.create_run("0").info.run_id
-    variables = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
+    variables = os.environ | {"MLFLOW_TRACKING_URI": client.tracking_uri}
     program = on_node("container", sys.executable, "-c", QUICKER, "train", *TRAINED)
-
-    def start(**arguments):
-        return start_piped(program, folder, os.environ | variables | arguments)
-
-    first = start(MLFLOW_RUN_ID=run_id)
+    first = start_piped(program, folder, variables | {"MLFLOW_RUN_ID": run_id})
     wait_for_row(client, "0", 2, first, run_id)
     # Its number is not to be that of the next one, which would then know that all of it is gone.
     with Path(f"/proc/{first.pid}/ns/pid_for_children").open():
         first.kill()
-        first.communicate(timeout=LONG)
+        finish(first)
         assert client.get_run(run_id).info.status == "RUNNING"
-        second = start(MLFLOW_RUN_ID=run_id)
-        printed, _ = second.communicate(timeout=LONG)
-    assert second.returncode == 0, printed
+        second = start_piped(program, folder, variables | {"MLFLOW_RUN_ID": run_id})
+        printed = finish_well(second)
     assert printed.count("waiting up to 10 s for the expiry of its lease") == 1
-    undisturbed = run_forked("train", *TRAINED, cwd=folder, env={**os.environ, **variables})
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    end_as_if_undisturbed(client, run_id, resumes="1")
+    run_forked("train", *TRAINED, cwd=folder, env=variables, check=True)
+    run = client.get_run(run_id)
+    assert (run.info.status, run.data.tags["clear_mlflow.resumed"]) == ("FINISHED", "1")
+    undisturbed = only_run(client, "0", f"attributes.run_id != '{run_id}'")
+    assert len(read_stored_rows(undisturbed)) == 11
+    assert read_comparable_rows(run) == read_comparable_rows(undisturbed)
+    assert history(client, run_id) == history(client, undisturbed.info.run_id)
 
 
 @pytest.mark.slow
 def test_a_job_that_receives_sigterm_resumes_its_run(slurm):
     """SIGTERM to the step requeues the job, and its next start completes the run."""
-    folder, start = slurm
-    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    folder, client, start = slurm
     job = start(SLURM_ARRAY_TASK_ID="3")
-    run = _find_run(folder, job)
-    deadline = time.monotonic() + 120
-    while not client.list_artifacts(run, ROWS_FOLDER) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    file = folder / f"clear-{JOB}.run"
+    run = wait_until(lambda: file.exists() and file.read_text().strip(), job)
+    wait_until(lambda: client.list_artifacts(run, ROWS_FOLDER), job)
     os.kill(int((folder / "step.pid").read_text()), signal.SIGTERM)
-    printed, _ = job.communicate(timeout=120)
-    assert job.returncode == 143, printed
+    code, printed = finish(job)
+    assert code == 143, printed
     assert (folder / "scontrol.log").read_text() == f"requeue {JOB}\n"
     assert client.get_run(run).info.status == "KILLED"
 
-    job = start(SLURM_ARRAY_TASK_ID="3", SLURM_RESTART_COUNT="1")
-    printed, _ = job.communicate(timeout=240)
-    assert job.returncode == 0, printed
-    (only,) = client.search_runs(["0"])
-    assert only.info.run_id == run
-    assert only.info.status == "FINISHED"
+    finish_well(start(SLURM_ARRAY_TASK_ID="3", SLURM_RESTART_COUNT="1"))
+    only = only_run(client, "0")
+    assert (only.info.run_id, only.info.status) == (run, "FINISHED")
     assert only.data.params["seed"] == "3"
     assert only.data.tags["clear_mlflow.resumed"] == "1"
     rows = {Path(file.path).name for file in client.list_artifacts(run, ROWS_FOLDER)}
@@ -157,20 +130,11 @@ def test_a_job_that_receives_sigterm_resumes_its_run(slurm):
 @pytest.mark.slow
 def test_a_job_that_fails_is_not_queued_again(slurm):
     """Only a stopped job is: an invalid option would fail forever."""
-    folder, start = slurm
-    job = start(SLURM_ARRAY_TASK_ID="many")
-    printed, _ = job.communicate(timeout=120)
-    assert job.returncode == 2, printed
+    folder, _, start = slurm
+    code, printed = finish(start(SLURM_ARRAY_TASK_ID="many"))
+    assert code == 2, printed
     assert "many" in printed
     assert not (folder / "scontrol.log").exists()
-
-
-def _find_run(folder, job):
-    file = folder / f"clear-{JOB}.run"
-    while not file.exists():
-        assert job.poll() is None, job.stdout.read()
-        time.sleep(0.05)
-    return file.read_text().strip()
 
 
 def test_the_containers_project_passes_every_parameter():

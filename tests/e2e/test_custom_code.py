@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 from forked import environment, run_forked, run_python
 from mlflow import MlflowClient
+from mlflow_stores import copy_store
 from stored_runs import read_stored_rows
 
 from clear_mlflow.learning.parameters.logged import find_method_parameters
@@ -69,16 +68,17 @@ ON_FEATURES = ("--features", "pixels", "--epochs", "1", "--batch-size", "full")
 def folder(tmp_path_factory, empty_store):
     """A folder with the newcomer's module and a store."""
     folder = tmp_path_factory.mktemp("custom code")
-    shutil.copy(empty_store, folder / "mlflow.db")
+    copy_store(empty_store, folder)
     (folder / "nets.py").write_text(NETS)
     return folder
 
 
-def run(folder, *arguments, **variables):
-    """Run a command in the folder. Return exit code and last line of standard error."""
+def run(folder, *arguments, code=0, start=run_forked, **variables):
+    """Run a command in the folder. Return its output and its errors."""
     variables = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}", **variables}
-    done = run_forked(*arguments, cwd=folder, env=environment(**variables), timeout=300)
-    return done.returncode, done.stdout, done.stderr
+    done = start(*arguments, cwd=folder, env=environment(**variables), timeout=300)
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr
 
 
 def find_last_run(folder):
@@ -90,8 +90,7 @@ def find_last_run(folder):
 def test_what_a_strategy_replaces_is_not_recorded_as_passed(folder):
     """Its own network, epochs and loss: in parameters, tags and the grouping of compare."""
     options = ("--strategy", "nets:Own", *ON_FEATURES, "--label-smoothing", "0.3")
-    code, _, errors = run(folder, "train", *options)
-    assert code == 0, errors
+    run(folder, "train", *options)
     _, stored = find_last_run(folder)
     params = stored.data.params
     for name in ("model", "weights", "epochs", "label_smoothing"):
@@ -102,7 +101,7 @@ def test_what_a_strategy_replaces_is_not_recorded_as_passed(folder):
     grouped_by = find_method_parameters(params, "unused")
     assert grouped_by["model"] == grouped_by["epochs"] == "set by nets:Own"
     options = ("--strategy", "joint", "--strategy-args", "epochs=2", *ON_FEATURES)
-    assert run(folder, "train", *options)[0] == 0
+    run(folder, "train", *options)
     _, stored = find_last_run(folder)
     assert stored.data.params["epochs"] == "set by joint"
     assert stored.data.params["strategy/epochs"] == "2"
@@ -111,8 +110,7 @@ def test_what_a_strategy_replaces_is_not_recorded_as_passed(folder):
 def test_a_custom_model_is_trained_stored_and_loaded(folder):
     """A lazy layer, a view of the images; loaded only by who names the function."""
     options = ("--model", "nets:Small", "--epochs", "1", "--log-models", "last")
-    code, _, errors = run(folder, "train", *options)
-    assert code == 0, errors
+    run(folder, "train", *options)
     client, stored = find_last_run(folder)
     assert stored.data.params["model"] == stored.data.tags["model"] == "nets:Small"
     (model,) = client.search_logged_models([stored.info.experiment_id])
@@ -121,17 +119,12 @@ def test_a_custom_model_is_trained_stored_and_loaded(folder):
         f"model = mlflow.pyfunc.load_model('models:/{model.model_id}')\n"
         "print(*model.predict(pandas.DataFrame(model.input_example)).columns)\n"
     )
-    variables = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
-    (folder / "load.py").write_text(program)
-    done = run_python("load.py", cwd=folder, env=environment(**variables), timeout=100)
-    assert done.returncode == 1
-    assert "set CLEAR_MLFLOW_MODEL=nets:Small if you know it" in done.stderr
-    variables["CLEAR_MLFLOW_MODEL"] = "nets:Small"
-    done = run_python("load.py", cwd=folder, env=environment(**variables), timeout=100)
-    assert done.stdout.strip() == "class label probability", done.stderr
+    _, errors = run(folder, "-c", program, start=run_python, code=1)
+    assert "set CLEAR_MLFLOW_MODEL=nets:Small if you know it" in errors
+    printed, _ = run(folder, "-c", program, start=run_python, CLEAR_MLFLOW_MODEL="nets:Small")
+    assert printed.strip() == "class label probability"
     # Its training state is gone: the run is complete. What it names is not imported even so.
-    code, _, errors = run(folder, "train", "--resume", stored.info.run_id)
-    assert code == 2
+    _, errors = run(folder, "train", "--resume", stored.info.run_id, code=2)
     assert errors.strip().endswith("pass --model nets:Small if you know it")
 
 
@@ -139,29 +132,26 @@ def test_a_custom_model_that_does_not_fit_opens_no_run(folder):
     """One line, and exit code 2."""
     before = find_last_run(folder)[1].info.run_id
     for name, problem in (("wide", "returns (2, 11)"), ("missing", "cannot be loaded")):
-        code, output, errors = run(folder, "train", "--model", f"nets:{name}")
-        assert (code, output) == (2, "")
+        output, errors = run(folder, "train", "--model", f"nets:{name}", code=2)
+        assert output == ""
         assert errors.splitlines()[-1].startswith(f"error: model nets:{name} {problem}")
     assert find_last_run(folder)[1].info.run_id == before
 
 
 def test_missing_state_is_an_error_at_once_and_its_reason_is_repeated(folder):
     """All attributes after setup; later ones when a state would be stored, and at the resume."""
-    code, _, errors = run(folder, "train", "--strategy", "nets:Silent", *ON_FEATURES)
-    assert code == 2
+    _, errors = run(folder, "train", "--strategy", "nets:Silent", *ON_FEATURES, code=2)
     assert "strategy Silent sets draws, steps; name each in the class's state_attr" in errors
     assert "temporary_attributes, or pass --resumable off" in errors
     assert read_stored_rows(find_last_run(folder)[1]) == {}
     options = ("--strategy", "nets:Silent", "--resumable", "off")
-    assert run(folder, "train", *options, *ON_FEATURES)[0] == 0
+    run(folder, "train", *options, *ON_FEATURES)
 
-    code, _, errors = run(folder, "train", "--strategy", "nets:Late", *ON_FEATURES, STOP="1")
-    assert code == 1
+    _, errors = run(folder, "train", "--strategy", "nets:Late", *ON_FEATURES, code=1, STOP="1")
     assert errors.count("strategy Late sets steps; name each") == 1
     _, stored = find_last_run(folder)
     options = ("--resume", stored.info.run_id, "--strategy", "nets:Late")
-    code, _, errors = run(folder, "train", *options)
-    assert code == 0, errors
+    run(folder, "train", *options)
     reason = "is resumed after row 0, its last state: after row 1, strategy Late sets steps; name"
     assert reason in errors
     assert "resumable=off" not in errors

@@ -3,14 +3,14 @@
 import os
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
 import yaml
-from forked import environment, programs, run_shell
+from forked import environment, run_shell
 from mlflow import MlflowClient
 from mlflow.cli import cli as mlflow_command
+from mlflow_stores import copy_store
 from released_layout import write_released
 
 ROOT = Path(__file__).parents[2]
@@ -40,8 +40,7 @@ COMPOSE = yaml.safe_load((ROOT / "examples" / "server" / "docker-compose.yaml").
 def folder(empty_store, tmp_path_factory):
     """A small dataset, and one store for all commands."""
     folder = tmp_path_factory.mktemp("examples")
-    shutil.copy(empty_store, folder / "mlflow.db")
-    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    client = MlflowClient(copy_store(empty_store, folder))
     # Experiments that the examples open have their artifacts here, too, and not in the checkout.
     for name in ("test", "clear10", "theirs and mine"):
         client.create_experiment(name, artifact_location=(folder / name).as_uri())
@@ -56,17 +55,13 @@ def folder(empty_store, tmp_path_factory):
 
 def run(command, folder):
     command = SHORTER.get(command, command).replace("DIR", str(folder / "data"))
-    done = run_shell(
-        command,
-        cwd=ROOT,
-        env=environment(
-            MLFLOW_TRACKING_URI=f"sqlite:///{folder / 'mlflow.db'}",
-            MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING="false",
-            MLFLOW_EXPERIMENT_NAME="clear10" if "clear10" in command else "test",
-            PATH=f"{folder / 'bin'}{os.pathsep}{programs()}{os.pathsep}{os.environ['PATH']}",
-        ),
-        timeout=500,
+    variables = environment(
+        MLFLOW_TRACKING_URI=f"sqlite:///{folder / 'mlflow.db'}",
+        MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING="false",
+        MLFLOW_EXPERIMENT_NAME="clear10" if "clear10" in command else "test",
     )
+    variables["PATH"] = f"{folder / 'bin'}{os.pathsep}{variables['PATH']}"
+    done = run_shell(command, cwd=ROOT, env=variables, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     if "bash" not in command:
         return done.stdout

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import urllib.request
-import zipfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -18,8 +18,10 @@ from click.testing import CliRunner
 from file_server import REPOSITORY, Hub, serving
 from forked import Forked, run_forked
 from huggingface_hub import constants
-from released_layout import write_released
+from mlflow_stores import tracking_uri
+from released_layout import write_released, zip_folder
 from servers import tracking_server
+from waiting import LONG
 
 from clear_mlflow.cli import main
 from clear_mlflow.data.download import RELEASES, Archive, Release
@@ -30,7 +32,6 @@ from clear_mlflow.store.rows import read_row_files
 pytestmark = pytest.mark.slow
 
 NAME = "my prøject 100% #1? & 'co' $HOME (b)"
-LONG = 240  # seconds: a bound, not a measurement
 MATRIX = "trained,1,2\n1,0.9,0.1\n2,0.5,0.8\n"
 
 
@@ -59,18 +60,14 @@ def folder(request, tmp_path, empty_store, monkeypatch):
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(folder / "my cache"))
     monkeypatch.setenv("CLEAR_MLFLOW_DATA", str(folder / "my data"))
     monkeypatch.setattr(mlflow.tracking.fluent, "_active_experiment_id", None)
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(None)
-    if request.param == "server":
-        shutil.copy(empty_store, "server.db")
-        with tracking_server(folder, "sqlite:///server.db", artifacts="./artifacts") as server:
-            monkeypatch.setenv("MLFLOW_TRACKING_URI", server.wait())
-            yield folder
-    else:
+    with tracking_uri(None), ExitStack() as stack:
         if request.param == "sqlite":
             monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///my%20stores/runs.db")
+        if request.param == "server":
+            shutil.copy(empty_store, "server.db")
+            server = tracking_server(folder, "sqlite:///server.db", artifacts="./artifacts")
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", stack.enter_context(server).wait())
         yield folder
-    mlflow.set_tracking_uri(before)
 
 
 class Commands:
@@ -166,16 +163,13 @@ def test_other_stores_are_written_and_read(folder):
 
 def download_release(commands, data, monkeypatch):
     """Download a small release from a hub on this machine."""
-    archives, files = [], {}
-    for split in ("train", "test"):
-        file = Path(f"{split}.zip")
-        with zipfile.ZipFile(file, "w") as archive:
-            for path in (data / split).rglob("*"):
-                archive.write(path, path.relative_to(data))
-        files[file.name] = file.read_bytes()
-        archives.append(Archive(file.name, hashlib.md5(files[file.name]).hexdigest(), split))
+    files = {f"{split}.zip": zip_folder(data, split) for split in ("train", "test")}
+    archives = tuple(
+        Archive(name, hashlib.md5(content).hexdigest(), name.removesuffix(".zip"))
+        for name, content in files.items()
+    )
     with serving(Hub(files=files)) as hub, monkeypatch.context() as patch:
-        patch.setitem(RELEASES, "clear10", Release("clear10", REPOSITORY, tuple(archives)))
+        patch.setitem(RELEASES, "clear10", Release("clear10", REPOSITORY, archives))
         template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         commands.run("data", "download", "clear10")
@@ -188,9 +182,8 @@ def resend_run(commands, trained):
     run = client.get_run(trained)
     tags = {name: text for name, text in run.data.tags.items() if name == "clear_mlflow.kind"}
     resent = client.create_run(run.info.experiment_id, tags=tags)
-    journal = RunFolder.create(
-        Path("unsent_rows", resent.info.run_id), resent.info.run_id, client.tracking_uri
-    )
+    run_id = resent.info.run_id
+    journal = RunFolder.create(Path("unsent_rows", run_id), run_id, client.tracking_uri)
     for name, content in read_row_files(client, run).items():
         journal.append(f"accuracy_matrix/rows/{name}", content)
     journal.append_json(OUTCOME_JSON, Outcome("FINISHED"))
@@ -202,9 +195,8 @@ def resend_run(commands, trained):
 def open_report(commands, run_id):
     """Open a run's page in a server of the command, or in the existing one."""
     words = ("open", run_id, "--browser", "no")
-    process = Forked(
-        *words, env=commands.environment, stdout=subprocess.PIPE, start_new_session=True
-    )
+    options = {"env": commands.environment, "stdout": subprocess.PIPE}
+    process = Forked(*words, **options, start_new_session=True)
     address = process.stdout.readline().strip()
     try:
         base = address.partition("/#/")[0]

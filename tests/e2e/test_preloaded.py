@@ -10,19 +10,20 @@ import psutil
 import pytest
 import yaml
 from forked import Forked
+from short_stream import options
+from sweeps import QUICK
+from waiting import LONG, wait_until
 
 from clear_mlflow.cli.preloaded import start_forked_program
 from clear_mlflow.engines.local import start_program
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 
-QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
 SLOW = {**QUICK, "epochs": "3000"}
-LONG = 240  # seconds: a bound, not a measurement
 
 
-def options(**parameters):
-    return ["train", *(f"--{name.replace('_', '-')}={text}" for name, text in parameters.items())]
+def train(parameters):
+    return ["train", *options(parameters)]
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_it_stores_what_the_program_stores(store, experiment_id, log):
     environment = {**os.environ, "ONLY_THERE": "1"}
     stored_runs = []
     for start in (start_program, start_forked_program):
-        process = start(options(**QUICK, strategy="naive"), environment, str(log))
+        process = start(train({**QUICK, "strategy": "naive"}), environment, str(log))
         assert process.wait(LONG) == 0, log.read_text()
         stored_runs.append(read_newest_run(store, experiment_id))
     assert stored_runs[0] == stored_runs[1]
@@ -55,7 +56,7 @@ def test_it_stores_what_the_program_stores(store, experiment_id, log):
 
 def test_an_error_is_one_line_in_the_log_and_an_exit_code(store, log):
     """The preloaded training process ends with it."""
-    process = start_forked_program(options(lr="fast"), dict(os.environ), str(log))
+    process = start_forked_program(train({"lr": "fast"}), dict(os.environ), str(log))
     assert process.wait(LONG) == 2
     assert log.read_text().startswith("error: --lr is 'fast'")
 
@@ -68,13 +69,12 @@ def list_server_children():
 
 def training(store, experiment_id, process):
     """Return the training process, once the first rows are stored."""
-    until = time.monotonic() + LONG
-    while time.monotonic() < until and process.poll() is None:
+
+    def has_rows():
         runs = store.search_runs([experiment_id])
-        if runs and "test_accuracy/bucket_01" in runs[0].data.metrics:
-            break
-        time.sleep(0.05)
-    assert process.poll() is None
+        return runs and "test_accuracy/bucket_01" in runs[0].data.metrics
+
+    wait_until(has_rows, process)
     supervisor, trainer = sorted(list_server_children(), key=lambda p: p.create_time())
     assert trainer.ppid() == supervisor.pid
     assert os.getsid(supervisor.pid) == supervisor.pid
@@ -85,7 +85,7 @@ def training(store, experiment_id, process):
 @pytest.mark.slow
 def test_a_signal_stops_a_preloaded_training(store, experiment_id, log):
     """The rows so far are scored."""
-    process = start_forked_program(options(**SLOW), dict(os.environ), str(log))
+    process = start_forked_program(train(SLOW), dict(os.environ), str(log))
     trainer = training(store, experiment_id, process)
     process.terminate()
     assert process.wait(LONG) == 128 + signal.SIGTERM
@@ -98,7 +98,7 @@ def test_a_signal_stops_a_preloaded_training(store, experiment_id, log):
 
 def test_a_signal_right_after_the_start_is_not_lost(store, log):
     """A sweep that is stopped while it starts a run would otherwise wait for its training."""
-    process = start_forked_program(options(**SLOW), dict(os.environ), str(log))
+    process = start_forked_program(train(SLOW), dict(os.environ), str(log))
     process.terminate()
     assert process.wait(60) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
@@ -106,7 +106,7 @@ def test_a_signal_right_after_the_start_is_not_lost(store, log):
 @pytest.mark.slow
 def test_its_training_ends_with_the_supervisor(store, experiment_id, log):
     """After SIGKILL, as by the kernel when memory is short."""
-    process = start_forked_program(options(**SLOW), dict(os.environ), str(log))
+    process = start_forked_program(train(SLOW), dict(os.environ), str(log))
     trainer = training(store, experiment_id, process)
     process.kill()
     assert process.wait(LONG) == -signal.SIGKILL

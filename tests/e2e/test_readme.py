@@ -2,12 +2,12 @@
 
 import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 from forked import run_forked, run_python, run_shell
 from mlflow import MlflowClient
+from mlflow_stores import copy_store
 from released_layout import write_released
 
 ROOT = Path(__file__).parents[2]
@@ -43,16 +43,11 @@ def test_the_readmes_commands_are_tested():
 def trained(empty_store, tmp_path_factory):
     """A store with a run, for commands that read one. Runs that they add are ignored by others."""
     folder = tmp_path_factory.mktemp("trained")
-    shutil.copy(empty_store, folder / "mlflow.db")
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    uri = copy_store(empty_store, folder)
     client = MlflowClient(uri)
     experiment_id = client.create_experiment("test", (folder / "artifacts").as_uri())
-    run_forked(
-        *("train", "--features", "pixels", "--epochs", "1", "--experiment", "test"),
-        env={**os.environ, "MLFLOW_TRACKING_URI": uri},
-        check=True,
-        timeout=300,
-    )
+    options = ("--features", "pixels", "--epochs", "1", "--experiment", "test")
+    run_forked("train", *options, env={**os.environ, "MLFLOW_TRACKING_URI": uri}, check=True)
     return client, experiment_id
 
 

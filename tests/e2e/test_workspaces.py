@@ -1,13 +1,11 @@
 """A server with MLflow's workspaces and accounts: our commands and pages in one workspace."""
 
-import shutil
-
 import mlflow
 import pytest
-import requests
 from click.testing import CliRunner
 from mlflow import MlflowClient
-from servers import LONG, tracking_server
+from mlflow_stores import copy_store, tracking_uri
+from servers import Accounts, request_page, tracking_server
 
 import clear_mlflow
 from clear_mlflow.cli import main
@@ -15,42 +13,24 @@ from clear_mlflow.cli import main
 pytestmark = pytest.mark.slow
 
 ADMIN = ("head", "the password of the head 1")
+ACCOUNTS = Accounts(ADMIN)
 STRANGER = ("stranger", "the password of a stranger 1")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, empty_store):
-    """Our app with MLflow's accounts. Nobody sees anything without a permission."""
+    """Our app with MLflow's accounts."""
     folder = tmp_path_factory.mktemp("server")
-    shutil.copy(empty_store, folder / "mlflow.db")
-    settings = folder / "auth.ini"
-    settings.write_text(
-        "[mlflow]\ndefault_permission = NO_PERMISSIONS\n"
-        f"database_uri = sqlite:///{folder / 'users.db'}\n"
-        f"admin_username = {ADMIN[0]}\nadmin_password = {ADMIN[1]}\n"
-        "auth_cache_ttl_seconds = 60\n"
-        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
-    )
     started = tracking_server(
         folder,
-        f"sqlite:///{folder / 'mlflow.db'}",
+        copy_store(empty_store, folder),
         *("--app-name", "clear", "--enable-workspaces"),
         artifacts=str(folder / "artifacts"),
-        MLFLOW_AUTH_CONFIG_PATH=str(settings),
-        MLFLOW_FLASK_SERVER_SECRET_KEY="of this test alone",
-        CLEAR_MLFLOW_SERVER_APP="basic-auth",
-        MLFLOW_BASIC_AUTH_FAIL_CLOSED="true",
+        **ACCOUNTS.set_up(folder, f"sqlite:///{folder / 'users.db'}"),
     )
     with started as starting:
-        url = starting.wait()
-        made = requests.post(
-            f"{url}/api/2.0/mlflow/users/create",
-            json={"username": STRANGER[0], "password": STRANGER[1]},
-            auth=ADMIN,
-            timeout=LONG,
-        )
-        made.raise_for_status()
-        yield url
+        ACCOUNTS.create_users(starting.wait(), STRANGER)
+        yield starting.url
 
 
 @pytest.fixture
@@ -63,12 +43,10 @@ def lab(server, monkeypatch):
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     }.items():
         monkeypatch.setenv(name, text)
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(server)
-    mlflow.create_workspace("lab")
-    monkeypatch.setenv("MLFLOW_WORKSPACE", "lab")
-    yield server
-    mlflow.set_tracking_uri(before)
+    with tracking_uri(server):
+        mlflow.create_workspace("lab")
+        monkeypatch.setenv("MLFLOW_WORKSPACE", "lab")
+        yield server
 
 
 def ran(*arguments):
@@ -95,7 +73,7 @@ def test_commands_and_pages_stay_in_a_workspace(lab, tmp_path, monkeypatch):
     assert f"{address}&workspace=lab&compareRunsMode=CHART" in compared
 
     def page(path, user=ADMIN, **query):
-        return requests.get(f"{lab}/clear/{path}", params=query, auth=user, timeout=LONG)
+        return request_page(lab, path, user, **query)
 
     here = {"experiment_id": experiment_id, "workspace": "lab"}
     page_text = page("compare", **here)
@@ -110,9 +88,8 @@ def test_commands_and_pages_stay_in_a_workspace(lab, tmp_path, monkeypatch):
         assert page("run/state", **query).json()["status"] == "FINISHED"
         assert page("run", STRANGER, **query).status_code == 403
         assert page("run", run_id=stored.info.run_id).status_code == 404
-    assert (
-        f"compare?experiment_id={experiment_id}&amp;workspace=lab" in page("", workspace="lab").text
-    )
+    address = f"compare?experiment_id={experiment_id}&amp;workspace=lab"
+    assert address in page("", workspace="lab").text
     assert f"experiment_id={experiment_id}" not in page("").text
     assert f"experiment_id={experiment_id}" not in page("", STRANGER, workspace="lab").text
     assert page("compare", experiment_id=experiment_id).status_code == 404

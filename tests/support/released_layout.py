@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -92,6 +94,15 @@ def write_released(
             final_newline=final_newline,
         )
     return root
+
+
+def zip_folder(root: Path, folder: str) -> bytes:
+    """Return an archive of a folder of *root*."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for path in sorted((root / folder).rglob("*")):
+            archive.write(path, path.relative_to(root))
+    return file.getvalue()
 
 
 def read_json(path: Path) -> dict:
