@@ -22,4 +22,4 @@ def test_only_one_of_several_processes_stores_rows_of_a_run(empty_store, tmp_pat
     assert sum(struck) >= TIMES, outcome.did
     assert outcome.did["lost the run: one line, exit code 2"] >= 1, outcome.did
     print(f"{outcome.rows} rows, seed {SEED}: {dict(outcome.did)}")
-    assert (outcome.lost, outcome.doubled, outcome.overwritten, outcome.wrong) == ([], [], [], [])
+    assert outcome.problems == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import errno
 import faulthandler
+import itertools
 import multiprocessing
 import os
 import random
@@ -35,13 +36,13 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from trainings import NUM_TEST, KnownTraining
 
 from clear_mlflow.core.disk import write_durably
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import RowRecord
-from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, TrainingState, ignore
-from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.measured import MeasuredRow, TrainingState, ignore
 from clear_mlflow.scoring import run_log
 from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import lease
@@ -54,7 +55,6 @@ from clear_mlflow.tracking.tracked_training import end_complete_run
 from clear_mlflow.tracking.training_run import TrainingRun, open_training_run
 
 BUCKETS = tuple(map(str, range(1, 9)))
-NUM_TEST = 50
 PICTURE = base64.b64decode(  # one pixel
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 )
@@ -74,40 +74,28 @@ class Found:
 
     did: Counter[str] = field(default_factory=Counter)  # what was done, and how often
     rows: int = 0  # that were looked at in the end
-    lost: list[str] = field(default_factory=list)  # neither stored nor kept, or gone
-    doubled: list[str] = field(default_factory=list)  # points stored twice, or with another value
-    overwritten: list[str] = field(default_factory=list)  # stored rows that were others later
-    wrong: list[str] = field(default_factory=list)  # whatever else
+    # Rows that are lost or were overwritten, points stored twice, and whatever else is wrong.
+    problems: list[str] = field(default_factory=list)
 
     def __iadd__(self, other: Found) -> Found:
         self.did += other.did
         self.rows += other.rows
-        for count_name in ("lost", "doubled", "overwritten", "wrong"):
-            getattr(self, count_name).extend(getattr(other, count_name))
+        self.problems += other.problems
         return self
 
 
-class KnownTraining:
-    """Yields the passed rows, then raises the passed error."""
+class PacedTraining(KnownTraining):
+    """Measures known rows from a first one, each after a pause."""
 
-    config = TrainConfig.resolve({"seed": "7"})
-    metadata = StreamMetadata(
-        name="digits",
-        digest="sha256:" + "ab" * 32,
-        source="somewhere",
-        num_classes=10,
-        buckets=BUCKETS,
-        num_train=(500,) * len(BUCKETS),
-        num_test=(NUM_TEST,) * len(BUCKETS),
-    )
-
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int = 0) -> None:
+        super().__init__([row(number).correct for number in range(len(BUCKETS) + 1)])
         self._first = first
 
     def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore) -> Iterator[MeasuredRow]:
-        for number in range(self._first, len(BUCKETS) + 1):
+        for measured in itertools.islice(super().rows(), self._first, None):
             time.sleep(PACE)
-            yield MeasuredRow(row(number))
+            yield measured
+            number = measured.row.row
             if number < len(BUCKETS):
                 on_state(TrainingState(number, random.Random(number).randbytes(2000)))
 
@@ -178,7 +166,7 @@ def train(uri: str, machine: Path, run_id: str) -> None:
     become(machine, uri)
     client = MlflowClient(uri)
     os.environ["MLFLOW_RUN_ID"] = run_id
-    open_training_run(client, KnownTraining.config)
+    open_training_run(client, PacedTraining().config)
     _train(client, run_id, None)
 
 
@@ -213,7 +201,7 @@ def send(uri: str, machine: Path, run_id: str) -> None:
 
 
 def _train(client: MlflowClient, run_id: str, point: ResumePoint | None) -> NoReturn:
-    training = KnownTraining(0 if point is None or not point.state else point.state.manifest.row)
+    training = PacedTraining(0 if point is None or not point.state else point.state.manifest.row)
     error: BaseException | None = None
     try:
         with TrainingRun(client, run_id, training.config, {}, resume_point=point) as run:
@@ -348,7 +336,7 @@ class Trial:
             self._written[file.name] = written
             content = file.read_bytes()
             if self._seen.setdefault(file.name, content) != content:
-                self._found.overwritten.append(f"{self._run_id} {file.name}")
+                self._found.problems.append(f"overwritten: {self._run_id} {file.name}")
                 self._seen[file.name] = content
 
     def _look(self) -> None:
@@ -356,29 +344,30 @@ class Trial:
         self._compare_rows()
         run = self._client.get_run(run_id)
         if run.info.status != "FINISHED":
-            outcome.wrong.append(f"run {run_id} is {run.info.status}")
+            outcome.problems.append(f"run {run_id} is {run.info.status}")
         stored_rows = {file.name: file.read_bytes() for file in self._rows.glob("row_*.json")}
         outcome.rows += len(stored_rows)
-        outcome.lost += [f"{run_id} {name}" for name in self._seen if name not in stored_rows]
+        outcome.problems += [f"lost: {run_id} {name}" for name in self._seen.keys() - stored_rows]
         for number in range(len(BUCKETS) + 1):
             text = stored_rows.get(f"row_{number:03d}.json")
             if text is None:
-                outcome.lost.append(f"{run_id} row {number}")
+                outcome.problems.append(f"lost: {run_id} row {number}")
             elif RowRecord.from_json(text.decode(), source="row").row != row(number):
-                outcome.overwritten.append(f"{run_id} row {number} is another")
+                outcome.problems.append(f"overwritten: {run_id} row {number} is another")
         matrix = AccuracyMatrix.from_rows([row(number) for number in range(len(BUCKETS) + 1)])
         for name, steps in collect_series(matrix, series(matrix)).items():
             stored = self._client.get_metric_history(run_id, name)
             times = Counter((point.step, point.value) for point in stored)
             expected = Counter(steps.items())
             if times != expected:
-                outcome.doubled.append(f"{run_id} {name}: {times - expected}, {expected - times}")
+                difference = f"{times - expected}, {expected - times}"
+                outcome.problems.append(f"doubled or lost: {run_id} {name}: {difference}")
         for each, machine in self._processes:
             log_file = machine / f"said_{each.pid}"
             text = log_file.read_text() if log_file.exists() else ""
             code, end = each.exitcode, f"{machine.name} ended with {each.exitcode}: {text[-300:]}"
             if is_alive(each):
-                outcome.wrong.append(f"{machine.name} does not end: {text[-300:]}")
+                outcome.problems.append(f"{machine.name} does not end: {text[-300:]}")
                 each.kill()
                 each.join()
             elif code == 2 and "is held by process" in text:
@@ -390,7 +379,7 @@ class Trial:
             elif code in (0, -signal.SIGKILL):
                 outcome.did[f"ended with {code}"] += 1
             else:
-                outcome.wrong.append(end)
+                outcome.problems.append(end)
 
 
 def strike_and_take_over(folder: Path, database: Path, *, times: int, seed: int) -> Found:

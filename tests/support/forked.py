@@ -93,12 +93,11 @@ class ForkedPython(_Popen):
             if option == subprocess.PIPE:
                 reading, writing = os.pipe()
                 descriptors.append(writing if number else reading)
-                if number == 0:
-                    self.stdin = io.TextIOWrapper(os.fdopen(writing, "wb"), write_through=True)
-                elif number == 1:
-                    self.stdout = os.fdopen(reading, errors="replace")
+                if number:
+                    stream = os.fdopen(reading, errors="replace")
+                    setattr(self, ("stdout", "stderr")[number - 1], stream)
                 else:
-                    self.stderr = os.fdopen(reading)
+                    self.stdin = io.TextIOWrapper(os.fdopen(writing, "wb"), write_through=True)
             elif option == subprocess.DEVNULL:
                 descriptors.append(os.open(os.devnull, os.O_RDWR))
             elif option == subprocess.STDOUT:
@@ -250,14 +249,10 @@ def run_shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, shell=True, text=True, capture_output=True, check=False, **options)
 
 
-def programs() -> str:
-    """Return the folder of ``python``, ``clear-mlflow`` and ``mlflow``."""
-    return str(Path(sys.executable).parent)
-
-
 def environment(**variables: str) -> dict[str, str]:
-    """Return the environment of a command that finds these programs by their names."""
-    return {**os.environ, "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}", **variables}
+    """Return the environment of a command that finds python, clear-mlflow and mlflow."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, **variables}
 
 
 def _run(
@@ -306,13 +301,10 @@ def _run(
         else:
             runpy.run_path(words[0], run_name="__main__")
     except SystemExit as exit_error:
-        code = (
-            exit_error.code
-            if isinstance(exit_error.code, int)
-            else int(exit_error.code is not None)
-        )
-        if exit_error.code is not None and not isinstance(exit_error.code, int):
-            print(exit_error.code, file=sys.stderr)
+        code = exit_error.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
     except BaseException as error:
         sys.last_type, sys.last_value = type(error), error  # as what runs at the end finds it
         sys.excepthook(type(error), error, error.__traceback__)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from released_layout import write_image, write_json
+from released_layout import write_image, write_json, write_metadata
 
 from clear_mlflow.data.stream import BucketStream
 
@@ -65,10 +65,6 @@ class Photos:
         return sorted(self.buckets, key=int)
 
 
-def _class_list(file: Path, photos: Photos, final_newline: bool) -> None:
-    file.write_text("\n".join(photos.classes) + "\n" * final_newline, encoding="utf-8")
-
-
 def write_released(
     root: Path, photos: Photos, *, final_newline: bool = True, train_folder: str = "train"
 ) -> Path:
@@ -76,34 +72,23 @@ def write_released(
         (root / train_folder, "train", photos.buckets),
         (root / "test", "test", photos.keys_of_tests),
     ):
-        metadata: dict[str, dict[str, str]] = {}
+        image_ids = {}
         for key in keys:
-            metadata[key] = {}
-            for class_name in photos.classes:
-                own = [p for p in photos.of(part, key) if p.class_name == class_name]
-                for photo in own:
-                    photo.write(folder)
-                metadata[key][class_name] = f"labeled_metadata/{key}/{class_name}.json"
-                entries = {
-                    photo.image_id: {
-                        "ID": photo.image_id,
-                        "EXT": "jpg",
-                        "IMG_DIR": str(Path(photo.path).parent),
-                        "IMG_PATH": photo.path,
-                    }
-                    for photo in reversed(own)
-                }
-                write_json(folder / metadata[key][class_name], entries)
-        write_json(folder / "labeled_metadata.json", metadata)
-        _class_list(folder / "class_names.txt", photos, final_newline)
+            own = photos.of(part, key)
+            for photo in own:
+                photo.write(folder)
+            image_ids[key] = {
+                name: [p.image_id for p in reversed(own) if p.class_name == name]
+                for name in photos.classes
+            }
+        write_metadata(folder, image_ids, photos.classes, final_newline=final_newline)
     return root
 
 
 def write_unpacked(root: Path, photos: Photos, *, final_newline: bool = True) -> Path:
     """Write the released layout as Renate unpacks it."""
-    write_released(
-        root / "clear10", photos, final_newline=final_newline, train_folder="train_image_only"
-    )
+    options = {"final_newline": final_newline, "train_folder": "train_image_only"}
+    write_released(root / "clear10", photos, **options)
     return root
 
 
@@ -118,7 +103,7 @@ def write_older(
     """Write the older layout. *order*: order of the list of all images, which is split."""
     training = root / "training_folder"
     write_json(training / "bucket_indices.json", list(photos.buckets))
-    _class_list(root / "class_names.txt", photos, final_newline)
+    _write_lines(root / "class_names.txt", photos.classes, final_newline)
     for key in photos.buckets:
         listed = list(order(photos.of("train", key)))
         for photo in listed:
@@ -184,6 +169,6 @@ def as_photos(
     }
 
 
-def _write_lines(file: Path, lines: list[str], final_newline: bool) -> None:
+def _write_lines(file: Path, lines: Iterable[str], final_newline: bool) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(lines) + "\n" * final_newline, encoding="utf-8")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,41 +26,27 @@ def write_image(path: Path, *, size: tuple[int, int] = (40, 30), seed: str = "")
     blocks.resize(size, Image.Resampling.NEAREST).save(path)
 
 
-def write_split(
+def write_metadata(
     folder: Path,
-    *,
-    buckets: Iterable[str],
+    image_ids: Mapping[str, Mapping[str, Sequence[str]]],
     classes: Iterable[str],
-    per_class: int,
+    *,
     extension: str = "jpg",
-    size: tuple[int, int] = (40, 30),
     final_newline: bool = True,
 ) -> None:
-    """Write one split. An image's content depends on split, bucket, class and number."""
-    classes = list(classes)
-    split = "test" if folder.name == "test" else "train"
-    metadata: dict[str, dict[str, str]] = {}
-    for bucket in buckets:
-        metadata[bucket] = {}
-        for class_name in classes:
-            entries = {}
-            for number in range(per_class):
-                image_id = str(235821044 + number)
-                images = f"labeled_images/{bucket}/{class_name}"
-                path = f"{images}/{image_id}.{extension}"
-                seed = f"{split}/{bucket}/{class_name}/{number}"
-                write_image(folder / path, size=size, seed=seed)
-                entries[image_id] = {
-                    "ID": image_id,
-                    "EXT": extension,
-                    "IMG_DIR": images,
-                    "IMG_PATH": path,
-                }
-            metadata[bucket][class_name] = f"labeled_metadata/{bucket}/{class_name}.json"
-            write_json(folder / metadata[bucket][class_name], entries)
-    text = "\n".join(classes) + ("\n" if final_newline else "")
+    """Write the lists of one split. *image_ids*: bucket to class to image ids."""
+    files: dict[str, dict[str, str]] = {}
+    for bucket, ids_by_class in image_ids.items():
+        files[bucket] = {}
+        for name, ids in ids_by_class.items():
+            images = f"labeled_images/{bucket}/{name}"
+            entry = {"EXT": extension, "IMG_DIR": images}
+            entries = {i: {"ID": i, **entry, "IMG_PATH": f"{images}/{i}.{extension}"} for i in ids}
+            files[bucket][name] = f"labeled_metadata/{bucket}/{name}.json"
+            write_json(folder / files[bucket][name], entries)
+    write_json(folder / "labeled_metadata.json", files)
+    text = "\n".join(classes) + "\n" * final_newline
     (folder / "class_names.txt").write_text(text, encoding="utf-8")
-    write_json(folder / "labeled_metadata.json", metadata)
 
 
 def write_released(
@@ -80,19 +67,19 @@ def write_released(
     *train* and *test*: images per class and bucket.
     """
     buckets, classes = list(buckets), list(classes)
-    for folder, keys, per_class in (
+    for name, keys, per_class in (
         (train_folder, buckets, train),
         ("test", list(test_buckets) if test_buckets is not None else buckets, test),
     ):
-        write_split(
-            root / folder,
-            buckets=keys,
-            classes=classes,
-            per_class=per_class,
-            extension=extension,
-            size=size,
-            final_newline=final_newline,
-        )
+        folder, split = root / name, "test" if name == "test" else "train"
+        ids = [str(235821044 + number) for number in range(per_class)]
+        for bucket, class_name, number in itertools.product(keys, classes, range(per_class)):
+            file = f"labeled_images/{bucket}/{class_name}/{ids[number]}.{extension}"
+            seed = f"{split}/{bucket}/{class_name}/{number}"
+            write_image(folder / file, size=size, seed=seed)
+        image_ids = {key: dict.fromkeys(classes, ids) for key in keys}
+        options = {"extension": extension, "final_newline": final_newline}
+        write_metadata(folder, image_ids, classes, **options)
     return root
 
 

@@ -11,19 +11,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from mlflow import MlflowClient
 from ports import free_port
 from stored_runs import history, read_comparable_rows, read_stored_rows, rows_folder
+from waiting import wait_until
 
 from clear_mlflow.store import names
 
 ROOT = Path(__file__).parents[2]
-LONG = 300.0  # seconds: a bound, not a measurement
 NODES = ("node1", "node2")
 OPTIONS = ["--features", "pixels", "--strategy", "naive", "--epochs", "20", "--device", "cpu"]
 CONFIGURATION = """
@@ -97,15 +95,6 @@ def run_slurm(*words: str) -> str:
     return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait until a condition is true."""
-    until = time.monotonic() + LONG
-    while not condition():
-        if time.monotonic() > until:
-            raise AssertionError("it took too long")
-        time.sleep(0.2)
-
-
 def submit(folder: Path) -> str:
     """Submit a job of the example's script on one core, and return its id."""
     options = ["--parsable", "--cpus-per-task=1", "--mem=0"]
@@ -129,7 +118,7 @@ def main() -> None:
                 undisturbed = submit(folder)
                 wait_until(lambda: has_finished(client, folder, undisturbed))
                 job = submit(folder)
-                run_id = build_tracked_run(folder, job)
+                run_id = read_run_id(folder, job)
                 row = rows_folder(client.get_run(run_id)) / "row_002.json"
                 wait_until(row.exists)
                 node = run_slurm("squeue", "-h", "-o", "%N", "-j", job)
@@ -139,24 +128,21 @@ def main() -> None:
             for file in (*folder.glob("clear-*.out"), folder / "said"):
                 print(file.read_text(errors="replace")[-4000:])
             raise
-        run, other = client.get_run(run_id), client.get_run(build_tracked_run(folder, undisturbed))
+        run, other = client.get_run(run_id), client.get_run(read_run_id(folder, undisturbed))
         assert run.data.tags[names.RESUMES_TAG] == "1"
         assert read_comparable_rows(run) == read_comparable_rows(other)
         assert history(client, run_id) == history(client, other.info.run_id)
-        print(
-            "a job whose node died was resumed on the other: "
-            f"{len(read_stored_rows(run))} rows, all equal"
-        )
+        count = len(read_stored_rows(run))
+        print(f"a job whose node died was resumed on the other: {count} rows, all equal")
 
 
-def build_tracked_run(folder: Path, job: str) -> str:
-    """Return the run that a job has."""
+def read_run_id(folder: Path, job: str) -> str:
     return (folder / f"clear-{job}.run").read_text().strip()
 
 
 def has_finished(client: MlflowClient, folder: Path, job: str) -> bool:
     """Return True if a job's run is complete. Raises AssertionError if only the job ended."""
-    is_done = client.get_run(build_tracked_run(folder, job)).info.status == "FINISHED"
+    is_done = client.get_run(read_run_id(folder, job)).info.status == "FINISHED"
     assert is_done or run_slurm("squeue", "-h", "-j", job), f"job {job} is over, and its run is not"
     return is_done
 
