@@ -220,6 +220,7 @@ def test_a_failed_run_is_reported_and_stops_no_other(store, experiment_id, grid)
     by_status = {run.info.status: run for (run,) in below.values()}
     failed = by_status["FAILED"]
     assert failed.data.tags[names.DIVERGED_TAG] == "true"
+    assert "row_000.json" in read_stored_rows(failed)
     (error_line,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert failed.data.tags[names.ERROR_TAG] in error_line
     assert failed.info.run_id in error_line
@@ -337,15 +338,6 @@ def test_invalid_options_are_reported_before_anything_starts(store, grid, hold, 
     assert result.exit_code == 2
     assert message in result.output
     assert len(result.output.splitlines()) == 1
-
-
-def test_an_invalid_strategy_argument_is_reported_before_anything_starts(
-    store, experiment_id, grid
-):
-    """Of the last run, before the first is opened."""
-    path = grid({"fixed": QUICK, "runs": [{"seed": 0}, {"strategy_args": "nope=1"}]})
-    assert "nope" in run_sweep(path, code=2)
-    assert not store.search_runs([experiment_id])
 
 
 def test_a_relative_store_is_made_absolute(tmp_path, monkeypatch):
