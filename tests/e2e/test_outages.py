@@ -197,7 +197,7 @@ def sync(*arguments: object, exit_code=0) -> str:
 
 def list_row_requests(proxy) -> list[int]:
     """Return the rows that reached the server, in order."""
-    puts = [path for method, path in proxy.tally.requests if method == "PUT"]
+    puts = [path for method, path in proxy.requests if method == "PUT"]
     sent = [re.search(r"row_(\d+)\.json$", path) for path in puts]
     return [int(match[1]) for match in sent if match]
 
@@ -246,7 +246,7 @@ def test_an_unreliable_server_gets_every_row_once(proxy, direct, monkeypatch, nu
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "30")
     plan = every(number, STUTTERS, part)
     train(row_0=lambda: proxy.follow(plan), row_5=proxy.follow)
-    assert proxy.tally.faults >= 2
+    assert proxy.faults >= 2
     direct.check_whole()
 
 
@@ -319,9 +319,9 @@ def test_credentials_are_not_sent_to_a_store_that_a_run_folder_names(
     proxy.up()
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
-    before = len(proxy.tally.requests)
+    before = len(proxy.requests)
     assert f"set MLFLOW_TRACKING_URI to it ({proxy.uri}" in sync(copy, exit_code=2)
-    assert len(proxy.tally.requests) == before
+    assert len(proxy.requests) == before
     sync(journal)
 
 

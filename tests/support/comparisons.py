@@ -143,17 +143,10 @@ def add_costs(records, price):
 
 def build_cost_runs(strategy, level, price, seeds=range(3)):
     """Return a run of each seed, whose buckets cost a price in FLOPs, or an unknown one."""
-    run_list = []
+    runs = []
     for seed in seeds:
         record = assemble(add_costs(row_records(counts(level, seed), seed=seed), price))
         summary = summarize(record.masked_matrix, metrics=METRICS_AND_COSTS)
-        run_list.append(
-            ComparedRun(
-                run_id=f"{strategy}{seed}",
-                name=f"{strategy} {seed}",
-                record=record,
-                summary=summary,
-                labels={"strategy": strategy},
-            )
-        )
-    return run_list
+        run_id, name, labels = f"{strategy}{seed}", f"{strategy} {seed}", {"strategy": strategy}
+        runs.append(ComparedRun(run_id, name, record=record, summary=summary, labels=labels))
+    return runs

@@ -6,7 +6,7 @@ import http.client
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -29,14 +29,6 @@ def forward(method: str, path: str) -> None:
     """Plan no fault."""
 
 
-@dataclass
-class Tally:
-    """The requests that were forwarded."""
-
-    faults: int = 0
-    requests: list[tuple[str, str]] = field(default_factory=list)  # that reached the server
-
-
 class FaultyProxy:
     """Forwards requests to a server, unless a plan defines a fault."""
 
@@ -48,7 +40,8 @@ class FaultyProxy:
         self._released = threading.Event()
         self._lock = threading.Lock()
         self._plan: Plan = forward
-        self.tally = Tally()
+        self.faults = 0
+        self.requests: list[tuple[str, str]] = []  # that reached the server: method and path
         self.up()
 
     @property
@@ -110,9 +103,9 @@ class FaultyProxy:
         with self._lock:
             fault, released = self._plan(request.command, request.path), self._released
             kind = fault.kind if fault else "none"
-            self.tally.faults += fault is not None
+            self.faults += fault is not None
             if kind in ("none", "lose", "truncate"):
-                self.tally.requests.append((request.command, request.path))
+                self.requests.append((request.command, request.path))
         if kind == "hang":
             released.wait()
         if kind in ("hang", "drop"):

@@ -34,29 +34,17 @@ PROGRAM = "clear_mlflow"
 _Popen = subprocess.Popen
 _LOADED = [
     "IPython",  # MLflow imports it to find out whether it runs in a notebook
-    "alembic.command",
-    "git",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.backends.backend_pdf",
-    "matplotlib.figure",
-    "mlflow.cli",
-    "mlflow.projects.backend.local",
+    *("alembic.command", "git", "pandas.io.formats.style", "sqlalchemy.dialects.sqlite"),
+    *("matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf", "matplotlib.figure"),
+    *("mlflow.cli", "mlflow.projects.backend.local"),
     "mlflow.store.tracking.sqlalchemy_workspace_store",
     "mlflow.system_metrics.system_metrics_monitor",
-    "mlflow.tracing.processor.base_mlflow",
-    "mlflow.tracing.processor.otel_metrics_mixin",
-    "pandas.io.formats.style",
-    "sqlalchemy.dialects.sqlite",
+    *("mlflow.tracing.processor.base_mlflow", "mlflow.tracing.processor.otel_metrics_mixin"),
     "torchvision.models",
-    "clear_mlflow.cli",
-    "clear_mlflow.cli.preloaded",
-    "clear_mlflow.engines.local",
-    "clear_mlflow.api.compared",
-    "clear_mlflow.api.rescore",
-    "clear_mlflow.learning.session",
-    "clear_mlflow.process.training_process",
+    *("clear_mlflow.cli", "clear_mlflow.cli.preloaded", "clear_mlflow.engines.local"),
+    *("clear_mlflow.api.compared", "clear_mlflow.api.rescore", "clear_mlflow.api.sweep_runs"),
+    *("clear_mlflow.learning.session", "clear_mlflow.process.training_process"),
     "clear_mlflow.tracking.tracked_training",
-    "clear_mlflow.api.sweep_runs",
 ]
 
 
