@@ -26,6 +26,9 @@ from waiting import LONG
 from clear_mlflow.core.record import row_file_name
 from clear_mlflow.store import names
 
+pytestmark = pytest.mark.slow
+
+
 HOSTILE = "<script>alert(1)</script>\"'><img src=x>"
 
 
@@ -86,7 +89,6 @@ def reason(response):
     return html.unescape(re.search(r'<p class="faint">(.*?)</p>', response.text)[1])
 
 
-@pytest.mark.slow
 def test_runs_are_grouped_selected_and_filtered(client, ask):
     """The page shows the runs that the address names, with their stored matrices."""
     experiment_id = client.create_experiment("four kinds")
@@ -121,7 +123,6 @@ def store_row(client, run_id, row):
     client.log_text(run_id, row.to_json(), f"accuracy_matrix/rows/{name}")
 
 
-@pytest.mark.slow
 def test_the_page_shows_changes_of_the_store(client, ask):
     """A new row, run or name is shown at the next request, by each worker."""
     experiment_id = client.create_experiment("followed")
@@ -141,7 +142,6 @@ def test_the_page_shows_changes_of_the_store(client, ask):
     assert "another" in ask("compare", experiment_id=experiment_id).text
 
 
-@pytest.mark.slow
 def test_the_page_of_a_run_in_training_is_updated(client, ask):
     """The page polls. The response changes with a row and at the end."""
     experiment_id = client.create_experiment("in training")
@@ -177,7 +177,6 @@ def test_the_page_of_a_run_in_training_is_updated(client, ask):
     assert "connect-src 'self'" in page
 
 
-@pytest.mark.slow
 def test_a_runs_class_table_comes_from_its_predictions(client, ask, tmp_path):
     """Damaged or too large predictions are replaced by a sentence."""
     experiment_id = client.create_experiment("classes")
@@ -201,7 +200,6 @@ def test_a_runs_class_table_comes_from_its_predictions(client, ask, tmp_path):
     assert "Its predictions were left out: row_002.safetensors: " in page.text
 
 
-@pytest.mark.slow
 def test_untrusted_names_are_shown_as_text(client, ask):
     """Of experiments, runs and tags, in pages and in errors, with a content security policy."""
     experiment_id = client.create_experiment(f"called {HOSTILE}")
@@ -228,7 +226,6 @@ def test_untrusted_names_are_shown_as_text(client, ask):
     assert f">called {HOSTILE}</a>" in html.unescape(responses[0].text)
 
 
-@pytest.mark.slow
 def test_each_experiment_is_listed_with_its_newest_run(client, ask):
     """A trained run precedes a scored one. An experiment with many runs hides no other."""
     many, few = client.create_experiment("many runs"), client.create_experiment("few runs")
@@ -245,7 +242,6 @@ def test_each_experiment_is_listed_with_its_newest_run(client, ask):
     assert "no runs" not in page
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "status", "says"),
     [
@@ -269,7 +265,6 @@ def test_an_invalid_request_is_rejected_in_one_line(ask, query, status, says):
     assert "sqlite" not in response.text
 
 
-@pytest.mark.slow
 def test_the_server_is_mlflows_server(server, client, ask):
     """Its checks apply to our pages, its own pages are unchanged, and no worker loads torch."""
     assert ask("", headers={"Host": "elsewhere.example"}).status_code == 403
@@ -314,7 +309,6 @@ def start(monkeypatch, tmp_path):
     os.environ.update(environment)
 
 
-@pytest.mark.slow
 def test_a_server_that_cannot_start_is_a_one_line_error(start, monkeypatch):
     """Before a worker is started, which would be restarted again and again."""
     hook = "_get_proxied_run_artifact_destination_path"

@@ -46,6 +46,9 @@ from clear_mlflow.store.lease import format_lease
 from clear_mlflow.store.search import select_runs
 from clear_mlflow.tracking.tracked_training import train_in_process
 
+pytestmark = pytest.mark.slow
+
+
 ADMIN = ("admin", "a-password-of-the-admin")
 ACCOUNTS = Accounts(ADMIN)
 TRAINER = ("trainer", "a-password-of-the-trainer")
@@ -236,7 +239,6 @@ def assert_stored_once(server, client, run_id, matrix):
     assert len({(name, step) for name, step, _, _ in points}) == len(points)
 
 
-@pytest.mark.slow
 def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold, monkeypatch):
     """A training that is killed, resumed, evaluated and compared, read back from the servers."""
     server, client = guarded, guarded.use(monkeypatch)
@@ -300,7 +302,6 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold,
     assert run_id[:8] in page
 
 
-@pytest.mark.slow
 def test_artifacts_without_the_server_between(plain_server, monkeypatch):
     """An experiment whose artifacts are in S3, written and read directly."""
     client = plain_server.use(monkeypatch)
@@ -331,7 +332,6 @@ def shared_run(guarded, monkeypatch):
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("user", "says"),
     [
@@ -361,7 +361,6 @@ def test_a_user_without_permission_is_rejected(
     assert guarded.everything() == before
 
 
-@pytest.mark.slow
 def test_a_reader_evaluates_an_experiment_only_in_a_dry_run(guarded, shared_run, monkeypatch):
     """As for a run: the exit code is not 0 if nothing could be written."""
     guarded.log_in(monkeypatch, READER)
@@ -371,7 +370,6 @@ def test_a_reader_evaluates_an_experiment_only_in_a_dry_run(guarded, shared_run,
     assert guarded.everything() == before
 
 
-@pytest.mark.slow
 def test_a_user_with_edit_permission_trains_and_evaluates(guarded, monkeypatch):
     """In an experiment of another user."""
     client = guarded.use(monkeypatch)
@@ -389,7 +387,6 @@ def test_a_user_with_edit_permission_trains_and_evaluates(guarded, monkeypatch):
         assert_stored_once(guarded, client, run.info.run_id, EXPECTED)
 
 
-@pytest.mark.slow
 def test_a_user_with_edit_permission_sends_and_imports_runs(
     guarded, empty_store, tmp_path, monkeypatch
 ):
@@ -435,7 +432,6 @@ def page(guarded):
     return partial(request_page, guarded.url)
 
 
-@pytest.mark.slow
 def test_pages_follow_mlflows_permissions(shared_run, page):
     """For an experiment and for a run, on every request. Otherwise nothing of the runs is shown."""
     run_id, wrong = shared_run.info.run_id, (READER[0], "a wrong password")
@@ -454,7 +450,6 @@ def test_pages_follow_mlflows_permissions(shared_run, page):
         assert page("compare", user, method, experiment_id=of_shown).status_code in (403, 405)
 
 
-@pytest.mark.slow
 def test_the_list_contains_only_readable_experiments(guarded, shared_run, page, monkeypatch):
     """Others appear neither in the list nor in a count."""
     client = guarded.use(monkeypatch)
@@ -471,7 +466,6 @@ def test_the_list_contains_only_readable_experiments(guarded, shared_run, page, 
     assert page("compare", READER, experiment_id=hidden).status_code == 403
 
 
-@pytest.mark.slow
 def test_no_run_of_another_experiment_is_shown(guarded, shared_run, page, monkeypatch):
     """Whatever the address names, runs are those of the experiment that was checked."""
     client = guarded.use(monkeypatch)
@@ -489,7 +483,6 @@ def test_no_run_of_another_experiment_is_shown(guarded, shared_run, page, monkey
         assert secret.run_name not in response.text
 
 
-@pytest.mark.slow
 def test_concurrent_trainings_share_a_server(plain_server, monkeypatch):
     """Four trainings create one experiment, and each point is stored once."""
     client = plain_server.use(monkeypatch)
@@ -508,7 +501,6 @@ def test_concurrent_trainings_share_a_server(plain_server, monkeypatch):
         assert_stored_once(plain_server, client, run_id, EXPECTED)
 
 
-@pytest.mark.slow
 def test_concurrent_evaluations_share_a_server(plain_server, monkeypatch):
     """Two evaluations that meet at every run store nothing twice and do not fail."""
     client = plain_server.use(monkeypatch)
