@@ -10,11 +10,10 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 
 import pytest
 from file_server import Hub, serving
-from forked import ForkedPython, run_forked
+from forked import PIPED, ForkedPython, run_forked
 from released_layout import write_released, zip_folder
 from stored_runs import only_run
 from waiting import finish, finish_well, wait_until
@@ -58,26 +57,18 @@ def start_download(project, experiment_id, hub, archives, tmp_path):
     md5s = [hashlib.md5(content).hexdigest() for content in archives.values()]
     (patched / "sitecustomize.py").write_text(PATCH.format(md5s=md5s))
 
+    parameters = [word for option in ("dataset=clear10", *SHORT) for word in ("-P", option)]
+    command = ("-m", "mlflow", "run", ".", "--env-manager", "local", "--experiment-name", "test")
+    variables = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(patched), str(project)]),
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "home"),
+        "CLEAR_MLFLOW_DATA": str(tmp_path / "data"),
+    }
+
     def start_download(**environment: str) -> ForkedPython:
-        parameters = [word for option in ("dataset=clear10", *SHORT) for word in ("-P", option)]
-        begun.append(
-            ForkedPython(
-                *("-m", "mlflow", "run", ".", "--env-manager", "local"),
-                *(*parameters, "--experiment-name", "test"),
-                cwd=project,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join([str(patched), str(project)]),
-                    "HF_ENDPOINT": hub.url,
-                    "HF_HOME": str(tmp_path / "home"),
-                    "CLEAR_MLFLOW_DATA": str(tmp_path / "data"),
-                    **environment,
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        )
+        options = {"cwd": project, "env": variables | environment, **PIPED}
+        begun.append(ForkedPython(*command, *parameters, **options, start_new_session=True))
         return begun[-1]
 
     yield start_download

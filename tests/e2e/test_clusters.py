@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from forked import environment, run_forked
+from forked import PIPED, environment, run_forked
 from mlflow import MlflowClient
 from mlflow.projects.utils import load_project
 from mlflow_stores import copy_store
@@ -63,8 +63,7 @@ def on_node(name, *words):
 
 
 def start_piped(words, folder, variables):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(words, cwd=folder, env=variables, **pipes)
+    return subprocess.Popen(words, cwd=folder, env=variables, text=True, **PIPED)
 
 
 # The program, with a lease that expires sooner.

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from distributed_worker import results
-from forked import ForkedPython, environment, run_python, run_shell
+from forked import PIPED, ForkedPython, environment, run_python, run_shell
 from ports import free_port
 from short_stream import HELD, options
 from stored_runs import build_stored_matrix, only_run, select_scores, wait_for_row
@@ -137,15 +136,10 @@ def test_several_processes_compute_the_matrix_of_one(by_processes, size, case):
 def start(project, *command):
     """Start a launcher as a user does. Only its own signals are ours; the rest may be forked."""
     # Rank 0 looks into the environments of the others, which of forked ones says nothing.
-    start = ForkedPython if command[0] == "-m" else partial(subprocess.Popen, text=True)
-    return start(
-        *(command if command[0] == "-m" else [command]),
-        env=environment(MLFLOW_EXPERIMENT_NAME="test"),
-        cwd=project,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    options = {"cwd": project, "env": environment(MLFLOW_EXPERIMENT_NAME="test"), **PIPED}
+    if command[0] == "-m":
+        return ForkedPython(*command, **options, start_new_session=True)
+    return subprocess.Popen(command, text=True, **options, start_new_session=True)
 
 
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "2", "-m", "clear_mlflow", "train")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from forked import Forked, ForkedPython, environment, find_training, run_forked
+from forked import PIPED, Forked, ForkedPython, environment, find_training, run_forked
 from short_stream import HELD, options
 from stored_runs import (
     build_stored_matrix,
@@ -38,7 +38,7 @@ def mlflow_run(project, *arguments, forked=True, parameters=(), **options):
         word for name, value in dict(parameters).items() for word in ("-P", f"{name}={value}")
     ]
     words += ["--experiment-name", "test"]
-    options |= {"env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    options |= {"env": environment(), **PIPED}
     if forked:
         return ForkedPython(*words, **options)
     return subprocess.Popen([sys.executable, *words], text=True, **options)
@@ -165,17 +165,8 @@ def test_options_override_a_configuration_file(
     file = tmp_path / "config.json"
     parameters = {"seed": "3", "strategy": "replay", "epochs": "1", "features": "pixels"}
     file.write_text(json.dumps({**short_stream, **parameters}))
-    options = (
-        "--experiment",
-        "test",
-        "--run-name",
-        "mine",
-        "--tag",
-        "paper=draft",
-        "--tag",
-        "a=b=c",
-    )
-    arguments = ("--config", str(file), "--seed", "0", *options)
+    options = ("--experiment", "test", "--run-name", "mine", "--seed", "0", "--config", str(file))
+    arguments = (*options, "--tag", "paper=draft", "--tag", "a=b=c")
     done = clear_mlflow("train", *arguments, cwd=project, experiment="another")
     assert done.returncode == 0, done.stderr
     run = only_run(store, experiment_id)

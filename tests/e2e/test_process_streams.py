@@ -34,14 +34,9 @@ def run_redirected(redirection, *arguments):
 def run_in_new_interpreter(line, **environment):
     """Run a line of bash in which clear-mlflow is this copy of the program."""
     program = f'clear-mlflow() {{ "{sys.executable}" -m clear_mlflow "$@"; }}'
-    return subprocess.run(
-        ["bash", "-c", f"{program}\n{line}"],
-        check=False,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        env={**os.environ, **environment},
-    )
+    command = ["bash", "-c", f"{program}\n{line}"]
+    options = {"capture_output": True, "text": True, "errors": "replace"}
+    return subprocess.run(command, check=False, env=os.environ | environment, **options)
 
 
 @pytest.fixture(scope="module")

@@ -95,22 +95,16 @@ def run_script(script, *arguments):
 @contextmanager
 def ray_node(*options):
     """Run a machine of a Ray cluster; all processes that it started end with it."""
-    process = subprocess.Popen(
-        [
-            *(str(Path(sys.executable).with_name("ray")), "start", "--block", *options),
-            *("--min-worker-port=0", "--max-worker-port=0", "--num-gpus=0"),
-            *(f"--dashboard-agent-listen-port={free_port()}", "--disable-usage-stats"),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        # Else it asks for a token, and starts processes that nothing runs in.
-        env={
-            **os.environ,
-            "RAY_AUTH_MODE": "disabled",
-            "RAY_prestart_worker_first_driver": "0",
-            "RAY_enable_worker_prestart": "0",
-        },
-    )
+    command = [
+        *(str(Path(sys.executable).with_name("ray")), "start", "--block", *options),
+        *("--min-worker-port=0", "--max-worker-port=0", "--num-gpus=0"),
+        *(f"--dashboard-agent-listen-port={free_port()}", "--disable-usage-stats"),
+    ]
+    # Else it asks for a token, and starts processes that nothing runs in.
+    variables = os.environ | {"RAY_AUTH_MODE": "disabled"}
+    variables |= {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, env=variables, **silent)
     try:
         yield process
     finally:

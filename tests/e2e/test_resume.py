@@ -31,16 +31,9 @@ from clear_mlflow.store import names
 
 __all__ = ["interrupted"]
 # A network, replayed images, and an optimiser that goes on from bucket to bucket.
-PARAMETERS = {
-    "strategy": "replay",
-    "optimizer_state": "keep",
-    "model": "small_cnn",
-    "image_size": "32",
-    "epochs": "6",
-    "batch_size": "4",
-    "device": "cpu",
-    "log_models": "last",
-}
+PARAMETERS = {"strategy": "replay", "optimizer_state": "keep", "log_models": "last"}
+PARAMETERS |= {"model": "small_cnn", "image_size": "32", "epochs": "6", "batch_size": "4"}
+PARAMETERS |= {"device": "cpu"}
 
 
 def start(project, *arguments, **variables):

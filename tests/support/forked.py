@@ -31,6 +31,7 @@ import pytest
 from setproctitle import setproctitle
 
 PROGRAM = "clear_mlflow"
+PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}  # one pipe has all output
 _Popen = subprocess.Popen
 _LOADED = [
     "IPython",  # MLflow imports it to find out whether it runs in a notebook
@@ -171,11 +172,11 @@ def _fork_what_it_starts() -> None:
 
 
 class Forked(ForkedPython):
-    """``python -m clear_mlflow ARGUMENTS``, forked. By default, one pipe has all of its output."""
+    """``python -m clear_mlflow ARGUMENTS``, forked and by default piped."""
 
     def __init__(self, *arguments: str, **options: Any) -> None:
         if not {"stdout", "stderr"} & options.keys():
-            options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            options |= PIPED
         super().__init__("-m", PROGRAM, *arguments, **options)
 
 
