@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from forked import PIPED, Forked, ForkedPython, environment, find_training, run_forked
-from short_stream import HELD, options
+from forked import PIPED, ForkedPython, environment, find_training, run_forked
+from short_stream import HELD
 from stored_runs import (
     build_stored_matrix,
     only_run,
@@ -173,27 +173,6 @@ def test_options_override_a_configuration_file(
     tags, params = run.data.tags, run.data.params
     assert (run.info.run_name, tags["paper"], tags["a"]) == ("mine", "draft", "b=c")
     assert (params["seed"], params["strategy"], params["epochs"]) == ("0", "replay", "1")
-
-
-@pytest.mark.slow
-def test_killed_supervisor_leaves_rows_that_evaluate_scores(
-    project, store, experiment_id, short_stream, hold
-):
-    """Training stops by itself, and evaluate closes the run."""
-    process = Forked("train", *options({**short_stream, **HELD}), env=environment(), cwd=project)
-    run = wait_for_row(store, experiment_id, 2, process)
-    child = find_training(process)
-    process.kill()
-    process.wait()
-    child.wait(timeout=30)
-    assert store.get_run(run.info.run_id).info.status == "RUNNING"
-    done = clear_mlflow("evaluate", "--runs", run.info.run_id, cwd=project)
-    assert done.returncode == 0, done.stderr
-    closed = store.get_run(run.info.run_id)
-    assert closed.info.status == "KILLED"
-    matrix = build_stored_matrix(closed)
-    assert matrix.num_rows == 2
-    assert select_scores(closed) == summarize(matrix)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,9 @@ def read_tensors(run, folder):
 
 
 def kill_supervisor(process):
+    training = find_training(process)
     process.kill()
+    training.wait(30)  # it ends by itself
 
 
 def kill_training(process):
