@@ -22,15 +22,15 @@ from clear_mlflow.store.rows import read_rows
 SLOW = {**QUICK, "epochs": "3000"}
 
 
-def train(parameters):
-    return ["train", *options(parameters)]
-
-
 @pytest.fixture
 def log(tmp_path):
     path = tmp_path / "log"
     path.touch()
     return path
+
+
+def fork(log, parameters):
+    return start_forked_program(["train", *options(parameters)], dict(os.environ), str(log))
 
 
 def read_newest_run(store, experiment_id):
@@ -46,7 +46,7 @@ def test_it_stores_what_the_program_stores(store, experiment_id, log):
     environment = {**os.environ, "ONLY_THERE": "1"}
     stored_runs = []
     for start in (start_program, start_forked_program):
-        process = start(train({**QUICK, "strategy": "naive"}), environment, str(log))
+        process = start(["train", *options(QUICK)], environment, str(log))
         assert process.wait(LONG) == 0, log.read_text()
         stored_runs.append(read_newest_run(store, experiment_id))
     assert stored_runs[0] == stored_runs[1]
@@ -56,7 +56,7 @@ def test_it_stores_what_the_program_stores(store, experiment_id, log):
 
 def test_an_error_is_one_line_in_the_log_and_an_exit_code(store, log):
     """The preloaded training process ends with it."""
-    process = start_forked_program(train({"lr": "fast"}), dict(os.environ), str(log))
+    process = fork(log, {"lr": "fast"})
     assert process.wait(LONG) == 2
     assert log.read_text().startswith("error: --lr is 'fast'")
 
@@ -85,7 +85,7 @@ def training(store, experiment_id, process):
 @pytest.mark.slow
 def test_a_signal_stops_a_preloaded_training(store, experiment_id, log):
     """The rows so far are scored."""
-    process = start_forked_program(train(SLOW), dict(os.environ), str(log))
+    process = fork(log, SLOW)
     trainer = training(store, experiment_id, process)
     process.terminate()
     assert process.wait(LONG) == 128 + signal.SIGTERM
@@ -98,7 +98,7 @@ def test_a_signal_stops_a_preloaded_training(store, experiment_id, log):
 
 def test_a_signal_right_after_the_start_is_not_lost(store, log):
     """A sweep that is stopped while it starts a run would otherwise wait for its training."""
-    process = start_forked_program(train(SLOW), dict(os.environ), str(log))
+    process = fork(log, SLOW)
     process.terminate()
     assert process.wait(60) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
@@ -106,7 +106,7 @@ def test_a_signal_right_after_the_start_is_not_lost(store, log):
 @pytest.mark.slow
 def test_its_training_ends_with_the_supervisor(store, experiment_id, log):
     """After SIGKILL, as by the kernel when memory is short."""
-    process = start_forked_program(train(SLOW), dict(os.environ), str(log))
+    process = fork(log, SLOW)
     trainer = training(store, experiment_id, process)
     process.kill()
     assert process.wait(LONG) == -signal.SIGKILL

@@ -229,30 +229,14 @@ def test_a_failed_run_is_reported_and_stops_no_other(store, experiment_id, grid)
     assert "2 runs, of which 1 would be started" in run_sweep(path, "--dry-run")
 
 
-MEETING = """
-import time
-from pathlib import Path
-from clear_mlflow.learning.strategies.naive import Naive
-
-class Meeting(Naive):
-    def setup(self):
-        Path("started", str(self.config.seed)).touch()
-        until = time.monotonic() + 60
-        while len(list(Path("started").iterdir())) < 2:
-            if time.monotonic() > until:
-                raise RuntimeError("the other run did not start")
-            time.sleep(0.05)
-"""
-
-
 @pytest.mark.slow
-def test_jobs_limits_the_number_of_concurrent_runs(grid, tmp_path, monkeypatch):
-    """Each run waits until the other one has started."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "started").mkdir()
-    (tmp_path / "meeting.py").write_text(MEETING)
-    fixed = {**QUICK, "strategy": "meeting:Meeting"}
-    assert "2 done" in run_sweep(grid({"fixed": fixed, "grid": {"seed": [0, 1]}}), "--jobs", "2")
+def test_jobs_is_the_number_of_concurrent_runs(store, experiment_id, grid, hold):
+    """Each is held until the other has stored rows."""
+    process = start_sweep(grid({"fixed": SLOWER, "grid": {"seed": [0, 1]}}), "--jobs", "2")
+    for seed in (0, 1):
+        wait_for_a_row(store, experiment_id, process, f"params.seed = '{seed}'")
+    hold.unlink()
+    assert "2 done" in finish_well(process)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -35,21 +35,14 @@ class Hub:
     @property
     def ranges(self) -> list[str | None]:
         """Return the Range header of every GET of a file so far."""
-        return [
-            requested_range
-            for method, path, requested_range, _ in self.requests
-            if method == "GET" and "/resolve/" in path
-        ]
+        gets = [request for request in self.requests if request[0] == "GET"]
+        return [requested for _, path, requested, _ in gets if "/resolve/" in path]
 
 
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
     """Run the server in a block."""
-
-    class Handler(_Handler):
-        served = hub
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"served": hub}))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
@@ -79,9 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         hub = self.served
         requested_range = self.headers.get("Range")
-        hub.requests.append(
-            (self.command, self.path, requested_range, self.headers.get("Authorization"))
-        )
+        account = self.headers.get("Authorization")
+        hub.requests.append((self.command, self.path, requested_range, account))
         prefix = f"/{hub.repository}/resolve/main/"
         path = urlsplit(self.path).path
         content = hub.files.get(path.removeprefix(prefix)) if path.startswith(prefix) else None
@@ -122,12 +114,10 @@ class _Handler(BaseHTTPRequestHandler):
         half = len(body) // 2
         if mood == "corrupt":
             body = body[:half] + bytes([body[half] ^ 0xFF]) + body[half + 1 :]
-        try:
+        with suppress(OSError):  # the client may have gone
             self.wfile.write(body[:half] if mood in ("truncate", "stall") else body)
             self.wfile.flush()
             if mood == "stall":
                 self.served.ended.wait(30)
-        except OSError:
-            pass  # the client has gone
         if mood in ("truncate", "stall"):
             self.close_connection = True

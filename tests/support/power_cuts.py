@@ -11,12 +11,13 @@ import itertools
 import os
 import pathlib
 import shutil
-import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from mlflow_stores import copy_database
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Recorder:
                 path: self._flushed.get(node, b"") for path, node in self._named.items()
             }
             copied = self._database.with_suffix(".copy")
-            _copy(self._database, copied)
+            copy_database(self._database, copied)
             database = copied.read_bytes()
             for files in (flushed_files, names):
                 self.disks.append(Disk(action, files, database, self._note()))
@@ -162,9 +163,4 @@ def restore(disk: Disk, folders, database) -> None:
         path.write_bytes(content)
     copied = database.with_suffix(".copy")
     copied.write_bytes(disk.database)
-    _copy(copied, database)
-
-
-def _copy(database: Path, to: Path) -> None:
-    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(to)) as target:
-        source.backup(target)
+    copy_database(copied, database)
