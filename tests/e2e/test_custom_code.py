@@ -150,8 +150,7 @@ def test_missing_state_is_an_error_at_once_and_its_reason_is_repeated(folder):
     _, errors = run(folder, "train", "--strategy", "nets:Late", *ON_FEATURES, code=1, STOP="1")
     assert errors.count("strategy Late sets steps; name each") == 1
     _, stored = find_last_run(folder)
-    options = ("--resume", stored.info.run_id, "--strategy", "nets:Late")
-    run(folder, "train", *options)
+    _, errors = run(folder, "train", "--resume", stored.info.run_id, "--strategy", "nets:Late")
     reason = "is resumed after row 0, its last state: after row 1, strategy Late sets steps; name"
     assert reason in errors
     assert "resumable=off" not in errors
