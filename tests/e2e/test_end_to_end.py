@@ -167,8 +167,7 @@ def test_options_override_a_configuration_file(
     file.write_text(json.dumps({**short_stream, **parameters}))
     options = ("--experiment", "test", "--run-name", "mine", "--seed", "0", "--config", str(file))
     arguments = (*options, "--tag", "paper=draft", "--tag", "a=b=c")
-    done = clear_mlflow("train", *arguments, cwd=project, experiment="another")
-    assert done.returncode == 0, done.stderr
+    clear_mlflow("train", *arguments, cwd=project, experiment="another", check=True)
     run = only_run(store, experiment_id)
     tags, params = run.data.tags, run.data.params
     assert (run.info.run_name, tags["paper"], tags["a"]) == ("mine", "draft", "b=c")

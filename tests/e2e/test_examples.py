@@ -62,7 +62,6 @@ def run(command, folder):
     )
     variables["PATH"] = f"{folder / 'bin'}{os.pathsep}{variables['PATH']}"
     done = run_shell(command, cwd=ROOT, env=variables, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
     if "bash" not in command:
         return done.stdout
     return "".join(run(line, folder) for line in done.stdout.splitlines())

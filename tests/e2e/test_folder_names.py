@@ -79,8 +79,7 @@ class Commands:
 
     def start(self, *words):
         """Return the standard output of a command that trains, in its own processes."""
-        done = run_forked(*map(str, words), env=self.environment, timeout=LONG)
-        assert done.returncode == 0, done.stderr
+        done = run_forked(*map(str, words), env=self.environment, timeout=LONG, check=True)
         self.record(words)
         return done.stdout
 

@@ -32,6 +32,7 @@ from waiting import LONG, finish_well, wait_until
 
 import clear_mlflow
 from clear_mlflow.cli import main
+from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, ignore
@@ -433,17 +434,6 @@ import clear_mlflow
 def wait(message):
     print(message, flush=True)
     sys.stdin.readline()
-
-LABELS = [[0, 1, 2], [2, 1]]
-"""
-
-PREDICTIONS = f"""{OWN_LOOP}
-with clear_mlflow.track(buckets=2, class_names="abc", strategy="x") as run:
-    wait("opened")
-    run.log_predictions(0, [[0, 1, 1], [2, 2]], LABELS)
-    for i in (1, 2):
-        run.log_test(i, [2, 1], test=1, num_tests=1, step=1, num_steps=2)
-        run.log_predictions(i, LABELS)
 """
 
 COUNTS = f"""{OWN_LOOP}
@@ -465,31 +455,35 @@ def start_script(tmp_path, text):
     return process
 
 
-def continue_script(process, message=None):
+def continue_script(process, message):
     """Have a program go on, to its next message."""
     process.stdin.write("\n")
     process.stdin.flush()
-    assert message is None or process.stdout.readline() == f"{message}\n"
+    assert process.stdout.readline() == f"{message}\n"
 
 
 @pytest.mark.slow
-def test_a_custom_loop_logs_predictions_and_tests_while_the_server_is_unreachable(
-    proxy, direct, tmp_path
-):
+def test_a_custom_loop_logs_predictions_and_tests_while_the_server_is_unreachable(proxy, direct):
     """Sync stores them with the tags that scoring needs, and the digest of the true labels."""
-    process = start_script(tmp_path, PREDICTIONS)
-    proxy.down()
-    _, errors = process.communicate("\n", timeout=LONG)
-    assert process.returncode == 1
-    assert "UnsentError: the tracking store did not take" in errors
+    labels = [[0, 1, 2], [2, 1]]
+
+    def log_rows():
+        with clear_mlflow.track(buckets=2, class_names="abc", strategy="x") as run:
+            proxy.down()
+            run.log_predictions(0, [[0, 1, 1], [2, 2]], labels)
+            for i in (1, 2):
+                run.log_test(i, [2, 1], test=1, num_tests=1, step=1, num_steps=2)
+                run.log_predictions(i, labels)
+
+    with pytest.raises(UnsentError, match="the tracking store did not take"):
+        log_rows()
     proxy.up()
     sync()
     direct.check_closed()
-    run = direct.run
-    expected = {"continual_evaluation/minimum_accuracy", "class_changes/known"}
-    assert expected <= run.data.metrics.keys()
-    stored = clear_mlflow.load(run.info.run_id)
-    assert run.data.tags["dataset_digest"] == stored.predictions.images.digest
+    data = direct.run.data
+    assert {"continual_evaluation/minimum_accuracy", "class_changes/known"} <= data.metrics.keys()
+    stored = clear_mlflow.load(direct.run.info.run_id)
+    assert data.tags["dataset_digest"] == stored.predictions.images.digest
     assert direct.journals == []
 
 
@@ -517,21 +511,22 @@ def test_a_custom_loop_continues_after_an_outage(proxy, direct, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_rejected_tag_does_not_delay_rows(proxy, direct, tmp_path):
+def test_a_rejected_tag_does_not_delay_rows(proxy, direct):
     """Rows are stored, the error is reported, and sync completes the run once it is allowed."""
 
     def refuse_tags(method, path):
         is_refused = path.endswith(("runs/set-tag", "runs/log-batch"))
         return Fault("status", 403) if is_refused else None
 
-    process = start_script(tmp_path, COUNTS)
-    proxy.follow(refuse_tags)
-    continue_script(process, "measured")
-    wait_until(lambda: len(direct.read_rows()) == 3)
-    _, errors = process.communicate("\n", timeout=LONG)
-    assert process.returncode == 1
-    assert "cannot store tags.json of run" in errors
-    assert "403" in errors.splitlines()[-1]
+    def log_rows():
+        with clear_mlflow.track(buckets=2, num_instances=10) as run:
+            proxy.follow(refuse_tags)
+            for i in range(3):
+                run.log_counts(i, [i, 2])
+            wait_until(lambda: len(direct.read_rows()) == 3)
+
+    with pytest.raises(TrackingError, match=r"cannot store tags\.json of run.*403"):
+        log_rows()
     proxy.follow()
     sync()
     direct.check_closed()

@@ -212,7 +212,10 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "clear_ml
 def run_python(
     *words: str, timeout: float | None = None, check: bool = False, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Like :func:`subprocess.run` with its output captured, for ``python WORDS``."""
+    """Like :func:`subprocess.run` with its output captured, for ``python WORDS``.
+
+    check: fail with its output unless it ends with exit code 0.
+    """
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     process = ForkedPython(*words, **options)
     try:
@@ -222,20 +225,21 @@ def run_python(
         process.wait()
         raise
     done = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
-    if check:
-        done.check_returncode()
+    assert not check or done.returncode == 0, f"{done.stdout}{done.stderr}"
     return done
 
 
-def run_shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_shell(line: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command line. ``mlflow``, ``clear-mlflow`` and ``python`` are forked."""
     program, *words = shlex.split(line)
     if program == "python":
-        return run_python(*words, **options)
+        return run_python(*words, check=check, **options)
     if program in ("mlflow", "clear-mlflow"):
-        return run_python("-m", program.replace("-", "_"), *words, **options)
-    options = {"env": environment(), **options}
-    return subprocess.run(line, shell=True, text=True, capture_output=True, check=False, **options)
+        return run_python("-m", program.replace("-", "_"), *words, check=check, **options)
+    options = {"env": environment(), "text": True, "capture_output": True, **options}
+    done = subprocess.run(line, shell=True, check=False, **options)
+    assert not check or done.returncode == 0, f"{done.stdout}{done.stderr}"
+    return done
 
 
 def environment(**variables: str) -> dict[str, str]:
