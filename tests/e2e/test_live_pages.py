@@ -5,12 +5,14 @@ See test_real_servers for accounts.
 
 import base64
 import html
+import itertools
 import json
 import os
 import re
 import sys
 import zlib
 from functools import partial
+from unittest import mock
 
 import mlflow
 import psutil
@@ -64,17 +66,6 @@ def ask(server):
     return partial(request_page, server.url)
 
 
-def four_kinds(client, experiment_id, seeds=3):
-    """Runs of four strategies, the better ones first."""
-    return [
-        log_run(
-            client, experiment_id, f"{name} {seed}", counts(level, seed), strategy=name, seed=seed
-        )
-        for name, level in (("cumulative", 180), ("replay", 160), ("naive", 120), ("slda", 90))
-        for seed in range(seeds)
-    ]
-
-
 def read_page_data(page):
     """Return the data of the page's script."""
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
@@ -85,15 +76,15 @@ def find_ticked(page):
     return sorted(re.findall(r'name="runs" value="(\w+)" checked', page))
 
 
-def reason(response):
-    return html.unescape(re.search(r'<p class="faint">(.*?)</p>', response.text)[1])
-
-
 def test_runs_are_grouped_selected_and_filtered(client, ask):
     """The page shows the runs that the address names, with their stored matrices."""
     experiment_id = client.create_experiment("four kinds")
-    runs = four_kinds(client, experiment_id)
-    ids = [run.info.run_id for run in runs]
+    strategies = (("cumulative", 180), ("replay", 160), ("naive", 120), ("slda", 90))
+    ids = []
+    for (name, level), seed in itertools.product(strategies, range(3)):
+        row_counts, options = counts(level, seed), {"strategy": name, "seed": seed}
+        run = log_run(client, experiment_id, f"{name} {seed}", row_counts, **options)
+        ids.append(run.info.run_id)
     unfiltered = ask("compare", experiment_id=experiment_id)
     assert unfiltered.status_code == 200
     assert "12 runs in 4 groups by strategy and dataset" in unfiltered.text
@@ -261,7 +252,8 @@ def test_an_invalid_request_is_rejected_in_one_line(ask, query, status, says):
     """With the right HTTP status, and without revealing where runs are stored."""
     response = ask("compare", **{"experiment_id": "0", **query})
     assert response.status_code == status
-    assert says in reason(response)
+    reason = re.search(r'<p class="faint">(.*?)</p>', response.text)[1]
+    assert says in html.unescape(reason)
     assert "sqlite" not in response.text
 
 
@@ -300,13 +292,10 @@ def start(monkeypatch, tmp_path):
         monkeypatch.delitem(sys.modules, name)
     command = ["server", "--app-name", "clear"]
     command += ["--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}"]
-    # What the command leaves in the process that it takes for its own.
-    before, environment = mlflow.get_tracking_uri(), dict(os.environ)
     monkeypatch.setattr("mlflow.server.handlers._tracking_store", None)
-    yield lambda: CliRunner().invoke(mlflow.cli.cli, command)
-    mlflow.set_tracking_uri(before)
-    os.environ.clear()
-    os.environ.update(environment)
+    # The command changes the process, which it takes for its own.
+    with mock.patch.dict(os.environ), tracking_uri(mlflow.get_tracking_uri()):
+        yield lambda: CliRunner().invoke(mlflow.cli.cli, command)
 
 
 def test_a_server_that_cannot_start_is_a_one_line_error(start, monkeypatch):
