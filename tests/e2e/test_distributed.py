@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from click.testing import CliRunner
+from commands import run_command
 from distributed_worker import results
 from forked import PIPED, ForkedPython, environment, run_python, run_shell
 from ports import free_port
@@ -17,7 +17,6 @@ from short_stream import HELD, options
 from stored_runs import build_stored_matrix, only_run, select_scores, wait_for_row
 from waiting import LONG, finish
 
-from clear_mlflow.cli import main
 from clear_mlflow.core.distributed import SINGLE_PROCESS_ENV, DistributedEnv, read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -230,9 +229,8 @@ def test_an_interrupted_distributed_run_is_scored_and_closed(
 )
 def test_invalid_options_are_rejected_before_any_process_starts(arguments, message):
     """One line and exit code 2."""
-    done = CliRunner().invoke(main, ["train-distributed", "--device", "cpu", *arguments])
-    assert done.exit_code == 2
-    (line,) = done.output.splitlines()
+    output = run_command("train-distributed", "--device", "cpu", *arguments, code=2)
+    (line,) = output.splitlines()
     assert line.startswith("error: ")
     assert message in line
 

@@ -13,11 +13,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import mlflow
 import pytest
-from click.testing import CliRunner
+from commands import run_command
 from courses import series
 from faulty_proxy import Fault, FaultyProxy, every
 from feature_streams import config as features_config
@@ -31,7 +32,6 @@ from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 from waiting import LONG, finish_well, wait_until
 
 import clear_mlflow
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.uploader import UnsentError
@@ -189,11 +189,7 @@ def train(**before: Callable[[], object]) -> None:
         assert training.measured == [0, 1, 2, 3, 4]
 
 
-def sync(*arguments: object, exit_code=0) -> str:
-    """Send what waits on local disk, and return the output."""
-    done = CliRunner().invoke(main, ["sync", *map(str, arguments)])
-    assert done.exit_code == exit_code, done.output
-    return done.output
+sync = partial(run_command, "sync")
 
 
 def list_row_requests(proxy) -> list[int]:
@@ -321,7 +317,7 @@ def test_credentials_are_not_sent_to_a_store_that_a_run_folder_names(
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
     before = len(proxy.requests)
-    assert f"set MLFLOW_TRACKING_URI to it ({proxy.uri}" in sync(copy, exit_code=2)
+    assert f"set MLFLOW_TRACKING_URI to it ({proxy.uri}" in sync(copy, code=2)
     assert len(proxy.requests) == before
     sync(journal)
 

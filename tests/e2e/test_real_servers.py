@@ -14,7 +14,7 @@ from functools import partial
 import mlflow
 import psutil
 import pytest
-from click.testing import CliRunner
+from commands import run_command
 from forked import Forked
 from mlflow import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
@@ -38,7 +38,6 @@ from waiting import LONG, finish, wait_until
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.rescore import rescore_runs
-from clear_mlflow.cli import main
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
@@ -182,13 +181,6 @@ def started():
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def run_command(*words, code=0):
-    """Run a command that starts no other process. Return its output."""
-    done = CliRunner().invoke(main, list(words), catch_exceptions=False)
-    assert done.exit_code == code, done.output
-    return done.output
 
 
 def stored_by_another_program(client, experiment_id, **options):

@@ -2,13 +2,12 @@
 
 import mlflow
 import pytest
-from click.testing import CliRunner
+from commands import run_command
 from mlflow import MlflowClient
 from mlflow_stores import copy_store, tracking_uri
 from servers import Accounts, request_page, tracking_server
 
 import clear_mlflow
-from clear_mlflow.cli import main
 
 pytestmark = pytest.mark.slow
 
@@ -49,13 +48,6 @@ def lab(server, monkeypatch):
         yield server
 
 
-def ran(*arguments):
-    """Run a command and return its output."""
-    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def test_commands_and_pages_stay_in_a_workspace(lab, tmp_path, monkeypatch):
     """track, import, evaluate and compare; links lead there, and pages require permission."""
     # mlflow.set_experiment would stay in force for whatever this process tests next.
@@ -66,9 +58,11 @@ def test_commands_and_pages_stay_in_a_workspace(lab, tmp_path, monkeypatch):
             for i in range(3):
                 run.log_counts(i, [10 + 20 * i + seed, 20 + 10 * i])
     (tmp_path / "matrix.csv").write_text("trained,1,2\n1,0.9,0.5\n2,0.8,0.9\n")
-    ran("import", str(tmp_path / "matrix.csv"), "--experiment", "rows", "--dataset", "other")
-    assert "3 unchanged" in ran("evaluate", "--runs", "rows")
-    compared = ran("compare", "--runs", "rows", "--group-by", "dataset")
+    run_command(
+        "import", str(tmp_path / "matrix.csv"), "--experiment", "rows", "--dataset", "other"
+    )
+    assert "3 unchanged" in run_command("evaluate", "--runs", "rows")
+    compared = run_command("compare", "--runs", "rows", "--group-by", "dataset")
     address = f"{lab}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
     assert f"{address}&workspace=lab&compareRunsMode=CHART" in compared
 

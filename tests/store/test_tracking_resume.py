@@ -6,7 +6,7 @@ import re
 import shutil
 
 import pytest
-from click.testing import CliRunner
+from commands import run_command
 from damaged_journals import DAMAGES
 from interrupted_runs import (
     format_foreign_lease,
@@ -19,7 +19,6 @@ from msgspec import structs
 from short_stream import short_stream
 from stored_runs import artifact_folder, change, rows_folder
 
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, TrackingError
 from clear_mlflow.journal.run_folder import RunFolder, default_root
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -206,9 +205,7 @@ def test_nothing_in_a_run_folder_is_trusted(interrupted, unsent_folder, tmp_path
     if damage != "end":  # how a training ended says nothing to the one that resumes
         with pytest.raises(ClearError):
             read_resume_point(client, run_id, tmp_path)
-    done = CliRunner().invoke(main, ["sync", str(received)])
-    assert done.exit_code == 2
-    assert len(done.output.splitlines()) == 1, done.output
+    (_,) = run_command("sync", received, code=2).splitlines()
     assert unsent_folder.exists()
     assert snapshot(client, run_id) == before
 

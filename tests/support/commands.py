@@ -8,3 +8,10 @@ from clear_mlflow.cli import main
 def invoke(*words: object) -> Result:
     """Run a command. Standard error is part of the output."""
     return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def run_command(*words: object, code: int = 0) -> str:
+    """Run a command, check its exit code, and return its output."""
+    done = invoke(*words)
+    assert done.exit_code == code, done.output
+    return done.output
