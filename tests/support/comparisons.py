@@ -147,6 +147,7 @@ def build_cost_runs(strategy, level, price, seeds=range(3)):
     for seed in seeds:
         record = assemble(add_costs(row_records(counts(level, seed), seed=seed), price))
         summary = summarize(record.masked_matrix, metrics=METRICS_AND_COSTS)
-        run_id, name, labels = f"{strategy}{seed}", f"{strategy} {seed}", {"strategy": strategy}
-        runs.append(ComparedRun(run_id, name, record=record, summary=summary, labels=labels))
+        names = {"run_id": f"{strategy}{seed}", "name": f"{strategy} {seed}"}
+        labels = {"strategy": strategy}
+        runs.append(ComparedRun(**names, record=record, summary=summary, labels=labels))
     return runs
