@@ -4,8 +4,6 @@ The hub is a server of this test with small archives in the released layout, who
 the authors' in each process that starts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

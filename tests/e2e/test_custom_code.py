@@ -1,7 +1,5 @@
 """A newcomer's own model and strategy, as complete commands on a real store."""
 
-from __future__ import annotations
-
 import pytest
 from forked import environment, run_forked, run_python
 from mlflow import MlflowClient

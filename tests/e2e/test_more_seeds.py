@@ -1,7 +1,5 @@
 """The command that compare prints for an inconclusive verdict trains and compares more seeds."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A tracking server that fails, behind a proxy: what the server has afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

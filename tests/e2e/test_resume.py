@@ -1,7 +1,5 @@
 """Interrupted runs are resumed, in their own processes, on a real store."""
 
-from __future__ import annotations
-
 import json
 import signal
 

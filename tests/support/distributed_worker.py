@@ -4,8 +4,6 @@
 writes FOLDER/RANK.npz; the tests call :func:`results` for the same by one process.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

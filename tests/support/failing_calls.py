@@ -1,7 +1,5 @@
 """Let the Nth call of a program to files, or to its MLflow store, fail."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import inspect

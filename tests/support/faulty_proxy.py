@@ -1,7 +1,5 @@
 """An HTTP proxy in front of a server that drops, delays, truncates, rejects, or is down."""
 
-from __future__ import annotations
-
 import http.client
 import threading
 from collections.abc import Callable

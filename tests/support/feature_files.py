@@ -1,7 +1,5 @@
 """Writes feature files as CLEAR has them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Streams of random features, and trainings on them."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small, unreliable hub on 127.0.0.1: the resolve endpoint of one repository."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Iterator

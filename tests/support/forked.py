@@ -5,8 +5,6 @@ imports them once, and also forks the processes that such a command starts. A te
 :class:`subprocess.Popen`.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import io

@@ -1,7 +1,5 @@
 """A run with stored predictions, as another program could have stored them, and its scoring."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Writes one small dataset in each of CLEAR's public layouts."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Small streams on disk for tests of training."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

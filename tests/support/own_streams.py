@@ -1,7 +1,5 @@
 """Writes and loads a small custom stream: a folder for each year, and a table."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable
 from datetime import datetime

@@ -5,8 +5,6 @@ that was not flushed, and one with all names, but without such content. A flushe
 on the disk, too, and a database is taken as it is, since SQLite flushes what it commits.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Writes small datasets in CLEAR's released layout, with real JPEG and PNG images."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Real servers for tests: PostgreSQL, an S3-compatible store, and MLflow's."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pwd

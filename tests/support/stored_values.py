@@ -1,7 +1,5 @@
 """Rows, test images and predictions as a run stores them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from clear_mlflow.core.predictions import (

@@ -1,7 +1,5 @@
 """Small streams of images and features, and trainings of strategies on them."""
 
-from __future__ import annotations
-
 import copy
 import random
 import tempfile
