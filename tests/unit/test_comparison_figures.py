@@ -66,6 +66,7 @@ def test_a_papers_figure_names_its_axis_and_its_bands(seeds, band):
     runs = [*seeds_of("_a", 100, range(seeds)), *seeds_of("b", 103, range(seeds))]
     comparison = compare(runs)
     figure = plot_history(comparison)
+    assert figure.get_size_inches()[0] == 5
     axes = figure.axes[0]
     assert axes.get_ylabel() == "Challenge score (%)"
     last = axes.lines[0].get_ydata()[-1]

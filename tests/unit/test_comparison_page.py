@@ -141,9 +141,11 @@ def test_an_axis_of_equal_accuracies_has_a_width():
 def test_fifty_runs_fit():
     rows = [counts(100 + i, i, buckets=10) for i in range(50)]
     runs = [compared_run(f"m{i}", row, seed=0, run_id=f"{i:032x}") for i, row in enumerate(rows)]
-    _, text = build_page(runs, by=())
+    comparison, text = build_page(runs, by=())
     assert len(text.encode()) < 2_000_000
     Page(text)
+    assert "The first 24 groups of the leaderboard are shown." in text
+    assert {len(plot["dots"]) for plot in build_metric_plots(comparison)} == {24}
 
 
 def test_runs_without_valid_cells_make_a_page():

@@ -183,6 +183,7 @@ WRONG_FIELDS = [
     ({"split": "valid"}, "split is 'valid'; expected test or validation"),
     ({"dataset": {"name": "digits"}}, "dataset: lacks the field 'digest'"),
     ({"dataset": {"name": "di\ngits", "digest": "x"}}, "name is 'di\\ngits'"),
+    ({"dataset": {"name": "x" * 151, "digest": "x"}}, "expected a text of 1 to 150 printable"),
     ({"seed": True}, "seed: expected 'int"),
     ({"seed": 2**64}, "seed is 18446744073709551616"),
     ({"seed": ...}, "lacks the field 'seed'"),

@@ -107,6 +107,12 @@ def test_holms_factor_is_the_level_of_an_interval(numbers: list[float], more: in
     assert holm_factors([0.0, 0.5, 0.0], family=3 + more) == [3 + more, 1 + more, 3 + more]
 
 
+@pytest.mark.parametrize("numbers", [[-0.1], [1.1, 0.5], [math.nan], [[0.5]]])
+def test_invalid_p_values_are_rejected(numbers) -> None:
+    with pytest.raises(RecordError, match=r"p-values are .*; expected numbers from 0 to 1"):
+        holm_factors(numbers)
+
+
 p_values = st.lists(st.floats(0, 1), min_size=1, max_size=6)
 
 
