@@ -428,6 +428,7 @@ WRONG = [
     ("a.csv", "0.5,0.1\n0.3,0.9", {"future": "not-tested", **AS_ROWS}, "cannot be true"),
     ("a.csv", "0.5,0.5", {"score": RMSE, "scale": "fraction"}, "which applies only to accuracies"),
     ("logs.pyd", files.mammoth_line(SQUARE), {"scale": "fraction"}, "as percent; leave scale"),
+    (RENATE, files.renate_csv(SQUARE), {"scale": "percent"}, "as fraction; leave scale out"),
     ("logs.pyd", files.mammoth_line(SQUARE), {"initial": "first-row"}, "leave initial out"),
     ("training_results.csv", TRAINING, {}, "import eval_results.csv"),
     ("e.csv", files.avalanche_csv(SQUARE) + "0,0,0.1,1,0\n", {}, "two trainings on experience 0"),
