@@ -5,7 +5,12 @@ import re
 
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.measured import CurvePoint
-from clear_mlflow.learning.progress import LineProgress, TerminalProgress, build_progress
+from clear_mlflow.learning.progress import (
+    CollectingProgress,
+    LineProgress,
+    TerminalProgress,
+    build_progress,
+)
 
 KEYS = ("a", "b", "c")
 
@@ -40,6 +45,14 @@ def test_lines_are_one_per_bucket_with_the_accuracies():
         "bucket 2/3 (key b): on itself 40.0 %, on past buckets 20.0 %, loss 0.75, TIME",
         "bucket 3/3 (key c): on itself 90.0 %, on past buckets 45.0 %, loss 0.5, TIME",
     ]
+
+
+def test_what_is_collected_is_also_displayed():
+    stream = io.StringIO()
+    collecting = CollectingProgress(LineProgress(stream), on_curve=list, on_test=list)
+    report_training(collecting)
+    assert re.findall(r"loss [\d.]+", stream.getvalue()) == ["loss 1.5", "loss 0.75", "loss 0.5"]
+    assert [point.step for point in collecting.take()] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_bucket_without_steps_has_no_loss():
