@@ -136,10 +136,11 @@ def test_photos_are_upright_and_on_white_before_the_transform(tmp_path):
         np.testing.assert_allclose(features_by_name[name], row.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub):
+def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub, monkeypatch):
     """Downloaded once by huggingface_hub and read as safetensors. The tag is recorded."""
     _, hub = from_hub(TINY)
-    backbone = load_backbone(f"timm:{TINY}", "DEFAULT")  # with the hub gone
+    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "hub")  # nothing listens there
+    backbone = load_backbone(f"timm:{TINY}", "DEFAULT")
     # The library asks for one more address, of its own.
     requests = [path for verb, path, *_ in hub.requests if verb == "GET" and "/resolve/" in path]
     assert requests == ["/timm/test_vit.r160_in1k/resolve/main/model.safetensors"]
