@@ -155,6 +155,18 @@ def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
     assert run.data.tags[names.COMPARED_COUNT_TAG] == "3"
 
 
+def test_runs_of_the_rarer_score_are_left_out(store):
+    for score in ("accuracy", "rmse", "accuracy"):
+        with clear_mlflow.track(buckets=1, score=score, lower_is_better=score == "rmse") as run:
+            run.log_values(1, [0.5])
+    comparison = clear_mlflow.compare("test", group_by=(), log=False).comparison
+    assert [run.record.matrix.score.name for run in comparison.runs] == ["accuracy"] * 2
+    left_out = [warning for warning in comparison.warnings if "left out" in warning]
+    assert left_out == [
+        "1 run is left out because the score is rmse (lower is better), while accuracy is compared."
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_stored_predictions_compare_single_runs(store, experiment_id, tmp_path, seed):
