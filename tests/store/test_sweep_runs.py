@@ -11,7 +11,11 @@ import pytest
 from commands import invoke
 from mlflow import MlflowClient
 from mlflow.tracking._tracking_service.utils import _get_store
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+from mlflow.utils.mlflow_tags import (
+    MLFLOW_PARENT_RUN_ID,
+    MLFLOW_PROJECT_ENTRY_POINT,
+    MLFLOW_RUN_NOTE,
+)
 from stored_runs import stored_run
 
 import clear_mlflow
@@ -89,6 +93,23 @@ def grid_file(tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text("grid: {seed: [0, 1]}")
     return path
+
+
+def test_a_project_run_names_the_sweep_that_it_continued(
+    store, experiment_id, grid_file, monkeypatch
+):
+    def start_and_stop():
+        return train_and_compare(
+            read_grid(grid_file), store, experiment_id, ENGINE, should_stop=lambda: True
+        )
+
+    first = start_and_stop()
+    tags = {MLFLOW_PROJECT_ENTRY_POINT: "sweep"}
+    project_run_id = store.create_run(experiment_id, tags=tags).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", project_run_id)
+    assert start_and_stop().run_id == first.run_id
+    tags = store.get_run(project_run_id).data.tags
+    assert tags[MLFLOW_RUN_NOTE] == f"Continued the sweep of run {first.run_id}."
 
 
 def test_a_dry_run_creates_no_experiment(store, grid_file):
