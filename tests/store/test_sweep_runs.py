@@ -21,6 +21,7 @@ from stored_runs import stored_run
 import clear_mlflow
 from clear_mlflow.api.sweep_runs import SweepResult, train_and_compare
 from clear_mlflow.core.errors import ConfigError, TrackingError
+from clear_mlflow.engines import TaskResult
 from clear_mlflow.engines.local import LocalEngine
 from clear_mlflow.grids import read_grid
 from clear_mlflow.scoring import score
@@ -176,12 +177,44 @@ def test_a_run_that_is_equal_in_effect_is_done_already(store, experiment_id, str
     assert [run.run_id for run in second.runs] == [run.run_id for run in first.runs]
 
 
+class FailingEngine:
+    """Trains one run at a time, each of which fails at once."""
+
+    def __init__(self):
+        self.tasks = []
+
+    def check_store(self, tracking_uri):
+        pass
+
+    def count_free_slots(self):
+        return 1 - len(self.tasks)
+
+    def start(self, task):
+        self.tasks.append(task)
+
+    def wait_for_results(self, timeout):
+        tasks, self.tasks = self.tasks, []
+        return [TaskResult(task.run_id, 1, "no luck") for task in tasks]
+
+
+def test_a_failed_run_has_its_error_and_its_seconds(store, experiment_id, tmp_path, capsys):
+    file = tmp_path / "sweep.yaml"
+    file.write_text("grid: {seed: [0]}")
+    result = train_and_compare(read_grid(file), store, experiment_id, FailingEngine())
+    assert "[1/1] failed in " in capsys.readouterr().err
+    (run,) = result.runs
+    assert (run.state, run.error) == ("failed", "no luck")
+    assert 0 < run.seconds < 60
+    assert store.get_run(run.run_id).info.status == "FAILED"
+
+
 def test_a_missing_comparison_has_a_reason():
     """In one line, also in a notebook."""
     result = SweepResult("some", (), problems=("the runs were not compared: <b>",))
     with pytest.raises(ConfigError, match="compared in sweep some: no runs; the runs were not"):
         result.compared  # noqa: B018
     assert "not compared: &lt;b&gt;</p>" in result._repr_html_()
+    assert result.to_dict()["compared"] is None
 
 
 @pytest.mark.slow
