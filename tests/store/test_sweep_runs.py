@@ -2,8 +2,12 @@
 
 import json
 import os
+import re
 import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import mlflow
@@ -21,7 +25,6 @@ from stored_runs import stored_run
 import clear_mlflow
 from clear_mlflow.api.sweep_runs import SweepResult, train_and_compare
 from clear_mlflow.core.errors import ConfigError, TrackingError
-from clear_mlflow.engines import TaskResult
 from clear_mlflow.engines.local import LocalEngine
 from clear_mlflow.grids import read_grid
 from clear_mlflow.scoring import score
@@ -177,35 +180,23 @@ def test_a_run_that_is_equal_in_effect_is_done_already(store, experiment_id, str
     assert [run.run_id for run in second.runs] == [run.run_id for run in first.runs]
 
 
-class FailingEngine:
-    """Trains one run at a time, each of which fails at once."""
+def test_a_failed_run_is_an_error_of_the_sweep(store, experiment_id, tmp_path, monkeypatch):
+    """Its line has the seconds of the training, and the last one the training's own error."""
 
-    def __init__(self):
-        self.tasks = []
+    def start_and_fail(arguments, environment, log):
+        Path(log).write_text("error: no luck\n")
+        return subprocess.Popen(["false"])
 
-    def check_store(self, tracking_uri):
-        pass
-
-    def count_free_slots(self):
-        return 1 - len(self.tasks)
-
-    def start(self, task):
-        self.tasks.append(task)
-
-    def wait_for_results(self, timeout):
-        tasks, self.tasks = self.tasks, []
-        return [TaskResult(task.run_id, 1, "no luck") for task in tasks]
-
-
-def test_a_failed_run_has_its_error_and_its_seconds(store, experiment_id, tmp_path, capsys):
-    file = tmp_path / "sweep.yaml"
-    file.write_text("grid: {seed: [0]}")
-    result = train_and_compare(read_grid(file), store, experiment_id, FailingEngine())
-    assert "[1/1] failed in " in capsys.readouterr().err
-    (run,) = result.runs
-    assert (run.state, run.error) == ("failed", "no luck")
-    assert 0 < run.seconds < 60
-    assert store.get_run(run.run_id).info.status == "FAILED"
+    module = import_module("clear_mlflow.cli.sweep")
+    monkeypatch.setattr(module, "start_program", start_and_fail)
+    grid = tmp_path / "sweep.yaml"
+    grid.write_text("grid: {seed: [0]}")
+    done = invoke("sweep", "--grid", str(grid))
+    assert done.exit_code == 2
+    (run,) = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
+    assert run.info.status == "FAILED"
+    assert f"\nerror: naive digits seed 0: no luck (run {run.info.run_id})\n" in done.stderr
+    assert int(re.search(r"\[1/1\] failed in (\d+) s", done.stderr)[1]) < 60
 
 
 def test_a_missing_comparison_has_a_reason():
