@@ -1,11 +1,13 @@
-"""The server's cache of pages: each is rendered once, a few are cached, one at a time."""
+"""The server's pages: a run by its id, and a cache that draws one page at a time."""
 
 import threading
 
 import pytest
+from flask import Flask
+from stored_runs import stored_run
 
 from clear_mlflow.server.request_store import RequestError
-from clear_mlflow.server.views import PageCache
+from clear_mlflow.server.views import PageCache, add_pages
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +59,20 @@ def test_a_request_that_would_wait_too_long_is_rejected():
     drawing.join(60)
     assert cache.get("other", lambda: "other") == "other"
     assert cache.get("slow", lambda: "drawn anew") == "slow"
+
+
+def test_a_run_is_shown_by_its_id(store, experiment_id, monkeypatch):
+    """The page contains the run's name, and its state is what the page polls."""
+    monkeypatch.setenv("_MLFLOW_SERVER_FILE_STORE", store.tracking_uri)
+    monkeypatch.setattr("mlflow.server.handlers._tracking_store", None)
+    run_id = stored_run(store, experiment_id).info.run_id
+    app = Flask("pages")
+    add_pages(app, has_accounts=False)
+    client = app.test_client()
+    page = client.get("/clear/run", query_string={"run_id": run_id})
+    assert (page.status_code, run_id in page.text) == (200, True), page.text
+    state = client.get("/clear/run/state", query_string={"run_id": run_id})
+    assert state.json["status"] == "FINISHED"
+    missing = client.get("/clear/run")
+    assert missing.status_code == 400
+    assert "run_id is missing; expected /clear/run?run_id=ID" in missing.text
