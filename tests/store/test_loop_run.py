@@ -356,6 +356,19 @@ def test_a_row_is_stored_when_its_call_ends(store, experiment_id, monkeypatch):
         assert artifacts(store, stored, ROWS_FOLDER) == ["row_000.json", "row_001.json"]
 
 
+def test_buckets_after_the_trained_ones_may_be_reordered(store):
+    """The row that is stored already keeps the counts of each bucket. Adapters need this."""
+    counts = {"a": 10, "b": 20, "c": 40}
+    with clear_mlflow.track(buckets=list(counts), num_instances=counts) as run:
+        run.log_counts(1, {"a": 5, "b": 4, "c": 4})
+        run.reorder_buckets(("a", "c", "b"))
+        run.log_counts(2, {"a": 4, "b": 5, "c": 30})
+    assert run.matrix.buckets == ("a", "c", "b")
+    np.testing.assert_array_equal(run.matrix.values, [[0.5, 0.1, 0.2], [0.4, 0.75, 0.25]])
+    with pytest.raises(TrackingError, match=r"an order of buckets was logged .*; log rows inside"):
+        run.reorder_buckets(("a", "b", "c"))
+
+
 def test_metrics_of_a_continued_run_include_its_earlier_rows_at_once(store, monkeypatch):
     with mlflow.start_run() as active:
         track_rows(range(3))

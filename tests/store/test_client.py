@@ -1,0 +1,28 @@
+"""Settings of MLflow's client."""
+
+import pytest
+from mlflow.environment_variables import (
+    MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR,
+    MLFLOW_HTTP_REQUEST_MAX_RETRIES,
+    MLFLOW_HTTP_REQUEST_TIMEOUT,
+)
+
+from clear_mlflow.store.client import set_up_mlflow
+
+LIMITS = {
+    MLFLOW_HTTP_REQUEST_MAX_RETRIES: 3,
+    MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR: 1,
+    MLFLOW_HTTP_REQUEST_TIMEOUT: 30,
+}
+
+
+@pytest.mark.parametrize("user_limits", [{}, {MLFLOW_HTTP_REQUEST_TIMEOUT: 5}])
+def test_calls_to_a_dead_server_fail_within_seconds(monkeypatch, user_limits):
+    """MLflow's own limits are minutes. Those of the user are kept."""
+    for variable in LIMITS:
+        monkeypatch.setenv(variable.name, "0")  # so that the variable is restored
+        monkeypatch.delenv(variable.name)
+    for variable, limit in user_limits.items():
+        monkeypatch.setenv(variable.name, str(limit))
+    set_up_mlflow()
+    assert {variable: variable.get() for variable in LIMITS} == {**LIMITS, **user_limits}
