@@ -121,11 +121,13 @@ def test_values_that_were_logged_to_one_step_are_all_sent(store, folder, monkeyp
     run_id = track_loop(1, offline=folder)
     client = MlflowClient(format_offline_uri(folder))
     client.log_batch(run_id, [Metric("own", value, 5, 0) for value in (1.0, 2.0)])
-    sync(monkeypatch, store, folder)
+    copied = sync(monkeypatch, store, folder)
     later = (3.0, 4), (7.0, 6), (math.nan, 5)
     client.log_batch(run_id, [Metric("own", value, time, 0) for value, time in later])
-    sync(monkeypatch, store, folder)
+    updated = sync(monkeypatch, store, folder)
     (copy,) = list_copies(store)
+    assert f"copied, as run {copy.info.run_id}" in copied
+    assert f"updated, as run {copy.info.run_id}" in updated
     sent, logged = (
         sorted(map(repr, histories(of_client, of_run)["own"]))
         for of_client, of_run in ((store, copy.info.run_id), (client, run_id))
