@@ -68,7 +68,7 @@ def test_the_matrix_equals_the_trainers_cell_by_cell(store, experiment_id, tmp_p
 
 
 @pytest.mark.slow
-def test_a_row_with_missing_cells_is_stored(store, experiment_id, tmp_path):
+def test_a_row_with_missing_cells_is_stored(store, tmp_path):
     """Missing cells are not zero, and a test set that is not a bucket is ignored."""
     train, test = buckets()
     callback, model = MLflowAccuracyMatrix(["a", "b"]), Model()

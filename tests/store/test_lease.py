@@ -472,9 +472,7 @@ def test_sync_succeeds_next_to_a_live_training(store, experiment_id, journals):
 
 
 @pytest.mark.slow
-def test_sync_sends_each_run_folder_to_its_own_store(
-    store, experiment_id, journals, empty_store, tmp_path
-):
+def test_sync_sends_each_run_folder_to_its_own_store(store, journals, empty_store, tmp_path):
     """MLFLOW_TRACKING_URI applies only with FOLDER."""
     other_file = shutil.copy(empty_store, tmp_path / "other.db")
     other = MlflowClient(f"sqlite:///{other_file}")

@@ -158,7 +158,7 @@ def test_a_run_that_exists_keeps_the_name_that_a_person_gave_it(
     assert store.get_run(run_id).info.run_name == (before if is_kept else "a run")
 
 
-def test_a_run_taken_over_by_another_process_is_left_to_it(store, experiment_id):
+def test_a_run_taken_over_by_another_process_is_left_to_it(store):
     run_id = open_run(store, "a run", lambda run: None)
     taken = json.dumps({**json.loads(format_lease()), "host": "another", "token": "another's"})
     store.set_tag(run_id, names.HOLDER_TAG, taken)

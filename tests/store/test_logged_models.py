@@ -126,7 +126,7 @@ def test_mlflow_alone_loads_the_model_of_row_three(store, run, photos):
     assert len(set(classes)) > 1
 
 
-def test_each_row_is_a_model_with_its_accuracies(store, experiment_id, run):
+def test_each_row_is_a_model_with_its_accuracies(store, run):
     models = stored_models(store, run)
     assert sorted(models) == [0, 1, 2, 3]
     outputs = store.get_run(run.info.run_id).outputs.model_outputs

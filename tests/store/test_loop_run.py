@@ -81,7 +81,7 @@ def test_a_plain_script_with_a_custom_loop(store, experiment_id, tmp_path):
     assert run.data.metrics["test_accuracy/bucket_d"] == 0.95
 
 
-def test_all_passed_metadata_is_stored_in_the_run(store, experiment_id):
+def test_all_passed_metadata_is_stored_in_the_run(store):
     metadata = {"dataset": "mine", "strategy": "replay", "model": "mlp", "seed": "7"}
     options = {"dataset_digest": "sha256:" + "ab" * 32, "params": {"lr": 0.1}}
     options |= {"tags": {"who": "me"}, "class_names": ["cat", "dog"]}
@@ -124,7 +124,7 @@ def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status
 
 
 @pytest.mark.slow
-def test_rows_come_in_any_order_and_twice(store, experiment_id):
+def test_rows_come_in_any_order_and_twice(store):
     run, in_order = track_rows([3, 0, 4, 1, 3, 2, 0]), track_rows()
     assert run.matrix.equals(in_order.matrix)
     points, expected = (histories(store, tracked.run_id) for tracked in (run, in_order))
@@ -482,7 +482,7 @@ def log_tested(run, buckets=(1, 2, 3)):
         run.log_counts(bucket, ROWS_AFTER[bucket])
 
 
-def test_tests_within_a_bucket_are_stored_and_scored(store, experiment_id, monkeypatch):
+def test_tests_within_a_bucket_are_stored_and_scored(store, monkeypatch):
     """As those of a training, also in a continued loop."""
     with clear_mlflow.track(buckets=3, num_instances=100) as run:
         log_tested(run, [1, 2])

@@ -77,7 +77,7 @@ def test_rescoring_changes_nothing(store, experiment_id):
 
 
 @pytest.mark.slow
-def test_a_run_continues_only_with_its_own_score(store, experiment_id, monkeypatch):
+def test_a_run_continues_only_with_its_own_score(store, monkeypatch):
     with track() as run:
         run.log_values(1, ERRORS[1])
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)

@@ -171,7 +171,7 @@ def test_a_run_that_cannot_be_trained_is_rejected_before_anything_starts(
         ("ewc", {"strategy_args": "gamma=0.95,strength=3"}),
     ],
 )
-def test_a_run_that_is_equal_in_effect_is_done_already(store, experiment_id, strategy, changes):
+def test_a_run_that_is_equal_in_effect_is_done_already(store, strategy, changes):
     """With explicit defaults, or parameters that the strategy does not use."""
     quick = {**QUICK["runs"][0], "strategy": strategy}
     first = clear_mlflow.sweep({"runs": [quick]}, experiment="test")

@@ -63,7 +63,7 @@ def test_every_output_shows_the_split(store, experiment_id, tmp_path, own_cache)
     assert "measured on validation images: use these numbers to choose, not to report" in output
 
 
-def test_custom_loops_record_their_split(store, experiment_id):
+def test_custom_loops_record_their_split(store):
     loop = {"buckets": 4, "num_instances": NUM_TEST}
     with clear_mlflow.track(**loop, split="validation") as run:
         run.log_counts(0, FOUR_BUCKETS[0])
