@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from commands import invoke
 from forked import run_forked
+from stored_runs import stored_run
 
 import clear_mlflow
 
@@ -97,20 +98,23 @@ def test_scoring_comparing_importing(runs, tmp_path):
     assert outcomes == {"bad.csv": "failed", "good.csv": "imported"}
 
 
-def test_output_printed_by_a_metric_does_not_mix_with_json(runs, tmp_path, monkeypatch):
+def test_output_printed_by_a_metric_does_not_mix_with_json(
+    store, experiment_id, tmp_path, monkeypatch
+):
     """It goes to standard error. `show` has the logged value of a custom metric."""
     (tmp_path / "loud.py").write_text(
         "import os\ndef half(matrix):\n    print('loud')\n    os.system('echo louder')\n"
         "    return 0.5\n"
     )
     monkeypatch.chdir(tmp_path)
+    runs = [stored_run(store, experiment_id).info.run_id for _ in range(2)]
     result = run_forked("evaluate", runs[0], "--metrics", "loud:half", "--json")
     assert json.loads(result.stdout)["runs"][0]["metrics"]["loud/half"] == 0.5
     assert {"loud", "louder"} <= set(result.stderr.splitlines())
     metric = run_for_json("show", runs[0])["metrics"]["loud/half"]
     assert (metric["value"], metric["series"]["1"]) == (0.5, 0.5)
     assert clear_mlflow.load(runs[0]).metrics["loud/half"].value == 0.5
-    assert "loud/half" not in run_for_json("show", runs[2])["metrics"]
+    assert "loud/half" not in run_for_json("show", runs[1])["metrics"]
 
 
 def test_a_sweep(store, tmp_path, monkeypatch):
