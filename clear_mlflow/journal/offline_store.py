@@ -182,8 +182,10 @@ class OfflineStore(AbstractStore):
     def update_run_info(  # noqa: D102
         self, run_id: str, run_status: int | None, end_time: int | None, run_name: str | None
     ) -> RunInfo:
-        with self._open(run_id) as (folder, content):
-            info = msgspec.structs.replace(_get_info(content), end_time=end_time)
+        with self._open(run_id, must_be_active=True) as (folder, content):
+            info = msgspec.structs.replace(_get_info(content))
+            if end_time is not None:
+                info.end_time = end_time
             if run_status is not None:
                 info.status = cast(RunState, RunStatus.to_string(run_status))
             if run_name:
@@ -217,8 +219,7 @@ class OfflineStore(AbstractStore):
                     )
             if new_params.keys() - content.params.keys():
                 _replace(folder, PARAMS_JSON, {**content.params, **new_params})
-            if metrics:
-                _append_points(folder, metrics)
+            _append_points(folder, content.points, metrics)
             if tags:
                 new_tags = {tag.key: str(tag.value) for tag in tags}
                 _replace(folder, TAGS_JSON, {**content.tags, **new_tags})
@@ -362,16 +363,24 @@ def _replace(folder: Path, name: str, content: object) -> None:
         entry.remove()
 
 
-def _append_points(folder: Path, points: Sequence[Metric]) -> None:
-    """Add metric values to the last entry with metric values, or to a new one if it is full."""
-    entries = [entry for entry in list_json_entries(folder) if entry.name == METRICS_JSON]
-    new = [[p.key, float(p.value), int(p.timestamp), int(p.step)] for p in points]
-    last: list[Any] = list(entries[-1].read()) if entries else []
-    if last and len(last) + len(new) <= MAX_POINTS:
-        write_durably(entries[-1].file, json.dumps([*last, *new]).encode())
+def _append_points(folder: Path, stored: Sequence[Metric], points: Sequence[Metric]) -> None:
+    """Add values that are not stored, to the last entry of metrics or to a new one."""
+    identities = {repr(_list_fields(point)) for point in stored} if points else set()
+    new = {repr(_list_fields(point)): _list_fields(point) for point in points}
+    new_points = [fields for identity, fields in new.items() if identity not in identities]
+    if not new_points:
         return
-    for start in range(0, len(new), MAX_POINTS):
-        _append(folder, METRICS_JSON, new[start : start + MAX_POINTS])
+    entries = [entry for entry in list_json_entries(folder) if entry.name == METRICS_JSON]
+    last: list[Any] = list(entries[-1].read()) if entries else []
+    if last and len(last) + len(new_points) <= MAX_POINTS:
+        write_durably(entries[-1].file, json.dumps([*last, *new_points]).encode())
+        return
+    for start in range(0, len(new_points), MAX_POINTS):
+        _append(folder, METRICS_JSON, new_points[start : start + MAX_POINTS])
+
+
+def _list_fields(point: Metric) -> list[Any]:
+    return [point.key, float(point.value), int(point.timestamp), int(point.step)]
 
 
 def _get_info(content: Content) -> StoredInfo:

@@ -21,7 +21,7 @@ from mlflow.entities import (
     RunTag,
 )
 
-from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.journal.run_folder import (
     ARTIFACTS,
     INFO_JSON,
@@ -35,6 +35,8 @@ from clear_mlflow.journal.run_folder import (
     list_json_entries,
 )
 
+_MAX_TRIES = 1000  # to read a folder in which another process replaces files
+
 
 class Content:
     """The JSON entries of a run folder."""
@@ -45,13 +47,29 @@ class Content:
         self.inputs: list[StoredInput] = []
         self.info: StoredInfo | None = None
         self.points: list[Metric] = []
-        for entry in list_json_entries(folder):
-            content = _read_entry(entry, *_get_state(entry.file))
-            if entry.name == METRICS_JSON:
+        for name, content in _read_entries(folder):
+            if name == METRICS_JSON:
                 self.points += content
-            elif entry.name in (PARAMS_JSON, TAGS_JSON, INPUTS_JSON, INFO_JSON):
+            elif name in (PARAMS_JSON, TAGS_JSON, INPUTS_JSON, INFO_JSON):
                 # Each one replaces the one before, which a power cut may have left.
-                setattr(self, entry.name.removesuffix(".json"), content)
+                setattr(self, name.removesuffix(".json"), content)
+
+
+def _read_entries(folder: Path) -> list[tuple[str, Any]]:
+    """Return name and content of each JSON entry, as they were at one moment."""
+    for _ in range(_MAX_TRIES):
+        entries = list_json_entries(folder)
+        contents, error = [], None
+        try:
+            contents = [(e.name, _read_entry(e, *_get_state(e.file))) for e in entries]
+        except (OSError, TrackingError) as raised:
+            error = raised
+        # A process that replaces an entry writes the new one, then removes the old one.
+        if [entry.file for entry in list_json_entries(folder)] == [e.file for e in entries]:
+            break
+    if error is not None:
+        raise error
+    return contents
 
 
 def read_run(folder: Path, run_id: str, experiment_id: str) -> Run:
