@@ -220,19 +220,19 @@ def test_a_kill_at_any_write_leaves_what_was_before_or_after(tmp_path, monkeypat
         run_id = client.create_run(experiment_id, start_time=5, run_name="one").info.run_id
         calls = SimpleNamespace(number=0)
 
-        def count(function):
-            def counted(*arguments, **options):
+        def count_calls(function):
+            def call(*arguments, **options):
                 calls.number += 1
                 if calls.number == limit:
                     raise Killed
                 return function(*arguments, **options)
 
-            return counted
+            return call
 
         states = [describe(client, run_id)]
         with monkeypatch.context() as patch:
-            patch.setattr(offline_store, "write_durably", count(disk.write_durably))
-            patch.setattr(run_folder.Entry, "remove", count(run_folder.Entry.remove))
+            patch.setattr(offline_store, "write_durably", count_calls(disk.write_durably))
+            patch.setattr(run_folder.Entry, "remove", count_calls(run_folder.Entry.remove))
             try:
                 for _ in act(client, experiment_id, run_id):
                     states.append(describe(client, run_id))
@@ -242,6 +242,7 @@ def test_a_kill_at_any_write_leaves_what_was_before_or_after(tmp_path, monkeypat
 
     states, _ = run_until(None)
     assert len(states) == 9
+    assert (states[-1]["params"], states[-1]["tags"]["mlflow.runName"]) == ({"p": "1"}, "other")
     for limit in range(1, 100):
         reached, killed = run_until(limit)
         if killed is None:
@@ -298,7 +299,7 @@ def test_a_folder_can_be_moved_and_copied(tmp_path):
     client, experiment_id = create_offline_folder(tmp_path / "here")
     run_id = client.create_run(experiment_id).info.run_id
     client.log_text(run_id, "x", "a.txt")
-    there = shutil.move(tmp_path / "here", tmp_path / "there 100%")
-    moved = MlflowClient(format_offline_uri(there))
-    assert str(there) in moved.download_artifacts(run_id, "a.txt", str(there))
-    assert moved.get_run(run_id).info.artifact_uri.startswith(there.as_uri())
+    folder = shutil.move(tmp_path / "here", tmp_path / "there 100%")
+    moved = MlflowClient(format_offline_uri(folder))
+    assert str(folder) in moved.download_artifacts(run_id, "a.txt", str(folder))
+    assert moved.get_run(run_id).info.artifact_uri.startswith(folder.as_uri())
