@@ -1,5 +1,7 @@
 """Hugging Face's Trainer, run by itself: the matrix in MLflow is what trainer.evaluate returned."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -39,8 +41,9 @@ def accuracy(predicted):
     return {"accuracy": float((predicted.predictions.argmax(1) == predicted.label_ids).mean())}
 
 
-ARGUMENTS = {"num_train_epochs": 1, "learning_rate": 0.5, "per_device_train_batch_size": 4}
-ARGUMENTS |= {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+ARGUMENTS: dict[str, Any] = {"num_train_epochs": 1, "learning_rate": 0.5, "use_cpu": True}
+ARGUMENTS |= {"per_device_train_batch_size": 4, "report_to": "none"}
+ARGUMENTS |= {"save_strategy": "no", "disable_tqdm": True}
 
 
 def trainer(callback, folder, model, train=None, **overrides):

@@ -338,7 +338,7 @@ def test_custom_loops_with_different_parameters_are_separate_groups(store, exper
         name, rate = f"loop {seed}", "0.1" if seed < 2 else "0.2"
         run = log_run(store, experiment_id, name, counts(150, seed), strategy="mine", seed=seed)
         params = {"learning_rate": rate, "run_name": name, "output_dir": f"runs/{seed}"}
-        params |= {"data_seed": seed, "seed": seed, "device": f"cuda:{seed}"}
+        params |= {"data_seed": str(seed), "seed": str(seed), "device": f"cuda:{seed}"}
         for key, value in params.items():
             store.log_param(run.info.run_id, key, value)
     _, content = compare(store, experiment_id)
