@@ -19,11 +19,10 @@ from typing import Any
 import msgspec
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyMatrix, AccuracyRow, RowCost
+from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.score import ACCURACY, StoredScore
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
-    JSON,
     MAX_ROW_BYTES,
     MAX_TEXT_CHARACTERS,
     convert,
@@ -38,6 +37,15 @@ SCHEMA_VERSION = "1.0"
 
 # Optional field of a row: dates of the buckets, ascending, for example 2004-05-17.
 TIMES = "bucket_times"
+
+# Fields of a row's file; later versions add optional ones.
+_FIELDS = frozenset(
+    {
+        *("schema", "row", "trained_through", "buckets", "num_instances", "protocol", "split"),
+        *("correct", "accuracy", "score", "values"),
+        *("dataset", "seed", "package_version", "written_at", "cost"),
+    }
+)
 
 # What the clocks of all languages write and fromisoformat of Python 3.10 reads.
 _UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}(\d{3})?)?(Z|\+00:00)", re.ASCII)
@@ -63,27 +71,6 @@ class _Schema(msgspec.Struct):
     version: str
 
 
-class _Fields(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A row's file, in its order; later versions add optional fields."""
-
-    schema: _Schema
-    row: int
-    trained_through: str | None
-    buckets: tuple[str, ...]
-    correct: tuple[int, ...] | None = None
-    accuracy: tuple[float | None, ...] | None = None  # None = not measured
-    score: StoredScore | None = None
-    values: tuple[float | None, ...] | None = None  # of another score than accuracy, likewise
-    num_instances: tuple[int, ...] | None = None
-    protocol: str
-    split: str = TEST
-    dataset: DatasetIdentity
-    seed: int | None
-    package_version: str
-    written_at: str
-    cost: RowCost | None = None
-
-
 class RowRecord(msgspec.Struct, frozen=True):
     """A row with the metadata that identify its run.
 
@@ -107,7 +94,7 @@ class RowRecord(msgspec.Struct, frozen=True):
     seed: int | None
     package_version: str
     written_at: str
-    extra: Mapping[str, JSON] = {}
+    extra: Mapping[str, Any] = {}
     split: str = TEST
 
     def __post_init__(self) -> None:
@@ -120,35 +107,35 @@ class RowRecord(msgspec.Struct, frozen=True):
             raise RecordError(f"seed is {safe_repr(self.seed)}; expected a 64-bit integer or null")
         _check_text("package_version", self.package_version)
         _check_time(self.written_at)
-        if taken := sorted(self.extra.keys() & set(_Fields.__struct_fields__)):
+        if taken := sorted(self.extra.keys() & _FIELDS):
             raise RecordError(f"extra contains {taken[0]!r}, which is a field of the format itself")
 
     def to_json(self) -> str:
         """Return the text of the row's file. Equal records have equal texts."""
         row, score = self.row, self.row.score
-        is_accuracy, cells = score.is_accuracy, None
+        measured: dict[str, Any] = {"correct": row.correct}
         if row.correct is None:
-            cells = tuple(None if math.isnan(value) else value for value in row.cells)
-        stored_score = None if is_accuracy else StoredScore(score.name, not score.higher_is_better)
-        fields = _Fields(
-            schema=_Schema(SCHEMA_NAME, SCHEMA_VERSION),
-            row=row.row,
-            trained_through=row.trained_through,
-            buckets=row.buckets,
-            correct=row.correct,
-            accuracy=cells if is_accuracy else None,
-            score=stored_score,
-            values=None if is_accuracy else cells,
-            num_instances=row.num_instances,
-            protocol=self.protocol,
-            split=self.split,
-            dataset=self.dataset,
-            seed=self.seed,
-            package_version=self.package_version,
-            written_at=self.written_at,
-            cost=row.cost,
-        )
-        return format_document({**msgspec.to_builtins(fields), **self.extra})
+            cells = [None if math.isnan(value) else value for value in row.cells]
+            measured = {"accuracy": cells}
+            if not score.is_accuracy:
+                stored_score = StoredScore(score.name, not score.higher_is_better)
+                measured = {"score": msgspec.to_builtins(stored_score), "values": cells}
+        fields = {
+            "schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION},
+            "row": row.row,
+            "trained_through": row.trained_through,
+            "buckets": row.buckets,
+            **measured,
+            **({} if row.num_instances is None else {"num_instances": row.num_instances}),
+            "protocol": self.protocol,
+            **({} if self.split == TEST else {"split": self.split}),
+            "dataset": msgspec.to_builtins(self.dataset),
+            "seed": self.seed,
+            "package_version": self.package_version,
+            "written_at": self.written_at,
+            **({} if row.cost is None else {"cost": row.cost.to_dict()}),
+        }
+        return format_document({**fields, **self.extra})
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> RowRecord:
@@ -261,7 +248,7 @@ def _read_times(record: RowRecord) -> tuple[date, ...]:
     if not isinstance(dates, list) or len(dates) != len(record.row.buckets):
         return ()
     try:
-        times = tuple(date.fromisoformat(text) for text in dates)  # type: ignore[arg-type]
+        times = tuple(date.fromisoformat(text) for text in dates)
     except (TypeError, ValueError):
         return ()
     return times if all(before < after for before, after in pairwise(times)) else ()
@@ -299,48 +286,43 @@ def check_schema(document: dict[str, Any], name: str) -> None:
 def _parse_record(document: dict[str, Any]) -> RowRecord:
     """Build a record from the JSON object in a row's file, and keep unknown fields as ``extra``."""
     check_schema(document, SCHEMA_NAME)
-    fields: _Fields = convert(document, _Fields)
-    row = _build_row(fields)
-    if fields.trained_through != row.trained_through:
+    row = _parse_row(document)
+    if "trained_through" not in document:
+        raise RecordError("lacks the field 'trained_through'")
+    if document["trained_through"] != row.trained_through:
         raise RecordError(
-            f"trained_through is {safe_repr(fields.trained_through)}; row {row.row} of these "
+            f"trained_through is {safe_repr(document['trained_through'])}; row {row.row} of these "
             f"buckets is trained through {safe_repr(row.trained_through)}"
         )
-    return RowRecord(
-        row=row,
-        protocol=fields.protocol,
-        dataset=fields.dataset,
-        seed=fields.seed,
-        package_version=fields.package_version,
-        written_at=fields.written_at,
-        extra={k: v for k, v in document.items() if k not in _Fields.__struct_fields__},
-        split=fields.split,
-    )
+    extra = {name: value for name, value in document.items() if name not in _FIELDS}
+    record: RowRecord = convert({**document, "row": row, "extra": extra}, RowRecord)
+    return record
 
 
-def _build_row(fields: _Fields) -> AccuracyRow:
+def _parse_row(document: dict[str, Any]) -> AccuracyRow:
     """Build a row from counts, accuracies or the values of another score."""
-    score = ACCURACY if fields.score is None else fields.score.score
-    cells, names, others = fields.accuracy, ["correct", "accuracy"], [fields.values]
+    score, names = ACCURACY, ["correct", "accuracy"]
+    if document.get("score") is not None:
+        score = convert(document["score"], StoredScore, "score").score
     if not score.is_accuracy:
-        cells, names, others = fields.values, ["values"], [fields.accuracy, fields.correct]
-    if any(other is not None for other in others) or None not in (fields.correct, cells):
-        raise RecordError(
-            f"has two of correct, accuracy and values; expected only {' or '.join(names)}"
-        )
-    if fields.correct is None and cells is None:
+        names = ["values"]
+    measured = [n for n in ("correct", "accuracy", "values") if document.get(n) is not None]
+    if not measured:
         raise RecordError(
             f"lacks the field {' or '.join(map(repr, names))}; expected one entry per bucket"
         )
-    return AccuracyRow(
-        row=fields.row,
-        buckets=fields.buckets,
-        correct=fields.correct,
-        num_instances=fields.num_instances,
-        values=None if cells is None else tuple(math.nan if v is None else v for v in cells),
-        score=score,
-        cost=fields.cost,
-    )
+    if len(measured) > 1 or measured[0] not in names:
+        raise RecordError(
+            f"has two of correct, accuracy and values; expected only {' or '.join(names)}"
+        )
+    optional = {name: document.get(name) for name in ("correct", "num_instances")}
+    values = None
+    if measured != ["correct"]:
+        cells = convert(document[measured[0]], tuple[float | None, ...], measured[0])
+        values = tuple(math.nan if cell is None else cell for cell in cells)
+    fields = {**document, **optional, "values": values, "score": score}
+    row: AccuracyRow = convert(fields, AccuracyRow)
+    return row
 
 
 def _check_text(name: str, value: str) -> None:
