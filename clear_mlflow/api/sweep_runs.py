@@ -91,7 +91,6 @@ from clear_mlflow.tracking.resume import (
     reserve_resume,
 )
 from clear_mlflow.tracking.tracked_training import train_sweep_run
-from clear_mlflow.tracking.training_run import get_run_type
 
 Engine: TypeAlias = LocalEngine | RayEngine
 ProgramStarter: TypeAlias = Callable[[Sequence[str], Mapping[str, str], str], Any]
@@ -521,7 +520,7 @@ class SweepStore:
                 others = [r for r in self._list_attempts(run) if r.info.run_id != run_id]
                 if not self._find_done_or_active_attempt(others):
                     for attempt in others:
-                        self._delete_attempt(attempt.info.run_id)
+                        self._client.delete_run(attempt.info.run_id)
                     break
                 if interrupted is None:
                     self._client.delete_run(run_id)
@@ -536,7 +535,7 @@ class SweepStore:
     def _open_run(self, run: SweepRun) -> str:
         """Create an MLflow run with status SCHEDULED, which the training sets to RUNNING."""
         tags = {
-            **build_type_tags(get_run_type(run.planned.config)),
+            **build_type_tags(names.KIND_TRAIN),
             MLFLOW_PARENT_RUN_ID: str(self._parent_id),
             names.SWEEP_RUN_TAG: run.planned.config_hash,
         }
@@ -655,9 +654,7 @@ class SweepStore:
 
         labels: parameters or tags that the seeds of one method share. rank_by: metric, or "auto".
         """
-        run_ids = tuple(
-            run_id for run in result.runs for run_id in self._list_run_ids_to_compare(run)
-        )
+        run_ids = tuple(str(run.run_id) for run in result.runs if self._is_compared(run))
         if not run_ids:
             return result, None
         params = {"group_by": ",".join(labels) or NONE, "rank_by": rank_by}
@@ -768,35 +765,19 @@ class SweepStore:
                 return attempt, "resumed"
         return None, note
 
-    def _delete_attempt(self, run_id: str) -> None:
-        """Move an MLflow run to MLflow's trash, and the members if it is an ensemble."""
-        for member_id in self._list_members(run_id):
-            self._client.delete_run(member_id)
-        self._client.delete_run(run_id)
-
-    def _list_members(self, run_id: str) -> list[str]:
-        """Return the ids of a run's child runs, at most 1000: an ensemble has one for each seed."""
-        condition = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
-        members = self._client.search_runs([self._experiment_id], condition, max_results=1000)
-        return [str(member.info.run_id) for member in members]
-
     def _close_run(self, stored_run: Run, status: Status, error: str) -> None:
         """Score an open run, and set its status and error."""
         if stored_run.info.status in ("RUNNING", "SCHEDULED"):
             closed = store_outcome(self._client, stored_run.info.run_id, Outcome(status, error))
             list(rescore_runs(self._client, [closed]))
 
-    def _list_run_ids_to_compare(self, run: SweepRun) -> list[str]:
-        """Return the ids of a run, or of its members, to compare."""
-        if run.run_id is None or run.state not in (DONE, DONE_BEFORE, FAILED):
-            return []
+    def _is_compared(self, run: SweepRun) -> bool:
+        """Return True if a run is done or diverged."""
+        if run.run_id is None or run.state != FAILED:
+            return run.state in (DONE, DONE_BEFORE)
         with mlflow_errors(f"read run {run.run_id}"):
-            if run.state == FAILED:
-                tags = self._client.get_run(run.run_id).data.tags
-                if tags.get(names.DIVERGED_TAG) != "true":
-                    return []
-            is_single = run.planned.config.seeds == NONE
-            return [run.run_id] if is_single else self._list_members(run.run_id)
+            tags = self._client.get_run(run.run_id).data.tags
+        return tags.get(names.DIVERGED_TAG) == "true"
 
     def _find_comparison(self, parent_id: str, digest: str) -> Run | None:
         """Return the run that stores the same comparison, or None."""
@@ -810,11 +791,8 @@ class SweepStore:
 
 def _is_done(stored_run: Run) -> bool:
     """Return True if a run is FINISHED and completely stored."""
-    if stored_run.info.status != "FINISHED":
-        return False
-    if stored_run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE:
-        return names.MEMBERS_TAG in stored_run.data.tags
-    return stored_run.data.tags.get(names.ROWS_TAG) == "complete"
+    is_finished = stored_run.info.status == "FINISHED"
+    return is_finished and stored_run.data.tags.get(names.ROWS_TAG) == "complete"
 
 
 def _hash_stored_config(stored_run: Run, grid: Grid) -> str:

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 _SECTIONS = ("fixed", "grid", "runs")
 # Every run's name contains these; it contains other parameters only if they vary.
-_ALWAYS_NAMED = ("strategy", "dataset", "seed", "seeds")
-_SEEDS = ("seed", "seeds")
+_ALWAYS_NAMED = ("strategy", "dataset", "seed")
 _NUM_TEST_SEEDS = 5
 
 
@@ -68,7 +67,7 @@ class Grid:
     @property
     def group_by(self) -> tuple[str, ...]:
         """The parameters that seeds of one method share: strategy, dataset, and what varies."""
-        names = (name for name in self.varied if name not in (*_SEEDS, "strategy", "dataset"))
+        names = (name for name in self.varied if name not in _ALWAYS_NAMED)
         return ("strategy", "dataset", *names)
 
 
@@ -122,11 +121,9 @@ def complete_runs(grid: Grid, complete: Callable[[TrainConfig], TrainConfig]) ->
 def hash_config(config: TrainConfig) -> str:
     """Return a hash of the parameters that affect training: equal if two runs train the same.
 
-    Leaves out ``metrics``, parameters without effect, and ``seed`` if ``seeds`` is set.
+    Leaves out ``metrics`` and parameters without effect.
     """
     ignored = {"metrics", *config.ignored_parameters}  # metrics are computed from the rows
-    if config.seeds != NONE:
-        ignored.add("seed")
     return hash_json({name: t for name, t in config.as_text().items() if name not in ignored})
 
 
@@ -175,10 +172,12 @@ def _iter_runs(node: Any) -> Iterator[dict[str, str]]:
         raise ConfigError(f"is {safe_repr(content, 100)}; {expected}")
     if unknown := [name for name in content if name not in _SECTIONS]:
         raise ConfigError(f"has a section {safe_repr(unknown[0], 100)}; {expected}")
-    fixed = {
-        name: _check_text(value, f"fixed: {name}")
-        for name, value in _check_mapping(content.get("fixed") or {}, "fixed").items()
-    }
+    fixed = _split_seeds(
+        {
+            name: [_check_text(value, f"fixed: {name}")]
+            for name, value in _check_mapping(content.get("fixed") or {}, "fixed").items()
+        }
+    )
     grids: list[dict[str, list[str]]] = []
     if content.get("grid"):
         grids.append(_read_lists(content["grid"], "grid"))
@@ -191,12 +190,13 @@ def _iter_runs(node: Any) -> Iterator[dict[str, str]]:
     # Entries of runs may override fixed; in grid it would be a mistake.
     if content.get("grid") and (both := sorted(fixed.keys() & grids[0].keys())):
         raise ConfigError(f"{both[0]} is in fixed and in grid; leave it out of one")
+    grids = [{**{n: fixed[n] for n in fixed if n not in grid}, **grid} for grid in grids]
     num_runs = sum(math.prod(len(values) for values in grid.values()) for grid in grids)
     if num_runs > MAX_RUNS:
         raise ConfigError(f"has {num_runs} runs; expected at most {MAX_RUNS}")
     for grid in grids:
         for values in itertools.product(*grid.values()):
-            yield {**fixed, **dict(zip(grid, values, strict=True))}
+            yield dict(zip(grid, values, strict=True))
 
 
 def _read_lists(entry: Any, where: str) -> dict[str, list[str]]:
@@ -209,7 +209,17 @@ def _read_lists(entry: Any, where: str) -> dict[str, list[str]]:
         lists[name] = [_check_text(value, f"{where}: {name}") for value in values]
     if not lists:
         raise ConfigError(f"{where} is empty; expected parameters and their values")
-    return lists
+    return _split_seeds(lists)
+
+
+def _split_seeds(lists: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Replace ``seeds``, the option of ``train``, by a list of values of ``seed``."""
+    seeds = lists.pop("seeds", [NONE])
+    if seeds == [NONE]:
+        return lists
+    if "seed" in lists:
+        raise ConfigError(f"seed is {lists['seed'][0]} and seeds is {seeds[0]}; leave one out")
+    return {**lists, "seed": [seed.strip() for text in seeds for seed in text.split(",")]}
 
 
 def _check_mapping(content: Any, where: str) -> dict[str, Any]:
@@ -236,11 +246,6 @@ def _plan_run(parameters: dict[str, str], number: int) -> PlannedRun:
         config = TrainConfig.resolve(parameters)
     except ConfigError as error:
         raise ConfigError(f"run {number}: {error}") from None
-    if config.seeds.isdecimal():
-        raise ConfigError(
-            f"run {number}: seeds is {config.seeds}, which is an ensemble of one; in a sweep, use "
-            "`seed`, for example seed: [0, 1]"
-        )
     # Absolute paths, so that a worker in another working folder reads the same files.
     paths = {name: str(getattr(config, name)) for name in parameters if PARAMETERS[name].is_path}
     return PlannedRun({**parameters, **paths}, config, "", hash_config(config))
@@ -264,11 +269,9 @@ def _check_runs_differ(runs: Sequence[PlannedRun]) -> None:
 
 def _format_name(config: TrainConfig, varied: Sequence[str]) -> str:
     """Name a run, at most 240 characters, like "ncm digits seed 0 features=pixels"."""
-    seeds = config.seeds.split(",")
-    seed = f"seed {config.seed}" if config.seeds == NONE else f"{len(seeds)} seeds"
     texts = config.as_text()
     values = (f"{name}={Path(texts[name]).name or texts[name]}" for name in varied)
-    return " ".join([config.strategy, config.stream_name, seed, *values])[:240]
+    return " ".join([config.strategy, config.stream_name, f"seed {config.seed}", *values])[:240]
 
 
 def build_next_grids(comparison: Comparison) -> dict[str, str]:
@@ -361,7 +364,7 @@ def _select_changed(logged: Mapping[str, str]) -> dict[str, str]:
     changed = {str(name): trained.get(name, defaults[name]) for name in ("strategy", "dataset")} | {
         name: text
         for name, text in trained.items()
-        if name not in _SEEDS and text not in (defaults[name], AUTO)
+        if name != "seed" and text not in (defaults[name], AUTO)
     }
     try:
         unused = TrainConfig.resolve(changed).ignored_parameters

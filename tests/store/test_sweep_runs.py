@@ -152,7 +152,6 @@ def test_a_dry_run_creates_no_store(tmp_path, grid_file, monkeypatch):
         ([{"dataset": "clear10", "data_root": "/no/where"}], "data root /no/where"),
         ([{"dataset_args": "nope=1"}], "nope"),
         ([{"seed": 0}, {"test_every": "200"}], "test_every is 200"),
-        ([{"seeds": [0, 1]}], "in a sweep, use `seed`"),
     ],
 )
 def test_a_run_that_cannot_be_trained_is_rejected_before_anything_starts(

@@ -63,6 +63,23 @@ def test_entries_of_runs_are_separate_grids(tmp_path):
     assert sweep_grid.group_by == ("strategy", "dataset", "strategy_args", "epochs")
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "fixed: {seeds: '4, 2'}\ngrid: {strategy: [naive, ewc]}",
+        "grid: {strategy: [naive, ewc], seeds: [4, 2]}",
+        "fixed: {seed: 7}\nruns: [{strategy: naive, seeds: '4,2'}, {strategy: ewc, seeds: '4,2'}]",
+        "grid: {strategy: [naive, ewc], seeds: none, seed: [4, 2]}",
+    ],
+)
+def test_seeds_are_a_list_of_seeds(tmp_path, content):
+    """With the same hashes, so each seed is trained once however it is written."""
+    written = read_grid(write_grid(tmp_path, content))
+    expected = read_grid({"grid": {"strategy": ["naive", "ewc"], "seed": [4, 2]}})
+    assert written.digest == expected.digest
+    assert {run.name for run in written.runs} == {run.name for run in expected.runs}
+
+
 def test_dependent_parameters_are_not_in_run_names(tmp_path):
     """Features select another recipe, which changes model, epochs and rates."""
     content = "runs: [{strategy: ewc}, {strategy: ncm, features: pixels}]"
@@ -116,10 +133,12 @@ def test_the_config_hash_uses_resolved_parameters(tmp_path):
         ("fixed: {seed: 1}\ngrid: {seed: [1]}", "seed is in fixed and in grid"),
         ("grid: {epochs: [auto, 24]}", "runs 1 and 2 are the same"),
         ("grid: {seed: [0]}\nruns: [{seed: 0}]", "runs 1 and 2 are the same"),
-        ("grid: {seeds: [0, 1]}", "run 1: seeds is 0, .* in a sweep, use `seed`"),
         ("grid: {strategy: [naive], memory: [10, 20]}", "runs 1 and 2 are the same, although mem"),
         ("runs: [{lr_gamma: 0.2, schedule: cosine}, {schedule: cosine}]", "although lr_gamma"),
-        ("fixed: {features: pixels, seeds: '0,1'}\ngrid: {seed: [0, 1]}", "although seed differs"),
+        ("fixed: {seeds: '0,1'}\ngrid: {seed: [0, 1]}", "seed is in fixed and in grid"),
+        ("grid: {seed: [3], seeds: '0,1'}", "seed is 3 and seeds is 0,1; leave one out"),
+        ("grid: {seeds: '0,x'}", "run 2: seed is 'x'"),
+        ("grid: {seeds: '0,1,0'}", "runs 1 and 3 are the same"),
         ("runs: {seed: 0}", "runs is .*; expected a list"),
         ("runs: [{}]", "is empty"),
         ("a: &a [x]\nruns: [*a, *a]", "is an alias"),
