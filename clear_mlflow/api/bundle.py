@@ -25,7 +25,7 @@ import msgspec
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run
 
-from clear_mlflow.api.offline_runs import NO_EXPERIMENT, read_offline_runs
+from clear_mlflow.api.offline_runs import read_offline_runs
 from clear_mlflow.core.anytime import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
@@ -40,7 +40,7 @@ from clear_mlflow.core.untrusted import (
     read_bytes,
 )
 from clear_mlflow.core.version import __version__
-from clear_mlflow.journal.reading import pack_input, read_run
+from clear_mlflow.journal.reading import NO_EXPERIMENT, pack_input, read_run
 from clear_mlflow.journal.run_folder import (
     ARTIFACTS,
     FORMAT,
@@ -200,10 +200,6 @@ def read_bundles(path: Path) -> list[Run]:
 
 class BundleSource(RunSource):
     """A run of a bundle, to be copied to a store."""
-
-    @property
-    def experiment(self) -> None:
-        """The experiment is not in a bundle."""
 
     def read_rows(self) -> dict[str, bytes]:
         """Return the row files. Raises RecordError if predictions or tests contradict them."""

@@ -5,22 +5,33 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 from mlflow import MlflowClient
-from mlflow.entities import Param, Run
+from mlflow.entities import Run
+from mlflow.tracking.context.registry import resolve_tags
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
+from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.api.bundle import BundleSource, is_bundle_path, read_bundles
 from clear_mlflow.api.load import load
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow, stack_all_rows
-from clear_mlflow.core.record import DatasetIdentity, Record, RowRecord, assemble, row_file_name
+from clear_mlflow.core.record import (
+    ROWS_FOLDER,
+    DatasetIdentity,
+    Record,
+    RowRecord,
+    assemble,
+    row_file_name,
+)
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import JSON, MAX_IMPORTED_FILES, format_document_name
@@ -33,17 +44,21 @@ from clear_mlflow.importers import (
     load_file,
     read_runs,
 )
-from clear_mlflow.journal.run_folder import Outcome
-from clear_mlflow.journal.uploader import store_outcome
+from clear_mlflow.journal.reading import NO_EXPERIMENT, read_run
+from clear_mlflow.journal.run_folder import (
+    INFO_JSON,
+    PARAMS_JSON,
+    TAGS_JSON,
+    RunFolder,
+    StoredInfo,
+)
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, adapt_metrics, split_families
-from clear_mlflow.scoring import score as score_run
 from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors, preflight, set_up_mlflow
-from clear_mlflow.store.lease import build_lease_tags
+from clear_mlflow.store.client import preflight, set_up_mlflow
 from clear_mlflow.store.offline import is_offline_folder
-from clear_mlflow.store.rows import parse_rows, read_matrix_tag, store_row
+from clear_mlflow.store.rows import parse_rows, read_matrix_tag
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
 from clear_mlflow.tracking.copy_runs import (
     COPIED,
@@ -52,9 +67,9 @@ from clear_mlflow.tracking.copy_runs import (
     STORED,
     CopyResult,
     RunCopier,
+    RunSource,
     open_sources,
 )
-from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.run_recorder import utc_now
 
 IMPORTED, SKIPPED = "imported", "passed over"
@@ -154,6 +169,7 @@ def import_runs(
         "split": split,
     }
     families = DEFAULT_FAMILIES if metrics == AUTO else split_families(",".join(metrics))
+    copier = RunCopier(client, experiment)
     imported = [] if again else _find_imported_runs(client, experiment_id)
     for path, label, reason in _iter_files(paths):
         if reason is not None:
@@ -161,7 +177,7 @@ def import_runs(
             continue
         try:
             if is_bundle_path(path):
-                yield from _copy_bundle(client, experiment, path, label, passed)
+                yield from _copy_bundle(copier, client, path, label, passed)
                 continue
             for run in read_runs(load_file(path, options), format):
                 if same := _find_same_run(imported, run, overrides):
@@ -174,24 +190,32 @@ def import_runs(
                 title = str(Path(label).with_suffix("")) if name == AUTO else name
                 run_name = truncate(f"{title} {run.label}".rstrip(), _MAX_NAME_LENGTH)
                 file = truncate(path.name, _MAX_NAME_LENGTH)
-                identity = None if reference is None else reference.dataset
-                run_id, num_metrics = _store_run(
-                    client, experiment_id, run, run_name, file, overrides, identity, families
-                )
                 metadata = _merge_metadata(run, overrides)
+                stored = _store_run(
+                    copier,
+                    client,
+                    run,
+                    file,
+                    metadata,
+                    None if reference is None else reference.dataset,
+                    families,
+                    run_name=run_name,
+                    again=again,
+                )
+                run_id = str(stored.run_id)
                 imported.append(
                     _StoredImport(run_id, run_name, file, metadata, "", run.matrix, path)
                 )
                 num_rows = (~np.isnan(run.matrix.values)).any(axis=1).sum()
                 rows = f"{num_rows} of {run.matrix.num_buckets} rows"
-                detail = f"{rows}, {num_metrics} metrics" + (f"; {run.proof}" if run.proof else "")
+                detail = rows + (f"; {run.proof}" if run.proof else "")
                 yield ImportedFile(label, run_id, run_name, IMPORTED, detail)
         except (ClearError, OSError) as error:
             yield ImportedFile(label, detail=str(error))
 
 
 def _copy_bundle(
-    client: MlflowClient, experiment: str | None, path: Path, label: str, passed: Sequence[str]
+    copier: RunCopier, client: MlflowClient, path: Path, label: str, passed: Sequence[str]
 ) -> Iterator[ImportedFile]:
     """Copy the runs of a bundle, and yield what was done."""
     if is_offline_folder(path):
@@ -201,7 +225,7 @@ def _copy_bundle(
             f"{passed[0]} is passed for {label}, whose runs are imported as they are; leave it out"
         )
     sources = [BundleSource(client, run) for run in read_bundles(path)]
-    for copy in RunCopier(client, experiment).copy_runs(sources):
+    for copy in copier.copy_runs(sources):
         yield _convert_copy_result(label, copy)
 
 
@@ -226,21 +250,25 @@ def _convert_copy_result(file: str, copy: CopyResult) -> ImportedFile:
 
 
 def _store_run(
+    copier: RunCopier,
     client: MlflowClient,
-    experiment_id: str,
     run: ImportedRun,
-    run_name: str,
     file: str,
-    overrides: Mapping[str, str],
+    metadata: Mapping[str, str],
     dataset: DatasetIdentity | None,
     families: tuple[str, ...],
-) -> tuple[str, int]:
-    """Store a matrix as a closed run, and return its id.
+    *,
+    run_name: str,
+    again: bool,
+) -> CopyResult:
+    """Write a matrix to a run folder, and store that as a closed run.
 
-    Also returns the number of metrics. dataset: of the run in ``same_data_as``, or None.
+    The next import of the same matrix continues one that was killed, unless *again*. dataset: of
+    the run in ``same_data_as``, or None.
     """
     adapt_metrics(ALL_METRICS, run.matrix.score)  # raises ConfigError if the name is taken
-    metadata, digest = _merge_metadata(run, overrides), _hash_matrix(run.matrix)
+    digest, now = _hash_matrix(run.matrix), get_current_time_millis()
+    identity = hashlib.sha256(repr((digest, sorted(metadata.items()))).encode()).hexdigest()
     tags = {
         MLFLOW_RUN_NAME: run_name,
         names.KIND_TAG: names.KIND_TRAIN,
@@ -250,26 +278,20 @@ def _store_run(
         names.VERSION_TAG: __version__,
         **build_families_tag(families, {}),
         **metadata,
-        **build_lease_tags(),
     }
     origin: JSON = {"format": run.format_name, "digest": digest}
-    records = build_records(run.matrix, metadata, origin, dataset)
-    with mlflow_errors(f"open a run for {file}"):
-        run_id = create_run(client, experiment_id, run_name, tags)
-    try:
-        with mlflow_errors(f"store the parameters of run {run_id}"):
-            stored_run = client.get_run(run_id)
-            client.log_batch(run_id, params=[Param(*item) for item in metadata.items()])
-        for record in records:
-            content = record.to_json().encode()
-            store_row(client, stored_run, row_file_name(record.row.row), content)
-        num_metrics = len(score_run(client, run_id).results.values_by_name)
-        store_outcome(client, run_id, Outcome("FINISHED"))
-    except BaseException:
-        with suppress(ClearError):
-            store_outcome(client, run_id, Outcome("FAILED"))
-        raise
-    return run_id, num_metrics
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as path:
+        folder = RunFolder(Path(path), is_durable=False)
+        folder.append_json(PARAMS_JSON, metadata)
+        folder.append_json(TAGS_JSON, resolve_tags(tags))
+        info = StoredInfo(name=run_name, status="FINISHED", start_time=now, end_time=now)
+        folder.append_json(INFO_JSON, info)
+        for record in build_records(run.matrix, metadata, origin, dataset):
+            name = f"{ROWS_FOLDER}/{row_file_name(record.row.row)}"
+            folder.append(name, record.to_json().encode())
+        folder.close()
+        run_id = uuid4().hex if again else identity[:32]
+        return copier.copy_run(RunSource(client, read_run(Path(path), run_id, NO_EXPERIMENT)))
 
 
 def build_records(

@@ -9,7 +9,7 @@ from mlflow.entities import Run
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.journal.reading import read_run
+from clear_mlflow.journal.reading import NO_EXPERIMENT, read_run
 from clear_mlflow.store.client import set_up_mlflow
 from clear_mlflow.store.offline import (
     check_format,
@@ -17,8 +17,6 @@ from clear_mlflow.store.offline import (
     is_offline_folder,
 )
 from clear_mlflow.store.search import expand_run_id, select_runs
-
-NO_EXPERIMENT = "bundle"  # in place of an experiment's id, for runs that are read from files
 
 
 def read_offline_runs(path: Path) -> list[Run]:

@@ -30,7 +30,7 @@ from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, parse_row_index, row_file_name
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.journal.reading import get_run_folder, read_points
+from clear_mlflow.journal.reading import NO_EXPERIMENT, get_run_folder, read_points
 from clear_mlflow.journal.run_folder import MAX_POINTS, is_safe_path
 from clear_mlflow.scoring import Scores, evaluate, log_results, read_record
 from clear_mlflow.scoring.run_log import REPORTS, find_changes
@@ -131,9 +131,12 @@ class RunSource:
 
     @property
     def experiment(self) -> str | None:
-        """The name of the run's experiment, or None for Default. Raises TrackingError."""
+        """The name of the run's experiment, or None for Default and for a run read from files.
+
+        Raises TrackingError.
+        """
         experiment_id = self.run.info.experiment_id
-        if experiment_id == DEFAULT_EXPERIMENT_ID:
+        if experiment_id in (DEFAULT_EXPERIMENT_ID, NO_EXPERIMENT):
             return None
         with mlflow_errors(f"read experiment {experiment_id}"):
             return str(self.client.get_experiment(experiment_id).name)
