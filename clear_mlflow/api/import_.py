@@ -267,7 +267,7 @@ def _store_run(
     the run in ``same_data_as``, or None.
     """
     adapt_metrics(ALL_METRICS, run.matrix.score)  # raises ConfigError if the name is taken
-    digest, now = _hash_matrix(run.matrix), get_current_time_millis()
+    digest, time = _hash_matrix(run.matrix), get_current_time_millis()
     identity = hashlib.sha256(repr((digest, sorted(metadata.items()))).encode()).hexdigest()
     tags = {
         MLFLOW_RUN_NAME: run_name,
@@ -284,7 +284,7 @@ def _store_run(
         folder = RunFolder(Path(path), is_durable=False)
         folder.append_json(PARAMS_JSON, metadata)
         folder.append_json(TAGS_JSON, resolve_tags(tags))
-        info = StoredInfo(name=run_name, status="FINISHED", start_time=now, end_time=now)
+        info = StoredInfo(name=run_name, status="FINISHED", start_time=time, end_time=time)
         folder.append_json(INFO_JSON, info)
         for record in build_records(run.matrix, metadata, origin, dataset):
             name = f"{ROWS_FOLDER}/{row_file_name(record.row.row)}"
