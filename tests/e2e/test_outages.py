@@ -429,14 +429,6 @@ def wait(message):
     sys.stdin.readline()
 """
 
-COUNTS = f"""{OWN_LOOP}
-with clear_mlflow.track(buckets=2, num_instances=10) as run:
-    wait("opened")
-    for i in range(3):
-        run.log_counts(i, [i, 2])
-    wait("measured")
-"""
-
 
 def start_script(tmp_path, text):
     """Start a program and wait until it has opened its run."""
@@ -478,52 +470,6 @@ def test_a_custom_loop_logs_predictions_and_tests_while_the_server_is_unreachabl
     stored = clear_mlflow.load(direct.run.info.run_id)
     assert data.tags["dataset_digest"] == stored.predictions.images.digest
     assert direct.journals == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", ["killed", "ended"])
-def test_a_custom_loop_continues_after_an_outage(proxy, direct, tmp_path, monkeypatch, ending):
-    """Started again, it sends unsent rows, and ends like a loop without an outage."""
-    process = start_script(tmp_path, COUNTS)
-    proxy.down()
-    continue_script(process, "measured")
-    (journal,) = direct.journals
-    assert list(journal.rglob("row_00*"))
-    if ending == "killed":
-        process.kill()
-    process.communicate("\n", timeout=LONG)
-    assert process.returncode != 0
-    proxy.up()
-    assert direct.read_rows() == {}
-    monkeypatch.setenv("MLFLOW_RUN_ID", direct.run.info.run_id)
-    again = start_script(tmp_path, COUNTS)
-    _, errors = again.communicate("\n\n", timeout=LONG)
-    assert again.returncode == 0, errors
-    direct.check_closed()
-    assert direct.journals == []
-
-
-@pytest.mark.slow
-def test_a_rejected_tag_does_not_delay_rows(proxy, direct, capsys):
-    """Rows are stored, the error is reported, and sync completes the run once it is allowed."""
-
-    def refuse_tags(method, path):
-        is_refused = path.endswith(("runs/set-tag", "runs/log-batch"))
-        return Fault("status", 403) if is_refused else None
-
-    def log_rows():
-        with clear_mlflow.track(buckets=2, num_instances=10) as run:
-            proxy.follow(refuse_tags)
-            for i in range(3):
-                run.log_counts(i, [i, 2])
-            wait_until(lambda: len(direct.read_rows()) == 3)
-
-    with pytest.raises(UnsentError, match="403"):
-        log_rows()
-    assert "cannot store tags.json of run" in capsys.readouterr().err
-    proxy.follow()
-    sync()
-    direct.check_closed()
 
 
 INTERRUPTED = f"""{OWN_LOOP}

@@ -17,7 +17,7 @@ from clear_mlflow.scoring import read_scores, score
 from clear_mlflow.server.live_pages import describe_state, render_live_run
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import Lease
-from clear_mlflow.store.rows import parse_rows, read_row_files, read_rows
+from clear_mlflow.store.rows import parse_rows, read_row_files
 from clear_mlflow.tracking.resume import ResumePoint
 from clear_mlflow.tracking.sync import select_folders, sync_folders
 from clear_mlflow.tracking.tracked_training import train_in_process
@@ -73,19 +73,6 @@ def finished(store, experiment_id, fill_once):
     training = KnownTraining(FOUR_BUCKETS, tests=TESTS)
     fill_once(store, lambda: train_in_process(store, training, {}))
     return only_run(store, experiment_id)
-
-
-@pytest.mark.slow
-def test_every_test_is_a_file_next_to_the_rows(store, finished):
-    assert [path.name for path in sorted(get_tests_folder(finished).iterdir())] == FILES
-    assert stored_tests(finished) == ALL_TESTS
-    assert [list(r.row.correct) for r in read_rows(store, finished).values()] == FOUR_BUCKETS
-    assert len(list(rows_folder(finished).iterdir())) == len(FOUR_BUCKETS)
-    without_tests = plain_run(store, finished, FOUR_BUCKETS[0])
-    assert not get_tests_folder(without_tests).exists()
-    assert select_values(without_tests) == {}
-    others = finished.data.metrics.keys() - select_values(finished).keys()
-    assert without_tests.data.metrics == {name: finished.data.metrics[name] for name in others}
 
 
 def test_metrics_are_those_of_the_tests_at_every_step(store, finished):

@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 from commands import invoke
-from stored_runs import artifact_folder, histories, stored_run
+from stored_runs import stored_run
 from trainings import FOUR_BUCKETS
 
 from clear_mlflow.api.rescore import rescore_runs
@@ -17,29 +17,6 @@ from clear_mlflow.store.search import select_runs
 def run_evaluate(store, *run_ids, dry_run=False):
     chosen = select_runs(store, run_ids=run_ids)
     return list(rescore_runs(store, chosen, explicit=True, dry_run=dry_run))
-
-
-@pytest.mark.slow
-def test_removed_values_are_restored(store, experiment_id, tmp_path):
-    run = stored_run(store, experiment_id)
-    run_evaluate(store, run.info.run_id)
-    before = histories(store, run.info.run_id)
-    with sqlite3.connect(tmp_path / "mlflow.db") as database:
-        for table in ("metrics", "latest_metrics"):
-            database.execute(f"DELETE FROM {table} WHERE key = 'renate/forgetting'")
-            database.execute(f"UPDATE {table} SET value = 0.5 WHERE key = 'clear/accuracy'")
-        database.execute("DELETE FROM metrics WHERE step < 4 AND key LIKE 'renate/%'")
-    (artifact_folder(run) / names.MATRIX_JSON).unlink()
-    (verdict,) = run_evaluate(store, run.info.run_id)
-    assert verdict.action == "scored"
-    after = histories(store, run.info.run_id)
-    renate = {name for name in before if name.startswith("renate/")}
-    assert {name: after[name] for name in renate} == {name: before[name] for name in renate}
-    assert (artifact_folder(run) / names.MATRIX_JSON).exists()
-    assert "values changed: clear/accuracy" in verdict.detail
-    latest = store.get_run(run.info.run_id).data.metrics
-    assert latest["clear/accuracy"] == before["clear/accuracy"][-1][2]
-    assert [v.action for v in run_evaluate(store, run.info.run_id)] == ["unchanged"]
 
 
 def test_an_unreadable_artifact_store_affects_only_its_own_runs(store, experiment_id):

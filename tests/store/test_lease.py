@@ -44,7 +44,6 @@ from clear_mlflow.store.lease import (
 from clear_mlflow.store.rows import RowConflictError, store_row
 from clear_mlflow.store.sqlite import get_sqlite_path
 from clear_mlflow.tracking.resume import reserve_resume
-from clear_mlflow.tracking.sync import select_folders, sync_folders
 from clear_mlflow.tracking.tracked_training import train_in_process
 
 
@@ -111,15 +110,6 @@ def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store, lo
     assert str(journal_folder) in error
     assert [file.name[-12:] for file in journal_folder.rglob("*row_*.json")] == ["row_002.json"]
     assert all(len(points) <= 2 for points in histories(store, run.info.run_id).values())
-
-
-def test_a_run_folder_is_not_sent_while_another_process_trains(store, lose_run):
-    """It contains rows that the other process is about to measure."""
-    run, _ = lose_run(2)
-    store.set_tag(run.info.run_id, names.PROCESS_TAG, run.data.tags[names.HOLDER_TAG])
-    (synced,) = sync_folders(select_folders(default_root() / run.info.run_id))
-    assert not synced.is_stored
-    assert "another process trains into run" in synced.message
 
 
 def test_a_stored_row_is_never_overwritten(store, experiment_id):

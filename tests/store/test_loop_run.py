@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from commands import invoke
-from courses import reasons, values
+from courses import reasons
 from forked import run_python
 from one_line_errors import check_error
 from stored_runs import artifact_folder, histories, only_run
@@ -102,28 +102,6 @@ def test_all_passed_metadata_is_stored_in_the_run(store):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(RuntimeError("broke"), "FAILED"), (KeyboardInterrupt(), "KILLED"), (SystemExit(0), None)],
-)
-def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status):
-    run = clear_mlflow.track(**LOOP)
-
-    def fail_after(order):
-        log_all(run, order)
-        raise error
-
-    with pytest.raises(type(error)), run:
-        fail_after(range(3))
-    stored_run = only_run(store, experiment_id)
-    assert stored_run.info.status == (status or "FINISHED")
-    assert (names.ERROR_TAG in stored_run.data.tags) == (status is not None)
-    assert stored_run.data.tags[names.ROWS_TAG] == "partial"
-    metrics = {n: v for n, v in stored_run.data.metrics.items() if "bucket" not in n}
-    assert metrics == values(run.metrics) == summarize(EXPECTED.after(2))
-
-
-@pytest.mark.slow
 def test_rows_come_in_any_order_and_twice(store):
     run, in_order = track_rows([3, 0, 4, 1, 3, 2, 0]), track_rows()
     assert run.matrix.equals(in_order.matrix)
@@ -131,21 +109,6 @@ def test_rows_come_in_any_order_and_twice(store):
     assert points.keys() == expected.keys()
     for name, of_metric in points.items():
         assert [p[::2] for p in of_metric] == [p[::2] for p in expected[name]]  # without times
-
-
-def test_a_row_with_different_numbers_is_rejected(store, experiment_id):
-    run = clear_mlflow.track(**LOOP)
-
-    def log_twice():
-        log_all(run, [1])
-        run.log_counts(1, [90, 80, 70, 61])
-
-    message = "row 1 is stored already with other numbers"
-    with pytest.raises(RecordError, match=message) as caught, run:
-        log_twice()
-    assert "\n" not in str(caught.value)
-    assert run.matrix.values[0].tolist() == [0.9, 0.8, 0.7, 0.6]
-    assert only_run(store, experiment_id).info.status == "FAILED"
 
 
 def test_a_row_logged_again_has_nothing_new(store, monkeypatch, capsys):
@@ -381,13 +344,6 @@ def test_metrics_of_a_continued_run_include_its_earlier_rows_at_once(store, monk
             history = store.get_metric_history(run.run_id, name)
             points = [point.value for point in history if point.step == 3]
         assert points == [summarize(EXPECTED.after(3))[name]]
-
-
-def test_buckets_may_be_years(store):
-    with clear_mlflow.track(buckets=[2004, 2005], num_instances={2004: 50, 2005: 20}) as run:
-        run.log_counts("2004", {2004: 25, 2005: 5})
-        run.log_values(2, {2005: 0.5})
-    np.testing.assert_equal(run.matrix.values, [[0.5, 0.25], [np.nan, 0.5]])
 
 
 def test_a_row_outside_of_the_block_is_rejected(store):
@@ -750,13 +706,3 @@ def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
     assert names.PROCESS_TAG not in stored_run.data.tags
     assert mlflow.active_run() is None
     assert track_rows().run_id != run.run_id
-
-
-@pytest.mark.slow
-def test_a_loop_rejected_by_an_active_run_does_not_block_the_next(store):
-    """It no longer counts as a process that trains the run."""
-    with mlflow.start_run():
-        track_rows([0, 1], seed=1)
-        with pytest.raises(TrackingError, match="with seed 1, but this loop has 2"):
-            track_rows(seed=2)
-        assert track_rows(seed=1).matrix.equals(EXPECTED)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from commands import invoke
-from compare_command import compare, load_comparison
 from courses import values
 from stored_runs import artifact_folder, histories
 
@@ -76,21 +75,6 @@ def test_rescoring_changes_nothing(store, experiment_id):
     assert run.data.metrics["tic/backward_rmse"] == np.mean([2.6, 2.9, 2.5])
 
 
-@pytest.mark.slow
-def test_a_run_continues_only_with_its_own_score(store, monkeypatch):
-    with track() as run:
-        run.log_values(1, ERRORS[1])
-    monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
-    for other in ({"score": "mae"}, {"lower_is_better": False}, {"score": "accuracy"}):
-        loop = {"lower_is_better": other.get("score") != "accuracy", **other}
-        with pytest.raises(ClearError, match="with score") as caught, track(**loop):
-            pass
-        assert str(caught.value).isprintable()
-    with track() as run:
-        run.log_values(2, ERRORS[2])
-    assert run.matrix.num_rows == 2
-
-
 def test_accuracies_cannot_be_logged_as_errors(store):
     """A fraction under the name of an error would be ranked wrongly."""
     with track() as run, pytest.raises(ClearError, match="the score is rmse; pass it to log_value"):
@@ -114,29 +98,3 @@ def test_a_file_of_errors_is_imported(store, experiment_id, tmp_path):
     np.testing.assert_array_equal(record.matrix.initial, ERRORS[0])
     assert run.data.params["score"] == "rmse"
     assert run.data.metrics["renate/average_rmse"] == np.mean(ERRORS[3])
-
-
-@pytest.mark.slow
-def test_lower_scores_rank_first_if_lower_is_better(store, experiment_id):
-    for seed in range(3):
-        shift = 0.01 * seed**2
-        track_whole([[value + 0.01 * seed for value in row] for row in ERRORS], seed=seed)
-        better = [[0.5 * value + shift for value in row] for row in ERRORS]
-        track_whole(better, seed=seed, strategy="replay")
-    with clear_mlflow.track(buckets=KEYS, strategy="naive", seed=0) as other:
-        other.log_values(1, [0.5, 0.4, 0.3])
-    output, content = compare(store, experiment_id, "--margin", "0.2")
-    assert "1 run is left out because the score is accuracy (higher is better)" in output
-    better = "replay is significantly better than naive in renate/average_rmse (lower is better: "
-    assert better in output
-    assert "percentage" not in output
-    run, folder = load_comparison(store, experiment_id)
-    assert run.data.tags["leader"] == "replay"
-    assert run.data.metrics["leader/renate/average_rmse"] < np.mean(ERRORS[3])
-    board = (folder / "leaderboard.csv").read_text().splitlines()
-    assert list(dict.fromkeys(line.split(",")[0] for line in board[1:])) == ["replay", "naive"]
-    assert (content["score"], content["lower_is_better"]) == ("rmse", True)
-    ids = [r.info.run_id for r in store.search_runs([experiment_id], "params.strategy = 'naive'")]
-    refused = invoke("compare", *ids)
-    assert refused.exit_code == 2
-    assert "the runs have different scores: " in refused.output

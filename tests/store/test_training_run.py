@@ -15,13 +15,11 @@ from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST, KnownTraining
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import summarize
-from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.process.training_process import TrainingProcess
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import build_lease_tags
 from clear_mlflow.tracking.run_recorder import RunRecorder
-from clear_mlflow.tracking.tracked_training import train_in_process, train_supervised
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 ASKED = {"seed": "7", "epochs": "auto"}
 
@@ -200,17 +198,6 @@ def test_active_run_is_joined_and_left_open(store, capfd):
         run.data.metrics["clear/in_domain_accuracy"]
         == summarize(EXPECTED)["clear/in_domain_accuracy"]
     )
-
-
-def test_a_missing_data_root_opens_no_run(store, experiment_id):
-    """It is checked with the parameters."""
-    parameters = {"dataset": "clear10", "data_root": "/no/where"}
-    with StoppingSignals(print_message=False) as signals:
-        process = TrainingProcess(TrainConfig.resolve(parameters))
-        result = train_supervised(process, parameters, signals)
-    assert (result.exit_code, result.run_id) == (2, None)
-    assert "data root /no/where cannot be read" in result.error
-    assert store.search_runs([experiment_id]) == []
 
 
 def test_a_training_that_failed_before_its_first_row_has_a_reason(

@@ -75,15 +75,6 @@ def test_a_damaged_configuration_file_is_reported_with_its_path(tmp_path, conten
     check_error(ConfigError, "config.json", read_config_file, file)
 
 
-@given(st.dictionaries(st.sampled_from(sorted(list_parameter_defaults())), st.text(max_size=20)))
-def test_any_texts_are_resolved_or_rejected(requested):
-    try:
-        config = TrainConfig.resolve(requested)
-    except ConfigError:
-        return
-    assert TrainConfig.resolve(json.loads(config.to_json())) == config
-
-
 VALUES = {
     "strategy": ["naive", "replay", "ncm"],
     "memory": ["auto", "500"],

@@ -163,11 +163,6 @@ def test_a_custom_metric_declares_whether_it_accepts_any_score():
     assert metrics.summarize(matrix, metrics=[level]) == {"lab/highest_rmse": 6.0}
 
 
-def test_a_score_named_like_a_metric_is_rejected():
-    with pytest.raises(ConfigError, match="two metrics 'clear/challenge_score'"):
-        adapt_metrics(ALL_METRICS, Score("challenge_score"))
-
-
 def loop(**changes):
     return describe_loop(**{"buckets": 3, "score": "rmse", "lower_is_better": True, **changes})
 
