@@ -69,7 +69,8 @@ from clear_mlflow.metrics import (
     load_metrics,
 )
 from clear_mlflow.report.terminal_tables import render_text
-from clear_mlflow.scoring.run_record import read_predictions, read_test_values
+from clear_mlflow.scoring.run_log import read_test_values
+from clear_mlflow.scoring.run_record import read_predictions
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
     is_generated_name,

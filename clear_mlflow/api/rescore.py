@@ -32,7 +32,8 @@ from clear_mlflow.importers import (
 )
 from clear_mlflow.learning.parameters.logged import is_training
 from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult, load_metrics
-from clear_mlflow.scoring import Scores, log_results, read_scores
+from clear_mlflow.scoring import Scores
+from clear_mlflow.scoring.run_log import log_results, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, is_local
 from clear_mlflow.store.client import is_server, map_in_threads, mlflow_errors, open_store

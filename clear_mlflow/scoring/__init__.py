@@ -1,72 +1,69 @@
-"""Score one run in three steps: read its record, evaluate the metrics, log the results."""
+"""Score one run: read its measurements, evaluate the metrics, log the results (``run_log``)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from mlflow import MlflowClient
+from mlflow.entities import Metric as MlflowMetric
 from mlflow.entities import Run
 
-from clear_mlflow.core.record import row_file_name
+from clear_mlflow.core.record import Record
 from clear_mlflow.metrics import (
     PREDICTION_METRICS,
-    Metric,
     MetricResults,
     build_logged_result,
     evaluate_metrics,
     sort_results,
 )
-from clear_mlflow.scoring.run_log import Scores, find_changes, log_results
-from clear_mlflow.scoring.run_record import StoredRun, read_record, read_versions
-from clear_mlflow.store import names
+from clear_mlflow.scoring.run_record import (
+    StoredRun,
+    read_predictions_and_tests,
+    read_record,
+    read_versions,
+)
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.rows import build_missing_rows_error
-
-__all__ = [
-    "Scores",
-    "evaluate",
-    "load_scores",
-    "log_results",
-    "read_record",
-    "read_scores",
-    "score",
-]
 
 
-def score(client: MlflowClient, run_id: str) -> Scores:
-    """Compute the metrics of a run from its files, and log those that are missing or outdated.
+@dataclass(frozen=True)
+class Changes:
+    """Files, metric values and tags of a run that have to be written, in this order."""
 
-    Returns the metrics with the changes that were logged. Raises RecordError if a row is damaged,
-    or was deleted since the run was last scored.
-    """
-    with mlflow_errors(f"read run {run_id}"):
-        run = client.get_run(run_id)
-    scores = read_scores(client, run)
-    log_results(client, scores)
-    return scores
+    reports: bool = False  # the matrix as JSON, CSV and heat map
+    page: bool = False  # the HTML report
+    metric_values: tuple[MlflowMetric, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()  # names of metrics whose logged value differs
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if there is nothing to write."""
+        return not (self.reports or self.page or self.metric_values or self.tags)
+
+    def __str__(self) -> str:
+        """Return the changes in one line, for example "3 metric values, the page", or "nothing"."""
+        parts = {
+            f"{len(self.metric_values)} metric values": self.metric_values,
+            "the reports": self.reports,
+            "the page": self.page,
+            f"the tags {', '.join(sorted(self.tags))}": self.tags,
+        }
+        return ", ".join(part for part, is_needed in parts.items() if is_needed) or "nothing"
 
 
-def read_scores(
-    client: MlflowClient, run: Run, metrics: Sequence[Metric] = (), *, reread: bool = True
-) -> Scores:
-    """Compute the metrics of a run, and find what has to be logged. Writes nothing.
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The scores of a run, and the input from which they were computed."""
 
-    metrics: metrics to compute in addition to the run's metric families. reread: True to read all
-    files of the run, and to look for deleted files and metric values; False to trust the tags about
-    what was logged. Raises RecordError like :func:`score`.
-    """
-    stored = read_record(client, run, metrics, reread=reread)
-    if (
-        stored.record is not None
-        and run.data.tags.get(names.ROWS_TAG) == "complete"
-        and not stored.record.is_complete
-    ):
-        # The tag with a copy of the rows is wrong as well, except for a matrix too large for it.
-        missing = set(range(1, stored.record.matrix.num_buckets + 1)) - set(stored.record.rows)
-        raise build_missing_rows_error(run, row_file_name(min(missing)))
-    results = evaluate(stored)
-    return Scores(stored, results, find_changes(client, stored, results, reread=reread))
+    stored: StoredRun
+    results: MetricResults  # metric name to its value and history, or why it is undefined
+    changes: Changes = field(default_factory=Changes)  # what the store lacks
+
+    @property
+    def record(self) -> Record | None:
+        """Accuracy matrix and costs of all stored rows, or None if no row is stored."""
+        return self.stored.record
 
 
 def load_scores(client: MlflowClient, run: Run) -> Scores:
@@ -74,7 +71,7 @@ def load_scores(client: MlflowClient, run: Run) -> Scores:
 
     A metric that cannot be computed here, such as a custom one, has its logged values, if any.
     """
-    stored = read_record(client, run)
+    stored = read_predictions_and_tests(client, read_record(client, run))
     results = evaluate(stored)
     with mlflow_errors(f"read the metrics of run {stored.run_id}"):
         for name, result in results.items():

@@ -1,4 +1,4 @@
-"""Step 3 of scoring: write the scores of a run that the tracking store lacks."""
+"""Score a run, and write the scores that the tracking store lacks."""
 
 from __future__ import annotations
 
@@ -6,80 +6,143 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timezone
 from functools import lru_cache, partial
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric as MlflowMetric
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
-from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_IMAGES
+from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_IMAGES, MLFLOW_USER
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.record import Record
-from clear_mlflow.metrics import METRICS, Metric, MetricResults, summarize
+from clear_mlflow.core.record import Record, row_file_name
+from clear_mlflow.core.untrusted import MAX_ROW_BYTES, json_object
+from clear_mlflow.metrics import (
+    METRICS,
+    WITHIN_BUCKET_METRICS,
+    Metric,
+    MetricResults,
+    Predictions,
+    compute_values,
+    summarize,
+)
 from clear_mlflow.report.exports import format_matrix_csv, format_matrix_json
 from clear_mlflow.report.markdown import format_run_description
 from clear_mlflow.report.page.matrix_map import sample_evenly
-from clear_mlflow.report.page.run_page import RunReport, render_run_page
+from clear_mlflow.report.page.run_page import PAGE_VERSION, RunReport, render_run_page
 from clear_mlflow.report.pictures import decode_png, draw_heatmap_png
+from clear_mlflow.scoring import Changes, Scores, evaluate
 from clear_mlflow.scoring.run_record import (
     StoredRun,
     build_families_tag,
+    read_configuration,
+    read_predictions_and_tests,
+    read_record,
+    read_test_matrix,
     read_versions,
     split_score_hash,
+    to_milliseconds,
 )
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_bytes
 from clear_mlflow.store.client import log_tags, mlflow_errors, retry_on_conflict
+from clear_mlflow.store.rows import (
+    build_missing_rows_error,
+    hash_rows,
+    pack_matrix_tag,
+    read_matrix_tag,
+)
 from clear_mlflow.store.sqlite import lock_store_writes
 from clear_mlflow.store.ui_urls import format_artifact_link
 
 _NO_TAG = "none"
 REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG})
 _BATCH = 900  # MLflow accepts 1,000 entries in one call
+# Tag to its label on the page of a run.
+_ENVIRONMENT = {
+    names.VERSION_TAG: "clear_mlflow",
+    names.SOFTWARE_TAG: "software",
+    names.COMMIT_TAG: "commit of clear_mlflow",
+    "git_commit": "commit",
+    names.PROCESSES_TAG: "processes",
+    names.RESUMES_TAG: "times resumed",
+    names.IMPORT_FORMAT_TAG: "imported from a file of",
+    MLFLOW_USER: "user",
+}
+_DATASET_LABELS = {
+    "num_classes": "classes",
+    "split": "split",
+    "left_out": "damaged images left out",
+}
 
 
-@dataclass(frozen=True)
-class Changes:
-    """Files, metric values and tags of a run that have to be written, in this order."""
+def score(client: MlflowClient, run_id: str) -> Scores:
+    """Compute the metrics of a run from its files, and log those that are missing or outdated.
 
-    reports: bool = False  # the matrix as JSON, CSV and heat map
-    page: bool = False  # the HTML report
-    metric_values: tuple[MlflowMetric, ...] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
-    changed: tuple[str, ...] = ()  # names of metrics whose logged value differs
-
-    @property
-    def is_empty(self) -> bool:
-        """Return True if there is nothing to write."""
-        return not (self.reports or self.page or self.metric_values or self.tags)
-
-    def __str__(self) -> str:
-        """Return the changes in one line, for example "3 metric values, the page", or "nothing"."""
-        parts = {
-            f"{len(self.metric_values)} metric values": self.metric_values,
-            "the reports": self.reports,
-            "the page": self.page,
-            f"the tags {', '.join(sorted(self.tags))}": self.tags,
-        }
-        return ", ".join(part for part, is_needed in parts.items() if is_needed) or "nothing"
+    Returns the metrics with the changes that were logged. Raises RecordError if a row is damaged,
+    or was deleted since the run was last scored.
+    """
+    with mlflow_errors(f"read run {run_id}"):
+        run = client.get_run(run_id)
+    scores = read_scores(client, run)
+    log_results(client, scores)
+    return scores
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """The scores of a run, and the input from which they were computed."""
+def read_scores(
+    client: MlflowClient, run: Run, metrics: Sequence[Metric] = (), *, reread: bool = True
+) -> Scores:
+    """Compute the metrics of a run, and find what has to be logged. Writes nothing.
 
-    stored: StoredRun
-    results: MetricResults  # metric name to its value and history, or why it is undefined
-    changes: Changes = field(default_factory=Changes)  # what the store lacks
+    metrics: metrics to compute in addition to the run's metric families. reread: True to read all
+    files of the run, and to look for deleted files and metric values; False to trust the tags about
+    what was logged. Raises RecordError like :func:`score`.
+    """
+    stored = read_measurements(client, run, metrics, reread=reread)
+    if (
+        stored.record is not None
+        and run.data.tags.get(names.ROWS_TAG) == "complete"
+        and not stored.record.is_complete
+    ):
+        # The tag with a copy of the rows is wrong as well, except for a matrix too large for it.
+        missing = set(range(1, stored.record.matrix.num_buckets + 1)) - set(stored.record.rows)
+        raise build_missing_rows_error(run, row_file_name(min(missing)))
+    results = evaluate(stored)
+    return Scores(stored, results, find_changes(client, stored, results, reread=reread))
 
-    @property
-    def record(self) -> Record | None:
-        """Accuracy matrix and costs of all stored rows, or None if no row is stored."""
-        return self.stored.record
+
+def read_measurements(
+    client: MlflowClient, run: Run, metrics: Sequence[Metric] = (), *, reread: bool
+) -> StoredRun:
+    """Read the measurements of a run, without those whose scores are logged unless *reread*.
+
+    For metrics and errors, see :func:`read_record`. reread: True to read the row files even if a
+    tag contains all rows, and predictions and tests even if their scores are logged.
+    """
+    stored = read_record(client, run, metrics, read_files=reread or None)
+    if not reread and (stored.record is None or _is_scored(stored, stored.record)):
+        return stored
+    return read_predictions_and_tests(client, stored)
+
+
+def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str, float]:
+    """Return metric name to value, for metrics of tests within buckets that are defined.
+
+    The values are the logged ones if all tests are scored, or else computed. Empty without such
+    tests. Raises RecordError if a test is damaged.
+    """
+    tags, logged = run.data.tags, run.data.metrics
+    if names.ANYTIME_TAG not in tags:
+        return {}
+    if _has_logged_tests(tags, record):
+        return {m.name: logged[m.name] for m in WITHIN_BUCKET_METRICS if m.name in logged}
+    return compute_values(read_test_matrix(client, run, record), WITHIN_BUCKET_METRICS)[0]
 
 
 def find_changes(
@@ -99,10 +162,10 @@ def find_changes(
         is_new = should_have_rows and tags.get(names.ROWS_TAG) != stored.rows_state
         return Changes(tags={names.ROWS_TAG: stored.rows_state} if is_new else {})
     failed = {name for name, result in results.items() if result.is_failed}
-    versions = stored.get_versions(failed)  # a failed metric is computed, and reported, again
-    score_hash = stored.compute_score_hash(versions)
+    versions = _get_versions(stored, failed)  # a failed metric is computed, and reported, again
+    score_hash = compute_score_hash(stored, versions)
     is_scored = tags.get(names.SCORED_TAG) == score_hash
-    has_same_rows = split_score_hash(tags)[0] == stored.rows_hash
+    has_same_rows = split_score_hash(tags)[0] == score_hash.partition(".")[0]
     missing_files = _find_missing_reports(client, run) if reread else frozenset()
     needed_tags = {
         names.ROWS_TAG: stored.rows_state,
@@ -110,8 +173,12 @@ def find_changes(
         names.VERSIONS_TAG: json.dumps(versions, sort_keys=True, separators=(",", ":")),
         **build_families_tag(stored.families, tags),
     }
-    if stored.matrix_tag is not None or names.MATRIX_TAG in tags:
-        needed_tags[names.MATRIX_TAG] = stored.matrix_tag or _NO_TAG
+    matrix_tag = tags.get(names.MATRIX_TAG)
+    if read_matrix_tag(stored.run_id, matrix_tag) != stored.rows.files:
+        packed = pack_matrix_tag(stored.run_id, stored.rows.files)
+        matrix_tag = packed or (None if matrix_tag is None else _NO_TAG)
+    if matrix_tag is not None:
+        needed_tags[names.MATRIX_TAG] = matrix_tag
     new_tags = {key: value for key, value in needed_tags.items() if tags.get(key) != value}
     # Before the first scoring, training logged the values of the rows so far.
     before = run.data.metrics if names.SCORED_TAG in tags else {}
@@ -186,7 +253,7 @@ def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
         explanation = f"Its predictions were left out: {problems.pop('predictions')}."
     elif stored.predictions is None and record.matrix.score.is_accuracy:
         explanation = "Accuracy per class needs the predictions, and the run kept none."
-    fields = dict(stored.metadata)
+    fields = _read_metadata(stored)
     notes = [*fields.pop("warnings")]
     notes += [f"Its {name} were left out: {reason}." for name, reason in problems.items()]
     return RunReport(
@@ -257,8 +324,9 @@ def build_metric_values(stored: StoredRun, results: MetricResults) -> list[Mlflo
         return []
     metric_series = {name: r.series for name, r in results.items() if r.version is not None}
     series = collect_series(stored.record.masked_matrix, metric_series)
+    times = read_times(stored)
     return [
-        MlflowMetric(name, value, stored.times[step], step)
+        MlflowMetric(name, value, times[step], step)
         for name, steps in series.items()
         for step, value in steps.items()
     ]
@@ -313,6 +381,125 @@ def _name_charted_buckets(buckets: tuple[str, ...], score_name: str) -> dict[int
     """Return bucket index to metric name for all buckets, or 100 evenly spaced ones of more."""
     series = build_bucket_series_names(buckets, score_name)
     return {j: series[j] for j in sample_evenly(len(buckets))}
+
+
+def _has_logged_tests(tags: Mapping[str, str], record: Record) -> bool:
+    """Return True if the metrics of all tests within buckets are logged for these rows."""
+    return split_score_hash(tags)[3] == _hash_tests(record)
+
+
+def compute_score_hash(stored: StoredRun, versions: Mapping[str, int]) -> str:
+    """Return the hashes of everything that the scores and the HTML report depend on.
+
+    They are joined by dots: rows, other inputs, and predictions and tests if there are any. The
+    logged hash stands for predictions and tests that were not read.
+    versions: metric name to :attr:`Metric.version`.
+    """
+    rows_hash = hash_rows(stored.run_id, stored.rows.files)
+    other_inputs = _hash([PAGE_VERSION, stored.run_name, versions, _read_metadata(stored)])
+    predictions_hash, tests_hash = split_score_hash(stored.run.data.tags)[2:]
+    if stored.predictions is not None:
+        predictions_hash = _hash_predictions(stored.predictions)
+    if stored.record is not None and stored.tests is not None:
+        # Missing tests may still arrive, for example by sync: they are looked for again.
+        tests_hash = _hash_tests(stored.record) if stored.tests.is_complete else ""
+    return ".".join((rows_hash, other_inputs, predictions_hash, tests_hash)).rstrip(".")
+
+
+def _is_scored(stored: StoredRun, record: Record) -> bool:
+    """Return True if the tags state that all measurements are scored, including those not read."""
+    tags = stored.run.data.tags
+    return (
+        compute_score_hash(stored, _get_versions(stored)) == tags.get(names.SCORED_TAG)
+        and (bool(split_score_hash(tags)[2]) or names.PREDICTIONS_TAG not in tags)
+        and (_has_logged_tests(tags, record) or names.ANYTIME_TAG not in tags)
+    )
+
+
+def _get_versions(stored: StoredRun, failed: Collection[str] = ()) -> dict[str, int]:
+    """Return metric name to version, for the metrics to compute and those logged.
+
+    failed: names of metrics that have only their logged version.
+    """
+    versions = {m.name: m.version for m in stored.metrics if m.name not in failed}
+    return read_versions(stored.run.data.tags) | versions
+
+
+def _hash(content: object) -> str:
+    """Return 32 hexadecimal digits of the SHA-256 hash of *content* as JSON."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _hash_tests(record: Record) -> str:
+    """Hash what the scores of tests depend on, except the tests."""
+    matrix = record.matrix
+    initial = None if matrix.initial is None else matrix.initial.tolist()
+    versions = [(metric.name, metric.version) for metric in WITHIN_BUCKET_METRICS]
+    return _hash([record.protocol, [*record.rows], matrix.values.tolist(), initial, versions])
+
+
+def _hash_predictions(predictions: Predictions) -> str:
+    """Return ``HASH-N``: a hash of all predictions and images, and the number of rows."""
+    hasher = hashlib.sha256(predictions.images.digest.encode())
+    for row, row_predictions in sorted(predictions.rows.items()):
+        hasher.update(f"\0{row}\0".encode() + row_predictions.to_bytes())
+    return f"{hasher.hexdigest()[:16]}-{len(predictions.rows)}"
+
+
+def read_times(stored: StoredRun) -> dict[int, int]:
+    """Return milliseconds since the epoch by step, repeated where rows are missing."""
+    times_by_row = {r.row.row: to_milliseconds(r.written_at) for r in stored.rows.records.values()}
+    times: dict[int, int] = {}
+    time = min(times_by_row.values())
+    for step in range(stored.record.matrix.num_rows + 1 if stored.record else 0):
+        time = times[step] = times_by_row.get(step, time)
+    return times
+
+
+def _read_metadata(stored: StoredRun) -> dict[str, Any]:
+    """Read configuration, dataset, environment and warnings, as the fields of RunReport.
+
+    They are empty if missing or unknown.
+    """
+    run, record, times = stored.run, stored.record, read_times(stored)
+    if record is None:
+        return {}
+    params, tags = dict(sorted(run.data.params.items())), run.data.tags
+    configuration = read_configuration(params)
+    requested = params | {
+        n.removeprefix("asked/"): v for n, v in params.items() if n.startswith("asked/")
+    }
+    entries = run.inputs.dataset_inputs if run.inputs else ()
+    profiles = {entry.dataset.name: entry.dataset.profile for entry in entries}
+    profile: Mapping[str, Any] = {}
+    with suppress(RecordError):  # in an unknown format
+        profile = json_object(profiles.get(record.dataset.name) or "{}", MAX_ROW_BYTES)
+    dataset = {label: str(profile[key]) for key, label in _DATASET_LABELS.items() if key in profile}
+    if isinstance(features := profile.get("features"), dict):
+        dataset["features"] = str(features.get("name"))
+    num_train, warnings = profile.get("num_train"), profile.get("warnings")
+    first, last = (
+        datetime.fromtimestamp(time / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        for time in (min(times.values()), max(times.values()))
+    )
+    environment = {label: tags[tag] for tag, label in _ENVIRONMENT.items() if tag in tags}
+    environment["rows measured"] = first if first == last else f"{first} to {last}"
+    if not any(record.matrix.costs):
+        environment["cost of its training"] = "not in its rows"
+    return {
+        "configuration": configuration,
+        "requested": {
+            name: value
+            for name, value in requested.items()
+            if name in configuration and value != configuration[name]
+        },
+        "dataset": dataset,
+        "num_train": {key: count for key, count in num_train.items() if isinstance(count, int)}
+        if isinstance(num_train, dict)
+        else {},
+        "environment": environment,
+        "warnings": [str(line) for line in warnings] if isinstance(warnings, list) else [],
+    }
 
 
 def _find_missing_reports(client: MlflowClient, run: Run) -> frozenset[str]:

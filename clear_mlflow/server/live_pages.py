@@ -24,7 +24,11 @@ from clear_mlflow.report.page import render_page
 from clear_mlflow.report.page.run_page import render_run_page
 from clear_mlflow.scoring import evaluate
 from clear_mlflow.scoring.run_log import build_report
-from clear_mlflow.scoring.run_record import list_test_sizes, read_record
+from clear_mlflow.scoring.run_record import (
+    list_test_sizes,
+    read_predictions_and_tests,
+    read_record,
+)
 from clear_mlflow.server.request_store import hide_addresses
 from clear_mlflow.store import names
 from clear_mlflow.store.client import map_in_threads
@@ -194,7 +198,8 @@ def render_live_run(client: MlflowClient, run: Run, state: list[object], workspa
         "state": hash_state(state),
         "is_followed": not _has_ended(run),
     }
-    stored = read_record(client, run, is_live_page=True)
+    stored = read_record(client, run, read_files=False)
+    stored = read_predictions_and_tests(client, stored, is_live_page=True)
     if stored.record is None:
         return render_page(
             "clear_mlflow.server/page/no_rows",

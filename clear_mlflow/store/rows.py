@@ -38,9 +38,9 @@ NO_ROWS = "contains no rows of an accuracy matrix"
 class StoredRows:
     """The rows of a run, as :func:`load_stored_rows` read them."""
 
-    records: Mapping[str, RowRecord]  # file name to row, in row order; empty if there are none
-    rows_hash: str  # hash of the row files
-    tag: str | None  # correct value of the run's matrix tag, or None if the rows do not fit
+    # By file name, in row order; empty if there are none.
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    records: Mapping[str, RowRecord] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,15 +227,13 @@ def load_stored_rows(
     always reads artifacts; None means True if they are on this machine, else False. Raises
     RecordError if a row is damaged, or missing from the artifacts although the tags name it.
     """
-    run_id = run.info.run_id
-    tag = run.data.tags.get(names.MATRIX_TAG)
     if not (is_local(run.info.artifact_uri) if read_files is None else read_files):
-        packed = read_matrix_tag(run_id, tag)
+        packed = read_matrix_tag(run.info.run_id, run.data.tags.get(names.MATRIX_TAG))
         records = parse_rows(packed)
         if packed and assemble(records).is_complete:
-            return StoredRows(records, hash_rows(run_id, packed), tag)
+            return StoredRows(packed, records)
     files = read_row_files(client, run)
-    return StoredRows(parse_rows(files), hash_rows(run_id, files), pack_matrix_tag(run_id, files))
+    return StoredRows(files, parse_rows(files))
 
 
 def read_matrices(

@@ -32,8 +32,8 @@ from clear_mlflow.core.record import ROWS_FOLDER, parse_row_index, row_file_name
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.journal.reading import NO_EXPERIMENT, get_run_folder, read_points
 from clear_mlflow.journal.run_folder import MAX_POINTS, is_safe_path
-from clear_mlflow.scoring import Scores, evaluate, log_results, read_record
-from clear_mlflow.scoring.run_log import REPORTS, find_changes
+from clear_mlflow.scoring import Scores, evaluate
+from clear_mlflow.scoring.run_log import REPORTS, find_changes, log_results, read_measurements
 from clear_mlflow.scoring.run_record import split_score_hash
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
@@ -361,7 +361,7 @@ class RunCopier:
         run = Lease(client, target.info.run_id).check()
         artifact_uri = source.run.info.artifact_uri
         try:
-            stored = read_record(
+            stored = read_measurements(
                 source.client, replace_info(run, artifact_uri=artifact_uri), reread=False
             )
             results = evaluate(stored)

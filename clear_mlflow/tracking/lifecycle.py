@@ -39,7 +39,8 @@ from clear_mlflow.journal.run_folder import (
 )
 from clear_mlflow.journal.uploader import UnsentError, is_permanent_error, store_outcome
 from clear_mlflow.process.training_process import TrainingDied
-from clear_mlflow.scoring import Scores, score
+from clear_mlflow.scoring import Scores
+from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
     forget_active_run,

@@ -29,7 +29,7 @@ from clear_mlflow.journal.run_folder import (
     read_header,
 )
 from clear_mlflow.journal.uploader import Uploader, store_outcome
-from clear_mlflow.scoring import read_scores, score
+from clear_mlflow.scoring.run_log import read_scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
 from clear_mlflow.store.lease import check_not_being_trained, is_expired, read_trainer_token

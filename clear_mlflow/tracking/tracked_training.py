@@ -29,7 +29,8 @@ from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.process.training_process import TrainingDied, TrainingProcess
-from clear_mlflow.scoring import Scores, score
+from clear_mlflow.scoring import Scores
+from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
 from clear_mlflow.store.lease import Lease, LeaseLostError, build_lease_tags, wait_for_expiry

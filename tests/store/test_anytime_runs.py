@@ -13,7 +13,8 @@ from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeMatrix, AnytimeRow,
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.journal.run_folder import RunFolder
 from clear_mlflow.metrics import WITHIN_BUCKET_METRICS, compute_values, evaluate_metrics
-from clear_mlflow.scoring import read_scores, score
+from clear_mlflow.scoring.run_log import read_scores, score
+from clear_mlflow.scoring.run_record import split_score_hash
 from clear_mlflow.server.live_pages import describe_state, render_live_run
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import Lease
@@ -105,7 +106,8 @@ def test_evaluate_logs_metrics_of_tests_for_a_run_without_them(store, experiment
         file.write_text(test.to_json(WRITTEN_AT))
     store.set_tag(run.info.run_id, names.ANYTIME_TAG, "2")
     late = file.rename(file.with_suffix(".late"))  # it is looked for again while it lacks
-    assert read_scores(store, store.get_run(run.info.run_id)).stored.tests_hash == ""
+    assert score(store, run.info.run_id).stored.tests is not None
+    assert split_score_hash(store.get_run(run.info.run_id).data.tags)[3] == ""
     late.rename(file)
     assert rescore(store, run).action == "scored"
     assert select_values(store.get_run(run.info.run_id)) == pytest.approx(EXPECTED)

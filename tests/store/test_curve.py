@@ -10,7 +10,7 @@ from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.journal.run_folder import MAX_POINTS, RunFolder, default_root
 from clear_mlflow.learning.measured import CurvePoint, ignore
-from clear_mlflow.scoring import score
+from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import Lease
 from clear_mlflow.tracking.run_recorder import RunRecorder

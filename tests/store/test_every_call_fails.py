@@ -22,7 +22,7 @@ from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal import uploader
 from clear_mlflow.journal.run_folder import RunFolder, find_run_folders
-from clear_mlflow.scoring import score
+from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.tracking.resume import read_resume_point

@@ -19,7 +19,7 @@ from trainings import FOUR_BUCKETS
 import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.report.exports import format_matrix_json
-from clear_mlflow.scoring import read_scores
+from clear_mlflow.scoring.run_log import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import build_lease_tags
 

@@ -18,7 +18,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder, find_run_folders
 from clear_mlflow.journal.uploader import UnsentError, store_outcome
 from clear_mlflow.process.training_process import TrainingDied
-from clear_mlflow.scoring import score
+from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import (
     Lease,

@@ -28,7 +28,7 @@ from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.run_folder import find_run_folders
 from clear_mlflow.journal.uploader import Uploader
 from clear_mlflow.metrics import summarize
-from clear_mlflow.scoring import score
+from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.tracking import lifecycle
 from clear_mlflow.tracking.run_recorder import RunRecorder

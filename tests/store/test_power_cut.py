@@ -13,7 +13,7 @@ from stored_runs import without_machine_fields
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.journal.run_folder import RunFolder, default_root, find_run_folders
 from clear_mlflow.learning.measured import ignore
-from clear_mlflow.scoring import score
+from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.store.states import store_state

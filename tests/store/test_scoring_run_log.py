@@ -1,5 +1,6 @@
 """What scoring writes: the changes to a model of one run's store, and the series of a run."""
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -18,21 +19,20 @@ from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.report.page.matrix_map import MAX_SHOWN, sample_evenly
-from clear_mlflow.scoring import evaluate
+from clear_mlflow.scoring import Changes, evaluate
 from clear_mlflow.scoring.run_log import (
-    Changes,
     build_bucket_series_names,
     build_metric_values,
     collect_series,
+    compute_score_hash,
     evaluate_step,
     find_changes,
 )
 from clear_mlflow.scoring.run_record import StoredRun
 from clear_mlflow.store import names
+from clear_mlflow.store.rows import StoredRows, hash_rows
 
 NUM_TEST = 50
-FIELDS = ("configuration", "requested", "dataset", "num_train", "environment")
-METADATA = {**{field: {} for field in FIELDS}, "warnings": []}
 
 
 def first(matrix):
@@ -56,6 +56,9 @@ class ModelStore:
         self.metric_values = []
         self.tags = dict(tags or {})
         self.files = set()
+
+    def hash_rows(self):
+        return hash_rows("run", self.stored.rows.files)
 
     def history(self, name):
         latest = {}
@@ -113,13 +116,10 @@ def stored_runs(draw):
     }
     return StoredRun(
         run=SimpleNamespace(),
+        rows=StoredRows({name: r.to_json().encode() for name, r in records.items()}, records),
         record=assemble(records),
-        rows_hash=draw(st.sampled_from(["d1", "d2"])),
-        matrix_tag=draw(st.sampled_from([None, "rows"])),
-        times={step: 1000 * step for step in range(num_buckets + 1)},
         families=("clear", "renate"),
         metrics=(*METRICS, OWN),
-        metadata=METADATA,
     )
 
 
@@ -140,6 +140,8 @@ def stores(draw):
     """A run, and what other scorings, programs and accidents left in its store."""
     store = ModelStore(draw(stored_runs()), draw(TAGS))
     chance = random.Random(draw(st.integers(0, 2**32)))
+    if names.SCORED_TAG in store.tags and chance.random() < 0.5:
+        store.tags[names.SCORED_TAG] = f"{store.hash_rows()}.a"
     stored = replace(store.stored, run=ModelStore(store.stored).run)
     for point in build_metric_values(stored, evaluate(stored)):
         if chance.random() < 0.7:
@@ -157,7 +159,7 @@ def stores(draw):
 def test_after_the_changes_are_written_nothing_is_missing(store, reread):
     """The store has the computed values, and no existing point was sent."""
     before = dict(store.tags)
-    has_same_rows = before.get(names.SCORED_TAG, "").partition(".")[0] == store.stored.rows_hash
+    has_same_rows = before.get(names.SCORED_TAG, "").partition(".")[0] == store.hash_rows()
     changes = store.find_changes(reread)
     assert changes.reports or has_same_rows
     for point in changes.metric_values:
@@ -203,18 +205,28 @@ def test_a_run_without_rows_is_tagged_once(tags):
 
 @given(stored=stored_runs())
 def test_the_score_hash_changes_with_what_the_page_shows(stored):
-    stored = replace(stored, run=ModelStore(stored).run)
-    renamed = SimpleNamespace(info=SimpleNamespace(run_id="run", run_name="another"))
+    def build(tags=(), params=(), run_name="run", **profile):
+        run = ModelStore(stored, tags).run
+        run.info.run_name, run.data.params = run_name, dict(params)
+        dataset = SimpleNamespace(name=stored.record.dataset.name, profile=json.dumps(profile))
+        run.inputs = SimpleNamespace(dataset_inputs=[SimpleNamespace(dataset=dataset)])
+        return replace(stored, run=run)
+
+    first_run = build()
     others = [
-        replace(stored, rows_hash="d3"),
-        replace(stored, run=renamed),
-        replace(stored, predictions_hash="p-1"),
-        replace(stored, tests_hash="t"),
-        *(replace(stored, metadata={**METADATA, field: {"a": "b"}}) for field in FIELDS),
-        replace(stored, metadata={**METADATA, "warnings": ["mind"]}),
+        replace(first_run, rows=replace(stored.rows, files={"row_000.json": b""})),
+        build(run_name="another"),
+        build({names.SCORED_TAG: "..p-1"}),
+        build({names.SCORED_TAG: "...t"}),
+        build({names.VERSION_TAG: "1"}),
+        build(params={"lr": "1"}),
+        build(params={"lr": "1", "asked/lr": "auto"}),
+        build(split="test"),
+        build(num_train={"1": 2}),
+        build(warnings=["mind"]),
     ]
-    hashes = [run.compute_score_hash({"a/b": 1}) for run in (stored, *others)]
-    hashes.append(stored.compute_score_hash({"a/b": 2}))
+    hashes = [compute_score_hash(run, {"a/b": 1}) for run in (first_run, *others)]
+    hashes.append(compute_score_hash(first_run, {"a/b": 2}))
     assert len(set(hashes)) == len(hashes)
 
 

@@ -27,7 +27,7 @@ from clear_mlflow.api.sweep_runs import SweepResult, train_and_compare
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.engines.local import LocalEngine
 from clear_mlflow.grids import read_grid
-from clear_mlflow.scoring import score
+from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import format_lease
 

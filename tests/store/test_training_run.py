@@ -15,7 +15,7 @@ from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST, KnownTraining
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import summarize
-from clear_mlflow.scoring import score
+from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import build_lease_tags
 from clear_mlflow.tracking.run_recorder import RunRecorder

@@ -17,7 +17,7 @@ from trainings import FOUR_BUCKETS, KnownTraining
 
 import clear_mlflow
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.scoring import score
+from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.sqlite import name_sqlite_driver
 from clear_mlflow.store.ui_urls import VIEW_TAG, find_page_url, format_run_links

@@ -15,7 +15,7 @@ import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.record import assemble
 from clear_mlflow.grids import read_grid
-from clear_mlflow.scoring import read_scores
+from clear_mlflow.scoring.run_log import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import parse_rows, read_matrix_tag
 

@@ -17,7 +17,7 @@ from stored_runs import histories
 
 import clear_mlflow
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
-from clear_mlflow.scoring import read_scores
+from clear_mlflow.scoring.run_log import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import preflight, set_up_mlflow, switch_store
