@@ -57,12 +57,17 @@ from clear_mlflow.scoring.run_record import read_predictions, read_test_matrix
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.offline import is_offline_folder
+from clear_mlflow.store.offline import (
+    ARCHIVE,
+    NO_EXPERIMENT,
+    get_bundle_path,
+    is_bundle,
+    is_offline_folder,
+)
 from clear_mlflow.store.rows import is_same_row, list_row_sizes, parse_rows, read_row_files
 from clear_mlflow.store.search import MissingRun
 from clear_mlflow.tracking.copy_runs import RunSource
 
-ARCHIVE = ".tar.xz"
 # Limits of an archive when it is unpacked: a few bytes of xz can expand to fill a disk.
 _MAX_BYTES = 8 * 2**30
 _MAX_FILES = 100_000
@@ -88,17 +93,6 @@ class _Header(msgspec.Struct, kw_only=True):
     licence: str
     written_by: str
     files: dict[str, str]  # path of each other file in the folder to its SHA-256
-
-
-def is_bundle(run: Run) -> bool:
-    """Return True if a run was read from a bundle or an offline folder, not from the store."""
-    return bool(run.info.experiment_id == NO_EXPERIMENT)
-
-
-def get_bundle_path(run: Run) -> Path | None:
-    """Return the path that a run was read from, such as ARCHIVE/NAME, or None if from the store."""
-    path: Path | None = getattr(run, "bundle_path", None)
-    return path
 
 
 def list_bundles(path: Path) -> list[Path]:

@@ -20,7 +20,6 @@ from mlflow.entities import Param, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME, MLFLOW_RUN_NOTE
 from mlflow.utils.time import get_current_time_millis
 
-from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.load import Run as ApiRun
 from clear_mlflow.api.load import Runs, choose_runs, list_existing
 from clear_mlflow.comparison.figures import plot_history, render_figures
@@ -80,6 +79,7 @@ from clear_mlflow.store.client import (
     open_store,
     preflight,
 )
+from clear_mlflow.store.offline import is_bundle
 from clear_mlflow.store.rows import NO_ROWS, read_matrices
 from clear_mlflow.store.search import MissingRun, get_or_create_experiment, tag_project_run
 from clear_mlflow.store.ui_urls import (

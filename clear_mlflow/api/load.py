@@ -14,27 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlflow.entities import Run as MlflowRun
 
-from clear_mlflow.api.bundle import (
-    ARCHIVE,
-    drop_copies,
-    get_bundle_path,
-    is_bundle,
-    list_bundles,
-    read_bundles,
-)
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import one_line, safe_repr
-from clear_mlflow.learning.parameters.logged import list_unlogged_parameters
 from clear_mlflow.metrics import MATRIX, MetricResult, MetricResults, Predictions
-from clear_mlflow.report.page.run_page import render_run_html
 from clear_mlflow.report.terminal_tables import render_run, render_text
 from clear_mlflow.scoring import Scores, load_scores
 from clear_mlflow.scoring.run_record import read_configuration
-from clear_mlflow.statistics import ImageBootstrap
 from clear_mlflow.store.client import MlflowClient, is_missing_store, open_store
-from clear_mlflow.store.offline import is_offline_folder
+from clear_mlflow.store.offline import ARCHIVE, get_bundle_path, is_bundle, is_offline_folder
 from clear_mlflow.store.rows import NO_ROWS, read_matrices
 from clear_mlflow.store.search import MissingRun, expand_run_id, has_experiment, select_runs
 from clear_mlflow.store.ui_urls import format_run_links
@@ -93,6 +82,9 @@ class Run:
     @property
     def config(self) -> Mapping[str, str]:
         """All parameters of the training, with ``auto`` replaced by the value that was chosen."""
+        # Imported here and in other methods: show needs only the rows and metrics of a stored run.
+        from clear_mlflow.learning.parameters.logged import list_unlogged_parameters
+
         params = self._run.data.params
         return read_configuration({**list_unlogged_parameters(params), **params})
 
@@ -152,6 +144,8 @@ class Run:
         The intervals (95 %, bootstrap over test images) need stored predictions, and accuracy as
         the score; metrics without them have None.
         """
+        from clear_mlflow.statistics import ImageBootstrap
+
         results = self.scores.results
         if self.predictions is None or not self.matrix.score.is_accuracy:
             return results
@@ -217,6 +211,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the matrix and metrics as HTML, for notebooks."""
+        from clear_mlflow.report.page.run_page import render_run_html
+
         if (problem := self._describe_problem()) is not None:
             return f"<p>{escape(problem)}</p>"
         metrics = self.scores.results.values()
@@ -320,7 +316,7 @@ def choose_runs(
 
     Runs of experiments come first, then named runs, then bundles. Bundles are read at once, other
     runs during the iteration; a run that the store lacks is a MissingRun. If bundles were passed,
-    copies of a run are dropped by :func:`drop_copies`.
+    copies of a run are dropped by :func:`clear_mlflow.api.bundle.drop_copies`.
 
     Args:
         client: client of the store.
@@ -362,8 +358,8 @@ def choose_runs(
         # A folder of bundles may have the name of an experiment; a path always names the folder.
         elif not _is_path(name) and _is_experiment(client, str(name)):
             experiments.append(str(name))
-        elif paths := list_bundles(Path(name)):
-            bundled += chain.from_iterable(map(read_bundles, paths))
+        elif bundles := _read_bundles(Path(name)):
+            bundled += bundles
         elif _is_path(name):
             raise ConfigError(
                 f"{safe_repr(str(name), 200)} is neither a bundle nor a folder that contains any"
@@ -384,7 +380,18 @@ def choose_runs(
         for name in experiments
     ]
     runs = chain(*runs_of_experiments, runs_by_name, bundled)
-    return (drop_copies(client, runs) if bundled else runs), bool(ids or bundled)
+    if not bundled:
+        return runs, bool(ids)
+    from clear_mlflow.api.bundle import drop_copies
+
+    return drop_copies(client, runs), True
+
+
+def _read_bundles(path: Path) -> list[MlflowRun]:
+    """Read the runs of the bundles and offline folders at a path. Empty if there are none."""
+    from clear_mlflow.api.bundle import list_bundles, read_bundles
+
+    return [run for bundle in list_bundles(path) for run in read_bundles(bundle)]
 
 
 def _is_path(name: str | Path) -> bool:

@@ -12,6 +12,7 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.journal.reading import NO_EXPERIMENT, read_run
 from clear_mlflow.store.client import set_up_mlflow
 from clear_mlflow.store.offline import (
+    NO_EXPERIMENT,
     check_format,
     format_offline_uri,
     is_offline_folder,

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.import_ import build_records
 from clear_mlflow.api.load import Runs, choose_runs
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
@@ -38,6 +37,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, is_local
 from clear_mlflow.store.client import is_server, map_in_threads, mlflow_errors, open_store
 from clear_mlflow.store.lease import is_being_trained, is_expired
+from clear_mlflow.store.offline import is_bundle
 from clear_mlflow.store.rows import NO_ROWS, parse_rows, read_row_files, store_row
 from clear_mlflow.store.search import MissingRun, tag_project_run
 from clear_mlflow.store.sqlite import lock_store_writes

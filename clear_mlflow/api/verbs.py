@@ -149,9 +149,10 @@ def export(
         TrackingError: a run does not exist, or the store cannot be reached.
     """
     check_arguments(export, dict(locals()))
-    from clear_mlflow.api.bundle import ARCHIVE, is_bundle, write_bundles
+    from clear_mlflow.api.bundle import write_bundles
     from clear_mlflow.api.load import choose_runs, list_existing
     from clear_mlflow.store.client import open_store
+    from clear_mlflow.store.offline import ARCHIVE, is_bundle
     from clear_mlflow.store.rows import NO_ROWS, read_matrices
 
     if Path(to).suffix in {".gz", ".tar", ".tgz", ".zip"}:

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any, cast
 
 import click
 
-from clear_mlflow.cli.data import data
-from clear_mlflow.cli.evaluate import evaluate
-from clear_mlflow.cli.import_runs import import_runs
 from clear_mlflow.cli.output import print_error
-from clear_mlflow.cli.stored_runs import compare, export, identify, open_ui, show, sync
-from clear_mlflow.cli.sweep import sweep
-from clear_mlflow.cli.train import train, train_distributed
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.version import __version__
 
-_COMMANDS: Mapping[str, tuple[click.Command, ...]] = {  # by heading
-    "Train": (train, train_distributed, sweep),
-    "Look at what is stored": (open_ui, show, evaluate, compare, identify, export),
-    "Bring runs into MLflow": (import_runs, sync),
-    "Datasets": (data,),
+# Heading to the module and function of each command, by the command's name.
+_COMMANDS: Mapping[str, Mapping[str, str]] = {
+    "Train": {
+        "train": "train:train",
+        "train-distributed": "train:train_distributed",
+        "sweep": "sweep:sweep",
+    },
+    "Look at what is stored": {
+        "open": "stored_runs:open_ui",
+        "show": "show:show",
+        "evaluate": "evaluate:evaluate",
+        "compare": "stored_runs:compare",
+        "identify": "stored_runs:identify",
+        "export": "stored_runs:export",
+    },
+    "Bring runs into MLflow": {"import": "import_runs:import_runs", "sync": "stored_runs:sync"},
+    "Datasets": {"data": "data:data"},
 }
 
 EXIT_CODES: Mapping[str, str] = {
@@ -36,6 +43,23 @@ EXIT_CODES: Mapping[str, str] = {
     "128 + signal": "Stopped by a signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 137 for "
     "SIGKILL (for example out of memory). Everything measured so far is stored.",
 }
+
+
+class _Commands(Mapping[str, click.Command]):
+    """The commands by name. Each is imported when it is read."""
+
+    _references: Mapping[str, str] = {k: v for part in _COMMANDS.values() for k, v in part.items()}
+
+    def __getitem__(self, name: str) -> click.Command:
+        module, _, function = self._references[name].partition(":")
+        command: click.Command = getattr(import_module(f"clear_mlflow.cli.{module}"), function)
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._references)
+
+    def __len__(self) -> int:
+        return len(self._references)
 
 
 class _MainGroup(click.Group):
@@ -57,10 +81,10 @@ class _MainGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands under their headings, each with the first line of its help."""
         width = max(map(len, self.commands))
-        for heading, commands in _COMMANDS.items():
+        for heading, names in _COMMANDS.items():
             with formatter.section(heading):
                 formatter.write_dl(
-                    [(f"{c.name:{width}}", c.get_short_help_str(200)) for c in commands]
+                    [(f"{n:{width}}", self.commands[n].get_short_help_str(200)) for n in names]
                 )
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -72,7 +96,7 @@ class _MainGroup(click.Group):
 # MLflow passes an undeclared parameter as --some_name; options are written --some-name.
 @click.group(
     cls=_MainGroup,
-    commands=[command for commands in _COMMANDS.values() for command in commands],
+    commands=cast("dict[str, click.Command]", _Commands()),
     context_settings={
         "token_normalize_func": lambda name: name.replace("_", "-"),
         "help_option_names": ["-h", "--help"],

@@ -32,11 +32,11 @@ from click.core import ParameterSource
 from clear_mlflow.api._arguments import resolve_annotation
 from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.learning.parameters.recipes import NONE
 
 # Headings in the help of several commands.
 SELECTION, WORK, COMPARISON, METRICS = "Which runs", "How the work is done", "Comparison", "Metrics"
 _OTHER = "Other options"
+_NONE = "none"  # the word for None
 
 
 class Command(click.Command):
@@ -158,7 +158,7 @@ def build_option(name: str, **keywords: Any) -> click.Option:
 
     keywords: arguments of click.Option.
     """
-    keywords.setdefault("show_default", keywords.get("default") != NONE)
+    keywords.setdefault("show_default", keywords.get("default") != _NONE)
     return click.Option([f"--{name.replace('_', '-')}", name], **keywords)
 
 
@@ -179,7 +179,7 @@ def _parse_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]
 def _strip_markup(text: str) -> str:
     """Remove reStructuredText roles and double backquotes. None becomes none."""
     text = re.sub(r":\w+:`([^`]+)`", r"\1", text).replace("``", "")
-    return re.sub(r"\bNone\b", NONE, text)
+    return re.sub(r"\bNone\b", _NONE, text)
 
 
 def _build_argument(
@@ -225,7 +225,7 @@ def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) 
     """
     # The terminal passes ids and names of runs.
     members = resolve_annotation(function, parameter.annotation, Runs=Sequence[str])
-    values: dict[str, Any] = {NONE: None} if NoneType in members else {}
+    values: dict[str, Any] = {_NONE: None} if NoneType in members else {}
     values |= {v: v for t in members if get_origin(t) is Literal for v in get_args(t)}
     if bool in members:
         values |= {"no": False, "yes": True}
@@ -243,7 +243,7 @@ def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) 
     if value_type is tuple:
         return {"type": str, "multiple": True, "metavar": "TEXT"}
     if value_type is Sequence:
-        values = {NONE: (), **values}
+        values = {_NONE: (), **values}
     parse, metavar, expected = _PARSERS[value_type]
     return {**keywords, "type": _Value(parse, expected, values), "metavar": metavar}
 
@@ -252,7 +252,7 @@ def _describe_default(default: Any) -> str:
     """Return a default as text of the command line: yes, no, none, or the value."""
     if isinstance(default, bool):
         return "yes" if default else "no"
-    return NONE if default in (None, ()) else str(default)
+    return _NONE if default in (None, ()) else str(default)
 
 
 class _Value(click.ParamType[Any]):

@@ -25,7 +25,7 @@ from clear_mlflow.process.training_process import (
 # Modules that a training imports: training and models, and those that open, watch, upload and plot
 # a run. None of them starts a thread, opens a store or uses a GPU: none of these survives a fork.
 _PRELOADED_MODULES = [
-    "clear_mlflow.cli.output",
+    "clear_mlflow.cli.train",
     "clear_mlflow.learning.session",
     "clear_mlflow.tracking.tracked_training",
     "IPython",

@@ -1,4 +1,4 @@
-"""Commands that work on stored runs: compare, show, identify, export, open and sync."""
+"""Commands that work on stored runs: compare, identify, export, open and sync."""
 
 from __future__ import annotations
 
@@ -59,32 +59,6 @@ def compare(**options: Any) -> None:
     output.print_comparison(compared.comparison)
     click.echo()
     output.print_links(compared.links)
-
-
-@command(
-    arguments={"run": "RUN|BUNDLE"},
-    options=[output.JSON_OPTION],
-    examples=("clear-mlflow show RUN_ID", "clear-mlflow show RUN_ID --json"),
-)
-def show(run: str) -> None:
-    """Show a run's accuracy matrix, and each metric with its value or why it is undefined.
-
-    Everything is computed from the run's artifacts; nothing is written.
-
-    Args:
-        run: id of a run or its first six digits or more, or path of a bundle or of an
-            offline folder.
-    """
-    from clear_mlflow.api.load import load
-
-    stored_run = load(run)
-    if output.wants_json():
-        output.print_json(stored_run.to_dict())
-        return
-    stored_run.record  # noqa: B018  (raises without rows, as --json does)
-    click.echo(f"{stored_run.name} {stored_run.status}\n")
-    output.print_scores(stored_run.scores)
-    output.print_links(stored_run.links)
 
 
 @command(

@@ -18,9 +18,22 @@ from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_MANIFEST_BYTES, json_object, read_bytes
 
+ARCHIVE = ".tar.xz"  # ending of a file with bundles
+NO_EXPERIMENT = "bundle"  # in place of an experiment's id, for runs that are read from files
 HEADER = "offline.json"
 _SCHEME = "clear-offline://"  # of the entry point in pyproject.toml
 _FORMAT = "2.0"
+
+
+def is_bundle(run: Run) -> bool:
+    """Return True if a run was read from a bundle or an offline folder, not from the store."""
+    return bool(run.info.experiment_id == NO_EXPERIMENT)
+
+
+def get_bundle_path(run: Run) -> Path | None:
+    """Return the path that a run was read from, such as ARCHIVE/NAME, or None if from the store."""
+    path: Path | None = getattr(run, "bundle_path", None)
+    return path
 
 
 def is_offline_folder(path: Path) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -260,3 +262,15 @@ def test_the_notebooks_matrix_grows_row_by_row():
             len(re.findall(r"<td style=\"text-align:center[^>]*>[0-9.]+</td>", texts[-1])) == cells
         )
         assert '<progress value="1" max="4"' in texts[-1]
+
+
+@pytest.mark.slow
+def test_show_loads_neither_pages_nor_statistics_nor_training():
+    """Most of its time is spent on imports."""
+    code = "import clear_mlflow.cli.show, clear_mlflow.api.load, sys; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    packages = {name.split(".")[1] for name in loaded if name.startswith("clear_mlflow.")}
+    reading = {"api", "cli", "core", "metrics", "process", "report", "scoring", "store"}
+    assert packages - {"journal"} == reading  # MLflow itself loads the journal's offline stores
+    assert {"clear_mlflow.report.page", "clear_mlflow.scoring.run_log"}.isdisjoint(loaded)
+    assert {"torch", "matplotlib"}.isdisjoint(loaded)
