@@ -40,7 +40,7 @@ from clear_mlflow.core.untrusted import (
     read_bytes,
 )
 from clear_mlflow.core.version import __version__
-from clear_mlflow.journal.reading import NO_EXPERIMENT, pack_input, read_run
+from clear_mlflow.journal.reading import pack_input, read_run
 from clear_mlflow.journal.run_folder import (
     ARTIFACTS,
     FORMAT,

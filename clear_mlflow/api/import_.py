@@ -44,7 +44,7 @@ from clear_mlflow.importers import (
     load_file,
     read_runs,
 )
-from clear_mlflow.journal.reading import NO_EXPERIMENT, read_run
+from clear_mlflow.journal.reading import read_run
 from clear_mlflow.journal.run_folder import (
     INFO_JSON,
     PARAMS_JSON,
@@ -57,7 +57,7 @@ from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, adapt_metrics, s
 from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight, set_up_mlflow
-from clear_mlflow.store.offline import is_offline_folder
+from clear_mlflow.store.offline import NO_EXPERIMENT, is_offline_folder
 from clear_mlflow.store.rows import parse_rows, read_matrix_tag
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
 from clear_mlflow.tracking.copy_runs import (

@@ -9,7 +9,7 @@ from mlflow.entities import Run
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.journal.reading import NO_EXPERIMENT, read_run
+from clear_mlflow.journal.reading import read_run
 from clear_mlflow.store.client import set_up_mlflow
 from clear_mlflow.store.offline import (
     NO_EXPERIMENT,

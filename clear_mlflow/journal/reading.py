@@ -35,7 +35,6 @@ from clear_mlflow.journal.run_folder import (
     list_json_entries,
 )
 
-NO_EXPERIMENT = "bundle"  # in place of an experiment's id, for runs that are read from files
 _MAX_TRIES = 1000  # to read a folder in which another process replaces files
 
 

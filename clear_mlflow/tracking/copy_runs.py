@@ -30,7 +30,7 @@ from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, parse_row_index, row_file_name
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.journal.reading import NO_EXPERIMENT, get_run_folder, read_points
+from clear_mlflow.journal.reading import get_run_folder, read_points
 from clear_mlflow.journal.run_folder import MAX_POINTS, is_safe_path
 from clear_mlflow.scoring import Scores, evaluate
 from clear_mlflow.scoring.run_log import REPORTS, find_changes, log_results, read_measurements
@@ -54,6 +54,7 @@ from clear_mlflow.store.lease import (
     read_trainer_token,
 )
 from clear_mlflow.store.offline import (
+    NO_EXPERIMENT,
     check_format,
     format_offline_uri,
     is_offline_folder,
