@@ -111,7 +111,6 @@ def test_evaluations_within_training(store, options):
     np.testing.assert_allclose(logger.matrix.values, expected, atol=1e-7)
 
 
-@pytest.mark.slow
 def test_evaluations_of_some_buckets_are_combined(store):
     """Cells without a test are missing, and several tests of a model are one row."""
     stream, logger, trained = start(4)

@@ -8,6 +8,7 @@ from stored_runs import stored_run
 
 from clear_mlflow.server.request_store import RequestError
 from clear_mlflow.server.views import PageCache, add_pages
+from clear_mlflow.store import names
 
 
 @pytest.fixture(autouse=True)
@@ -61,18 +62,42 @@ def test_a_request_that_would_wait_too_long_is_rejected():
     assert cache.get("slow", lambda: "drawn anew") == "slow"
 
 
-def test_a_run_is_shown_by_its_id(store, experiment_id, monkeypatch):
-    """The page contains the run's name, and its state is what the page polls."""
+@pytest.fixture
+def browser(store, monkeypatch):
+    """A client of the pages, in MLflow's own app and the test's store."""
     monkeypatch.setenv("_MLFLOW_SERVER_FILE_STORE", store.tracking_uri)
     monkeypatch.setattr("mlflow.server.handlers._tracking_store", None)
-    run_id = stored_run(store, experiment_id).info.run_id
     app = Flask("pages")
     add_pages(app, has_accounts=False)
-    client = app.test_client()
-    page = client.get("/clear/run", query_string={"run_id": run_id})
+    return app.test_client()
+
+
+def test_a_run_is_shown_by_its_id(store, experiment_id, browser):
+    """The page contains the run's id, and its status is what the page polls."""
+    run_id = stored_run(store, experiment_id).info.run_id
+    page = browser.get("/clear/run", query_string={"run_id": run_id})
     assert (page.status_code, run_id in page.text) == (200, True), page.text
-    state = client.get("/clear/run/state", query_string={"run_id": run_id})
+    state = browser.get("/clear/run/state", query_string={"run_id": run_id})
     assert state.json["status"] == "FINISHED"
-    missing = client.get("/clear/run")
+    missing = browser.get("/clear/run")
     assert missing.status_code == 400
     assert "run_id is missing; expected /clear/run?run_id=ID" in missing.text
+
+
+def test_runs_of_an_experiment_are_compared(store, experiment_id, browser):
+    """Those that a filter chooses. All experiments are listed."""
+    run_ids = {name: stored_run(store, experiment_id).info.run_id for name in ("mine", "yours")}
+    for name, run_id in run_ids.items():
+        store.set_tag(run_id, "strategy", name)
+        store.set_tag(run_id, names.ROWS_TAG, "complete")
+
+    def list_compared(**query):
+        query = {"experiment_id": experiment_id, "group_by": "strategy", **query}
+        page = browser.get("/clear/compare", query_string=query)
+        assert page.status_code == 200, page.text
+        return [name for name, run_id in run_ids.items() if run_id in page.text]
+
+    assert list_compared() == ["mine", "yours"]
+    assert list_compared(filter="tags.strategy = 'mine'") == ["mine"]
+    assert "experiment_id is missing" in browser.get("/clear/compare").text
+    assert f"experiment_id={experiment_id}" in browser.get("/clear/").text
