@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
     from clear_mlflow.api.load import Run
     from clear_mlflow.learning.parameters.options import TrainOptions
-    from clear_mlflow.learning.session import StreamTraining
-    from clear_mlflow.scoring import Scores
-    from clear_mlflow.store.client import MlflowClient
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -76,11 +73,8 @@ def train(*, offline: bool | str | Path = False, **options: Unpack[TrainOptions]
             f"seeds is {config.seeds}, which trains an ensemble with one matrix per seed; "
             "call train_ensemble, or pass seed=N"
         )
-    client, training = _prepare_training(config, offline)
-    # Imported here, as in _prepare_training: the pure core loads neither torch nor mlflow.
-    from clear_mlflow.tracking.tracked_training import train_in_process
-
-    return _load_run(client, train_in_process(client, training, requested))
+    (run,) = _train_and_load(config, requested, offline).values()
+    return run
 
 
 @_declare_options
@@ -108,20 +102,7 @@ def train_ensemble(
     requested, config = _resolve_options(train_ensemble, options)
     if config.seeds == NONE:
         raise ConfigError("seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train")
-    client, training = _prepare_training(config, offline)
-    from clear_mlflow.tracking.tracked_training import train_ensemble_in_process
-
-    scores = train_ensemble_in_process(client, training, requested)
-    return {seed: _load_run(client, of_member) for seed, of_member in scores.items()}
-
-
-def _load_run(client: MlflowClient, scores: Scores) -> Run:
-    """Read a scored run from the store, and return it with its scores."""
-    from clear_mlflow.api.load import Run
-    from clear_mlflow.store.client import mlflow_errors
-
-    with mlflow_errors(f"look at run {scores.stored.run_id}"):
-        return Run(client, client.get_run(scores.stored.run_id), scores=scores)
+    return _train_and_load(config, requested, offline)
 
 
 def _resolve_options(
@@ -159,17 +140,20 @@ def _format_option(name: str, value: object) -> str:
     return str(value)
 
 
-def _prepare_training(
-    config: TrainConfig, offline: bool | str | Path
-) -> tuple[MlflowClient, StreamTraining]:
-    """Connect to the store, and load or download the data."""
+def _train_and_load(
+    config: TrainConfig, requested: Mapping[str, str], offline: bool | str | Path
+) -> dict[int, Run]:
+    """Load or download the data, train each seed, and return the stored runs by seed."""
     if (size := read_dist_env().size) > 1:
         raise ConfigError(
             f"this is one of {size} processes, each of which would train and open a run; "
             "start 'torchrun ... -m clear_mlflow train', or call this in one process"
         )
+    # Imported here: the pure core loads neither torch nor mlflow.
+    from clear_mlflow.api.load import Run
     from clear_mlflow.learning.session import check, download_missing, prepare
-    from clear_mlflow.store.client import limit_retries, preflight
+    from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
+    from clear_mlflow.tracking.tracked_training import train_in_process
 
     config = check(config)
     set_offline(offline)
@@ -178,7 +162,12 @@ def _prepare_training(
     progress = NotebookProgress(config.protocol) if is_notebook() else build_progress(sys.stderr)
     with progress:
         download_missing(config, progress)
-    return client, prepare(config, progress)
+    result = train_in_process(client, prepare(config, progress), requested)
+    runs = {}
+    for seed, member in (result.members or {config.seed: result}).items():
+        with mlflow_errors(f"look at run {member.run_id}"):
+            runs[seed] = Run(client, client.get_run(str(member.run_id)), scores=member.scores)
+    return runs
 
 
 class NotebookProgress(TrainingProgress):

@@ -101,8 +101,9 @@ def print_run_result(result: RunResult) -> None:
     with suppress(OSError):
         if result.scores is not None:
             print_scores(result.scores)
-        if result.members:
-            _print_members(result.members)
+        completed = {s: m.scores for s, m in result.members.items() if m.scores and not m.exit_code}
+        if completed:
+            _print_members(completed)
         if result.run_id is not None and not result.has_lost_lease:
             where = " (not stored yet)" if result.unsent else ""
             click.echo(f"run {result.run_id} {result.status}{where}")

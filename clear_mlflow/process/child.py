@@ -14,18 +14,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from clear_mlflow.core import errors
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process.streams import guard_streams
-
-if TYPE_CHECKING:
-    from clear_mlflow.learning.session import StreamTraining
 
 # How long this process may continue after its supervisor has ended.
 _GRACE_SECONDS = 10.0
@@ -75,8 +72,9 @@ def run(commands: Connection, messages: Connection) -> None:
 def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
     """Check the parameters, load the data, and train each seed.
 
-    Sends "checked", and after a command "metadata", then the messages of :func:`_train_member`
-    for each seed, with "done" between two seeds.
+    Sends "checked", and after a command "metadata". Then the command for each seed is the path of
+    the state file to resume from, or None. Waits for a command after each row sent, and sends
+    "done" between two seeds.
     """
     # Importing torch makes no garbage; without collections the README's first command is a sixth
     # faster.
@@ -103,28 +101,13 @@ def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
         commands.get()
         send_message("metadata", training.metadata)
         callbacks = [partial(send_message, name) for name in ("curve", "test", "state")]
-        first, *others = config.split_seeds()
-        _train_member(training.for_member(first), callbacks, commands, send_message)
-        for member in others:
-            send_message("done")
-            _train_member(training.for_member(member), callbacks, commands, send_message)
-
-
-def _train_member(
-    training: StreamTraining,
-    callbacks: Sequence[Callable[[Any], None]],
-    commands: Commands,
-    send_message: Send,
-) -> None:
-    """Train one seed, and wait for a command after each row sent.
-
-    The first command is the path of the state file to resume from, or None.
-    """
-    if (state_file := commands.get()) is not None:
-        training = dataclasses.replace(training, saved=state_file)
-    for row in training.rows(*callbacks):
-        send_message("row", row)
-        commands.get()
+        for number, member_config in enumerate(config.split_seeds()):
+            if number > 0:
+                send_message("done")
+            member = training.for_member(member_config)
+            for row in dataclasses.replace(member, saved=commands.get()).rows(*callbacks):
+                send_message("row", row)
+                commands.get()
 
 
 def _queue_commands(connection: Connection) -> Commands:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import signal
@@ -107,11 +108,10 @@ class TrainingProcess:
         self._state_file = state_file
 
     def for_member(self, config: TrainConfig) -> TrainingProcess:
-        """Return this process, which trains the next member of an ensemble at each call of rows.
-
-        config: not used, since the child knows the members and their order.
-        """
-        return self
+        """Return this process as the training of the next member of an ensemble."""
+        member = copy.copy(self)
+        member._config = config
+        return member
 
     def rows(
         self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore

@@ -77,8 +77,7 @@ class RunResult:
     problem: ClearError | None = None  # why the record is incomplete or not stored, if it is
     diverged: bool = False  # the loss or the output was not a finite number
     scores: Scores | None = None  # of the stored rows
-    members: Mapping[int, Scores] = field(default_factory=dict)  # of an ensemble, by seed
-    last_member_id: str | None = None  # run of the ensemble's member that was trained last
+    members: Mapping[int, RunResult] = field(default_factory=dict)  # of an ensemble, by seed
     links: tuple[str, ...] = ()  # lines with addresses of the run
     note: str | None = None  # one more line for the user
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_RUN_ID
@@ -29,7 +28,6 @@ from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.process.training_process import TrainingDied, TrainingProcess
-from clear_mlflow.scoring import Scores
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
@@ -61,22 +59,28 @@ from clear_mlflow.tracking.training_run import TrainingRun, format_run_name, ope
 
 def train_in_process(
     client: MlflowClient, training: Training, requested: Mapping[str, str]
-) -> Scores:
-    """Train in this process and return the scores of the stored rows.
+) -> RunResult:
+    """Train in this process and return the result, with the scores of the stored rows.
 
     Trains into MLflow's active run, which is left open, or into a new one, which is ended. Raises
     what training raises, and TrackingError or RecordError if the run is not stored and scored.
 
     requested: the parameters that the caller passed, as text.
     """
-    return cast("Scores", _train_in_active_run(client, training, requested).scores)
-
-
-def train_ensemble_in_process(
-    client: MlflowClient, training: Training, requested: Mapping[str, str]
-) -> dict[int, Scores]:
-    """Train an ensemble like :func:`train_in_process`, and return its members' scores by seed."""
-    return dict(_train_in_active_run(client, training, requested).members)
+    active_id = get_active_run_id()
+    if active_id is not None:
+        join_run(client, active_id)
+    run_id = active_id or open_training_run(client, training.config)
+    result, error = _train_and_end_run(
+        client, training, run_id, requested, sets_status=active_id is None
+    )
+    failure = error or result.problem
+    if failure is None:
+        return result
+    # The result has more to tell than the error, such as the folder that keeps the outcome.
+    if result.problem not in (None, error) and result.error != str(failure):
+        warn(str(result.error))
+    raise failure
 
 
 def train_supervised(
@@ -196,26 +200,6 @@ def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResu
     return replace(end_run(client, run_id, build_result(None, run_id)), note=note)
 
 
-def _train_in_active_run(
-    client: MlflowClient, training: Training, requested: Mapping[str, str]
-) -> RunResult:
-    """Train in this process into the active run or a new one."""
-    active_id = get_active_run_id()
-    if active_id is not None:
-        join_run(client, active_id)
-    run_id = active_id or open_training_run(client, training.config)
-    result, error = _train_and_end_run(
-        client, training, run_id, requested, sets_status=active_id is None
-    )
-    failure = error or result.problem
-    if failure is None:
-        return result
-    # The result has more to tell than the error, such as the folder that keeps the outcome.
-    if result.problem not in (None, error) and result.error != str(failure):
-        warn(str(result.error))
-    raise failure
-
-
 def _train_supervised(
     client: MlflowClient,
     process: TrainingProcess,
@@ -234,9 +218,9 @@ def _train_supervised(
     if not is_stopped or process.config.resumable == "off":
         return result
     if process.config.seeds != NONE:  # the parent run contains no rows
-        if result.last_member_id is None:
+        if not result.members:
             return result
-        run_id = result.last_member_id
+        run_id = str([*result.members.values()][-1].run_id)
     command = (
         f"clear-mlflow train --resume {run_id}"
         if read_dist_env().size == 1
@@ -254,34 +238,29 @@ def _train_and_end_run(
     received_signals: Sequence[int] = (),
     *,
     sets_status: bool = True,
-    member: TrainConfig | None = None,
+    is_member: bool = False,
 ) -> tuple[RunResult, BaseException | None]:
     """Train into a RUNNING run, end it, and return result and error.
 
-    member: parameters of one of several seeds, to train into its child run, or None.
+    is_member: the run is a child run of an ensemble's.
     """
     run = TrainingRun(
         client,
         run_id,
-        member or training.config,
+        training.config,
         requested,
-        prints_warnings=member is None,
+        prints_warnings=not is_member,
         resume_point=resume_point,
     )
-    members: dict[int, Scores] = {}
-    member_ids: list[str] = []
+    members: dict[int, RunResult] = {}  # by seed
     error: BaseException | None = None
     try:
         with run:
-            if member is not None or training.config.seeds == NONE:
+            if training.config.seeds == NONE:
                 run.track(training)
             else:
                 run.log_dataset(replace(training.metadata, evaluation_set=None))
-                for seed, scores in _train_members(
-                    client, training, run_id, requested, received_signals, member_ids
-                ):
-                    members[seed] = scores
-                log_member_summary(client, run_id, members)
+                _train_members(client, training, run_id, requested, received_signals, members)
     except BaseException as raised:
         if isinstance(training, TrainingProcess):
             training.stop()
@@ -293,8 +272,7 @@ def _train_and_end_run(
         sets_status=sets_status,
         stored_rows=run.recorder.rows,
     )
-    last_member_id = member_ids[-1] if member_ids else None
-    return replace(result, members=members, last_member_id=last_member_id), error
+    return replace(result, members=members), error
 
 
 def _train_members(
@@ -303,40 +281,41 @@ def _train_members(
     parent_id: str,
     requested: Mapping[str, str],
     received_signals: Sequence[int],
-    member_ids: list[str],
-) -> Iterator[tuple[int, Scores]]:
-    """Train each seed into its own child run, and yield its scores.
+    results: dict[int, RunResult],
+) -> None:
+    """Train each seed into its own child run, and log the summary in the parent run.
 
-    received_signals: may grow. member_ids: filled with the id of each run that is opened.
+    received_signals: may grow. results: filled with the result of each seed that is trained.
     """
     with mlflow_errors(f"read run {parent_id}"):
         experiment_id = client.get_run(parent_id).info.experiment_id
-    members = training.config.split_seeds()
-    for member in members:
+    configs = training.config.split_seeds()
+    for config in configs:
+        seed = config.seed
         tags = {MLFLOW_PARENT_RUN_ID: parent_id, **build_lease_tags()}
         tags |= build_type_tags(names.KIND_TRAIN)
         with mlflow_errors(f"open a child run of run {parent_id}"):
-            run_id = create_run(client, experiment_id, format_run_name(member), tags)
-        member_ids.append(run_id)
-        result, error = _train_and_end_run(
+            run_id = create_run(client, experiment_id, format_run_name(config), tags)
+        results[seed], error = _train_and_end_run(
             client,
-            training.for_member(member),
+            training.for_member(config),
             run_id,
-            {**requested, "seed": str(member.seed), "seeds": NONE},
+            {**requested, "seed": str(seed), "seeds": NONE},
             received_signals=received_signals,
-            member=member,
+            is_member=True,
         )
-        if isinstance(error, UnsentError) and member != members[-1]:
+        if isinstance(error, UnsentError) and config != configs[-1]:
             error.__cause__ = error.__cause__ or TrackingError(
-                f"the store was away after seed {member.seed}; no further seed is trained"
+                f"the store was away after seed {seed}; no further seed is trained"
             )
         if isinstance(error, DivergedError):
-            raise DivergedError(f"seed {member.seed}: {error}") from error
+            raise DivergedError(f"seed {seed}: {error}") from error
         if error is not None and not isinstance(error, LeaseLostError):  # the parent has its lease
             raise error
-        if result.scores is None or result.exit_code:
-            raise TrackingError(f"seed {member.seed}: {result.error}")
-        yield member.seed, result.scores
+        if results[seed].exit_code:
+            raise TrackingError(f"seed {seed}: {results[seed].error}")
+    scores = {seed: result.scores for seed, result in results.items() if result.scores}
+    log_member_summary(client, parent_id, scores)
 
 
 def _find_interrupted_run(

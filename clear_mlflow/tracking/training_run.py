@@ -253,7 +253,7 @@ class TrainingRun:
             **({"seed": str(config.seed)} if config.seeds == NONE else {"seeds": config.seeds}),
             "model": config.format_record()["model"],
         }
-        tags = {names.KIND_TAG: get_run_type(config)}
+        tags = {names.KIND_TAG: _get_run_type(config)}
         if (num_processes := read_dist_env().size) > 1:
             tags[names.PROCESSES_TAG] = str(num_processes)
         if config.test_every != OFF:
@@ -291,13 +291,8 @@ def open_training_run(
     run_name: name of a new run; None for a name made of the parameters.
     """
     check = partial(check_has_no_rows, client)
-    name, run_type = run_name or format_run_name(config), get_run_type(config)
+    name, run_type = run_name or format_run_name(config), _get_run_type(config)
     return open_run(client, name, check, run_type=run_type, system_metrics=True)
-
-
-def get_run_type(config: TrainConfig) -> str:
-    """Return the kind of a training's run: of one seed, or the parent of several."""
-    return names.KIND_TRAIN if config.seeds == NONE else names.KIND_ENSEMBLE
 
 
 def format_run_name(config: TrainConfig) -> str:
@@ -305,6 +300,10 @@ def format_run_name(config: TrainConfig) -> str:
     num_seeds = len(config.seeds.split(","))
     seeds = f"seed {config.seed}" if config.seeds == NONE else f"{num_seeds} seeds"
     return f"{config.strategy} {config.stream_name} {seeds}"
+
+
+def _get_run_type(config: TrainConfig) -> str:
+    return names.KIND_TRAIN if config.seeds == NONE else names.KIND_ENSEMBLE
 
 
 def _build_optional_row_fields(metadata: StreamMetadata) -> dict[str, JSON]:

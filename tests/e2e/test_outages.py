@@ -38,7 +38,7 @@ from clear_mlflow.metrics import summarize
 from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight
-from clear_mlflow.tracking.tracked_training import train_ensemble_in_process, train_in_process
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 ASKED = {"seed": "7", "epochs": "auto"}
 ENSEMBLE = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
@@ -335,7 +335,7 @@ def train_members(monkeypatch, proxy, lost_seed) -> str:
     monkeypatch.setattr(StreamTraining, "rows", measure_rows)
     training = features_training(features_config(**ENSEMBLE))
     with pytest.raises(UnsentError) as errors:
-        train_ensemble_in_process(preflight(), training, ENSEMBLE)
+        train_in_process(preflight(), training, ENSEMBLE)
     proxy.up()
     return str(errors.value)
 

@@ -483,7 +483,7 @@ def test_concurrent_trainings_share_a_server(plain_server, monkeypatch):
 
     def train(_):
         ready.wait(LONG)
-        return train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"}).stored.run_id
+        return train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"}).run_id
 
     with ThreadPoolExecutor(4) as threads:
         run_ids = list(threads.map(train, range(4)))

@@ -22,7 +22,7 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check, prepare
 from clear_mlflow.store import names
-from clear_mlflow.tracking.tracked_training import train_ensemble_in_process, train_in_process
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def list_files(run) -> set[str]:
 
 @pytest.fixture
 def finished(store, experiment_id):
-    train_ensemble_in_process(store, build_training(config(**ASKED)), ASKED)
+    train_in_process(store, build_training(config(**ASKED)), ASKED)
     return find_runs(store, experiment_id)
 
 
@@ -136,7 +136,7 @@ def test_an_error_ends_the_ensemble_but_not_the_members_before_it(
     store, experiment_id, error, status
 ):
     with pytest.raises(type(error)):
-        train_ensemble_in_process(store, Breaking(error), ASKED)
+        train_in_process(store, Breaking(error), ASKED)
     parent, members = find_runs(store, experiment_id)
     for run in (parent, members[2]):
         assert run.info.status == status
@@ -156,13 +156,13 @@ def test_seeds_after_an_error_have_no_run(store, experiment_id):
     """An empty run would look like one that failed."""
     training = build_training(config(**{**ASKED, "seeds": "2,4"}))
     with pytest.raises(TrainingError):
-        train_ensemble_in_process(store, Breaking(TrainingError("stop"), training), {})
+        train_in_process(store, Breaking(TrainingError("stop"), training), {})
     assert set(find_runs(store, experiment_id)[1]) == {2}
 
 
 def test_an_active_run_becomes_the_parent(store):
     with mlflow.start_run(run_name="mine") as active:
-        train_ensemble_in_process(store, build_training(config(**ASKED)), ASKED)
+        train_in_process(store, build_training(config(**ASKED)), ASKED)
         assert mlflow.active_run().info.run_id == active.info.run_id
     parent, members = find_runs(store, active.info.experiment_id)
     assert parent.info.run_id == active.info.run_id
