@@ -242,20 +242,17 @@ def _train_and_end_run(
 ) -> tuple[RunResult, BaseException | None]:
     """Train into a RUNNING run, end it, and return result and error.
 
-    is_member: the run is a child run of an ensemble's.
+    is_member: the run is a child run of an ensemble's, which has printed the dataset's warnings.
     """
-    run = TrainingRun(
-        client,
-        run_id,
-        training.config,
-        requested,
-        prints_warnings=not is_member,
-        resume_point=resume_point,
-    )
+    run = TrainingRun(client, run_id, training.config, requested, resume_point=resume_point)
     members: dict[int, RunResult] = {}  # by seed
     error: BaseException | None = None
     try:
         with run:
+            if not is_member:
+                metadata = training.metadata
+                for warning in metadata.warnings:
+                    warn(f"dataset {metadata.name}: {warning}")
             if training.config.seeds == NONE:
                 run.track(training)
             else:

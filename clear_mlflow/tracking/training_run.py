@@ -57,7 +57,6 @@ class TrainingRun:
         run_id: id of a RUNNING run. This process must have its lease, the right to write to it.
         config: the parameters of the training.
         requested: the parameters that the user passed, as text.
-        prints_warnings: print the warnings about the dataset.
         resume_point: stored rows and training state of a run that is resumed, or None.
     """
 
@@ -68,14 +67,12 @@ class TrainingRun:
         config: TrainConfig,
         requested: Mapping[str, str],
         *,
-        prints_warnings: bool = True,
         resume_point: ResumePoint | None = None,
     ) -> None:
         self._client = client
         self._run_id = run_id
         self._config = config
         self._requested = requested
-        self._prints_warnings = prints_warnings
         self._resume_point = resume_point
         self.recorder = RunRecorder(client, run_id, split_families(config.metrics))
         self._metadata: StreamMetadata | None = None
@@ -109,9 +106,8 @@ class TrainingRun:
     def log_dataset(self, metadata: StreamMetadata) -> None:
         """Log the dataset as an MLflow input, with its digest and its numbers of images per bucket.
 
-        Also sets tags, stores the list of test images if there is one, and prints the dataset's
-        warnings. Has to be called before :meth:`log_row`, also for a resumed run, where it changes
-        nothing in the store.
+        Also sets tags, and stores the list of test images if there is one. Has to be called before
+        :meth:`log_row`, also for a resumed run, where it changes nothing in the store.
         """
         self._metadata = metadata
         extra = _build_optional_row_fields(metadata)
@@ -122,8 +118,6 @@ class TrainingRun:
             "seed": self._config.seed,
             "extra": extra,
         }
-        for warning in metadata.warnings if self._prints_warnings else ():
-            warn(f"dataset {metadata.name}: {warning}")
         profile = {
             "num_classes": metadata.num_classes,
             "num_train": dict(zip(metadata.buckets, metadata.num_train, strict=True)),
