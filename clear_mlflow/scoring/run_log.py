@@ -21,7 +21,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_IMAGES, MLFLOW_USER
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.record import Record, row_file_name
+from clear_mlflow.core.record import Record, RowRecord, row_file_name
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, json_object
 from clear_mlflow.metrics import (
     METRICS,
@@ -163,7 +163,7 @@ def find_changes(
         return Changes(tags={names.ROWS_TAG: stored.rows_state} if is_new else {})
     failed = {name for name, result in results.items() if result.is_failed}
     versions = _get_versions(stored, failed)  # a failed metric is computed, and reported, again
-    score_hash = compute_score_hash(stored, versions)
+    score_hash = compute_score_hash(stored, record, versions)
     is_scored = tags.get(names.SCORED_TAG) == score_hash
     has_same_rows = split_score_hash(tags)[0] == score_hash.partition(".")[0]
     missing_files = _find_missing_reports(client, run) if reread else frozenset()
@@ -174,8 +174,8 @@ def find_changes(
         **build_families_tag(stored.families, tags),
     }
     matrix_tag = tags.get(names.MATRIX_TAG)
-    if read_matrix_tag(stored.run_id, matrix_tag) != stored.rows.files:
-        packed = pack_matrix_tag(stored.run_id, stored.rows.files)
+    if read_matrix_tag(stored.run_id, matrix_tag) != stored.files:
+        packed = pack_matrix_tag(stored.run_id, stored.files)
         matrix_tag = packed or (None if matrix_tag is None else _NO_TAG)
     if matrix_tag is not None:
         needed_tags[names.MATRIX_TAG] = matrix_tag
@@ -253,7 +253,7 @@ def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
         explanation = f"Its predictions were left out: {problems.pop('predictions')}."
     elif stored.predictions is None and record.matrix.score.is_accuracy:
         explanation = "Accuracy per class needs the predictions, and the run kept none."
-    fields = _read_metadata(stored)
+    fields = _read_metadata(stored, record)
     notes = [*fields.pop("warnings")]
     notes += [f"Its {name} were left out: {reason}." for name, reason in problems.items()]
     return RunReport(
@@ -324,7 +324,7 @@ def build_metric_values(stored: StoredRun, results: MetricResults) -> list[Mlflo
         return []
     metric_series = {name: r.series for name, r in results.items() if r.version is not None}
     series = collect_series(stored.record.masked_matrix, metric_series)
-    times = read_times(stored)
+    times = read_times(stored.rows, stored.record.matrix.num_rows)
     return [
         MlflowMetric(name, value, times[step], step)
         for name, steps in series.items()
@@ -388,21 +388,21 @@ def _has_logged_tests(tags: Mapping[str, str], record: Record) -> bool:
     return split_score_hash(tags)[3] == _hash_tests(record)
 
 
-def compute_score_hash(stored: StoredRun, versions: Mapping[str, int]) -> str:
+def compute_score_hash(stored: StoredRun, record: Record, versions: Mapping[str, int]) -> str:
     """Return the hashes of everything that the scores and the HTML report depend on.
 
     They are joined by dots: rows, other inputs, and predictions and tests if there are any. The
     logged hash stands for predictions and tests that were not read.
     versions: metric name to :attr:`Metric.version`.
     """
-    rows_hash = hash_rows(stored.run_id, stored.rows.files)
-    other_inputs = _hash([PAGE_VERSION, stored.run_name, versions, _read_metadata(stored)])
+    rows_hash = hash_rows(stored.run_id, stored.files)
+    other_inputs = _hash([PAGE_VERSION, stored.run_name, versions, _read_metadata(stored, record)])
     predictions_hash, tests_hash = split_score_hash(stored.run.data.tags)[2:]
     if stored.predictions is not None:
         predictions_hash = _hash_predictions(stored.predictions)
-    if stored.record is not None and stored.tests is not None:
+    if stored.tests is not None:
         # Missing tests may still arrive, for example by sync: they are looked for again.
-        tests_hash = _hash_tests(stored.record) if stored.tests.is_complete else ""
+        tests_hash = _hash_tests(record) if stored.tests.is_complete else ""
     return ".".join((rows_hash, other_inputs, predictions_hash, tests_hash)).rstrip(".")
 
 
@@ -410,7 +410,7 @@ def _is_scored(stored: StoredRun, record: Record) -> bool:
     """Return True if the tags state that all measurements are scored, including those not read."""
     tags = stored.run.data.tags
     return (
-        compute_score_hash(stored, _get_versions(stored)) == tags.get(names.SCORED_TAG)
+        compute_score_hash(stored, record, _get_versions(stored)) == tags.get(names.SCORED_TAG)
         and (bool(split_score_hash(tags)[2]) or names.PREDICTIONS_TAG not in tags)
         and (_has_logged_tests(tags, record) or names.ANYTIME_TAG not in tags)
     )
@@ -446,24 +446,19 @@ def _hash_predictions(predictions: Predictions) -> str:
     return f"{hasher.hexdigest()[:16]}-{len(predictions.rows)}"
 
 
-def read_times(stored: StoredRun) -> dict[int, int]:
+def read_times(rows: Mapping[str, RowRecord], num_rows: int) -> dict[int, int]:
     """Return milliseconds since the epoch by step, repeated where rows are missing."""
-    times_by_row = {r.row.row: to_milliseconds(r.written_at) for r in stored.rows.records.values()}
+    times_by_row = {r.row.row: to_milliseconds(r.written_at) for r in rows.values()}
     times: dict[int, int] = {}
     time = min(times_by_row.values())
-    for step in range(stored.record.matrix.num_rows + 1 if stored.record else 0):
+    for step in range(num_rows + 1):
         time = times[step] = times_by_row.get(step, time)
     return times
 
 
-def _read_metadata(stored: StoredRun) -> dict[str, Any]:
-    """Read configuration, dataset, environment and warnings, as the fields of RunReport.
-
-    They are empty if missing or unknown.
-    """
-    run, record, times = stored.run, stored.record, read_times(stored)
-    if record is None:
-        return {}
+def _read_metadata(stored: StoredRun, record: Record) -> dict[str, Any]:
+    """Read the fields of a run's report, empty if missing or unknown."""
+    run, times = stored.run, read_times(stored.rows, record.matrix.num_rows).values()
     params, tags = dict(sorted(run.data.params.items())), run.data.tags
     configuration = read_configuration(params)
     requested = params | {
@@ -480,7 +475,7 @@ def _read_metadata(stored: StoredRun) -> dict[str, Any]:
     num_train, warnings = profile.get("num_train"), profile.get("warnings")
     first, last = (
         datetime.fromtimestamp(time / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        for time in (min(times.values()), max(times.values()))
+        for time in (min(times), max(times))
     )
     environment = {label: tags[tag] for tag, label in _ENVIRONMENT.items() if tag in tags}
     environment["rows measured"] = first if first == last else f"{first} to {last}"

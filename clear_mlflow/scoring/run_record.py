@@ -23,7 +23,7 @@ from clear_mlflow.core.predictions import (
     RowPredictions,
     predictions_file_name,
 )
-from clear_mlflow.core.record import Record, assemble
+from clear_mlflow.core.record import Record, RowRecord, assemble
 from clear_mlflow.core.untrusted import (
     MAX_ANYTIME_FILES,
     MAX_PREDICTIONS_BYTES,
@@ -45,7 +45,7 @@ from clear_mlflow.metrics import (
 )
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, check_size
-from clear_mlflow.store.rows import StoredRows, load_stored_rows
+from clear_mlflow.store.rows import load_stored_rows
 
 _JOBS = 8  # parallel requests
 # For the predictions of all rows on a live page: labels of CLEAR-100's 55,000 test images take half
@@ -60,7 +60,8 @@ class StoredRun:
     """The measurements that were read from a run, and the metrics to compute from them."""
 
     run: Run
-    rows: StoredRows = field(default_factory=StoredRows)
+    files: Mapping[str, bytes] = field(default_factory=dict)  # content of each row's file
+    rows: Mapping[str, RowRecord] = field(default_factory=dict)  # by file name, in row order
     # Accuracy matrix and costs of all rows. None without rows; then the rest is empty.
     record: Record | None = None
     families: tuple[str, ...] = ()  # families that the run logs
@@ -105,14 +106,15 @@ def read_record(
     Raises RecordError if a row is damaged or missing. metrics: metrics to compute in addition to
     the run's metric families. read_files: see :func:`load_stored_rows`.
     """
-    rows = load_stored_rows(client, run, read_files=read_files)
-    if not rows.records:
+    files, rows = load_stored_rows(client, run, read_files=read_files)
+    if not rows:
         return StoredRun(run=run)
-    record = assemble(rows.records)
+    record = assemble(rows)
     chosen = (metric.family for metric in metrics if metric.family in FAMILIES)
     families = tuple(dict.fromkeys([*read_families(run.data.tags), *chosen]))
     return StoredRun(
         run=run,
+        files=files,
         rows=rows,
         record=record,
         families=families,

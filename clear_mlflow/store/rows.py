@@ -35,15 +35,6 @@ NO_ROWS = "contains no rows of an accuracy matrix"
 
 
 @dataclass(frozen=True, eq=False)
-class StoredRows:
-    """The rows of a run, as :func:`load_stored_rows` read them."""
-
-    # By file name, in row order; empty if there are none.
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    records: Mapping[str, RowRecord] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
 class StoredMatrix:
     """The accuracy matrix of a run with its metrics, or why it cannot be read."""
 
@@ -220,8 +211,10 @@ def _check_for_missing_rows(run: Run, row_files: Collection[str]) -> None:
 
 def load_stored_rows(
     client: MlflowClient, run: Run, *, read_files: bool | None = None
-) -> StoredRows:
+) -> tuple[Mapping[str, bytes], Mapping[str, RowRecord]]:
     """Load the rows of a run from its matrix tag or its artifacts.
+
+    Returns file name to content and file name to row, in row order; empty if there are none.
 
     read_files: False reads the tag if it contains rows of all buckets, else the artifacts; True
     always reads artifacts; None means True if they are on this machine, else False. Raises
@@ -231,9 +224,9 @@ def load_stored_rows(
         packed = read_matrix_tag(run.info.run_id, run.data.tags.get(names.MATRIX_TAG))
         records = parse_rows(packed)
         if packed and assemble(records).is_complete:
-            return StoredRows(packed, records)
+            return packed, records
     files = read_row_files(client, run)
-    return StoredRows(files, parse_rows(files))
+    return files, parse_rows(files)
 
 
 def read_matrices(
@@ -252,7 +245,7 @@ def read_matrices(
 
     def read_matrix(run: Run) -> StoredMatrix:
         try:
-            records = load_stored_rows(client, run, read_files=read_files).records
+            _, records = load_stored_rows(client, run, read_files=read_files)
             if not records:
                 return StoredMatrix(run, problem=NO_ROWS)
             record = assemble(records)

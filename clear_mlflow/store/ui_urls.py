@@ -253,7 +253,8 @@ def _find_score(client: MlflowClient, experiment_id: str) -> Score:
     """Return what the newest of 20 runs measures, by default accuracy."""
     for run in client.search_runs([experiment_id], _HAS_ROWS, max_results=_MAX_RUNS_READ):
         with suppress(ClearError):  # reported by commands that score or compare the run
-            for record in load_stored_rows(client, run, read_files=False).records.values():
+            _, records = load_stored_rows(client, run, read_files=False)
+            for record in records.values():
                 return record.row.score
     return ACCURACY
 

@@ -115,4 +115,4 @@ def test_a_step_has_the_time_of_its_row_or_the_previous_one(store, experiment_id
     stored = read_record(store, run)
     start = 1_769_817_600_123  # 2026-01-31T00:00:00.123 UTC, in milliseconds
     minutes = [1, 1, 2, 2, 4]
-    assert read_times(stored) == {k: start + 60_000 * m for k, m in enumerate(minutes)}
+    assert read_times(stored.rows, 4) == {k: start + 60_000 * m for k, m in enumerate(minutes)}
