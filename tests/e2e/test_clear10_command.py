@@ -110,15 +110,6 @@ def test_killed_while_downloading_and_run_again(
     assert hub.requests == []
 
 
-def test_two_at_once_download_once(start_download, hub, store, experiment_id):
-    """Each archive is requested once, and both runs train."""
-    for output in [finish_well(process) for process in (start_download(), start_download())]:
-        assert "clear/in_domain_accuracy" in output
-    assert hub.ranges == [None, None]
-    runs = store.search_runs([experiment_id], "tags.`clear_mlflow.rows` = 'complete'")
-    assert len(runs) == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cause", ["no network", "offline", "disk"])
 def test_a_failed_download_is_a_one_line_error(

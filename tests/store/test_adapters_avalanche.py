@@ -16,7 +16,6 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
 from torch.utils.data import TensorDataset
 
-import clear_mlflow
 from clear_mlflow.adapters.avalanche import MLflowAccuracyMatrix
 from clear_mlflow.core.errors import ConfigError
 
@@ -83,17 +82,6 @@ def test_the_matrix_equals_avalanches_cell_by_cell(store, experiment_id):
     check_complete_loop(store, experiment_id, logger, trained.model, expected, atol=1e-7)
     assert "renate/micro_average_accuracy" in logger.metrics
     trained.eval(stream.test_stream)  # once more, with the same numbers: no news
-
-
-@pytest.mark.slow
-def test_an_adapter_records_offline(offline_folder):
-    stream, logger, trained = start(2)
-    for experience in stream.train_stream:
-        trained.train(experience)
-        trained.eval(stream.test_stream)
-    (run,) = clear_mlflow.runs(offline_folder)
-    assert (run.run_id, run.status) == (logger.run_id, "FINISHED")
-    assert run.matrix.equals(logger.matrix)
 
 
 @pytest.mark.slow

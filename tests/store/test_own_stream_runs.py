@@ -6,7 +6,7 @@ from datetime import date
 
 import pytest
 from msgspec.structs import replace
-from own_streams import YEARS, write_csv, write_parquet, write_years
+from own_streams import YEARS, write_years
 from stored_runs import artifact_folder, load_rows, only_training
 
 import clear_mlflow
@@ -52,32 +52,6 @@ def test_a_run_records_its_dataset(store, experiment_id, root):
     params["asked/dataset_args"] = "licence=CC BY 4.0"
     params["dataset_args"] = "name=yearbook,licence=CC BY 4.0,order=none"
     assert params.items() <= run.data.params.items()
-
-
-@pytest.mark.slow
-def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
-    """One digest and the same rows with one seed, to the bit."""
-    rows = write_years(root, train=4, test=2)
-    write_csv(root / "photos.csv", rows[::-1])
-    write_parquet(root / "photos.parquet", rows)
-    for variant in (
-        {"dataset": "folder"},
-        {"dataset": "table", "dataset_args": {"table": "photos.csv", "buckets": "year"}},
-        {"dataset": "table", "dataset_args": "table=photos.parquet"},
-    ):
-        clear_mlflow.train(data_root=root, **variant, **SMALL)
-    runs = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'train'")
-    records = [assemble(load_rows(run)) for run in runs]
-    assert len(records) == 3
-    assert len({record.dataset for record in records}) == 1
-    assert {record.dataset.name for record in records} == {"yearbook"}
-    assert len({record.matrix.values.tobytes() for record in records}) == 1
-    model_file = "models/after_003.safetensors"
-    assert len({(artifact_folder(run) / model_file).read_bytes() for run in runs}) == 1
-    # MLflow keeps one dataset of a name and digest in an experiment: the first run's.
-    sources = {json.loads(run.inputs.dataset_inputs[0].dataset.source)["uri"] for run in runs}
-    assert sources == {str(root)}
-    assert {run.data.params["dataset"] for run in runs} == {"folder", "table"}
 
 
 def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, own_cache):

@@ -76,17 +76,6 @@ def test_reads_what_the_metadata_lists(tmp_path, train_folder, final_newline, ex
     assert not stream.buckets[0].train.labels.flags.writeable
 
 
-def test_buckets_are_matched_by_key_and_ordered_as_numbers(tmp_path):
-    """An extra test bucket 0 shifts nothing, and 10 comes after 9."""
-    buckets = {"buckets": ("10", "2", "9", "1"), "test_buckets": ("0", "1", "10", "2", "9")}
-    root = write_released(tmp_path, **buckets, classes=("bus",), train=1, test=1)
-    stream = read_any(root, name="clear10")
-    assert [bucket.key for bucket in stream.buckets] == ["1", "2", "9", "10"]
-    for bucket in stream.buckets:
-        for images in (bucket.train, bucket.test):
-            assert [path.parent.parent.name for path in images.paths] == [bucket.key]
-
-
 def test_the_root_and_files_within_it_may_be_links(root, tmp_path):
     image = root / "train/labeled_images/1/bus/235821044.jpg"
     image.rename(root / "moved.jpg")

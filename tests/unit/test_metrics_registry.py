@@ -149,14 +149,3 @@ def test_the_page_shows_the_metrics_of_the_published_matrix(project):
     metrics = summarize(AccuracyMatrix(np.array(SECOND_PLACE)), metrics=ALL_METRICS)
     assert page_values.keys() == {"clear/backward_transfer", "renate/backward_transfer"}
     assert page_values == {name: f"{metrics[name]:.4f}" for name in page_values}
-
-
-def test_results_have_the_direction_of_their_metric():
-    def worst(matrix):
-        return float(matrix.values.min())
-
-    loss = Metric(name="lab/loss", function=worst, higher_is_better=False)
-    own = [loss, Metric(name="lab/gain", function=worst)]
-    results = scores([[0.9, 0.6], [0.8, 0.95]], metrics=["clear", "renate", *own])
-    for metric in (*METRICS, *own):
-        assert results[metric.name].higher_is_better == metric.higher_is_better
