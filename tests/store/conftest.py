@@ -5,7 +5,6 @@ import subprocess
 import pytest
 from forked import ForkedToo, loaded_fork_server
 from mlflow_stores import empty_store, experiment_id, fill_once, own_cache, store
-from offline_folders import offline_folder
 from trained_runs import nine_runs, trained_runs
 
 __all__ = [
@@ -14,7 +13,6 @@ __all__ = [
     "fill_once",
     "loaded_fork_server",
     "nine_runs",
-    "offline_folder",
     "own_cache",
     "store",
     "trained_runs",

@@ -16,7 +16,6 @@ from stored_values import row_record
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import (
-    ROWS_FOLDER,
     SCHEMA_NAME,
     DatasetIdentity,
     RowRecord,
@@ -260,12 +259,6 @@ def test_extra_cannot_shadow_a_field():
         check_error(RecordError, name, record, 1, extra={name: 1})
 
 
-@given(st.integers(0, 10**9 - 1))
-def test_row_file_names_round_trip(number):
-    assert ROWS_FOLDER == "accuracy_matrix/rows"
-    assert parse_row_index(row_file_name(number)) == number
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -279,15 +272,6 @@ def test_other_file_names_are_not_rows(name):
 
 def index_records(*records: RowRecord) -> dict[str, RowRecord]:
     return {row_file_name(r.row.row): r for r in records}
-
-
-def test_rows_become_a_run():
-    run_record = assemble(index_records(*(record(n) for n in (3, 0, 2, 1))))
-    assert run_record.is_complete
-    assert (run_record.rows, run_record.missing) == ((0, 1, 2, 3), ())
-    assert (run_record.protocol, run_record.dataset, run_record.seed) == ("iid", DIGITS, 0)
-    np.testing.assert_array_equal(run_record.matrix.values[:, 0], [0.1, 0.2, 0.3])
-    np.testing.assert_array_equal(run_record.matrix.initial, [0.0, 0.25, 0.2])
 
 
 @pytest.mark.parametrize(
