@@ -346,6 +346,13 @@ def test_metrics_of_a_continued_run_include_its_earlier_rows_at_once(store, monk
         assert points == [summarize(EXPECTED.after(3))[name]]
 
 
+def test_buckets_may_be_years(store):
+    with clear_mlflow.track(buckets=[2004, 2005], num_instances={2004: 50, 2005: 20}) as run:
+        run.log_counts("2004", {2004: 25, 2005: 5})
+        run.log_values(2, {2005: 0.5})
+    np.testing.assert_equal(run.matrix.values, [[0.5, 0.25], [np.nan, 0.5]])
+
+
 def test_a_row_outside_of_the_block_is_rejected(store):
     """Nothing would score it."""
     run = clear_mlflow.track(**LOOP)

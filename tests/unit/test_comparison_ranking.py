@@ -160,6 +160,15 @@ def test_predictions_of_single_runs_are_paired_if_the_images_are_the_same():
     assert any("different test images" in warning for warning in comparison.warnings)
 
 
+def test_runs_without_the_label_are_an_error():
+    runs = seeds_of("replay", 180, [0])
+    with pytest.raises(ConfigError, match=r"group_by names 'memory'.*there are dataset, strategy"):
+        rank_groups(runs, ["memory"])
+    with pytest.raises(ConfigError, match=r"rank_by .*is 'speed'"):
+        rank_groups(runs, BY, rank_by="speed")
+    check_error(ConfigError, "nothing to compare", rank_groups, [], BY)
+
+
 def with_tests(name, level, seed, every):
     """Return a run with a minimum over tests within its buckets."""
     run = compared_run(name, counts(level, seed), seed=seed)
