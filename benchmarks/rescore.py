@@ -148,7 +148,7 @@ def score_by_direct_calls(client, experiment: str, values: str, some: slice) -> 
 
     from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, assemble
     from clear_mlflow.metrics import METRICS, evaluate_metrics, summarize
-    from clear_mlflow.scoring.run_log import collect_series
+    from clear_mlflow.scoring.run_log import build_row_points
 
     experiment_id = client.get_experiment_by_name(experiment).experiment_id
     for run in client.search_runs([experiment_id])[some]:
@@ -160,8 +160,10 @@ def score_by_direct_calls(client, experiment: str, values: str, some: slice) -> 
         record = assemble(records)
         if values == "all":
             results = evaluate_metrics(METRICS, record.matrix, record.protocol)
-            series = {name: result.series for name, result in results.items()}
-            points = collect_series(record.masked_matrix, series)
+            points = {name: dict(result.series) for name, result in results.items()}
+            for row in range(record.matrix.num_rows + 1):
+                for point in build_row_points(record.masked_matrix, row, {}, time=0):
+                    points.setdefault(point.key, {})[row] = point.value
         elif values == "last":
             points = {name: {10: value} for name, value in summarize(record.matrix).items()}
         else:

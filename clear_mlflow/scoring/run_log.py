@@ -24,13 +24,11 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record, RowRecord, row_file_name
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, json_object
 from clear_mlflow.metrics import (
-    METRICS,
     WITHIN_BUCKET_METRICS,
     Metric,
     MetricResults,
     Predictions,
     compute_values,
-    summarize,
 )
 from clear_mlflow.report.exports import format_matrix_csv, format_matrix_json
 from clear_mlflow.report.markdown import format_run_description
@@ -286,32 +284,21 @@ def build_bucket_series_names(buckets: Sequence[str], score_name: str = "accurac
     return list(unique)
 
 
-def collect_series(
-    masked_matrix: AccuracyMatrix, metric_series: Mapping[str, Mapping[int, float]]
-) -> dict[str, dict[int, float]]:
-    """Return name to history, for the metrics and then for the score on each bucket.
+def build_row_points(
+    masked_matrix: AccuracyMatrix, row: int, values: Mapping[str, float], time: int
+) -> list[MlflowMetric]:
+    """Return the points of a row: the values of metrics, then the score on each bucket.
 
-    metric_series: metric name to history, which is step to value; step 0 is before training.
     masked_matrix: NaN where the protocol excludes a value; such values are left out. Of more than
-    100 buckets, 100 evenly spaced ones are included.
+    100 buckets, 100 evenly spaced ones are included. row: its number, which is the step of the
+    points; 0 is before training. values: metric name to value. time: milliseconds since 1970.
     """
-    # Metrics first: MLflow's page of a run lists names in the order in which they arrived.
-    series = {name: dict(steps) for name, steps in metric_series.items() if steps}
-    for step in range(masked_matrix.num_rows + 1):
-        for name, value in _get_scores_by_series(masked_matrix, step).items():
-            series.setdefault(name, {})[step] = value
-    return series
-
-
-def evaluate_step(
-    masked_matrix: AccuracyMatrix, step: int, metrics: Sequence[Metric] = METRICS
-) -> dict[str, float]:
-    """Return name to value after *step* buckets: of *metrics*, and of the score on each bucket.
-
-    Undefined values are left out. Step 0, before training, has only scores.
-    """
-    values = summarize(masked_matrix.after(step), "iid", metrics) if step else {}
-    return values | _get_scores_by_series(masked_matrix, step)
+    cells = masked_matrix.values[row - 1] if row else masked_matrix.initial
+    scores: dict[str, float] = {}
+    if cells is not None:
+        charted_names = _name_charted_buckets(masked_matrix.buckets, masked_matrix.score.name)
+        scores = {n: float(cells[j]) for j, n in charted_names.items() if not math.isnan(cells[j])}
+    return [MlflowMetric(name, value, time, row) for name, value in {**values, **scores}.items()]
 
 
 def build_metric_values(stored: StoredRun, results: MetricResults) -> list[MlflowMetric]:
@@ -322,14 +309,14 @@ def build_metric_values(stored: StoredRun, results: MetricResults) -> list[Mlflo
     """
     if stored.record is None:
         return []
-    metric_series = {name: r.series for name, r in results.items() if r.version is not None}
-    series = collect_series(stored.record.masked_matrix, metric_series)
-    times = read_times(stored.rows, stored.record.matrix.num_rows)
-    return [
-        MlflowMetric(name, value, times[step], step)
-        for name, steps in series.items()
-        for step, value in steps.items()
-    ]
+    matrix = stored.record.masked_matrix
+    computed = {name: r.series for name, r in results.items() if r.version is not None}
+    times, points = read_times(stored.rows, matrix.num_rows), []
+    for row in range(matrix.num_rows + 1):
+        values = {name: steps[row] for name, steps in computed.items() if row in steps}
+        points += build_row_points(matrix, row, values, times[row])
+    # Metrics first: MLflow's page of a run lists names in the order in which they arrived.
+    return sorted(points, key=lambda point: names.is_bucket_series(point.key))
 
 
 def _find_missing_values(
@@ -365,15 +352,6 @@ def _find_missing_values(
                 # MLflow shows the later of two values at a step.
                 time = max(current.timestamp + 1, value.timestamp)
                 yield MlflowMetric(name, value.value, time, value.step)
-
-
-def _get_scores_by_series(masked_matrix: AccuracyMatrix, step: int) -> dict[str, float]:
-    """Return metric name to score on at most 100 buckets, without NaN."""
-    row = masked_matrix.values[step - 1] if step else masked_matrix.initial
-    if row is None:
-        return {}
-    charted_names = _name_charted_buckets(masked_matrix.buckets, masked_matrix.score.name)
-    return {name: float(row[j]) for j, name in charted_names.items() if not math.isnan(row[j])}
 
 
 @lru_cache(maxsize=32)

@@ -22,7 +22,7 @@ from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.scoring import Scores
-from clear_mlflow.scoring.run_log import build_metric_values
+from clear_mlflow.scoring.run_log import build_row_points, read_times
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
@@ -155,6 +155,7 @@ def _save_model(folder: Path, weights: Path, description: ModelDescription, mode
 
 def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:
     """Return the scores after *row* buckets, named like the run's."""
+    time = read_times(scores.stored.rows, row)[row]
     return [
         Metric(
             point.key,
@@ -165,6 +166,5 @@ def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel)
             dataset_name=record.dataset.name,
             dataset_digest=names.shorten_digest(record.dataset.digest),
         )
-        for point in build_metric_values(scores.stored, scores.results)
-        if point.step == row and names.is_bucket_series(point.key)
+        for point in build_row_points(record.masked_matrix, row, {}, time)
     ]

@@ -22,10 +22,10 @@ from clear_mlflow.core.version import __version__, list_software_versions
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
 from clear_mlflow.journal.uploader import Uploader, read_exit_wait
 from clear_mlflow.learning.measured import CurvePoint
-from clear_mlflow.metrics import add_matrix_metrics, get_family_metrics
+from clear_mlflow.metrics import add_matrix_metrics, get_family_metrics, summarize
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.report.pictures import decode_png, draw_heatmap_png, load_drawing
-from clear_mlflow.scoring.run_log import evaluate_step
+from clear_mlflow.scoring.run_log import build_row_points
 from clear_mlflow.scoring.run_record import build_families_tag, to_milliseconds
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
@@ -52,7 +52,6 @@ class RunRecorder:
         self._run_name = run_id
         self._candidates = iter(list_candidate_folders(run_id))  # folders that were not tried yet
         self._folders: list[RunFolder] = []  # the last one is written to
-        self._bucket_points: list[Metric] = []  # points of the first rows, to be sent after others
         self._curve: list[Metric] = []  # points of the curve that are not on local disk yet
         self._exit_wait = 0.0  # seconds
         self._unplotted: AccuracyMatrix | None = None  # the matrix, if no picture shows it yet
@@ -202,11 +201,10 @@ class RunRecorder:
                 self.write_tags(tags)
             self.rows[row.row] = row  # from here on the row is on disk with all of its files
             matrix = AccuracyMatrix.from_rows(self.rows.values()).mask(record.protocol)
-            time = to_milliseconds(record.written_at)
             metrics = add_matrix_metrics(get_family_metrics(self.families), matrix)
-            values = evaluate_step(matrix, row.row, metrics)
-            row_points = [Metric(name, value, time, row.row) for name, value in values.items()]
-            points = self._write_points(self._defer_bucket_points(row_points, row.row))
+            values = summarize(matrix.after(row.row), metrics=metrics) if row.row else {}
+            time = to_milliseconds(record.written_at)
+            points = self._write_points(build_row_points(matrix, row.row, values, time))
         finally:  # whatever happens, what is on disk is uploaded
             self._wait_and_enqueue(points)
         self._unplotted = matrix
@@ -329,18 +327,6 @@ class RunRecorder:
             return []
         self._curve.clear()
         return entries
-
-    def _defer_bucket_points(self, points: Sequence[Metric], row: int) -> list[Metric]:
-        """Keep values of buckets back until row 2, and return the others.
-
-        MLflow's page sorts metrics by first appearance, and the others first appear up to row 2.
-        """
-        upload_points = [point for point in points if not names.is_bucket_series(point.key)]
-        self._bucket_points += [point for point in points if names.is_bucket_series(point.key)]
-        if row >= 2:
-            upload_points += self._bucket_points
-            self._bucket_points = []
-        return upload_points
 
     def _run_background_tasks(self) -> None:
         """Load plotting code during the first bucket, then renew the lease until the run closes."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import mlflow
 import pytest
 from commands import run_command
-from courses import series
+from courses import collect_points
 from faulty_proxy import Fault, FaultyProxy, every
 from feature_streams import config as features_config
 from feature_streams import training as features_training
@@ -35,7 +35,6 @@ from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, ignore
 from clear_mlflow.learning.session import StreamTraining
 from clear_mlflow.metrics import summarize
-from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight
 from clear_mlflow.tracking.tracked_training import train_in_process
@@ -125,7 +124,7 @@ class Direct:
         }
         points = [p for i in range(1, len(FOUR_BUCKETS)) for p in (*LIVE[i], *REST[i])]
         expected = {
-            **collect_series(EXPECTED, series(EXPECTED)),
+            **collect_points(EXPECTED),
             names.CURVE_LOSS: {p.step: p.loss for p in points},
             names.CURVE_LR: {p.step: p.lr for p in points},
             names.CURVE_SPEED: {p.step: p.images_per_second for p in points},

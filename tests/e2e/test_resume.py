@@ -4,7 +4,7 @@ import json
 import signal
 
 import pytest
-from courses import series
+from courses import collect_points
 from forked import Forked, environment, find_training, run_shell
 from interrupted_runs import interrupted, snapshot, train_elsewhere
 from safetensors.numpy import load_file
@@ -24,7 +24,6 @@ from clear_mlflow import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.predictions import predictions_file_name
 from clear_mlflow.core.record import parse_row_index
 from clear_mlflow.metrics import summarize
-from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import names
 
 __all__ = ["interrupted"]
@@ -220,7 +219,7 @@ def test_a_stored_row_is_not_replaced_by_a_different_measurement(project, interr
     )
     assert summarize(matrix).items() <= run.data.metrics.items()
     points = history(client, run_id)
-    expected = collect_series(matrix, series(matrix))
+    expected = collect_points(matrix)
     first = content["correct"][0] / content["num_instances"][0]
     assert expected["test_accuracy/bucket_01"][last_row + 1] == first
     for name, steps in expected.items():

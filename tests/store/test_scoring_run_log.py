@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from courses import series
+from courses import collect_points
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlflow.entities import Metric as MlflowMetric
@@ -17,15 +17,14 @@ from stored_values import row_record
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import assemble, row_file_name
-from clear_mlflow.metrics import METRICS, Metric
+from clear_mlflow.metrics import METRICS, Metric, summarize
 from clear_mlflow.report.page.matrix_map import MAX_SHOWN, sample_evenly
 from clear_mlflow.scoring import Changes, evaluate
 from clear_mlflow.scoring.run_log import (
     build_bucket_series_names,
     build_metric_values,
-    collect_series,
+    build_row_points,
     compute_score_hash,
-    evaluate_step,
     find_changes,
 )
 from clear_mlflow.scoring.run_record import StoredRun
@@ -257,22 +256,10 @@ def test_metrics_logged_row_by_row_equal_those_at_once(masked_matrix):
     """A training's points equal those of scoring."""
     sent: dict[str, dict[int, float]] = {}
     for step in range(masked_matrix.num_rows + 1):
-        for name, value in evaluate_step(masked_matrix, step).items():
-            sent.setdefault(name, {})[step] = value
-    assert sent == collect_series(masked_matrix, series(masked_matrix))
-
-
-def test_a_row_computes_each_metric_once():
-    """Earlier rows are not scored again."""
-    matrix = AccuracyMatrix(np.full((300, 300), 0.5))
-    calls = []
-
-    def own(matrix_seen):
-        calls.append(matrix_seen.num_rows)
-        return 0.5
-
-    evaluate_step(matrix, 300, (*METRICS, Metric(name="lab/own", function=own)))
-    assert calls == [300]
+        values = summarize(masked_matrix.after(step)) if step else {}
+        for point in build_row_points(masked_matrix, step, values, time=0):
+            sent.setdefault(point.key, {})[step] = point.value
+    assert sent == collect_points(masked_matrix)
 
 
 @pytest.mark.parametrize("num_buckets", [1, 2, 99, MAX_SHOWN, MAX_SHOWN + 1, 300, 1000])
@@ -285,7 +272,8 @@ def test_a_long_stream_charts_a_bounded_number_of_buckets(num_buckets):
     assert num_buckets == 1 or (gaps.min() >= 1 and gaps.max() - gaps.min() <= 1)
     matrix = AccuracyMatrix(np.full((2, num_buckets), 0.5) if num_buckets > 1 else [[0.5]])
     names = build_bucket_series_names(matrix.buckets)
-    assert set(collect_series(matrix, {})) == {names[j] for j in chosen}
+    points = build_row_points(matrix, 1, {}, time=0)
+    assert [point.key for point in points] == [names[j] for j in chosen]
 
 
 def test_bucket_names_that_mlflow_rejects_have_a_series_each():

@@ -31,7 +31,7 @@ from typing import NoReturn
 
 import mlflow
 import pytest
-from courses import series
+from courses import collect_points
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
@@ -44,7 +44,6 @@ from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.measured import MeasuredRow, TrainingState, ignore
 from clear_mlflow.scoring import run_log
-from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import lease
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.tracking import run_recorder
@@ -355,7 +354,7 @@ class Trial:
             elif RowRecord.from_json(text.decode(), source="row").row != row(number):
                 outcome.problems.append(f"overwritten: {run_id} row {number} is another")
         matrix = AccuracyMatrix.from_rows([row(number) for number in range(len(BUCKETS) + 1)])
-        for name, steps in collect_series(matrix, series(matrix)).items():
+        for name, steps in collect_points(matrix).items():
             stored = self._client.get_metric_history(run_id, name)
             times = Counter((point.step, point.value) for point in stored)
             expected = Counter(steps.items())
