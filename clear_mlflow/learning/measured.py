@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,33 +22,21 @@ class CurvePoint:
     time: int  # end of the window, milliseconds since 1970
 
 
-# Receives points in order. Must return quickly: training waits for it.
-OnCurve = Callable[[Sequence[CurvePoint]], None]
-# Receives the tests within a bucket, in order.
-OnTest = Callable[[AnytimeRow], None]
-
-
 @dataclass(frozen=True)
-class TrainingState:
-    """The state from which a training can be resumed after a row, except the last one."""
+class Measurement:
+    """A message of a training: a row with its files, a training state, a test, or curve points."""
 
-    row: int
-    file: bytes | None = None  # content of the state file, or None if it cannot be stored
-    problem: str | None = None  # reason why it cannot be stored
+    row: AccuracyRow | None = None
+    predictions: bytes | None = None  # content of the row's predictions file
+    model: bytes | None = None  # content of the row's file of weights
+    state: bytes | None = None  # to resume after the last row: content of the state file
+    state_problem: str | None = None  # reason why that state cannot be stored
+    test: AnytimeRow | None = None  # within the bucket in training
+    curve: tuple[CurvePoint, ...] = ()  # points since the last message with any
 
 
-# Receives the state after each row except the last. Must return quickly: training waits for it.
-OnState = Callable[[TrainingState], None]
-
-
-@dataclass(frozen=True)
-class MeasuredRow:
-    """A row with its files."""
-
-    row: AccuracyRow
-    predictions: bytes | None = None  # content of the predictions file, or None
-    model: bytes | None = None  # content of the file of weights, or None
-    curve: tuple[CurvePoint, ...] = ()  # points that on_curve did not receive
+# Receives messages in order. Must return quickly: training waits for it.
+OnMessage = Callable[[Measurement], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +66,7 @@ class StreamMetadata:
 
 
 def ignore(_: object) -> None:
-    """Do nothing: the default of all callbacks."""
+    """Do nothing: the default callback."""
 
 
 class Training(Protocol):
@@ -101,11 +89,10 @@ class Training(Protocol):
         """
         ...
 
-    def rows(
-        self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
-    ) -> Iterator[MeasuredRow]:
-        """Yield rows when they are measured, from row 0.
+    def rows(self, on_message: OnMessage = ignore) -> Iterator[Measurement]:
+        """Yield rows when they are measured, from row 0, and pass on messages without a row.
 
-        A resumed training first yields the stored row that it continues from.
+        A resumed training first yields the stored row that it continues from. A row's training
+        state follows it, except after the last row.
         """
         ...

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from clear_mlflow.core.anytime import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.learning.measured import CurvePoint, OnCurve, OnTest
+from clear_mlflow.learning.measured import CurvePoint, Measurement, OnMessage
 
 # The points of a shorter bucket are sent with its row, which saves a file and a request.
 _SECONDS_BETWEEN_POINTS = 5.0
@@ -98,41 +98,41 @@ class LineProgress(TrainingProgress):
 
 
 class CollectingProgress(TrainingProgress):
-    """Forwards events to *display*, and the loss curve and tests to callbacks.
+    """Forwards events to *display*, and sends the loss curve and tests as messages.
 
     Does not forward downloads and decoding.
     """
 
-    def __init__(self, display: TrainingProgress, on_curve: OnCurve, on_test: OnTest) -> None:
+    def __init__(self, display: TrainingProgress, on_message: OnMessage) -> None:
         for name in ("bucket_started", "steps_planned", "step_done"):
             setattr(self, name, getattr(display, name))
-        self._display, self._on_curve, self._on_test = display, on_curve, on_test
+        self._display, self._on_message = display, on_message
         self._points: list[CurvePoint] = []
         self._handed_at = time.monotonic()
 
     def curve_measured(self, point: CurvePoint) -> None:
         """Forward and collect a point of the curve.
 
-        Passes the collected points to *on_curve* if five seconds have passed since the last time.
+        Sends the collected points if five seconds have passed since the last time.
         """
         self._display.curve_measured(point)
         self._points.append(point)
         if time.monotonic() - self._handed_at >= _SECONDS_BETWEEN_POINTS:
-            self._on_curve(self.take())
+            self._on_message(Measurement(curve=self.take()))
 
     def test_done(self, test: AnytimeRow) -> None:
-        """Forward a test, and pass it to *on_test*."""
+        """Forward and send a test."""
         self._display.test_done(test)
-        self._on_test(test)
+        self._on_message(Measurement(test=test))
 
     def row_measured(self, row: AccuracyRow) -> None:
         """Forward a row to the display only."""
         self._display.row_measured(row)
 
     def take(self) -> tuple[CurvePoint, ...]:
-        """Return the points that *on_curve* did not receive, and forget them.
+        """Return the points that were not sent, and forget them.
 
-        Restarts the five seconds between two calls of *on_curve*.
+        Restarts the five seconds between two messages with points.
         """
         points, self._points = tuple(self._points), []
         self._handed_at = time.monotonic()

@@ -41,12 +41,9 @@ from clear_mlflow.learning.device import (
 from clear_mlflow.learning.inference.description import NOT_DESCRIBED, ModelDescription
 from clear_mlflow.learning.loop import TrainedBucket, train
 from clear_mlflow.learning.measured import (
-    MeasuredRow,
-    OnCurve,
-    OnState,
-    OnTest,
+    Measurement,
+    OnMessage,
     StreamMetadata,
-    TrainingState,
     ignore,
 )
 from clear_mlflow.learning.models import check_model, check_weights, download_default_weights
@@ -236,22 +233,17 @@ class StreamTraining:
             self.progress.downloading(f"seed {config.seed}", 0, 0)  # displayed as a line of text
         return dataclasses.replace(self, config=config)
 
-    def rows(
-        self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
-    ) -> Iterator[MeasuredRow]:
+    def rows(self, on_message: OnMessage = ignore) -> Iterator[Measurement]:
         """Train, and yield each row when it is measured.
 
-        on_curve, on_test, on_state: called with points of the loss curve, tests within buckets, and
-        training states.
+        on_message: called with points of the loss curve, tests within buckets, and training states.
 
-        A resumed training first yields the stored row that it continues from. Only on rank 0
-        do rows contain files, and are callbacks called. Raises TrainingError if memory runs out.
+        A resumed training first yields the stored row that it continues from. Only on rank 0 do
+        rows contain files, and is *on_message* called. Raises TrainingError if memory runs out.
         """
         arithmetic = allow_tf32(self.config.precision == "tf32")
         with translate_oom(_LESS_MEMORY), arithmetic, cudnn_benchmark(), self.progress as display:
-            if self.group.rank > 0:
-                on_curve = on_test = ignore
-            progress = CollectingProgress(display, on_curve, on_test)
+            progress = CollectingProgress(display, ignore if self.group.rank > 0 else on_message)
             stream = self.build_training_stream()
             saved = self._load_saved_training()
             if saved is not None:
@@ -262,9 +254,9 @@ class StreamTraining:
                 measured = self._build_measured_row(trained)
                 yield dataclasses.replace(measured, curve=progress.take())
                 if self._is_resumable_after(trained.row):
-                    on_state(_build_state(trained, measured.predictions))
+                    on_message(_build_state(trained, measured.predictions))
 
-    def _build_measured_row(self, trained: TrainedBucket) -> MeasuredRow:
+    def _build_measured_row(self, trained: TrainedBucket) -> Measurement:
         """Return a row with the files that the configuration requests: predictions and model."""
         predictions = None
         if self._evaluation_set is not None:
@@ -278,7 +270,7 @@ class StreamTraining:
         if self.group.rank == 0 and self._keeps_model(trained.row):
             weights = {**trained.model.state_dict(), **trained.standardised}
             model = self._build_model_file(weights, trained.row)
-        return MeasuredRow(trained.row, predictions, model)
+        return Measurement(trained.row, predictions, model)
 
     def _is_resumable_after(self, row: AccuracyRow) -> bool:
         """Return True if this process reports the state after a row: rank 0, not the last row."""
@@ -305,16 +297,16 @@ class StreamTraining:
             )
         return saved
 
-    def _repeat_row(self, saved: SavedTraining, stream: TrainingStream) -> MeasuredRow:
+    def _repeat_row(self, saved: SavedTraining, stream: TrainingStream) -> Measurement:
         """Return the row to resume from, with its files on rank 0. May begin its bucket."""
         if self.group.rank > 0:
-            return MeasuredRow(saved.row)
+            return Measurement(saved.row)
         model = None
         if self._keeps_model(saved.row):
             stream.begin_bucket(max(saved.row.row - 1, 0))
             weights = {**saved.snapshot.model, **stream.standardised}
             model = self._build_model_file(weights, saved.row)
-        return MeasuredRow(saved.row, saved.predictions, model)
+        return Measurement(saved.row, saved.predictions, model)
 
     def _build_model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
         """Serialize weights (with vectors' statistics), and a description if one can be built."""
@@ -353,13 +345,12 @@ class StreamTraining:
         )
 
 
-def _build_state(trained: TrainedBucket, predictions: bytes | None) -> TrainingState:
+def _build_state(trained: TrainedBucket, predictions: bytes | None) -> Measurement:
     """Return the state after a row, or only the reason why it cannot be stored."""
-    row = trained.row
     try:
-        return TrainingState(row.row, to_bytes(trained.snapshot(), row, predictions))
+        return Measurement(state=to_bytes(trained.snapshot(), trained.row, predictions))
     except StateError as error:  # the training continues, but cannot be resumed
-        return TrainingState(row.row, problem=str(error))
+        return Measurement(state_problem=str(error))
 
 
 def _list_requirements() -> tuple[str, ...]:

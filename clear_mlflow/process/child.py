@@ -28,9 +28,9 @@ from clear_mlflow.process.streams import guard_streams
 _GRACE_SECONDS = 10.0
 
 # What a training process sends. "checked": the resolved TrainConfig; "metadata": StreamMetadata;
-# "curve", "test", "state" and "row": what is measured; "done": the last row was sent; "error": a
-# ClearError, after which the process ends.
-MessageType = Literal["checked", "metadata", "curve", "test", "state", "row", "done", "error"]
+# "measurement": a Measurement; "done": the last row was sent; "error": a ClearError, after which
+# the process ends.
+MessageType = Literal["checked", "metadata", "measurement", "done", "error"]
 
 Send = Callable[..., None]  # (message type, content or nothing)
 Commands = queue.SimpleQueue[Any]
@@ -100,13 +100,13 @@ def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
         training = prepare(config, progress, group, stream)
         commands.get()
         send_message("metadata", training.metadata)
-        callbacks = [partial(send_message, name) for name in ("curve", "test", "state")]
+        send_measurement = partial(send_message, "measurement")
         for number, member_config in enumerate(config.split_seeds()):
             if number > 0:
                 send_message("done")
             member = training.for_member(member_config)
-            for row in dataclasses.replace(member, saved=commands.get()).rows(*callbacks):
-                send_message("row", row)
+            for row in dataclasses.replace(member, saved=commands.get()).rows(send_measurement):
+                send_measurement(row)
                 commands.get()
 
 

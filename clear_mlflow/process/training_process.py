@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import util
@@ -21,10 +21,8 @@ from typing import Any
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import PeerLostError
 from clear_mlflow.learning.measured import (
-    MeasuredRow,
-    OnCurve,
-    OnState,
-    OnTest,
+    Measurement,
+    OnMessage,
     StreamMetadata,
     ignore,
 )
@@ -113,27 +111,21 @@ class TrainingProcess:
         member._config = config
         return member
 
-    def rows(
-        self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
-    ) -> Iterator[MeasuredRow]:
+    def rows(self, on_message: OnMessage = ignore) -> Iterator[Measurement]:
         """Yield the rows. The child continues when the next row is requested.
 
-        on_curve, on_test, on_state: called with points of the loss curve, tests within buckets, and
-        training states. Raises the ClearError that ended the training, PeerLostError if another
-        process of the group is gone, or TrainingDied if the child was killed.
+        on_message: called with messages without a row. Raises the ClearError that ended the
+        training, PeerLostError if another process of the group is gone, or TrainingDied if the
+        child was killed.
         """
-        callbacks: dict[str, Callable[[Any], None]]
-        callbacks = {"curve": on_curve, "test": on_test, "state": on_state}
         self._send(self._state_file)
-        while True:
-            message_type, content = self._receive("row", "done", *callbacks)
-            if message_type == "done":
-                return
-            if message_type == "row":
-                yield content
-                self._send("continue")
+        while (message := self._receive("measurement", "done"))[0] != "done":
+            measurement: Measurement = message[1]
+            if measurement.row is None:
+                on_message(measurement)
             else:
-                callbacks[message_type](content)
+                yield measurement
+                self._send("continue")
 
     def stop(self) -> None:
         """Send SIGTERM to the child, and SIGKILL if it has not ended after 10 seconds.

@@ -17,7 +17,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.core.matrix import get_measured_split
+from clear_mlflow.core.matrix import AccuracyRow, get_measured_split
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     PREDICTIONS_FOLDER,
@@ -28,7 +28,7 @@ from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.uploader import read_curve_steps
-from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training, TrainingState
+from clear_mlflow.learning.measured import Measurement, StreamMetadata, Training
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import select_parameters_to_log
 from clear_mlflow.learning.parameters.recipes import NONE
@@ -76,7 +76,7 @@ class TrainingRun:
         self._resume_point = resume_point
         self.recorder = RunRecorder(client, run_id, split_families(config.metrics))
         self._metadata: StreamMetadata | None = None
-        self._row_time = ""  # when the last row was measured
+        self._last_row, self._row_time = 0, ""  # the row measured last, and when
         self._has_warned = False  # that a state is not stored
 
     def __enter__(self) -> TrainingRun:
@@ -100,14 +100,25 @@ class TrainingRun:
         Each row is stored before the next bucket starts, and its training state during that bucket.
         """
         self.log_dataset(training.metadata)
-        for measured in training.rows(self.recorder.write_curve, self._log_test, self._log_state):
-            self.log_row(measured)
+        for measured in training.rows(self.log):
+            self.log(measured)
+
+    def log(self, measured: Measurement) -> None:
+        """Store a message of the training: a row, a training state, a test, or curve points."""
+        if measured.row is not None:
+            self._log_row(measured.row, measured)
+        elif measured.test is not None:
+            self._log_test(measured.test)
+        elif measured.curve:
+            self.recorder.write_curve(measured.curve)
+        else:
+            self._log_state(measured)
 
     def log_dataset(self, metadata: StreamMetadata) -> None:
         """Log the dataset as an MLflow input, with its digest and its numbers of images per bucket.
 
         Also sets tags, and stores the list of test images if there is one. Has to be called before
-        :meth:`log_row`, also for a resumed run, where it changes nothing in the store.
+        :meth:`log`, also for a resumed run, where it changes nothing in the store.
         """
         self._metadata = metadata
         extra = _build_optional_row_fields(metadata)
@@ -140,19 +151,19 @@ class TrainingRun:
             path = f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"
             self.recorder.write_file(path, metadata.evaluation_set)
 
-    def log_row(self, measured: MeasuredRow) -> None:
+    def _log_row(self, row: AccuracyRow, measured: Measurement) -> None:
         """Store a row of the accuracy matrix with its predictions and model weights.
 
         If a resumed run has the row, only missing files are stored. If the stored row has other
         numbers, nothing is stored, and a warning is printed.
         """
-        row, point = measured.row, self._resume_point
+        point = self._resume_point
         files = {
             f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}": measured.predictions,
             f"{names.MODELS_FOLDER}/{names.format_model_file_name(row.row)}": measured.model,
         }
         contents = {path: content for path, content in files.items() if content is not None}
-        self._row_time = utc_now()
+        self._last_row, self._row_time = row.row, utc_now()
         stored_row = None if point is None else point.find_stored_row(row)
         if point is None or stored_row is None:
             # If its state was stored and the row was not, the row gets the time in the state.
@@ -181,27 +192,28 @@ class TrainingRun:
         if point is None or test.bucket not in point.records or path not in point.artifacts:
             self.recorder.write_test(test)
 
-    def _log_state(self, state: TrainingState) -> None:
+    def _log_state(self, measured: Measurement) -> None:
         """Enqueue the upload of the newest row's training state, from memory.
 
         Drops it while the store cannot be reached: states of a large model would fill the disk.
         """
-        if state.problem is not None and not self._has_warned:
-            self._warn_once(f"run {self._run_id} could not be resumed from here: {state.problem}")
-            reason = f"after row {state.row}, {state.problem}"
+        state, problem = measured.state, measured.state_problem
+        if problem is not None and not self._has_warned:
+            self._warn_once(f"run {self._run_id} could not be resumed from here: {problem}")
+            reason = f"after row {self._last_row}, {problem}"
             self.recorder.write_tags({names.STATE_PROBLEM_TAG: reason[:2000]})
-        if state.file is None or self._metadata is None or self.recorder.uploader.is_failing:
+        if state is None or self._metadata is None or self.recorder.uploader.is_failing:
             return
         manifest = Manifest(
-            row=state.row,
+            row=self._last_row,
             written_at=self._row_time,
-            size=len(state.file),
-            sha256=hashlib.sha256(state.file).hexdigest(),
+            size=len(state),
+            sha256=hashlib.sha256(state).hexdigest(),
             data=describe_data(self._metadata),
             package_version=__version__,
             torch_version=version("torch"),
         )
-        self.recorder.uploader.enqueue(partial(self._store_state, manifest, state.file))
+        self.recorder.uploader.enqueue(partial(self._store_state, manifest, state))
 
     def _store_state(self, manifest: Manifest, content: bytes) -> None:
         """Store a training state and delete the states of earlier rows, or print a warning."""

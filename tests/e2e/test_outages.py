@@ -32,7 +32,7 @@ from waiting import LONG, finish_well, wait_until
 import clear_mlflow
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.uploader import UnsentError
-from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, ignore
+from clear_mlflow.learning.measured import CurvePoint, Measurement, ignore
 from clear_mlflow.learning.session import StreamTraining
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
@@ -168,8 +168,8 @@ class Events(KnownTraining):
     before: dict[int, Callable[[], object]] = field(default_factory=dict)
     measured: list[int] = field(default_factory=list)
 
-    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore) -> Iterator[MeasuredRow]:
-        for measured in super().rows(on_curve, on_test, on_state):
+    def rows(self, on_message=ignore) -> Iterator[Measurement]:
+        for measured in super().rows(on_message):
             self.before.get(measured.row.row, lambda: None)()
             self.measured.append(measured.row.row)
             yield measured
@@ -325,8 +325,8 @@ def train_members(monkeypatch, proxy, lost_seed) -> str:
     """
     rows = StreamTraining.rows
 
-    def measure_rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):
-        for measured in rows(self, on_curve, on_test, on_state):
+    def measure_rows(self, on_message=ignore):
+        for measured in rows(self, on_message):
             if measured.row.row == 2 and self.config.seed == lost_seed:
                 proxy.down()
             yield measured

@@ -179,10 +179,10 @@ def test_attributes_that_are_not_saved_are_named(strategy_class, message):
 def test_an_attribute_that_appears_later_is_named_by_its_state():
     """Training continues, and no later row has a state."""
     states = []
-    rows = training(on_features(strategy=f"{__name__}:Late")).rows(on_state=states.append)
+    rows = training(on_features(strategy=f"{__name__}:Late")).rows(states.append)
     assert [measured.row.row for measured in rows] == [0, 1, 2, 3]
-    assert {state.row: state.file is None for state in states} == {0: False, 1: True, 2: True}
-    assert "strategy Late sets steps; name each" in states[1].problem
+    assert [message.state is None for message in states] == [False, True, True]
+    assert "strategy Late sets steps; name each" in states[1].state_problem
 
 
 class Drawing(Strategy):
@@ -224,9 +224,9 @@ def test_a_state_follows_its_row():
     """Each row except the last has one, so that a resume does not repeat the row."""
     order = []
     made = training(on_features(strategy="replay", optimizer_state="keep", momentum="0.9"))
-    for trained_bucket in made.rows(on_state=lambda state: order.append(f"state {state.row}")):
-        order.append(f"row {trained_bucket.row.row}")
-    assert order == ["row 0", "state 0", "row 1", "state 1", "row 2", "state 2", "row 3"]
+    for measured in made.rows(lambda message: order.append(read_state(message.state).row.row)):
+        order.append(f"row {measured.row.row}")
+    assert order == ["row 0", 0, "row 1", 1, "row 2", 2, "row 3"]
 
 
 def test_a_state_that_cannot_be_made_ends_the_training(monkeypatch):
@@ -369,10 +369,10 @@ def test_a_resumed_training_has_the_weights_of_its_row(tmp_path, log_models):
     """So that weights which were not stored before a kill are stored now."""
     parameters = {"features": "made_up", "device": "cpu", "epochs": "2", "log_models": log_models}
     settings = TrainConfig.resolve(parameters)
-    states = {}
-    rows = list(training(settings).rows(on_state=lambda made: states.update({made.row: made.file})))
+    states = []
+    rows = list(training(settings).rows(states.append))
     file = tmp_path / "state.safetensors"
-    file.write_bytes(states[1])
+    file.write_bytes(states[1].state)
     resumed = list(training(settings, saved=file).rows())
     assert [measured.row for measured in resumed] == [measured.row for measured in rows[1:]]
     for resumed_row, first in zip(resumed, rows[1:], strict=True):

@@ -99,8 +99,8 @@ def test_a_stored_model_accepts_raw_vectors(tmp_path, model, standardise):
 def test_a_resumed_training_standardises_by_its_past(tmp_path):
     parameters = {"dataset_args": "standardise=past", "strategy": "replay", "memory": "40"}
     states = []
-    full_run = list(training(**parameters).rows(on_state=states.append))
-    (tmp_path / "state").write_bytes(states[4].file)
+    full_run = list(training(**parameters).rows(states.append))
+    (tmp_path / "state").write_bytes(states[4].state)
     resumed = replace(training(**parameters), saved=tmp_path / "state")
     assert [r.row for r in resumed.rows()] == [r.row for r in full_run[4:]]
 

@@ -46,7 +46,7 @@ def test_each_member_equals_a_training_with_its_seed(changes):
 
 def measure(made):
     """All that a training measures, except times: tests within buckets, then a tuple per row."""
-    tests = []
+    messages = []
     rows = [
         (
             (m.row.correct, m.row.cost.training_flops, m.row.cost.images),
@@ -54,10 +54,11 @@ def measure(made):
             m.model,
             [(point.step, point.loss, point.lr) for point in m.curve],
         )
-        for m in made.rows(on_test=lambda test: tests.append((test.bucket, test.correct)))
+        for m in made.rows(messages.append)
     ]
     assert len(rows) == 4
-    return [tests, *rows]
+    tests = [message.test for message in messages if message.test is not None]
+    return [[(test.bucket, test.correct) for test in tests], *rows]
 
 
 def test_strategies_of_several_seeds_share_one_training_set():

@@ -89,7 +89,9 @@ def test_a_long_bucket_reports_its_points_early(monkeypatch):
     """Each point once, in order. The row has the rest."""
     monkeypatch.setattr("clear_mlflow.learning.progress._SECONDS_BETWEEN_POINTS", 0.0)
     live = []
-    rows = list(training(on_features(batch_size=8)).rows(live.extend))
+    rows = list(
+        training(on_features(batch_size=8)).rows(lambda message: live.extend(message.curve))
+    )
     assert len(live) == 30
     assert [point.step for point in live] == sorted({point.step for point in live})
     assert all(row.curve == () for row in rows)

@@ -9,7 +9,7 @@ from stored_runs import histories, only_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.journal.run_folder import MAX_POINTS, RunFolder, default_root
-from clear_mlflow.learning.measured import CurvePoint, ignore
+from clear_mlflow.learning.measured import CurvePoint, Measurement, ignore
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import Lease
@@ -62,8 +62,8 @@ class Watched(KnownTraining):
     store: MlflowClient
     seen: dict[str, float]
 
-    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):
-        for measured in super().rows(on_curve, on_test, on_state):
+    def rows(self, on_message=ignore):
+        for measured in super().rows(on_message):
             if measured.row.row == 1:
                 (run,) = self.store.search_runs(["1"])
                 while names.CURVE_LOSS not in run.data.metrics:
@@ -85,9 +85,9 @@ def test_an_interrupted_training_loses_no_point(store, experiment_id):
     training = KnownTraining(FOUR_BUCKETS[:2], curve={1: [FIRST]})
     measure_rows = training.rows
 
-    def rows(on_curve, on_test, on_state):
+    def rows(on_message):
         yield from measure_rows()
-        on_curve([SECOND])  # without a later row
+        on_message(Measurement(curve=(SECOND,)))  # without a later row
         raise RuntimeError("out of power")
 
     training.rows = rows

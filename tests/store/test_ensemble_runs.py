@@ -17,7 +17,7 @@ from stored_runs import artifact_folder
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, DivergedError, TrainingError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.learning.measured import MeasuredRow, ignore
+from clear_mlflow.learning.measured import Measurement, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check, prepare
@@ -117,8 +117,8 @@ class Breaking:
     def for_member(self, member) -> Breaking:
         return Breaking(self._error, self._training.for_member(member))
 
-    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore) -> Iterator[MeasuredRow]:
-        for measured in self._training.rows(on_curve, on_test, on_state):
+    def rows(self, on_message=ignore) -> Iterator[Measurement]:
+        for measured in self._training.rows(on_message):
             if measured.row.row == 2 and self.config.seed == 2:
                 raise self._error
             yield measured

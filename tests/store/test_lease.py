@@ -72,8 +72,8 @@ class TakenOver(KnownTraining):
         super().__init__(FOUR_BUCKETS)
         self.store, self.after, self.run = store, after, None
 
-    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):
-        for measured in super().rows(on_curve, on_test, on_state):
+    def rows(self, on_message=ignore):
+        for measured in super().rows(on_message):
             if measured.row.row == self.after:
                 (self.run,) = self.store.search_runs(["1"])
                 self.store.set_tag(self.run.info.run_id, names.HOLDER_TAG, format_foreign_lease())
@@ -262,8 +262,8 @@ from trainings import FOUR_BUCKETS, KnownTraining
 from clear_mlflow.tracking.tracked_training import train_in_process
 
 class Training(KnownTraining):
-    def rows(self, *callbacks):
-        for measured in super().rows(*callbacks):
+    def rows(self, *args):
+        for measured in super().rows(*args):
             yield measured
             if measured.row.row == 2:
                 print("row 2 is stored", flush=True)

@@ -93,7 +93,7 @@ def test_a_run_interrupted_in_its_first_bucket_with_missing_rows_is_rejected(
     training = KnownTraining(FOUR_BUCKETS)
     with TrainingRun(store, run.info.run_id, training.config, {}) as tracked:
         tracked.log_dataset(training.metadata)
-        tracked.log_row(next(iter(training.rows())))
+        tracked.log(next(iter(training.rows())))
     assert not histories(store, run.info.run_id)
     unmount()
     with pytest.raises(RecordError, match=MISSING):
@@ -106,8 +106,8 @@ class MovedAway(KnownTraining):
 
     unmount: Callable[[], object] = lambda: None
 
-    def rows(self, *callbacks):
-        for measured in super().rows(*callbacks):
+    def rows(self, *args):
+        for measured in super().rows(*args):
             if measured.row.row == 3:
                 self.unmount()
             yield measured

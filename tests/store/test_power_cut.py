@@ -37,8 +37,8 @@ class Counting:
         self.config, self.metadata = inner.config, inner.metadata
         self.taken = 0
 
-    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):
-        for measured in self._inner.rows(on_curve, on_test, on_state):
+    def rows(self, on_message=ignore):
+        for measured in self._inner.rows(on_message):
             self._wait(measured.row.row)
             yield measured
             self.taken += 1

@@ -67,8 +67,8 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
         opened(self, *arguments)
 
     class BeatenAfter(KnownTraining):
-        def rows(self, *callbacks):
-            for measured in super().rows(*callbacks):
+        def rows(self, *args):
+            for measured in super().rows(*args):
                 yield measured
                 for _ in range({0: 1, 2: 2}.get(measured.row.row, 0)):
                     writers[0]._renew_leases_and_plot()

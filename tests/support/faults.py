@@ -42,7 +42,7 @@ from clear_mlflow.core.disk import write_durably
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import RowRecord
-from clear_mlflow.learning.measured import MeasuredRow, TrainingState, ignore
+from clear_mlflow.learning.measured import Measurement, ignore
 from clear_mlflow.scoring import run_log
 from clear_mlflow.store import lease
 from clear_mlflow.store.client import mlflow_errors
@@ -90,13 +90,13 @@ class PacedTraining(KnownTraining):
         super().__init__([row(number).correct for number in range(len(BUCKETS) + 1)])
         self._first = first
 
-    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore) -> Iterator[MeasuredRow]:
+    def rows(self, on_message=ignore) -> Iterator[Measurement]:
         for measured in itertools.islice(super().rows(), self._first, None):
             time.sleep(PACE)
             yield measured
             number = measured.row.row
             if number < len(BUCKETS):
-                on_state(TrainingState(number, random.Random(number).randbytes(2000)))
+                on_message(Measurement(state=random.Random(number).randbytes(2000)))
 
 
 def row(number: int) -> AccuracyRow:

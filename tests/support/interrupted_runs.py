@@ -28,8 +28,8 @@ def interrupted(store, experiment_id, short_stream, monkeypatch, fill_once):
         training = prepare_training({**parameters, "device": "cpu"})
         rows = type(training).rows
 
-        def until_stopped(self, on_curve, on_test, on_state):
-            for measured in rows(self, on_curve, on_test, on_state):
+        def until_stopped(self, on_message):
+            for measured in rows(self, on_message):
                 if measured.row.row == 3:  # by now the state after row 2 is handed over
                     raise KeyboardInterrupt
                 yield measured

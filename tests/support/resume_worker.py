@@ -31,18 +31,18 @@ def main():
             options = {"group": group, "saved": saved}
             training = StreamTraining(settings, stream, "here", TrainingProgress(), **options)
             states = []
-            rows = training.rows(on_state=states.append)
+            rows = training.rows(states.append)
             # Only the first process has predictions and states.
             return [(measured.row, measured.predictions) for measured in rows], states
 
         rows, states = train()
         state = folder / "state.safetensors"
         if dist_env.rank == 0:
-            state.write_bytes(states[1].file)
+            state.write_bytes(states[1].state)
         again, states_again = train(state if dist_env.rank == 0 else None)
     assert again == rows[1:]
     if dist_env.rank == 0:
-        assert read_weights(states_again[-1].file) == read_weights(states[-1].file)
+        assert read_weights(states_again[-1].state) == read_weights(states[-1].state)
     (folder / f"{dist_env.rank}.txt").write_text("the same")
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from clear_mlflow.core.anytime import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, StreamMetadata, ignore
+from clear_mlflow.learning.measured import CurvePoint, Measurement, StreamMetadata, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 NUM_TEST = 100
@@ -47,15 +47,15 @@ class KnownTraining:
             num_test=(NUM_TEST,) * len(buckets),
         )
 
-    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore) -> Iterator[MeasuredRow]:
+    def rows(self, on_message=ignore) -> Iterator[Measurement]:
         metadata = self.metadata
         for i, correct in enumerate(self.correct):
             if i in self.live:
-                on_curve(self.live[i])
+                on_message(Measurement(curve=tuple(self.live[i])))
             for test in self.tests.get(i, ()):
-                on_test(test)
+                on_message(Measurement(test=test))
             row = AccuracyRow(i, metadata.buckets, tuple(correct), metadata.num_test)
-            yield MeasuredRow(row, curve=tuple(self.curve.get(i, ())))
+            yield Measurement(row, curve=tuple(self.curve.get(i, ())))
         if self.ends_with is not None:
             raise self.ends_with
 

@@ -13,22 +13,22 @@ from multiprocessing import Pipe
 import pytest
 
 from clear_mlflow.core.errors import DataError, DivergedError
-from clear_mlflow.learning.measured import TrainingState
+from clear_mlflow.learning.measured import Measurement
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process.child import receive, send
 
-STATE = TrainingState(1, bytes(range(256)) * (1 << 14))
+STATE = Measurement(state=bytes(range(256)) * (1 << 14))
 CHILD = """
 import sys
 from multiprocessing.connection import Connection
-from clear_mlflow.learning.measured import TrainingState
+from clear_mlflow.learning.measured import Measurement
 from clear_mlflow.process import child
 
 def train(config, commands, send_message):
-    state = TrainingState(1, bytes(range(256)) * (1 << 14))
+    state = Measurement(state=bytes(range(256)) * (1 << 14))
     for _ in range(5000):
-        send_message("curve", ())
-    send_message("state", state)
+        send_message("measurement", Measurement())
+    send_message("measurement", state)
 
 child._train = train
 child.run(Connection(0), Connection(int(sys.argv[1])))
@@ -61,8 +61,8 @@ def test_states_and_messages_arrive_complete():
     process, _commands, messages = start()
     received = receive_all(messages)
     assert process.wait() == 0
-    assert Counter(name for name, _ in received) == {"curve": 5000, "state": 1, "done": 1}
-    assert dict(received)["state"] == STATE
+    assert Counter(name for name, _ in received) == {"measurement": 5001, "done": 1}
+    assert received[-2] == ("measurement", STATE)
 
 
 def test_a_process_that_is_stopped_does_not_wait_for_its_supervisor():
@@ -72,7 +72,7 @@ def test_a_process_that_is_stopped_does_not_wait_for_its_supervisor():
         time.sleep(0.01)  # until the pipe is full
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
-    assert {name for name, _ in receive_all(messages)} <= {"curve"}
+    assert {name for name, _ in receive_all(messages)} <= {"measurement"}
 
 
 @pytest.mark.parametrize("error", [DivergedError("the loss"), DataError("no file")])

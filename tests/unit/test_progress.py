@@ -4,7 +4,7 @@ import io
 import re
 
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.learning.measured import CurvePoint
+from clear_mlflow.learning.measured import CurvePoint, ignore
 from clear_mlflow.learning.progress import (
     CollectingProgress,
     LineProgress,
@@ -49,7 +49,7 @@ def test_lines_are_one_per_bucket_with_the_accuracies():
 
 def test_what_is_collected_is_also_displayed():
     stream = io.StringIO()
-    collecting = CollectingProgress(LineProgress(stream), on_curve=list, on_test=list)
+    collecting = CollectingProgress(LineProgress(stream), on_message=ignore)
     report_training(collecting)
     assert re.findall(r"loss [\d.]+", stream.getvalue()) == ["loss 1.5", "loss 0.75", "loss 0.5"]
     assert [point.step for point in collecting.take()] == [1, 2, 3, 4, 5, 6]
