@@ -43,6 +43,7 @@ from clear_mlflow.core.predictions import (
 from clear_mlflow.core.record import Record, RowRecord, assemble, row_file_name
 from clear_mlflow.core.text import printable, safe_repr, truncate, warn
 from clear_mlflow.journal.uploader import store_outcome, upload_left_folders
+from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.metrics import (
     ALL_METRICS,
     DEFAULT_FAMILIES,
@@ -73,7 +74,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOOP_JSON = "own_loop.json"
-_ROW_FIELDS = ("dataset", "protocol", "split", "seed")  # of LoopMetadata and RowRecord
 Cost: TypeAlias = RowCost | Mapping[str, object] | None
 
 
@@ -578,13 +578,18 @@ class LoopRun:
             )
             # The first artifact: a store that takes no artifacts is found before any training.
             client.log_text(run_id, _format_loop_json(metadata), LOOP_JSON)
-        profile: dict[str, Any] = {}
-        if metadata.num_instances is not None:
-            profile["num_test"] = dict(zip(metadata.buckets, metadata.num_instances, strict=True))
-        if metadata.class_names:
-            profile["num_classes"] = len(metadata.class_names)
-        row_fields = {name: getattr(metadata, name) for name in _ROW_FIELDS}
-        recorder.log_dataset("own loop", row_fields, profile)
+        dataset = StreamMetadata(
+            name=metadata.dataset.name,
+            digest=metadata.dataset.digest,
+            source="own loop",
+            buckets=metadata.buckets,
+            num_classes=len(metadata.class_names),
+            num_test=metadata.num_instances or (),
+            protocol=metadata.protocol,
+            split=metadata.split,
+            warnings=None,
+        )
+        recorder.log_dataset(dataset, metadata.seed)
         recorder.open(run)
         self._recorder, self._run_name = recorder, run.info.run_name
 

@@ -21,7 +21,7 @@ from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.version import __version__, list_software_versions
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
 from clear_mlflow.journal.uploader import Uploader, read_exit_wait
-from clear_mlflow.learning.measured import CurvePoint
+from clear_mlflow.learning.measured import CurvePoint, StreamMetadata
 from clear_mlflow.metrics import add_matrix_metrics, get_family_metrics, summarize
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.report.pictures import decode_png, draw_heatmap_png, load_drawing
@@ -148,23 +148,16 @@ class RunRecorder:
             tags=[RunTag(name, value) for name, value in all_tags.items()],
         )
 
-    def log_dataset(
-        self, source: str, row_fields: dict[str, Any], profile: Mapping[str, object]
-    ) -> None:
-        """Log the dataset as an MLflow input, and set the fields that all rows have in common.
-
-        source: where the data is from. row_fields: fields of RowRecord; dataset, protocol and split
-        are required. profile: counts and digests in addition to *row_fields*.
-        """
-        self.row_fields = row_fields
-        identity, split = row_fields["dataset"], row_fields["split"]
-        common = {"digest": identity.digest, "protocol": row_fields["protocol"], "split": split}
+    def log_dataset(self, metadata: StreamMetadata, seed: int | None) -> None:
+        """Log the dataset as an MLflow input, and set the fields that all rows have in common."""
+        self.row_fields = {**metadata.row_fields, "seed": seed}
+        split = self.row_fields["split"]
         dataset = Dataset(
-            name=identity.name,
-            digest=names.shorten_digest(identity.digest),
+            name=metadata.name,
+            digest=names.shorten_digest(metadata.digest),
             source_type="local",
-            source=json.dumps({"uri": source}),
-            profile=json.dumps({**common, **profile}),
+            source=json.dumps({"uri": metadata.source}),
+            profile=json.dumps(metadata.profile),
         )
         context = "training" if split == TEST else split
         inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]

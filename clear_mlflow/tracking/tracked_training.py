@@ -251,7 +251,7 @@ def _train_and_end_run(
         with run:
             if not is_member:
                 metadata = training.metadata
-                for warning in metadata.warnings:
+                for warning in metadata.warnings or ():
                     warn(f"dataset {metadata.name}: {warning}")
             if training.config.seeds == NONE:
                 run.track(training)

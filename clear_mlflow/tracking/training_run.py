@@ -23,9 +23,7 @@ from clear_mlflow.core.predictions import (
     PREDICTIONS_FOLDER,
     predictions_file_name,
 )
-from clear_mlflow.core.record import TIMES, DatasetIdentity
 from clear_mlflow.core.text import warn
-from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.uploader import read_curve_steps
 from clear_mlflow.learning.measured import Measurement, StreamMetadata, Training
@@ -121,25 +119,7 @@ class TrainingRun:
         :meth:`log`, also for a resumed run, where it changes nothing in the store.
         """
         self._metadata = metadata
-        extra = _build_optional_row_fields(metadata)
-        row_fields = {
-            "dataset": DatasetIdentity(metadata.name, metadata.digest),
-            "protocol": metadata.protocol,
-            "split": get_measured_split(metadata.split),
-            "seed": self._config.seed,
-            "extra": extra,
-        }
-        profile = {
-            "num_classes": metadata.num_classes,
-            "num_train": dict(zip(metadata.buckets, metadata.num_train, strict=True)),
-            "num_test": dict(zip(metadata.buckets, metadata.num_test, strict=True)),
-            "split": metadata.split,
-            "warnings": metadata.warnings,
-            **({"licence": metadata.licence} if metadata.licence else {}),
-            **({"absent_classes": metadata.absent} if metadata.absent else {}),
-            **extra,
-        }
-        self.recorder.log_dataset(metadata.source, row_fields, profile)
+        self.recorder.log_dataset(metadata, self._config.seed)
         tags = {"dataset_digest": metadata.digest}
         if metadata.features is not None and metadata.features_digest is not None:
             tags |= {"features": metadata.features, "features_digest": metadata.features_digest}
@@ -310,20 +290,6 @@ def format_run_name(config: TrainConfig) -> str:
 
 def _get_run_type(config: TrainConfig) -> str:
     return names.KIND_TRAIN if config.seeds == NONE else names.KIND_ENSEMBLE
-
-
-def _build_optional_row_fields(metadata: StreamMetadata) -> dict[str, JSON]:
-    """Return ``features``, ``left_out``, ``scenario`` and ``times``, where known."""
-    extra: dict[str, JSON] = {}
-    if metadata.features is not None:
-        extra["features"] = {"name": metadata.features, "digest": metadata.features_digest}
-    if metadata.num_left_out:
-        extra["left_out"] = metadata.num_left_out
-    if metadata.scenario:
-        extra["scenario"] = metadata.scenario
-    if metadata.times:
-        extra[TIMES] = list(metadata.times)
-    return extra
 
 
 def _read_commit(folder: Path) -> str | None:
