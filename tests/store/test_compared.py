@@ -16,6 +16,7 @@ from stored_runs import rows_folder
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.compared import join_run_ids
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.grids import hash_config, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import summarize
@@ -165,6 +166,9 @@ def test_runs_of_the_rarer_score_are_left_out(store):
     assert left_out == [
         "1 run is left out because the score is rmse (lower is better), while accuracy is compared."
     ]
+    run_ids = [run.run_id for run in clear_mlflow.runs("test")]
+    with pytest.raises(ConfigError, match="the runs have different scores: "):
+        clear_mlflow.compare(run_ids, group_by=(), log=False)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from commands import invoke
-from courses import reasons
+from courses import reasons, values
 from forked import run_python
 from one_line_errors import check_error
 from stored_runs import artifact_folder, histories, only_run
@@ -99,6 +99,28 @@ def test_all_passed_metadata_is_stored_in_the_run(store):
     assert "heatmap.png" in artifacts(store, stored_run, "accuracy_matrix")
     assert run.matrix.equals(EXPECTED)
     assert reasons(run.metrics) == {}
+
+
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(RuntimeError("broke"), "FAILED"), (KeyboardInterrupt(), "KILLED"), (SystemExit(0), None)],
+)
+def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status):
+    run = clear_mlflow.track(**LOOP)
+
+    def fail_after(order):
+        log_all(run, order)
+        raise error
+
+    with pytest.raises(type(error)), run:
+        fail_after(range(3))
+    stored_run = only_run(store, experiment_id)
+    assert stored_run.info.status == (status or "FINISHED")
+    assert (names.ERROR_TAG in stored_run.data.tags) == (status is not None)
+    assert stored_run.data.tags[names.ROWS_TAG] == "partial"
+    metrics = {n: v for n, v in stored_run.data.metrics.items() if "bucket" not in n}
+    assert metrics == values(run.metrics) == summarize(EXPECTED.after(2))
 
 
 @pytest.mark.slow
@@ -713,3 +735,13 @@ def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
     assert names.PROCESS_TAG not in stored_run.data.tags
     assert mlflow.active_run() is None
     assert track_rows().run_id != run.run_id
+
+
+@pytest.mark.slow
+def test_a_loop_rejected_by_an_active_run_does_not_block_the_next(store):
+    """It no longer counts as a process that trains the run."""
+    with mlflow.start_run():
+        track_rows([0, 1], seed=1)
+        with pytest.raises(TrackingError, match="with seed 1, but this loop has 2"):
+            track_rows(seed=2)
+        assert track_rows(seed=1).matrix.equals(EXPECTED)

@@ -75,6 +75,21 @@ def test_rescoring_changes_nothing(store, experiment_id):
     assert run.data.metrics["tic/backward_rmse"] == np.mean([2.6, 2.9, 2.5])
 
 
+@pytest.mark.slow
+def test_a_run_continues_only_with_its_own_score(store, monkeypatch):
+    with track() as run:
+        run.log_values(1, ERRORS[1])
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
+    for other in ({"score": "mae"}, {"lower_is_better": False}, {"score": "accuracy"}):
+        loop = {"lower_is_better": other.get("score") != "accuracy", **other}
+        with pytest.raises(ClearError, match="with score") as caught, track(**loop):
+            pass
+        assert str(caught.value).isprintable()
+    with track() as run:
+        run.log_values(2, ERRORS[2])
+    assert run.matrix.num_rows == 2
+
+
 def test_accuracies_cannot_be_logged_as_errors(store):
     """A fraction under the name of an error would be ranked wrongly."""
     with track() as run, pytest.raises(ClearError, match="the score is rmse; pass it to log_value"):
