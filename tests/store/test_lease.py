@@ -185,6 +185,14 @@ def test_a_lease_dated_in_the_future_expires_when_it_was_seen_unchanged(
     assert not is_being_trained(store, run)
 
 
+def test_a_reservation_from_the_future_does_not_block_a_run_forever(store, experiment_id):
+    """Its clock was an hour ahead."""
+    run = store.create_run(experiment_id)
+    reservation = format_foreign_lease(renewed_at=ago(hours=-1))
+    store.log_param(run.info.run_id, "resumed/1", reservation)
+    assert reserve_resume(store, store.get_run(run.info.run_id)) == 2
+
+
 def test_a_reservation_counts_while_its_process_may_live():
     """On this machine the process is looked up; elsewhere its lease is recent for three minutes."""
     lease_fields = json.loads(format_lease())
