@@ -135,11 +135,17 @@ def open_ui(
         browser: open a browser. The address is printed in any case.
     """
     from clear_mlflow.store.client import is_server, open_store
+    from clear_mlflow.store.offline import get_offline_folder
     from clear_mlflow.store.ui_urls import find_page_url, format_server_url
 
     client = open_store()
-    page = find_page_url(client, target)
     store = client.tracking_uri
+    if folder := get_offline_folder(store):
+        raise ConfigError(
+            f"MLflow has no pages of the offline folder {folder}; print its runs with clear-mlflow "
+            f"show or compare, or copy them to a store first: clear-mlflow sync {folder}"
+        )
+    page = find_page_url(client, target)
     has_server = is_server(store)
     server = nullcontext(format_server_url(store)) if has_server else _run_server(store, port)
     with suppress(KeyboardInterrupt), interrupt_on_signal(), server as base:

@@ -211,3 +211,11 @@ def test_ids_in_a_database_are_never_followed_as_paths(store, experiment_id, tmp
     run.info._run_id = "../../../outside"
     with pytest.raises(TrackingError, match="contains a run with the id"):
         locate_artifacts(tmp_path, run)
+
+
+def test_the_pages_of_an_offline_folder_need_a_sync(folder, monkeypatch):
+    """MLflow would start a server that can show nothing."""
+    track_loop(1, offline=folder)
+    opened = CliRunner().invoke(main, ["open"], env={OFFLINE_VARIABLE: str(folder)})
+    assert opened.exit_code == 2
+    assert f"clear-mlflow sync {folder}" in opened.stderr
