@@ -142,7 +142,7 @@ def open_ui(
     store = client.tracking_uri
     if folder := get_offline_folder(store):
         raise ConfigError(
-            f"MLflow has no pages of the offline folder {folder}; print its runs with clear-mlflow "
+            f"MLflow cannot show the offline folder {folder}; print its runs with clear-mlflow "
             f"show or compare, or copy them to a store first: clear-mlflow sync {folder}"
         )
     page = find_page_url(client, target)
