@@ -2,8 +2,9 @@
 
 import pytest
 
-from clear_mlflow.core.errors import ConfigError, TrackingError
+from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.store import names, search
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.search import MissingRun, select_runs
 
 
@@ -35,6 +36,18 @@ def test_a_search_returns_each_run_once_while_others_start(store, experiment_id,
         list(select_runs(store, experiment="none"))
     with pytest.raises(TrackingError, match="cannot list the runs"):
         list(select_runs(store, filter="nonsense"))
+
+
+def test_an_mlflow_error_is_one_line_without_a_password():
+    """Other text is unchanged."""
+    with pytest.raises(TrackingError) as caught, mlflow_errors("read it"):
+        raise ValueError("two\nlines of mysql://me:secret@host/db")
+    assert "cannot read it in the tracking store" in str(caught.value)
+    assert str(caught.value).endswith("ValueError: two lines of mysql://***@host/db")
+    own = RecordError("damaged")
+    with pytest.raises(RecordError) as caught, mlflow_errors("read it"):
+        raise own
+    assert caught.value is own
 
 
 def test_a_filter_of_very_many_conditions_is_rejected_at_once(store, experiment_id):
