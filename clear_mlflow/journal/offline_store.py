@@ -87,7 +87,7 @@ def list_offline_runs(root: Path) -> list[Path]:
 
 
 class OfflineStore(AbstractStore):
-    """MLflow's tracking store in an offline folder.
+    """MLflow's tracking store in an offline folder, with the methods that MLflow calls.
 
     The folder has ``offline.json``, a folder for each run, and a file for each experiment. Several
     processes, and threads, may write at the same time.
@@ -98,7 +98,7 @@ class OfflineStore(AbstractStore):
         self._root = root
         self._lock = threading.RLock()
 
-    def search_experiments(  # noqa: D102
+    def search_experiments(
         self,
         view_type: int = ViewType.ACTIVE_ONLY,
         max_results: int = 1000,
@@ -113,7 +113,7 @@ class OfflineStore(AbstractStore):
         experiments = SearchExperimentsUtils.sort(experiments, order_by or [])
         return PagedList(*SearchExperimentsUtils.paginate(experiments, page_token, max_results))
 
-    def create_experiment(  # noqa: D102
+    def create_experiment(
         self,
         name: str,
         artifact_location: str | None = None,
@@ -132,7 +132,7 @@ class OfflineStore(AbstractStore):
             self._write_experiment(experiment_id, experiment)
         return experiment_id
 
-    def get_experiment(self, experiment_id: str) -> Experiment:  # noqa: D102
+    def get_experiment(self, experiment_id: str) -> Experiment:
         stored = self._read_experiment(experiment_id)
         return Experiment(
             experiment_id,
@@ -144,17 +144,17 @@ class OfflineStore(AbstractStore):
             stored.creation_time,
         )
 
-    def get_experiment_by_name(self, experiment_name: str) -> Experiment | None:  # noqa: D102
+    def get_experiment_by_name(self, experiment_name: str) -> Experiment | None:
         experiments = self.search_experiments(max_results=50_000)
         return next((e for e in experiments if e.name == experiment_name), None)
 
-    def set_experiment_tag(self, experiment_id: str, tag: ExperimentTag) -> None:  # noqa: D102
+    def set_experiment_tag(self, experiment_id: str, tag: ExperimentTag) -> None:
         with self._lock_file(self._root / HEADER):
             stored = self._read_experiment(experiment_id)
             stored.tags = {**stored.tags, tag.key: tag.value}
             self._write_experiment(experiment_id, stored)
 
-    def create_run(  # noqa: D102
+    def create_run(
         self,
         experiment_id: str,
         user_id: str,
@@ -175,11 +175,11 @@ class OfflineStore(AbstractStore):
         write_durably(folder / HEADER_JSON, json.dumps(header).encode())
         return self.get_run(run_id)
 
-    def get_run(self, run_id: str) -> Run:  # noqa: D102
+    def get_run(self, run_id: str) -> Run:
         folder = self._get_folder(run_id)
         return read_run(folder, run_id, _read_experiment_id(folder))
 
-    def update_run_info(  # noqa: D102
+    def update_run_info(
         self, run_id: str, run_status: int | None, end_time: int | None, run_name: str | None
     ) -> RunInfo:
         with self._open(run_id, must_be_active=True) as (folder, content):
@@ -194,13 +194,13 @@ class OfflineStore(AbstractStore):
             _replace(folder, INFO_JSON, info)
         return self.get_run(run_id).info
 
-    def delete_run(self, run_id: str) -> None:  # noqa: D102
+    def delete_run(self, run_id: str) -> None:
         self._set_deleted(run_id, is_deleted=True)
 
-    def restore_run(self, run_id: str) -> None:  # noqa: D102
+    def restore_run(self, run_id: str) -> None:
         self._set_deleted(run_id, is_deleted=False)
 
-    def log_batch(  # noqa: D102
+    def log_batch(
         self,
         run_id: str,
         metrics: Sequence[Metric],
@@ -227,7 +227,7 @@ class OfflineStore(AbstractStore):
                     info = msgspec.structs.replace(_get_info(content), name=name)
                     _replace(folder, INFO_JSON, info)
 
-    def delete_tag(self, run_id: str, key: str) -> None:  # noqa: D102
+    def delete_tag(self, run_id: str, key: str) -> None:
         with self._open(run_id, must_be_active=True) as (folder, content):
             if key not in content.tags:
                 raise MlflowException(
@@ -235,7 +235,7 @@ class OfflineStore(AbstractStore):
                 )
             _replace(folder, TAGS_JSON, {k: v for k, v in content.tags.items() if k != key})
 
-    def log_inputs(  # noqa: D102
+    def log_inputs(
         self, run_id: str, datasets: Sequence[DatasetInput] | None = None, models: object = None
     ) -> None:
         with self._open(run_id, must_be_active=True) as (folder, content):
@@ -245,7 +245,7 @@ class OfflineStore(AbstractStore):
             if inputs:
                 _replace(folder, INPUTS_JSON, [*content.inputs, *inputs])
 
-    def get_metric_history(  # noqa: D102
+    def get_metric_history(
         self,
         run_id: str,
         metric_key: str,
@@ -326,7 +326,7 @@ class OfflineStore(AbstractStore):
 
     def _read_experiment(self, experiment_id: str) -> _StoredExperiment:
         file = self._root / _EXPERIMENTS / f"{experiment_id}.json"
-        if file.is_file() and experiment_id.isdecimal():
+        if experiment_id.isdecimal() and file.is_file():
             stored: _StoredExperiment = _read_json(file, _StoredExperiment)
             return stored
         if experiment_id == _DEFAULT:
