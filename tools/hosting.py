@@ -20,12 +20,12 @@ def find_source_url(pyproject: str = PYPROJECT) -> str | None:
 
 
 def update_readme() -> str:
-    """Return README with its badges, and the address in place of ADDRESS."""
+    """Return README with its badges and, if the address is known, the command that clones."""
     return insert_source((ROOT / "README.md").read_text(encoding="utf-8"), find_source_url())
 
 
 def insert_source(text: str, url: str | None) -> str:
-    """Return README with the badges of an address, and the address in its ``git clone``."""
+    """Return README with the badges of an address, and with a ``git clone`` of it."""
     badges = [
         "[![Python](docs/images/python.svg)](docs/install.md)",
         "[![Licence](docs/images/licence.svg)](LICENSE)",
@@ -36,7 +36,9 @@ def insert_source(text: str, url: str | None) -> str:
         colab = url.replace("https://github.com", "https://colab.research.google.com/github")
         badges.append(f"[notebook in Colab]({colab}/blob/main/examples/notebook.ipynb)")
     text = re.sub(r"^\[!\[.*$", " ".join(badges), text, count=1, flags=re.M)
-    return re.sub(r"(?<=git clone )\S+", url or "ADDRESS", text)
+    text = re.sub(r"^git clone .*\n", "", text, flags=re.M)
+    clone = f"git clone {url} clear_mlflow && cd clear_mlflow\n" if url else ""
+    return re.sub(r"^(?=pip install -e \. && mlflow run)", clone, text, count=1, flags=re.M)
 
 
 def update_notebook() -> str:
