@@ -17,13 +17,13 @@ from pathlib import Path
 import mlflow
 import pytest
 from commands import run_command
-from courses import collect_points
 from faulty_proxy import Fault, FaultyProxy, every
 from feature_streams import config as features_config
 from feature_streams import training as features_training
 from forked import Forked, ForkedPython
 from mlflow import MlflowClient
 from mlflow_stores import copy_store, tracking_uri
+from row_points import collect_points
 from servers import tracking_server
 from short_stream import BUCKETS, HELD, options
 from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining

@@ -4,9 +4,9 @@ import json
 import signal
 
 import pytest
-from courses import collect_points
 from forked import Forked, environment, find_training, run_shell
 from interrupted_runs import interrupted, snapshot, train_elsewhere
+from row_points import collect_points
 from safetensors.numpy import load_file
 from short_stream import BUCKETS, options
 from stored_runs import (

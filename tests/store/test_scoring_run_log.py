@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from courses import collect_points
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlflow.entities import Metric as MlflowMetric
+from row_points import collect_points
 from stored_values import row_record
 
 from clear_mlflow.core.errors import UndefinedMetricError

@@ -5,22 +5,12 @@ from dataclasses import replace
 from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.core.text import one_line
 from clear_mlflow.metrics import METRICS, build_logged_result, evaluate_metrics, sort_results
-from clear_mlflow.scoring.run_log import build_row_points
 
 
 def series(matrix, protocol="iid", metrics=METRICS):
     """Return metric name to {buckets trained: value}."""
     results = evaluate_metrics(metrics, matrix, protocol)
     return {name: result.series for name, result in results.items() if result.series}
-
-
-def collect_points(masked_matrix):
-    """Return metric name to {row: value} of metrics and buckets, as a run's store has them."""
-    points = series(masked_matrix)
-    for row in range(masked_matrix.num_rows + 1):
-        for point in build_row_points(masked_matrix, row, {}, time=0):
-            points.setdefault(point.key, {})[row] = point.value
-    return points
 
 
 def explain(matrix, protocol="iid", metrics=METRICS):

@@ -31,11 +31,11 @@ from typing import NoReturn
 
 import mlflow
 import pytest
-from courses import collect_points
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from row_points import collect_points
 from trainings import NUM_TEST, KnownTraining
 
 from clear_mlflow.core.disk import write_durably
