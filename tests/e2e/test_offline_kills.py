@@ -118,7 +118,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, digits_cache, empty_st
             kills += code < 0
         raise AssertionError("the run never ended")
 
-    def transfer(folder, *command, tries=(1.5, 1.5, 600)):
+    def transfer(folder, *command, tries=(0.6, 0.6, 600)):
         """Run a command until it has ended, killed twice at most."""
         nonlocal kills
         env = environment(MLFLOW_TRACKING_URI=f"sqlite:///{folder}/mlflow.db")
@@ -131,11 +131,13 @@ def test_kills_at_random_moments_change_nothing(tmp_path, digits_cache, empty_st
 
     still = tmp_path / "still"
     still.mkdir()
+    start = time.monotonic()
     expected = describe(*complete(still, 600))
+    duration = time.monotonic() - start
     for number in range(TIMES):
         folder = tmp_path / str(number)
         folder.mkdir()
-        client, run_id = complete(folder, 4.0)
+        client, run_id = complete(folder, duration)
         assert describe(client, run_id) == expected, number
         (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
         transfer(folder, "sync", "offline_runs")
@@ -144,7 +146,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, digits_cache, empty_st
         assert describe(target, find_run(target).info.run_id) == expected, number
         bundle = folder / "bundle.tar.xz"
         export = (*PROGRAM, "export", "offline_runs", bundle.name)
-        kills += run_and_kill(draw, 1.5, *export, cwd=folder) < 0
+        kills += run_and_kill(draw, 0.6, *export, cwd=folder) < 0
         if not bundle.exists():  # it is complete or not there
             assert run_and_kill(draw, 600, *export, cwd=folder) == 0
         (folder / "mlflow.db").write_bytes(empty_store.read_bytes())

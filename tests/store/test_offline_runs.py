@@ -190,7 +190,7 @@ def test_nothing_in_a_hostile_folder_leads_out_of_it(store, tmp_path):
 
 @pytest.mark.parametrize("content", [b'{"format": "1.0"}', b'{"format": "9.0"}', b"", b"[]"])
 def test_a_folder_of_another_format_is_an_error_of_every_command(
-    store, tmp_path, monkeypatch, content
+    store, own_cache, tmp_path, monkeypatch, content
 ):
     """One line, exit code 2, and nothing is created, neither in the folder nor in the store."""
     folder = tmp_path / "work" / "recorded"

@@ -168,16 +168,15 @@ def test_experiments_are_created_once(tmp_path):
 
 def test_what_else_a_script_logs_with_mlflow_is_recorded(own_cache, tmp_path, monkeypatch):
     """Metrics, images, texts, nested runs; a model is refused, with what to do."""
-    create_offline_folder(tmp_path / "recorded")
+    _, experiment_id = create_offline_folder(tmp_path / "recorded")
     use_store(monkeypatch, format_offline_uri(tmp_path / "recorded"))
-    mlflow.set_experiment("scripts")
-    with mlflow.start_run(run_name="mine") as parent:
+    with mlflow.start_run(run_name="mine", experiment_id=experiment_id) as parent:
         for step in range(3):
             mlflow.log_metric("loss", 1 / (step + 1), step=step)
         mlflow.log_params({"lr": 0.1})
         mlflow.log_text("hello", "notes/hello world.txt")
         mlflow.log_dict({"a": 1}, "a.json")
-        with mlflow.start_run(nested=True) as child:
+        with mlflow.start_run(nested=True, experiment_id=experiment_id) as child:
             mlflow.set_tag("part", "one")
         with pytest.raises(MlflowException, match="clear-mlflow sync"):
             mlflow.create_external_model(name="model")
