@@ -202,6 +202,9 @@ def import_runs(
                     run_name=run_name,
                     again=again,
                 )
+                if stored.outcome != COPIED or not stored.is_scored:
+                    yield _convert_copy_result(label, stored)
+                    continue
                 run_id = str(stored.run_id)
                 imported.append(
                     _StoredImport(run_id, run_name, file, metadata, "", run.matrix, path)

@@ -118,6 +118,7 @@ class CopyResult:
     outcome: str  # COPIED, UPDATED, STORED (before), IN_USE or FAILED
     run_id: str | None = None  # of the copy, or None if there is none
     message: str = ""  # one line
+    is_scored: bool = True  # False if the run is copied, but its rows cannot be scored
 
 
 class RunSource:
@@ -281,7 +282,8 @@ class RunCopier:
         message = (
             problem or f"{len(rows.keys() - {row_file_name(0)})} rows, {_get_copied_status(run)}"
         )
-        return CopyResult(source.run_id, name, UPDATED if is_update else COPIED, run_id, message)
+        outcome = UPDATED if is_update else COPIED
+        return CopyResult(source.run_id, name, outcome, run_id, message, is_scored=not problem)
 
     def _create_copy(self, source: RunSource, experiment_id: str) -> Run:
         """Create a run like a source, and acquire its lease."""

@@ -360,3 +360,17 @@ def test_the_named_experiment_is_checked(store, matrix_file, monkeypatch):
         done = run_import(matrix_file, "--experiment", chosen)
         assert done.exit_code == exit_code, done.output
         assert ("experiment 'deleted' is deleted" in done.output) == (exit_code == 2)
+
+
+def test_an_import_that_another_process_does_is_not_reported_as_done(
+    store, experiment_id, matrix_file, tmp_path, monkeypatch
+):
+    """The first one was stopped in the middle, and its process still has the run."""
+    (tmp_path / "artifacts").write_text("no folder")
+    run_import(matrix_file)
+    (tmp_path / "artifacts").unlink()
+    monkeypatch.setattr("clear_mlflow.tracking.copy_runs.get_process_token", lambda: "another")
+    done = run_import(matrix_file)
+    assert "another process copies it" in done.output
+    assert "passed over" in done.output
+    assert "1 imported" not in done.output
