@@ -53,16 +53,17 @@ def kill_all(process):
 
 
 def run_and_kill(draw, seconds, *words, **options):
-    """Start ``python WORDS``, and kill it within some seconds unless it ends.
+    """Start ``python WORDS``, and kill it within some seconds, or never if they are None.
 
     Returns the exit code.
     """
     process = ForkedPython(*words, **PIPED, **options)
-    deadline = time.monotonic() + draw.uniform(0, seconds)
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.002)
-    if process.poll() is None:
-        kill_all(process)
+    if seconds is not None:
+        deadline = time.monotonic() + draw.uniform(0, seconds)
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        if process.poll() is None:
+            kill_all(process)
     output, _ = process.communicate()
     assert process.returncode <= 0, output
     return process.returncode
@@ -114,11 +115,11 @@ def test_kills_at_random_moments_change_nothing(tmp_path, digits_cache, empty_st
             run = find_run(client) if (folder / "offline_runs" / "offline.json").exists() else None
             if run is not None and run.info.status == "FINISHED":
                 return client, run.info.run_id
-            code = record(folder, run and run.info.run_id, seconds if attempt < 2 else 600)
+            code = record(folder, run and run.info.run_id, seconds if attempt < 2 else None)
             kills += code < 0
         raise AssertionError("the run never ended")
 
-    def transfer(folder, *command, tries=(0.6, 0.6, 600)):
+    def transfer(folder, *command, tries=(0.6, 0.6, None)):
         """Run a command until it has ended, killed twice at most."""
         nonlocal kills
         env = environment(MLFLOW_TRACKING_URI=f"sqlite:///{folder}/mlflow.db")
@@ -132,7 +133,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, digits_cache, empty_st
     still = tmp_path / "still"
     still.mkdir()
     start = time.monotonic()
-    expected = describe(*complete(still, 600))
+    expected = describe(*complete(still, None))
     duration = time.monotonic() - start
     for number in range(TIMES):
         folder = tmp_path / str(number)
@@ -141,14 +142,14 @@ def test_kills_at_random_moments_change_nothing(tmp_path, digits_cache, empty_st
         assert describe(client, run_id) == expected, number
         (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
         transfer(folder, "sync", "offline_runs")
-        transfer(folder, "sync", "offline_runs", tries=(600,))
+        transfer(folder, "sync", "offline_runs", tries=(None,))
         target = MlflowClient(f"sqlite:///{folder}/mlflow.db")
         assert describe(target, find_run(target).info.run_id) == expected, number
         bundle = folder / "bundle.tar.xz"
         export = (*PROGRAM, "export", "offline_runs", bundle.name)
         kills += run_and_kill(draw, 0.6, *export, cwd=folder) < 0
         if not bundle.exists():  # it is complete or not there
-            assert run_and_kill(draw, 600, *export, cwd=folder) == 0
+            assert run_and_kill(draw, None, *export, cwd=folder) == 0
         (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
         transfer(folder, "import", bundle.name)
         assert describe(target, find_run(target).info.run_id)["rows"] == expected["rows"], number
