@@ -122,10 +122,10 @@ def test_a_folder_whose_clock_is_a_year_off_is_continued_and_synced(
     store, folder, monkeypatch, years
 ):
     """Rows and points are those of the folder, each once; the last value is the last step's."""
-    now = time.time
-    monkeypatch.setattr(time, "time", lambda: now() + years * 365 * 86400)
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + years * 365 * 86400)
     run_id = track_loop(1, offline=folder)
-    monkeypatch.setattr(time, "time", now)
+    monkeypatch.setattr(time, "time", clock)
     assert "copied" in sync(monkeypatch, store, folder)
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     track_loop(offline=folder)
@@ -135,10 +135,10 @@ def test_a_folder_whose_clock_is_a_year_off_is_continued_and_synced(
     (copy,) = list_copies(store)
     source = MlflowClient(format_offline_uri(folder))
     check_equal(source, run_id, store.tracking_uri, copy.info.run_id)
-    of_copy = histories(store, copy.info.run_id)
-    assert {name: values[-1][2] for name, values in of_copy.items()} == copy.data.metrics
+    copied = histories(store, copy.info.run_id)
+    assert {name: values[-1][2] for name, values in copied.items()} == copy.data.metrics
     times = [run.info.start_time for run in (source.get_run(run_id), copy)]
-    assert times[0] == times[1] != pytest.approx(now() * 1000, abs=86_400_000)
+    assert times[0] == times[1] != pytest.approx(clock() * 1000, abs=86_400_000)
 
 
 def test_values_that_were_logged_to_one_step_are_all_sent(store, folder, monkeypatch):
