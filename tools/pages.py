@@ -87,7 +87,7 @@ def list_commands(
     for other, names in repeated.items():
         yield f"- {', '.join(names)}: as for [`{other}`](#{other.replace(' ', '-')})."
     if any(option.name == "json" for option in options):
-        yield "- `--json`: Print [JSON for programs](json.md)."
+        yield "- `--json`: Print [JSON for programs](json.md#json-for-programs)."
     if options:
         yield ""
 

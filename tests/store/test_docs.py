@@ -12,13 +12,13 @@ ROOT = Path(__file__).parents[2]
 # Pages whose Python is run below, and how many runs that leaves.
 RUNS = {
     "adapters.md": 3,
-    "ensembles.md": 4,
     "index.md": 1,
+    "json.md": 2,
     "metrics.md": 0,
     "models.md": 1,
     "own-loop.md": 4,
-    "pandas.md": 2,
     "python.md": 0,  # in its own experiment
+    "sweeps.md": 4,
     "tutorial-digits.md": 0,
 }
 # Of which tools/check_docs.py, test_sources_function.py and test_record.py run the Python.
