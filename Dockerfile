@@ -1,7 +1,7 @@
 # clear_mlflow in a container: `docker build -t clear_mlflow .` for CPUs, and for NVIDIA's GPUs
 #   docker build -t clear_mlflow --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 .
 # The wheels of torch bring CUDA's libraries; of the GPU base only what the driver needs is used.
-# docs/clusters.md says how to run it.
+# docs/distributed.md explains how to run it.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 
