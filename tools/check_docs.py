@@ -170,7 +170,7 @@ CHECKS: dict[Callable[[Path], Iterator[str]], list[Path]] = {
     check_test_names: PAGES,
     check_links: [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"],
     check_environment: [ROOT / "docs" / "environment.md"],
-    check_stored_names: [ROOT / "docs" / "names.md"],
+    check_stored_names: [ROOT / "docs" / "tracking.md"],
     check_messages: [ROOT / "docs" / "troubleshooting.md"],
     check_concepts: [ROOT / "docs" / "concepts.md"],
 }

@@ -1,4 +1,4 @@
-"""Names of the tags, metrics and artifacts of our runs, described in docs/names.md."""
+"""Names of the tags, metrics and artifacts of our runs, described in docs/tracking.md."""
 
 import re
 
