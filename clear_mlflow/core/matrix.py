@@ -408,12 +408,12 @@ class AccuracyMatrix:
     @property
     def num_rows(self) -> int:
         """Number of buckets trained on, k, up to the last row that was measured or has a cost."""
-        return int(self.values.shape[0])
+        return int(self.values.shape[-2])
 
     @property
     def num_buckets(self) -> int:
         """Number of buckets of the complete stream, T."""
-        return int(self.values.shape[1])
+        return int(self.values.shape[-1])
 
     @property
     def is_complete(self) -> bool:
@@ -431,7 +431,7 @@ class AccuracyMatrix:
         """
         if not 0 <= k <= self.num_rows:
             raise RecordError(f"cannot cut a matrix of {self.num_rows} rows off after {k} buckets")
-        return self._replace(values=self.values[:k], costs=self.costs[:k])
+        return self._replace(values=self.values[..., :k, :], costs=self.costs[:k])
 
     def mask(self, protocol: str) -> AccuracyMatrix:
         """Return the matrix without the cells that a protocol excludes.
@@ -446,7 +446,7 @@ class AccuracyMatrix:
         check_protocol(protocol)
         if protocol == "iid":
             return self
-        trained_on = np.tri(*self.values.shape, dtype=np.bool_)
+        trained_on = np.tri(self.num_rows, self.num_buckets, dtype=np.bool_)
         return self._replace(values=np.where(trained_on, np.nan, self.values))
 
     @property
@@ -565,6 +565,24 @@ def stack_all_rows(matrix: AccuracyMatrix) -> NDArray[np.float64]:
         grid[0] = matrix.initial
     grid[1 : matrix.num_rows + 1] = matrix.values
     return grid
+
+
+def stack_cells(matrix: AccuracyMatrix, cells: NDArray[np.float64]) -> AccuracyMatrix:
+    """Return n matrices as one object, whose values have the shape (n, k, T).
+
+    They share everything but their cells with *matrix*, also which cells were not measured. Only
+    metrics may use the object. cells: (n, T + 1, T), the untrained model first; only the rows of
+    *matrix* are used.
+    """
+    initial = None if matrix.initial is None else cells[:, 0]
+    return matrix._replace(values=cells[:, 1 : matrix.num_rows + 1], initial=initial)
+
+
+def iter_stack(stack: AccuracyMatrix) -> Iterator[AccuracyMatrix]:
+    """Yield each matrix of :func:`stack_cells`."""
+    for i, values in enumerate(stack.values):
+        initial = None if stack.initial is None else stack.initial[i]
+        yield stack._replace(values=values, initial=initial)
 
 
 def find_row_indices(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.matrix import AccuracyMatrix, iter_stack
 from clear_mlflow.core.score import ACCURACY, Score
 
 # Input of a metric's function.
@@ -27,6 +28,9 @@ LEVEL = "level"  # a value of the score, for example a mean of R[i, j]; its sign
 CHANGE = "change"  # a difference, positive if the score became better
 ACCURACY_ONLY = "accuracy"  # undefined: the definition needs counts of correct images
 ANY = "any"  # what the function returns for the matrix as it is
+
+# Value of a vectorized function: a number, or an array of shape (...) for stacked matrices.
+Value = float | NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +56,13 @@ class Metric:
         score_name: name for such a matrix, for example ``clear/in_domain_{score}``; the same as
             *name* if empty. ``{lowest}`` becomes ``highest`` if lower is better.
         skip_if: function that returns True for an input for which results omit the metric.
+        is_vectorized: True if the function also computes stacked matrices, whose values have the
+            shape (..., k, T), at once; it then returns an array of shape (...).
         score: score in the matrices that the metric is computed from; set by :meth:`adapt`.
     """
 
     name: str
-    function: Callable[[Any], float]
+    function: Callable[[Any], Any]
     needs: str = MATRIX
     higher_is_better: bool | None = True
     unit: str = ""
@@ -67,6 +73,7 @@ class Metric:
     score_role: str = ACCURACY_ONLY
     score_name: str = ""
     skip_if: Callable[[Any], bool] | None = None
+    is_vectorized: bool = False
     score: Score = ACCURACY
 
     def compute(self, measurements: Any) -> float:
@@ -74,6 +81,25 @@ class Metric:
 
         Raises UndefinedMetricError if the metric is undefined for it.
         """
+        value: float = self._compute(measurements)
+        return value
+
+    def compute_stack(self, stack: AccuracyMatrix) -> NDArray[np.float64]:
+        """Compute the values for n matrices, (n,), NaN where the metric is undefined.
+
+        stack: result of :func:`stack_cells`. A function that is not vectorized is called n times.
+        """
+        values = np.full(len(stack.values), np.nan)
+        if self.is_vectorized:
+            with suppress(UndefinedMetricError):  # it depends on which cells were measured
+                values[:] = self._compute(stack)
+            return values
+        for i, matrix in enumerate(iter_stack(stack)):
+            with suppress(UndefinedMetricError):
+                values[i] = self._compute(matrix)
+        return values
+
+    def _compute(self, measurements: Any) -> Any:
         if self.score.is_accuracy:
             return self.function(measurements)
         if self.score_role == ACCURACY_ONLY:
@@ -134,8 +160,8 @@ class Metric:
         return match[1] if match else ""
 
 
-def declare(function: Callable[[Any], float], family: str = "", **fields: Any) -> Metric:
-    """Create a metric named after its family and function.
+def declare(function: Callable[[Any], Any], family: str = "", **fields: Any) -> Metric:
+    """Create a metric named after its family and function, vectorized if it needs a matrix.
 
     family: part of the name before the slash; the name of the function's module if empty. fields:
     other fields of :class:`Metric`.
@@ -143,10 +169,11 @@ def declare(function: Callable[[Any], float], family: str = "", **fields: Any) -
     family = family or function.__module__.rpartition(".")[2]
     if "score_name" in fields:
         fields["score_name"] = f"{family}/{fields['score_name']}"
+    fields.setdefault("is_vectorized", fields.get("needs", MATRIX) == MATRIX)
     return Metric(name=f"{family}/{function.__name__}", function=function, **fields)
 
 
-def level(function: Callable[[AccuracyMatrix], float], score_name: str, **fields: Any) -> Metric:
+def level(function: Callable[[AccuracyMatrix], Value], score_name: str, **fields: Any) -> Metric:
     """Create a metric whose value is in the unit of the score, for example a mean of R[i, j].
 
     score_name: name for other scores, without the family, for example ``in_domain_{score}``.
@@ -155,7 +182,7 @@ def level(function: Callable[[AccuracyMatrix], float], score_name: str, **fields
     return declare(function, score_role=LEVEL, score_name=score_name, **fields)
 
 
-def change(function: Callable[[AccuracyMatrix], float], **fields: Any) -> Metric:
+def change(function: Callable[[AccuracyMatrix], Value], **fields: Any) -> Metric:
     """Create a metric whose value is a difference of scores.
 
     fields: other arguments of :func:`declare`.
@@ -190,22 +217,24 @@ def count_steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
 
 
 def select_values(matrix: AccuracyMatrix, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the values R[i, j] where *mask* is True, as a flat array in row order.
+    """Return the (..., n) values R[i, j] where *mask* is True, in row order.
 
-    mask: (k, n), for the first n columns of the matrix. Raises UndefinedMetricError if one of the
+    mask: (k, m), for the first m columns of the matrix. Raises UndefinedMetricError if one of the
     values was not measured.
     """
-    values = matrix.values[:, : mask.shape[1]]
-    selected = values[mask]
+    values = matrix.values[..., : mask.shape[1]]
+    # As in memory, each matrix after the other: sums then have the rounding of a single matrix.
+    selected = np.ascontiguousarray(values[..., mask])
     # A mean of the measured values would be a different quantity under the same name.
     if np.isnan(selected).any():
-        row, column = np.argwhere(mask & np.isnan(values))[0] + 1  # messages count from 1
-        raise UndefinedMetricError(f"row {row}, column {column} was not measured")
+        is_missing = mask & np.isnan(values)
+        row, column = np.argwhere(is_missing.reshape(-1, *mask.shape).any(axis=0))[0] + 1
+        raise UndefinedMetricError(f"row {row}, column {column} was not measured")  # from 1
     return selected
 
 
 def select_trained_values(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return all R[i, j] with j <= i, as a flat array in row order.
+    """Return all R[i, j] with j <= i, in row order.
 
     Raises UndefinedMetricError if one was not measured, or if no bucket was trained.
     """
@@ -219,13 +248,13 @@ def select_row(matrix: AccuracyMatrix, row: int, columns: slice) -> NDArray[np.f
     Raises UndefinedMetricError if one was not measured, or if no bucket was trained.
     """
     require_trained(matrix, 1, "a trained bucket")
-    mask = np.zeros(matrix.values.shape, dtype=np.bool_)
+    mask = np.zeros((matrix.num_rows, matrix.num_buckets), dtype=np.bool_)
     mask[row, columns] = True
     return select_values(matrix, mask)
 
 
 def select_last_row(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the (k,) values of the last row on the k buckets trained on.
+    """Return the k values of the last row on the k buckets trained on.
 
     Raises UndefinedMetricError if one was not measured, or if no bucket was trained.
     """
@@ -233,9 +262,44 @@ def select_last_row(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 
 
 def select_past_diagonal(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the (k - 1,) values R[j, j] of the buckets before the last one trained on.
+    """Return the k - 1 values R[j, j] of the buckets before the last one trained on.
 
     Raises UndefinedMetricError if one was not measured.
     """
     k = matrix.num_rows
     return select_values(matrix, np.eye(k, k - 1, dtype=np.bool_))
+
+
+def select_columns(matrix: AccuracyMatrix, num_columns: int) -> NDArray[np.float64]:
+    """Return the (..., k, n) values of the first columns.
+
+    Raises UndefinedMetricError if one was not measured.
+    """
+    shape = matrix.num_rows, num_columns
+    values = select_values(matrix, np.ones(shape, dtype=np.bool_))
+    return values.reshape(*values.shape[:-1], *shape)
+
+
+def get_test_counts(matrix: AccuracyMatrix, num_buckets: int) -> NDArray[np.float64]:
+    """Return the numbers of test images of the first buckets.
+
+    Raises UndefinedMetricError if they are not known.
+    """
+    if matrix.num_instances is None:
+        raise UndefinedMetricError("needs test counts per bucket")
+    return matrix.num_instances[:num_buckets].astype(np.float64)
+
+
+def compute_mean(values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> Value:
+    """Return the mean of the last axis: a number, or an array for stacked matrices.
+
+    weights: (n,) weights, or None for equal ones.
+    """
+    if weights is None:
+        return to_value(values.mean(axis=-1))
+    return to_value((weights * values).sum(axis=-1) / weights.sum())
+
+
+def to_value(values: Any) -> Value:
+    """Return a number of NumPy as a float, and the values of stacked matrices unchanged."""
+    return float(values) if np.ndim(values) == 0 else values

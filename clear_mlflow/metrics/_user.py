@@ -95,7 +95,10 @@ def _to_metrics(path: str, item: Any) -> list[Metric]:
                 f"metric {path} is named {metric.name!r}, but the family {metric.family!r} is "
                 "taken; choose another one: Metric(name='mylab/...', function=...)"
             )
-    return [replace(metric, function=_GuardedFunction(path, metric.function)) for metric in metrics]
+    return [
+        replace(metric, function=_GuardedFunction(path, metric.function), is_vectorized=False)
+        for metric in metrics
+    ]
 
 
 def _import_metric(path: str) -> Any:

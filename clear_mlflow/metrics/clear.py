@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._metric import (
+    Value,
+    compute_mean,
     count_steps_ahead,
     declare,
     level,
@@ -20,7 +22,7 @@ from clear_mlflow.metrics._metric import (
 )
 
 
-def in_domain_accuracy(matrix: AccuracyMatrix) -> float:
+def in_domain_accuracy(matrix: AccuracyMatrix) -> Value:
     """Mean accuracy on the bucket just trained: the diagonal.
 
     Formula: mean of R[i, i] over i < k. Defined when k >= 1.
@@ -29,10 +31,10 @@ def in_domain_accuracy(matrix: AccuracyMatrix) -> float:
     0.85
     """
     require_trained(matrix, 1, "a trained bucket")
-    return float(select_values(matrix, count_steps_ahead(matrix) == 0).mean())
+    return compute_mean(select_values(matrix, count_steps_ahead(matrix) == 0))
 
 
-def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
+def next_domain_accuracy(matrix: AccuracyMatrix) -> Value:
     """Mean accuracy on the bucket that comes next: the superdiagonal.
 
     Formula: mean of R[i, i + 1] over i < k with i + 1 < T. Defined when k >= 1 and T >= 2.
@@ -41,10 +43,10 @@ def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
     0.7
     """
     require_future(matrix)
-    return float(select_values(matrix, count_steps_ahead(matrix) == 1).mean())
+    return compute_mean(select_values(matrix, count_steps_ahead(matrix) == 1))
 
 
-def backward_transfer(matrix: AccuracyMatrix) -> float:
+def backward_transfer(matrix: AccuracyMatrix) -> Value:
     """Mean accuracy on past buckets: the strict lower triangle. Nothing is subtracted.
 
     Formula: mean of R[i, j] over j < i < k. Defined when k >= 2.
@@ -53,10 +55,10 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     0.5
     """
     require_trained(matrix, 2, "a past bucket")
-    return float(select_values(matrix, count_steps_ahead(matrix) < 0).mean())
+    return compute_mean(select_values(matrix, count_steps_ahead(matrix) < 0))
 
 
-def forward_transfer(matrix: AccuracyMatrix) -> float:
+def forward_transfer(matrix: AccuracyMatrix) -> Value:
     """Mean accuracy on future buckets: the strict upper triangle. Nothing is subtracted.
 
     Formula: mean of R[i, j] over i < k and i < j < T. Defined when k >= 1 and T >= 2.
@@ -65,10 +67,10 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
     0.1
     """
     require_future(matrix)
-    return float(select_values(matrix, count_steps_ahead(matrix) > 0).mean())
+    return compute_mean(select_values(matrix, count_steps_ahead(matrix) > 0))
 
 
-def accuracy(matrix: AccuracyMatrix) -> float:
+def accuracy(matrix: AccuracyMatrix) -> Value:
     """Mean accuracy on all buckets seen so far: the lower triangle with its diagonal.
 
     Formula: mean of R[i, j] over j <= i < k. Defined when k >= 1.
@@ -76,10 +78,10 @@ def accuracy(matrix: AccuracyMatrix) -> float:
     >>> round(accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.8]])), 6)
     0.7
     """
-    return float(select_trained_values(matrix).mean())
+    return compute_mean(select_trained_values(matrix))
 
 
-def challenge_score(matrix: AccuracyMatrix) -> float:
+def challenge_score(matrix: AccuracyMatrix) -> Value:
     """Mean of in-domain, next-domain, backward and forward, with equal weights.
 
     Formula: mean of the first four metrics above. Defined when k >= 2 and T >= 2. Source: 1st CLEAR

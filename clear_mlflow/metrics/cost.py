@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._metric import ANY, COSTS, declare, require_trained
+from clear_mlflow.metrics._metric import ANY, COSTS, Value, declare, require_trained
 from clear_mlflow.metrics.clear import challenge_score
 
 
@@ -53,7 +53,7 @@ def stored_bytes(matrix: AccuracyMatrix) -> float:
     return max(_get_row_costs(matrix, "stored_bytes"))
 
 
-def challenge_score_per_pflop(matrix: AccuracyMatrix) -> float:
+def challenge_score_per_pflop(matrix: AccuracyMatrix) -> Value:
     """CLEAR's challenge score for each 10^15 FLOPs of training.
 
     Formula: clear/challenge_score / (cost/training_flops / 10^15). Defined when both are, and

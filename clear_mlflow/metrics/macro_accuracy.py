@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.metrics import clear, renate
-from clear_mlflow.metrics._metric import PREDICTIONS, declare
+from clear_mlflow.metrics._metric import PREDICTIONS, Value, declare
 from clear_mlflow.metrics._predictions import Predictions, macro_matrix
 
 
-def in_domain(predictions: Predictions) -> float:
+def in_domain(predictions: Predictions) -> Value:
     """Mean macro accuracy on the bucket just trained: the diagonal of the macro matrix.
 
     Formula: mean of M[i, i]. Defined when k >= 1.
@@ -21,7 +21,7 @@ def in_domain(predictions: Predictions) -> float:
     return clear.in_domain_accuracy(macro_matrix(predictions))
 
 
-def next_domain(predictions: Predictions) -> float:
+def next_domain(predictions: Predictions) -> Value:
     """Mean macro accuracy on the bucket that comes next: the superdiagonal of the macro matrix.
 
     Formula: mean of M[i, i + 1]. Defined when k >= 1 and T >= 2.
@@ -29,7 +29,7 @@ def next_domain(predictions: Predictions) -> float:
     return clear.next_domain_accuracy(macro_matrix(predictions))
 
 
-def average(predictions: Predictions) -> float:
+def average(predictions: Predictions) -> Value:
     """Mean macro accuracy, at the end, on all buckets trained on: the last row of the macro matrix.
 
     Formula: mean of M[last, j], j <= last. Defined when k >= 1.

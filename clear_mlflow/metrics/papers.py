@@ -35,7 +35,9 @@ import numpy as np
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import clear, renate
 from clear_mlflow.metrics._metric import (
+    Value,
     change,
+    compute_mean,
     count_steps_ahead,
     declare,
     level,
@@ -46,10 +48,11 @@ from clear_mlflow.metrics._metric import (
     select_row,
     select_trained_values,
     select_values,
+    to_value,
 )
 
 
-def accuracy_all_avg(matrix: AccuracyMatrix) -> float:
+def accuracy_all_avg(matrix: AccuracyMatrix) -> Value:
     """Mean accuracy on all buckets, future ones included, over all rows.
 
     Formula: mean of R[i, j] over i < k and j < T. Defined when k >= 1.
@@ -58,10 +61,11 @@ def accuracy_all_avg(matrix: AccuracyMatrix) -> float:
     0.55
     """
     require_trained(matrix, 1, "a trained bucket")
-    return float(select_values(matrix, np.ones(matrix.values.shape, dtype=np.bool_)).mean())
+    everything = np.ones((matrix.num_rows, matrix.num_buckets), dtype=np.bool_)
+    return compute_mean(select_values(matrix, everything))
 
 
-def accuracy_final(matrix: AccuracyMatrix) -> float:
+def accuracy_final(matrix: AccuracyMatrix) -> Value:
     """Mean accuracy, at the end, on all buckets, including those not trained on.
 
     Formula: mean of R[last, j] over j < T. Defined when k >= 1.
@@ -69,10 +73,10 @@ def accuracy_final(matrix: AccuracyMatrix) -> float:
     >>> round(accuracy_final(AccuracyMatrix([[0.8, 0.1]])), 6)
     0.45
     """
-    return float(select_row(matrix, -1, slice(None)).mean())
+    return compute_mean(select_row(matrix, -1, slice(None)))
 
 
-def backward_transfer(matrix: AccuracyMatrix) -> float:
+def backward_transfer(matrix: AccuracyMatrix) -> Value:
     """Mean change on past buckets since each was trained on, over all rows.
 
     Formula: mean of R[i, j] - R[j, j] over j < i < k. Defined when k >= 2. Negative
@@ -85,10 +89,11 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     past = select_values(matrix, count_steps_ahead(matrix) < 0)
     # Bucket j is in the past of k - 1 - j rows.
     num_later_rows = np.arange(matrix.num_rows - 1, 0, -1)
-    return float((past.sum() - (select_past_diagonal(matrix) * num_later_rows).sum()) / len(past))
+    own_rows = (select_past_diagonal(matrix) * num_later_rows).sum(axis=-1)
+    return to_value((past.sum(axis=-1) - own_rows) / past.shape[-1])
 
 
-def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
+def forgetting_since_trained(matrix: AccuracyMatrix) -> Value:
     """Mean drop from each earlier bucket's best accuracy since it was trained.
 
     Formula: mean over j < last of (max over j <= i < last of R[i, j]) - R[last, j]. Defined when
@@ -104,11 +109,11 @@ def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
     require_trained(matrix, 2, "a past bucket")
     is_trained = np.tri(matrix.num_rows, matrix.num_rows - 1, dtype=np.bool_)
     select_values(matrix, is_trained)
-    past = np.where(is_trained, matrix.values[:, : matrix.num_rows - 1], -np.inf)
-    return float((past[:-1].max(axis=0) - past[-1]).mean())
+    past = np.where(is_trained, matrix.values[..., : matrix.num_rows - 1], -np.inf)
+    return compute_mean(past[..., :-1, :].max(axis=-2) - past[..., -1, :])
 
 
-def forgetting(matrix: AccuracyMatrix) -> float:
+def forgetting(matrix: AccuracyMatrix) -> Value:
     """Mean of the drops from row to row on the buckets trained on before.
 
     Formula: mean over 0 < i < k of (mean of R[i - 1, j] - R[i, j] over j < i). Defined when k >= 2.
@@ -121,11 +126,11 @@ def forgetting(matrix: AccuracyMatrix) -> float:
     require_trained(matrix, 2, "a past bucket")
     past = matrix.num_rows - 1
     select_values(matrix, np.tri(past + 1, past, dtype=np.bool_))
-    drops = np.tril(-np.diff(matrix.values[:, :past], axis=0))
-    return float((drops.sum(axis=1) / np.arange(1, past + 1)).mean())
+    drops = np.tril(-np.diff(matrix.values[..., :past], axis=-2))
+    return compute_mean(drops.sum(axis=-1) / np.arange(1, past + 1))
 
 
-def remembering(matrix: AccuracyMatrix) -> float:
+def remembering(matrix: AccuracyMatrix) -> Value:
     """REM: one minus the mean loss on past buckets, over all rows.
 
     Formula: 1 - abs(min(B, 0)) with B the mean of R[i, j] - R[j, j] over j < i < k. Defined when
@@ -134,10 +139,10 @@ def remembering(matrix: AccuracyMatrix) -> float:
     >>> round(remembering(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.7
     """
-    return 1 + min(backward_transfer(matrix), 0.0)
+    return to_value(1 + np.minimum(backward_transfer(matrix), 0.0))
 
 
-def positive_backward_transfer(matrix: AccuracyMatrix) -> float:
+def positive_backward_transfer(matrix: AccuracyMatrix) -> Value:
     """BWT+: the mean gain on past buckets, over all rows, or 0 if there is a loss.
 
     Formula: max(B, 0) with B the mean of R[i, j] - R[j, j] over j < i < k. Defined when k >= 2. A
@@ -146,10 +151,10 @@ def positive_backward_transfer(matrix: AccuracyMatrix) -> float:
     >>> round(positive_backward_transfer(AccuracyMatrix([[0.5, 0.1], [0.8, 0.9]])), 6)
     0.3
     """
-    return max(backward_transfer(matrix), 0.0)
+    return to_value(np.maximum(backward_transfer(matrix), 0.0))
 
 
-def average_incremental_accuracy(matrix: AccuracyMatrix) -> float:
+def average_incremental_accuracy(matrix: AccuracyMatrix) -> Value:
     """Mean over rows of the mean accuracy on the buckets trained on by then.
 
     Formula: mean over i < k of (mean of R[i, j] over j <= i). Defined when k >= 1.
@@ -163,10 +168,10 @@ def average_incremental_accuracy(matrix: AccuracyMatrix) -> float:
     accuracies = select_trained_values(matrix)
     # Row i has i + 1 of them, each with the weight 1 / (i + 1).
     weights = np.repeat(1 / np.arange(1, matrix.num_rows + 1), np.arange(1, matrix.num_rows + 1))
-    return float((accuracies * weights).sum() / matrix.num_rows)
+    return to_value((accuracies * weights).sum(axis=-1) / matrix.num_rows)
 
 
-def final_accuracy(matrix: AccuracyMatrix) -> float:
+def final_accuracy(matrix: AccuracyMatrix) -> Value:
     """The worst accuracy, at the end, on a bucket trained on.
 
     Formula: min of R[last, j] over j <= last. Defined when k >= 1.
@@ -174,10 +179,10 @@ def final_accuracy(matrix: AccuracyMatrix) -> float:
     >>> final_accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]))
     0.5
     """
-    return float(select_last_row(matrix).min())
+    return to_value(select_last_row(matrix).min(axis=-1))
 
 
-def lowest_accuracy(matrix: AccuracyMatrix) -> float:
+def lowest_accuracy(matrix: AccuracyMatrix) -> Value:
     """The worst accuracy that the run ever had on a bucket trained on by then.
 
     Formula: min of R[i, j] over j <= i < k. Defined when k >= 1.
@@ -185,10 +190,10 @@ def lowest_accuracy(matrix: AccuracyMatrix) -> float:
     >>> lowest_accuracy(AccuracyMatrix([[0.4, 0.1], [0.5, 0.9]]))
     0.4
     """
-    return float(select_trained_values(matrix).min())
+    return to_value(select_trained_values(matrix).min(axis=-1))
 
 
-def transfer(matrix: AccuracyMatrix) -> float:
+def transfer(matrix: AccuracyMatrix) -> Value:
     """Mean accuracy on future buckets, bucket by bucket.
 
     Formula: mean over j = 1 .. T - 1 of (mean of R[i, j] over i < min(j, k)). Defined when k >= 1
@@ -201,7 +206,8 @@ def transfer(matrix: AccuracyMatrix) -> float:
     require_future(matrix)
     future = count_steps_ahead(matrix) > 0
     rows_per_bucket = np.broadcast_to(future.sum(axis=0), future.shape)[future]
-    return float((select_values(matrix, future) / rows_per_bucket).sum() / (matrix.num_buckets - 1))
+    weighted = select_values(matrix, future) / rows_per_bucket
+    return to_value(weighted.sum(axis=-1) / (matrix.num_buckets - 1))
 
 
 _DECLARED = (

@@ -10,21 +10,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import renate
 from clear_mlflow.metrics._metric import (
+    Value,
     change,
+    compute_mean,
     declare,
+    get_test_counts,
     level,
     require_trained,
+    select_columns,
     select_trained_values,
-    select_values,
+    to_value,
 )
 from clear_mlflow.metrics.papers import forgetting_since_trained
 
 
-def forgetting_with_last(matrix: AccuracyMatrix) -> float:
+def forgetting_with_last(matrix: AccuracyMatrix) -> Value:
     """Mean drop from each earlier bucket's best accuracy, the last row included.
 
     Formula: mean over j < last of (max over j <= i <= last of R[i, j]) - R[last, j]. Defined when
@@ -34,10 +37,10 @@ def forgetting_with_last(matrix: AccuracyMatrix) -> float:
     issue 1) and in ``trainer.py`` of Estrella-fugaz/CVPR25-DUCT, ecfb579.
     """
     require_trained(matrix, 2, "a past bucket")
-    return float(_compute_drops(matrix)[:-1].mean())
+    return compute_mean(_compute_drops(matrix)[..., :-1])
 
 
-def forgetting_of_all_buckets(matrix: AccuracyMatrix) -> float:
+def forgetting_of_all_buckets(matrix: AccuracyMatrix) -> Value:
     """Mean drop from the best accuracy over all buckets, the last one included.
 
     Formula: mean over j <= last of (max over j <= i <= last of R[i, j]) - R[last, j]. Defined when
@@ -47,10 +50,10 @@ def forgetting_of_all_buckets(matrix: AccuracyMatrix) -> float:
     pull request 23 corrects.
     """
     require_trained(matrix, 2, "a past bucket")
-    return float(_compute_drops(matrix).mean())
+    return compute_mean(_compute_drops(matrix))
 
 
-def forgetting_over_all_rows(matrix: AccuracyMatrix) -> float:
+def forgetting_over_all_rows(matrix: AccuracyMatrix) -> Value:
     """Mean drop from the best of all rows, those before the bucket was trained included.
 
     Formula: mean over j < last of (max over i <= last of R[i, j]) - R[last, j]. Defined when
@@ -59,12 +62,11 @@ def forgetting_over_all_rows(matrix: AccuracyMatrix) -> float:
     Source: the line of `published/forgetting_with_last`, where future buckets are tested as well.
     """
     require_trained(matrix, 2, "a past bucket")
-    shape = matrix.num_rows, matrix.num_rows - 1
-    past = select_values(matrix, np.ones(shape, dtype=np.bool_)).reshape(shape)
-    return float((past.max(axis=0) - past[-1]).mean())
+    past = select_columns(matrix, matrix.num_rows - 1)
+    return compute_mean(past.max(axis=-2) - past[..., -1, :])
 
 
-def forgetting_since_own_row(matrix: AccuracyMatrix) -> float:
+def forgetting_since_own_row(matrix: AccuracyMatrix) -> Value:
     """Mean drop of each earlier bucket since it was trained.
 
     Formula: mean over j < last of R[j, j] - R[last, j]. Defined when k >= 2. Lower is better. It is
@@ -76,7 +78,7 @@ def forgetting_since_own_row(matrix: AccuracyMatrix) -> float:
     return 0.0 - renate.backward_transfer(matrix)
 
 
-def forgetting_over_steps(matrix: AccuracyMatrix) -> float:
+def forgetting_over_steps(matrix: AccuracyMatrix) -> Value:
     """Mean forgetting after each bucket, the first one excluded.
 
     Formula: mean over 0 < i < k of (mean over j < i of (max over j <= h < i of R[h, j]) - R[i, j]).
@@ -86,10 +88,11 @@ def forgetting_over_steps(matrix: AccuracyMatrix) -> float:
     """
     require_trained(matrix, 2, "a past bucket")
     steps = range(2, matrix.num_rows + 1)
-    return float(np.mean([forgetting_since_trained(matrix.after(k)) for k in steps]))
+    by_step = [forgetting_since_trained(matrix.after(k)) for k in steps]
+    return compute_mean(np.stack(by_step, axis=-1))
 
 
-def weighted_forgetting(matrix: AccuracyMatrix) -> float:
+def weighted_forgetting(matrix: AccuracyMatrix) -> Value:
     """Mean drop since each bucket was trained, weighted with its test images.
 
     Formula: sum of n[j] ((max over j <= i < last of R[i, j]) - R[last, j]) / sum of n[j], over
@@ -99,11 +102,11 @@ def weighted_forgetting(matrix: AccuracyMatrix) -> float:
     Source: xialeiliu/GFR-IL, issue 7, which states the weighting without code.
     """
     require_trained(matrix, 2, "a past bucket")
-    drops, counts = _compute_earlier_drops(matrix), _get_counts(matrix)[:-1]
-    return float((drops * counts).sum() / counts.sum())
+    drops = _compute_earlier_drops(matrix)
+    return compute_mean(drops, get_test_counts(matrix, matrix.num_rows - 1))
 
 
-def podnet_forgetting(matrix: AccuracyMatrix) -> float:
+def podnet_forgetting(matrix: AccuracyMatrix) -> Value:
     """Sum of the drops, minus the accuracy on the newest bucket, over k + 1.
 
     Formula: ((sum over j < last of (max over j <= i < last of R[i, j]) - R[last, j]) -
@@ -114,11 +117,12 @@ def podnet_forgetting(matrix: AccuracyMatrix) -> float:
     if a bucket has ten classes.
     """
     require_trained(matrix, 2, "a past bucket")
-    drops = _compute_earlier_drops(matrix)
-    return float(drops.sum() - matrix.values[-1, len(drops)]) / (matrix.num_rows + 1)
+    last, drops = matrix.num_rows - 1, _compute_earlier_drops(matrix)
+    newest = matrix.values[..., last, last]
+    return to_value((drops.sum(axis=-1) - newest) / (matrix.num_rows + 1))
 
 
-def evoprompt_forgetting(matrix: AccuracyMatrix) -> float:
+def evoprompt_forgetting(matrix: AccuracyMatrix) -> Value:
     """Sum of the drops, minus the accuracy on the newest bucket, over k + 2.
 
     Formula: ((sum over j < last of (max over j <= i < last of R[i, j]) - R[last, j]) -
@@ -130,7 +134,7 @@ def evoprompt_forgetting(matrix: AccuracyMatrix) -> float:
     return podnet_forgetting(matrix) * (matrix.num_rows + 1) / (matrix.num_rows + 2)
 
 
-def lander_forgetting(matrix: AccuracyMatrix) -> float:
+def lander_forgetting(matrix: AccuracyMatrix) -> Value:
     """Mean of the best accuracy in each row, minus the last row's on the row's bucket.
 
     Formula: mean over i <= last of (max over j <= i of R[i, j]) - R[last, i]. Defined when k >= 1.
@@ -139,10 +143,10 @@ def lander_forgetting(matrix: AccuracyMatrix) -> float:
     Source: ``forgetting_calculator/forgetting_cal.py`` of tmtuan1307/LANDER, 44d7acc (its issue 4).
     """
     values = _select_triangle(matrix)
-    return float((values.max(axis=1) - values[-1]).mean())
+    return compute_mean(values.max(axis=-1) - values[..., -1, :])
 
 
-def continuum_forgetting(matrix: AccuracyMatrix) -> float:
+def continuum_forgetting(matrix: AccuracyMatrix) -> Value:
     """Sum of the drops of all buckets except the last two, over k - 1.
 
     Formula: (sum over j < k - 2 of (max over j <= i < k - 2 of R[i, j]) - R[last, j]) / (k - 1).
@@ -154,11 +158,11 @@ def continuum_forgetting(matrix: AccuracyMatrix) -> float:
     """
     require_trained(matrix, 2, "a past bucket")
     values, past = _select_triangle(matrix), matrix.num_rows - 2
-    drops = values[:past, :past].max(axis=0, initial=-np.inf) - values[-1, :past]
-    return float(drops.sum() / (matrix.num_rows - 1))
+    best = values[..., :past, :past].max(axis=-2, initial=-np.inf)
+    return to_value((best - values[..., -1, :past]).sum(axis=-1) / (matrix.num_rows - 1))
 
 
-def continuum_backward_transfer(matrix: AccuracyMatrix) -> float:
+def continuum_backward_transfer(matrix: AccuracyMatrix) -> Value:
     """Sum of the changes since a bucket was trained, over the number of all pairs.
 
     Formula: (sum over j < i - 1 and i < k of R[i, j] - R[j, j]) / (k (k - 1) / 2). Defined when
@@ -169,10 +173,12 @@ def continuum_backward_transfer(matrix: AccuracyMatrix) -> float:
     """
     require_trained(matrix, 2, "a past bucket")
     values, k = _select_triangle(matrix), matrix.num_rows
-    return float(np.tril(values - np.diagonal(values), -2).sum() / (k * (k - 1) / 2))
+    own_rows = np.diagonal(values, axis1=-2, axis2=-1)[..., np.newaxis, :]
+    changes = np.tril(values - own_rows, -2)
+    return to_value(changes.sum(axis=(-2, -1)) / (k * (k - 1) / 2))
 
 
-def gem_backward_transfer(matrix: AccuracyMatrix) -> float:
+def gem_backward_transfer(matrix: AccuracyMatrix) -> Value:
     """Sum of the changes of the earlier buckets since trained, over k instead of k - 1.
 
     Formula: (sum over j < last of R[last, j] - R[j, j]) / k. Defined when k >= 2.
@@ -182,7 +188,7 @@ def gem_backward_transfer(matrix: AccuracyMatrix) -> float:
     return renate.backward_transfer(matrix) * (matrix.num_rows - 1) / matrix.num_rows
 
 
-def incremental_accuracy_after_first(matrix: AccuracyMatrix) -> float:
+def incremental_accuracy_after_first(matrix: AccuracyMatrix) -> Value:
     """Mean of the mean accuracy on the buckets trained so far over all rows except the first.
 
     Formula: mean over 0 < i < k of (mean of R[i, j] over j <= i). Defined when k >= 2.
@@ -190,11 +196,11 @@ def incremental_accuracy_after_first(matrix: AccuracyMatrix) -> float:
     Source: papers that exclude the base session; `icarl/average_incremental_accuracy` includes it.
     """
     require_trained(matrix, 2, "a second trained bucket")
-    select_trained_values(matrix)
-    return float(np.mean([matrix.values[i, : i + 1].mean() for i in range(1, matrix.num_rows)]))
+    values, k = _select_triangle(matrix, fill=0.0), matrix.num_rows
+    return compute_mean((values.sum(axis=-1) / np.arange(1, k + 1))[..., 1:])
 
 
-def weighted_incremental_accuracy(matrix: AccuracyMatrix) -> float:
+def weighted_incremental_accuracy(matrix: AccuracyMatrix) -> Value:
     """Mean over rows of the accuracy on all test images of the buckets trained so far.
 
     Formula: mean over i < k of (sum of n[j] R[i, j] / sum of n[j], over j <= i). Defined when
@@ -203,15 +209,16 @@ def weighted_incremental_accuracy(matrix: AccuracyMatrix) -> float:
     Source: the mean of "Weighted Average" in ``test.py`` of xialeiliu/GFR-IL, 4b33a69; "Average
     top1" in ``trainer.py`` of Estrella-fugaz/CVPR25-DUCT, ecfb579.
     """
-    counts, values = _get_counts(matrix), _select_triangle(matrix)
-    return float((np.where(values < 0, 0, values) @ counts / counts.cumsum()).mean())
+    counts = get_test_counts(matrix, matrix.num_rows)
+    values = _select_triangle(matrix, fill=0.0)
+    return compute_mean((values * counts).sum(axis=-1) / counts.cumsum())
 
 
-def _select_triangle(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the (k, k) values with j <= i, and minus infinity above the diagonal."""
+def _select_triangle(matrix: AccuracyMatrix, fill: float = -np.inf) -> NDArray[np.float64]:
+    """Return the (..., k, k) values with j <= i, and a constant above the diagonal."""
     select_trained_values(matrix)
     k = matrix.num_rows
-    return np.where(np.tri(k, dtype=np.bool_), matrix.values[:, :k], -np.inf)
+    return np.where(np.tri(k, dtype=np.bool_), matrix.values[..., :k], fill)
 
 
 def _compute_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
@@ -220,22 +227,15 @@ def _compute_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
     The last row counts as well, so no drop is negative. The last bucket is included, with 0.
     """
     values = _select_triangle(matrix)
-    drops: NDArray[np.float64] = values.max(axis=0) - values[-1]
+    drops: NDArray[np.float64] = values.max(axis=-2) - values[..., -1, :]
     return drops
 
 
 def _compute_earlier_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
     """Return the drops of the earlier buckets, from their best accuracy before the last row."""
-    values = _select_triangle(matrix)[:, :-1]
-    drops: NDArray[np.float64] = values[:-1].max(axis=0) - values[-1]
+    values = _select_triangle(matrix)[..., :-1]
+    drops: NDArray[np.float64] = values[..., :-1, :].max(axis=-2) - values[..., -1, :]
     return drops
-
-
-def _get_counts(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the number of test images of each trained bucket."""
-    if matrix.num_instances is None:
-        raise UndefinedMetricError("needs test counts per bucket")
-    return matrix.num_instances[: matrix.num_rows].astype(np.float64)
 
 
 METRICS = (

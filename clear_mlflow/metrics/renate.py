@@ -14,10 +14,14 @@ import numpy as np
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._metric import (
+    Value,
     change,
+    compute_mean,
     declare,
+    get_test_counts,
     level,
     require_trained,
+    select_columns,
     select_last_row,
     select_past_diagonal,
     select_row,
@@ -25,7 +29,7 @@ from clear_mlflow.metrics._metric import (
 )
 
 
-def average_accuracy(matrix: AccuracyMatrix) -> float:
+def average_accuracy(matrix: AccuracyMatrix) -> Value:
     """Mean accuracy, at the end, on all buckets trained on.
 
     Formula: mean of R[last, j] over j <= last. Defined when k >= 1.
@@ -33,10 +37,10 @@ def average_accuracy(matrix: AccuracyMatrix) -> float:
     >>> round(average_accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.7
     """
-    return float(select_last_row(matrix).mean())
+    return compute_mean(select_last_row(matrix))
 
 
-def micro_average_accuracy(matrix: AccuracyMatrix) -> float:
+def micro_average_accuracy(matrix: AccuracyMatrix) -> Value:
     """Accuracy, at the end, on the pooled test images of all buckets trained on.
 
     Formula: sum of n[j] R[last, j] / sum of n[j], over j <= last. Defined when k >= 1 and the
@@ -47,13 +51,11 @@ def micro_average_accuracy(matrix: AccuracyMatrix) -> float:
     0.6
     """
     require_trained(matrix, 1, "a trained bucket")
-    if matrix.num_instances is None:
-        raise UndefinedMetricError("needs test counts per bucket")
-    weights = matrix.num_instances[: matrix.num_rows].astype(np.float64)
-    return float((weights * select_last_row(matrix)).sum() / weights.sum())
+    weights = get_test_counts(matrix, matrix.num_rows)
+    return compute_mean(select_last_row(matrix), weights)
 
 
-def forgetting(matrix: AccuracyMatrix) -> float:
+def forgetting(matrix: AccuracyMatrix) -> Value:
     """Mean drop, at the end, from the best accuracy that each earlier bucket ever had.
 
     Formula: mean over j < last of (max over i < last of R[i, j]) - R[last, j]. Defined when k >= 2.
@@ -67,18 +69,17 @@ def forgetting(matrix: AccuracyMatrix) -> float:
     0.3
     """
     require_trained(matrix, 2, "a past bucket")
-    shape = matrix.num_rows, matrix.num_rows - 1
     try:
-        past = select_values(matrix, np.ones(shape, dtype=np.bool_)).reshape(shape)
+        past = select_columns(matrix, matrix.num_rows - 1)
     except UndefinedMetricError as error:
-        select_values(matrix, np.tri(*shape, dtype=np.bool_))
+        select_values(matrix, np.tri(matrix.num_rows, matrix.num_rows - 1, dtype=np.bool_))
         raise UndefinedMetricError(
             f"{error}; chaudhry/forgetting_since_trained does not need it"
         ) from error
-    return float((past[:-1].max(axis=0) - past[-1]).mean())
+    return compute_mean(past[..., :-1, :].max(axis=-2) - past[..., -1, :])
 
 
-def backward_transfer(matrix: AccuracyMatrix) -> float:
+def backward_transfer(matrix: AccuracyMatrix) -> Value:
     """Mean change on each earlier bucket since it was trained on.
 
     Formula: mean over j < last of R[last, j] - R[j, j]. Defined when k >= 2. Negative if
@@ -89,10 +90,10 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     """
     require_trained(matrix, 2, "a past bucket")
     end = select_row(matrix, -1, slice(matrix.num_rows - 1))
-    return float((end - select_past_diagonal(matrix)).mean())
+    return compute_mean(end - select_past_diagonal(matrix))
 
 
-def forward_transfer(matrix: AccuracyMatrix) -> float:
+def forward_transfer(matrix: AccuracyMatrix) -> Value:
     """Mean gain over the untrained model on each bucket, just before it is trained on.
 
     Formula: mean over j = 1 .. last of R[j - 1, j] - b[j]. Defined when k >= 2 and the
@@ -106,11 +107,11 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
     if matrix.initial is None:
         raise UndefinedMetricError("needs the initialisation row")
     before = select_values(matrix, np.eye(matrix.num_rows, k=1, dtype=np.bool_))
-    untrained = matrix.initial[1 : matrix.num_rows]
+    untrained = matrix.initial[..., 1 : matrix.num_rows]
     if np.isnan(untrained).any():
-        column = 2 + int(np.isnan(untrained).argmax())
+        column = 2 + int(np.argwhere(np.isnan(untrained))[:, -1].min())
         raise UndefinedMetricError(f"row 0, column {column} was not measured")
-    return float((before - untrained).mean())
+    return compute_mean(before - untrained)
 
 
 TITLE = "Renate"

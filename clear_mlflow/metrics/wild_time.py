@@ -22,19 +22,23 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._metric import (
+    Value,
+    compute_mean,
     count_steps_ahead,
     declare,
+    get_test_counts,
     level,
     require_future,
     require_trained,
     select_row,
     select_values,
+    to_value,
 )
 
 AHEAD = 3  # number of next buckets in Eval-Stream
 
 
-def fix_id_accuracy(matrix: AccuracyMatrix, split: int | None = None) -> float:
+def fix_id_accuracy(matrix: AccuracyMatrix, split: int | None = None) -> Value:
     """Eval-Fix, in distribution: accuracy on the pooled images up to the split.
 
     Formula: sum of n[j] R[s, j] / sum of n[j], over j <= s, with s = ceil(T / 2) - 1. Defined when
@@ -48,14 +52,11 @@ def fix_id_accuracy(matrix: AccuracyMatrix, split: int | None = None) -> float:
     0.6
     """
     row = _get_split_row(matrix, split)
-    if matrix.num_instances is None:
-        raise UndefinedMetricError("needs test counts per bucket")
-    weights = matrix.num_instances[: row + 1].astype(np.float64)
-    accuracies = select_row(matrix, row, slice(row + 1))
-    return float((weights * accuracies).sum() / weights.sum())
+    weights = get_test_counts(matrix, row + 1)
+    return compute_mean(select_row(matrix, row, slice(row + 1)), weights)
 
 
-def fix_ood_average(matrix: AccuracyMatrix, split: int | None = None) -> float:
+def fix_ood_average(matrix: AccuracyMatrix, split: int | None = None) -> Value:
     """Eval-Fix, out of distribution: mean accuracy on the buckets after the split.
 
     Formula: mean of R[s, j] over j > s, with s = ceil(T / 2) - 1. Defined when k > s and T >= 2.
@@ -63,10 +64,10 @@ def fix_ood_average(matrix: AccuracyMatrix, split: int | None = None) -> float:
     >>> round(fix_ood_average(AccuracyMatrix([[0.8, 0.1, 0.1], [0.5, 0.9, 0.6]])), 6)
     0.6
     """
-    return float(_select_future_values(matrix, split).mean())
+    return compute_mean(_select_future_values(matrix, split))
 
 
-def fix_ood_worst(matrix: AccuracyMatrix, split: int | None = None) -> float:
+def fix_ood_worst(matrix: AccuracyMatrix, split: int | None = None) -> Value:
     """Eval-Fix, out of distribution: the worst accuracy on a bucket after the split.
 
     Formula: min of R[s, j] over j > s, with s = ceil(T / 2) - 1. Defined when k > s and T >= 2.
@@ -74,10 +75,10 @@ def fix_ood_worst(matrix: AccuracyMatrix, split: int | None = None) -> float:
     >>> fix_ood_worst(AccuracyMatrix([[0.8, 0.7, 0.6, 0.4], [0.8, 0.7, 0.6, 0.5]]))
     0.5
     """
-    return float(_select_future_values(matrix, split).min())
+    return to_value(_select_future_values(matrix, split).min(axis=-1))
 
 
-def stream_average(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
+def stream_average(matrix: AccuracyMatrix, ahead: int = AHEAD) -> Value:
     """Eval-Stream: mean over rows of the mean accuracy on the next K buckets.
 
     Formula: mean over i < k with i + K < T of (mean of R[i, j] over i < j <= i + K), with K = 3.
@@ -86,10 +87,10 @@ def stream_average(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
     >>> round(stream_average(AccuracyMatrix([[0.8, 0.7, 0.5, 0.3]])), 6)
     0.5
     """
-    return float(_select_next_values(matrix, ahead).mean(axis=1).mean())
+    return compute_mean(_select_next_values(matrix, ahead).mean(axis=-1))
 
 
-def stream_worst(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
+def stream_worst(matrix: AccuracyMatrix, ahead: int = AHEAD) -> Value:
     """Eval-Stream: mean over rows of the worst accuracy on the next K buckets.
 
     Formula: mean over i < k with i + K < T of (min of R[i, j] over i < j <= i + K), with K = 3.
@@ -98,7 +99,7 @@ def stream_worst(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
     >>> stream_worst(AccuracyMatrix([[0.8, 0.7, 0.5, 0.3]]))
     0.3
     """
-    return float(_select_next_values(matrix, ahead).min(axis=1).mean())
+    return compute_mean(_select_next_values(matrix, ahead).min(axis=-1))
 
 
 def _get_split_row(matrix: AccuracyMatrix, split: int | None) -> int:
@@ -117,7 +118,7 @@ def _select_future_values(matrix: AccuracyMatrix, split: int | None) -> NDArray[
 
 
 def _select_next_values(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
-    """Return (n, K) accuracies on the next K buckets, for rows that K buckets follow."""
+    """Return (..., n, K) accuracies on the next K buckets, for rows that K buckets follow."""
     require_future(matrix)
     rows = min(matrix.num_rows, matrix.num_buckets - ahead)
     if rows < 1:
@@ -127,7 +128,8 @@ def _select_next_values(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float6
     steps = count_steps_ahead(matrix)
     is_next = (steps > 0) & (steps <= ahead)
     is_next[rows:] = False
-    return select_values(matrix, is_next).reshape(rows, ahead)
+    values = select_values(matrix, is_next)
+    return values.reshape(*values.shape[:-1], rows, ahead)
 
 
 METRICS = (

@@ -6,6 +6,7 @@ To compare the methods behind them takes several seeds: :mod:`clear_mlflow.stati
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, stack_cells
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import METRICS, Metric, Predictions, compute_values
 from clear_mlflow.statistics.seeds import Interval, TTest, check_level
@@ -23,8 +24,9 @@ from clear_mlflow.statistics.seeds import Interval, TTest, check_level
 # enough that BLAS does not use threads, which took four times the CPU time at 10 buckets of 550
 # images.
 _MAX_DRAWN_IMAGES = 1 << 16
-# Cells of resampled matrices at a time, 8 bytes each: 64 MB.
-_MAX_CELLS = 1 << 23
+# Cells of resampled matrices at a time, 8 bytes each: 64 MB. Metrics compute fewer at once, which
+# stay in a core's cache.
+_MAX_CELLS, _MAX_STACKED_CELLS = 1 << 23, 1 << 17
 
 
 class ImageBootstrap:
@@ -120,14 +122,12 @@ class ImageBootstrap:
             )
             values = compute_values(matrix.mask(run.protocol), self._metrics)[0]
             metrics = [metric for metric in self._metrics if metric.name in values]
-            draws = {name: np.full(self._resamples, np.nan) for name in values}
-            for i, cells in enumerate(_resample_cells(truncated, self._resamples, self._seed)):
-                resampled = AccuracyMatrix(
-                    cells[1:], cells[0], matrix.num_instances, matrix.buckets
-                )
-                on_draw = compute_values(resampled.mask(run.protocol), metrics)[0]
-                for name, value in on_draw.items():
-                    draws[name][i] = value
+            blocks = defaultdict[str, list[NDArray[np.float64]]](list)
+            for cells in _resample_cells(truncated, self._resamples, self._seed):
+                stack = stack_cells(matrix, cells).mask(run.protocol)
+                for metric in metrics:
+                    blocks[metric.name].append(metric.compute_stack(stack))
+            draws = {name: np.concatenate(values) for name, values in blocks.items()}
             self._cache[key] = run, _ResampledRun(values, draws)
         return self._cache[key][1]
 
@@ -140,7 +140,7 @@ class _ResampledRun(NamedTuple):
 
 
 def _resample_cells(run: Predictions, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
-    """Yield (k + 1, T) cells on each draw, untrained model first, NaN without images."""
+    """Yield (n, k + 1, T) cells on n draws, untrained model first, NaN without images."""
     images, rows = run.images, list(run.rows)
     # Sums of weights are integers below 2**24, which are exact in single precision.
     is_correct = np.stack([run.rows[row].hits(images) for row in rows], axis=1).astype(np.float32)
@@ -168,7 +168,7 @@ def _resample_cells(run: Predictions, resamples: int, seed: int) -> Iterator[NDA
                 correct = weights.reshape(count, num_images).astype(np.float32) @ hits
                 cells[start : start + count, rows, j] = correct.astype(np.float64) / num_images
                 start += count
-        yield from cells
+        yield from np.array_split(cells, math.ceil(cells.size / _MAX_STACKED_CELLS))
 
 
 def _split_into_blocks(resamples: int, num_images: int) -> Iterator[int]:

@@ -1,6 +1,7 @@
 """Every metric, compared with literal loops, published numbers, and authors' programs."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import courses
@@ -12,7 +13,10 @@ from published import SECOND_PLACE
 
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.metrics import ALL_METRICS, FAMILIES, wild_time
+from clear_mlflow.core.matrix import stack_cells
+from clear_mlflow.core.score import Score
+from clear_mlflow.metrics import ALL_METRICS, FAMILIES, Metric, wild_time
+from clear_mlflow.metrics._metric import COSTS
 
 # Of every family that there is, those that a user adds included.
 explain = partial(courses.explain, metrics=ALL_METRICS)
@@ -192,6 +196,62 @@ def test_the_summary_equals_literal_loops(case):
     for name, other in SAME.items():
         assert summary.get(name) == summary.get(other)
         assert reasons.get(name) == reasons.get(other)
+
+
+@st.composite
+def stacked_matrices(draw):
+    """Draw a matrix and others with different values in the same cells, untrained model first."""
+    width = draw(st.integers(1, 7))
+    k = draw(st.integers(1, width))
+    tested = draw(st.sampled_from(("all", "past", "some")))
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32)))
+    cells = numbers.integers(0, 40, (draw(st.integers(1, 5)), width + 1, width)) / 40
+    if tested == "past":  # tests of future buckets are missing
+        cells[:, 1:][:, np.triu(np.ones((width, width), bool), 1)] = np.nan
+    elif tested == "some":  # also complete rows
+        cells[:, numbers.random((width + 1, width)) < 0.2] = np.nan
+        cells[:, numbers.random(width + 1) < 0.2] = np.nan
+    counts = draw(st.none() | st.lists(st.integers(1, 2**40), min_size=width, max_size=width))
+    return [AccuracyMatrix(x[1 : k + 1], x[0], counts) for x in cells], cells
+
+
+@pytest.mark.slow
+@given(stacked_matrices(), st.sampled_from(("iid", "streaming")), st.booleans())
+def test_stacked_matrices_have_the_values_of_single_ones(case, protocol, is_accuracy):
+    matrices, cells = case
+    if not is_accuracy:
+        rmse = Score("rmse", higher_is_better=False)
+        matrices = [
+            AccuracyMatrix(m.values, m.initial, m.num_instances, score=rmse) for m in matrices
+        ]
+    masked = [matrix.mask(protocol) for matrix in matrices]
+    stack = stack_cells(matrices[0], cells).mask(protocol)
+    for metric in metrics.adapt_metrics(ALL_METRICS, matrices[0].score):
+        values = metric.compute_stack(stack)
+        loop = replace(metric, is_vectorized=False).compute_stack(stack)
+        single = [metrics.compute_values(matrix, [metric])[0] for matrix in masked]
+        expected = [value.get(metric.name, math.nan) for value in single]
+        assert loop.tolist() == pytest.approx(expected, nan_ok=True, abs=0)
+        assert values.tolist() == pytest.approx(expected, nan_ok=True, abs=1e-15, rel=1e-15)
+
+
+def test_every_metric_of_the_matrix_computes_stacked_matrices():
+    assert {m.name for m in ALL_METRICS if m.is_vectorized == (m.needs == COSTS)} == set()
+
+
+def test_a_custom_metric_of_one_matrix_is_computed_for_each_of_several():
+    """Also if it uses a built-in function, or is a built-in metric with another name."""
+    rising = replace(FAMILIES["clear"][0], name="lab/renamed")
+    near = Metric(name="lab/near", function=partial(wild_time.stream_average, ahead=1))
+    cells = np.stack([np.vstack([EXAMPLE.initial, EXAMPLE.values]), np.ones((7, 6))])
+    stack = stack_cells(EXAMPLE, cells)
+    for metric in metrics.load_custom_metrics([rising, near, rows_above_half]):
+        expected = [metric.compute(EXAMPLE), metric.compute(AccuracyMatrix(np.ones((6, 6))))]
+        assert metric.compute_stack(stack).tolist() == expected
+
+
+def rows_above_half(matrix):
+    return sum(1 for row in matrix.values if row.mean() > 0.5)
 
 
 @pytest.mark.slow
