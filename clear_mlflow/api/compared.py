@@ -50,7 +50,6 @@ from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
-from clear_mlflow.grids import build_next_grids
 from clear_mlflow.journal.run_folder import Outcome
 from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.config import is_tuned
@@ -87,6 +86,7 @@ from clear_mlflow.store.ui_urls import (
     format_comparison_links,
     make_run_url_builder,
 )
+from clear_mlflow.sweeps.next_grids import build_next_grids
 from clear_mlflow.tracking.lifecycle import create_run
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clear_mlflow.api.compared import ComparedRuns
     from clear_mlflow.api.load import Runs
     from clear_mlflow.api.rescore import ScoringResult
-    from clear_mlflow.api.sweep_runs import SweepResult
+    from clear_mlflow.api.sweep import SweepResult
 
 
 def compare(
@@ -221,7 +221,7 @@ def sweep(
     """
     arguments = dict(locals())
     check_arguments(sweep, arguments)
-    from clear_mlflow.api.sweep_runs import run_sweep
+    from clear_mlflow.api.sweep import run_sweep
 
     set_offline(arguments.pop("offline"))
     result, signals = run_sweep(**arguments)

@@ -15,11 +15,11 @@ from clear_mlflow.cli import output
 from clear_mlflow.cli.command import COMPARISON, WORK, command
 from clear_mlflow.cli.train import apply_run_options
 from clear_mlflow.core.errors import require_package
-from clear_mlflow.engines.local import start_program
-from clear_mlflow.grids import read_grid
+from clear_mlflow.sweeps.grid import DONE, DONE_BEFORE, FAILED, SweepRun, read_grid
+from clear_mlflow.sweeps.local import start_program
 
 if TYPE_CHECKING:
-    from clear_mlflow.api.sweep_runs import SweepResult, SweepRun
+    from clear_mlflow.api.sweep import SweepResult
 
 _MAX_LISTED = 50
 _MIN_FORKED_RUNS = 3  # loading torch once saves about three seconds per run
@@ -69,20 +69,19 @@ def sweep(
     # An invalid file is reported before MLflow and torch are loaded.
     num_runs = len(read_grid(grid).runs) if grid else 0
     with require_package("torch", "training"):
-        from clear_mlflow.api.sweep_runs import FAILED, NOT_DONE, plan_sweep, run_sweep
+        from clear_mlflow.api.sweep import plan_sweep, run_sweep
 
     if dry_run:
         for name in ("retries", "group_by", "rank_by"):
             del options[name]
-        runs, plan = plan_sweep(grid, **options)
+        planned, plan = plan_sweep(grid, **options)
         if output.wants_json():
-            output.print_json({"runs": [run.to_dict() for run in runs]})
+            output.print_json({"runs": [run.to_dict() for run in planned.runs]})
             return
-        _print_runs(runs)
-        num_waiting = sum(run.state == NOT_DONE for run in runs)
+        _print_runs(planned.runs)
         click.echo(
-            f"\n{len(runs)} runs, of which {num_waiting} would be started{plan and f', {plan}'}; "
-            "nothing was written (dry run)"
+            f"\n{len(planned.runs)} runs, of which {planned.num_waiting} would be started"
+            f"{plan and f', {plan}'}; nothing was written (dry run)"
         )
         return
     from clear_mlflow.cli.preloaded import start_forked_program
@@ -111,8 +110,6 @@ def _print_result(result: SweepResult, *, is_stopped: bool) -> None:
 
     is_stopped: True if the sweep ended early.
     """
-    from clear_mlflow.api.sweep_runs import DONE, DONE_BEFORE
-
     listed = result.runs
     if len(listed) > _MAX_LISTED:
         listed = tuple(run for run in listed if run.state not in (DONE, DONE_BEFORE))

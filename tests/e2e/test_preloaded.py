@@ -15,9 +15,9 @@ from sweeps import QUICK
 from waiting import LONG, wait_until
 
 from clear_mlflow.cli.preloaded import start_forked_program
-from clear_mlflow.engines.local import start_program
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
+from clear_mlflow.sweeps.local import start_program
 
 SLOW = {**QUICK, "epochs": "3000"}
 

@@ -25,7 +25,7 @@ from sweeps import (
 from waiting import LONG, finish, finish_well
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.engines.ray_cluster import RayEngine, check_store_is_shared
+from clear_mlflow.sweeps.ray_cluster import RayEngine, check_store_is_shared
 
 __all__ = ["grid"]
 CORES = 2  # of the machine that trains
@@ -33,7 +33,7 @@ WAIT_FOR_MACHINES = """
 import sys, time
 from contextlib import suppress
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.engines.ray_cluster import RayEngine
+from clear_mlflow.sweeps.ray_cluster import RayEngine
 
 def train(*arguments):
     pass
@@ -50,8 +50,9 @@ SHARE_GPUS = """
 import os, sys, time
 from pathlib import Path
 import ray
-from clear_mlflow.engines import Task
-from clear_mlflow.engines.ray_cluster import RayEngine
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.sweeps.grid import SweepRun
+from clear_mlflow.sweeps.ray_cluster import RayEngine
 
 folder = Path(sys.argv[1])
 
@@ -62,20 +63,21 @@ def train(parameters, run_id, experiment_id, tracking_uri):
         time.sleep(0.05)
     return 0, os.environ.get("CUDA_VISIBLE_DEVICES"), False
 
-def task(run_id, other):
-    return Task({"other": other}, run_id, "0", "sqlite:///")
+def training(run_id, other):
+    run = SweepRun({"other": other}, TrainConfig.resolve({}), "hash", run_id=run_id)
+    return run, "0", "sqlite:///"
 
 ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
 with RayEngine(train, jobs=3) as engine:
     assert engine.describe_capacity() == "2 at a time, each with 1 CPUs and 1 GPUs"
-    engine.start(task("a", other="b"))
+    engine.start(*training("a", other="b"))
     assert engine.count_free_slots() == 1
-    engine.start(task("b", other="a"))
+    engine.start(*training("b", other="a"))
     assert engine.count_free_slots() == 0
-    results = []
-    while len(results) < 2:
-        results += engine.wait_for_results(60.0)
-    assert {result.error for result in results} == {"0", "1"}
+    ended = []
+    while len(ended) < 2:
+        ended += engine.wait_for_ended(60.0)
+    assert {run.error for run in ended} == {"0", "1"}
     assert engine.count_free_slots() == 2
 with RayEngine(train, gpus=0.5) as engine:
     assert engine.describe_capacity() == "4 at a time, each with 1 CPUs and 0.5 GPUs"

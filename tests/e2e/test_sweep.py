@@ -28,9 +28,9 @@ from sweeps import (
 )
 from waiting import LONG, finish, finish_well, wait_until
 
-from clear_mlflow.grids import read_grid
 from clear_mlflow.store import names
 from clear_mlflow.store.client import resolve_store_uri
+from clear_mlflow.sweeps.grid import read_grid
 
 __all__ = ["grid"]
 # .ci/nightly has those of a cluster killed at random, too.

@@ -17,10 +17,10 @@ import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.compared import join_run_ids
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.grids import hash_config, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
+from clear_mlflow.sweeps.grid import hash_config, read_grid
 
 SCORE = "clear/challenge_score"
 

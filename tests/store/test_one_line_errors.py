@@ -18,10 +18,10 @@ from stored_runs import stored_run
 import clear_mlflow
 from clear_mlflow.api import import_
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
-from clear_mlflow.grids import read_grid
 from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
 from clear_mlflow.store import client as store_client
 from clear_mlflow.store.client import preflight
+from clear_mlflow.sweeps.grid import read_grid
 
 
 def test_an_artifact_location_that_stores_nothing_is_a_one_line_error(store, monkeypatch):

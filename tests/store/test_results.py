@@ -7,8 +7,8 @@ import pytest
 
 from clear_mlflow.api.bundle import read_bundles
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.grids import read_grid
 from clear_mlflow.learning.strategies import list_strategies
+from clear_mlflow.sweeps.grid import read_grid
 
 pytestmark = pytest.mark.slow
 

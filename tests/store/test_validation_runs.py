@@ -14,10 +14,10 @@ from trainings import FOUR_BUCKETS, NUM_TEST
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.record import assemble
-from clear_mlflow.grids import read_grid
 from clear_mlflow.scoring.run_log import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import parse_rows, read_matrix_tag
+from clear_mlflow.sweeps.grid import read_grid
 
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": 16, "epochs": 1}
 SMALL |= {"batch_size": 8, "device": "cpu", "precision": "off", "log_models": "last"}

@@ -40,8 +40,8 @@ _LOADED = [
     "mlflow.system_metrics.system_metrics_monitor",
     *("mlflow.tracing.processor.base_mlflow", "mlflow.tracing.processor.otel_metrics_mixin"),
     "torchvision.models",
-    *("clear_mlflow.cli", "clear_mlflow.cli.preloaded", "clear_mlflow.engines.local"),
-    *("clear_mlflow.api.compared", "clear_mlflow.api.rescore", "clear_mlflow.api.sweep_runs"),
+    *("clear_mlflow.cli", "clear_mlflow.cli.preloaded", "clear_mlflow.sweeps.local"),
+    *("clear_mlflow.api.compared", "clear_mlflow.api.rescore", "clear_mlflow.api.sweep"),
     *("clear_mlflow.learning.session", "clear_mlflow.process.training_process"),
     "clear_mlflow.tracking.tracked_training",
 ]

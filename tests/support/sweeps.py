@@ -8,8 +8,8 @@ from forked import Forked
 from short_stream import HELD
 from waiting import finish, wait_until
 
-from clear_mlflow.api.sweep_runs import read_checked_grid
 from clear_mlflow.store import names
+from clear_mlflow.sweeps.run import read_checked_grid
 
 # Some versions of Ray cannot start their workers from such a path.
 NEEDS_RAY = pytest.mark.skipif(" " in sys.prefix, reason="Ray may not start from this path")

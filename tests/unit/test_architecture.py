@@ -17,7 +17,6 @@ ROOMS: dict[str, set[str]] = {
     "report": {"core", "metrics"},
     "comparison": {"core", "metrics", "report", "statistics"},
     "importers": {"core"},
-    "engines": {"core"},
     "data": {"core"},
     "learning": {"core", "metrics", "data"},
     "process": {"core", "learning"},
@@ -28,24 +27,26 @@ ROOMS: dict[str, set[str]] = {
         *("core", "metrics", "report", "learning", "process"),
         *("store", "scoring", "journal"),
     },
-    "grids": {"core", "comparison", "learning", "store"},
+    "sweeps": {
+        *("core", "report", "comparison", "learning", "store", "scoring", "journal", "tracking")
+    },
     "api": {
-        *("core", "metrics", "statistics", "report", "comparison", "importers", "engines"),
-        *("learning", "process", "store", "scoring", "journal", "tracking", "grids"),
+        *("core", "metrics", "statistics", "report", "comparison", "importers"),
+        *("learning", "process", "store", "scoring", "journal", "tracking", "sweeps"),
     },
     "adapters": {"core", "metrics", "tracking"},
     "server": {*("core", "report", "comparison"), *("store", "scoring", "api")},
     "cli": {
-        *("core", "report", "comparison", "importers", "engines", "data"),
-        *("learning", "process", "store", "scoring", "tracking", "grids", "api"),
+        *("core", "report", "comparison", "importers", "data"),
+        *("learning", "process", "store", "scoring", "tracking", "sweeps", "api"),
     },
 }
 # What each framework may be named by.
 FRAMEWORKS = {
-    "mlflow": {"store", "scoring", "journal", "tracking", "api", "server"},
+    "mlflow": {"store", "scoring", "journal", "tracking", "sweeps", "api", "server"},
     "torch": {"data", "learning", "process", "adapters", "cli"},
     "torchvision": {"learning"},
-    "ray": {"engines"},
+    "ray": {"sweeps"},
     "click": {"cli", "server"},
     "flask": {"server"},
 }

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from one_line_errors import check_error
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.grids import hash_config, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.sweeps.grid import hash_config, read_grid
 
 VALUES = {
     "strategy": ["naive", "replay", "cumulative"],

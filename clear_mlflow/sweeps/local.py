@@ -1,4 +1,4 @@
-"""Train on this machine: one process per run, one or several at a time."""
+"""An engine that trains on this machine: one process per run, one or several at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import IO, Any, TypeAlias
 
 from clear_mlflow.core.distributed import count_threads_per_process
-from clear_mlflow.engines import Task, TaskResult
+from clear_mlflow.sweeps.grid import SweepRun
 
 _POLL_SECONDS = 0.05
 # A supervisor stops its training process within 10 s, and then scores the rows.
@@ -24,6 +24,7 @@ _MAX_LOG_BYTES = 20_000  # at the end of the log, where the error of a training 
 
 
 Process: TypeAlias = Any  # subprocess.Popen, or an object with the same methods
+ProgramStarter: TypeAlias = Callable[[Sequence[str], Mapping[str, str], str], Process]
 
 
 def start_program(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> Process:
@@ -44,8 +45,8 @@ def start_program(arguments: Sequence[str], environment: Mapping[str, str], log:
 
 
 @dataclass(frozen=True)
-class _RunningTask:
-    task: Task
+class _Training:
+    run: SweepRun
     process: Process
     log: IO[bytes]
     gpu: str | None
@@ -62,12 +63,12 @@ class LocalEngine:
     def __init__(
         self,
         jobs: int = 1,
-        start: Callable[[Sequence[str], Mapping[str, str], str], Process] = start_program,
+        start: ProgramStarter = start_program,
     ) -> None:
         self._jobs = jobs
         self._start = start
         self._gpus = _list_visible_gpus() if jobs > 1 else ()
-        self._running: list[_RunningTask] = []
+        self._running: list[_Training] = []
 
     def __enter__(self) -> LocalEngine:
         return self
@@ -91,53 +92,53 @@ class LocalEngine:
         return f"{self._jobs} at a time"
 
     def count_free_slots(self) -> int:
-        """Return how many more tasks can be started now."""
+        """Return how many more runs can be started now."""
         return self._jobs - len(self._running)
 
-    def start(self, task: Task) -> None:
-        """Start a task on the GPU with the fewest tasks, and return at once.
+    def start(self, run: SweepRun, experiment_id: str, tracking_uri: str) -> None:
+        """Start to train a run on the GPU with the fewest trainings, and return at once.
 
         Does not check that :meth:`count_free_slots` is above 0.
         """
-        options = [f"--{name.replace('_', '-')}={text}" for name, text in task.parameters.items()]
+        parameters = run.passed_parameters
+        options = [f"--{name.replace('_', '-')}={text}" for name, text in parameters.items()]
         used_gpus = [running.gpu for running in self._running]
         gpu = min(self._gpus, key=used_gpus.count, default=None)
         log = tempfile.NamedTemporaryFile()  # noqa: SIM115  (closed when the training has ended)
-        environment = self._build_environment(task, gpu)
+        environment = self._build_environment(gpu) | {
+            "MLFLOW_TRACKING_URI": tracking_uri,
+            "MLFLOW_RUN_ID": str(run.run_id),
+            "MLFLOW_EXPERIMENT_ID": experiment_id,
+        }
         process = self._start(["train", *options], environment, log.name)
-        self._running.append(_RunningTask(task, process, log, gpu))
+        self._running.append(_Training(run, process, log, gpu))
 
-    def wait_for_results(self, timeout: float) -> Sequence[TaskResult]:
-        """Return the results of tasks that ended since the last call.
+    def wait_for_ended(self, timeout: float) -> Sequence[SweepRun]:
+        """Wait until a training has ended, at most *timeout* seconds, and return its run.
 
-        Waits until one has ended, at most *timeout* seconds, also if no task is running. Returns
-        [] if none has ended by then.
+        Returns all runs whose training ended since the last call, with their exit codes and errors.
+        Waits also if none is running.
         """
         until = time.monotonic() + timeout
         while True:
-            finished = [task for task in self._running if task.process.poll() is not None]
+            finished = [t for t in self._running if t.process.poll() is not None]
             if finished or time.monotonic() >= until:
                 break
             time.sleep(_POLL_SECONDS)
-        self._running = [task for task in self._running if task not in finished]
-        return [_collect_result(task) for task in finished]
+        self._running = [t for t in self._running if t not in finished]
+        return [_collect_result(training) for training in finished]
 
     def stop(self) -> None:
-        """Send SIGTERM to all tasks, and return at once.
+        """Send SIGTERM to all trainings, and return at once.
 
-        Each still scores its rows, and then has a result like any other task.
+        Each still scores its rows, and then has ended like any other training.
         """
         for running in self._running:
             running.process.terminate()
 
-    def _build_environment(self, task: Task, gpu: str | None) -> dict[str, str]:
-        """Return the environment of a task. gpu: None to keep ours."""
+    def _build_environment(self, gpu: str | None) -> dict[str, str]:
+        """Return the environment of a training. gpu: None to keep ours."""
         environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_EXPERIMENT_NAME"}
-        environment |= {
-            "MLFLOW_TRACKING_URI": task.tracking_uri,
-            "MLFLOW_RUN_ID": task.run_id,
-            "MLFLOW_EXPERIMENT_ID": task.experiment_id,
-        }
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
         if self._jobs > 1:
@@ -162,10 +163,10 @@ def _list_visible_gpus() -> tuple[str, ...]:
     return tuple(re.findall(r"^GPU .*\(UUID: (GPU-[^)]+)\)$", gpu_list.stdout, re.MULTILINE))
 
 
-def _collect_result(running: _RunningTask) -> TaskResult:
-    """Wait for a task's end, delete its log, and return the result."""
-    code = running.process.wait()
-    with running.log as log:
+def _collect_result(training: _Training) -> SweepRun:
+    """Wait for a training's end, delete its log, and return the run with exit code and error."""
+    code = training.process.wait()
+    with training.log as log:
         log.seek(0, os.SEEK_END)
         log.seek(max(0, log.tell() - _MAX_LOG_BYTES))
         lines = log.read().decode(errors="replace").splitlines()
@@ -175,4 +176,4 @@ def _collect_result(running: _RunningTask) -> TaskResult:
         error = f"its process was ended by {signal.Signals(-code).name}"
         code = 128 - code
     # Nobody stops a run with SIGKILL: the machine ran out of memory, or there was an accident.
-    return TaskResult(running.task.run_id, code, error, is_lost=code == 128 + signal.SIGKILL)
+    return training.run.set_end(code, error, is_lost=code == 128 + signal.SIGKILL)

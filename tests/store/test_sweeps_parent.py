@@ -23,16 +23,23 @@ from mlflow.utils.mlflow_tags import (
 from stored_runs import stored_run
 
 import clear_mlflow
-from clear_mlflow.api.sweep_runs import SweepResult, train_and_compare
+from clear_mlflow.api.sweep import SweepResult, train_and_compare
 from clear_mlflow.core.errors import ConfigError, TrackingError
-from clear_mlflow.engines.local import LocalEngine
-from clear_mlflow.grids import read_grid
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import format_lease
+from clear_mlflow.sweeps.grid import read_grid
+from clear_mlflow.sweeps.local import LocalEngine
+from clear_mlflow.sweeps.store import SweepStore
 
 QUICK = {"runs": [{"features": "pixels", "epochs": 1, "predictions": "none"}]}
 ENGINE = SimpleNamespace(check_store=lambda uri: None)  # is asked for nothing else
+
+
+def run_sweep(grid, client, experiment_id, engine=ENGINE, **options):
+    store = SweepStore(client, experiment_id)
+    store.read_states(grid)
+    return train_and_compare(store, grid, engine, **options)
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def sweep(store, experiment_id, grid_file):
         for name, text in tags.items():
             store.set_tag(run_id, name, text)
         score(store, run_id)
-    return lambda client=store: train_and_compare(grid, client, experiment_id, ENGINE)
+    return lambda client=store: run_sweep(grid, client, experiment_id)
 
 
 @pytest.mark.slow
@@ -80,8 +87,8 @@ def test_a_sweep_stopped_in_python_raises(
 ):
     started = LocalEngine.start
 
-    def start(self, task):
-        started(self, task)
+    def start(self, *run):
+        started(self, *run)
         os.kill(os.getpid(), signum)
 
     monkeypatch.setattr(LocalEngine, "start", start)
@@ -103,9 +110,7 @@ def test_a_project_run_names_the_sweep_that_it_continued(
     store, experiment_id, grid_file, monkeypatch
 ):
     def start_and_stop():
-        return train_and_compare(
-            read_grid(grid_file), store, experiment_id, ENGINE, should_stop=lambda: True
-        )
+        return run_sweep(read_grid(grid_file), store, experiment_id, should_stop=lambda: True)
 
     first = start_and_stop()
     tags = {MLFLOW_PROJECT_ENTRY_POINT: "sweep"}
@@ -237,8 +242,8 @@ def test_one_of_two_concurrent_sweeps_trains_a_common_run(store, experiment_id, 
             return super().create_run(*arguments, **options)
 
     engine = SimpleNamespace(check_store=lambda uri: None, count_free_slots=lambda: 1)
-    engine.wait_for_results = lambda timeout: []  # it starts nothing
-    result = train_and_compare(grid, Late(store.tracking_uri), experiment_id, engine)
+    engine.wait_for_ended = lambda timeout: []  # it starts nothing
+    result = run_sweep(grid, Late(store.tracking_uri), experiment_id, engine)
     assert [(run.state, run.run_id) for run in result.runs] == [("trains elsewhere", *other_ids)]
     condition = f"tags.`{names.SWEEP_RUN_TAG}` = '{planned.config_hash}'"
     (with_tag,) = store.search_runs([experiment_id], condition)

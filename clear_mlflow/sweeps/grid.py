@@ -1,7 +1,4 @@
-"""Sweeps: read and check their YAML files, and write those that continue from a comparison.
-
-A comparison proposes more seeds where it is undecided, and tests of the best that was validated.
-"""
+"""The grid of a sweep: read and check its YAML file, and list its runs."""
 
 from __future__ import annotations
 
@@ -9,46 +6,75 @@ import hashlib
 import itertools
 import json
 import math
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import get_divided_split
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_RUNS, decode_text, read_bytes
-from clear_mlflow.learning.parameters.config import (
-    PARAMETERS,
-    TrainConfig,
-    list_parameter_defaults,
-)
-from clear_mlflow.learning.parameters.logged import is_training, select_training_parameters
-from clear_mlflow.learning.parameters.recipes import AUTO, NONE
-from clear_mlflow.store.names import CHOSEN, MORE_SEEDS
+from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
+from clear_mlflow.learning.parameters.recipes import NONE
 
-if TYPE_CHECKING:
-    from clear_mlflow.comparison.groups import Group
-    from clear_mlflow.comparison.result import Comparison
+# States of a run.
+DONE_BEFORE, DONE, FAILED = "done before", "done", "failed"
+ELSEWHERE, NOT_DONE, TRAINING = "trains elsewhere", "not done", "training"
 
 _SECTIONS = ("fixed", "grid", "runs")
 # Every run's name contains these; it contains other parameters only if they vary.
 _ALWAYS_NAMED = ("strategy", "dataset", "seed")
-_NUM_TEST_SEEDS = 5
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """One run of a sweep."""
+@dataclass(eq=False)
+class SweepRun:
+    """A run of a sweep: one combination of parameters, with its state and MLflow run."""
 
     parameters: Mapping[str, str]  # those that the file sets, as text; paths are absolute
-    config: TrainConfig
-    name: str
-    config_hash: str  # see hash_config
+    config: TrainConfig = field(repr=False)
+    config_hash: str = field(repr=False)  # see hash_config
+    name: str = ""  # of the MLflow run: strategy, dataset, seed and the other varied parameters
+    state: str = NOT_DONE
+    run_id: str | None = None
+    error: str | None = None
+    exit_code: int = 0  # of the last training
+    is_lost: bool = False  # the last training was killed, so a retry may succeed
+    seconds: float = 0.0  # from the start of the last training to its end
+    num_tries: int = 0  # trainings that this sweep started
+    note: str | None = None  # whether the last training resumes, or why it does not
+    started_at: float = field(default=0.0, repr=False)  # monotonic time
+    # Number of resumes in the store before this sweep resumed the run; None if it did not.
+    resumes_before: str | None = field(default=None, repr=False)
+    # Attempts that cannot be resumed: run id to reason.
+    refusals: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def passed_parameters(self) -> dict[str, str]:
+        """Parameters to train with: without a memory that a strategy without a buffer rejects."""
+        ignored = {"memory"} & self.config.ignored_parameters
+        return {name: text for name, text in self.parameters.items() if name not in ignored}
+
+    def set_end(self, exit_code: int, error: str | None, *, is_lost: bool = False) -> SweepRun:
+        """Set how the last training ended, as its engine knows it, and return the run.
+
+        exit_code: of ``clear-mlflow train``. error: one line, or None if the engine knows none.
+        is_lost: its process was killed or its machine is gone.
+        """
+        self.exit_code, self.error, self.is_lost = exit_code, error, is_lost
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return run id, name, state, error, parameters and their hash, for JSON."""
+        return {
+            "run_id": self.run_id,
+            "name": self.name,
+            "state": self.state,
+            "error": self.error,
+            "parameters": dict(self.parameters),
+            "fingerprint": self.config_hash,
+        }
 
 
 @dataclass(frozen=True)
@@ -56,7 +82,7 @@ class Grid:
     """All runs of a sweep's file, in its order."""
 
     text: str  # content of the file
-    runs: tuple[PlannedRun, ...]
+    runs: tuple[SweepRun, ...]
     varied: tuple[str, ...]  # parameters that the file sets and that differ between runs
 
     @property
@@ -70,6 +96,11 @@ class Grid:
         names = (name for name in self.varied if name not in _ALWAYS_NAMED)
         return ("strategy", "dataset", *names)
 
+    @property
+    def num_waiting(self) -> int:
+        """Number of runs that are to be trained."""
+        return sum(run.state == NOT_DONE for run in self.runs)
+
 
 def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
     """Read and check a sweep from a YAML file, or from a dictionary with the same content.
@@ -80,42 +111,28 @@ def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
     """
     path = "grid" if isinstance(grid, Mapping) else grid
     try:
-        file = None if isinstance(grid, Mapping) else read_bytes(grid, MAX_CONFIG_BYTES)
-        text = _to_yaml(grid) if file is None else decode_text(file)
+        if isinstance(grid, Mapping):
+            text = _to_yaml(grid)
+        else:
+            text = decode_text(read_bytes(grid, MAX_CONFIG_BYTES))
+        # Only nodes are parsed; no object is built from the file.
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        runs = [_plan_run(run, number) for number, run in enumerate(_iter_runs(node), start=1)]
+        check_runs_differ(runs)
     except (OSError, RecordError) as error:
         raise ConfigError(
             f"cannot read the sweep {path}: {getattr(error, 'strerror', error)}"
         ) from None
-    try:
-        # Only nodes are parsed; no object is built from the file.
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"the sweep {path} is not YAML: {' '.join(str(error).split())}") from None
-    try:
-        runs = [_plan_run(run, number) for number, run in enumerate(_iter_runs(node), start=1)]
-        _check_runs_differ(runs)
     except ConfigError as error:
         raise ConfigError(f"the sweep {path}: {error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"the sweep {path} is not YAML: {' '.join(str(error).split())}") from None
     texts = [run.config.as_text() for run in runs]
     set_names = {name for run in runs for name in run.parameters}  # others follow from these
     varied = tuple(n for n in texts[0] if n in set_names and len({t[n] for t in texts}) > 1)
-    name_parts = tuple(name for name in varied if name not in _ALWAYS_NAMED)
-    return Grid(
-        text=text,
-        runs=tuple(replace(run, name=_format_name(run.config, name_parts)) for run in runs),
-        varied=varied,
-    )
-
-
-def complete_runs(grid: Grid, complete: Callable[[TrainConfig], TrainConfig]) -> Grid:
-    """Return a grid with the hashes of completed parameters. The parameters do not change.
-
-    complete: adds the default arguments of strategy, dataset and scenario. Raises ConfigError if
-    two runs then have the same hash.
-    """
-    runs = [replace(run, config_hash=hash_config(complete(run.config))) for run in grid.runs]
-    _check_runs_differ(runs)
-    return replace(grid, runs=tuple(runs))
+    for run in runs:
+        run.name = _format_name(run.config, [n for n in varied if n not in _ALWAYS_NAMED])
+    return Grid(text, tuple(runs), varied)
 
 
 def hash_config(config: TrainConfig) -> str:
@@ -130,6 +147,22 @@ def hash_config(config: TrainConfig) -> str:
 def hash_json(content: Any) -> str:
     """Return a hash of JSON data: 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def check_runs_differ(runs: Sequence[SweepRun]) -> None:
+    """Raise ConfigError if two runs have the same ``config_hash``, and so would train the same."""
+    first_numbers: dict[str, int] = {}  # by hash
+    for number, run in enumerate(runs, start=1):
+        first = first_numbers.setdefault(run.config_hash, number)
+        if first != number:
+            other, current = runs[first - 1].parameters, run.parameters
+            differing = [n for n in {**other, **current} if current.get(n) != other.get(n)]
+            values = " ".join(f"{name}={text}" for name, text in current.items())
+            without_effect = f", although {', '.join(differing)} differs" if differing else ""
+            raise ConfigError(
+                f"runs {first} and {number} are the same{without_effect} "
+                f"({safe_repr(values, 300)}); leave one of them out"
+            )
 
 
 def _read_node(node: Any, node_ids: set[int]) -> Any:
@@ -240,7 +273,7 @@ def _check_text(value: Any, where: str) -> str:
     return value
 
 
-def _plan_run(parameters: dict[str, str], number: int) -> PlannedRun:
+def _plan_run(parameters: dict[str, str], number: int) -> SweepRun:
     """Return a run with its checked parameters, absolute paths, and an empty name."""
     try:
         config = TrainConfig.resolve(parameters)
@@ -248,23 +281,7 @@ def _plan_run(parameters: dict[str, str], number: int) -> PlannedRun:
         raise ConfigError(f"run {number}: {error}") from None
     # Absolute paths, so that a worker in another working folder reads the same files.
     paths = {name: str(getattr(config, name)) for name in parameters if PARAMETERS[name].is_path}
-    return PlannedRun({**parameters, **paths}, config, "", hash_config(config))
-
-
-def _check_runs_differ(runs: Sequence[PlannedRun]) -> None:
-    """Raise ConfigError if two runs have the same ``config_hash``, and so would train the same."""
-    first_numbers: dict[str, int] = {}  # by hash
-    for number, run in enumerate(runs, start=1):
-        first = first_numbers.setdefault(run.config_hash, number)
-        if first != number:
-            other, current = runs[first - 1].parameters, run.parameters
-            differing = [n for n in {**other, **current} if current.get(n) != other.get(n)]
-            values = " ".join(f"{name}={text}" for name, text in current.items())
-            without_effect = f", although {', '.join(differing)} differs" if differing else ""
-            raise ConfigError(
-                f"runs {first} and {number} are the same{without_effect} "
-                f"({safe_repr(values, 300)}); leave one of them out"
-            )
+    return SweepRun({**parameters, **paths}, config, hash_config(config))
 
 
 def _format_name(config: TrainConfig, varied: Sequence[str]) -> str:
@@ -272,102 +289,3 @@ def _format_name(config: TrainConfig, varied: Sequence[str]) -> str:
     texts = config.as_text()
     values = (f"{name}={Path(texts[name]).name or texts[name]}" for name in varied)
     return " ".join([config.strategy, config.stream_name, f"seed {config.seed}", *values])[:240]
-
-
-def build_next_grids(comparison: Comparison) -> dict[str, str]:
-    """Return the sweeps that continue from a comparison: artifact name to YAML text.
-
-    ``more_seeds.yaml`` has new seeds for undecided pairs, ``chosen.yaml`` tests the best
-    parameters of each method after a validation. A sweep without runs is left out.
-    """
-    grids = {
-        MORE_SEEDS: _build_more_seeds(comparison),
-        CHOSEN: _build_chosen(comparison),
-    }
-    return {name: text for name, text in grids.items() if text is not None}
-
-
-def _build_more_seeds(comparison: Comparison) -> str | None:
-    """Return the YAML of new seeds for undecided pairs, or None if none needs them."""
-    needed: Counter[int] = Counter()
-    for pair in comparison.list_pairs():
-        if pair["more_seeds"] is not None:
-            for group_index in (pair["a_index"], pair["b_index"]):
-                needed[group_index] = max(needed[group_index], pair["more_seeds"])
-    used_seeds = [run.seed for run in comparison.runs]
-    used_seeds += [run.seed for group in comparison.groups for run in group.without_rows]
-    # The same new seeds for all: with shared seeds, fewer show a difference.
-    first = max((seed for seed in used_seeds if seed is not None), default=-1) + 1
-    entries = []
-    for group_index, count in sorted(needed.items()):
-        parameters = _find_common_parameters(comparison.groups[group_index])
-        if count and parameters is not None:
-            seeds = [str(first + i) for i in range(count)]
-            entries.append({**parameters, "seed": seeds})
-    comment = (
-        "# Seeds for what compare could not decide: clear-mlflow sweep --grid more_seeds.yaml\n"
-    )
-    return _format_grid(comment, entries)
-
-
-def _build_chosen(comparison: Comparison) -> str | None:
-    """Return the YAML that tests the best groups, or None if runs used no validation images."""
-    entries = []
-    for best, *_ in comparison.list_methods() if comparison.is_validation else ():
-        parameters = _find_common_parameters(best) if comparison.ranked_by in best.metrics else None
-        if parameters is not None:
-            split = get_divided_split(parameters.pop("split"))
-            test_split = {} if split == AUTO else {"split": split}
-            seeds = [str(seed) for seed in range(_NUM_TEST_SEEDS)]
-            entries.append({**parameters, **test_split, "seed": seeds})
-    comment = (
-        f"# The best of each method by {comparison.ranked_by} on validation images, to be trained "
-        "on all\n# training images and tested: clear-mlflow sweep --grid chosen.yaml\n"
-    )
-    return _format_grid(comment, entries)
-
-
-def _format_grid(comment: str, entries: Sequence[Mapping[str, object]]) -> str | None:
-    """Return the text of a sweep's file, or None if it would have no runs."""
-    if not entries:
-        return None
-    text = yaml.safe_dump({"runs": entries}, sort_keys=False, allow_unicode=True)
-    # Numbers without quotes, as people write them: a sweep's file is read as text.
-    return comment + re.sub(r"'([\w.+-]+)'$", r"\1", text, flags=re.MULTILINE)
-
-
-def _find_common_parameters(group: Group) -> dict[str, str] | None:
-    """Return the parameters of a group's runs, or None if they cannot be trained."""
-    choices = {tuple(_select_changed(member.params).items()) for member in group.members}
-    if len(choices) != 1:
-        return None
-    parameters = dict(choices.pop())
-    try:
-        config = TrainConfig.resolve(parameters)
-    except ConfigError:
-        return None
-    dataset = group.members[0].record.dataset.name
-    # Another program has other defaults.
-    if not parameters or config.stream_name != dataset:
-        return None
-    if any(member.labels.get("strategy") != config.strategy for member in group.members):
-        return None
-    return parameters
-
-
-def _select_changed(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return strategy, dataset and parameters without defaults, or {} for other programs."""
-    if not is_training(logged):
-        return {}
-    defaults = list_parameter_defaults()
-    trained = select_training_parameters(logged)
-    changed = {str(name): trained.get(name, defaults[name]) for name in ("strategy", "dataset")} | {
-        name: text
-        for name, text in trained.items()
-        if name != "seed" and text not in (defaults[name], AUTO)
-    }
-    try:
-        unused = TrainConfig.resolve(changed).ignored_parameters
-    except ConfigError:
-        return changed
-    return {name: text for name, text in changed.items() if name not in unused}

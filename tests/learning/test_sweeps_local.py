@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from clear_mlflow.engines import Task, local
-from clear_mlflow.engines.local import LocalEngine
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.sweeps import local
+from clear_mlflow.sweeps.grid import SweepRun
+from clear_mlflow.sweeps.local import LocalEngine
 
-TASK = Task(parameters={}, run_id="a", experiment_id="b", tracking_uri="c")
+TASK = SweepRun({}, TrainConfig.resolve({}), "hash", run_id="a"), "experiment", "uri"
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def test_only_available_cores_are_distributed(started, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 32)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 5, 6}, raising=False)
-    LocalEngine(2).start(TASK)
+    LocalEngine(2).start(*TASK)
     assert started[0].env["OMP_NUM_THREADS"] == "2"
 
 
@@ -58,14 +60,14 @@ def gpus(started):
 
 def test_concurrent_trainings_are_spread_over_the_gpus(started, two_gpus, monkeypatch):
     """Each sees the GPU with the fewest trainings."""
-    monkeypatch.setattr(local, "_collect_result", lambda running: running)
+    monkeypatch.setattr(local, "_collect_result", lambda training: training.run)
     engine = LocalEngine(3)
     for _ in range(3):
-        engine.start(TASK)
+        engine.start(*TASK)
     assert gpus(started) == ["GPU-aa", "GPU-bb", "GPU-aa"]
     started[1].returncode = 0
-    engine.wait_for_results(0)
-    engine.start(TASK)
+    engine.wait_for_ended(0)
+    engine.start(*TASK)
     assert gpus(started)[3] == "GPU-bb"
 
 
@@ -73,8 +75,8 @@ def test_only_visible_gpus_are_distributed(started, two_gpus, monkeypatch):
     """Selected by a scheduler, or by hand."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-cc")
     engine = LocalEngine(2)
-    engine.start(TASK)
-    engine.start(TASK)
+    engine.start(*TASK)
+    engine.start(*TASK)
     assert gpus(started) == ["5", "GPU-cc"]
 
 
@@ -83,5 +85,5 @@ def test_an_existing_gpu_selection_is_unchanged(started, two_gpus, monkeypatch, 
     """With one training at a time, or without a GPU."""
     if given is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    LocalEngine(jobs).start(TASK)
+    LocalEngine(jobs).start(*TASK)
     assert gpus(started) == [given]

@@ -1,4 +1,4 @@
-"""Train on a Ray cluster: an existing one, or one that is started on this machine.
+"""An engine that trains on a Ray cluster: an existing one, or one started on this machine.
 
 Ray is imported only when an engine is entered.
 """
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ConfigError, TrainingError, require_package
 from clear_mlflow.core.text import safe_repr, warn
-from clear_mlflow.engines import Task, TaskResult
+from clear_mlflow.sweeps.grid import SweepRun
 
 LOCAL = "local"
 _STOP_SECONDS = 60.0
@@ -27,15 +27,15 @@ _CONNECT_SECONDS = 10.0
 
 
 class RayEngine:
-    """Trains tasks in Ray workers, with the methods of :class:`.local.LocalEngine`.
+    """Trains runs in Ray workers, with the methods of :class:`.local.LocalEngine`.
 
     Args:
         train: trains with (parameters, run id, experiment id, tracking URI) in a worker, and
             returns exit code, error or None, and True if the training process was killed.
         address: address of the cluster, or "local" to start one on this machine.
-        cpus: CPUs per task.
-        gpus: GPUs per task. None: one if the cluster has any.
-        jobs: largest number of tasks at a time. None: as many as the cluster has room for.
+        cpus: CPUs per run.
+        gpus: GPUs per run. None: one if the cluster has any.
+        jobs: largest number of runs at a time. None: as many as the cluster has room for.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RayEngine:
         self._has_connected = self._is_lost = False
         self._train = train
         self._jobs = jobs
-        self._running: dict[Any, Task] = {}
+        self._running: dict[Any, SweepRun] = {}
         self._remote_train: Any = None  # Ray's wrapper of it
 
     def __enter__(self) -> RayEngine:
@@ -118,7 +118,7 @@ class RayEngine:
         return [node for node in self._ray.nodes() if node.get("Alive")]
 
     def count_slots(self) -> int:
-        """Return how many tasks the machines have room for at a time, running tasks included.
+        """Return how many runs the machines have room for at a time, those in training included.
 
         Ignores *jobs*, and what other programs use of the cluster.
         """
@@ -129,7 +129,7 @@ class RayEngine:
         )
 
     def describe_capacity(self) -> str:
-        """Return a text for the user: how many more tasks can be started, with what resources."""
+        """Return a text for the user: how many more runs can be started, with what resources."""
         resources = f"{self.cpus:g} CPUs and {self.gpus:g} GPUs"
         return f"{self.count_free_slots()} at a time, each with {resources}"
 
@@ -139,24 +139,24 @@ class RayEngine:
         check_store_is_shared(tracking_uri, self.list_nodes(), node_id)
 
     def count_free_slots(self) -> int:
-        """Return how many more tasks can be started now."""
+        """Return how many more runs can be started now."""
         num_slots = max(1, self.count_slots())  # counted each time: machines come and go
         return min(self._jobs or num_slots, num_slots) - len(self._running)
 
-    def start(self, task: Task) -> None:
-        """Submit a task to the cluster, and return at once.
+    def start(self, run: SweepRun, experiment_id: str, tracking_uri: str) -> None:
+        """Submit the training of a run to the cluster, and return at once.
 
         Does not check that :meth:`count_free_slots` is above 0.
         """
         reference = self._remote_train.remote(
-            dict(task.parameters), task.run_id, task.experiment_id, task.tracking_uri
+            run.passed_parameters, run.run_id, experiment_id, tracking_uri
         )
-        self._running[reference] = task
+        self._running[reference] = run
 
-    def wait_for_results(self, timeout: float) -> Sequence[TaskResult]:
-        """Return the result of one task that has ended, or [].
+    def wait_for_ended(self, timeout: float) -> Sequence[SweepRun]:
+        """Wait until a training has ended, at most *timeout* seconds, and return its run.
 
-        Waits until one has ended, at most *timeout* seconds. Returns [] at once if none is running.
+        The run has exit code and error. Returns [] at once if none is running.
         """
         if not self._running:
             return []
@@ -185,27 +185,28 @@ class RayEngine:
             time.sleep(1.0)
 
     def stop(self) -> None:
-        """Cancel all tasks, and return at once.
+        """Cancel all trainings, and return at once.
 
-        Each that has started still scores its rows. All have a result like any other task.
+        Each that has started still scores its rows. All end like any other training.
         """
         for reference in self._running:
             with suppress(self._ray.exceptions.RayError):
                 self._ray.cancel(reference, force=False)
 
-    def _collect_result(self, reference: Any) -> TaskResult:
-        """Remove an ended task from those running, and return its result."""
-        run_id = self._running.pop(reference).run_id
+    def _collect_result(self, reference: Any) -> SweepRun:
+        """Remove an ended training from those running, and return its run."""
+        run = self._running.pop(reference)
         errors = self._ray.exceptions
         try:
-            return TaskResult(run_id, *self._ray.get(reference))
+            code, error, is_lost = self._ray.get(reference)
         except errors.TaskCancelledError:
-            return TaskResult(run_id, 130, "stopped by SIGINT")
+            return run.set_end(130, "stopped by SIGINT")
         except errors.RayTaskError as bug:  # in our code
-            return TaskResult(run_id, 1, safe_repr(str(bug.cause), 500))
+            return run.set_end(1, safe_repr(str(bug.cause), 500))
         except errors.RayError as gone:
             reason = safe_repr(str(gone).strip().split("\n")[0], 200)
-            return TaskResult(run_id, 137, f"its Ray worker is gone: {reason}", is_lost=True)
+            return run.set_end(137, f"its Ray worker is gone: {reason}", is_lost=True)
+        return run.set_end(code, error, is_lost=is_lost)
 
 
 def _check_reachable(address: str) -> None:

@@ -1,0 +1,280 @@
+"""Train the runs of a sweep that are not done, compare all, and store the result."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Run
+from mlflow.environment_variables import MLFLOW_EXPERIMENT_NAME
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+from clear_mlflow.api.compared import (
+    ComparedRuns,
+    compare_stored_runs,
+    split_group_by,
+    store_comparison,
+)
+from clear_mlflow.core.errors import ClearError, ConfigError
+from clear_mlflow.journal.run_folder import Outcome, Status
+from clear_mlflow.journal.uploader import store_outcome
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.store import names
+from clear_mlflow.store.client import (
+    is_missing_store,
+    mlflow_errors,
+    open_store,
+    preflight,
+    resolve_store_uri,
+    set_up_mlflow,
+)
+from clear_mlflow.store.search import get_or_create_experiment, get_project_run, select_runs
+from clear_mlflow.store.ui_urls import format_comparison_links, read_sweep_comparison
+from clear_mlflow.sweeps.grid import DONE, DONE_BEFORE, FAILED, Grid, SweepRun, hash_json
+from clear_mlflow.sweeps.local import LocalEngine
+from clear_mlflow.sweeps.parent import close_parent_run, open_parent_run
+from clear_mlflow.sweeps.run import (
+    Engine,
+    build_engine,
+    print_line,
+    read_checked_grid,
+    train_runs,
+)
+from clear_mlflow.sweeps.store import SweepStore
+
+
+@dataclass(frozen=True, repr=False)
+class SweepResult:
+    """The runs of a sweep and their comparison, which notebooks and ``print`` show.
+
+    ``clear_mlflow.runs(EXPERIMENT)`` returns the runs as objects.
+    """
+
+    run_id: str  # of the parent run
+    runs: tuple[SweepRun, ...]
+    comparison: ComparedRuns | None = None
+    problems: tuple[str, ...] = ()  # one line each, about anything except single runs
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Number of runs by state."""
+        return Counter(run.state for run in self.runs)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every run is done and nothing else went wrong, such as the comparison."""
+        return not self.problems and all(run.state in (DONE, DONE_BEFORE) for run in self.runs)
+
+    @property
+    def compared(self) -> ComparedRuns:
+        """The comparison of the runs. Raises ConfigError if nothing was compared."""
+        if self.comparison is None:
+            problem = f"nothing was compared in {self.summary}"
+            raise ConfigError("; ".join([problem, *self.problems]))
+        return self.comparison
+
+    @property
+    def summary(self) -> str:
+        """Number of runs by state, in one line."""
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(self.counts.items()))
+        return f"sweep {self.run_id}: {counts or 'no runs'}"
+
+    def __repr__(self) -> str:
+        return f"SweepResult({self.summary})"
+
+    def __str__(self) -> str:
+        parts = [self.summary, *self.problems]
+        return "\n\n".join(parts if self.comparison is None else [*parts, str(self.comparison)])
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<p>{html.escape(line)}</p>" for line in (self.summary, *self.problems))
+        return lines if self.comparison is None else lines + self.comparison._repr_html_()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the runs with their states, the comparison and the problems, for JSON."""
+        return {
+            "run_id": self.run_id,
+            "runs": [run.to_dict() for run in self.runs],
+            "compared": None if self.comparison is None else self.comparison.to_dict(),
+            "problems": list(self.problems),
+        }
+
+
+def run_sweep(
+    grid: Mapping[str, Any] | str | Path | None,
+    *,
+    experiment: str | None,
+    run_name: str | None,
+    retries: int,
+    group_by: str | Sequence[str],
+    rank_by: str,
+    **engine_options: Any,
+) -> tuple[SweepResult, StoppingSignals]:
+    """Train and compare the runs of a grid, like :func:`clear_mlflow.sweep`.
+
+    Prints a line to standard error when a run starts or ends. Also returns the received signals:
+    a signal such as SIGINT ends the sweep early, and does not raise.
+
+    engine_options: the other arguments of :func:`build_engine`.
+    """
+    if retries < 0:
+        raise ConfigError(f"retries is {retries}; expected a whole number of at least 0")
+    checked_grid = read_checked_grid(grid, engine_options["engine"])
+    engine = build_engine(checked_grid, **engine_options)
+    set_up_mlflow()
+    client = preflight(experiment=experiment)
+    # MLflow may have opened a run for this process, in another experiment.
+    project_run = None if experiment else get_project_run(client, names.KIND_SWEEP)
+    store = SweepStore(
+        client,
+        get_or_create_experiment(client, experiment)
+        if project_run is None
+        else str(project_run.info.experiment_id),
+    )
+    store.read_states(checked_grid)
+    if not checked_grid.num_waiting:
+        engine = LocalEngine()  # no cluster is started without need
+    # The engine is entered first: Ray takes the signals for itself when it starts.
+    with engine, StoppingSignals() as signals:
+        if num_waiting := checked_grid.num_waiting:
+            num_runs, capacity = len(checked_grid.runs), engine.describe_capacity()
+            print_line(f"{num_waiting} of {num_runs} runs to train, {capacity}")
+        result = train_and_compare(
+            store,
+            checked_grid,
+            engine,
+            retries=retries,
+            group_by=group_by,
+            rank_by=rank_by,
+            run_name=run_name,
+            should_stop=lambda: bool(signals.received),
+        )
+    return result, signals
+
+
+def plan_sweep(
+    grid: Mapping[str, Any] | str | Path | None, **engine_options: Any
+) -> tuple[Grid, str]:
+    """Return a grid with the states of its runs, and how many would train at a time, as text.
+
+    The text is empty if no run would be trained. Writes nothing to the store. Connects to the Ray
+    cluster, or starts one, if the engine is ray and runs would be trained.
+
+    engine_options: arguments of :func:`build_engine`.
+    """
+    checked_grid = read_checked_grid(grid, engine_options["engine"])
+    engine = build_engine(checked_grid, **engine_options)
+    client, name = open_store(), MLFLOW_EXPERIMENT_NAME.get()
+    if not is_missing_store(client.tracking_uri) and (
+        not name or client.get_experiment_by_name(name) is not None
+    ):
+        SweepStore(client, get_or_create_experiment(client)).read_states(checked_grid)
+    if not checked_grid.num_waiting:
+        return checked_grid, ""
+    with engine:
+        return checked_grid, engine.describe_capacity()
+
+
+def train_and_compare(
+    store: SweepStore,
+    grid: Grid,
+    engine: Engine,
+    *,
+    retries: int = 2,
+    group_by: str | Sequence[str] = AUTO,
+    rank_by: str = AUTO,
+    run_name: str | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> SweepResult:
+    """Train the runs of a grid that are not done, compare all, and store the result.
+
+    Prints a line to standard error when a run starts or ends. The parent run is opened, and closed
+    with the comparison. If an error is raised, it is FAILED. See :func:`clear_mlflow.sweep` for the
+    other options.
+
+    grid: its runs have their states in the store. engine: trains the runs; the caller has entered
+    it. should_stop: called repeatedly; if it returns True, active runs are stopped and scored.
+    """
+    client = store.client
+    engine.check_store(resolve_store_uri(client.tracking_uri))
+    store.parent_id = open_parent_run(client, store.experiment_id, grid, run_name)
+    try:
+        train_runs(store, grid.runs, engine, retries, should_stop)
+        result, comparison_run = SweepResult(store.parent_id, grid.runs), None
+        if not should_stop():
+            labels = split_group_by(group_by)
+            labels = grid.group_by if labels is None else labels
+            result, comparison_run = _compare(store, result, labels, rank_by)
+        status: Status = "FINISHED" if result.is_complete else "FAILED"
+        status = "KILLED" if should_stop() else status
+        close_parent_run(client, store.parent_id, grid.runs, status, comparison_run)
+        return result
+    except BaseException:
+        with suppress(ClearError):
+            store_outcome(client, store.parent_id, Outcome("FAILED"))
+        raise
+
+
+def _compare(
+    store: SweepStore, result: SweepResult, labels: Sequence[str], rank_by: str
+) -> tuple[SweepResult, Run | None]:
+    """Compare the runs. Return the result with the comparison, and the run that stores it.
+
+    A stored comparison of the same runs is reused. If the runs cannot be compared, the error
+    is added to the problems of the result, and the run is None.
+    """
+    client = store.client
+    run_ids = tuple(str(run.run_id) for run in result.runs if _is_compared(store, run))
+    if not run_ids:
+        return result, None
+    params = {"group_by": ",".join(labels) or NONE, "rank_by": rank_by}
+    digest = hash_json(json.dumps([sorted(run_ids), params], sort_keys=True))
+    try:
+        compared = compare_stored_runs(
+            client,
+            select_runs(client, run_ids=run_ids),
+            group_by=labels,
+            rank_by=None if rank_by == AUTO else rank_by,
+            explicit=True,
+        )
+        run = _find_comparison(store, digest)
+        if run is None:
+            run = store_comparison(
+                client, compared, experiment_id=store.experiment_id, params=params
+            )
+            with mlflow_errors(f"tag run {run.info.run_id}"):
+                client.set_tag(run.info.run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
+                reference = json.dumps({"run_id": run.info.run_id, "of": digest})
+                client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, reference)
+        links = tuple(format_comparison_links(client, run))
+        compared = replace(compared, run_id=str(run.info.run_id), links=links)
+        return replace(result, comparison=compared), run
+    except ClearError as error:
+        return replace(result, problems=(f"the runs were not compared: {error}",)), None
+
+
+def _is_compared(store: SweepStore, run: SweepRun) -> bool:
+    """Return True if a run is done or diverged."""
+    if run.run_id is None or run.state != FAILED:
+        return run.state in (DONE, DONE_BEFORE)
+    with mlflow_errors(f"read run {run.run_id}"):
+        tags = store.client.get_run(run.run_id).data.tags
+    return bool(tags.get(names.DIVERGED_TAG) == "true")
+
+
+def _find_comparison(store: SweepStore, digest: str) -> Run | None:
+    """Return the run that stores the same comparison, or None."""
+    with mlflow_errors(f"read run {store.parent_id}"):
+        tags = store.client.get_run(str(store.parent_id)).data.tags
+    reference = read_sweep_comparison(tags)
+    if reference.get("of") != digest:
+        return None
+    (run,) = select_runs(store.client, run_ids=[str(reference.get("run_id"))])
+    return run if isinstance(run, Run) else None

@@ -1,0 +1,240 @@
+"""The MLflow runs of a sweep's trainings: find, claim and end them.
+
+Two sweeps may share runs. A run belongs to whoever trains it, and its state is read immediately
+before it is trained, so each run is trained once.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+from clear_mlflow.core.errors import ClearError, ConfigError
+from clear_mlflow.journal.run_folder import Outcome, Status
+from clear_mlflow.journal.uploader import store_outcome
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.logged import select_training_parameters
+from clear_mlflow.learning.session import complete_arguments
+from clear_mlflow.scoring.run_log import score
+from clear_mlflow.store import names
+from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.lease import is_being_trained, is_expired
+from clear_mlflow.store.search import search_runs, select_runs
+from clear_mlflow.sweeps.grid import (
+    DONE,
+    DONE_BEFORE,
+    ELSEWHERE,
+    FAILED,
+    NOT_DONE,
+    TRAINING,
+    Grid,
+    SweepRun,
+    hash_config,
+)
+from clear_mlflow.tracking.lifecycle import build_type_tags, create_run
+from clear_mlflow.tracking.logged_models import log_models
+from clear_mlflow.tracking.resume import has_rows, is_resume_reserved
+
+
+class SweepStore:
+    """Reads and writes the MLflow runs of a sweep's trainings.
+
+    Attributes:
+        client: client of the store.
+        experiment_id: experiment of the runs.
+        parent_id: id of the sweep's parent run, or None before it is opened.
+    """
+
+    def __init__(self, client: MlflowClient, experiment_id: str) -> None:
+        self.client = client
+        self.experiment_id = experiment_id
+        self.parent_id: str | None = None
+
+    def read_states(self, grid: Grid) -> None:
+        """Read the state of each run of a grid from the store, which is not changed.
+
+        The state is "done before", "not done", or "trains elsewhere": another process trains it
+        now. To find that out may take up to three minutes.
+        """
+        attempts: dict[str, list[Run]] = {}
+        for stored_run in self._search_sweep_runs("!= ''"):
+            attempts.setdefault(_hash_stored_config(stored_run, grid), []).append(stored_run)
+        for run in grid.runs:
+            if not self._set_done_or_active(run, attempts.get(run.config_hash, [])):
+                run.state, run.run_id = NOT_DONE, None
+
+    def claim(self, run: SweepRun) -> None:
+        """Open or resume an MLflow run for a run, unless it is done or another process trains it.
+
+        Sets the state to "done before", "trains elsewhere" or "training". Deletes earlier MLflow
+        runs with the same parameters that are not resumed. Waits and tries again while another
+        sweep claims the same run: both write first and read then, so at least one sees the other
+        and withdraws.
+        """
+        while True:
+            attempts = self._list_attempts(run)
+            if self._set_done_or_active(run, attempts):
+                return
+            interrupted, note = self._find_resumable_attempt(run, attempts)
+            with mlflow_errors("open a run of the sweep"):
+                run_id = self._open_run(run) if interrupted is None else interrupted.info.run_id
+                if interrupted is not None:  # a sweep of another grid may have started it
+                    self.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self.parent_id)
+                    self.client.update_run(run_id, name=run.name)
+                others = [r for r in self._list_attempts(run) if r.info.run_id != run_id]
+                if not self._set_done_or_active(run, others):
+                    for attempt in others:
+                        self.client.delete_run(attempt.info.run_id)
+                    break
+                if interrupted is None:
+                    self.client.delete_run(run_id)
+            time.sleep(random.uniform(0.5, 2.0))  # noqa: S311  (so that one of two is first)
+        run.state, run.run_id, run.error, run.note = TRAINING, run_id, None, note
+        run.resumes_before = None
+        if interrupted is not None:
+            run.resumes_before = interrupted.data.tags.get(names.RESUMES_TAG, "0")
+        run.num_tries += 1
+        run.started_at = time.monotonic()
+
+    def record_end(self, run: SweepRun, *, may_retry: bool, is_stopped: bool) -> None:
+        """Set the state of a run whose training process has ended, and its error and seconds.
+
+        The state is "done", "trains elsewhere", "failed" or "not done": then it is trained again,
+        unless the sweep was stopped. That is also the state if the process could not resume the
+        MLflow run, which is noted, so that the next training begins anew. Closes and scores the
+        MLflow run if the process could not.
+
+        may_retry: True if a run whose process was killed may be resumed.
+        """
+        run_id = str(run.run_id)
+        with mlflow_errors(f"read run {run_id}"):
+            stored_run = self.client.get_run(run_id)
+        tags = stored_run.data.tags
+        error = run.error or f"its training ended with exit code {run.exit_code}"
+        error = " ".join(tags.get(names.ERROR_TAG, error).split())
+        run.seconds = time.monotonic() - run.started_at
+        if _is_done(stored_run):
+            run.state, run.error = DONE, None
+        elif run.exit_code == 2 and self._is_trained_elsewhere(stored_run):
+            run.state, run.error = ELSEWHERE, None
+        elif is_stopped:
+            self._close_run(stored_run, "KILLED", "the sweep was stopped")
+            run.state, run.error = NOT_DONE, "stopped"
+        elif run.is_lost and may_retry:
+            # Only the engine knows so far that the process is dead.
+            self._close_run(stored_run, "KILLED", error)
+            run.state = NOT_DONE
+        elif not run.is_lost and run.resumes_before == tags.get(names.RESUMES_TAG, "0"):
+            # The training could not resume the run and left it as it was.
+            run.state, run.error = NOT_DONE, run.error or error
+            run.refusals[run_id] = run.error
+            run.num_tries -= 1
+        else:
+            error = f"{error} ({run.num_tries} tries)" if run.is_lost else error
+            self._close_run(stored_run, "KILLED" if run.is_lost else "FAILED", error)
+            run.state, run.error = FAILED, error
+
+    def find_done_elsewhere(self, runs: Sequence[SweepRun]) -> None:
+        """Set the state of runs to "done before" that another process has trained by now."""
+        for run in runs:
+            if run.state == ELSEWHERE:
+                with mlflow_errors(f"read run {run.run_id}"):
+                    if _is_done(self.client.get_run(str(run.run_id))):
+                        run.state = DONE_BEFORE
+
+    def _open_run(self, run: SweepRun) -> str:
+        """Create an MLflow run with status SCHEDULED, which the training sets to RUNNING."""
+        tags = {
+            **build_type_tags(names.KIND_TRAIN),
+            MLFLOW_PARENT_RUN_ID: str(self.parent_id),
+            names.SWEEP_RUN_TAG: run.config_hash,
+        }
+        run_id = create_run(self.client, self.experiment_id, run.name, tags)
+        self.client.update_run(run_id, status="SCHEDULED")
+        return run_id
+
+    def _search_sweep_runs(self, condition: str) -> list[Run]:
+        """Return the sweeps' runs whose hash of parameters meets a condition."""
+        condition = f"tags.`{names.SWEEP_RUN_TAG}` {condition}"
+        return list(search_runs(self.client, [self.experiment_id], condition))
+
+    def _list_attempts(self, run: SweepRun) -> list[Run]:
+        """Return the MLflow runs with a run's parameters, newest first."""
+        return [
+            attempt
+            for attempt in self._search_sweep_runs(f"= '{run.config_hash}'")
+            if attempt.info.status != "FAILED" or not self._is_in_other_live_sweep(attempt)
+        ]
+
+    def _set_done_or_active(self, run: SweepRun, attempts: Sequence[Run]) -> bool:
+        """Set state and id of a run to those of its done or active attempt, if there is one."""
+        for state, has_state in ((DONE_BEFORE, _is_done), (ELSEWHERE, self._is_trained_elsewhere)):
+            for attempt in reversed(attempts):
+                if has_state(attempt):
+                    run.state, run.run_id = state, str(attempt.info.run_id)
+                    return True
+        return False
+
+    def _is_trained_elsewhere(self, stored_run: Run) -> bool:
+        """Return True if another process trains a run. May wait three minutes."""
+        if is_being_trained(self.client, stored_run) or is_resume_reserved(stored_run):
+            return True
+        # A live sweep starts what is SCHEDULED, and resumes what was KILLED.
+        is_open = stored_run.info.status not in ("FINISHED", "FAILED")
+        return is_open and self._is_in_other_live_sweep(stored_run)
+
+    def _is_in_other_live_sweep(self, stored_run: Run) -> bool:
+        """Return True if a run belongs to another sweep whose process is alive."""
+        parent_id = stored_run.data.tags.get(MLFLOW_PARENT_RUN_ID)
+        if parent_id in (None, self.parent_id):
+            return False
+        (parent,) = select_runs(self.client, run_ids=[parent_id])
+        return isinstance(parent, Run) and is_being_trained(self.client, parent)
+
+    def _find_resumable_attempt(
+        self, run: SweepRun, attempts: Sequence[Run]
+    ) -> tuple[Run | None, str | None]:
+        """Return the newest run to resume, or None, with a note."""
+        note = None
+        for attempt in sorted(attempts, key=lambda stored: stored.info.start_time, reverse=True):
+            run_id = attempt.info.run_id
+            if attempt.info.status != "KILLED" and not is_expired(self.client, attempt):
+                continue
+            if not has_rows(self.client, run_id):
+                note = note or "from its beginning: it had ended before its first row"
+            elif run_id in run.refusals:
+                note = note or f"from its beginning: {run.refusals[run_id]}"
+            else:
+                return attempt, "resumed"
+        return None, note
+
+    def _close_run(self, stored_run: Run, status: Status, error: str) -> None:
+        """Score an open run, and set its status and error."""
+        if stored_run.info.status in ("RUNNING", "SCHEDULED"):
+            closed = store_outcome(self.client, stored_run.info.run_id, Outcome(status, error))
+            with suppress(ClearError):
+                log_models(self.client, closed, score(self.client, closed.info.run_id))
+
+
+def _is_done(stored_run: Run) -> bool:
+    """Return True if a run is FINISHED and completely stored."""
+    is_finished = stored_run.info.status == "FINISHED"
+    return is_finished and stored_run.data.tags.get(names.ROWS_TAG) == "complete"
+
+
+def _hash_stored_config(stored_run: Run, grid: Grid) -> str:
+    """Hash a run's logged parameters, or return its tag if that fails."""
+    parameters = select_training_parameters(stored_run.data.params)
+    # The user's code that a store names is imported only if the grid names it, too.
+    trusted = {(run.config.strategy, run.config.dataset) for run in grid.runs}
+    with suppress(ConfigError):
+        config = TrainConfig.resolve(parameters)
+        if parameters and (config.strategy, config.dataset) in trusted:
+            return hash_config(complete_arguments(config))
+    return str(stored_run.data.tags[names.SWEEP_RUN_TAG])
