@@ -32,13 +32,13 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 # ``pytest &`` ignores Ctrl-C, and ``nohup`` ignores a hang-up, and so would all processes that are
 # started here. Tests of these signals need the default handlers.
-for _signal, _usual in (
+for _signal, _default in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGHUP, signal.SIG_DFL),
     (signal.SIGTERM, signal.SIG_DFL),
 ):
     if signal.getsignal(_signal) is signal.SIG_IGN:
-        signal.signal(_signal, _usual)
+        signal.signal(_signal, _default)
 
 # Files whose tests start programs and wait for them, the longest first. They come before the other
 # files, so that none of them is left to the end.

@@ -24,6 +24,7 @@ from clear_mlflow.metrics import (
     ALL_METRICS,
     CHANGE,
     PREDICTION_METRICS,
+    SCRATCH_METRICS,
     WITHIN_BUCKET_METRICS,
     Metric,
 )
@@ -136,7 +137,9 @@ def list_metrics(metrics: Iterable[Metric]) -> Iterator[str]:
             )
         extent = re.search(r"in \[(\S+), (\S+)\]", text)
         minimum = extent[1] if extent else "-1" if metric.score_role == CHANGE else "0"
-        marks = f"{' ±' if minimum == '-1' else ''}{'' if metric.higher_is_better else ' ↓'}"
+        marks = (
+            f"{' ±' if minimum == '-1' else ''}{' ↓' if metric.higher_is_better is False else ''}"
+        )
         condition = "" if match[2] == "k >= 1" else match[2]
         definition = f"{match[1]}{marks} | {condition}"
         names_by_definition.setdefault(definition, []).append(f"`{metric.name}`")
@@ -154,6 +157,7 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
     ),
     "prediction metrics": lambda: list_metrics(PREDICTION_METRICS),
     "within-bucket metrics": lambda: list_metrics(WITHIN_BUCKET_METRICS),
+    "metrics against scratch": lambda: list_metrics(SCRATCH_METRICS),
 }
 
 

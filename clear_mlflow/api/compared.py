@@ -33,6 +33,7 @@ from clear_mlflow.comparison.ranking import (
     select_equal_cost,
 )
 from clear_mlflow.comparison.result import Comparison
+from clear_mlflow.comparison.scratch import add_scratch_metrics
 from clear_mlflow.comparison.tables import (
     build_comparison_dict,
     build_leader_metrics,
@@ -222,6 +223,7 @@ def compare_chosen_runs(
     baseline: str | None,
     margin: float | None,
     at_equal: str | None,
+    oracle: str | None,
     log: bool,
 ) -> ComparedRuns:
     """Compare chosen runs, and store the comparison in a run unless *log* is False.
@@ -251,6 +253,7 @@ def compare_chosen_runs(
         baseline=baseline,
         margin=margin,
         at_equal=at_equal,
+        oracle=oracle,
         explicit=are_named,
     )
     if not log:
@@ -269,6 +272,7 @@ def compare_chosen_runs(
         "baseline": baseline,
         "margin": None if margin is None else f"{margin:.15g}",
         "at_equal": at_equal,
+        "oracle": oracle,
     }
     experiment_id = next(experiment_ids, None)
     try:
@@ -314,6 +318,7 @@ def compare_stored_runs(
     margin: float | None = None,
     metrics: Sequence[Metric] = METRICS,
     at_equal: str | None = None,
+    oracle: str | None = None,
     explicit: bool,
     is_live: bool = False,
 ) -> ComparedRuns:
@@ -328,6 +333,8 @@ def compare_stored_runs(
         margin: largest difference that does not matter, in percentage points or the score's unit.
         metrics: metrics of the matrix; cost metrics are added.
         at_equal: cost that compared runs must share within 1 %, or None.
+        oracle: label of runs that were trained from scratch, which all are measured against, or
+            None.
         explicit: True if the user named the runs one by one: a run without rows is then listed as
             left out, and runs with different scores are a ConfigError. False: the former are
             skipped, and only the runs with the most common score are compared.
@@ -382,6 +389,9 @@ def compare_stored_runs(
     if at_equal is not None:
         compared_runs, unequal = select_equal_cost(compared_runs, at_equal, group_by)
         notes += unequal
+    if oracle is not None:
+        compared_runs, undefined = add_scratch_metrics(compared_runs, oracle)
+        notes += undefined
     if margin is not None:
         margin = _convert_margin(margin, get_common_score(compared_runs))
     ranked = rank_groups(

@@ -28,6 +28,7 @@ def compare(
     baseline: str | None = None,
     margin: float | None = None,
     at_equal: Literal["training_flops", "images", "stored_bytes", "seconds"] | None = None,
+    oracle: str | None = None,
     log: bool = True,
 ) -> ComparedRuns:
     """Compare runs: a leaderboard, matrices, curves, and which differences are real.
@@ -52,6 +53,9 @@ def compare(
         margin: largest difference that does not matter to you, in percentage points, or in the
             score's own unit. It is then also tested which methods are equivalent.
         at_equal: cost that compared runs must share within 1 % (docs/cost.md).
+        oracle: strategy, or another label, of runs that were trained from scratch. All runs are
+            measured against them: did a method not adapt, or did the data become harder
+            (docs/metrics.md)?
         log: store the result in a run.
 
     Raises:

@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.25
     arguments={"runs": "[RUN|EXPERIMENT|BUNDLE]..."},
     headings={
         SELECTION: "runs filter",
-        COMPARISON: "group_by rank_by baseline margin at_equal",
+        COMPARISON: "group_by rank_by baseline margin at_equal oracle",
         METRICS: "metrics",
     },
     options=[output.JSON_OPTION],

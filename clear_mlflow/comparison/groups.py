@@ -16,6 +16,7 @@ from clear_mlflow.core.matrix import AccuracyMatrix, get_measured_split, stack_a
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import one_line, safe_repr, truncate, truncate_apart
+from clear_mlflow.metrics import ScratchMatrix
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
 LEVEL = 0.95  # confidence level of all intervals and tests
@@ -43,6 +44,8 @@ class ComparedRun:
     diverged: bool = False  # True if its loss or output was not finite
     # Interval of the tests within buckets, or "own"; None if there were none.
     test_every: str | None = None
+    # Its rows next to training from scratch, if that was requested.
+    scratch: ScratchMatrix | None = None
 
     @property
     def seed(self) -> int | None:
@@ -199,6 +202,15 @@ class Group:
         """(T + 1, T) means over the members that measured each cell, or NaN."""
         seeds, total = self.seeds_per_cell, np.nansum([run.grid for run in self.members], axis=0)
         return np.where(seeds > 0, total / np.maximum(seeds, 1), np.nan)
+
+    @cached_property
+    def scratch(self) -> ScratchMatrix | None:
+        """Means over the results of their rows, and of training from scratch."""
+        measured = [run.scratch for run in self.results if run.scratch is not None]
+        if not measured:
+            return None
+        values, scratch = zip(*((rows.values, rows.scratch) for rows in measured), strict=True)
+        return ScratchMatrix(np.mean(values, axis=0), np.mean(scratch, axis=0))
 
     @property
     def matrix(self) -> AccuracyMatrix:

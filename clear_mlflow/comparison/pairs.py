@@ -31,7 +31,13 @@ from clear_mlflow.comparison.wording import (
     write_warnings,
 )
 from clear_mlflow.core.score import format_significant
-from clear_mlflow.metrics import WITHIN_BUCKET_METRICS, Metric, Predictions, is_cost
+from clear_mlflow.metrics import (
+    SCRATCH_METRICS,
+    WITHIN_BUCKET_METRICS,
+    Metric,
+    Predictions,
+    is_cost,
+)
 from clear_mlflow.statistics import (
     MIN_SEEDS,
     ImageBootstrap,
@@ -95,6 +101,7 @@ def compare_groups(
     metrics: list[Metric] = [*ranked.definitions]
     if len(list_test_intervals(ranked)) < 2:  # minima over different intervals are not comparable
         metrics += WITHIN_BUCKET_METRICS
+    metrics += SCRATCH_METRICS
     ranking_metric = [metric for metric in metrics if metric.name == ranked.ranked_by]
     pairs = compare_pairs(ranked, ranking_metric, bootstrap, by_pair, margin=ranked.margin)
     names = {*ranked.headline_metrics} - {ranked.ranked_by, COST}

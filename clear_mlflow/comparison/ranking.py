@@ -21,7 +21,13 @@ from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.metrics import METRICS, WITHIN_BUCKET_METRICS, Metric, adapt_metrics
+from clear_mlflow.metrics import (
+    METRICS,
+    SCRATCH_METRICS,
+    WITHIN_BUCKET_METRICS,
+    Metric,
+    adapt_metrics,
+)
 
 # Up to so many groups, all pairs are tested: 15 sentences. With more groups, each is tested against
 # the leader.
@@ -50,7 +56,7 @@ def rank_groups(
     ConfigError if an option does not fit the runs.
     """
     metrics = adapt_metrics(metrics, get_common_score(runs))
-    definitions = (*metrics, *WITHIN_BUCKET_METRICS)
+    definitions = (*metrics, *WITHIN_BUCKET_METRICS, *SCRATCH_METRICS)
     groups, conditions, notes = group_runs(runs, group_by, without_rows)
     defined = {name for group in groups for name in group.metrics}
     names = tuple(metric.name for metric in definitions if metric.name in defined)

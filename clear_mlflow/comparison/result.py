@@ -16,10 +16,14 @@ from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import truncate_apart
 from clear_mlflow.metrics import (
     COST_METRICS,
+    DROP_PARTS,
     METRICS,
+    SCRATCH_METRICS,
     WITHIN_BUCKET_METRICS,
     Metric,
     adapt_metrics,
+    find_horizons,
+    format_median_horizon,
     get_headlines,
 )
 from clear_mlflow.statistics import Interval
@@ -84,7 +88,7 @@ class Comparison:
         headlines = (metric.name for metric in get_headlines(self.score))
         default = {metric.name for metric in (*adapt_metrics(METRICS, self.score), *COST_METRICS)}
         requested = (metric.name for metric in self.definitions if metric.name not in default)
-        names = dict.fromkeys([self.ranked_by, *headlines, *requested, COST])
+        names = dict.fromkeys([self.ranked_by, *headlines, *requested, *DROP_PARTS, COST])
         return [name for name in names if name in self.metrics]
 
     @property
@@ -98,7 +102,7 @@ class Comparison:
 
         Returns True for None, and for a metric that the comparison lacks.
         """
-        definitions = (*self.definitions, *WITHIN_BUCKET_METRICS)
+        definitions = (*self.definitions, *WITHIN_BUCKET_METRICS, *SCRATCH_METRICS)
         return next((m.higher_is_better for m in definitions if m.name == metric), True)
 
     def list_runs_to_bootstrap(self) -> list[ComparedRun]:
@@ -113,6 +117,12 @@ class Comparison:
         paired = [i for pair in self.planned_pairs if set(pair) <= set(single) for i in pair]
         indices = list(dict.fromkeys([*paired, *single]))[:MAX_PREDICTIONS]
         return [self.groups[i].results[0] for i in indices]
+
+    def format_horizon(self, group: Group) -> str:
+        """Return how many buckets ahead a group keeps up with training from scratch, or ""."""
+        if group.scratch is None:
+            return ""
+        return format_median_horizon(find_horizons(group.scratch, self.margin or 0.0))
 
     def list_methods(self) -> list[list[Group]]:
         """Return groups by method, best first: groups of a method differ in tuned parameters."""
@@ -154,6 +164,8 @@ class Comparison:
             row |= {("label", name): label for name, label in group.labels.items()}
             # A column that is added here, with a value for files and a text, is in all outputs.
             row["value", "seeds"], row["text", "seeds"] = len(group.counted), group.format_seeds()
+            if any(other.scratch is not None for other in self.groups):
+                row["value", "horizon"] = row["text", "horizon"] = self.format_horizon(group)
             for metric in self.metrics:
                 summary = group.metrics.get(metric)
                 row |= dict.fromkeys(

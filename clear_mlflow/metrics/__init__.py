@@ -34,6 +34,7 @@ from clear_mlflow.metrics._registry import (
     FORGETTING_SINCE_TRAINED,
     METRICS,
     PREDICTION_METRICS,
+    SCRATCH_METRICS,
     WITHIN_BUCKET_METRICS,
     adapt_metrics,
     add_matrix_metrics,
@@ -55,6 +56,12 @@ from clear_mlflow.metrics._results import (
     sort_results,
     summarize,
 )
+from clear_mlflow.metrics._scratch import (
+    DROP_PARTS,
+    ScratchMatrix,
+    find_horizons,
+    format_median_horizon,
+)
 from clear_mlflow.metrics._user import load_custom_metrics, load_metrics
 
 __all__ = [
@@ -65,6 +72,7 @@ __all__ = [
     "COST_METRICS",
     "DEFAULT_FAMILIES",
     "DEFAULT_TITLES",
+    "DROP_PARTS",
     "FAMILIES",
     "FORGETTING_SINCE_TRAINED",
     "LEVEL",
@@ -72,11 +80,13 @@ __all__ = [
     "METRICS",
     "PREDICTIONS",
     "PREDICTION_METRICS",
+    "SCRATCH_METRICS",
     "WITHIN_BUCKET_METRICS",
     "Metric",
     "MetricResult",
     "MetricResults",
     "Predictions",
+    "ScratchMatrix",
     "adapt_metrics",
     "add_matrix_metrics",
     "build_logged_result",
@@ -84,6 +94,8 @@ __all__ = [
     "compute_values",
     "confusion",
     "evaluate_metrics",
+    "find_horizons",
+    "format_median_horizon",
     "format_value",
     "get_family_metrics",
     "get_first_ranking_metric",

@@ -22,6 +22,7 @@ from clear_mlflow.metrics._metric import (
     COSTS,
     MATRIX,
     PREDICTIONS,
+    SCRATCH,
     WITHIN_BUCKET,
     Metric,
 )
@@ -61,6 +62,7 @@ DEFAULT_FAMILIES = tuple(DEFAULT_TITLES)
 _DECLARED = check_metric_names(metric for module in _MODULES.values() for metric in module.METRICS)
 PREDICTION_METRICS = tuple(m for m in _DECLARED if m.needs == PREDICTIONS)
 WITHIN_BUCKET_METRICS = tuple(m for m in _DECLARED if m.needs == WITHIN_BUCKET)
+SCRATCH_METRICS = tuple(m for m in _DECLARED if m.needs == SCRATCH)
 COST_METRICS = tuple(m for m in _DECLARED if m.needs == COSTS)
 _CHOOSABLE = tuple(m for m in _DECLARED if m.needs in (MATRIX, COSTS))
 # Families that a user can choose, the default ones first.
@@ -144,7 +146,8 @@ def adapt_metrics(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]
 @lru_cache(maxsize=8)
 def get_built_in_metrics(score: Score) -> Mapping[str, Metric]:
     """Return name to metric, for all built-in metrics, for matrices of a score."""
-    metrics = (*adapt_metrics(ALL_METRICS, score), *PREDICTION_METRICS, *WITHIN_BUCKET_METRICS)
+    others = (*PREDICTION_METRICS, *WITHIN_BUCKET_METRICS, *SCRATCH_METRICS)
+    metrics = (*adapt_metrics(ALL_METRICS, score), *others)
     return MappingProxyType({metric.name: metric for metric in metrics})
 
 
