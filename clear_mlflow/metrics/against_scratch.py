@@ -2,7 +2,7 @@
 
 A model is worse on bucket j than on bucket i, which it was just trained on, for three reasons: it
 was better on bucket i than a new model would be (lead), bucket j is harder for any model (harder),
-and training on bucket j yields another model (not adapted; for a past bucket, forgotten):
+and training on bucket j yields another model (not adapted; for a past bucket, forgetting):
 R[i, i] - R[i, j] = (R[i, i] - o[i]) + (o[i] - o[j]) + (o[j] - R[i, j]).
 o[j] is the accuracy on bucket j of a model trained from scratch through bucket j.
 
@@ -62,7 +62,7 @@ def not_adapted(matrix: ScratchMatrix) -> float:
     return matrix.average(matrix.scratch - matrix.values, past=False)
 
 
-def forgotten(matrix: ScratchMatrix) -> float:
+def forgetting(matrix: ScratchMatrix) -> float:
     """Part of the drop on past buckets: training from scratch through them is better on them.
 
     Formula: mean of o[j] - R[i, j] over j < i. Defined when k >= 2.
@@ -79,7 +79,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[ScratchMatrix], float], bool | None]] = {
     "drop_past": (partial(drop, past=True), False),
     "lead_past": (partial(lead, past=True), None),
     "harder_past": (partial(harder, past=True), None),
-    "forgotten": (forgotten, False),
+    "forgetting": (forgetting, False),
 }
 METRICS = tuple(
     Metric(

@@ -52,7 +52,7 @@ def test_each_part_is_a_mean_over_cells(matrix):
         "plasticity": np.mean([r[i, i] - o[i] for i in range(len(r))]),
         **{name: average(matrix, part, past=False) for name, part in parts.items()},
         **{
-            names.get(name, "forgotten"): average(matrix, part, past=True)
+            names.get(name, "forgetting"): average(matrix, part, past=True)
             for name, part in parts.items()
         },
     }
@@ -62,7 +62,7 @@ def test_each_part_is_a_mean_over_cells(matrix):
         total = values["lead"] + values["harder"] + values["not_adapted"]
         assert values["drop"] == pytest.approx(total, abs=1e-12)
     if "drop_past" in values:
-        total = values["lead_past"] + values["harder_past"] + values["forgotten"]
+        total = values["lead_past"] + values["harder_past"] + values["forgetting"]
         assert values["drop_past"] == pytest.approx(total, abs=1e-12)
 
 
@@ -71,7 +71,7 @@ def test_a_cell_that_was_not_measured_is_not_left_out_of_a_mean(cell):
     values = np.full((2, 3), 0.5)
     values[cell] = np.nan
     defined = compute(ScratchMatrix(values, np.full(3, 0.5)))
-    past, future = {"drop_past", "forgotten"}, {"drop", "not_adapted"}
+    past, future = {"drop_past", "forgetting"}, {"drop", "not_adapted"}
     if cell == (0, 1):
         assert past <= defined.keys()
         assert not future & defined.keys()
