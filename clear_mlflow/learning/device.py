@@ -6,7 +6,7 @@ import contextlib
 import enum
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,17 +19,19 @@ from clear_mlflow.learning.parameters.recipes import AUTO
 # Share of a device's free memory for images or features; activations need the rest.
 _SHARE_FOR_SAMPLES = 0.5
 
-# Torch's messages if memory ran out and it raises a plain RuntimeError: on a CPU, from the driver,
-# and from CUDA's libraries.
+# Parts of torch's messages if memory ran out and it raises a plain RuntimeError: on a CPU, from the
+# driver and NCCL, which quotes it, and from CUDA's libraries, which need memory for their handles
+# and workspaces.
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator",
-    "CUDA error: out of memory",
-    "CUDA driver error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED",  # no memory for its workspace
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-    "'out of memory'",  # NCCL quotes the driver: Cuda failure 2 'out of memory'
+    "out of memory",
+    "ALLOC_FAILED",
+    "ALLOCATION_FAILED",
+    "_STATUS_NOT_INITIALIZED",
+    "cusolverDnCreate",
+    # cuDNN skips every algorithm whose workspace does not fit.
+    "unable to find an engine to execute this computation",
+    "Unable to find a valid cuDNN algorithm",
 )
 
 _AMPERE = (8, 0)  # compute capability
@@ -206,6 +208,18 @@ def record_event(device: torch.device) -> Any:
     event = event_class(enable_timing=True) if device.type == "cuda" else _CpuEvent()
     event.record()
     return event
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load the state of an optimizer, which may have been on another type of device.
+
+    Whether the optimizer is fused, and the device of its counters, stay as they are.
+    """
+    groups = [
+        saved | {name: group[name] for name in ("fused", "capturable") if name in group}
+        for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True)
+    ]
+    optimizer.load_state_dict({**state, "param_groups": groups})
 
 
 def is_memory_error(error: RuntimeError) -> bool:

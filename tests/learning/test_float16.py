@@ -10,6 +10,7 @@ from strategy_runs import (
     assert_identical,
     assert_resumes_everywhere,
     build_strategy,
+    flatten_weights,
     image_stream,
     train_all,
     train_costs,
@@ -24,6 +25,7 @@ from clear_mlflow.learning.samples import Batch
 from clear_mlflow.learning.strategies import agem
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies.agem import Agem
+from clear_mlflow.learning.training import trainer as training
 
 IN_STEPS = ("naive", "agem", "derpp", "er_ace", "ewc", "lwf", "si")
 
@@ -146,6 +148,63 @@ def test_a_process_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, na
 def test_a_nan_loss_ends_the_training(tmp_path):
     with pytest.raises(DivergedError, match="no longer a finite number in epoch"):
         train_all(image_stream(tmp_path), fp16(lr="1e9", epochs=20))
+
+
+def write_garbage_to_freed_memory(monkeypatch):
+    """Let uninitialised tensors contain a number that shows."""
+    allocate = torch.empty_like
+
+    def allocate_dirty(tensor, **options):
+        return allocate(tensor, **options).fill_(9.0)
+
+    monkeypatch.setattr(torch, "empty_like", allocate_dirty)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["new", "resumed"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_fused_steps_ignore_a_first_step_that_overflows(tmp_path, monkeypatch, optimizer, kept):
+    """Also the first one after a resume from a bucket in which all steps overflowed.
+
+    A fused optimizer skips the step itself, and its momentum must not be what was in the memory.
+    """
+    stream = image_stream(tmp_path)
+    settings = fp16(strategy="naive", epochs=6, optimizer=optimizer)
+
+    def train_one_bucket(fused):
+        monkeypatch.setattr(training, "_FUSED_DEVICE", fused)
+        model, strategy, trainer = build_all(stream, settings)
+        state = trainer.state_dict()
+        trainer.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 2.0**100}})
+        strategy.learn(0, trainer)
+        state = trainer.state_dict()
+        optimizer_state = {**state["optimizer"], "state": {}} if kept else state["optimizer"]
+        state |= {"optimizer": optimizer_state, "scaler": {**state["scaler"], "scale": 2.0**20}}
+        trainer.load_state_dict(state)
+        strategy.learn(1, trainer)
+        assert 2.0**13 < trainer.state_dict()["scaler"]["scale"] < 2.0**20
+        return flatten_weights(model)
+
+    separate = train_one_bucket("cuda")
+    write_garbage_to_freed_memory(monkeypatch)
+    assert torch.allclose(train_one_bucket("cpu"), separate, rtol=1e-3, atol=1e-5)
+
+
+def test_a_weight_may_get_its_first_gradient_in_a_later_fused_step(monkeypatch):
+    """Some weights then have momentum and others do not, with which torch's kernel fails."""
+    monkeypatch.setattr(training, "_FUSED_DEVICE", "cpu")
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 1, bias=False) for _ in range(2)])
+    optimizer = training.build_optimizer(model, fp16(strategy="naive", momentum=0.5, lr=1))
+    before = [weight.detach().clone() for weight in model.parameters()]
+    training.create_momentum(optimizer)
+    write_garbage_to_freed_memory(monkeypatch)
+    for used in ([0], [0, 1]):
+        optimizer.zero_grad()
+        for index in used:
+            model[index].weight.grad = torch.ones(1, 2)
+        optimizer.step()
+    first, second = (old - layer.weight for old, layer in zip(before, model, strict=True))
+    assert torch.allclose(first, torch.full((1, 2), 2.5))
+    assert torch.allclose(second, torch.full((1, 2), 1.0))
 
 
 class Steep(Strategy):

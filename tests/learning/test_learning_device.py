@@ -22,8 +22,9 @@ from strategy_runs import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
+from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.data.decode import LibraryTransform
-from clear_mlflow.learning.checkpoint import capture, read_state, restore
+from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_bytes
 from clear_mlflow.learning.device import allow_tf32, resolve_precision
 from clear_mlflow.learning.inference.backbones import compute_features
 from clear_mlflow.learning.loop import build_untrained_model
@@ -34,6 +35,7 @@ from clear_mlflow.learning.samples import DecodedStream
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.learning.strategies._base import Strategy, load_strategy
+from clear_mlflow.learning.training import trainer as training
 from clear_mlflow.learning.training.trainer import build_optimizer
 
 
@@ -41,11 +43,12 @@ class Stepping(Strategy):
     """Has an optimiser that counts its steps."""
 
     state_attributes = ("_scale", "_own_steps")
+    fused = None
 
     def __init__(self, config, stream, model, arguments):
         super().__init__(config, stream, model, arguments)
         self._scale = torch.nn.Parameter(torch.ones((), device=stream.device))
-        self._own_steps = torch.optim.Adam([self._scale])
+        self._own_steps = torch.optim.Adam([self._scale], fused=self.fused)
 
     def after_bucket(self, bucket_index):
         self._scale.grad = torch.rand(()).to(self._scale.device)
@@ -86,6 +89,36 @@ def assert_steps_on_the_cpu(state):
     for of_weight in state["state"].values():
         assert of_weight["step"].device.type == "cpu"
         assert of_weight["exp_avg"].device.type == "meta"
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["trainer", "strategy"])
+@pytest.mark.parametrize(("saved_on", "restored_on"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_a_restored_optimizer_keeps_the_kernels_of_its_device(
+    monkeypatch, own, saved_on, restored_on
+):
+    """A state of a CPU would otherwise have each fused step wait, and the opposite change bits."""
+    strategy = f"{__name__}:Stepping" if own else "naive"
+    parameters = on_features(strategy=strategy, optimizer_state="keep", optimizer="adam")
+
+    def build_on(device):
+        # The steps of a GPU, on this CPU.
+        monkeypatch.setattr(training, "_FUSED_DEVICE", "cpu" if device == "cuda" else "cuda")
+        monkeypatch.setattr(Stepping, "fused", True if device == "cuda" else None)
+        return built(parameters, "cpu")
+
+    model, made, trainer = build_on(saved_on)
+    made.learn(0, trainer)
+    made.after_bucket(0)
+    snapshot = read_state(to_bytes(capture(model, made, trainer), ROW, None)).snapshot
+    model, made, trainer = build_on(restored_on)
+    restore(snapshot, model, made, trainer)
+    optimizer = made._own_steps if own else trainer._optimizer
+    assert [group["fused"] for group in optimizer.param_groups] == [True if restored_on == "cuda" else None]
+    made.learn(1, trainer)
+    made.after_bucket(1)
+
+
+ROW = AccuracyRow(row=1, buckets=("1",), correct=(1,), num_instances=(1,), cost=None)
 
 
 def test_a_snapshot_on_a_cpu_does_not_touch_the_gpu(monkeypatch):

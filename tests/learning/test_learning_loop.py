@@ -173,6 +173,13 @@ def test_a_full_device_is_a_one_line_error(tmp_path):
         RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling cublasCreate(handle)"),
         RuntimeError("CUDA driver error: out of memory"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("GET was unable to find an engine to execute this computation"),
+        RuntimeError("FIND was unable to find an engine to execute this computation"),
+        RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, calling `cusolverDnCreate`"),
+        RuntimeError("CUDA ran out of memory outside PyTorch's allocator. If this workload uses"),
         torch.distributed.DistBackendError(
             "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error, NCCL version 2.27.5\n"
             "ncclUnhandledCudaError: Call to CUDA function failed.\n"

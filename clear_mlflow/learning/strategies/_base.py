@@ -22,6 +22,7 @@ from clear_mlflow.core.text import one_line
 from clear_mlflow.core.version import import_custom
 from clear_mlflow.learning.arguments import parse_arguments
 from clear_mlflow.learning.buffers import Buffer, BufferArguments, load_buffer
+from clear_mlflow.learning.device import load_optimizer_state
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.conflicts import STRATEGY_CONFLICTS, check_conflicts
 from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
@@ -159,6 +160,8 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                 raise StateError(f"the training state does not contain {name} of this strategy")
             if isinstance(current, _GENERATORS):
                 _set_generator_state(current, value["generator"])
+            elif isinstance(current, torch.optim.Optimizer) and is_wrapped:
+                load_optimizer_state(current, value["state_dict"])
             elif is_wrapped:
                 current.load_state_dict(value["state_dict"])
             elif (

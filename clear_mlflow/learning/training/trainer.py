@@ -18,6 +18,7 @@ from clear_mlflow.learning.device import (
     autocast,
     build_generator,
     is_other_device,
+    load_optimizer_state,
     seed_everything,
 )
 from clear_mlflow.learning.models import get_input_dtype, set_training_mode
@@ -35,6 +36,7 @@ from clear_mlflow.learning.training.costs import CostMeter
 from clear_mlflow.learning.training.limits import Limiter
 from clear_mlflow.learning.training.observers import FetchedTensor, LossCurve, WithinBucketTests
 
+_FUSED_DEVICE = "cuda"  # type of the devices on which one kernel updates all weights
 # Smallest scale of the loss in float16: only gradients above 2e9 would overflow at it.
 _LEAST_SCALE = 2.0**-15
 
@@ -171,6 +173,7 @@ class Trainer:
             self.tests.begin_bucket(bucket_index, epochs=config.epochs, epoch_steps=len(bounds))
         if self._optimizer is None or config.optimizer_state == "reset":
             self._optimizer = build_optimizer(self._model, config)
+        create_momentum(self._optimizer)
         set_training_mode(self._model, config.freeze)
         if [id(p) for p in self._trained] != [id(p) for p in _list_trained(self._model)]:
             self._wrap_model()
@@ -265,14 +268,14 @@ class Trainer:
             self._scaler.load_state_dict(state["scaler"])
         if state["optimizer"] is not None:
             self._optimizer = build_optimizer(self._model, self._config)
-            self._optimizer.load_state_dict(state["optimizer"])
+            load_optimizer_state(self._optimizer, state["optimizer"])
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """Return the optimiser that a configuration names. It skips weights that are frozen."""
     weights = list(model.parameters())
     # One kernel for many weights; on a CPU it would change the last digits.
-    fused = {weight.device.type for weight in weights} == {"cuda"} or None
+    fused = {weight.device.type for weight in weights} == {_FUSED_DEVICE} or None
     lr, decay = config.lr, config.weight_decay
     if config.optimizer == "adam":
         return torch.optim.Adam(weights, lr=lr, weight_decay=decay, fused=fused)
@@ -280,6 +283,19 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
         return torch.optim.AdamW(weights, lr=lr, weight_decay=decay, fused=fused)
     momentum = config.momentum
     return torch.optim.SGD(weights, lr=lr, momentum=momentum, weight_decay=decay, fused=fused)
+
+
+def create_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Set missing momentum of a fused SGD to zero. The first step is the same with it.
+
+    Torch allocates it uninitialised, and skips the step that fills it if a float16 gradient
+    overflows. It also fails if some weights have momentum and others do not.
+    """
+    for group in optimizer.param_groups:
+        if group["fused"] and group.get("momentum"):
+            for weight in group["params"]:
+                if weight.requires_grad and "momentum_buffer" not in optimizer.state[weight]:
+                    optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
 
 
 def _list_trained(model: nn.Module) -> list[nn.Parameter]:
