@@ -142,9 +142,9 @@ def allow_tf32(allowed: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cudnn_benchmark() -> Iterator[None]:
-    """Let cuDNN choose its fastest algorithm for each size. Restores the setting at the end."""
-    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+def cudnn_benchmark(allowed: bool = True) -> Iterator[None]:
+    """Let cuDNN search its fastest algorithm for each size, or forbid it. Restores the setting."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, allowed
     try:
         yield
     finally:

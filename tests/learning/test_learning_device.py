@@ -112,8 +112,8 @@ def test_a_restored_optimizer_keeps_the_kernels_of_its_device(
     snapshot = read_state(to_bytes(capture(model, made, trainer), ROW, None)).snapshot
     model, made, trainer = build_on(restored_on)
     restore(snapshot, model, made, trainer)
-    optimizer = made._own_steps if own else trainer._optimizer
-    assert [group["fused"] for group in optimizer.param_groups] == [True if restored_on == "cuda" else None]
+    (group,) = (made._own_steps if own else trainer._optimizer).param_groups
+    assert group["fused"] is (True if restored_on == "cuda" else None)
     made.learn(1, trainer)
     made.after_bucket(1)
 
@@ -356,6 +356,24 @@ def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_pat
     stream = build_image_stream(tmp_path)
     parameters = config(strategy=strategy, epochs=2, batch_size=3)
     assert watch_second_bucket(monkeypatch, stream, parameters).waits == []
+
+
+@pytest.mark.parametrize("home", [DEVICE, torch.device("cpu")], ids=["there", "in main memory"])
+@pytest.mark.parametrize("strategy", ["ncm", "slda"])
+def test_no_block_of_a_closed_form_has_the_host_wait(monkeypatch, strategy, home):
+    """Wherever the vectors are."""
+    select = "clear_mlflow.learning.samples.select_storage_device"
+    monkeypatch.setattr(select, lambda num_bytes, device: home)
+    _, made, trainer = built(on_features(strategy=strategy), DEVICE)
+    with DeviceWaits(monkeypatch) as device:
+        samples = made.load_training_set(0)
+        made.load_training_set = lambda bucket_index: samples
+        device.waits.clear()
+        for features, labels in made.iter_bucket_blocks(0, trainer):
+            if strategy == "slda":
+                made._add_scatter(features, labels)
+            made.add_to_means(features, labels)
+    assert device.waits == []
 
 
 def test_a_diverged_loss_on_a_gpu_is_noticed_after_the_next_epoch(monkeypatch, tmp_path):

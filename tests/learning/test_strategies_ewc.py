@@ -1,5 +1,7 @@
 """EWC, compared with its definition: one image at a time, one quadratic per bucket, autograd."""
 
+from unittest import mock
+
 import pytest
 import torch
 from learning_streams import config, read_pixels
@@ -14,7 +16,7 @@ from strategy_runs import (
 )
 from torch import nn
 
-from clear_mlflow.learning.device import RngPurpose, build_generator
+from clear_mlflow.learning.device import RngPurpose, build_generator, cudnn_benchmark
 from clear_mlflow.learning.process_group import ProcessGroup
 from clear_mlflow.learning.samples import normalise
 from clear_mlflow.learning.strategies import ewc
@@ -190,13 +192,28 @@ def test_processes_divide_the_images_and_use_the_sum(tmp_path, size):
     assert_close([sum(of_weight) for of_weight in zip(*parts, strict=True)], full_fisher)
 
 
-@pytest.mark.parametrize(("free", "at_once"), [(2**28, 6), (14 * 2**30, 42), (139 * 2**30, 256)])
-def test_a_gpu_computes_as_many_gradients_as_fit(monkeypatch, free, at_once):
-    """Of a ResNet-18: six on a CPU, and as many as fit on a GPU."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1)
+def test_the_gradients_at_a_time_do_not_depend_on_free_memory(monkeypatch):
+    """Of a ResNet-18: six on a CPU and 24 on a GPU, in each process, so that sums are equal."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mock.Mock(side_effect=AssertionError))
     size = 11_181_642
     assert ewc.count_gradients_at_once(size, torch.device("cpu")) == 6
-    assert ewc.count_gradients_at_once(size, torch.device("cuda")) == at_once
-    assert ewc.count_gradients_at_once(2**40, torch.device("cpu")) == 1  # the least
+    assert ewc.count_gradients_at_once(size, torch.device("cuda")) == 24
+    assert ewc.count_gradients_at_once(2**40, torch.device("cuda")) == 1  # the least
+
+
+def test_cudnn_does_not_search_algorithms_for_the_fisher_information(monkeypatch):
+    """Its passes have sizes of their own. The setting of the steps is restored."""
+    searches = []
+    compute = ewc.compute_squared_gradients
+
+    def watch(*arguments):
+        searches.append(torch.backends.cudnn.benchmark)
+        return compute(*arguments)
+
+    monkeypatch.setattr(ewc, "compute_squared_gradients", watch)
+    strategy, _ = build_strategy(feature_stream(), on_features(strategy="ewc"), random_head()[0])
+    with cudnn_benchmark():
+        strategy.after_bucket(0)
+        assert torch.backends.cudnn.benchmark
+    assert not any(searches)
+    assert searches

@@ -288,7 +288,8 @@ def test_derpp_stores_the_logits_of_the_last_epochs_steps():
 
     for bucket_index in range(3):
         latest = {}
-        trainer._wrapped_model = trainer._compiled_model = Listening()
+        trainer._wrapped_model = Listening()
+        trainer._compiled_models = [trainer._wrapped_model] * 2
         rehearsed = strategy._buffer.sample_indices
         strategy.learn(bucket_index, trainer)
         # Images of the buffer pass through the model, too, and their answers are not stored.

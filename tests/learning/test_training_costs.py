@@ -508,3 +508,38 @@ def test_the_documented_costs_are_those_that_the_script_computes(project, monkey
     page = (project / "docs" / "cost.md").read_text(encoding="utf-8").splitlines()
     first = page.index(computed[0])
     assert page[first : page.index("", first)] == computed
+
+
+@pytest.mark.parametrize(
+    ("steps", "peak"),
+    [
+        # (size of the step, peak memory in it)
+        ([(8, 90), (8, 30), (8, 40), (2, 70)], 40),
+        ([(8, 90), (2, 70)], 90),
+        ([(8, 90), (8, 30), (2, 70), (2, 50), (8, 30)], 50),
+    ],
+)
+def test_peak_memory_excludes_the_search_in_the_first_step_of_a_size(monkeypatch, steps, peak):
+    """Unless the bucket has only such steps. The next bucket has no search."""
+    memory = [0]
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: max(memory, default=0))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: memory.clear())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "made up")
+    costs, head = meter.CostMeter(torch.device("cuda")), torch.nn.Linear(2, 2)
+    strategy = SimpleNamespace(
+        state_dict=dict, count_stored_images=lambda _: 0, stream=SimpleNamespace(image_bytes=0)
+    )
+
+    def measure_bucket():
+        memory.append(10)
+        costs.begin_bucket()
+        for size, peak_of_step in steps:
+            memory.append(20)
+            with costs.count_step((size,)):
+                memory.append(peak_of_step)
+        costs._seconds = costs._device_seconds = 1.0
+        return costs.row(head, strategy, trained=1).peak_bytes
+
+    assert measure_bucket() == peak
+    assert measure_bucket() == max(number for _, number in steps)

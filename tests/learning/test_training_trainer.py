@@ -27,12 +27,13 @@ def features(count=12, seed=0):
     return Samples(images, torch.randint(0, 3, (count,), generator=draws))
 
 
-def train_model(settings, *, buckets=1, model=None, hooks=Strategy):
+def train_model(settings, *, counts=(12,), model=None, hooks=Strategy):
     model = model or linear_model()
-    trainer = Trainer(model, settings, bucket_keys=("1", "2", "3"), progress=TrainingProgress())
+    keys = tuple(map(str, range(len(counts))))
+    trainer = Trainer(model, settings, bucket_keys=keys, progress=TrainingProgress())
     strategy = hooks(settings, None, model, None)
-    for k in range(buckets):
-        trainer.train_bucket(features(seed=k), bucket_index=k, strategy=strategy)
+    for k, count in enumerate(counts):
+        trainer.train_bucket(features(count, seed=k), bucket_index=k, strategy=strategy)
     return model
 
 
@@ -79,11 +80,13 @@ def test_optimisers_equal_their_papers_and_keep_or_lose_their_state(optimizer, k
         if keeps_state == "reset":
             state = {}
         literal(settings, features(seed=bucket_index), state, reference, optimizer)
-    weights = train_model(settings, buckets=3)
+    weights = train_model(settings, counts=(12, 12, 12))
     torch.testing.assert_close(read_weights(weights), read_weights(reference), rtol=1e-4, atol=1e-6)
     other_state = {"reset": "keep", "keep": "reset"}[keeps_state]
     other = full(optimizer=optimizer, optimizer_state=other_state)
-    assert not torch.allclose(read_weights(train_model(other, buckets=3)), read_weights(weights))
+    assert not torch.allclose(
+        read_weights(train_model(other, counts=(12, 12, 12))), read_weights(weights)
+    )
 
 
 def test_schedules_are_their_formulas():
@@ -209,3 +212,16 @@ def test_only_full_batches_are_compiled(monkeypatch):
     # Of 12 images: 5, 5 and 2; the very first was counted, of the model as it is.
     assert backend.calls == [(0, 5)] * 5
     assert torch.equal(read_weights(model), read_weights(uncompiled))
+
+
+@pytest.mark.parametrize("batch_size", ["full", 20])
+def test_buckets_of_different_sizes_in_one_batch_are_compiled_twice(monkeypatch, batch_size):
+    """For the first size, and once for all others. After eight graphs, torch would give up."""
+    backend = Counting()
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    settings = config(epochs=3, batch_size=batch_size, compile="on")
+    train_model(settings, counts=(12, 11, 10, 9))
+    torch._dynamo.reset()
+    # The first step of each size was counted, of the model as it is.
+    assert backend.calls == [(0, 12)] * 2 + [(1, 11)] * 2 + [(1, 10)] * 2 + [(1, 9)] * 2

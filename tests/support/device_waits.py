@@ -5,6 +5,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 DEVICE = torch.device("meta")
+# Operators that read a tensor to know what to do, or how large their result is.
+_READING = {"_local_scalar_dense", "nonzero", "_unique2", "masked_select", "equal", "bincount"}
 
 
 class DeviceWaits(TorchDispatchMode):
@@ -46,7 +48,7 @@ class DeviceWaits(TorchDispatchMode):
         elif len(here) < len(tensors):
             if name == "lift_fresh":  # torch.tensor(numbers, device=device)
                 self._record_copy(name, False)
-            elif name in ("_local_scalar_dense", "nonzero", "_unique2", "masked_select", "equal"):
+            elif name in _READING:
                 self.waits.append(name)
                 return self._number
         return func(*args, **kwargs)

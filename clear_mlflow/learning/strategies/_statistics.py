@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from clear_mlflow.learning.device import copy_to_device, is_other_device
 from clear_mlflow.learning.parameters.config import OPTIMISATION, PARAMETERS, TrainConfig
 from clear_mlflow.learning.samples import Samples
 from clear_mlflow.learning.strategies._base import Strategy
@@ -59,7 +60,7 @@ class ClosedFormStrategy(Strategy):
 
     def add_to_means(self, features: Tensor, labels: Tensor) -> None:
         """Update the running means with features, (N, width), float64, and their labels, (N,)."""
-        new = torch.bincount(labels, minlength=len(self._counts))
+        new = count_labels(labels, len(self._counts))
         # Sums differences instead of features: small numbers lose fewer digits.
         differences = torch.zeros_like(self._means)
         differences.index_add_(0, labels, features - self._means[labels])
@@ -72,7 +73,16 @@ def iter_blocks(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor
     features = cast("Tensor", samples.images)
     for start in range(0, len(samples), _ROWS):
         rows = slice(start, start + _ROWS)
-        yield features[rows].to(device).double(), samples.labels[rows].to(device)
+        parts = features[rows], samples.labels[rows]
+        if is_other_device(features.device, device):
+            parts = copy_to_device(parts[0], device), copy_to_device(parts[1], device)
+        yield parts[0].double(), parts[1]
+
+
+def count_labels(labels: Tensor, num_classes: int) -> Tensor:
+    """Return (classes,), int64: the number of each label. A GPU does not wait, as for bincount."""
+    counts = torch.zeros(num_classes, dtype=torch.int64, device=labels.device)
+    return counts.index_add_(0, labels, torch.ones_like(labels))
 
 
 def set_head(head: nn.Linear, weight: Tensor, bias: Tensor, has_images: Tensor) -> None:

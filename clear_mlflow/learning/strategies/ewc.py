@@ -11,7 +11,7 @@ from torch.func import functional_call, vjp, vmap
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.arguments import check_not_negative
-from clear_mlflow.learning.device import RngPurpose, build_generator, count_free_bytes
+from clear_mlflow.learning.device import RngPurpose, build_generator, cudnn_benchmark
 from clear_mlflow.learning.samples import Batch, compute_batch_bounds, iter_batches
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._weights import (
@@ -26,10 +26,9 @@ from clear_mlflow.learning.training.limits import build_meta_inputs
 
 # Largest number of gradients that are computed at once, one for each image and label.
 _MAX_GRADIENTS = 256
-# Largest number of their elements: 256 MiB, or on a GPU an eighth of the free memory, since the
-# passes need memory too.
-_MAX_ELEMENTS = 2**26
-_FREE_BYTES_PER_ELEMENT = 32
+# Largest number of their elements: 256 MiB, or on a GPU 1 GiB, since the passes need memory too.
+# Free memory would differ between two processes, and so would the last digits of the sum.
+_MAX_ELEMENTS, _MAX_ELEMENTS_ON_GPU = 2**26, 2**28
 
 
 class Ewc(Strategy):
@@ -138,6 +137,8 @@ class Ewc(Strategy):
         flops: int = min(self.arguments.images or num_images, num_images) * counter.flops
         return flops
 
+    # Each pass has other sizes, and cuDNN's search takes longer than a few passes.
+    @cudnn_benchmark(False)
     def _compute_fisher(self, bucket_index: int) -> list[Tensor]:
         """Average the Fisher diagonal over images of all processes. Ends in evaluation mode."""
         samples = self.stream.train(bucket_index)
@@ -184,9 +185,7 @@ class Ewc(Strategy):
 
 def count_gradients_at_once(size: int, device: torch.device) -> int:
     """Return how many gradients of *size* elements fit on a device at a time, from 1 to 256."""
-    max_elements = _MAX_ELEMENTS
-    if device.type == "cuda":
-        max_elements = max(max_elements, count_free_bytes(device) // _FREE_BYTES_PER_ELEMENT)
+    max_elements = _MAX_ELEMENTS_ON_GPU if device.type == "cuda" else _MAX_ELEMENTS
     return max(1, min(_MAX_GRADIENTS, max_elements // size))
 
 

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy, set_head
+from clear_mlflow.learning.strategies._statistics import (
+    ClosedFormStrategy,
+    count_labels,
+    set_head,
+)
 from clear_mlflow.learning.training.trainer import Trainer
 
 
@@ -79,7 +83,7 @@ class Slda(ClosedFormStrategy):
         means, counts = self._means, self._counts
         order = torch.argsort(labels, stable=True)
         sorted_labels = labels[order]
-        new = torch.bincount(labels, minlength=len(counts))
+        new = count_labels(labels, len(counts))
         first = (new.cumsum(0) - new)[sorted_labels]  # index of the first image of the class
         num_before = torch.arange(len(order), device=order.device) - first
         # Relative to the old mean: small numbers lose fewer digits in the sum.

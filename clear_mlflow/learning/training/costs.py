@@ -80,8 +80,9 @@ class CostMeter:
         """
         self.flops = self.images_in_steps = self.images = 0
         self._test_flops, self._test_seconds = 0, 0.0
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        self._take_peak_bytes()
+        self._peak_bytes = self._first_peak_bytes = 0
+        self._repeats_a_step = False
         self._start, self._cpu_start = self._read_clock(), time.process_time()
 
     @contextmanager
@@ -93,11 +94,15 @@ class CostMeter:
         """
         if (flops := self._step_flops.get(shape)) is not None:
             self.flops += flops
+            self._repeats_a_step = True
             yield False
             return
         before = self.flops
+        self._peak_bytes = max(self._peak_bytes, self._take_peak_bytes())
         with self.count():
             yield True
+        # In this step, cuDNN's search for algorithms takes memory that no later step needs.
+        self._first_peak_bytes = max(self._first_peak_bytes, self._take_peak_bytes())
         self._step_flops[shape] = self.flops - before
 
     @contextmanager
@@ -151,9 +156,11 @@ class CostMeter:
             seconds=round(self._seconds, 3),
             device_seconds=round(self._device_seconds, 3),
             test_seconds=round(self._test_seconds, 3),
-            peak_bytes=torch.cuda.max_memory_allocated(self._device)
-            if on_gpu
-            else _read_peak_bytes(),
+            peak_bytes=max(
+                self._peak_bytes,
+                self._take_peak_bytes(),
+                0 if self._repeats_a_step else self._first_peak_bytes,
+            ),
             device=torch.cuda.get_device_name(self._device) if on_gpu else get_processor_name(),
         )
 
@@ -167,6 +174,15 @@ class CostMeter:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned."""
         self._step_flops = dict(state["flops_of"])
+
+    def _take_peak_bytes(self) -> int:
+        """Return the peak of the GPU's memory since the last call, or of this process so far."""
+        if self._device.type != "cuda":
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            return peak if sys.platform == "darwin" else peak * 1024
+        peak = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return peak
 
     def _read_clock(self) -> float:
         """Return the time in seconds, once the device has done its work."""
@@ -197,9 +213,3 @@ def _count_bytes(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sum(map(_count_bytes, value))
     return 8 if isinstance(value, (int, float)) else 0
-
-
-def _read_peak_bytes() -> int:
-    """Return the largest memory that this process has used since it started, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -132,8 +132,9 @@ class Trainer:
                 # The FLOPs of a step depend on these values only.
                 shape = (bucket_index > 0, len(self._trained), batch.total, *replayed)
                 with costs.count_step(shape) as is_new_shape:
-                    is_compiled = batch.total == bounds[0][1] and not is_new_shape
-                    forward = self._compiled_model if is_compiled else self._wrapped_model
+                    forward: Callable[[Tensor], Tensor] = self._wrapped_model
+                    if batch.total == bounds[0][1] and not is_new_shape:
+                        forward = self._compiled_models[batch.total != config.batch_size]
                     loss = self._step(batch, forward, optimizer, strategy)
                 num_images += batch.total
                 costs.images_in_steps += batch.total + sum(replayed)
@@ -243,9 +244,12 @@ class Trainer:
         """Wrap the model for all processes, and compile it for full batches if that is on."""
         self._trained = _list_trained(self._model)  # DDP waits for their gradients
         self._wrapped_model = self._group.wrap_ddp(self._model)
-        self._compiled_model: Callable[[Tensor], Tensor] = self._wrapped_model
+        # For full batches, and for those of all images of a bucket, whose sizes differ.
+        self._compiled_models: list[Callable[[Tensor], Tensor]] = [self._wrapped_model] * 2
         if self._config.compile != "off":
-            self._compiled_model = torch.compile(self._wrapped_model, dynamic=False)
+            self._compiled_models = [
+                torch.compile(self._wrapped_model, dynamic=dynamic) for dynamic in (False, None)
+            ]
 
     def state_dict(self) -> dict[str, Any]:
         """Return steps, costs, the limiter's state, and the optimiser's if it is kept."""
