@@ -49,7 +49,7 @@ from clear_mlflow.learning.training.trainer import Trainer
 # Images in one step of a test, if they fit into memory. On a CPU, the activations of more images
 # do not fit into its cache.
 _TEST_BATCH = {"cpu": 64, "cuda": 512}
-# The same for features, which have no activations.
+# The same for features, which lack activations.
 _FEATURE_TEST_BATCH = {"cpu": 1024, "cuda": 8192}
 
 

@@ -160,9 +160,9 @@ def write_garbage_to_freed_memory(monkeypatch):
     monkeypatch.setattr(torch, "empty_like", allocate_dirty)
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["new", "resumed"])
+@pytest.mark.parametrize("resumed", [False, True], ids=["new", "resumed"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_fused_steps_ignore_a_first_step_that_overflows(tmp_path, monkeypatch, optimizer, kept):
+def test_fused_steps_ignore_a_first_step_that_overflows(tmp_path, monkeypatch, optimizer, resumed):
     """Also the first one after a resume from a bucket in which all steps overflowed.
 
     A fused optimizer skips the step itself, and its momentum must not be what was in the memory.
@@ -177,7 +177,7 @@ def test_fused_steps_ignore_a_first_step_that_overflows(tmp_path, monkeypatch, o
         trainer.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 2.0**100}})
         strategy.learn(0, trainer)
         state = trainer.state_dict()
-        optimizer_state = {**state["optimizer"], "state": {}} if kept else state["optimizer"]
+        optimizer_state = {**state["optimizer"], "state": {}} if resumed else state["optimizer"]
         state |= {"optimizer": optimizer_state, "scaler": {**state["scaler"], "scale": 2.0**20}}
         trainer.load_state_dict(state)
         strategy.learn(1, trainer)

@@ -91,28 +91,28 @@ def assert_steps_on_the_cpu(state):
         assert of_weight["exp_avg"].device.type == "meta"
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["trainer", "strategy"])
+@pytest.mark.parametrize("in_strategy", [False, True], ids=["trainer", "strategy"])
 @pytest.mark.parametrize(("saved_on", "restored_on"), [("cpu", "cuda"), ("cuda", "cpu")])
 def test_a_restored_optimizer_keeps_the_kernels_of_its_device(
-    monkeypatch, own, saved_on, restored_on
+    monkeypatch, in_strategy, saved_on, restored_on
 ):
     """A state of a CPU would otherwise have each fused step wait, and the opposite change bits."""
-    strategy = f"{__name__}:Stepping" if own else "naive"
+    strategy = f"{__name__}:Stepping" if in_strategy else "naive"
     parameters = on_features(strategy=strategy, optimizer_state="keep", optimizer="adam")
 
-    def build_on(device):
+    def build_for(device):
         # The steps of a GPU, on this CPU.
         monkeypatch.setattr(training, "_FUSED_DEVICE", "cpu" if device == "cuda" else "cuda")
         monkeypatch.setattr(Stepping, "fused", True if device == "cuda" else None)
         return built(parameters, "cpu")
 
-    model, made, trainer = build_on(saved_on)
+    model, made, trainer = build_for(saved_on)
     made.learn(0, trainer)
     made.after_bucket(0)
     snapshot = read_state(to_bytes(capture(model, made, trainer), ROW, None)).snapshot
-    model, made, trainer = build_on(restored_on)
+    model, made, trainer = build_for(restored_on)
     restore(snapshot, model, made, trainer)
-    (group,) = (made._own_steps if own else trainer._optimizer).param_groups
+    (group,) = (made._own_steps if in_strategy else trainer._optimizer).param_groups
     assert group["fused"] is (True if restored_on == "cuda" else None)
     made.learn(1, trainer)
     made.after_bucket(1)

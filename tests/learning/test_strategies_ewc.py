@@ -202,7 +202,7 @@ def test_the_gradients_at_a_time_do_not_depend_on_free_memory(monkeypatch):
 
 
 def test_cudnn_does_not_search_algorithms_for_the_fisher_information(monkeypatch):
-    """Its passes have sizes of their own. The setting of the steps is restored."""
+    """Its passes differ in size from those of steps. The setting of the steps is restored."""
     searches = []
     compute = ewc.compute_squared_gradients
 
