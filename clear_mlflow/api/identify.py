@@ -12,13 +12,21 @@ from typing import Any, Literal
 import numpy as np
 
 from clear_mlflow.api._arguments import check_arguments
-from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.importers import OrientationError, ReadOptions, load_file, read_runs
+from clear_mlflow.importers import (
+    WITHIN_CELLS,
+    OrientationError,
+    ReadOptions,
+    find_cell_error,
+    load_file,
+    match_number,
+    read_runs,
+)
 from clear_mlflow.metrics import ALL_METRICS, MATRIX, Metric, adapt_metrics, compute_values
 
-_SUM_ERROR = 1e-9  # of sums in another order, in the unit of the number
+_GRADES = ("rounded", "cut off", WITHIN_CELLS)  # best first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +39,8 @@ class Match:
         step: number of buckets trained when the definition produces the number.
         orientation: ``rows`` if the matrix was used as it is, ``columns`` if it was transposed.
         scale: unit of the number: ``fraction``, ``percent``, or ``score`` for another score.
-        rounding: ``rounded`` to the decimals of the number, or ``cut off`` after them.
+        rounding: ``rounded`` to the decimals of the number, ``cut off`` after them, or ``within
+            cells``: equal only within the rounding of the matrix.
         value: value before rounding, in the unit of the number.
         matrix: name of the matrix, if a file contains several.
     """
@@ -60,26 +69,37 @@ class Identification:
         number: number as it was passed.
         matches: definitions that produce it, or an empty tuple.
         num_definitions: number of definitions that were tried.
-        num_values: number of different values that they produce, over all orientations and steps.
-        expected_by_chance: number of matches to expect if the number has nothing to do with the
-            matrix, but is equally likely anywhere near it: within 5 % of the range of all values.
+        expected_by_chance: number of matches, rounded or cut off, to expect if the number has
+            nothing to do with the matrix, but is equally likely anywhere near it: within 5 % of the
+            range of all values.
+        expected_within_cells: the same for matches within the rounding of the matrix.
+        cell_error: half a unit of the last decimal of the matrix, in percent for accuracies if the
+            number is above 1; 0 if the matrix is not rounded.
     """
 
     number: str
     matches: tuple[Match, ...]
     num_definitions: int
-    num_values: int
     expected_by_chance: float
+    expected_within_cells: float
+    cell_error: float
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
         return asdict(self)
 
     def __str__(self) -> str:
+        num_within = sum(match.rounding == WITHIN_CELLS for match in self.matches)
         count = f"none of {self.num_definitions} definitions within rounding"
-        if self.matches:
-            count = f"matches: {len(self.matches)}"
-        return f"{self.number}: {count}; by chance: about {self.expected_by_chance:.2g}"
+        if num_exact := len(self.matches) - num_within:
+            count = f"matches: {num_exact}"
+        line = f"{self.number}: {count}; by chance: about {self.expected_by_chance:.2g}"
+        if not self.cell_error:
+            return line
+        return (
+            f"{line}; within the rounding of the cells, +- {self.cell_error:g}: {num_within} more; "
+            f"by chance: about {self.expected_within_cells:.2g}"
+        )
 
 
 def identify(
@@ -95,8 +115,8 @@ def identify(
     """Find which definitions produce published numbers, and how many would match by chance.
 
     Tries every built-in metric of the matrix, published variants included, at each step, on the
-    matrix as it is and transposed, as a fraction and in percent, rounded and cut off. Accuracies in
-    the matrix that are rounded themselves can change the last digit of a value. Nothing is stored.
+    matrix as it is and transposed, as a fraction and in percent, rounded and cut off. If the matrix
+    is rounded itself, values within its rounding are listed, too. Nothing is stored.
 
     Args:
         matrix: file of results in any format that import reads, id of a run, or path of a bundle;
@@ -113,7 +133,8 @@ def identify(
 
     Returns:
         The matches of each number, the likeliest first: those whose way to read matrix and number
-        explains the most numbers, then those as the matrix is, rounded, and at the last step.
+        explains the most numbers, then those that do not need the rounding of the matrix, those as
+        the matrix is, rounded, and at the last step.
 
     Raises:
         ConfigError: a value is not a number, or an option contradicts the file.
@@ -139,18 +160,21 @@ def identify(
         matrices = {run.label: run.matrix for run in runs}
     if num_instances is not None:
         matrices = {name: _set_counts(m, num_instances) for name, m in matrices.items()}
-    candidates = [match for name, m in matrices.items() for match in _iter_candidates(name, m)]
-    results = [_identify_number(number, candidates) for number in values]
-    num_explained = Counter(
-        reading
-        for result in results
-        for reading in set(map(_get_reading_without_rounding, result.matches))
-    )
+    candidates = [pair for name, m in matrices.items() for pair in _iter_candidates(name, m)]
+    if not candidates:
+        raise RecordError("the matrix lacks rows after training, and so its metrics are undefined")
+    cell_error = max(map(_find_cell_error, matrices.values()))
+    results = [_identify_number(number, candidates, cell_error) for number in values]
+    num_explained: Counter[tuple[str, str, str]] = Counter()
+    for result in results:
+        exact = [match for match in result.matches if match.rounding != WITHIN_CELLS]
+        for matches in (exact, result.matches):  # a number within the rounding counts half
+            num_explained.update({*map(_get_reading_without_rounding, matches)})
 
-    def get_rank(match: Match) -> tuple[int, bool, bool, int]:
-        is_transposed, is_cut_off = match.orientation == "columns", match.rounding == "cut off"
-        reading = _get_reading_without_rounding(match)
-        return -num_explained[reading], is_transposed, is_cut_off, -match.step
+    def get_rank(match: Match) -> tuple[float, ...]:
+        reading, grade = _get_reading_without_rounding(match), _GRADES.index(match.rounding)
+        is_transposed = match.orientation == "columns"
+        return -num_explained[reading], grade == 2, is_transposed, grade, -match.step
 
     return [replace(r, matches=tuple(sorted(r.matches, key=get_rank))) for r in results]
 
@@ -169,12 +193,24 @@ def _get_reading_without_rounding(match: Match) -> tuple[str, str, str]:
     return match.matrix, match.orientation, match.scale
 
 
-def _iter_candidates(name: str, matrix: AccuracyMatrix) -> Iterator[Match]:
-    """Yield the value of each definition at each step as a Match.
+def _find_cell_error(matrix: AccuracyMatrix) -> float:
+    """Return half a unit of the last decimal of the cells, or 0 if they are not rounded."""
+    cells = matrix.values if matrix.initial is None else np.vstack([matrix.initial, matrix.values])
+    error = find_cell_error(cells)
+    if matrix.num_instances is None:
+        return error
+    correct = cells * matrix.num_instances
+    is_count = np.isnan(cells) | (np.abs(correct.round() - correct) < 1e-6)
+    # Nothing is hidden if two counts of correct images differ in the decimals.
+    return 0.0 if is_count.all() and error * matrix.num_instances.max() < 1 else error
+
+
+def _iter_candidates(name: str, matrix: AccuracyMatrix) -> Iterator[tuple[Match, float]]:
+    """Yield the value of each definition at each step as a Match, and its error from rounding.
 
     Metrics with the same function are one definition. A square matrix is transposed as well.
     """
-    orientations = {"rows": matrix}
+    orientations, cell_error = {"rows": matrix}, _find_cell_error(matrix)
     if matrix.initial is None and matrix.num_rows == matrix.num_buckets:
         counts, buckets, score = matrix.num_instances, matrix.buckets, matrix.score
         transposed = AccuracyMatrix(matrix.values.T, None, counts, buckets, score)
@@ -187,7 +223,7 @@ def _iter_candidates(name: str, matrix: AccuracyMatrix) -> Iterator[Match]:
         for step in range(1, oriented.num_rows + 1):
             first_metrics = [metrics[0] for metrics in definitions.values()]
             for first, value in compute_values(oriented.after(step), first_metrics)[0].items():
-                yield Match(
+                match = Match(
                     names=tuple(metric.name for metric in definitions[first]),
                     formula=definitions[first][0].formula,
                     step=step,
@@ -197,32 +233,39 @@ def _iter_candidates(name: str, matrix: AccuracyMatrix) -> Iterator[Match]:
                     value=value,
                     matrix=name,
                 )
+                yield match, cell_error * definitions[first][0].sensitivity
 
 
-def _identify_number(number: str | float, values: Sequence[Match]) -> Identification:
-    """Find the values that round to a number, or in percent do."""
+def _identify_number(
+    number: str | float, candidates: Sequence[tuple[Match, float]], cell_error: float
+) -> Identification:
+    """Find the values that round to a number, or in percent do.
+
+    candidates: values as fractions, with their errors. cell_error: the largest of the cells.
+    """
     target, unit = _parse_number(number)
-    in_percent = [replace(v, scale="percent", value=v.value * 100) for v in values]
-    candidates = [*values, *(v for v in in_percent if values[0].scale == "fraction")]
+    is_accuracy = candidates[0][0].scale == "fraction"
     matches: list[Match] = []
-    for candidate in candidates:
-        excess = (candidate.value - target) * (-1 if target < 0 else 1)
-        if abs(excess) <= unit / 2 + _SUM_ERROR:
-            matches.append(replace(candidate, rounding="rounded"))
-        elif 0 < excess < unit - _SUM_ERROR:
-            matches.append(replace(candidate, rounding="cut off"))
-    expected = 0.0
-    for scale in {candidate.scale for candidate in candidates}:
-        distinct = np.unique([round(c.value, 10) for c in candidates if c.scale == scale])
-        window = max(float(np.ptp(distinct)) / 20, unit)
-        num_near = int((np.abs(distinct - target) <= window).sum())
-        expected += num_near * 1.5 * unit / (2 * window)  # rounded or cut off: 1.5 units wide
+    expected, expected_within = 0.0, 0.0
+    for scale, factor in (("fraction", 1), ("percent", 100)) if is_accuracy else (("score", 1),):
+        values = factor * np.array([candidate.value for candidate, _ in candidates])
+        errors = factor * np.array([error for _, error in candidates])
+        for (candidate, _), value, error in zip(candidates, values, errors, strict=True):
+            if rounding := match_number(value, target, unit, cell_error=error):
+                match = replace(candidate, scale=scale, rounding=rounding, value=float(value))
+                matches.append(match)
+        window = max(float(np.ptp(values)) / 20, unit, unit / 2 + errors.max())
+        near = errors[np.abs(values - target) <= window]
+        expected += len(near) * 1.5 * unit / (2 * window)  # rounded or cut off: 1.5 units wide
+        wider = near + np.maximum(near - unit / 2, 0)  # below and above these 1.5 units
+        expected_within += float(wider.sum()) / (2 * window)
     return Identification(
         number=str(number),
         matches=tuple(matches),
-        num_definitions=len({value.names for value in values}),
-        num_values=len({round(value.value, 12) for value in values}),
+        num_definitions=len({candidate.names for candidate, _ in candidates}),
         expected_by_chance=expected,
+        expected_within_cells=expected_within,
+        cell_error=cell_error * (100 if is_accuracy and abs(target) > 1 else 1),
     )
 
 

@@ -93,7 +93,7 @@ def identify(**options: Any) -> None:
     for names, formula in formulas.items():
         output.build_console().print(f"{names}: {formula}", markup=False, highlight=False)
     click.echo(
-        "\nBy chance: matches to expect of a number that has nothing to do with the matrix,"
+        "\nBy chance: listed matches to expect of a number that has nothing to do with the matrix,"
         "\nif it is equally likely anywhere within 5 % of the range of all values tried."
     )
 

@@ -17,11 +17,13 @@ def format_percent(accuracy: float, decimals: int = 1) -> str:
 
 
 def safe_repr(value: object, limit: int = 60) -> str:
-    """Return the repr of an untrusted value for a message, cut to *limit* characters."""
+    """Return the repr of an untrusted value on one line, cut to *limit* characters."""
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits, which Python does not write out
         text = f"a {type(value).__name__} too long to write out"
+    if "\n" in text:  # as of arrays and data frames; the repr of a string has none
+        text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

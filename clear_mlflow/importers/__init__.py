@@ -17,11 +17,13 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_LOG_BYTES, check_size, read_bytes
 from clear_mlflow.importers._base import Format, ReadOptions, ResultFile
 from clear_mlflow.importers._normalise import ImportedRun, OrientationError, normalise
+from clear_mlflow.importers._rounding import WITHIN_CELLS, find_cell_error, match_number
 from clear_mlflow.importers._row_files import RowPattern, combine_rows, read_row
 from clear_mlflow.importers.plain_text import find_unreadable_cell
 
 __all__ = [
     "FORMATS",
+    "WITHIN_CELLS",
     "Format",
     "ImportedRun",
     "OrientationError",
@@ -30,8 +32,10 @@ __all__ = [
     "RowPattern",
     "combine_rows",
     "detect_format",
+    "find_cell_error",
     "find_skipped_files",
     "load_file",
+    "match_number",
     "read_row",
     "read_runs",
 ]

@@ -32,6 +32,7 @@ from clear_mlflow.importers._base import (
     ResultFile,
     suggest_buckets,
 )
+from clear_mlflow.importers._rounding import WITHIN_CELLS, find_cell_error, match_number
 
 _Cells: TypeAlias = "NDArray[np.float64]"
 
@@ -311,7 +312,10 @@ def _find_orientation(
     else:
         proven = "columns" if marked_orientation == "columns" else "rows"
         matrices = {proven: cells.T if proven == "columns" else cells}
-    fitting = [name for name, matrix in matrices.items() if _matches_printed(matrix, printed)]
+    grades = {name: _match_printed(matrix, printed) for name, matrix in matrices.items()}
+    fitting = [name for name, grade in grades.items() if grade]
+    if not proven:
+        fitting = [name for name in fitting if grades[name] == max(grades.values())]
     last_numbers = {number.name: number for number in printed}.values()
     numbers = ", ".join(f"{number.name} {number.value:g}" for number in last_numbers)
     results = [f"with {name} as tests: {_describe_averages(m)}" for name, m in matrices.items()]
@@ -353,19 +357,30 @@ def _find_orientation_by_shape(cells: _Cells) -> str:
     return "columns"
 
 
-def _matches_printed(cells: _Cells, printed: Sequence[PrintedNumber]) -> bool:
-    """Return True if all printed numbers fit the matrix as rounded, in either unit."""
-    # The cells are rounded, too, and 32-bit floats differ in the seventh digit.
-    return any(
-        all(
-            any(
-                abs(value * unit - number.value) <= 2.02 * number.precision + 2e-7
+def _match_printed(cells: _Cells, printed: Sequence[PrintedNumber]) -> int:
+    """Return 2 if all printed numbers fit the matrix, 1 if within its rounding, else 0.
+
+    In either unit. 2 without printed numbers.
+    """
+    cell_error, grades = find_cell_error(cells), []
+    for unit in (1.0, 100.0, 0.01):
+        best = []
+        for number in printed:
+            sensitivity = 2 if number.name == FORGETTING else 1
+            # The program may have rounded the cells like the number before it computed with them,
+            # and 32-bit floats differ in the seventh digit.
+            error = max(sensitivity * cell_error * unit, number.precision)
+            slack = 0.01 * number.precision + 2e-7
+            roundings = [
+                match_number(
+                    value * unit, number.value, 2 * number.precision, cell_error=error, slack=slack
+                )
                 for value in _compute_candidates(cells, number, printed)
-            )
-            for number in printed
-        )
-        for unit in (1.0, 100.0, 0.01)
-    )
+            ]
+            exact = any(rounding not in ("", WITHIN_CELLS) for rounding in roundings)
+            best.append(2 if exact else int(any(roundings)))
+        grades.append(min(best, default=2))
+    return max(grades)
 
 
 def _compute_candidates(

@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.scenarios import ScenarioArguments
 from clear_mlflow.data.sources import load_source, stream_name
 from clear_mlflow.data.stream import DOMAIN
@@ -39,8 +40,8 @@ def parse_arguments(
     for name, value in values.items():
         if name not in names or value == "":
             raise ConfigError(
-                f"{parameter} contains '{name}={value}', which is not an argument of {owner}; "
-                f"expected {', '.join(names) or 'none'}, in the form name=value,name=value"
+                f"{parameter} contains {safe_repr(f'{name}={value}')}, which is not an argument of "
+                f"{owner}; expected {', '.join(names) or 'none'}, in the form name=value,name=value"
             )
         parsed[name] = value
         if isinstance(value, str):
@@ -58,9 +59,9 @@ def parse_arguments(
             if is_storable and _parse_value(hints[name], text) == value:
                 continue
         raise ConfigError(
-            f"{name} of {owner} is {value!r}, which cannot be stored in {parameter} as a text and "
-            "read back; expected bool, int, float, str without commas, Literal of these, or one of "
-            "these with | None"
+            f"{name} of {owner} is {safe_repr(value)}, which cannot be stored in {parameter} as a "
+            "text and read back; expected bool, int, float, str without commas, Literal of these, "
+            "or one of these with | None"
         )
     return arguments
 

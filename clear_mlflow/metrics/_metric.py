@@ -60,6 +60,7 @@ class Metric:
         skip_if: function that returns True for an input for which results omit the metric.
         is_vectorized: True if the function also computes stacked matrices, whose values have the
             shape (..., k, T), at once; it then returns an array of shape (...).
+        sensitivity: largest change of the value if no R[i, j] changes by more than 1.
         score: score in the matrices that the metric is computed from; set by :meth:`adapt`.
     """
 
@@ -76,6 +77,7 @@ class Metric:
     score_name: str = ""
     skip_if: Callable[[Any], bool] | None = None
     is_vectorized: bool = False
+    sensitivity: float = 2.0
     score: Score = ACCURACY
 
     def compute(self, measurements: Any) -> float:
@@ -181,6 +183,7 @@ def level(function: Callable[[AccuracyMatrix], Value], score_name: str, **fields
     score_name: name for other scores, without the family, for example ``in_domain_{score}``.
     fields: other arguments of :func:`declare`.
     """
+    fields = {"sensitivity": 1.0, **fields}
     return declare(function, score_role=LEVEL, score_name=score_name, **fields)
 
 

@@ -99,5 +99,5 @@ METRICS = (
     level(backward_transfer, "backward_{score}"),
     level(forward_transfer, "forward_{score}"),
     level(accuracy, "{score}"),
-    declare(challenge_score, rank_priority=4, ranks_new_classes=False),
+    declare(challenge_score, rank_priority=4, ranks_new_classes=False, sensitivity=1.0),
 )

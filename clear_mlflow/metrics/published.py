@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import renate
 from clear_mlflow.metrics._metric import (
@@ -21,7 +22,11 @@ from clear_mlflow.metrics._metric import (
     level,
     require_trained,
     select_columns,
+    select_last_row,
+    select_past_diagonal,
+    select_row,
     select_trained_values,
+    select_values,
     to_value,
 )
 from clear_mlflow.metrics.papers import forgetting_since_trained
@@ -214,6 +219,123 @@ def weighted_incremental_accuracy(matrix: AccuracyMatrix) -> Value:
     return compute_mean((values * counts).sum(axis=-1) / counts.cumsum())
 
 
+def old_accuracy(matrix: AccuracyMatrix) -> Value:
+    """Mean accuracy, at the end, on the buckets before the last.
+
+    Formula: mean of R[last, j] over j < last. Defined when k >= 2.
+
+    Source: papers that report old and new tasks apart. Their new accuracy is R[last, last].
+    """
+    require_trained(matrix, 2, "a past bucket")
+    return compute_mean(select_row(matrix, -1, slice(matrix.num_rows - 1)))
+
+
+def new_accuracy_after_first(matrix: AccuracyMatrix) -> Value:
+    """Mean accuracy on each bucket when it was new, without the first.
+
+    Formula: mean of R[i, i] over 0 < i < k. Defined when k >= 2.
+
+    Source: papers that exclude the base session; `clear/in_domain_accuracy` includes it.
+    """
+    require_trained(matrix, 2, "a second trained bucket")
+    diagonal = select_values(matrix, np.eye(matrix.num_rows, dtype=np.bool_))
+    return compute_mean(diagonal[..., 1:])
+
+
+def largest_forgetting(matrix: AccuracyMatrix) -> Value:
+    """Largest drop of an earlier bucket from its best accuracy since trained.
+
+    Formula: max over j < last of (max over j <= i < last of R[i, j]) - R[last, j]. Defined when
+    k >= 2. Lower is better.
+
+    Source: papers that report the worst task; `chaudhry/forgetting_since_trained` is the mean.
+    """
+    require_trained(matrix, 2, "a past bucket")
+    return to_value(_compute_earlier_drops(matrix).max(axis=-1))
+
+
+def relative_forgetting(matrix: AccuracyMatrix) -> Value:
+    """Mean share that each earlier bucket lost of its accuracy when it was new.
+
+    Formula: mean over j < last of (R[j, j] - R[last, j]) / R[j, j]. Defined when k >= 2 and each
+    R[j, j] is above 0. Lower is better.
+
+    Source: papers that report forgetting in % of what was learned; one minus it is retention.
+    """
+    require_trained(matrix, 2, "a past bucket")
+    own = select_past_diagonal(matrix)
+    end = select_row(matrix, -1, slice(matrix.num_rows - 1))
+    if not own.all(axis=-1).any():
+        raise UndefinedMetricError("needs an accuracy above 0 on each new bucket")
+    return compute_mean(1 - end / np.where(own > 0, own, np.nan))
+
+
+def first_bucket_drop(matrix: AccuracyMatrix) -> Value:
+    """Drop of the accuracy on the first bucket, from its own row to the last.
+
+    Formula: R[0, 0] - R[last, 0]. Defined when k >= 2. Lower is better.
+
+    Source: papers that report how much of task 1 is forgotten.
+    """
+    require_trained(matrix, 2, "a past bucket")
+    return compute_mean(select_row(matrix, 0, slice(1)) - select_row(matrix, -1, slice(1)))
+
+
+def average_drop(matrix: AccuracyMatrix) -> Value:
+    """Drop of the average accuracy, from the first row to the last.
+
+    Formula: R[0, 0] - (mean of R[last, j] over j <= last). Defined when k >= 2. Lower is better.
+
+    Source: the performance dropping rate (PD) of few-shot class-incremental learning, Zhang et
+    al., Continually Evolved Classifiers, CVPR 2021, if all buckets have as many test images.
+    """
+    require_trained(matrix, 2, "a second trained bucket")
+    return compute_mean(select_row(matrix, 0, slice(1))) - renate.average_accuracy(matrix)
+
+
+def weighted_average_drop(matrix: AccuracyMatrix) -> Value:
+    """Drop of the accuracy on all test images so far, from the first row to the last.
+
+    Formula: R[0, 0] - (sum of n[j] R[last, j] / sum of n[j], over j <= last). Defined when k >= 2
+    and the number of test images per bucket is known. Lower is better.
+
+    Source: as for `published/average_drop`, whose base session has more classes than the others.
+    """
+    require_trained(matrix, 2, "a second trained bucket")
+    return compute_mean(select_row(matrix, 0, slice(1))) - renate.micro_average_accuracy(matrix)
+
+
+def old_new_harmonic_mean(matrix: AccuracyMatrix) -> Value:
+    """Harmonic mean, at the end, of the accuracies on old buckets and the new one.
+
+    Formula: 2 O N / (O + N) with O the mean of R[last, j] over j < last and N = R[last, last].
+    Defined when k >= 2. 0 if one of them is 0.
+
+    Source: papers that report old, new and their harmonic mean.
+    """
+    return _compute_harmonic_mean(matrix, matrix.num_rows - 1)
+
+
+def base_harmonic_mean(matrix: AccuracyMatrix) -> Value:
+    """Harmonic mean, at the end, of the first bucket's accuracy and the others'.
+
+    Formula: 2 B N / (B + N) with B = R[last, 0] and N the mean of R[last, j] over 0 < j <= last.
+    Defined when k >= 2. 0 if one of them is 0.
+
+    Source: papers on few-shot class-incremental learning that report base and novel classes, if
+    all later buckets have as many test images.
+    """
+    return _compute_harmonic_mean(matrix, 1)
+
+
+def _compute_harmonic_mean(matrix: AccuracyMatrix, num_old: int) -> Value:
+    """Return the harmonic mean of the last row's mean on the first buckets and on the others."""
+    require_trained(matrix, 2, "a past bucket")
+    row = select_last_row(matrix)
+    old, new = row[..., :num_old].mean(axis=-1), row[..., num_old:].mean(axis=-1)
+    return to_value(2 * old * new / np.where(old + new > 0, old + new, 1))
+
+
 def _select_triangle(matrix: AccuracyMatrix, fill: float = -np.inf) -> NDArray[np.float64]:
     """Return the (..., k, k) values with j <= i, and a constant above the diagonal."""
     select_trained_values(matrix)
@@ -252,5 +374,15 @@ METRICS = (
     change(continuum_backward_transfer),
     change(gem_backward_transfer),
     level(incremental_accuracy_after_first, "incremental_{score}_after_first"),
-    declare(weighted_incremental_accuracy),
+    declare(weighted_incremental_accuracy, sensitivity=1.0),
+    level(old_accuracy, "old_{score}"),
+    level(new_accuracy_after_first, "new_{score}_after_first"),
+    change(largest_forgetting, higher_is_better=False),
+    # 6 where R[j, j] is at least 0.5.
+    declare(relative_forgetting, higher_is_better=False, sensitivity=6.0),
+    change(first_bucket_drop, higher_is_better=False),
+    change(average_drop, higher_is_better=False),
+    declare(weighted_average_drop, higher_is_better=False),
+    declare(old_new_harmonic_mean),
+    declare(base_harmonic_mean),
 )

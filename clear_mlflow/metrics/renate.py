@@ -117,7 +117,7 @@ def forward_transfer(matrix: AccuracyMatrix) -> Value:
 TITLE = "Renate"
 METRICS = (
     level(average_accuracy, "average_{score}", headline="average at the end", rank_priority=3),
-    declare(micro_average_accuracy),
+    declare(micro_average_accuracy, sensitivity=1.0),
     change(forgetting, higher_is_better=False, headline="forgetting"),
     change(backward_transfer),
     change(forward_transfer),

@@ -89,6 +89,13 @@ def test_impossible_arguments_are_rejected(name, arguments, message):
     assert "\n" not in str(refused.value)
 
 
+def test_an_array_as_an_argument_is_a_one_line_error():
+    for arguments in ({"lambda": np.eye(3)}, {"strength": np.eye(3)}):
+        with pytest.raises(ConfigError) as refused:
+            parse_strategy_arguments(config(strategy="ewc", strategy_args=arguments))
+        assert "\n" not in str(refused.value)
+
+
 def test_a_weight_without_effect_on_the_loss_has_a_zero_gradient():
     """Lists of weights and gradients keep one length."""
     model = nn.Linear(2, 2)

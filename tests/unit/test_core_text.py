@@ -1,8 +1,26 @@
 """Warnings during training are one line, and never end it."""
 
+import numpy as np
+import pytest
 from closed_streams import run_without_stderr
+from one_line_errors import check_error
 
-from clear_mlflow.core.text import warn
+from clear_mlflow import AccuracyMatrix, Score
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.text import safe_repr, warn
+
+
+def test_the_repr_of_an_array_is_one_line():
+    assert safe_repr(np.eye(2)) == "array([[1., 0.], [0., 1.]])"
+    assert safe_repr("two  spaces\n") == r"'two  spaces\n'"
+    assert len(safe_repr(np.eye(9), 40)) == 40
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: AccuracyMatrix(np.eye(3), num_instances=np.eye(3)), lambda: Score(np.eye(3))]
+)
+def test_an_error_that_prints_an_array_is_one_line(call):
+    check_error(RecordError, "array([[1., 0., 0.], [0., 1., 0.]", call)
 
 
 def test_a_warning_is_one_line_on_standard_error(capsys):

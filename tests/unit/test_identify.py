@@ -10,6 +10,7 @@ from one_line_errors import check_error
 from published import SECOND_PLACE
 
 from clear_mlflow import AccuracyMatrix, Score, identify
+from clear_mlflow.api.identify import Match
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError
 from clear_mlflow.metrics import ALL_METRICS, MATRIX, summarize
 
@@ -24,6 +25,11 @@ def build_lower(*rows: str, unit=100, **fields) -> AccuracyMatrix:
 
 def list_names(identification) -> set[str]:
     return {name for match in identification.matches for name in match.names}
+
+
+def list_exact(identification) -> list[Match]:
+    """Return the matches that do not need the rounding of the cells."""
+    return [match for match in identification.matches if match.rounding != "within cells"]
 
 
 # Estrella-fugaz/CVPR25-DUCT, logs/CDDB/Reproduce_1993_mbtc_vit_cddb_2_2_2024-05-09-03_28_25.log
@@ -100,20 +106,82 @@ INFLORA = AccuracyMatrix([[math.nan] * 10] * 9 + [LAST_ROW])
 )
 def test_the_formula_of_a_published_number_is_found(matrix, number, changed, expected, step):
     result, other = identify(matrix, [number, changed])
-    names = {name for match in result.matches if match.step == step for name in match.names}
+    names = {name for match in list_exact(result) if match.step == step for name in match.names}
     assert expected <= names
-    assert other.matches == ()
+    assert list_exact(other) == []
     assert str(other).startswith(f"{changed}: none of ")
 
 
 def test_a_number_tells_variants_of_forgetting_apart():
     """The definition that VIL issue 1 proposes does not produce 6.145."""
     (result,) = identify(CDDB, ["6.145"])
-    assert list_names(result) == {"published/forgetting_with_last"}
-    (match,) = result.matches
+    (match,) = list_exact(result)
+    assert match.names == ("published/forgetting_with_last",)
+    assert match == result.matches[0]
     assert (match.step, match.orientation, match.scale) == (5, "rows", "percent")
     assert match.formula.startswith("mean over j < last of (max over j <= i <= last")
     assert result.expected_by_chance < 0.01
+
+
+# The final matrix of one of MANGO's logs on CLEAR-10, and the final accuracy that it prints.
+MANGO = build_lower(
+    "42.9",
+    "48.4 67.3",
+    "44.6 48.5 68.3",
+    "46.0 50.5 56.1 74.2",
+    "55.8 57.8 62.9 72.7 88.0",
+    "48.9 52.5 54.7 57.8 62.9 78.1",
+    "51.2 53.2 57.4 60.9 63.2 69.8 85.2",
+    "54.8 57.5 60.2 63.6 67.0 68.1 74.4 91.9",
+    "51.8 53.3 56.8 58.0 60.1 60.5 61.2 68.6 84.6",
+    "54.2 55.9 59.5 62.3 62.6 62.9 64.3 67.1 74.2 91.9",
+)
+
+
+def test_a_number_is_found_within_the_rounding_of_the_cells():
+    (result,) = identify(MANGO, ["65.48"])
+    assert list_exact(result) == []
+    match = result.matches[0]
+    assert "renate/average_accuracy" in match.names
+    assert (match.step, match.rounding) == (10, "within cells")
+    assert match.value == pytest.approx(65.49)
+    assert str(result).startswith("65.48: none of ")
+    assert "within the rounding of the cells, +- 0.05: 2 more; by chance: about 0." in str(result)
+    assert result.expected_within_cells > 5 * result.expected_by_chance
+
+
+def test_cells_that_are_not_rounded_have_no_tolerance():
+    """Counts of correct images, digits of floats, and means over runs of rounded cells."""
+    counts = AccuracyMatrix([[0.9, 0.5], [0.7, 0.8]], num_instances=[50, 20])
+    thirds = AccuracyMatrix([[1 / 3, 0.5], [0.7, 0.8]])
+    for matrix, number in ((counts, "0.76"), (thirds, "0.76")):
+        (result,) = identify(matrix, [number])
+        assert (result.cell_error, result.expected_within_cells) == (0, 0)
+        assert "cells" not in str(result)
+        assert list_exact(result) == list(result.matches)
+    rounded = AccuracyMatrix(counts.values, num_instances=[5000, 2000])
+    (result,) = identify(rounded, ["0.747"])
+    assert result.cell_error == 0.005
+    assert "renate/average_accuracy" in list_names(result)
+
+
+def test_the_number_of_matches_by_chance_counts_what_is_listed():
+    """At a value that several definitions have, each of them counts."""
+    matrix = AccuracyMatrix([[1 / 3, 0.2], [0.6, 1 / 7]])
+    (result,) = identify(matrix, ["33.333"])
+    assert len(result.matches) > 5
+    assert result.expected_by_chance > 5 * 1.5 * 0.001 / 8.1  # within 5 % of about 81 points
+
+
+@pytest.mark.parametrize("value", [np.eye(3), np.zeros((2, 2, 2)), [np.eye(2), np.eye(2)]])
+def test_an_error_about_an_array_is_one_line(value):
+    check_error(ConfigError, "expected an object of AccuracyMatrix", identify, value, [0.5])
+    check_error(ConfigError, "expected numbers such as 6.145", identify, CDDB, [value])
+
+
+def test_a_matrix_without_a_trained_row_is_a_one_line_error():
+    untrained = AccuracyMatrix(np.empty((0, 2)), [0.1, 0.2])
+    check_error(RecordError, "lacks rows after training", identify, untrained, ["0.15"])
 
 
 @pytest.mark.slow

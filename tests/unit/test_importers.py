@@ -538,3 +538,36 @@ def test_files_next_to_a_matrix_are_skipped(names, passed):
 )
 def test_a_printed_number_is_known_to_half_a_unit_of_its_last_digit(digits, precision):
     assert PrintedNumber.parse("mean", digits, 1).precision == pytest.approx(precision)
+
+
+# Cells in percent with one decimal; the averages of the rows and of the columns differ by 0.2.
+COARSE = "70.1,40.2,30.3\n60.4,75.1,35.2\n55.3,65.4,80.0\n"
+
+
+@pytest.mark.parametrize(
+    ("average", "orientation"),
+    [
+        ("66.90", "rows"),  # exactly
+        ("66.94", "rows"),  # within +- 0.05
+        ("48.50", "columns"),
+        ("48.46", "columns"),
+    ],
+)
+def test_a_printed_average_fits_within_the_rounding_of_the_cells(average, orientation):
+    matrix = read("m.csv", COARSE + f"Average accuracy: {average}\n", scale="percent")
+    rows = np.array([line.split(",") for line in COARSE.split()], dtype=float) / 100
+    np.testing.assert_allclose(matrix.values, rows if orientation == "rows" else rows.T)
+
+
+@pytest.mark.parametrize("average", ["66.96", "66.84", "48.64"])
+def test_a_printed_average_beyond_the_rounding_of_the_cells_is_an_error(average):
+    content = COARSE + f"Average accuracy: {average}\n"
+    check_error(RecordError, "has other averages", read, "m.csv", content, scale="percent")
+
+
+def test_an_average_that_fits_exactly_decides_between_rows_and_columns():
+    """The columns fit within the rounding of the cells only."""
+    content = "70.1,60.3\n60.4,75.1\nAverage accuracy: 67.75\n"
+    np.testing.assert_allclose(
+        read("m.csv", content, scale="percent").values, [[0.701, 0.603], [0.604, 0.751]]
+    )

@@ -63,6 +63,10 @@ def mean(values):
     return sum(values) / len(values) if values else None
 
 
+def harmonic(first, second):
+    return 2 / (1 / first + 1 / second) if first and second else 0
+
+
 def iter_published(values, counts):
     """Yield name and value of the variants in published.py, as their sources compute them."""
     k = len(values)
@@ -97,7 +101,19 @@ def iter_published(values, counts):
     yield "continuum_forgetting", sum(best(j, k - 2) - end[j] for j in range(k - 2)) / (k - 1)
     yield "gem_backward_transfer", sum(end[j] - values[j][j] for j in range(last)) / k
     yield "incremental_accuracy_after_first", mean(mean(values[i][: i + 1]) for i in rows[1:])
+    old, new = mean(end[:last]), end[last]
+    yield "old_accuracy", old
+    yield "new_accuracy_after_first", mean(values[i][i] for i in rows[1:])
+    yield "largest_forgetting", max(best(j, last) - end[j] for j in range(last))
+    if all(values[j][j] > 0 for j in range(last)):
+        shares = [(values[j][j] - end[j]) / values[j][j] for j in range(last)]
+        yield "relative_forgetting", mean(shares)
+    yield "first_bucket_drop", values[0][0] - end[0]
+    yield "average_drop", values[0][0] - mean(end[j] for j in rows)
+    yield "old_new_harmonic_mean", harmonic(old, new)
+    yield "base_harmonic_mean", harmonic(end[0], mean(end[1:k]))
     if counts is not None:
+        yield "weighted_average_drop", values[0][0] - pool(last)
         weighted = sum(counts[j] * drops[j] for j in range(last))
         yield "weighted_forgetting", weighted / sum(counts[:last])
 
@@ -308,6 +324,23 @@ def test_an_unmeasured_cell_affects_only_metrics_that_use_it(case, data):
             assert reasons[name].partition(";")[0] == gap
     for name, value in with_gap.items():
         assert value == with_low[name] == with_high[name]
+
+
+@pytest.mark.parametrize("width", [2, 3, 5, 8])
+def test_rounded_cells_change_a_value_by_at_most_its_sensitivity(width):
+    """Of accuracies of at least 0.5, which is what the sensitivity of a share assumes."""
+    generator = np.random.default_rng(width)
+    for _ in range(20):
+        cells = generator.uniform(0.501, 0.999, (width + 1, width))
+        moved = cells + 0.001 * generator.choice([-1, 0, 1], cells.shape)
+        before, after = (
+            summarize(AccuracyMatrix(array[1:], array[0], [*range(1, width + 1)]))
+            for array in (cells, moved)
+        )
+        for metric in ALL_METRICS:
+            if metric.needs == "matrix" and metric.name in before:
+                difference = abs(after[metric.name] - before[metric.name])
+                assert difference <= metric.sensitivity * 0.001 + 1e-12, metric.name
 
 
 def test_the_published_matrix_has_the_published_numbers():
