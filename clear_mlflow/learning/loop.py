@@ -20,27 +20,20 @@ from clear_mlflow.learning.checkpoint import (
     check_state,
     restore,
 )
-from clear_mlflow.learning.device import RngPurpose, autocast, is_memory_error, seed_everything
-from clear_mlflow.learning.models import (
-    build_feature_model,
-    build_model,
-    freeze_backbone,
-    get_input_dtype,
-    logits_in_float32,
-    prepare_custom_model,
-)
+from clear_mlflow.learning.device import autocast, is_memory_error
+from clear_mlflow.learning.models import get_input_dtype, logits_in_float32
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.values import OFF
 from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import (
-    FeatureStream,
     HeldOutImages,
     TrainingStream,
     compute_batch_bounds,
     normalise,
 )
-from clear_mlflow.learning.strategies._base import load_strategy, parse_strategy_arguments
+from clear_mlflow.learning.strategies import load_strategy, parse_strategy_arguments
+from clear_mlflow.learning.strategies._base import build_untrained_model
 from clear_mlflow.learning.training.costs import count_stored_bytes
 from clear_mlflow.learning.training.limits import build_limiter, check_memory
 from clear_mlflow.learning.training.observers import WithinBucketTests
@@ -88,12 +81,12 @@ def train(
 
     saved: state to continue from, or None for a new training.
     """
-    model = build_untrained_model(stream, config)
+    strategy_class = load_strategy(config.strategy)
+    model = build_untrained_model(strategy_class, stream, config)
     needs_naive_flops = config.budget != OFF or config.stream_rate != OFF
     # Copied before synchronize replaces layers by ones that wait for other processes.
     meta_model = copy.deepcopy(model).to("meta") if needs_naive_flops else None
     model = group.synchronize(model)
-    strategy_class = load_strategy(config.strategy)
     strategy = strategy_class(config, stream, model, parse_strategy_arguments(config))
     strategy.group = group
     if config.resumable == "on":
@@ -163,40 +156,6 @@ def train(
             strategy.after_bucket(bucket_index)
         limiter.end_bucket()
         yield test(bucket_index + 1)
-
-
-def build_untrained_model(
-    stream: TrainingStream, config: TrainConfig, bucket_index: int | None = None
-) -> nn.Module:
-    """Build the model as it is before training, with the run's ``weights``, on the stream's device.
-
-    That is the strategy's own model, a model on features, or the named model for images. Seeds the
-    generators of the process, and downloads ``DEFAULT`` weights if they are missing.
-
-    bucket_index: the bucket in which a strategy starts again from other random weights, or None
-    for the run's initial weights.
-    """
-    indices = () if bucket_index is None else (bucket_index,)
-    seed_everything(config.seed, RngPurpose.WEIGHTS, *indices)
-    strategy, num_classes = load_strategy(config.strategy), stream.num_classes
-    if (own_model := strategy.build_model(config, stream)) is not None:
-        sides = (3, config.image_size, config.image_size)
-        shape = (stream.width,) if isinstance(stream, FeatureStream) else sides
-        inputs, owner = torch.zeros(2, *shape), f"the model of strategy {config.strategy}"
-        model = prepare_custom_model(own_model, owner, inputs, num_classes)
-        if config.freeze == "backbone":
-            freeze_backbone(model, num_classes)
-    elif isinstance(stream, FeatureStream):
-        model = build_feature_model(config.model, stream.width, num_classes=num_classes)
-    else:
-        model = build_model(
-            config.model,
-            num_classes=num_classes,
-            image_size=config.image_size,
-            weights=config.weights,
-            freeze=config.freeze,
-        )
-    return model.to(stream.device)
 
 
 def measure(

@@ -53,7 +53,7 @@ from clear_mlflow.learning.photos import build_augmentation
 from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup, check_devices
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
 from clear_mlflow.learning.samples import DecodedStream, FeatureStream, TrainingStream
-from clear_mlflow.learning.strategies._base import load_strategy, parse_strategy_arguments
+from clear_mlflow.learning.strategies import load_strategy, parse_strategy_arguments
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 

@@ -22,8 +22,8 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check, prepare
-from clear_mlflow.learning.strategies import list_strategies
-from clear_mlflow.learning.strategies._base import Strategy, load_strategy
+from clear_mlflow.learning.strategies import list_strategies, load_strategy
+from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
 

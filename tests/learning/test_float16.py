@@ -19,11 +19,10 @@ from strategy_runs import (
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.checkpoint import read_state
-from clear_mlflow.learning.loop import build_untrained_model
 from clear_mlflow.learning.process_group import ProcessGroup
 from clear_mlflow.learning.samples import Batch
-from clear_mlflow.learning.strategies import agem
-from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.strategies import agem, load_strategy
+from clear_mlflow.learning.strategies._base import Strategy, build_untrained_model
 from clear_mlflow.learning.strategies.agem import Agem
 from clear_mlflow.learning.training import trainer as training
 
@@ -70,7 +69,7 @@ class Small(Agem):
 
 
 def build_all(stream, settings):
-    model = build_untrained_model(stream, settings)
+    model = build_untrained_model(load_strategy(settings.strategy), stream, settings)
     return model, *build_strategy(stream, settings, model)
 
 

@@ -13,7 +13,7 @@ from learning_streams import config
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import BUFFERS, AuthorsReservoir, load_buffer
 from clear_mlflow.learning.device import RngPurpose, build_generator
-from clear_mlflow.learning.strategies._base import parse_strategy_arguments
+from clear_mlflow.learning.strategies import parse_strategy_arguments
 
 CLASSES = 4
 streams = st.lists(

@@ -35,15 +35,16 @@ from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning import session
 from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_bytes
-from clear_mlflow.learning.loop import build_untrained_model, train
+from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.photos import join_indices, list_bucket_indices
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.strategies import list_strategies
+from clear_mlflow.learning.strategies import list_strategies, load_strategy
 from clear_mlflow.learning.strategies._base import (
     Strategy,
     _get_generator_state,
     _set_generator_state,
+    build_untrained_model,
 )
 
 ON_FEATURES_ALONE = ("linear", "ncm", "slda")
@@ -256,7 +257,7 @@ def test_values_that_cannot_be_saved(keeping, value, message):
 
 def parts(strategy, **changes):
     parameters, stream = on_features(strategy=strategy, **changes), feature_stream()
-    model = build_untrained_model(stream, parameters)
+    model = build_untrained_model(load_strategy(parameters.strategy), stream, parameters)
     return model, *build_strategy(stream, parameters, model)
 
 

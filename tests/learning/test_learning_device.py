@@ -27,14 +27,13 @@ from clear_mlflow.data.decode import LibraryTransform
 from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_bytes
 from clear_mlflow.learning.device import allow_tf32, resolve_precision
 from clear_mlflow.learning.inference.backbones import compute_features
-from clear_mlflow.learning.loop import build_untrained_model
 from clear_mlflow.learning.parameters.logged import select_parameters_to_log
 from clear_mlflow.learning.photos import SampleIndices, select_photos, wrap_photos
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import DecodedStream
 from clear_mlflow.learning.session import StreamTraining, check
-from clear_mlflow.learning.strategies import list_strategies
-from clear_mlflow.learning.strategies._base import Strategy, load_strategy
+from clear_mlflow.learning.strategies import list_strategies, load_strategy
+from clear_mlflow.learning.strategies._base import Strategy, build_untrained_model
 from clear_mlflow.learning.training import trainer as training
 from clear_mlflow.learning.training.trainer import build_optimizer
 
@@ -58,7 +57,7 @@ class Stepping(Strategy):
 def built(parameters, device, stream=None):
     stream = stream or feature_stream()
     stream.device = torch.device(device)
-    model = build_untrained_model(stream, parameters)
+    model = build_untrained_model(load_strategy(parameters.strategy), stream, parameters)
     return model, *build_strategy(stream, parameters, model)
 
 

@@ -11,9 +11,10 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import compute_class_quotas
 from clear_mlflow.learning.device import RngPurpose, build_generator
 from clear_mlflow.learning.samples import DecodedStream, Samples
-from clear_mlflow.learning.strategies import WITHOUT_BUFFER, WITHOUT_STEPS, list_strategies
-from clear_mlflow.learning.strategies._base import load_strategy, parse_strategy_arguments
-from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy
+from clear_mlflow.learning.strategies import (
+    load_strategy,
+    parse_strategy_arguments,
+)
 
 
 class NumberedStream:
@@ -73,15 +74,6 @@ def held(strategy, stream):
     """Return the numbers of the images in a strategy's buffer."""
     buffer = strategy._buffer
     return numbers(stream.select(buffer.sample_indices)) if len(buffer) else []
-
-
-def test_ignored_parameters_are_those_of_the_class():
-    """Strategies without a buffer, or without gradient descent."""
-    assert set(list_strategies()) > WITHOUT_BUFFER | WITHOUT_STEPS
-    for name in list_strategies():
-        strategy_class = load_strategy(name)
-        assert strategy_class.needs_memory == (name not in WITHOUT_BUFFER)
-        assert issubclass(strategy_class, ClosedFormStrategy) == (name in WITHOUT_STEPS)
 
 
 def test_an_unknown_strategy_is_an_error_with_the_known_ones():

@@ -6,7 +6,7 @@ import pytest
 from feature_streams import config, training
 
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.learning.strategies._base import load_strategy
+from clear_mlflow.learning.strategies import load_strategy
 
 SEEDS = (3, 0, 11)
 

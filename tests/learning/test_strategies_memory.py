@@ -25,11 +25,12 @@ from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import AuthorsReservoir
-from clear_mlflow.learning.loop import build_untrained_model, train
+from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import Batch, DecodedStream, FeatureStream
-from clear_mlflow.learning.strategies._base import parse_strategy_arguments
+from clear_mlflow.learning.strategies import load_strategy, parse_strategy_arguments
+from clear_mlflow.learning.strategies._base import build_untrained_model
 from clear_mlflow.learning.strategies._rehearsal import draw_buffer_batches
 from clear_mlflow.learning.strategies.er_ace import (
     compute_present_cross_entropy,
@@ -72,7 +73,7 @@ def test_memory_can_be_a_fraction_of_the_stream(strategy):
 def trained_alone(stream, settings, samples, bucket_index, epochs=None):
     """Return a new model after descent on these samples."""
     where = (bucket_index,) if bucket_index else ()
-    model = build_untrained_model(stream, settings, *where)
+    model = build_untrained_model(load_strategy(settings.strategy), stream, settings, *where)
     if epochs is not None:
         settings = dataclasses.replace(settings, epochs=epochs)
     hooks = Naive(settings, stream, model, Naive.Arguments())
@@ -93,7 +94,13 @@ def test_from_scratch_equals_a_new_run_on_each_bucket(optimizer_state, tmp_path)
         expected = trained_alone(stream, settings, stream.train(bucket_index - 1), bucket_index - 1)
         assert_identical(row.model, expected)
         where = (bucket_index - 1,) if bucket_index > 1 else ()
-        starts.append(next(build_untrained_model(stream, settings, *where).parameters()))
+        starts.append(
+            next(
+                build_untrained_model(
+                    load_strategy(settings.strategy), stream, settings, *where
+                ).parameters()
+            )
+        )
     assert not torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[1], starts[2])
 
@@ -144,7 +151,7 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
     settings = config(strategy="gdumb", strategy_args=args, memory=7)
     reference, _ = build_strategy(stream, settings, random_head()[0])
     assert isinstance(reference._buffer, AuthorsReservoir)
-    model = build_untrained_model(stream, settings)
+    model = build_untrained_model(load_strategy(settings.strategy), stream, settings)
     trainer = Trainer(model, settings, bucket_keys=stream.keys, progress=TrainingProgress())
     hooks = Naive(settings, stream, model, Naive.Arguments())
     *_, last = train(stream, settings, progress=TrainingProgress())
@@ -309,7 +316,7 @@ def test_derpp_stores_logits_of_the_training_mode(tmp_path):
     """With batch normalisation, they differ from those of a test."""
     stream = image_stream(tmp_path)
     settings = config(strategy="derpp", epochs=1, batch_size="full", memory=7, lr=1e-9)
-    model = build_untrained_model(stream, settings)
+    model = build_untrained_model(load_strategy(settings.strategy), stream, settings)
     reference = copy.deepcopy(model)
     strategy, trainer = build_strategy(stream, settings, model)
     strategy.learn(0, trainer)
@@ -336,7 +343,7 @@ def test_cwr_equals_algorithm_1_written_out(tmp_path):
     """Class by class, with the head's initial weights as in the paper."""
     stream, labels = stream_without_classes(tmp_path)
     settings = config(strategy="cwr", epochs=2, lr=0.1)
-    model = build_untrained_model(stream, settings)
+    model = build_untrained_model(load_strategy(settings.strategy), stream, settings)
     strategy, trainer = build_strategy(stream, settings, model)
     head = model[-1]
     consolidated = {c: ([0.0] * head.in_features, 0.0) for c in range(3)}

@@ -10,7 +10,7 @@ from strategy_runs import image_stream, train_rows
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import OPTIMISATION, PARAMETERS, TrainConfig
 from clear_mlflow.learning.session import check
-from clear_mlflow.learning.strategies._base import load_strategy
+from clear_mlflow.learning.strategies import load_strategy
 from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.strategies.ncm import Ncm
 

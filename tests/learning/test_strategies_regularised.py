@@ -8,9 +8,9 @@ from strategy_runs import assert_identical, image_stream, train_rows
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.loop import build_untrained_model
 from clear_mlflow.learning.models import get_head
-from clear_mlflow.learning.strategies._base import parse_strategy_arguments
+from clear_mlflow.learning.strategies import load_strategy, parse_strategy_arguments
+from clear_mlflow.learning.strategies._base import build_untrained_model
 from clear_mlflow.learning.strategies._weights import collect_gradients
 
 REGULARISED = ("ewc", "si", "lwf", "agem")
@@ -46,7 +46,9 @@ def test_a_frozen_backbone_does_not_change(tmp_path, name):
     settings = config(strategy=name, freeze="backbone", precision="bf16")
     stream = image_stream(tmp_path)
     _, model = train_rows(stream, settings)
-    untrained = build_untrained_model(stream, settings, *((2,) if name in ANEW else ()))
+    untrained = build_untrained_model(
+        load_strategy(settings.strategy), stream, settings, *((2,) if name in ANEW else ())
+    )
     head = set(get_head(model).parameters())
     for weight, other in zip(model.parameters(), untrained.parameters(), strict=True):
         assert torch.equal(weight, other) == (weight not in head)

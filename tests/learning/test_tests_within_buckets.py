@@ -21,8 +21,7 @@ from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import compute_batch_bounds
 from clear_mlflow.learning.session import check
-from clear_mlflow.learning.strategies import list_strategies
-from clear_mlflow.learning.strategies._base import load_strategy
+from clear_mlflow.learning.strategies import list_strategies, load_strategy
 from clear_mlflow.learning.strategies.naive import Naive
 
 WITHOUT_STEPS = ("joint", "ncm", "slda")

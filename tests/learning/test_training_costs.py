@@ -24,10 +24,12 @@ from torchvision.models import VisionTransformer
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.checkpoint import read_state, to_bytes
-from clear_mlflow.learning.loop import build_untrained_model, train
+from clear_mlflow.learning.loop import train
+from clear_mlflow.learning.parameters.strategy_names import WITHOUT_STEPS
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
-from clear_mlflow.learning.strategies import WITHOUT_STEPS, ewc, list_strategies
+from clear_mlflow.learning.strategies import ewc, list_strategies, load_strategy
+from clear_mlflow.learning.strategies._base import build_untrained_model
 from clear_mlflow.learning.strategies._weights import copy_weights
 from clear_mlflow.learning.strategies.er_ace import ErAce
 from clear_mlflow.learning.strategies.naive import Naive
@@ -380,7 +382,7 @@ def test_seconds_of_tests_are_not_training_seconds(monkeypatch):
     clocks = SimpleNamespace(**{name: partial(clock.get, name) for name in clock})
     monkeypatch.setattr(meter, "time", clocks)
     settings, stream = on_features(strategy="linear"), feature_stream()
-    model = build_untrained_model(stream, settings)
+    model = build_untrained_model(load_strategy(settings.strategy), stream, settings)
     strategy, _ = build_strategy(stream, settings, model)
     costs = meter.CostMeter(torch.device("cpu"))
     pass_time(5)
@@ -451,7 +453,7 @@ def test_a_strategy_that_exceeds_its_bytes_is_rejected(strategy, rows_before, tm
     """The exact size is accepted, and one byte less is an error."""
     stream, bytes_needed = image_stream(tmp_path), 18 * 192  # all images
     if strategy != "cumulative":  # three copies of the weights
-        model = build_untrained_model(stream, on_images("naive"))
+        model = build_untrained_model(Naive, stream, on_images("naive"))
         bytes_needed = 3 * 4 * sum(weight.numel() for weight in model.parameters())
     enough = train_costs(stream, on_images(strategy, memory_budget=bytes_needed))
     assert enough[-1].stored_bytes == bytes_needed

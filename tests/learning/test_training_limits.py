@@ -24,12 +24,13 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import ClassBalanced, Reservoir
 from clear_mlflow.learning.checkpoint import read_state
 from clear_mlflow.learning.device import RngPurpose, build_generator
-from clear_mlflow.learning.loop import build_untrained_model, train
+from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.photos import SampleIndices, list_bucket_indices
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import compute_batch_bounds, draw_order
 from clear_mlflow.learning.session import check
-from clear_mlflow.learning.strategies import list_strategies
+from clear_mlflow.learning.strategies import list_strategies, load_strategy
+from clear_mlflow.learning.strategies._base import build_untrained_model
 from clear_mlflow.learning.strategies._rehearsal import draw_buffer_batches
 from clear_mlflow.learning.training.limits import StreamClock
 
@@ -49,7 +50,7 @@ def literal(settings):
     The clock counts images of the stream: naive learning takes 1 / rate of one for each image.
     """
     stream, strategy = feature_stream(COUNTS), settings.strategy
-    model = build_untrained_model(stream, settings)
+    model = build_untrained_model(load_strategy(settings.strategy), stream, settings)
     rate = Fraction(settings.stream_rate.split(":")[1])
     buffer_class = Reservoir if strategy == "derpp" else ClassBalanced
     buffer = buffer_class(capacity=settings.memory, num_classes=CLASSES, seed=0)

@@ -17,7 +17,7 @@ from clear_mlflow.learning.checkpoint import read_state, to_bytes
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import DecodedStream, FeatureStream
-from clear_mlflow.learning.strategies._base import load_strategy, parse_strategy_arguments
+from clear_mlflow.learning.strategies import load_strategy, parse_strategy_arguments
 from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.training.trainer import Trainer
 

@@ -31,6 +31,11 @@ from clear_mlflow.learning.parameters.recipes import (
     RECIPES,
     STREAM_RECIPE,
 )
+from clear_mlflow.learning.parameters.strategy_names import (
+    WITHOUT_BUFFER,
+    WITHOUT_STEPS,
+    list_strategies,
+)
 from clear_mlflow.learning.parameters.values import (
     OFF,
     Argument,
@@ -53,7 +58,6 @@ from clear_mlflow.learning.parameters.values import (
     parse_weights,
     split_arguments,
 )
-from clear_mlflow.learning.strategies import WITHOUT_BUFFER, WITHOUT_STEPS, list_strategies
 from clear_mlflow.metrics import DEFAULT_FAMILIES
 
 DATA, METHOD, MODEL = "Data", "Method", "Model"

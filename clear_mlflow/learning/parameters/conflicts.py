@@ -20,8 +20,8 @@ from clear_mlflow.learning.parameters.recipes import (
     NONE,
     SMALL_CNN,
 )
+from clear_mlflow.learning.parameters.strategy_names import WITHOUT_BUFFER, WITHOUT_STEPS
 from clear_mlflow.learning.parameters.values import OFF, is_mlp
-from clear_mlflow.learning.strategies import WITHOUT_BUFFER, WITHOUT_STEPS
 
 
 class Conflict(NamedTuple):

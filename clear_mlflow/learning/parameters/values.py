@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.data.sources import DATASETS, is_custom_function
 from clear_mlflow.learning.parameters.recipes import AUTO, DEFAULT_WEIGHTS, FULL, NONE
-from clear_mlflow.learning.strategies import list_strategies
+from clear_mlflow.learning.parameters.strategy_names import list_strategies
 from clear_mlflow.metrics import split_families
 
 OFF = "off"

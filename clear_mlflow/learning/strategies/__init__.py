@@ -2,45 +2,63 @@
 
 from __future__ import annotations
 
-import pkgutil
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from clear_mlflow.learning.buffers import Buffer, BufferArguments
-    from clear_mlflow.learning.strategies._base import Strategy, build_buffer
-    from clear_mlflow.learning.strategies.replay import Replay
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.version import import_custom
+from clear_mlflow.learning.arguments import parse_arguments
+from clear_mlflow.learning.buffers import Buffer, BufferArguments
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.conflicts import STRATEGY_CONFLICTS, check_conflicts
+from clear_mlflow.learning.parameters.strategy_names import list_strategies
+from clear_mlflow.learning.strategies._base import Strategy, build_buffer
+from clear_mlflow.learning.strategies.replay import Replay
 
-# What custom strategies and buffers take. Name to its module, which needs torch.
-_LAZY_MODULES = {
-    "Buffer": "buffers",
-    "BufferArguments": "buffers",
-    "Replay": "strategies.replay",
-    "Strategy": "strategies._base",
-    "build_buffer": "strategies._base",
-}
-
-__all__ = ["Buffer", "BufferArguments", "Replay", "Strategy", "build_buffer"]
-
-
-# Strategies that ignore memory, and those that ignore OPTIMISATION; read without importing torch.
-WITHOUT_BUFFER = frozenset(
-    {
-        *("cumulative", "cwr", "ewc", "from_scratch", "joint", "linear", "lwf", "naive", "ncm"),
-        *("si", "slda"),
-    }
-)
-WITHOUT_STEPS = frozenset({"ncm", "slda"})
+__all__ = [
+    "Buffer",
+    "BufferArguments",
+    "Replay",
+    "Strategy",
+    "build_buffer",
+    "list_strategies",
+    "load_strategy",
+    "parse_strategy_arguments",
+]
 
 
-def list_strategies() -> tuple[str, ...]:
-    """Return the names of the built-in strategies, one module each."""
-    modules = pkgutil.iter_modules(__path__)
-    return tuple(sorted(m.name for m in modules if not m.name.startswith("_")))
+def load_strategy(name: str) -> type[Strategy]:
+    """Return the class of a strategy: a built-in name, or package.module:Class.
+
+    Raises ConfigError if it cannot be imported, or is not a subclass of Strategy.
+    """
+    if name in list_strategies():
+        module = import_module(f"{__name__}.{name}")
+        strategy = getattr(module, "".join(word.capitalize() for word in name.split("_")))
+    else:
+        strategy = import_custom("strategy", name, "Class", list_strategies())
+    if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
+        raise ConfigError(
+            f"strategy {name} is {strategy!r}; expected a subclass of "
+            f"{Strategy.__module__}.Strategy"
+        )
+    return strategy
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name for custom strategies from its module when it is first used."""
-    if name not in _LAZY_MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"clear_mlflow.learning.{_LAZY_MODULES[name]}"), name)
+def parse_strategy_arguments(config: TrainConfig, num_processes: int = 1) -> Any:
+    """Return the arguments of the strategy, an instance of its class's ``Arguments``.
+
+    Raises ConfigError if an argument is invalid, or if parameters do not fit the strategy.
+    """
+    strategy = load_strategy(config.strategy)
+    arguments = parse_arguments(
+        "strategy_args", f"strategy {config.strategy}", strategy.Arguments, config.strategy_args
+    )
+    check_conflicts(
+        STRATEGY_CONFLICTS,
+        **vars(config),
+        strategy_class=strategy,
+        num_epochs=strategy.count_epochs(config, arguments),
+        num_processes=num_processes,
+    )
+    return arguments

@@ -1,8 +1,7 @@
-"""The base class of strategies, and how a strategy is loaded by its name."""
+"""The base class of strategies, and what several of them share."""
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import random
@@ -19,15 +18,17 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError, StateError
 from clear_mlflow.core.text import one_line
-from clear_mlflow.core.version import import_custom
-from clear_mlflow.learning.arguments import parse_arguments
 from clear_mlflow.learning.buffers import Buffer, BufferArguments, load_buffer
-from clear_mlflow.learning.device import load_optimizer_state
+from clear_mlflow.learning.device import RngPurpose, load_optimizer_state, seed_everything
+from clear_mlflow.learning.models import (
+    build_feature_model,
+    build_model,
+    freeze_backbone,
+    prepare_custom_model,
+)
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.conflicts import STRATEGY_CONFLICTS, check_conflicts
 from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
-from clear_mlflow.learning.samples import Batch, Samples, TrainingStream
-from clear_mlflow.learning.strategies import list_strategies
+from clear_mlflow.learning.samples import Batch, FeatureStream, Samples, TrainingStream
 from clear_mlflow.learning.training.trainer import Trainer
 
 _GENERATORS = (np.random.Generator, random.Random, torch.Generator)
@@ -378,38 +379,38 @@ def build_buffer(
     )
 
 
-def load_strategy(name: str) -> type[Strategy]:
-    """Return the class of a strategy: a built-in name, or package.module:Class.
+def build_untrained_model(
+    strategy: type[Strategy],
+    stream: TrainingStream,
+    config: TrainConfig,
+    bucket_index: int | None = None,
+) -> nn.Module:
+    """Build the model as it is before training, with the run's ``weights``, on the stream's device.
 
-    Raises ConfigError if it cannot be imported, or is not a subclass of Strategy.
+    That is the strategy's own model, a model on features, or the named model for images. Seeds the
+    generators of the process, and downloads ``DEFAULT`` weights if they are missing.
+
+    bucket_index: the bucket in which a strategy starts again from other random weights, or None
+    for the run's initial weights.
     """
-    if name in list_strategies():
-        module = importlib.import_module(f"{__package__}.{name}")
-        strategy = getattr(module, "".join(word.capitalize() for word in name.split("_")))
+    indices = () if bucket_index is None else (bucket_index,)
+    seed_everything(config.seed, RngPurpose.WEIGHTS, *indices)
+    num_classes = stream.num_classes
+    if (own_model := strategy.build_model(config, stream)) is not None:
+        sides = (3, config.image_size, config.image_size)
+        shape = (stream.width,) if isinstance(stream, FeatureStream) else sides
+        inputs, owner = torch.zeros(2, *shape), f"the model of strategy {config.strategy}"
+        model = prepare_custom_model(own_model, owner, inputs, num_classes)
+        if config.freeze == "backbone":
+            freeze_backbone(model, num_classes)
+    elif isinstance(stream, FeatureStream):
+        model = build_feature_model(config.model, stream.width, num_classes=num_classes)
     else:
-        strategy = import_custom("strategy", name, "Class", list_strategies())
-    if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
-        raise ConfigError(
-            f"strategy {name} is {strategy!r}; expected a subclass of "
-            f"{Strategy.__module__}.Strategy"
+        model = build_model(
+            config.model,
+            num_classes=num_classes,
+            image_size=config.image_size,
+            weights=config.weights,
+            freeze=config.freeze,
         )
-    return strategy
-
-
-def parse_strategy_arguments(config: TrainConfig, num_processes: int = 1) -> Any:
-    """Return the arguments of the strategy, an instance of its class's ``Arguments``.
-
-    Raises ConfigError if an argument is invalid, or if parameters do not fit the strategy.
-    """
-    strategy = load_strategy(config.strategy)
-    arguments = parse_arguments(
-        "strategy_args", f"strategy {config.strategy}", strategy.Arguments, config.strategy_args
-    )
-    check_conflicts(
-        STRATEGY_CONFLICTS,
-        **vars(config),
-        strategy_class=strategy,
-        num_epochs=strategy.count_epochs(config, arguments),
-        num_processes=num_processes,
-    )
-    return arguments
+    return model.to(stream.device)

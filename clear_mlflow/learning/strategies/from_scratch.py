@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from clear_mlflow.learning.loop import build_untrained_model
-from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.strategies._base import Strategy, build_untrained_model
 from clear_mlflow.learning.training.trainer import Trainer
 
 
@@ -24,5 +23,7 @@ class FromScratch(Strategy):
     def learn(self, bucket_index: int, trainer: Trainer) -> None:
         """Train an untrained model on the bucket."""
         if bucket_index > 0:
-            trainer.restart(build_untrained_model(self.stream, self.config, bucket_index))
+            trainer.restart(
+                build_untrained_model(type(self), self.stream, self.config, bucket_index)
+            )
         super().learn(bucket_index, trainer)

@@ -8,10 +8,9 @@ from typing import Any
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.buffers import BUFFERS, AuthorsReservoir, BufferArguments
-from clear_mlflow.learning.loop import build_untrained_model
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples import Samples
-from clear_mlflow.learning.strategies._base import Strategy, build_buffer
+from clear_mlflow.learning.strategies._base import Strategy, build_buffer, build_untrained_model
 from clear_mlflow.learning.training.trainer import Trainer
 
 
@@ -74,7 +73,9 @@ class Gdumb(Strategy):
         """Update the buffer, then train a model on it, by default an untrained one."""
         self._buffer.update(bucket_index, self.stream.labels(bucket_index))
         if bucket_index > 0 and self.arguments.update == "paper":
-            trainer.restart(build_untrained_model(self.stream, self.config, bucket_index))
+            trainer.restart(
+                build_untrained_model(type(self), self.stream, self.config, bucket_index)
+            )
         super().learn(bucket_index, trainer)
 
     def count_stored_images(self, bucket_index: int) -> int:
