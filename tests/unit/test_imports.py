@@ -10,7 +10,8 @@ PURE = [
     *("learning.parameters.values", "report.page.within_bucket", "core.record", "statistics"),
     *("report.terminal_tables", "report.markdown", "report.exports", "report.pictures"),
     *("importers", "comparison", "comparison.figures", "comparison.page", "comparison.tables"),
-    *("comparison.terminal", "data.features", "cli.data", "learning.strategies"),
+    *("comparison.terminal", "data.features", "cli.data"),
+    "learning.parameters.strategy_names",
 ]
 
 
