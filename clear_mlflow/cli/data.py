@@ -115,13 +115,13 @@ def _print_findings(findings: Findings) -> None:
     click.echo(f"folder   {path_text(findings.root)}")
     click.echo(f"layout   {findings.layout}")
     click.echo(f"digest   {findings.digest or 'none: the dataset cannot be trained on as it is'}")
-    click.echo(f"images   {sum(count.images for count in findings.counts)}")
+    click.echo(f"images   {sum(findings.counts.values())}")
     for label, names in ("buckets", findings.buckets), ("classes", findings.class_names):
         click.echo(f"{label}  {len(names)}: {printable(', '.join(names))}")
     click.echo()
     images: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # a number for each class
-    for count in findings.counts:
-        images[count.bucket, count.split].append(count.images)
+    for (split, bucket, _), number in findings.counts.items():
+        images[bucket, split].append(number)
     rows = [(*key, f"{sum(n)}", f"{min(n)} to {max(n)}") for key, n in images.items()]
     output.print_table(("bucket", "split", "images", "per class"), rows, numbers_from=2)
     click.echo("" if findings.problems else "\nnothing is wrong")
@@ -132,8 +132,8 @@ def _print_findings(findings: Findings) -> None:
             others = ", ".join(map(format_path, problem.others))
             line = f"  {format_path(problem.path)}: {printable(problem.detail)}"
             click.echo(f"{line}; also {others}" if others else line)
-    if number := len(findings.problems):
-        click.echo(f"\n{number} {'problem' if number == 1 else 'problems'}")
+    if total := len(findings.problems):
+        click.echo(f"\n{total} {'problem' if total == 1 else 'problems'}")
 
 
 @command(

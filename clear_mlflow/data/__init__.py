@@ -7,19 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.data.content import build_stream
 from clear_mlflow.data.download import fetch_clear
 from clear_mlflow.data.embedded import EMBEDDED, LICENCE, get_embedded_digest, write_embedded
 from clear_mlflow.data.files import path_text
-from clear_mlflow.data.image_index import Entry as Entry
-from clear_mlflow.data.image_index import ImageIndex as ImageIndex
-from clear_mlflow.data.image_index import build_index as build_index
+from clear_mlflow.data.images import Entry as Entry
+from clear_mlflow.data.images import ImageIndex as ImageIndex
+from clear_mlflow.data.images import build_index as build_index
 from clear_mlflow.data.layouts import find_layout, read_layout
 from clear_mlflow.data.sources import CLEAR, is_custom_stream, load_source, stream_name
 from clear_mlflow.data.splits import AUTO, IID, check_split
-from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.data.stream import BucketStream, build_stream
 
 
 def load_stream(
@@ -81,7 +82,8 @@ def _load_embedded(
         )
     if (protocol, split) != (IID, AUTO):
         # The digest is right; split the training images, which are hashed already, in another way.
-        hashed = replace(index, images={bucket.key: bucket.train for bucket in stream.buckets})
+        train = stream.images.take(np.flatnonzero(~stream.images.is_test))
+        hashed = replace(index, images=train)
         stream = build_stream(hashed, name=dataset, protocol=protocol, split=split)
     return replace(stream, source="embedded", licence=LICENCE)
 

@@ -214,7 +214,7 @@ class HashCache:
         if self._file is not None and self._new:
             self._use_database(self._file, self._save_hashes)
 
-    def hash_file(self, path: Path, status: os.stat_result) -> str:
+    def hash_file(self, path: str, status: os.stat_result) -> str:
         """Return the SHA-256 of a file, hexadecimal, from the database if it has it.
 
         The hash of a file that was changed in the last two seconds, or meanwhile, is not stored.
@@ -225,9 +225,9 @@ class HashCache:
         if stored is not None and stored[:-1] == before:
             return str(stored[-1])
         started = time.time_ns()
-        content = hash_file(path)
+        content = hash_file(Path(path))
         settled = max(status.st_mtime_ns, status.st_ctime_ns) + _SETTLED_NANOSECONDS < started
-        if settled and _get_state(path.stat()) == before:
+        if settled and _get_state(os.stat(path)) == before:  # noqa: PTH116 (a text)
             self._new[name] = (*before, content)
         return content
 

@@ -9,27 +9,24 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, hash_file
 from clear_mlflow.data import read_stream_index
-from clear_mlflow.data.content import (
-    DIFFERENCES,
-    IndexedImage,
-    build_stream,
-    find_duplicates,
-    iter_images,
-)
 from clear_mlflow.data.decode import Resize, UndecodableError, decode_file
 from clear_mlflow.data.files import path_text, reason, stat_file
-from clear_mlflow.data.image_index import TRAIN, ImageIndex
+from clear_mlflow.data.images import TRAIN, ImageIndex, ImageTable
 from clear_mlflow.data.layouts import find_layout, read_layout
 from clear_mlflow.data.sources import CLEAR, stream_name
+from clear_mlflow.data.stream import DIFFERENCES, build_stream, find_copies
 
 SCHEMA = 1
 
@@ -49,6 +46,9 @@ _DARK = (
 _FILES_PER_TASK = 16
 
 OnImages = Callable[[str, int, "int | None"], None]
+# Number of images by split (train or test; all if the layout does not separate them), bucket and
+# class.
+Counts: TypeAlias = Mapping[tuple[str, str, str], int]
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,6 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Count:
-    """The number of images of one class in one bucket."""
-
-    split: str  # train or test; all if the layout does not separate them
-    bucket: str
-    class_name: str
-    images: int
-
-
-@dataclass(frozen=True)
 class Findings:
     """The contents of a dataset, and its problems."""
 
@@ -80,7 +70,7 @@ class Findings:
     digest: str | None  # of the stream; None if the loader cannot read the dataset
     buckets: tuple[str, ...]
     class_names: tuple[str, ...]
-    counts: tuple[Count, ...]
+    counts: Counts
     problems: tuple[Problem, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -94,10 +84,10 @@ class Findings:
             "buckets": list(self.buckets),
             "classes": list(self.class_names),
             "counts": [
-                {"split": c.split, "bucket": c.bucket, "class": c.class_name, "images": c.images}
-                for c in self.counts
+                {"split": split, "bucket": bucket, "class": class_name, "images": number}
+                for (split, bucket, class_name), number in self.counts.items()
             ],
-            "images": sum(c.images for c in self.counts),
+            "images": sum(self.counts.values()),
             "problems": [
                 {
                     "kind": p.type,
@@ -137,78 +127,71 @@ def check_stream(
 
 def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Findings:
     """Decode all images, search for duplicates, and report what the stream does not load."""
-    root = index.root
+    root, images = index.root, index.images
     problems: list[Problem] = []
-    sets = {("all" if index.read_test is None else TRAIN): index.images}
+    splits = ["all"] if index.read_test is None else [TRAIN]
     if index.read_test is not None:
         try:
-            sets[TEST] = index.read_test()
+            images, splits = images.join(index.read_test()), [TRAIN, TEST]
         except DataError as error:
             problems.append(_describe_error(error, root))
-    images = [
-        image
-        for split, bucket_sets in sets.items()
-        for key, image_set in bucket_sets.items()
-        for image in iter_images(image_set, split, key, index.class_names)
-    ]
-    missing = {i.path for i in images if not i.content and not os.path.lexists(i.path)}
-    results = _decode_images(images, root, on_progress)
+    images, errors, brightness = _decode_images(images, root, on_progress)
+    missing = {row for row in errors if not os.path.lexists(images.files[row])}
     problems += [
-        Problem("missing" if image.path in missing else "unreadable", image.path, error)
-        for image, (_, error, _) in zip(images, results, strict=True)
-        if error
+        Problem("missing" if row in missing else "unreadable", Path(images.files[row]), error)
+        for row, error in errors.items()
     ]
-    splits = {image.path: image.split for image in images}
+    rows_by_group = Counter(
+        (splits[test], index.buckets[bucket], index.class_names[label])
+        for row, (test, bucket, label) in enumerate(
+            zip(*(c.tolist() for c in (images.is_test, images.buckets, images.labels)), strict=True)
+        )
+        if row not in missing
+    )
+    counts = {
+        group: rows_by_group[group] for group in product(splits, index.buckets, index.class_names)
+    }
     digest: str | None = None
     load_error: Problem | None = None
+    tests = images.take(np.flatnonzero(images.is_test))
+    hashed = replace(index, images=images.take(np.flatnonzero(~images.is_test)))
+    if TEST in splits:
+        hashed = replace(hashed, read_test=lambda: tests)
     try:
-        stream = build_stream(index, name=name)
+        stream = build_stream(hashed, name=name)
     except DataError as error:
         load_error = _describe_error(error, root)
     else:
-        digest = stream.digest
         # In a layout without a test folder, only the loader separates the test images.
-        for bucket in stream.buckets:
-            splits |= dict.fromkeys(bucket.train.paths, TRAIN)
-            splits |= dict.fromkeys(bucket.test.paths, TEST)
-    decoded = [
-        image._replace(split=splits[image.path], content=content)
-        for image, (content, error, _) in zip(images, results, strict=True)
-        if not error
-    ]
+        digest, images = stream.digest, stream.images
+    decoded = images.take(np.array([r for r in range(len(images)) if r not in errors], np.int64))
     is_explained = bool(problems)
-    for difference, copies in () if index.may_repeat else find_duplicates(decoded):
+    for difference, rows in () if index.may_repeat else find_copies(decoded):
         is_explained = is_explained or bool(difference)
         phrase = DIFFERENCES[difference].format(test=TEST) if difference else ""
-        detail = f"{len(copies)} copies of one image{phrase and ', '}{phrase}"
-        paths = tuple(image.path for image in copies)
-        problems.append(Problem("duplicate", paths[0], detail, paths[1:]))
-    numbers = Counter((i.split, i.bucket, i.class_name) for i in images if i.path not in missing)
-    counts = tuple(
-        Count(split, key, class_name, numbers[split, key, class_name])
-        for split, bucket_sets in sets.items()
-        for key in bucket_sets
-        for class_name in index.class_names
-    )
+        detail = f"{len(rows)} copies of one image{phrase and ', '}{phrase}"
+        first, *others = (Path(decoded.files[row]) for row in rows)
+        problems.append(Problem("duplicate", first, detail, tuple(others)))
     empty_classes = _list_empty_classes(counts, root)
     if index.needs_all_classes and empty_classes:
         is_explained = True
     problems += empty_classes
     if load_error is not None and not is_explained:
         problems.append(load_error)
-    brightest: dict[str, int] = {}
-    for image, (content, _, value) in zip(images, results, strict=True):
-        if content:
-            brightest[image.bucket] = max(value, brightest.get(image.bucket, 0))
-    for key, value in brightest.items():
+    brightest: dict[int, int] = {}
+    for row, bucket in enumerate(images.buckets.tolist()):
+        if row not in errors:
+            brightest[bucket] = max(brightness[row], brightest.get(bucket, 0))
+    for bucket, value in brightest.items():
         if value <= 15:  # as 12 bits are if they are stored in 16
-            problems.append(Problem("dark", root, _DARK.format(key=key, value=value)))
+            detail = _DARK.format(key=index.buckets[bucket], value=value)
+            problems.append(Problem("dark", root, detail))
     order = list(PROBLEM_TYPES)
     return Findings(
         root=root,
         layout=index.layout,
         digest=digest,
-        buckets=tuple(dict.fromkeys(key for bucket_sets in sets.values() for key in bucket_sets)),
+        buckets=index.buckets,
         class_names=index.class_names,
         counts=counts,
         problems=tuple(sorted(problems, key=lambda p: (order.index(p.type), p.path))),
@@ -220,46 +203,52 @@ def _describe_error(error: DataError, root: Path) -> Problem:
     return Problem("structure", root, str(error).removeprefix(f"{path_text(root)} "))
 
 
-def _list_empty_classes(counts: Sequence[Count], root: Path) -> list[Problem]:
+def _list_empty_classes(counts: Counts, root: Path) -> list[Problem]:
     """Return one problem for each split in which classes lack images in a bucket."""
     problems = []
     for split, noun in (("all", "images"), (TRAIN, "training images"), (TEST, "test images")):
-        empty = [count for count in counts if count.split == split and not count.images]
+        empty = [key for key, number in counts.items() if key[0] == split and not number]
         if empty:
+            _, bucket, class_name = empty[0]
             detail = (
                 f"{len(empty)} (class, bucket) pairs have no {noun}, for example class "
-                f"{empty[0].class_name!r} in bucket {empty[0].bucket}"
+                f"{class_name!r} in bucket {bucket}"
             )
             problems.append(Problem("empty-class", root, detail))
     return problems
 
 
 def _decode_images(
-    images: Sequence[IndexedImage], root: Path, on_progress: OnImages
-) -> list[tuple[str, str, int]]:
-    """Return what :func:`_decode_image` returns for each image. Images are decoded in threads."""
-    blocks = [images[i : i + _FILES_PER_TASK] for i in range(0, len(images), _FILES_PER_TASK)]
+    images: ImageTable, root: Path, on_progress: OnImages
+) -> tuple[ImageTable, dict[int, str], Sequence[int]]:
+    """Return the images with their contents, why rows are unreadable, and their brightest areas."""
+    if images.vectors is not None:  # read already
+        return images, {}, [255] * len(images)
+    starts = range(0, len(images), _FILES_PER_TASK)
     results: list[tuple[str, str, int]] = []
     on_progress("decoding images", 0, len(images))
     with ThreadPoolExecutor(max_workers=count_usable_cores()) as pool:
-        for block in pool.map(lambda block: [_decode_image(i, root) for i in block], blocks):
+        blocks = [images.files[start : start + _FILES_PER_TASK] for start in starts]
+        for block in pool.map(lambda block: [_decode_image(file, root) for file in block], blocks):
             results += block
             on_progress("decoding images", len(results), len(images))
-    return results
+    contents, errors, brightness = zip(*results, strict=True)
+    return (
+        replace(images, contents=contents),
+        {row: error for row, error in enumerate(errors) if error},
+        brightness,
+    )
 
 
-def _decode_image(image: IndexedImage, root: Path) -> tuple[str, str, int]:
+def _decode_image(file: str, root: Path) -> tuple[str, str, int]:
     """Return an image's hash (or ""), why it is unreadable (or ""), and its brightest area."""
-    path = image.path
-    if image.content:  # a vector, which was read already
-        return image.content, "", 255
     try:
-        num_bytes = stat_file(path, root=root).st_size
+        num_bytes = stat_file(file, root=root).st_size
         if num_bytes > MAX_IMAGE_BYTES:
             return "", f"has {num_bytes} bytes; expected {MAX_IMAGE_BYTES} at most", 0
-        pixels = decode_file(path, None, Resize(8))  # as in training
-        return hash_file(path), "", int(pixels.max())
-    except UndecodableError as error:
-        return "", f"cannot be decoded: {error}", 0
+        pixels = decode_file(file, None, Resize(8))  # as in training
+        if isinstance(pixels, UndecodableError):
+            return "", f"cannot be decoded: {pixels}", 0
+        return hash_file(Path(file)), "", int(pixels.max())
     except (DataError, OSError) as error:
-        return "", reason(error).removeprefix(f"{path_text(path)} "), 0
+        return "", reason(error).removeprefix(f"{path_text(file)} "), 0

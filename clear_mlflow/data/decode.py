@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from PIL import Image, UnidentifiedImageError, features
 from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.files import path_text, reason
-from clear_mlflow.data.stream import ImageSet
+from clear_mlflow.data.images import ImageTable
 
 # Raster formats only: Pillow would hand PostScript to an interpreter.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
@@ -84,13 +84,8 @@ class UndecodableError(Exception):
     """The bytes of a file are not an image that can be decoded; the message is the reason."""
 
 
-@dataclass(frozen=True)
-class DamagedImage:
-    """An image that was read, but cannot be decoded."""
-
-    index: int  # in its image set
-    path: Path
-    reason: str
+# Rows of a table whose files were read, but cannot be decoded, with the reasons.
+Damages: TypeAlias = dict[int, str]
 
 
 def get_decoder_version() -> str:
@@ -100,20 +95,33 @@ def get_decoder_version() -> str:
 
 
 def decode(
-    images: ImageSet, resize: Resize, *, on_image: Callable[[int], None] | None = None
+    images: ImageTable, resize: Resize, *, on_image: Callable[[int], None] | None = None
 ) -> DecodedImages:
     """Decode images into memory, in their order. Raises DataError if one is damaged."""
     pixels = bytearray()
-    sizes = np.zeros((len(images), 2), dtype=np.int64)
-    damaged: list[DamagedImage] = []
-    for block in decode_blocks(images, resize, on_image=on_image):
-        for n, image in enumerate(block.images, start=block.start):
-            sizes[n] = image.shape[:2]
-            pixels += image.data
-        damaged += block.damaged
-    if damaged:
-        raise build_damage_error(damaged)
+    sizes, damages = write_pixels(pixels.extend, images, resize, on_image=on_image)
+    if damages:
+        raise build_damage_error([(images.files[row], message) for row, message in damages.items()])
     return DecodedImages(np.frombuffer(pixels, dtype=np.uint8), sizes)
+
+
+def write_pixels(
+    write: Callable[[memoryview], object],
+    images: ImageTable,
+    resize: Resize,
+    *,
+    on_image: Callable[[int], None] | None = None,
+) -> tuple[NDArray[np.int64], Damages]:
+    """Decode images, and write the pixels of each. Returns their sizes, (N, 2), and damages."""
+    sizes = np.zeros((len(images), 2), dtype=np.int64)
+    damages: Damages = {}
+    for row, image in enumerate(iter_decoded(images, resize, on_image=on_image)):
+        if isinstance(image, UndecodableError):
+            damages[row] = str(image)
+        else:
+            sizes[row] = image.shape[:2]
+            write(image.data)
+    return sizes, damages
 
 
 def decode_bytes(contents: Sequence[bytes], resize: Resize) -> DecodedImages:
@@ -132,59 +140,47 @@ def decode_bytes(contents: Sequence[bytes], resize: Resize) -> DecodedImages:
     return DecodedImages(np.frombuffer(bytearray(pixels), dtype=np.uint8), sizes)
 
 
-@dataclass(frozen=True, eq=False)
-class DecodedBlock:
-    """Consecutive images of a set."""
-
-    start: int  # index of the first
-    # Each (height, width, 3) of bytes, or an LibraryTransform's result; empty if damaged.
-    images: Sequence[NDArray[Any]]
-    damaged: Sequence[DamagedImage]
-
-
-def decode_blocks(
-    images: ImageSet,
-    resize: Resize | LibraryTransform,
+def iter_decoded(
+    images: ImageTable,
+    geometry: Resize | LibraryTransform,
     *,
     on_image: Callable[[int], None] | None = None,
-) -> Iterator[DecodedBlock]:
-    """Decode images in threads, and yield blocks in order, each with its damaged images.
+) -> Iterator[NDArray[Any] | UndecodableError]:
+    """Decode images in threads, and yield each, or why it is damaged, in order.
 
-    on_image: receives the number of images done after each block. Raises DataError if a file cannot
-    be read or differs from its content hash, if the set has vectors, or if *resize* is too large.
+    on_image: receives the number of images done, at times. Raises DataError if a file cannot be
+    read or differs from its content hash, if the table has vectors, or if the geometry is too
+    large.
     """
     if images.vectors is not None:
         raise DataError("the dataset contains vectors, not images; pass features=vectors")
-    if resize.side**2 > _MAX_PIXELS:
+    if geometry.side**2 > _MAX_PIXELS:
         # Pillow takes what memory there is, block by block, until the system ends the process.
         raise DataError(
-            f"images whose shorter side has {resize.side} pixels would have more than "
+            f"images whose shorter side has {geometry.side} pixels would have more than "
             f"{_MAX_PIXELS}; pass a smaller image_size"
         )
 
     workers = count_usable_cores()
     # Smaller tasks where images are large, so that all cores decode within the limit.
-    image_bytes = 3 * resize.side**2 * (1 if isinstance(resize, Resize) else 4)
+    image_bytes = 3 * geometry.side**2 * (1 if isinstance(geometry, Resize) else 4)
     images_in_task = max(1, min(_IMAGES_IN_A_TASK, _MAX_BYTES_AHEAD // (3 * workers * image_bytes)))
     task_bytes = images_in_task * image_bytes  # of the largest task; an estimate until one is done
+    contents = images.contents or (None,) * len(images)
 
-    def decode_block(start: int) -> DecodedBlock:
-        stop = min(start + images_in_task, len(images))
-        block, damaged = [], []
-        for i in range(start, stop):
-            try:
-                content_hash = images.contents[i] if images.contents else None
-                block.append(decode_file(images.paths[i], content_hash, resize))
-            except UndecodableError as error:
-                block.append(np.zeros((0, 0, 3), dtype=np.uint8))
-                damaged.append(DamagedImage(i, images.paths[i], str(error)))
-        return DecodedBlock(start, block, damaged)
+    def decode_block(start: int) -> list[NDArray[Any] | UndecodableError]:
+        rows = slice(start, start + images_in_task)
+        return [
+            decode_file(*file, geometry)
+            for file in zip(images.files[rows], contents[rows], strict=True)
+        ]
 
     # Threads and not processes: Pillow releases the interpreter's lock while it decodes and scales,
     # and threads need not send pixels to one another.
     pool = ThreadPoolExecutor(max_workers=workers)
-    waiting: deque[Future[DecodedBlock]] = deque()
+    waiting: deque[Future[list[NDArray[Any] | UndecodableError]]] = deque()
     starts = iter(range(0, len(images), images_in_task))
+    done = 0
 
     def submit_tasks() -> None:  # not all at once: decoded images would fill the memory
         max_tasks = max(1, min(3 * workers, _MAX_BYTES_AHEAD // task_bytes))
@@ -195,18 +191,19 @@ def decode_blocks(
         submit_tasks()
         while waiting:
             block = waiting.popleft().result()
-            task_bytes = max(task_bytes, sum(image.nbytes for image in block.images))
+            task_bytes = max(task_bytes, sum(getattr(image, "nbytes", 0) for image in block))
             submit_tasks()
-            yield block
+            yield from block
+            done += len(block)
             if on_image is not None:
-                on_image(block.start + len(block.images))
+                on_image(done)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def build_damage_error(damaged: Sequence[DamagedImage], *, advice: str = "") -> DataError:
-    """Return the error that counts damaged images and names the first, followed by *advice*."""
-    message = f"{path_text(damaged[0].path)} cannot be decoded: {damaged[0].reason}"
+def build_damage_error(damaged: Sequence[tuple[str, str]], *, advice: str = "") -> DataError:
+    """Return the error that counts damaged files and names the first, followed by *advice*."""
+    message = f"{path_text(damaged[0][0])} cannot be decoded: {damaged[0][1]}"
     if len(damaged) > 1:
         message = f"{len(damaged)} images cannot be decoded; the first: {message}"
     return DataError(
@@ -215,27 +212,29 @@ def build_damage_error(damaged: Sequence[DamagedImage], *, advice: str = "") -> 
 
 
 def decode_file(
-    path: Path, content_hash: str | None, resize: Resize | LibraryTransform
-) -> NDArray[Any]:
+    file: str, content_hash: str | None, geometry: Resize | LibraryTransform
+) -> NDArray[Any] | UndecodableError:
     """Decode an image file to (height, width, 3) bytes, or to the library's result.
 
-    content_hash: SHA-256 that the file must have, or None for any. Raises UndecodableError if it is
-    damaged, and DataError if it cannot be read, has another hash, or needs too much memory.
+    content_hash: SHA-256 that the file must have, or None for any. Raises DataError if it cannot
+    be read, has another hash, or needs too much memory.
     """
     try:
-        data = path.read_bytes()
+        data = Path(file).read_bytes()
     except OSError as error:
-        raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
+        raise DataError(f"{path_text(file)} cannot be read: {reason(error)}") from None
     if content_hash is not None and hashlib.sha256(data).hexdigest() != content_hash:
         raise DataError(
-            f"{path_text(path)} is not the file whose content was hashed; it was changed in the "
+            f"{path_text(file)} is not the file whose content was hashed; it was changed in the "
             "meantime: run again when nothing writes to the dataset"
         )
     try:
-        return _decode_image(data, resize)
+        return _decode_image(data, geometry)
+    except UndecodableError as error:
+        return error
     except MemoryError:  # the image may be intact, so it is not left out
         raise DataError(
-            f"{path_text(path)} needs more memory to be decoded than this machine can give; end "
+            f"{path_text(file)} needs more memory to be decoded than this machine can give; end "
             "other programs on it, or store the image smaller"
         ) from None
 

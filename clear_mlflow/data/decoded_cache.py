@@ -7,7 +7,6 @@ sizes. If some images cannot be decoded, it lists them with the reasons, and the
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import io
@@ -28,24 +27,18 @@ from clear_mlflow.data.cache import (
     read_array,
     write_array,
 )
-from clear_mlflow.data.content import compute_stream_digest
 from clear_mlflow.data.decode import (
-    DamagedImage,
+    Damages,
     DecodedImages,
     Resize,
     build_damage_error,
     decode,
-    decode_blocks,
     get_decoder_version,
+    write_pixels,
 )
 from clear_mlflow.data.files import path_text, reason
-from clear_mlflow.data.stream import (
-    Bucket,
-    BucketStream,
-    ImageSet,
-    iter_image_sets,
-    iter_with_progress,
-)
+from clear_mlflow.data.images import ImageTable
+from clear_mlflow.data.stream import BucketStream, iter_with_progress
 
 LEAVE_OUT = "leave_out"
 DECODED_FOLDER = "decoded-v1"  # in the folder of all caches
@@ -65,7 +58,7 @@ class DecodedCache:
 
     def load(
         self,
-        images: ImageSet,
+        images: ImageTable,
         resize: Resize,
         *,
         on_image: Callable[[int], None] | None = None,
@@ -76,42 +69,43 @@ class DecodedCache:
         an image cannot be decoded.
         """
         entry = self._load_or_build(images, resize, on_image)
-        if isinstance(entry, tuple):
-            raise build_damage_error(entry)
+        if isinstance(entry, dict):
+            raise build_damage_error(
+                [(images.files[row], message) for row, message in entry.items()]
+            )
         return decode(images, resize, on_image=on_image) if entry is None else entry
 
     def find_damaged(
         self,
-        images: ImageSet,
+        images: ImageTable,
         resize: Resize,
         *,
         on_image: Callable[[int], None] | None = None,
-    ) -> tuple[DamagedImage, ...]:
+    ) -> Damages:
         """Decode images into the cache unless they are there. Return the undecodable ones.
 
         If the folder cannot be used, the decoded images are dropped, and a warning is printed.
         """
         entry = self._load_or_build(images, resize, on_image)
         if entry is None:  # nothing can be kept: decode each image and drop it
-            blocks = decode_blocks(images, resize, on_image=on_image)
-            return tuple(image for block in blocks for image in block.damaged)
-        return entry if isinstance(entry, tuple) else ()
+            return write_pixels(lambda pixels: None, images, resize, on_image=on_image)[1]
+        return entry if isinstance(entry, dict) else {}
 
     def _load_or_build(
-        self, images: ImageSet, resize: Resize, on_image: Callable[[int], None] | None
-    ) -> DecodedImages | tuple[DamagedImage, ...] | None:
-        """Return pixels or damaged images, decoded once, or None if they cannot be cached."""
+        self, images: ImageTable, resize: Resize, on_image: Callable[[int], None] | None
+    ) -> DecodedImages | Damages | None:
+        """Return pixels or damages of images, decoded once, or None if they cannot be cached."""
         if not images.contents:
             return None
         described = "\n".join((get_decoder_version(), str(resize), *images.contents))
         path = self.folder / f"{hashlib.sha256(described.encode()).hexdigest()}.npy"
         try:
-            if (entry := self._read_unless_damaged(path, images)) is None:
+            if (entry := self._read_unless_damaged(path)) is None:
                 with lock_folder(self.folder):
                     # Another process may have built it while this one waited.
-                    if (entry := self._read_unless_damaged(path, images)) is None:
+                    if (entry := self._read_unless_damaged(path)) is None:
                         self._build(path, images, resize, on_image)
-                        return _read(path, images)
+                        return _read(path)
         # After it was built, too: some file systems let everybody write to every file.
         except UnusableFileError as error:
             self._warn_not_kept(str(error), "of your own, which no other user may write to")
@@ -123,23 +117,20 @@ class DecodedCache:
             on_image(len(images))
         return entry
 
-    def _read_unless_damaged(
-        self, path: Path, images: ImageSet
-    ) -> DecodedImages | tuple[DamagedImage, ...] | None:
+    def _read_unless_damaged(self, path: Path) -> DecodedImages | Damages | None:
         """Return a cached file's content, or None if it is missing or, with a warning, damaged."""
         try:
-            return _read(path, images)
+            return _read(path)
         except ForeignFileError:  # so this user does not replace it
             raise
         except UnusableFileError as error:
-            message = f"{error}; images of damaged files are decoded again"
-            self._warn_once("damage", message)
+            self._warn_once("damage", f"{error}; images of damaged files are decoded again")
             return None
 
     def _build(
         self,
         path: Path,
-        images: ImageSet,
+        images: ImageTable,
         resize: Resize,
         on_image: Callable[[int], None] | None,
     ) -> None:
@@ -148,20 +139,15 @@ class DecodedCache:
         # The cache must not fill a disk that others need.
         if shutil.disk_usage(self.folder).free < num_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        sizes: list[int] = []
-        damaged: list[tuple[int, str]] = []
-        metadata: dict[str, Any] = {"key": path.stem, "sizes": sizes, "damaged": damaged}
+        metadata: dict[str, Any] = {"key": path.stem}
         with write_array(path, metadata) as file:
             start = file.write(_npy_header(0))
             # Written and not mapped: a full disk is an error here, and a killed process there.
-            for block in decode_blocks(images, resize, on_image=on_image):
-                damaged += [(image.index, image.reason) for image in block.damaged]
-                for pixels in block.images:
-                    sizes += pixels.shape[:2]
-                    file.write(pixels.data)
-            if damaged:
-                sizes.clear()
+            sizes, damages = write_pixels(file.write, images, resize, on_image=on_image)
+            if damages:
                 file.truncate(start)
+            metadata["damaged"] = list(damages.items())
+            metadata["sizes"] = [] if damages else sizes.ravel().tolist()
             end = file.seek(0, io.SEEK_END)
             file.seek(0)
             file.write(_npy_header(end - start))
@@ -181,13 +167,13 @@ class DecodedCache:
             self._warn(message)
 
 
-def _read(path: Path, images: ImageSet) -> DecodedImages | tuple[DamagedImage, ...] | None:
-    """Return a cached file's pixels or its list of damaged images, or None if it is missing."""
+def _read(path: Path) -> DecodedImages | Damages | None:
+    """Return a cached file's pixels or its damages, or None if it is missing."""
     if (entry := read_array(path, {"key": path.stem})) is None:
         return None
     pixels, metadata = entry
     if metadata["damaged"]:
-        return tuple(DamagedImage(n, images.paths[n], why) for n, why in metadata["damaged"])
+        return dict(metadata["damaged"])
     sizes = np.array(metadata["sizes"], dtype=np.int64).reshape(-1, 2)
     # As a plain array: torch takes it without a warning, for it may be written to.
     return DecodedImages(pixels.view(np.ndarray), sizes)
@@ -207,52 +193,37 @@ def drop_undecodable(
     damaged: ``leave_out`` to drop damaged images, or ``stop`` to raise DataError if there are any.
     Raises DataError if none remain in a set of a bucket.
     """
-    remaining: dict[int, ImageSet] = {}
-    all_damaged: list[DamagedImage] = []
-    for images, on_ready in iter_with_progress([*iter_image_sets(stream)], on_image):
-        damaged_images = cache.find_damaged(images, resize, on_image=on_ready)
-        all_damaged += damaged_images
-        if damaged_images:
-            dropped = [image.index for image in damaged_images]
-            remaining[id(images)] = images.take(np.delete(np.arange(len(images)), dropped))
+    all_damaged: list[tuple[str, str]] = []
+    for images, on_ready in iter_with_progress(stream.image_sets, on_image):
+        damages = cache.find_damaged(images, resize, on_image=on_ready)
+        all_damaged += [(images.files[row], message) for row, message in damages.items()]
     if not all_damaged:
         return stream, 0
     if damaged != LEAVE_OUT:
         raise build_damage_error(
             all_damaged, advice=", or pass damaged=leave_out to train without them"
         )
-    buckets = tuple(
-        Bucket(
-            bucket.key,
-            remaining.get(id(bucket.train), bucket.train),
-            remaining.get(id(bucket.test), bucket.test),
-        )
-        for bucket in stream.buckets
+    warnings = [
+        f"{path_text(file)} is left out: it cannot be decoded: {message}"
+        for file, message in all_damaged[:_MOST_LISTED]
+    ]
+    if (num_unlisted := len(all_damaged) - _MOST_LISTED) > 0:
+        warnings.append(f"{num_unlisted} more images are left out, which cannot be decoded")
+    dropped = {file for file, _ in all_damaged}
+    is_decodable = np.array([file not in dropped for file in stream.images.files])
+    decodable = stream.with_images(
+        stream.images.take(np.flatnonzero(is_decodable)), warnings=(*stream.warnings, *warnings)
     )
-    for bucket in buckets:
+    for bucket in decodable.buckets:
         for split, images in (("train", bucket.train), (stream.tested_on, bucket.test)):
             if not len(images):
                 raise DataError(
                     f"none of bucket {bucket.key}'s {split} images can be decoded; the first "
-                    f"damaged image is {path_text(all_damaged[0].path)}: unpack the dataset again"
+                    f"damaged image is {path_text(all_damaged[0][0])}: unpack the dataset again"
                 )
-    warnings = [
-        f"{path_text(image.path)} is left out: it cannot be decoded: {image.reason}"
-        for image in all_damaged[:_MOST_LISTED]
-    ]
-    if (num_unlisted := len(all_damaged) - _MOST_LISTED) > 0:
-        warnings.append(f"{num_unlisted} more images are left out, which cannot be decoded")
-    decodable = dataclasses.replace(
-        stream,
-        buckets=buckets,
-        digest=compute_stream_digest(
-            buckets, stream.class_names, stream.tested_on, stream.scenario
-        ),
-        warnings=(*stream.warnings, *warnings),
-    )
     # A set without its damaged images is another one to the cache. It is decoded now, as the others
     # were, and not in the middle of the training.
-    for images, on_ready in iter_with_progress([*iter_image_sets(decodable)], on_image):
+    for images, on_ready in iter_with_progress(decodable.image_sets, on_image):
         cache.find_damaged(images, resize, on_image=on_ready)
     return decodable, len(all_damaged)
 

@@ -45,7 +45,7 @@ _BUCKET_KEY = re.compile("[0-9]{1,9}")
 _LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
 
 
-def path_text(path: Path) -> str:
+def path_text(path: Path | str) -> str:
     """Return a path as part of a one-line message, with unprintable characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(path))
 
@@ -64,17 +64,17 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def stat_file(path: Path, *, root: Path) -> os.stat_result:
+def stat_file(path: Path | str, *, root: Path) -> os.stat_result:
     """Return the status of a file, links followed.
 
     Raises DataError if it is missing or not a plain file, or a link leads out of *root*.
     """
     try:
-        status = path.lstat()
+        status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):
-            if not path.resolve(strict=True).is_relative_to(root):
+            if not Path(path).resolve(strict=True).is_relative_to(root):
                 raise _build_link_error(path, root)
-            status = path.stat()
+            status = os.stat(path)  # noqa: PTH116 (a path or a text, for each image)
     except FileNotFoundError:
         raise DataError(f"{path_text(path)} is missing; expected every listed image") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
@@ -84,7 +84,7 @@ def stat_file(path: Path, *, root: Path) -> os.stat_result:
     return status
 
 
-def _build_link_error(path: Path, root: Path) -> DataError:
+def _build_link_error(path: Path | str, root: Path) -> DataError:
     """Return the error of a link that leads out of *root*."""
     return DataError(
         f"{path_text(path)} is a link that leads out of {path_text(root)}; replace the link by a "

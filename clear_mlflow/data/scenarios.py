@@ -16,8 +16,7 @@ import numpy as np
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.data.content import compute_stream_digest
-from clear_mlflow.data.stream import DOMAIN, Bucket, BucketStream, ImageSet, Vectors
+from clear_mlflow.data.stream import DOMAIN, BucketStream
 
 CLASS, TASK = "class", "task"
 SCENARIOS = (DOMAIN, CLASS, TASK)
@@ -82,52 +81,36 @@ def apply_scenario(
     names = parameters.sort_classes(stream.class_names)
     groups = [names[start : start + size] for start in range(0, len(names), size)]
     number = len(groups)
-    if number < 2 or (not uses_all_times and number > len(stream.buckets)):
+    if number < 2 or (not uses_all_times and number > len(stream.keys)):
         raise ConfigError(
             f"scenario_args has classes_per_bucket={size}, which makes {number} buckets of the "
             f"{len(names)} classes; expected at least 2, and with times=own at most the "
-            f"{len(stream.buckets)} buckets of the stream's time: pass times=all"
+            f"{len(stream.keys)} buckets of the stream's time: pass times=all"
         )
-    starts = [k * len(stream.buckets) // number for k in range(number + 1)]
-    buckets = []
-    for k, group in enumerate(groups):
-        parts = stream.buckets if uses_all_times else stream.buckets[starts[k] : starts[k + 1]]
-        labels = [stream.class_names.index(name) for name in group]
-        train, test = (
-            _select_classes([getattr(bucket, split) for bucket in parts], labels)
-            for split in ("train", "test")
-        )
-        if not len(train) or not len(test):
-            raise DataError(
-                f"dataset {stream.name} has {len(train)} training and {len(test)} test images of "
-                f"{', '.join(group)[:200]} in that part of its time; expected some: pass "
-                "scenario_args=times=all, or another order"
-            )
-        buckets.append(Bucket(str(k + 1), train, test))
+    starts = [k * len(stream.keys) // number for k in range(number + 1)]
+    group_of_label = np.array([names.index(name) // size for name in stream.class_names])
+    buckets = group_of_label[stream.images.labels]
+    rows = np.arange(len(buckets))
+    if not uses_all_times:
+        first, stop = (np.array(bounds)[buckets] for bounds in (starts[:-1], starts[1:]))
+        rows = np.flatnonzero((first <= stream.images.buckets) & (stream.images.buckets < stop))
+    rows = rows[np.lexsort((stream.images.buckets[rows],))]
+    images = replace(stream.images.take(rows), buckets=buckets[rows])
     has_dates = stream.times and not uses_all_times
-    return replace(
-        stream,
+    changed = stream.with_images(
+        images,
         name=f"{stream.name} ({scenario})",
-        buckets=tuple(buckets),
-        digest=compute_stream_digest(buckets, stream.class_names, stream.tested_on, scenario),
+        keys=tuple(str(k + 1) for k in range(number)),
         times=tuple(stream.times[start] for start in starts[:-1]) if has_dates else (),
         scenario=scenario,
         new_classes=tuple(tuple(sorted(group, key=stream.class_names.index)) for group in groups),
         time_stream=stream,
     )
-
-
-def _select_classes(sets: Sequence[ImageSet], labels: Sequence[int]) -> ImageSet:
-    """Return the images of some classes in several sets, one set after the other."""
-    parts = [images.take(np.flatnonzero(np.isin(images.labels, labels))) for images in sets]
-    all_labels = np.concatenate([images.labels for images in parts])
-    all_labels.setflags(write=False)
-    vectors = [images.vectors for images in parts if images.vectors is not None]
-    return ImageSet(
-        paths=tuple(path for images in parts for path in images.paths),
-        labels=all_labels,
-        contents=tuple(content for images in parts for content in images.contents),
-        vectors=Vectors(vectors[0].array, np.concatenate([v.rows for v in vectors]))
-        if vectors
-        else None,
-    )
+    for bucket, group in zip(changed.buckets, groups, strict=True):
+        if not len(bucket.train) or not len(bucket.test):
+            raise DataError(
+                f"dataset {stream.name} has {len(bucket.train)} training and {len(bucket.test)} "
+                f"test images of {', '.join(group)[:200]} in that part of its time; expected some: "
+                "pass scenario_args=times=all, or another order"
+            )
+    return changed

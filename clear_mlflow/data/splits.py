@@ -10,17 +10,17 @@ import hashlib
 import os
 import random
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import VALIDATION, get_divided_split, get_measured_split
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import path_text
-from clear_mlflow.data.image_index import ImageIndex, Split
-from clear_mlflow.data.stream import Bucket, ImageSet
+from clear_mlflow.data.images import ImageIndex, ImageTable, Rows
 
 AUTO = "auto"
 IID = "iid"
@@ -33,44 +33,53 @@ _SPLIT = re.compile(f"auto|[0-9]{{1,18}}|{VALIDATION}(:[0-9]{{1,18}})?")
 
 def apply_split(
     index: ImageIndex, *, protocol: str, split: str
-) -> tuple[tuple[Bucket, ...], str, tuple[str, ...]]:
-    """Return the buckets, the split (released, N, none or a validation split), and warnings.
+) -> tuple[ImageTable, str, tuple[str, ...]]:
+    """Return the images, the split (released, N, none or a validation split), and warnings.
 
     Reads the lists of released test images or of stored splits if they are used. Raises DataError
     if a bucket has too few images to hold some out.
     """
     check_split(protocol, split)
+    images: ImageTable = index.images
+    warnings: tuple[str, ...] = ()
     if protocol == STREAMING:
-        return tuple(Bucket(key, all_, all_) for key, all_ in index.images.items()), "none", ()
-    validates, base_split = get_measured_split(split) == VALIDATION, get_divided_split(split)
-    if base_split == AUTO and index.read_test is not None:
-        if validates:
-            return _hold_out_validation(index.images, index.root), VALIDATION, ()
-        tests = index.read_test()
-        released = (Bucket(key, train, tests[key]) for key, train in index.images.items())
-        return tuple(released), "released", ()
-    number = 0 if base_split == AUTO else int(base_split)
-    stored = index.read_split(number) if index.read_split is not None else None
-    buckets = []
-    for key, images in index.images.items():
-        train, test = draw_split(len(images), number) if stored is None else stored[key]
-        if not len(test):
+        return images, "none", warnings
+    name, validates = get_divided_split(split), get_measured_split(split) == VALIDATION
+    if name != AUTO or index.read_test is None:
+        number = 0 if name == AUTO else int(name)
+        name = str(number)
+        images, warnings = _hold_out_test(index, number)
+    elif validates:
+        name = ""
+    else:
+        name, images = "released", images.join(index.read_test())
+    if validates:
+        images = _hold_out_validation(images.take(np.flatnonzero(~images.is_test)), index)
+        name = ":".join(filter(None, (VALIDATION, name)))
+    return images, name, warnings
+
+
+def _hold_out_test(index: ImageIndex, number: int) -> tuple[ImageTable, tuple[str, ...]]:
+    """Return the images with the test set of a stored split, or of one that is drawn."""
+    images, is_test = index.images, index.read_split and index.read_split(number)
+    warnings: tuple[str, ...] = ()
+    if is_test is None:
+        is_test = np.zeros(len(images), dtype=np.bool_)
+        for rows in images.group_by_bucket(len(index.buckets)):
+            is_test[rows[draw_split(len(rows), number)]] = True
+        if index.read_split is not None and number in STORED_SPLITS:
+            warnings = (
+                f"split {number} is not stored in {path_text(index.root)}; it was drawn again, and "
+                "may differ from the published one",
+            )
+    for key, rows in zip(index.buckets, images.group_by_bucket(len(index.buckets)), strict=True):
+        if not is_test[rows].any():
             raise DataError(
-                f"bucket {key} of {path_text(index.root)} has {len(images)} images; expected at "
+                f"bucket {key} of {path_text(index.root)} has {len(rows)} images; expected at "
                 f"least 4, to hold out {TEST_RATIO:.0%} of them: pass protocol=streaming, or "
                 "unpack the dataset again"
             )
-        buckets.append(Bucket(key=key, train=images.take(train), test=images.take(test)))
-    warnings: tuple[str, ...] = ()
-    if index.read_split is not None and stored is None and number in STORED_SPLITS:
-        warnings = (
-            f"split {number} is not stored in {path_text(index.root)}; it was drawn again, and "
-            "may differ from the published one",
-        )
-    if validates:
-        train_sets = {bucket.key: bucket.train for bucket in buckets}
-        return _hold_out_validation(train_sets, index.root), f"{VALIDATION}:{number}", warnings
-    return tuple(buckets), str(number), warnings
+    return replace(images, is_test=is_test), warnings
 
 
 def check_split(protocol: str, split: str) -> None:
@@ -89,30 +98,30 @@ def check_split(protocol: str, split: str) -> None:
         )
 
 
-def draw_split(num_images: int, seed: int) -> Split:
-    """Draw ascending training and test indices of a bucket: a test set of int(0.3 n) images.
+def draw_split(num_images: int, seed: int) -> Rows:
+    """Draw the test images of a bucket, int(0.3 n) of them, and return their indices, ascending.
 
     The last shuffled images are held out, as in CLEAR's prepare_training_folder.py.
     """
     indices = list(range(num_images))
     random.Random(seed).shuffle(indices)  # noqa: S311 (the published procedure, not a secret)
-    num_train = num_images - int(TEST_RATIO * num_images)
-    train, test = indices[:num_train], indices[num_train:]
-    return np.array(sorted(train), dtype=np.int64), np.array(sorted(test), dtype=np.int64)
+    return np.array(sorted(indices[num_images - int(TEST_RATIO * num_images) :]), dtype=np.int64)
 
 
-def draw_validation_split(images: ImageSet) -> Split:
-    """Return ascending training and validation indices: a tenth of each class is held out.
+def draw_validation_split(images: ImageTable) -> NDArray[np.bool_]:
+    """Return which images are held out for validation: a tenth of each bucket's and class's.
 
     At least one image of each class that has two is held out. The hash of an image's id decides,
     so the split is the same for all seeds.
     """
-    held_out, ids = np.zeros(len(images), dtype=np.bool_), images.ids()
-    for label in np.unique(images.labels).tolist():
-        indices = np.flatnonzero(images.labels == label).tolist()
-        indices.sort(key=lambda i: _hash_id(label, ids[i]))
-        held_out[indices[: max(1, (len(indices) + 5) // 10) if len(indices) > 1 else 0]] = True
-    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    held_out, ids = np.zeros(len(images), dtype=np.bool_), images.ids
+    groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for row, group in enumerate(zip(images.buckets.tolist(), images.labels.tolist(), strict=True)):
+        groups[group].append(row)
+    for (_, label), rows in groups.items():
+        rows.sort(key=lambda row: _hash_id(label, ids[row]))
+        held_out[rows[: max(1, (len(rows) + 5) // 10) if len(rows) > 1 else 0]] = True
+    return held_out
 
 
 def _hash_id(label: int, image_id: str) -> bytes:
@@ -120,16 +129,15 @@ def _hash_id(label: int, image_id: str) -> bytes:
     return hashlib.sha256(os.fsencode(f"{VALIDATION}\0{label}\0{image_id}")).digest()
 
 
-def _hold_out_validation(images: Mapping[str, ImageSet], root: Path) -> tuple[Bucket, ...]:
-    """Return buckets whose test images are held out of these training images, by bucket key."""
-    buckets = []
-    for key, all_ in images.items():
-        train, held_out = draw_validation_split(all_)
-        if not len(train) or not len(held_out):
+def _hold_out_validation(images: ImageTable, index: ImageIndex) -> ImageTable:
+    """Return training images, some of which are held out to test on."""
+    held_out = draw_validation_split(images)
+    for key, rows in zip(index.buckets, images.group_by_bucket(len(index.buckets)), strict=True):
+        number = int(held_out[rows].sum())
+        if not 0 < number < len(rows):
             raise DataError(
-                f"bucket {key} of {path_text(root)} has {len(all_)} images, of which "
-                f"{len(held_out)} would be held out for validation; expected some to train on and "
+                f"bucket {key} of {path_text(index.root)} has {len(rows)} images, of which "
+                f"{number} would be held out for validation; expected some to train on and "
                 "some to hold out: pass split=auto, or a dataset with more images"
             )
-        buckets.append(Bucket(key=key, train=all_.take(train), test=all_.take(held_out)))
-    return tuple(buckets)
+    return replace(images, is_test=held_out)

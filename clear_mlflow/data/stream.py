@@ -1,69 +1,39 @@
-"""A stream of buckets: which image files belong to which bucket, split and class."""
+"""A stream of buckets: a table of images that is split, hashed and checked for copies."""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, compress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clear_mlflow.core.distributed import count_usable_cores
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import get_measured_split
 from clear_mlflow.core.predictions import EvaluationSet
-from clear_mlflow.data.files import path_text
+from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
+from clear_mlflow.data.cache import HashCache
+from clear_mlflow.data.files import path_text, reason, stat_file
+from clear_mlflow.data.images import TRAIN, ImageIndex, ImageTable, group_rows
+from clear_mlflow.data.splits import AUTO, IID, STREAMING, apply_split
 
 DOMAIN = "domain"  # the scenario in which all buckets have the same classes
+_FILES_PER_TASK = 32
 
-
-@dataclass(frozen=True, eq=False)
-class Vectors:
-    """Rows of an array, which may be a mapped file. They are read when they are indexed."""
-
-    array: NDArray[np.float32]  # (all rows, width)
-    rows: NDArray[np.int64]  # (N,), indices into the array
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, width)."""
-        return len(self.rows), self.array.shape[1]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: slice | NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the chosen rows, (n, width), in memory."""
-        return np.asarray(self.array[self.rows[index]])
-
-
-@dataclass(frozen=True, eq=False)
-class ImageSet:
-    """Image files, or vectors, and their labels, in a fixed order. Nothing is decoded."""
-
-    paths: tuple[Path, ...]  # of a vector, its row: ``FILE/row 17``
-    labels: NDArray[np.int64]  # (len(paths),), an index into the stream's class names; read-only
-    # SHA-256 of each file, or of a vector's bytes, hexadecimal; empty if not hashed yet.
-    contents: tuple[str, ...] = ()
-    vectors: Vectors | None = None  # instead of files
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def ids(self) -> list[str]:
-        """Return what distinguishes images of a class: names of files, contents of vectors."""
-        return [path.stem for path in self.paths] if self.vectors is None else [*self.contents]
-
-    def take(self, indices: NDArray[np.int64]) -> ImageSet:
-        """Return the images at *indices*, in that order."""
-        labels = self.labels[indices]
-        labels.setflags(write=False)
-        order = indices.tolist()
-        return ImageSet(
-            paths=tuple(self.paths[i] for i in order),
-            labels=labels,
-            contents=tuple(self.contents[i] for i in order) if self.contents else (),
-            vectors=self.vectors and Vectors(self.vectors.array, self.vectors.rows[indices]),
-        )
+# How copies of one image differ, worst first: the column and a phrase for messages.
+DIFFERENCES = {
+    "split": "in both a training and a {test} set",
+    "bucket": "in more than one bucket of one split",
+    "class_name": "under more than one class",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +41,8 @@ class Bucket:
     """One step of the stream: the training images, and the test or validation images."""
 
     key: str
-    train: ImageSet
-    test: ImageSet
+    train: ImageTable
+    test: ImageTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +51,8 @@ class BucketStream:
 
     name: str
     class_names: tuple[str, ...]  # the index is the label
-    buckets: tuple[Bucket, ...]
+    keys: tuple[str, ...]  # of the buckets
+    images: ImageTable  # of all buckets
     digest: str  # of every image's content, class, bucket and split; paths do not change it
     warnings: tuple[str, ...] = ()  # one line each
     layout: str = ""  # how the files are stored, for people
@@ -95,6 +66,20 @@ class BucketStream:
     new_classes: tuple[tuple[str, ...], ...] = ()  # in a scenario, the classes of each bucket
     time_stream: BucketStream | None = None  # in a scenario, the stream that it was made from
 
+    @cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The images of each bucket: under ``streaming``, one set to train and to test on."""
+        codes = 2 * self.images.buckets + self.images.is_test
+        sets = [self.images.take(rows) for rows in group_rows(codes, 2 * len(self.keys))]
+        tests = sets[::2] if self.protocol == STREAMING else sets[1::2]
+        return tuple(map(Bucket, self.keys, sets[::2], tests))
+
+    @property
+    def image_sets(self) -> list[ImageTable]:
+        """Each set of images once: first the training sets, bucket by bucket."""
+        train = [bucket.train for bucket in self.buckets]
+        return train + [bucket.test for bucket in self.buckets if bucket.test is not bucket.train]
+
     def list_classes(self, split: str) -> list[list[str]]:
         """Return the classes that each bucket has images of in ``train`` or ``test``."""
         sets = (np.unique(getattr(bucket, split).labels).tolist() for bucket in self.buckets)
@@ -104,29 +89,205 @@ class BucketStream:
     def absent_classes(self) -> dict[str, dict[str, list[str]]]:
         """Classes without images, by split (``train``, ``test``) and bucket."""
         absent: dict[str, dict[str, list[str]]] = {}
-        expected = self.new_classes or (self.class_names,) * len(self.buckets)
+        expected = self.new_classes or (self.class_names,) * len(self.keys)
         for split in ("train", "test"):
-            for bucket, names, present in zip(
-                self.buckets, expected, map(frozenset, self.list_classes(split)), strict=True
+            for key, names, present in zip(
+                self.keys, expected, map(frozenset, self.list_classes(split)), strict=True
             ):
                 if missing := [name for name in names if name not in present]:
-                    absent.setdefault(split, {})[bucket.key] = missing
+                    absent.setdefault(split, {})[key] = missing
         return absent
 
     @property
     def has_vectors(self) -> bool:
         """True if the stream consists of vectors instead of images."""
-        return self.buckets[0].train.vectors is not None
+        return self.images.vectors is not None
 
     @property
     def tested_on(self) -> str:
         """The split that is tested on: ``test``, or ``validation`` of the training images."""
         return get_measured_split(self.split)
 
+    def with_images(self, images: ImageTable, **changes: Any) -> BucketStream:
+        """Return this stream with other images, whose contents are hashed, and their digest."""
+        stream = replace(self, images=images, **changes)
+        return replace(stream, digest=_compute_digest(stream))
+
+
+def build_stream(
+    index: ImageIndex,
+    *,
+    name: str,
+    protocol: str = IID,
+    split: str = AUTO,
+    hash_folder: Path | None = None,
+) -> BucketStream:
+    """Apply a split and hash its images. Nothing is decoded.
+
+    hash_folder: folder that keeps the hashes of files for later calls, or None to hash every file.
+
+    Images that occur twice are warnings of the stream. Raises DataError if two sets share over half
+    of the images of the smaller one, or lack a class that the index requires.
+    """
+    images, split, warnings = apply_split(index, protocol=protocol, split=split)
+    if index.needs_all_classes:
+        _check_all_classes(index.images, index)
+        if split == "released":
+            _check_all_classes(images.take(np.flatnonzero(images.is_test)), index)
+    stream = BucketStream(
+        name=name,
+        class_names=index.class_names,
+        keys=index.buckets,
+        images=images,
+        digest="",
+        layout=index.layout,
+        protocol=protocol,
+        split=split,
+        times=tuple(index.times[key] for key in index.buckets) if index.times else (),
+        standardise=index.standardise,
+    )
+    stream = stream.with_images(_hash_images(images, index.root, hash_folder))
+    if not index.may_repeat:
+        warnings += _check_disjoint(stream)
+    return replace(stream, warnings=(*index.warnings, *warnings))
+
+
+def _check_all_classes(images: ImageTable, index: ImageIndex) -> None:
+    """Raise DataError if a class has no images in a bucket."""
+    number = len(index.class_names)
+    counts = np.bincount(
+        images.buckets * number + images.labels, minlength=len(index.buckets) * number
+    )
+    for code in np.flatnonzero(counts == 0).tolist():
+        raise DataError(
+            f"{path_text(index.root)} has no images of class "
+            f"{safe_repr(index.class_names[code % number])} in a set of bucket "
+            f"{index.buckets[code // number]}; expected images of every class in every bucket: "
+            "unpack the dataset again"
+        )
+
+
+def _hash_images(images: ImageTable, root: Path, hash_folder: Path | None) -> ImageTable:
+    """Return the images with the content of each. Those that are known are not hashed again."""
+    contents = list(images.contents or ("",) * len(images))
+    unknown = [i for i, content in enumerate(contents) if not content]
+    blocks = [unknown[i : i + _FILES_PER_TASK] for i in range(0, len(unknown), _FILES_PER_TASK)]
+    # More threads than cores: on a network file system, most of the time is spent on waiting.
+    with (
+        HashCache(hash_folder, root) as hashes,
+        ThreadPoolExecutor(max_workers=4 * count_usable_cores()) as pool,
+    ):
+
+        def hash_block(rows: Sequence[int]) -> None:
+            for row in rows:
+                contents[row] = _hash_file(images.files[row], root, hashes)
+
+        for _ in pool.map(hash_block, blocks):
+            pass
+    return replace(images, contents=tuple(contents))
+
+
+def _hash_file(file: str, root: Path, hashes: HashCache) -> str:
+    """Return the SHA-256 of an image file, from *hashes* if it is stored there."""
+    status = stat_file(file, root=root)
+    if not 0 < status.st_size <= MAX_IMAGE_BYTES:
+        raise DataError(
+            f"{path_text(file)} has {status.st_size} bytes; expected an image of 1 to "
+            f"{MAX_IMAGE_BYTES}; unpack the dataset again"
+        )
+    try:
+        return hashes.hash_file(file, status)
+    except OSError as error:
+        raise DataError(f"{path_text(file)} cannot be read: {reason(error)}") from None
+
+
+def _compute_digest(stream: BucketStream) -> str:
+    """Hash split, bucket, class and content of all images, whatever their paths and order."""
+    images = stream.images
+    lines = []
+    for is_test, split in ((False, TRAIN), (True, stream.tested_on)):
+        rows = images.is_test == (is_test and stream.protocol != STREAMING)
+        for bucket, label, content in zip(
+            images.buckets[rows].tolist(),
+            images.labels[rows].tolist(),
+            compress(images.contents, rows.tolist()),
+            strict=True,
+        ):
+            names = (split, stream.keys[bucket], stream.class_names[label], content)
+            lines.append("\0".join(names))
+    digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+    if stream.scenario == DOMAIN:
+        return f"sha256:{digest}"
+    # Scenarios are different tasks on the same images: their results are not comparable.
+    scenario = f"{stream.scenario}\0sha256:{digest}"
+    return f"sha256:{hashlib.sha256(scenario.encode()).hexdigest()}"
+
+
+def find_copies(images: ImageTable) -> list[tuple[str, list[int]]]:
+    """Group the rows with equal contents, with the worst column in which they differ.
+
+    The column is a key of ``DIFFERENCES``, or empty for copies in one bucket, split and class.
+    """
+    counts = Counter(images.contents)
+    copies: defaultdict[str, list[int]] = defaultdict(list)
+    for row in np.lexsort((images.is_test, images.buckets)).tolist():
+        if counts[images.contents[row]] > 1:
+            copies[images.contents[row]].append(row)
+    return [
+        (next((c for c in DIFFERENCES if len(_select_distinct(images, rows, c)) > 1), ""), rows)
+        for rows in copies.values()
+    ]
+
+
+def _select_distinct(images: ImageTable, rows: Sequence[int], *columns: str) -> list[int]:
+    """Return the first row for each value of these columns, which are keys of ``DIFFERENCES``."""
+    arrays = {"split": images.is_test, "bucket": images.buckets, "class_name": images.labels}
+    values = [tuple(arrays[column][row] for column in columns) for row in rows]
+    return list(dict(zip(reversed(values), reversed(rows), strict=True)).values())[::-1]
+
+
+def _check_disjoint(stream: BucketStream) -> tuple[str, ...]:
+    """Return a warning for each type of difference between copies of an image."""
+    images, noun = stream.images, "row" if stream.has_vectors else "image"
+
+    def format_pair(rows: Sequence[int]) -> str:
+        return " and ".join(path_text(images.files[row]) for row in rows[:2])
+
+    def describe_set(row: int) -> tuple[str, str]:
+        return stream.tested_on if images.is_test[row] else TRAIN, stream.keys[images.buckets[row]]
+
+    copies = find_copies(images)
+    shared: defaultdict[tuple[tuple[str, str], ...], list[tuple[int, ...]]] = defaultdict(list)
+    for _, rows in copies:
+        for pair in combinations(_select_distinct(images, rows, "split", "bucket"), 2):
+            shared[tuple(map(describe_set, pair))].append(pair)
+    sets = {(describe_set(row), images.contents[row]) for row in range(len(images)) if shared}
+    sizes = Counter(key for key, _ in sets)
+    for keys, pairs in shared.items():
+        smaller = min(sizes[key] for key in keys)
+        if 2 * len(pairs) > smaller:
+            both = " and ".join(f"bucket {bucket}'s {split} {noun}s" for split, bucket in keys)
+            advice = "if the metadata lists images twice, unpack the dataset again"
+            if stream.has_vectors:
+                advice = "pass more columns, or dataset_args=may_repeat=yes if rows may be equal"
+            raise DataError(
+                f"{both} share {len(pairs)} of {smaller} {noun}s, for example "
+                f"{format_pair(pairs[0])}; buckets and splits must be disjoint: {advice}"
+            )
+    warnings = []
+    for column, phrase in DIFFERENCES.items():
+        if groups := [rows for difference, rows in copies if difference == column]:
+            number = f"1 {noun} is" if len(groups) == 1 else f"{len(groups)} {noun}s are"
+            example = format_pair(_select_distinct(images, groups[0], column))
+            warnings.append(
+                f"{number} {phrase.format(test=stream.tested_on)}, for example {example}"
+            )
+    return tuple(warnings)
+
 
 def iter_with_progress(
-    sets: Sequence[ImageSet], on_image: Callable[[int, int], None]
-) -> Iterator[tuple[ImageSet, Callable[[int], None]]]:
+    sets: Sequence[ImageTable], on_image: Callable[[int, int], None]
+) -> Iterator[tuple[ImageTable, Callable[[int], None]]]:
     """Yield each set of images, and a function to report how many of them are done.
 
     That function calls *on_image* with the number done in all sets, and their total.
@@ -141,21 +302,15 @@ def iter_with_progress(
         num_before += len(images)
 
 
-def iter_image_sets(stream: BucketStream) -> Iterator[ImageSet]:
-    """Yield each set of images of a stream once: first the training sets, bucket by bucket."""
-    yield from (bucket.train for bucket in stream.buckets)
-    yield from (bucket.test for bucket in stream.buckets if bucket.test is not bucket.train)
-
-
 def build_evaluation_set(stream: BucketStream) -> EvaluationSet:
     """Return the test images of all buckets: labels, content hashes and names of files."""
     tests = [bucket.test for bucket in stream.buckets]
     contents = b"".join(bytes.fromhex(c)[:16] for images in tests for c in images.contents)
     return EvaluationSet(
-        buckets=tuple(bucket.key for bucket in stream.buckets),
+        buckets=stream.keys,
         class_names=stream.class_names,
         bucket=np.repeat(np.arange(len(tests)), [len(i) for i in tests]).astype(np.uint16),
         label=np.concatenate([images.labels for images in tests]).astype(np.uint16),
         content=np.frombuffer(contents, dtype=np.uint8).reshape(-1, 16).copy(),
-        names=tuple(path_text(Path(path.stem)) for images in tests for path in images.paths),
+        names=tuple(path_text(path.stem) for images in tests for path in images.paths),
     )

@@ -19,8 +19,9 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.decode import decode
 from clear_mlflow.data.decoded_cache import DecodedCache
 from clear_mlflow.data.features import StoredFeatures
+from clear_mlflow.data.images import ImageTable
 from clear_mlflow.data.scenarios import TASK
-from clear_mlflow.data.stream import BucketStream, ImageSet
+from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.learning.device import (
     RngPurpose,
     build_generator,
@@ -231,7 +232,7 @@ class DecodedStream(TrainingStream):
         test_sets = dict(enumerate(self._test_sets))
         return self._decode_photos(test_sets, list_indices(counts)).centre_crops()
 
-    def _decode_photos(self, buckets: Mapping[int, ImageSet], indices: SampleIndices) -> Photos:
+    def _decode_photos(self, buckets: Mapping[int, ImageTable], indices: SampleIndices) -> Photos:
         """Decode complete buckets, and copy the selected images to the GPU if they fit there."""
         resize = self.augmentation.resize
         decoded = {n: self._decode(images, resize) for n, images in buckets.items()}

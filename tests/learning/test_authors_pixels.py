@@ -10,12 +10,13 @@ import torch
 import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_tables import build_table, build_test_stream
 from learning_streams import CPU
 from PIL import Image
 from scipy.stats import chisquare
 from torchvision.transforms import CenterCrop, Resize
 
-from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
+from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.learning.photos import Photos
 from clear_mlflow.learning.samples import DecodedStream
 
@@ -71,8 +72,8 @@ PROBLEM_TYPES = {
 def build_stream(*paths: Path) -> BucketStream:
     """Return one bucket, whose test images are its training images."""
     contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
-    images = ImageSet(tuple(paths), np.zeros(len(paths), dtype=np.int64), contents)
-    return BucketStream("photos", ("one", "two"), (Bucket("1", images, images),), "sha256:0")
+    images = build_table(paths, contents=contents)
+    return build_test_stream("photos", ("one", "two"), {"1": (images,)})
 
 
 def torchvisions(path: Path, size: int) -> np.ndarray:

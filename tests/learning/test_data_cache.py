@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from image_tables import build_table
 from released_layout import write_image
 
 from clear_mlflow.core.errors import DataError
@@ -29,18 +30,18 @@ from clear_mlflow.data.cache import (
 )
 from clear_mlflow.data.decode import DecodedImages, Resize, decode
 from clear_mlflow.data.decoded_cache import DecodedCache
-from clear_mlflow.data.stream import ImageSet
+from clear_mlflow.data.images import ImageTable
 
 RESIZE = Resize(16)
 
 
-def build_image_set(*paths: Path) -> ImageSet:
+def build_image_set(*paths: Path) -> ImageTable:
     """Return images with content hashes, as a dataset's reader returns them."""
     contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
-    return ImageSet(tuple(paths), np.zeros(len(paths), dtype=np.int64), contents)
+    return build_table(paths, contents=contents)
 
 
-def write_images(folder: Path, count: int = 40) -> ImageSet:
+def write_images(folder: Path, count: int = 40) -> ImageTable:
     folder.mkdir()
     paths = [folder / f"{n}.png" for n in range(count)]
     for n, path in enumerate(paths):
@@ -73,7 +74,7 @@ def entry(tmp_path, images):
     return entry
 
 
-def load_with_warnings(folder: Path, images: ImageSet, times: int = 1) -> list[str]:
+def load_with_warnings(folder: Path, images: ImageTable, times: int = 1) -> list[str]:
     """Return the warnings of a cache, whose pixels are right."""
     messages: list[str] = []
     cache = DecodedCache(folder, warn=messages.append)
@@ -325,11 +326,11 @@ from pathlib import Path
 import numpy as np
 from clear_mlflow.data.decode import Resize
 from clear_mlflow.data.decoded_cache import DecodedCache
-from clear_mlflow.data.stream import ImageSet
+from clear_mlflow.data.images import ImageTable
 
 folder, images, what = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
-paths = tuple(map(Path, images["paths"]))
-images = ImageSet(paths, np.zeros(len(paths), np.int64), tuple(images["contents"]))
+zeros = np.zeros(len(images["files"]), np.int64)
+images = ImageTable(tuple(images["files"]), zeros, zeros, zeros == 1, tuple(images["contents"]))
 reported = []
 
 def on_image(done):
@@ -347,9 +348,9 @@ print(json.dumps({"reported": len(reported), "pixels": digest.hexdigest()}))
 """
 
 
-def builder(folder: Path, images: ImageSet, what: str = "build") -> subprocess.Popen[str]:
+def builder(folder: Path, images: ImageTable, what: str = "build") -> subprocess.Popen[str]:
     """Start a process that requests images from the cache. With mode "pause", it stops half-way."""
-    described = {"paths": [str(path) for path in images.paths], "contents": images.contents}
+    described = {"files": images.files, "contents": images.contents}
     process = subprocess.Popen(
         [sys.executable, "-c", BUILDER, str(folder), json.dumps(described), what],
         stdin=subprocess.PIPE,
@@ -374,7 +375,7 @@ def answer(process: subprocess.Popen[str]) -> tuple[dict, str]:
     return json.loads(out), err
 
 
-def digest(images: ImageSet) -> str:
+def digest(images: ImageTable) -> str:
     decoded = decode(images, RESIZE)
     return hashlib.sha256(decoded.sizes.tobytes() + decoded.pixels.tobytes()).hexdigest()
 
@@ -430,7 +431,7 @@ def test_images_are_decoded_if_the_folder_cannot_be_created(tmp_path):
     for name in ("one", "two"):
         images = write_images(tmp_path / name, 3)
         assert same(cache.load(images, RESIZE), decode(images, RESIZE))
-        assert cache.find_damaged(images, RESIZE) == ()
+        assert cache.find_damaged(images, RESIZE) == {}
     assert len(messages) == 1
     assert "CLEAR_MLFLOW_CACHE" in messages[0]
 
@@ -451,8 +452,7 @@ def test_damaged_images_are_all_listed_and_cached(tmp_path):
     images = build_image_set(*images.paths)
     cache = quiet_cache(tmp_path / "cache")
     first = cache.find_damaged(images, RESIZE)
-    assert [one.index for one in first] == [3, 35]
-    assert [one.path for one in first] == [images.paths[3], images.paths[35]]
+    assert list(first) == [3, 35]
     assert len(list_entries(tmp_path / "cache", "*.json")) == 1
     with pytest.raises(DataError, match=r"2 images cannot be decoded; the first: .*3\.png"):
         cache.load(images, RESIZE)
@@ -473,7 +473,7 @@ def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[P
         mock.patch.object(caching, "hash_file", side_effect=hash_file) as read,
         HashCache(folder, root) as hashes,
     ):
-        results = [hashes.hash_file(path, path.stat()) for path in paths]
+        results = [hashes.hash_file(str(path), path.stat()) for path in paths]
     return results, [call.args[0] for call in read.call_args_list]
 
 

@@ -18,7 +18,6 @@ from torchvision.transforms._presets import ImageClassification
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data import decode
 from clear_mlflow.data.features import load_features
-from clear_mlflow.data.stream import iter_image_sets
 from clear_mlflow.learning.inference.backbones import (
     Backbone,
     build_torchvision_transform,
@@ -132,7 +131,7 @@ def test_features_of_another_decoder_are_not_used(root, folder, tmp_path, backbo
 def test_features_of_changed_data_are_not_used(root, tmp_path):
     changed = tmp_path / "changed"
     shutil.copytree(root, changed)
-    path = next(iter(iter_image_sets(load_test_stream(changed, tmp_path)))).paths[0]
+    path = load_test_stream(changed, tmp_path).image_sets[0].paths[0]
     Image.new("RGB", (40, 36), "red").save(path)
     assert "not of all images" in one_line(load_extracted, changed, tmp_path)
 
@@ -199,7 +198,7 @@ def test_damaged_features_are_extracted_again(root, folder, tmp_path, backbone):
 
 def test_an_unreadable_image_stops_the_extraction(tmp_path, backbone):
     root = write_released(tmp_path / "data")
-    images = next(iter(iter_image_sets(load_test_stream(root, tmp_path))))
+    images = load_test_stream(root, tmp_path).image_sets[0]
     images.paths[4].write_bytes(b"no image")
     assert str(images.paths[4]) in one_line(extract_features, root, tmp_path, backbone)
 

@@ -21,7 +21,6 @@ from safetensors.torch import save
 from clear_mlflow.cli import main
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features import load_features
-from clear_mlflow.data.stream import iter_image_sets
 from clear_mlflow.learning.inference.backbones import (
     build_torchvision_transform,
     extract,
@@ -81,7 +80,7 @@ def test_features_equal_timms(tmp_path, name, from_hub):
     timm_model.load_state_dict(build_weights(name), strict=False)
     config = timm.data.resolve_model_data_config(timm_model)
     transform = timm.data.create_transform(**config, is_training=False)
-    for number, images in enumerate(iter_image_sets(stream)):
+    for number, images in enumerate(stream.image_sets):
         pixels = (transform(Image.open(path).convert("RGB")) for path in images.paths)
         with torch.inference_mode():
             expected = [timm_model(each[None])[0].numpy() for each in pixels]

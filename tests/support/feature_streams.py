@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from image_tables import build_table, build_test_stream
 
 from clear_mlflow.data.features import StoredFeatures
-from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
@@ -39,7 +39,7 @@ def made_up(counts=((30, 20), (17, 9), (24, 13)), *, without=None):
     """
     draws = np.random.default_rng(0)
     centres = draws.normal(size=(CLASSES, WIDTH))
-    buckets, train_sets, test_sets = [], [], []
+    buckets, train_sets, test_sets = {}, [], []
     for i, of_splits in enumerate(counts):
         centres += draws.normal(scale=0.5, size=centres.shape)
         sets = []
@@ -53,10 +53,10 @@ def made_up(counts=((30, 20), (17, 9), (24, 13)), *, without=None):
                 labels = np.where(labels == without[1], (labels + 1) % CLASSES, labels)
             paths = tuple(Path(f"{i}/{len(sets)}/{n}.jpg") for n in range(count))
             contents = tuple(hashlib.sha256(str(path).encode()).hexdigest() for path in paths)
-            sets.append(ImageSet(paths, labels, contents))
-        buckets.append(Bucket(str(i + 1), *sets))
+            sets.append(build_table(paths, labels, contents))
+        buckets[str(i + 1)] = tuple(sets)
     names = tuple(map(str, range(CLASSES)))
-    stream = BucketStream("made-up", names, tuple(buckets), "sha256:0")
+    stream = build_test_stream("made-up", names, buckets)
     return stream, StoredFeatures("made_up", "sha256:1", WIDTH, tuple(train_sets), tuple(test_sets))
 
 

@@ -4,10 +4,10 @@ import hashlib
 
 import numpy as np
 import torch
+from image_tables import build_table, build_test_stream
 from PIL import Image
 
 from clear_mlflow.data.decode import DecodedImages
-from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
 from clear_mlflow.learning.device import RngPurpose, build_generator
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.photos import build_augmentation, wrap_photos
@@ -45,23 +45,21 @@ def write_images(folder, images, labels):
         paths.append(folder / f"{i}.png")
         Image.fromarray(image).save(paths[-1])
     contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
-    return ImageSet(tuple(paths), np.asarray(labels, dtype=np.int64), contents)
+    return build_table(paths, labels, contents)
 
 
 def write_stream(folder, images, labels, *, num_classes):
     """Write a stream whose test images are its training images."""
-    buckets = []
+    buckets = {}
     for i, (of_bucket, of_labels) in enumerate(zip(images, labels, strict=True)):
-        image_set = write_images(folder / str(i), of_bucket, of_labels)
-        buckets.append(Bucket(str(i + 1), image_set, image_set))
-    return BucketStream("made-up", tuple(map(str, range(num_classes))), tuple(buckets), "sha256:0")
+        buckets[str(i + 1)] = (write_images(folder / str(i), of_bucket, of_labels),)
+    return build_test_stream("made-up", tuple(map(str, range(num_classes))), buckets)
 
 
 def random_stream(folder, *, train, test, side, num_classes=3, seed=0):
     """Return a stream of noise with so many images per bucket, and the pixels of each file."""
     random = np.random.default_rng(seed)
-    pixels = {}
-    buckets = []
+    pixels, buckets = {}, {}
     for i, counts in enumerate(zip(train, test, strict=True)):
         sets = []
         for split, count in zip(("train", "test"), counts, strict=True):
@@ -70,9 +68,9 @@ def random_stream(folder, *, train, test, side, num_classes=3, seed=0):
             image_set = write_images(folder / str(i) / split, images, labels)
             pixels |= dict(zip(image_set.paths, images, strict=True))
             sets.append(image_set)
-        buckets.append(Bucket(f"key{i}", *sets))
+        buckets[f"key{i}"] = tuple(sets)
     names = tuple(f"class {i}" for i in range(num_classes))
-    return BucketStream("noise", names, tuple(buckets), "sha256:0"), pixels
+    return build_test_stream("noise", names, buckets), pixels
 
 
 def iter_training_batches(samples, *, batch_size, device, seed, bucket_index, epoch, **options):

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from clear_mlflow.data.content import build_stream
 from clear_mlflow.data.layouts import find_layout, read_layout
-from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.data.stream import BucketStream, build_stream
 
 
 def write_image(path: Path, *, size: tuple[int, int] = (40, 30), seed: str = "") -> None:

@@ -12,24 +12,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_tables import build_table
 from one_line_errors import check_error
 from PIL import Image, ImageOps
 from released_layout import write_image
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import decode as decode_module
-from clear_mlflow.data.decode import LibraryTransform, Resize, decode, decode_blocks
-from clear_mlflow.data.stream import ImageSet
+from clear_mlflow.data.decode import LibraryTransform, Resize, decode, iter_decoded
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
 
 
-def image_set(*paths: Path) -> ImageSet:
-    return ImageSet(paths=tuple(paths), labels=np.zeros(len(paths), dtype=np.int64))
-
-
 def decode_image(path: Path, size: int = 8) -> np.ndarray:
-    return decode(image_set(path), Resize(size, square=True)).pixels.reshape(-1, size, size, 3)[0]
+    return decode(build_table([path]), Resize(size, square=True)).pixels.reshape(-1, size, size, 3)[
+        0
+    ]
 
 
 def refusal(path: Path) -> str:
@@ -52,7 +50,8 @@ def test_any_size_becomes_the_central_square(tmp_path_factory, width, height, si
     """Equal to a literal crop of the exact centre, then scaling."""
     path = tmp_path_factory.getbasetemp() / f"{width}x{height}.png"
     write_image(path, size=(width, height), seed=f"{width}x{height}")
-    result = decode(image_set(path), Resize(side, square=True)).pixels.reshape(-1, side, side, 3)
+    pixels = decode(build_table([path]), Resize(side, square=True)).pixels
+    result = pixels.reshape(-1, side, side, 3)
     assert result.shape == (1, side, side, 3)
     assert result.dtype == np.uint8
     assert result.flags.c_contiguous
@@ -139,11 +138,11 @@ def test_sixteen_bits_are_scaled_for_training_and_features(tmp_path, name):
     Image.fromarray(SIXTEEN_BITS[name]).save(tmp_path / name)
     with Image.open(tmp_path / name) as image:
         assert image.mode == name.partition(".")[0]
-    images = image_set(tmp_path / name)
+    images = build_table([tmp_path / name])
     transform = LibraryTransform(lambda image: np.array(image), side=4, text="same")
-    (block,) = decode_blocks(images, transform)
+    (extracted,) = iter_decoded(images, transform)
     trained = (decode(images, Resize(4, square=square)).pixels for square in (False, True))
-    for pixels in (block.images[0], *trained):
+    for pixels in (extracted, *trained):
         assert pixels.reshape(4, 4, 3)[:, :, 0].tolist() == [[0, 15, 128, 255]] * 4
 
 
@@ -153,7 +152,7 @@ def test_eight_bits_are_trained_on_as_torchvision_loads_them(tmp_path, name):
     KINDS[name][0](tmp_path / name)
     with Image.open(tmp_path / name) as image:
         expected = image.convert("RGB").resize((4, 4), Image.Resampling.BILINEAR)
-    assert decode(image_set(tmp_path / name), Resize(4)).pixels.tobytes() == expected.tobytes()
+    assert decode(build_table([tmp_path / name]), Resize(4)).pixels.tobytes() == expected.tobytes()
 
 
 def test_order_is_kept_and_progress_reported(tmp_path):
@@ -161,7 +160,7 @@ def test_order_is_kept_and_progress_reported(tmp_path):
     for n, path in enumerate(paths):
         Image.new("RGB", (9, 7), (n, 2 * n, 3 * n)).save(path)
     reported: list[int] = []
-    decoded = decode(image_set(*paths), Resize(4, square=True), on_image=reported.append)
+    decoded = decode(build_table(paths), Resize(4, square=True), on_image=reported.append)
     result = decoded.pixels.reshape(-1, 4, 4, 3)
     assert np.array_equal(result[:, 0, 0], [(n, 2 * n, 3 * n) for n in range(50)])
     assert reported == sorted(set(reported))
@@ -181,18 +180,19 @@ def test_images_decoded_ahead_are_limited_in_bytes(tmp_path, monkeypatch, height
         made.append(image.size)
         return np.zeros((3, height, 518), dtype=np.float32)
 
-    images = image_set(*[path] * 2000)
-    blocks = decode_blocks(images, LibraryTransform(make, side=518, text="518"))
+    images = build_table([path] * 2000)
+    decoded = iter_decoded(images, LibraryTransform(make, side=518, text="518"))
     num_used = 0
     while num_used < 400:
-        num_used += len(next(blocks).images)
+        next(decoded)
+        num_used += 1
     before = -1
     while before < len(made):  # until nothing more is decoded ahead
         before = len(made)
         time.sleep(0.5)
     assert len(made) > num_used
     assert (len(made) - num_used) * 3 * height * 518 * 4 <= 2**30
-    num_used += sum(len(block.images) for block in blocks)
+    num_used += len(list(decoded))
     assert num_used == len(made) == 2000
 
 
@@ -237,7 +237,7 @@ def test_damaged_images_are_rejected_by_name(tmp_path, name):
     (tmp_path / name).write_bytes(BROKEN[name])
     assert "cannot be decoded" in refusal(tmp_path / name)
     with pytest.raises(DataError, match="cannot be decoded"):  # as images are trained on
-        decode(image_set(tmp_path / name), Resize(4))
+        decode(build_table([tmp_path / name]), Resize(4))
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -255,17 +255,17 @@ from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import check as findings
 from clear_mlflow.data.decode import Resize
 from clear_mlflow.data.decoded_cache import DecodedCache
-from clear_mlflow.data.stream import ImageSet
+from clear_mlflow.data.images import ImageTable
 
 path, what = Path(sys.argv[1]), sys.argv[2]
 content = hashlib.sha256(path.read_bytes()).hexdigest()
 contents = (content,) if what == "cache" else ()
-images = ImageSet((path,), np.zeros(1, np.int64), contents)
+zeros = np.zeros(1, np.int64)
+images = ImageTable((str(path),), zeros, zeros, zeros == 1, contents)
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
 if what == "check":
-    image = findings.IndexedImage("train", "1", "a", path)
-    print(findings._decode_image(image, path.parent)[1])
+    print(findings._decode_image(str(path), path.parent)[1])
 else:
     try:
         DecodedCache(path.parent / "cache").load(images, Resize(224))

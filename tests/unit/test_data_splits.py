@@ -12,10 +12,10 @@ from layout_trees import LAYOUTS, Photo, Photos, write_released
 from one_line_errors import check_error
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.data import load_stream
-from clear_mlflow.data.image_index import build_image_set
+from clear_mlflow.data import Entry, build_index, load_stream
+from clear_mlflow.data.images import ImageTable
 from clear_mlflow.data.splits import check_split, draw_split, draw_validation_split
-from clear_mlflow.data.stream import BucketStream, ImageSet
+from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 PHOTOS = Photos(train=26)
@@ -31,7 +31,7 @@ def load(root: Path, split: str = "validation") -> BucketStream:
     return load_stream("clear10", str(root), cache_dir=root / "no", split=split)
 
 
-def ids(images: ImageSet) -> set[str]:
+def ids(images: ImageTable) -> set[str]:
     return {path.stem for path in images.paths}
 
 
@@ -55,7 +55,8 @@ def test_a_tenth_of_each_class_is_held_out_in_every_layout(trees, layout):
     for bucket in stream.buckets:
         photos = PHOTOS.of("train", bucket.key)
         if not released:
-            photos = [photos[i] for i in draw_split(len(photos), 0)[0]]
+            held_out = draw_split(len(photos), 0)
+            photos = [photo for i, photo in enumerate(photos) if i not in held_out]
         expected = literal_tenth(photos)
         assert ids(bucket.test) == expected
         assert ids(bucket.train) == {photo.image_id for photo in photos} - expected
@@ -78,19 +79,21 @@ def test_a_numbered_split_has_its_own_validation(trees):
 @given(st.lists(st.integers(1, 120), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_the_validation_set_does_not_change_with_other_images(sizes, random):
     """It depends on the image and the size of its class."""
-    entries = {}
-    for n, size in enumerate(sizes):
-        entries[str(n)] = [(0, Path(f"{n}/{n * 1000 + i}.jpg")) for i in range(size)]
+    entries = [
+        Entry(Path(f"{n}/{n * 1000 + i}.jpg"), "bus", str(n))
+        for n, size in enumerate(sizes)
+        for i in range(size)
+    ]
     chosen = {}
     for shuffled in (False, True):
-        keys = list(entries)
         if shuffled:
-            random.shuffle(keys)
-            for of_bucket in entries.values():
-                random.shuffle(of_bucket)
-        images = {key: build_image_set(entries[key]) for key in keys}
-        held_out = {key: of.take(draw_validation_split(of)[1]) for key, of in images.items()}
-        chosen[shuffled] = {key: ids(of_bucket) for key, of_bucket in held_out.items()}
+            random.shuffle(entries)
+        images = build_index(entries, root=Path(), class_names=("bus", "cab")).images
+        held_out = images.take(np.flatnonzero(draw_validation_split(images)))
+        chosen[shuffled] = {
+            str(n): {path.stem for path in held_out.paths if path.parts[-2] == str(n)}
+            for n in range(len(sizes))
+        }
     assert chosen[True] == chosen[False]
     expected = [0 if size == 1 else max(1, int(size / 10 + 0.5)) for size in sizes]
     assert [len(chosen[False][str(n)]) for n in range(len(sizes))] == expected

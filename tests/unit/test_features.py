@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from image_tables import build_table
 from PIL import Image
 
 from clear_mlflow.core.errors import ConfigError
@@ -15,7 +16,6 @@ from clear_mlflow.data.features import (
     load_features,
 )
 from clear_mlflow.data.features.extracted import Extraction
-from clear_mlflow.data.stream import ImageSet
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def test_a_small_image_is_its_bytes_around_zero(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     pixels[0, 0], pixels[15, 15] = 0, 255
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    images = ImageSet((tmp_path / "a.png",), np.zeros(1, dtype=np.int64))
+    images = build_table([tmp_path / "a.png"])
     (features,) = compute_pixel_features(images, cache_dir=tmp_path)
     cells = itertools.product(range(16), range(16), range(3))
     expected = [(int(pixels[y, x, colour]) - 127.5) / 510 for y, x, colour in cells]

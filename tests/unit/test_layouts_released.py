@@ -175,7 +175,7 @@ def _path(path: object) -> Callable[[Path], None]:
         (_edit(METADATA, lambda m: m["2"].update(zebra=m["2"]["bus"])), "", "under class 'zebra'"),
         (_edit(METADATA, lambda m: m["1"].update(camera=m["1"]["bus"])), FOLDER, "class 'camera'"),
         (_edit(METADATA, lambda m: m.update(today=m.pop("1"))), FOLDER, "under bucket today"),
-        (_edit(TESTS, lambda m: m.pop("3")), TESTS, "contains no bucket '3'"),
+        (_edit(TESTS, lambda m: m.pop("3")), TESTS, "contains no test set of bucket '3'"),
         (_path(5), BUS, "names the path 5"),
         (_path("/etc/passwd"), BUS, "expected a relative path"),
         (_path("labeled_images/../../../secret.jpg"), BUS, "no '..'"),

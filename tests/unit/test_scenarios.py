@@ -8,8 +8,8 @@ import pytest
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import Entry, build_index
-from clear_mlflow.data.content import build_stream
 from clear_mlflow.data.scenarios import apply_scenario
+from clear_mlflow.data.stream import build_stream
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 NAMES = tuple("abcdefg")

@@ -17,8 +17,8 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data import Entry, build_index, load_stream, read_stream_index
 from clear_mlflow.data.check import check_stream
-from clear_mlflow.data.content import build_stream
 from clear_mlflow.data.features import load_features
+from clear_mlflow.data.stream import build_stream
 
 COLUMNS = ["a", "b", "c"]
 FORMATS = ["csv", "csv-with-index", "parquet", "parquet-lists", "npz"]
@@ -296,7 +296,7 @@ def test_arguments_are_checked_before_a_file_is_opened(name, value):
 def test_a_mapped_array_stays_mapped(table, tmp_path):
     np.save(tmp_path / "v.npy", table[COLUMNS].to_numpy(np.float32))
     mapped = np.load(tmp_path / "v.npy", mmap_mode="r")
-    mapped_array = build_vectors_by_year(tmp_path, table, mapped).images["2004"].vectors.array
+    mapped_array = build_vectors_by_year(tmp_path, table, mapped).images.vectors.array
     assert np.shares_memory(mapped_array, mapped)
 
 

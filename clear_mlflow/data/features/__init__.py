@@ -21,14 +21,9 @@ from clear_mlflow.data.features.extracted import (
     list_extracted_names,
 )
 from clear_mlflow.data.features.shipped import list_shipped_names, load_shipped_features
+from clear_mlflow.data.images import ImageTable, Vectors
 from clear_mlflow.data.sources import VECTORS
-from clear_mlflow.data.stream import (
-    BucketStream,
-    ImageSet,
-    Vectors,
-    iter_image_sets,
-    iter_with_progress,
-)
+from clear_mlflow.data.stream import BucketStream, iter_with_progress
 
 PIXELS = "pixels"  # the name of features that every dataset of images has
 _SIDE = 16  # of the small image; a larger one makes covariances large without better results
@@ -83,14 +78,11 @@ def load_features(
     Raises the errors of :func:`check_features`, and DataError if the widths differ.
     """
     extracted = check_features(stream, name, cache_dir=cache_dir)
-    buckets = {
-        path: bucket.key
-        for bucket in (stream.time_stream or stream).buckets
-        for images in (bucket.train, bucket.test)
-        for path in images.paths
-    }
+    in_time = stream.time_stream or stream  # with the buckets of the dataset's folders
+    buckets = [in_time.keys[bucket] for bucket in in_time.images.buckets.tolist()]
+    bucket_by_file = dict(zip(in_time.images.files, buckets, strict=True))
     arrays: dict[int, NDArray[np.float32] | Vectors] = {}  # by the id of the set of images
-    for images, on_ready in iter_with_progress([*iter_image_sets(stream)], on_image):
+    for images, on_ready in iter_with_progress(stream.image_sets, on_image):
         if images.vectors is not None:
             array: NDArray[np.float32] | Vectors = images.vectors
         elif name == PIXELS:
@@ -98,7 +90,7 @@ def load_features(
         elif extracted is not None:
             array = extracted.load(images)
         else:
-            array = load_shipped_features(name, buckets, images, stream.class_names)
+            array = load_shipped_features(name, bucket_by_file, images, stream.class_names)
         arrays[id(images)] = array
     train = [arrays[id(bucket.train)] for bucket in stream.buckets]
     test = [arrays[id(bucket.test)] for bucket in stream.buckets]
@@ -119,7 +111,7 @@ def load_features(
 
 
 def compute_pixel_features(
-    images: ImageSet, *, cache_dir: Path, on_image: Callable[[int], None] | None = None
+    images: ImageTable, *, cache_dir: Path, on_image: Callable[[int], None] | None = None
 ) -> NDArray[np.float32]:
     """Return (N, 768), float32, -1/4 to 1/4: the central square, 16 x 16 pixels, line by line.
 

@@ -20,7 +20,8 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.cache import UnusableFileError, read_array, read_metadata, write_array
 from clear_mlflow.data.decode import get_decoder_version
 from clear_mlflow.data.files import path_text, reason
-from clear_mlflow.data.stream import BucketStream, ImageSet, iter_image_sets
+from clear_mlflow.data.images import ImageTable
+from clear_mlflow.data.stream import BucketStream
 
 _FOLDER = "features"
 _SETTINGS = ("backbone", "weights", "preprocessing", "arithmetic")
@@ -46,11 +47,11 @@ class Extraction:
         key = hashlib.sha256()
         for value in (get_decoder_version(), *(getattr(self, field) for field in _SETTINGS)):
             key.update(value.encode() + b"\0")
-        for images in iter_image_sets(stream):
+        for images in stream.image_sets:
             key.update("\n".join(images.contents).encode() + b"\0")
         return cache_dir / _FOLDER / self.name / key.hexdigest()[:32]
 
-    def read(self, path: Path, images: ImageSet) -> NDArray[np.float32] | None:
+    def read(self, path: Path, images: ImageTable) -> NDArray[np.float32] | None:
         """Read the features of images, (N, width), or return None if they must be computed.
 
         That is the case if the file is missing, damaged, or has other metadata.
@@ -61,7 +62,7 @@ class Extraction:
             return None
         return None if stored is None else stored[0]
 
-    def write(self, path: Path, images: ImageSet, array: NDArray[np.float32]) -> None:
+    def write(self, path: Path, images: ImageTable, array: NDArray[np.float32]) -> None:
         """Store the features of images, (N, width), completely or not at all.
 
         Raises DataError if the file cannot be written.
@@ -76,14 +77,14 @@ class Extraction:
                 "a folder with enough space"
             ) from None
 
-    def _describe(self, images: ImageSet) -> dict[str, Any]:
+    def _describe(self, images: ImageTable) -> dict[str, Any]:
         """Return the metadata of a file: the settings, the decoder and the images' contents."""
         metadata = {**dataclasses.asdict(self), "decoder": get_decoder_version()}
         return {**metadata, "contents": list(images.contents)}
 
 
 def get_array_path(folder: Path, number: int) -> Path:
-    """Return the file for the features of the set with this number in :func:`iter_image_sets`."""
+    """Return the file for the features of the set with this number in ``stream.image_sets``."""
     return folder / f"{number:03d}.npy"
 
 
@@ -149,11 +150,11 @@ class ExtractedFeatures:
         }
         self._arrays: dict[Path, NDArray[np.float32]] = {}
 
-    def covers(self, images: ImageSet) -> bool:
+    def covers(self, images: ImageTable) -> bool:
         """Return True if all these images have features."""
         return all(content in self._rows for content in images.contents)
 
-    def load(self, images: ImageSet) -> NDArray[np.float32]:
+    def load(self, images: ImageTable) -> NDArray[np.float32]:
         """Return the features of images, (N, width), in their order.
 
         :meth:`covers` must be true. Raises DataError if an array is missing or damaged.
@@ -190,7 +191,7 @@ def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> Extra
     folders = _list_folders(cache_dir, name)
     for folder in folders:
         extracted = ExtractedFeatures(folder)
-        if all(extracted.covers(images) for images in iter_image_sets(stream)):
+        if all(extracted.covers(images) for images in stream.image_sets):
             return extracted
     if folders:
         raise DataError(

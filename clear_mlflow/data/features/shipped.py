@@ -7,6 +7,7 @@ without running code in them, and a tensor may still claim more numbers than it 
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +37,8 @@ from clear_mlflow.data.files import (
     read_lines,
     reason,
 )
-from clear_mlflow.data.stream import BucketStream, ImageSet, iter_image_sets
+from clear_mlflow.data.images import ImageTable
+from clear_mlflow.data.stream import BucketStream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +98,7 @@ def has_all_values(value: Tensor) -> bool:
 
 def list_shipped_names(stream: BucketStream) -> tuple[str, ...]:
     """Return the names of the features next to any of a stream's images, sorted."""
-    parents = {path.parent for images in iter_image_sets(stream) for path in images.paths}
+    parents = {Path(os.path.dirname(file)) for file in stream.images.files}  # noqa: PTH120
     bases = {base for parent in parents if (base := _find_base(parent)) is not None}
     folders = (base / name for base in bases for name in (_RELEASED_FOLDER, _OLDER_FOLDER))
     names = {
@@ -116,16 +118,16 @@ def _find_base(path: Path) -> Path | None:
 
 
 def load_shipped_features(
-    name: str, buckets: Mapping[Path, str], images: ImageSet, class_names: Sequence[str]
+    name: str, bucket_by_file: Mapping[str, str], images: ImageTable, class_names: Sequence[str]
 ) -> NDArray[np.float32]:
     """Return the features of images, (N, width).
 
-    name: name of the features. buckets: path of each image to the key of its bucket. Raises
-    DataError if an image lacks them, or a file is invalid.
+    name: name of the features. bucket_by_file: key of each image's bucket. Raises DataError if an
+    image lacks them, or a file is invalid.
     """
     groups: defaultdict[tuple[Path, str], list[int]] = defaultdict(list)
     for i, path in enumerate(images.paths):
-        groups[_find_base(path) or path.parent, buckets[path]].append(i)
+        groups[_find_base(path) or path.parent, bucket_by_file[str(path)]].append(i)
     rows: dict[int, Tensor] = {}
     for (base, bucket), indices in groups.items():
         if is_folder(base / _RELEASED_FOLDER / name):
@@ -151,7 +153,7 @@ def _load_released(
     base: Path,
     name: str,
     bucket: str,
-    images: ImageSet,
+    images: ImageTable,
     indices: Collection[int],
     class_names: Sequence[str],
 ) -> dict[int, Tensor]:
@@ -171,7 +173,7 @@ def _load_released(
         content = _load_torch_file_below(file, root=base.resolve())
         by_id = {str(k): row for k, row in content.items()} if isinstance(content, dict) else {}
         for i in indices:
-            image_id = images.paths[i].stem
+            image_id = Path(images.files[i]).stem
             if images.labels[i] != label:
                 continue
             if image_id not in by_id:
@@ -188,7 +190,7 @@ def _load_older(
     base: Path,
     name: str,
     bucket: str,
-    images: ImageSet,
+    images: ImageTable,
     indices: Collection[int],
     num_classes: int,
 ) -> dict[int, Tensor]:
@@ -210,13 +212,13 @@ def _load_older(
             f"lists {len(listed)}; expected the same images with the same labels in the same "
             "order: unpack both again"
         )
-    rows_by_image = {image: row for row, image in enumerate(listed)}
+    rows_by_image = {(str(path), label): row for row, (path, label) in enumerate(listed)}
     rows = {}
     for i in indices:
-        row = rows_by_image.get((images.paths[i], int(images.labels[i])))
+        row = rows_by_image.get((images.files[i], int(images.labels[i])))
         if row is None:
             raise DataError(
-                f"{path_text(list_file)} does not list {path_text(images.paths[i])} with the "
+                f"{path_text(list_file)} does not list {path_text(images.files[i])} with the "
                 f"dataset's label, so its features {name} are unknown; unpack the dataset again"
             )
         rows[i] = features[row]

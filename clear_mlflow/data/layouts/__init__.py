@@ -15,7 +15,7 @@ from typing import Any
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.files import format_names, path_text, reason
-from clear_mlflow.data.image_index import ImageIndex
+from clear_mlflow.data.images import ImageIndex
 
 
 def read_layout(layout: str, folder: Path) -> ImageIndex:

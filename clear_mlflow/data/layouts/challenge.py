@@ -21,7 +21,7 @@ from clear_mlflow.data.files import (
     path_text,
     resolve_root,
 )
-from clear_mlflow.data.image_index import Entry, ImageIndex, build_index
+from clear_mlflow.data.images import Entry, ImageIndex, build_index
 
 EXPECTED = "the folder labeled_images with nothing but <bucket>/<class>/<id>.jpg"
 

@@ -9,11 +9,11 @@ Source:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import safe_repr
@@ -33,8 +33,7 @@ from clear_mlflow.data.files import (
     read_lines,
     resolve_root,
 )
-from clear_mlflow.data.image_index import Entry, ImageIndex, Split, build_index
-from clear_mlflow.data.stream import ImageSet
+from clear_mlflow.data.images import Entry, ImageIndex, build_index
 
 EXPECTED = "class_names.txt and the folders training_folder and labeled_images"
 
@@ -74,9 +73,7 @@ def read_index(root: Path) -> ImageIndex:
         class_names=class_names,
     )
     return replace(
-        index,
-        read_split=lambda number: _read_split(number, index.images, class_names, root=real_root),
-        needs_all_classes=True,
+        index, read_split=lambda number: _read_split(number, index), needs_all_classes=True
     )
 
 
@@ -95,41 +92,35 @@ def _read_list(
     return images
 
 
-def _read_split(
-    number: int, images: Mapping[str, ImageSet], class_names: tuple[str, ...], *, root: Path
-) -> Mapping[str, Split] | None:
-    """Read the stored split of each bucket, by its key, or return None if it is not there."""
-    folder = root / TRAINING_FOLDER / _SPLITS / f"split_{number}"
+def _read_split(number: int, index: ImageIndex) -> NDArray[np.bool_] | None:
+    """Return the test images of a stored split, (N,), bool, or None if it is not stored."""
+    lists = index.root / TRAINING_FOLDER
+    folder = lists / _SPLITS / f"split_{number}"
     if not os.path.lexists(folder):
         return None
-    return {
-        key: _read_bucket_split(folder / key, key, all_images, class_names, root=root)
-        for key, all_images in images.items()
-    }
-
-
-def _read_bucket_split(
-    folder: Path, key: str, images: ImageSet, class_names: tuple[str, ...], *, root: Path
-) -> Split:
-    """Read the training and test indices of a bucket from two lists in *folder*."""
-    list_file = root / TRAINING_FOLDER / FILE_LISTS / key / ALL_IMAGES
-    index = {path: i for i, path in enumerate(images.paths)}
-    parts: list[set[int]] = []
-    for name in ("train.txt", "test.txt"):
-        part = _read_list(folder / name, key, class_names, root=root)
-        for path, label in part:
-            if path not in index or images.labels[index[path]] != label:
-                raise DataError(
-                    f"{path_text(folder / name)} lists {path_text(path)} as class "
-                    f"{safe_repr(class_names[label])}, which {path_text(list_file)} does not; "
-                    "unpack the dataset again"
-                )
-        parts.append({index[path] for path, _ in part})
-    train, test = parts
-    if train & test or len(train | test) != len(images) or len(test) >= len(train):
-        raise DataError(
-            f"{path_text(folder)} has {len(train)} training and {len(test)} test images, "
-            f"{len(train & test)} of them in both, and {path_text(list_file)} has {len(images)}; "
-            "expected each image once, and fewer to test on: unpack the dataset again"
-        )
-    return np.array(sorted(train), dtype=np.int64), np.array(sorted(test), dtype=np.int64)
+    is_test = np.zeros(len(index.images), dtype=np.bool_)
+    groups = index.images.group_by_bucket(len(index.buckets))
+    for key, rows in zip(index.buckets, groups, strict=True):
+        listed = {index.images.files[row]: row for row in rows.tolist()}
+        list_file = lists / FILE_LISTS / key / ALL_IMAGES
+        parts: list[set[int]] = []
+        for file in (folder / key / "train.txt", folder / key / "test.txt"):
+            part = _read_list(file, key, index.class_names, root=index.root)
+            for path, label in part:
+                row = listed.get(str(path))
+                if row is None or index.images.labels[row] != label:
+                    raise DataError(
+                        f"{path_text(file)} lists {path_text(path)} as class "
+                        f"{safe_repr(index.class_names[label])}, which {path_text(list_file)} does "
+                        "not; unpack the dataset again"
+                    )
+            parts.append({listed[str(path)] for path, _ in part})
+        train, test = parts
+        if train & test or len(train | test) != len(rows) or len(test) >= len(train):
+            raise DataError(
+                f"{path_text(folder / key)} has {len(train)} training and {len(test)} test images, "
+                f"{len(train & test)} of them in both, and {path_text(list_file)} has {len(rows)}; "
+                "expected each image once, and fewer to test on: unpack the dataset again"
+            )
+        is_test[sorted(test)] = True
+    return is_test

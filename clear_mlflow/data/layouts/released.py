@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import (
@@ -28,8 +30,13 @@ from clear_mlflow.data.files import (
     read_json_object,
     resolve_root,
 )
-from clear_mlflow.data.image_index import Entry, ImageIndex, build_index
-from clear_mlflow.data.stream import ImageSet
+from clear_mlflow.data.images import (
+    Entry,
+    ImageIndex,
+    ImageTable,
+    build_index,
+    check_test_buckets,
+)
 
 EXPECTED = "the folders train (or train_image_only) and test, each with class_names.txt"
 
@@ -57,17 +64,12 @@ def read_index(root: Path) -> ImageIndex:
         )
     class_names = read_class_names(train / CLASS_LIST, root=real_root)
     index = _read_images(train, class_names, root=real_root)
-    return replace(
-        index,
-        read_test=lambda: _read_test([*index.images], class_names, train=train, root=real_root),
-        needs_all_classes=True,
-    )
+    return replace(index, read_test=lambda: _read_test(index, train), needs_all_classes=True)
 
 
-def _read_test(
-    keys: list[str], class_names: tuple[str, ...], *, train: Path, root: Path
-) -> dict[str, ImageSet]:
-    """Read the test images of the buckets *keys*. Skips other buckets."""
+def _read_test(index: ImageIndex, train: Path) -> ImageTable:
+    """Read the test images of the index's buckets. Skips other buckets."""
+    root, class_names = index.root, index.class_names
     test = root / TEST_FOLDER
     if not is_folder(test):
         raise DataError(
@@ -80,13 +82,13 @@ def _read_test(
             f"{path_text(train / CLASS_LIST)} and {path_text(test / CLASS_LIST)} differ: "
             f"{safe_repr(unmatched[0])} is in one of them only; expected the same classes in both"
         )
-    images = _read_images(test, class_names, root=root).images
-    if missing := [key for key in keys if key not in images]:
-        raise DataError(
-            f"{path_text(test / METADATA)} contains no bucket {safe_repr(missing[0])}, but "
-            f"{path_text(train / METADATA)} has; expected a test set for every bucket"
-        )
-    return {key: images[key] for key in keys}
+    tests = _read_images(test, class_names, root=root)
+    check_test_buckets(index.buckets, tests.buckets, path_text(test / METADATA))
+    order = {key: bucket for bucket, key in enumerate(index.buckets)}
+    buckets = np.array([order.get(key, -1) for key in tests.buckets])[tests.images.buckets]
+    rows = np.flatnonzero(buckets >= 0)
+    is_test = np.ones(len(rows), dtype=np.bool_)
+    return replace(tests.images.take(rows), buckets=buckets[rows], is_test=is_test)
 
 
 def _read_images(base: Path, class_names: tuple[str, ...], *, root: Path) -> ImageIndex:

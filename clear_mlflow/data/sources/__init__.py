@@ -1,7 +1,7 @@
 """Streams of a user's own: one module for each source, named like the ``dataset``.
 
 A module has ``Arguments``, a frozen dataclass of its ``dataset_args`` (see
-:class:`~clear_mlflow.data.image_index.StreamArguments`), ``NEEDS_FOLDER``, and
+:class:`~clear_mlflow.data.images.StreamArguments`), ``NEEDS_FOLDER``, and
 ``read_index(root, arguments, cache_dir=...)``. A new module needs no registration. A
 function that returns an index is a source, too: ``package.module:function``.
 """
@@ -23,7 +23,7 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.version import import_custom
 from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.files import path_text, reason, resolve_root
-from clear_mlflow.data.image_index import ImageIndex, StreamArguments
+from clear_mlflow.data.images import ImageIndex, StreamArguments
 
 CLEAR = ("clear10", "clear100")  # read in the layout that the folder has
 SOURCES = tuple(

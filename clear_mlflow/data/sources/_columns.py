@@ -21,7 +21,7 @@ from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.data.files import format_names
-from clear_mlflow.data.image_index import (
+from clear_mlflow.data.images import (
     NONE,
     TRAIN,
     Entry,

@@ -20,7 +20,7 @@ from clear_mlflow.data.files import (
     path_text,
     resolve_root,
 )
-from clear_mlflow.data.image_index import (
+from clear_mlflow.data.images import (
     TRAIN,
     Entry,
     ImageIndex,

@@ -32,7 +32,7 @@ from clear_mlflow.data.files import (
     resolve_root,
     stat_file,
 )
-from clear_mlflow.data.image_index import NONE, TRAIN, ImageIndex
+from clear_mlflow.data.images import NONE, TRAIN, ImageIndex
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     build_column_index,

@@ -22,7 +22,7 @@ from clear_mlflow.data.files import (
     reason,
     resolve_root,
 )
-from clear_mlflow.data.image_index import ImageIndex
+from clear_mlflow.data.images import ImageIndex
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     build_column_index,

@@ -20,7 +20,7 @@ from clear_mlflow.data.files import (
     format_names,
     path_text,
 )
-from clear_mlflow.data.image_index import NONE, ImageIndex, round_column
+from clear_mlflow.data.images import NONE, ImageIndex, round_column
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     build_column_index,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.files import path_text
-from clear_mlflow.data.image_index import ImageIndex, StreamArguments
+from clear_mlflow.data.images import ImageIndex, StreamArguments
 from clear_mlflow.data.sources import vectors
 
 NEEDS_FOLDER = False

@@ -16,11 +16,17 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError, require_package
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH, hash_file
-from clear_mlflow.data.decode import LibraryTransform, build_damage_error, decode_blocks
+from clear_mlflow.data.decode import (
+    LibraryTransform,
+    UndecodableError,
+    build_damage_error,
+    iter_decoded,
+)
 from clear_mlflow.data.features import check_extraction_name
 from clear_mlflow.data.features.extracted import Extraction, get_array_path
 from clear_mlflow.data.files import path_text, reason
-from clear_mlflow.data.stream import BucketStream, ImageSet, iter_image_sets, iter_with_progress
+from clear_mlflow.data.images import ImageTable
+from clear_mlflow.data.stream import BucketStream, iter_with_progress
 from clear_mlflow.learning.device import (
     RngPurpose,
     allow_tf32,
@@ -266,7 +272,7 @@ def extract(
     )
     check_extraction_name(stream, extraction, cache_dir=cache_dir)
     folder = extraction.folder(stream, cache_dir=cache_dir)
-    sets = list(iter_image_sets(stream))
+    sets = stream.image_sets
     total = sum(map(len, sets))
     arrays = [
         extraction.read(get_array_path(folder, number), images)
@@ -295,7 +301,7 @@ def extract(
 
 def compute_features(
     model: nn.Module,
-    images: ImageSet,
+    images: ImageTable,
     *,
     geometry: LibraryTransform,
     device: torch.device,
@@ -328,18 +334,18 @@ def compute_features(
 
 
 def _transform_batches(
-    images: ImageSet, geometry: LibraryTransform, device: torch.device
+    images: ImageTable, geometry: LibraryTransform, device: torch.device
 ) -> Iterator[Tensor]:
     """Yield batches of (N, 3, H, W) images on *device*, transformed for the backbone."""
     batch_size = _BATCH_SIZES[device.type]
     pending: list[NDArray[np.float32]] = []
-    for block in decode_blocks(images, geometry):
-        if block.damaged:
-            raise build_damage_error(block.damaged)
-        pending += block.images
-        while len(pending) >= batch_size:
-            yield _stack_on_device(pending[:batch_size], device)
-            del pending[:batch_size]
+    for file, image in zip(images.files, iter_decoded(images, geometry), strict=True):
+        if isinstance(image, UndecodableError):
+            raise build_damage_error([(file, str(image))])
+        pending.append(image)
+        if len(pending) == batch_size:
+            yield _stack_on_device(pending, device)
+            pending.clear()
     if pending:
         yield _stack_on_device(pending, device)
 

@@ -1,7 +1,7 @@
-"""The index of a dataset: one table of its images, which every reader fills.
+"""One table of images, or of vectors, which every reader fills: a row for each.
 
-The table has the path (or the row of a vector), label, bucket, split and time of each image, and
-after hashing its content. Nothing is decoded. Splits, scenarios and digests are computed from it.
+The table has the path (or the row of a vector), label, bucket and split of each image, and after
+hashing its content. Nothing is decoded. Splits, scenarios and digests are computed from it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -29,13 +29,7 @@ from clear_mlflow.core.untrusted import (
     MAX_KEY_CHARACTERS,
     MAX_TEXT_CHARACTERS,
 )
-from clear_mlflow.data.files import (
-    check_folder,
-    is_class_name,
-    path_text,
-    resolve_root,
-)
-from clear_mlflow.data.stream import ImageSet, Vectors
+from clear_mlflow.data.files import check_folder, is_class_name, path_text, resolve_root
 from clear_mlflow.data.times import parse_time
 
 TRAIN = "train"
@@ -44,8 +38,97 @@ STANDARDISE = ("first", "past", NONE)
 _SAMPLE_ROWS = 10_000  # of each column of numbers, whose rounding is checked
 _BUCKET_NUMBER = re.compile("[0-9]{1,9}")
 
-# (training, test): ascending indices into the images of a bucket.
-Split: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
+Rows: TypeAlias = NDArray[np.int64]  # ascending indices of rows of a table
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """Rows of an array, which may be a mapped file. They are read when they are indexed."""
+
+    array: NDArray[np.float32]  # (all rows, width)
+    rows: NDArray[np.int64]  # (N,), indices into the array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, width)."""
+        return len(self.rows), self.array.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: slice | NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the chosen rows, (n, width), in memory."""
+        return np.asarray(self.array[self.rows[index]])
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTable:
+    """Image files, or vectors, one in each row. Nothing is decoded."""
+
+    files: tuple[str, ...]  # paths; a vector is called by its row: ``FILE/row 17``
+    labels: NDArray[np.int64]  # (N,), indices into the class names; read-only
+    buckets: NDArray[np.int64]  # (N,), indices of the buckets, in the order of the stream
+    is_test: NDArray[np.bool_]  # (N,), False for training images
+    # SHA-256 of each file, or of a vector's bytes, hexadecimal, or "" if that is not known; empty
+    # before hashing.
+    contents: tuple[str, ...] = ()
+    vectors: Vectors | None = None  # instead of files
+
+    def __post_init__(self) -> None:
+        self.labels.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files as paths."""
+        return tuple(map(Path, self.files))
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """What distinguishes images of a class: names of files, contents of vectors."""
+        if self.vectors is not None:
+            return self.contents
+        return tuple(Path(file).stem for file in self.files)
+
+    def take(self, rows: NDArray[np.int64]) -> ImageTable:
+        """Return the images of these rows, in that order."""
+        order = rows.tolist()
+        return ImageTable(
+            files=tuple(self.files[i] for i in order),
+            labels=self.labels[rows],
+            buckets=self.buckets[rows],
+            is_test=self.is_test[rows],
+            contents=tuple(self.contents[i] for i in order) if self.contents else (),
+            vectors=self.vectors and Vectors(self.vectors.array, self.vectors.rows[rows]),
+        )
+
+    def join(self, other: ImageTable) -> ImageTable:
+        """Return these images and *other* ones, which have vectors of the same array or none."""
+        vectors = self.vectors
+        if vectors is not None and other.vectors is not None:
+            rows = np.concatenate([vectors.rows, other.vectors.rows])
+            vectors = Vectors(vectors.array, rows)
+        return ImageTable(
+            files=self.files + other.files,
+            labels=np.concatenate([self.labels, other.labels]),
+            buckets=np.concatenate([self.buckets, other.buckets]),
+            is_test=np.concatenate([self.is_test, other.is_test]),
+            contents=self.contents + other.contents,
+            vectors=vectors,
+        )
+
+    def group_by_bucket(self, number: int) -> list[Rows]:
+        """Return the rows of each of the first *number* buckets."""
+        return group_rows(self.buckets, number)
+
+
+def group_rows(codes: NDArray[np.int64], number: int) -> list[Rows]:
+    """Return the rows of each code from 0 to *number* - 1."""
+    order = np.lexsort((codes,))  # stable
+    bounds = np.searchsorted(codes[order], np.arange(number + 1)).tolist()
+    return [order[start:stop] for start, stop in pairwise(bounds)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +139,12 @@ class ImageIndex:
         layout: its name, for people.
         root: the folder that contains all images, resolved.
         class_names: the index is the label.
-        images: bucket key, in stream order, to the bucket's training images, in the order of class
-            and file name.
-        read_test: reads the released test images of each of these buckets, or None if the dataset
-            was released without a test set.
-        read_split: reads the stored split of a number for each bucket, or returns None if that
-            split is not stored. None if the layout stores no splits.
+        buckets: keys of the buckets, in stream order.
+        images: the training images of each bucket, in the order of class and file name.
+        read_test: reads the released test images of these buckets, or None if the dataset was
+            released without a test set.
+        read_split: reads the test images of a stored split by its number, (N,), bool, or returns
+            None if that split is not stored. None if the layout stores no splits.
         warnings: one line each.
         source: place that it was read from, for people; empty for the root.
         times: bucket key to its date, such as 2004-05-17, of all buckets; empty if not known.
@@ -76,9 +159,10 @@ class ImageIndex:
     layout: str
     root: Path
     class_names: tuple[str, ...]
-    images: Mapping[str, ImageSet]
-    read_test: Callable[[], Mapping[str, ImageSet]] | None = None
-    read_split: Callable[[int], Mapping[str, Split] | None] | None = None
+    buckets: tuple[str, ...]
+    images: ImageTable
+    read_test: Callable[[], ImageTable] | None = None
+    read_split: Callable[[int], NDArray[np.bool_] | None] | None = None
     warnings: tuple[str, ...] = ()
     source: str = ""
     times: Mapping[str, str] = field(default_factory=dict)
@@ -101,10 +185,6 @@ class Entry(NamedTuple):
     class_name: str
     bucket: str
     split: str = TRAIN  # or "test"
-
-
-# Split to bucket key to (class name, path or row) of its images.
-_Parts: TypeAlias = Mapping[str, Mapping[str, list[tuple[str, Any]]]]
 
 
 def build_index(
@@ -151,45 +231,34 @@ def build_index(
     real_root = resolve_root(root)
     source_name = source_name or path_text(real_root)
     array = None if vectors is None else _check_vectors(vectors, source_name)
-    parts, folders = _group_entries(entries, source_name)
-    train, test = parts[TRAIN], parts[TEST]
-    sorted_names = _sort_class_names(parts, class_names, source_name)
-    keys = sort_buckets({*train, *test}, order=order, source_name=source_name)
-    for folder in sorted(folders):  # once for each folder: resolving looks at every folder above
+    train, test, folders = _group_entries(entries, source_name)
+    names = _sort_class_names(train, test, class_names, source_name)
+    labels = {name: label for label, name in enumerate(names)}
+    all_keys = sort_buckets({*train, *test}, order=order, source_name=source_name)
+    for folder in folders:  # once for each folder: resolving looks at every folder above
         if os.path.lexists(folder):  # each image of a missing one is reported when it is hashed
             check_folder(Path(folder), root=real_root)
-    labels = {name: label for label, name in enumerate(sorted_names)}
 
-    def build_sets(rows: Mapping[str, list[tuple[str, Any]]]) -> dict[str, ImageSet]:
-        return {
-            key: build_image_set((labels[name], path) for name, path in rows[key])
-            if array is None
-            else build_vector_set(
-                ((labels[name], row) for name, row in rows[key]), array, source_name, first_row
-            )
-            for key in keys
-            if key in rows
-        }
+    def build_table(rows: Mapping[str, list[Entry]]) -> ImageTable:
+        labelled = ([(labels[entry.class_name], entry.path) for entry in rows[k]] for k in keys)
+        return _build_table(labelled, array, source_name, first_row)
 
-    images = build_sets(train)
+    keys = tuple(key for key in all_keys if key in train)
 
-    def read_test() -> Mapping[str, ImageSet]:
-        for key in images:
-            if key not in test:
-                raise DataError(
-                    f"{source_name} contains no test set of bucket {safe_repr(key)}; expected one "
-                    "of every bucket, or pass split=0 to hold out 30 % of its training set"
-                )
-        return build_sets({key: test[key] for key in images})
+    def read_test() -> ImageTable:
+        check_test_buckets(keys, test, source_name)
+        tests = build_table(test)
+        return replace(tests, is_test=~tests.is_test)
 
-    test_only = ", ".join([safe_repr(key) for key in keys if key not in train][:8])
+    test_only = ", ".join([safe_repr(key) for key in all_keys if key not in train][:8])
     return ImageIndex(
         layout=layout,
         root=real_root,
-        class_names=sorted_names,
-        images=images,
+        class_names=names,
+        buckets=keys,
+        images=build_table(train),
         read_test=read_test if test else None,
-        times=_find_first_days(images) if times is None else {key: times[key] for key in images},
+        times=_find_first_days(keys) if times is None else {key: times[key] for key in keys},
         warnings=(
             (f"test sets without a training set were left out: bucket {test_only}",)
             if test_only
@@ -197,6 +266,66 @@ def build_index(
         ),
         standardise=NONE if array is None else standardise,
     )
+
+
+def check_test_buckets(
+    train_keys: Iterable[str], test_keys: Collection[str], source_name: str
+) -> None:
+    """Raise DataError if a bucket has no test images."""
+    for key in train_keys:
+        if key not in test_keys:
+            raise DataError(
+                f"{source_name} contains no test set of bucket {safe_repr(key)}; expected one "
+                "of every bucket, or pass split=0 to hold out 30 % of its training set"
+            )
+
+
+def _build_table(
+    rows: Iterable[Iterable[tuple[int, Any]]],
+    array: NDArray[np.float32] | None,
+    source_name: str,
+    first_row: int,
+) -> ImageTable:
+    """Build a table of training images from label and path, or row, of each bucket's images."""
+    labels: list[int] = []
+    buckets: list[int] = []
+    files: list[str] = []
+    contents: list[str] = []
+    indices: list[int] = []
+    ordered: list[tuple[Any, ...]]
+    for bucket, images in enumerate(rows):
+        if array is None:
+            ordered = sorted((label, path.stem, path.suffix, path) for label, path in images)
+            files += [str(path) for *_, path in ordered]
+        else:
+            ordered = sorted(
+                (label, _hash_vector(array, row, source_name, first_row), row)
+                for label, row in images
+            )
+            contents += [content for _, content, _ in ordered]
+            indices += [row for *_, row in ordered]
+            files += [f"{source_name}/row {row + first_row}" for *_, row in ordered]
+        labels += [label for label, *_ in ordered]
+        buckets += [bucket] * len(ordered)
+    vectors = None if array is None else Vectors(array, np.array(indices, dtype=np.int64))
+    return ImageTable(
+        files=tuple(files),
+        labels=np.array(labels, dtype=np.int64),
+        buckets=np.array(buckets, dtype=np.int64),
+        is_test=np.zeros(len(files), dtype=np.bool_),
+        contents=tuple(contents),
+        vectors=vectors,
+    )
+
+
+def _hash_vector(array: NDArray[np.float32], row: int, source_name: str, first_row: int) -> str:
+    if not np.isfinite(array[row]).all():
+        raise DataError(
+            f"{source_name} row {row + first_row} has a number that is missing, infinite or "
+            "beyond the range of 32-bit floats; expected finite numbers, or pass "
+            "dataset_args=fill=NUMBER to replace missing ones"
+        )
+    return hashlib.sha256(array[row].astype("<f4", copy=False).tobytes()).hexdigest()
 
 
 def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float32]:
@@ -241,15 +370,23 @@ def round_column(
     return rounded
 
 
-def _group_entries(entries: Iterable[Entry], source_name: str) -> tuple[_Parts, set[str]]:
-    """Return the entries by split and bucket, and the folders of all images."""
-    parts: defaultdict[str, defaultdict[str, list[tuple[str, Any]]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+def _group_entries(
+    entries: Iterable[Entry], source_name: str
+) -> tuple[dict[str, list[Entry]], dict[str, list[Entry]], list[str]]:
+    """Return training and test images by bucket, and the folders of all images, sorted."""
+    rows: dict[str, defaultdict[str, list[Entry]]] = {
+        TRAIN: defaultdict(list),
+        TEST: defaultdict(list),
+    }
     folders: set[str] = set()
     paths: set[Path] = set()
-    for path, class_name, bucket, split in entries:
-        parts[split][bucket].append((class_name, path))
+    for entry in entries:
+        path, _, bucket, split = entry
+        if split not in rows:
+            raise DataError(
+                f"{source_name} has a split {safe_repr(split)}; expected {TRAIN} or {TEST}"
+            )
+        rows[split][bucket].append(entry)
         if not isinstance(path, int):
             folders.add(os.path.dirname(path))  # noqa: PTH120 (for each image)
             if path in paths:
@@ -258,30 +395,29 @@ def _group_entries(entries: Iterable[Entry], source_name: str) -> tuple[_Parts, 
                     "one bucket, split and class"
                 )
             paths.add(path)
-    if unknown := sorted(parts.keys() - {TRAIN, TEST}):
-        raise DataError(
-            f"{source_name} has a split {safe_repr(unknown[0])}; expected {TRAIN} or {TEST}"
-        )
-    if not parts[TRAIN]:
+    if not rows[TRAIN]:
         raise DataError(f"{source_name} has nothing to train on; expected some in every bucket")
-    return parts, folders
+    return rows[TRAIN], rows[TEST], sorted(folders)
 
 
 def _sort_class_names(
-    parts: _Parts, class_names: Sequence[str], source_name: str
+    train: Mapping[str, Iterable[Entry]],
+    test: Mapping[str, Iterable[Entry]],
+    class_names: Sequence[str],
+    source_name: str,
 ) -> tuple[str, ...]:
     """Return *class_names*, or the sorted names of the classes in the training set."""
-    names = {name for rows in parts[TRAIN].values() for name, _ in rows}
+    names = {entry.class_name for rows in train.values() for entry in rows}
     if class_names:
-        tested = {name for rows in parts[TEST].values() for name, _ in rows}
+        tested = {entry.class_name for rows in test.values() for entry in rows}
         if unknown := sorted((names | tested) - set(class_names)):
             raise DataError(
                 f"{source_name} has class {safe_repr(unknown[0])}, but the list of classes does "
                 "not name it; expected the same classes in both"
             )
         return tuple(class_names)
-    for bucket, rows in parts[TEST].items():
-        if test_only := sorted({name for name, _ in rows} - names):
+    for bucket, rows in test.items():
+        if test_only := sorted({entry.class_name for entry in rows} - names):
             raise DataError(
                 f"{source_name} has class {safe_repr(test_only[0])} in the test set of bucket "
                 f"{safe_repr(bucket)}, and in no training set; expected both"
@@ -346,38 +482,6 @@ def _find_first_days(keys: Collection[str]) -> dict[str, str]:
     times = {key: parse_time(key) for key in keys}
     dates = {key: f"{time.start:%Y-%m-%d}" for key, time in times.items() if time is not None}
     return dates if len(dates) == len(keys) else {}
-
-
-def build_image_set(images: Iterable[tuple[int, Path]]) -> ImageSet:
-    """Return the images of one bucket, from (label, path), in the order of label and file name."""
-    ordered = sorted((label, path.stem, path.suffix, path) for label, path in images)
-    labels = np.array([label for label, *_ in ordered], dtype=np.int64)
-    labels.setflags(write=False)
-    return ImageSet(paths=tuple(path for *_, path in ordered), labels=labels)
-
-
-def build_vector_set(
-    vectors: Iterable[tuple[int, int]], array: NDArray[np.float32], source_name: str, first_row: int
-) -> ImageSet:
-    """Return the vectors of one bucket, from (label, row), in the order of label and content.
-
-    Hashes each vector. Raises DataError if a number is not finite.
-    """
-    ordered = []
-    for label, row in vectors:
-        if not np.isfinite(array[row]).all():
-            raise DataError(
-                f"{source_name} row {row + first_row} has a number that is missing, infinite or "
-                "beyond the range of 32-bit floats; expected finite numbers, or pass "
-                "dataset_args=fill=NUMBER to replace missing ones"
-            )
-        content = hashlib.sha256(array[row].astype("<f4", copy=False).tobytes()).hexdigest()
-        ordered.append((label, content, row))
-    labels, contents, rows = zip(*sorted(ordered), strict=True)
-    label_array = np.array(labels, dtype=np.int64)
-    label_array.setflags(write=False)
-    paths = tuple(Path(source_name) / f"row {row + first_row}" for row in rows)
-    return ImageSet(paths, label_array, contents, Vectors(array, np.array(rows, dtype=np.int64)))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,45 @@
+"""Tables and streams of images for tests, without a dataset's reader."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from clear_mlflow.data.images import ImageTable
+from clear_mlflow.data.stream import BucketStream
+
+
+def build_table(
+    paths: Iterable[Path], labels: Sequence[int] = (), contents: Iterable[str] = ()
+) -> ImageTable:
+    """Return the training images of one bucket, of class 0 unless there are labels."""
+    files = tuple(map(str, paths))
+    zeros = np.zeros(len(files), dtype=np.int64)
+    labels = np.asarray(labels, dtype=np.int64) if len(labels) else zeros
+    return ImageTable(files, labels, zeros, zeros == 1, tuple(contents))
+
+
+def build_test_stream(
+    name: str,
+    class_names: tuple[str, ...],
+    sets: Mapping[str, tuple[ImageTable, ...]],
+    **fields: object,
+) -> BucketStream:
+    """Return a stream of training and test images by bucket, or of training images alone."""
+    tables = [
+        ImageTable(
+            images.files,
+            images.labels,
+            np.full(len(images), bucket),
+            np.full(len(images), n == 1),
+            images.contents,
+        )
+        for bucket, parts in enumerate(sets.values())
+        for n, images in enumerate(parts)
+    ]
+    joined = tables[0]
+    for table in tables[1:]:
+        joined = joined.join(table)
+    if all(len(parts) == 1 for parts in sets.values()):
+        fields = {"protocol": "streaming", **fields}
+    return BucketStream(name, class_names, tuple(sets), joined, "sha256:0", **fields)
