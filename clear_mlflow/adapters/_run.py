@@ -57,7 +57,7 @@ class Adapter:
         return self._get_loop_run().matrix
 
     @property
-    def metrics(self) -> dict[str, MetricResult]:
+    def metrics(self) -> Mapping[str, MetricResult]:
         """Metric name to its result for the rows logged so far."""
         return self._get_loop_run().metrics
 

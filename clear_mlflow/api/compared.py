@@ -499,8 +499,8 @@ def _build_compared_run(run: Run, record: Record, summary: Mapping[str, float]) 
     """
     test_conditions = {
         "dataset": record.dataset.name,
-        "protocol": record.protocol,
-        "split": record.split,
+        "protocol": record.dataset.protocol,
+        "split": record.dataset.split,
         "seed": "none" if record.seed is None else str(record.seed),
     }
     return ComparedRun(

@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -21,16 +21,16 @@ from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.api.bundle import BundleSource, is_bundle_path, read_bundles
 from clear_mlflow.api.load import load
+from clear_mlflow.core.dataset import UNKNOWN, DatasetDescription
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError
-from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow, stack_all_rows
 from clear_mlflow.core.record import (
     ROWS_FOLDER,
-    DatasetIdentity,
     Record,
     RowRecord,
     assemble,
     row_file_name,
+    utc_now,
 )
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import safe_repr, truncate
@@ -70,7 +70,6 @@ from clear_mlflow.tracking.copy_runs import (
     RunSource,
     open_sources,
 )
-from clear_mlflow.tracking.run_recorder import utc_now
 
 IMPORTED, SKIPPED = "imported", "passed over"
 _MAX_NAME_LENGTH = 150
@@ -258,7 +257,7 @@ def _store_run(
     run: ImportedRun,
     file: str,
     metadata: Mapping[str, str],
-    dataset: DatasetIdentity | None,
+    dataset: DatasetDescription | None,
     families: tuple[str, ...],
     *,
     run_name: str,
@@ -301,7 +300,7 @@ def build_records(
     matrix: AccuracyMatrix,
     metadata: Mapping[str, str],
     origin: JSON,
-    dataset: DatasetIdentity | None = None,
+    dataset: DatasetDescription | None = None,
 ) -> list[RowRecord]:
     """Convert each row of a matrix that has a measured value to the format in which it is stored.
 
@@ -311,12 +310,18 @@ def build_records(
     written_at = utc_now()
     counts = None if matrix.num_instances is None else matrix.num_instances.tolist()
     first = [] if matrix.initial is None else [(0, matrix.initial)]
+    described = replace(
+        dataset or DatasetDescription(name=metadata.get("dataset", UNKNOWN)),
+        protocol=metadata["protocol"],
+        split=metadata["split"],
+        buckets=matrix.buckets,
+        num_test=None if counts is None else tuple(counts),
+        score=matrix.score,
+    )
     return [
         RowRecord(
             row=AccuracyRow.from_values(row, matrix.buckets, cells.tolist(), counts, matrix.score),
-            protocol=metadata["protocol"],
-            split=metadata["split"],
-            dataset=dataset or DatasetIdentity(metadata.get("dataset", UNKNOWN), UNKNOWN),
+            dataset=described,
             seed=parse_seed(metadata.get("seed")),
             package_version=__version__,
             written_at=written_at,

@@ -6,20 +6,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from html import escape
 from itertools import chain
-from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from mlflow.entities import Run as MlflowRun
 
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
-from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.metrics import MATRIX, MetricResult, MetricResults, Predictions
-from clear_mlflow.report.terminal_tables import render_run, render_text
+from clear_mlflow.report.displayed_run import DisplayedRun
 from clear_mlflow.scoring import Scores, load_scores
 from clear_mlflow.scoring.run_record import read_configuration
 from clear_mlflow.store.client import MlflowClient, is_missing_store, open_store
@@ -28,17 +25,13 @@ from clear_mlflow.store.rows import NO_ROWS, read_matrices
 from clear_mlflow.store.search import MissingRun, expand_run_id, has_experiment, select_runs
 from clear_mlflow.store.ui_urls import format_run_links
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 # A run as an object, by its id or by at least the first six digits; an experiment by its name; a
 # bundle by its path; several of these; None for all experiments.
 Runs: TypeAlias = "str | Path | Run | Iterable[str | Path | Run] | None"
 
 
-class Run:
+class Run(DisplayedRun):
     """A stored run, returned by :func:`clear_mlflow.load` and similar functions.
 
     Attributes are read from the store when they are first used. A notebook shows the heat map,
@@ -120,23 +113,6 @@ class Run:
             raise RecordError(f"run {self.run_id} {NO_ROWS}")
         return self.scores.record
 
-    @property
-    def matrix(self) -> AccuracyMatrix:
-        """The accuracy matrix. Raises the errors of :attr:`record`."""
-        return self.record.matrix
-
-    @property
-    def curves(self) -> Mapping[str, Mapping[int, float]]:
-        """Accuracy (or other score) on each bucket, by the number of trained buckets.
-
-        Cells that were not measured are left out. The number 0 is the untrained model.
-        """
-        cells, score = self.matrix.to_frame().dropna(), self.matrix.score.name
-        return {
-            str(key): dict(zip(group["row"], group[score], strict=True))
-            for key, group in cells.groupby("tested_on", sort=False)
-        }
-
     @cached_property
     def metrics(self) -> Mapping[str, MetricResult]:
         """All metrics by name: value, history and interval, or why the value is undefined.
@@ -146,7 +122,7 @@ class Run:
         """
         from clear_mlflow.statistics import ImageBootstrap
 
-        results = self.scores.results
+        results = self._results
         if self.predictions is None or not self.matrix.score.is_accuracy:
             return results
         metrics = [metric for metric in self.scores.stored.metrics if metric.needs == MATRIX]
@@ -157,34 +133,16 @@ class Run:
         )
 
     @property
+    def _results(self) -> MetricResults:
+        return self.scores.results
+
+    @property
     def predictions(self) -> Predictions | None:
         """The predicted class of each test image after each row.
 
         None if predictions are not stored, or if they are damaged.
         """
         return self.scores.stored.predictions
-
-    def plot(self, title: str = "", *, width: float | None = None) -> Figure:
-        """Plot the accuracy matrix as a heat map, without cells that the protocol excludes.
-
-        See :meth:`AccuracyMatrix.plot`.
-        """
-        return self.record.masked_matrix.plot(title, width=width)
-
-    def to_frame(self) -> DataFrame:
-        """Return the metrics as a data frame. ``run.matrix.to_frame()`` returns the cells.
-
-        Columns: metric, value, low and high (ends of the interval, or NaN), higher_is_better, and
-        reason, for which a value is undefined.
-        """
-        from pandas import DataFrame
-
-        rows = [
-            (m.name, m.value, *(m.interval or (nan, nan)), m.higher_is_better, m.reason)
-            for m in self.metrics.values()
-        ]
-        columns = ["metric", "value", "low", "high", "higher_is_better", "reason"]
-        return DataFrame(rows, columns=columns)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the run in the format of ``show --json``, which docs/json.md describes.
@@ -197,8 +155,8 @@ class Run:
             "name": self.name,
             "status": self.status,
             "dataset": {"name": record.dataset.name, "digest": record.dataset.digest},
-            "protocol": record.protocol,
-            "split": record.split,
+            "protocol": record.dataset.protocol,
+            "split": record.dataset.split,
             "seed": record.seed,
             "is_complete": record.is_complete,
             "matrix": self.matrix.to_dict(),
@@ -209,25 +167,10 @@ class Run:
             "links": list(self.links),
         }
 
-    def _repr_html_(self) -> str:
-        """Return the matrix and metrics as HTML, for notebooks."""
-        from clear_mlflow.report.page.run_page import render_run_html
-
-        if (problem := self._describe_problem()) is not None:
-            return f"<p>{escape(problem)}</p>"
-        metrics = self.scores.results.values()
-        return render_run_html(self.name, self.record.masked_matrix, metrics, self.links)
-
-    def __str__(self) -> str:
-        if (problem := self._describe_problem()) is not None:
-            return problem
-        return render_text(*render_run(self.record, self.scores.results.values()), "", *self.links)
-
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.run_id}, {self.status})"
 
     def _describe_problem(self) -> str | None:
-        """Return a line with the reason why the matrix cannot be read, or None if it can."""
         try:
             self.record  # noqa: B018
         except RecordError as error:

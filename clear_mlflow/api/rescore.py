@@ -14,8 +14,8 @@ from mlflow.entities import Run
 
 from clear_mlflow.api.import_ import build_records
 from clear_mlflow.api.load import Runs, choose_runs
+from clear_mlflow.core.dataset import UNKNOWN
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
-from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, get_measured_split
 from clear_mlflow.core.record import row_file_name
 from clear_mlflow.core.score import Score

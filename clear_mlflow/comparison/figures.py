@@ -100,7 +100,7 @@ def plot_history(
     curves = []
     for group in groups:
         histories = [
-            evaluate_metrics(chosen, m.record.matrix, m.record.protocol)[name].series
+            evaluate_metrics(chosen, m.record.matrix, m.record.dataset.protocol)[name].series
             for m in group.results
         ]
         steps = sorted({step for history in histories for step in history})

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, get_measured_split, stack_all_rows
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import one_line, safe_repr, truncate, truncate_apart
 from clear_mlflow.metrics import ScratchMatrix
 from clear_mlflow.statistics import SeedSummary, seed_summary
@@ -59,20 +59,6 @@ class ComparedRun:
         cells.setflags(write=False)
         return cells
 
-    @cached_property
-    def conditions(self) -> TestConditions:
-        """Test set, protocol and score, which compared runs must share."""
-        record, matrix = self.record, self.record.matrix
-        return TestConditions(
-            record.dataset.name,
-            record.dataset.digest,
-            record.protocol,
-            record.split,
-            matrix.buckets,
-            None if matrix.num_instances is None else tuple(matrix.num_instances.tolist()),
-            matrix.score,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunWithoutRows:
@@ -85,43 +71,17 @@ class RunWithoutRows:
     method_params: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class TestConditions:
-    """Test set, protocol and score. Numbers under different conditions are not comparable."""
-
-    dataset: str
-    digest: str
-    protocol: str
-    split: str  # "test" or "validation"
-    buckets: tuple[str, ...]
-    num_instances: tuple[int, ...] | None
-    score: Score
-
-    @property
-    def fields(self) -> dict[str, str]:
-        """The conditions by name, as they are shown."""
-        ends = f"{self.buckets[0]} to {self.buckets[-1]}"
-        return {
-            "dataset": self.dataset,
-            "protocol": self.protocol,
-            "split": self.split,
-            "dataset digest": self.digest.removeprefix("sha256:")[:8],
-            "buckets": f"{len(self.buckets)}, {truncate(ends, 40)}",
-            "test images": str(sum(self.num_instances or ())),
-        }
-
-    def list_differences(self, other: TestConditions) -> Iterator[str]:
-        """Yield each difference to other conditions, such as ``split (test and validation)``."""
-        if self.digest.startswith("sha256:") and replace(self, dataset=other.dataset) == other:
-            yield (
-                f"the name of the dataset ({self.dataset} and {other.dataset}), not in its content"
-            )
-            return
-        for (name, value), other_value in zip(
-            self.fields.items(), other.fields.values(), strict=True
-        ):
-            if value != other_value:
-                yield f"{name} ({value} and {other_value})"
+def format_conditions(dataset: DatasetDescription) -> dict[str, str]:
+    """Return the test conditions by name, as they are shown."""
+    ends = f"{dataset.buckets[0]} to {dataset.buckets[-1]}"
+    return {
+        "dataset": dataset.name,
+        "protocol": dataset.protocol,
+        "split": dataset.split,
+        "dataset digest": dataset.digest.removeprefix("sha256:")[:8],
+        "buckets": f"{len(dataset.buckets)}, {truncate(ends, 40)}",
+        "test images": str(sum(dataset.num_test or ())),
+    }
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -224,7 +184,7 @@ def group_runs(
     runs: Sequence[ComparedRun],
     group_by: Sequence[str],
     without_rows: Sequence[RunWithoutRows] = (),
-) -> tuple[list[Group], list[TestConditions], list[str]]:
+) -> tuple[list[Group], list[DatasetDescription], list[str]]:
     """Group runs with equal labels and test conditions, without repetitions of a run.
 
     Of runs in a group with the same seed, parameters and matrix, one is kept, if possible one with
@@ -243,11 +203,11 @@ def group_runs(
             )
     notes: list[str] = []
     unique = [*{run.run_id: run for run in reversed(runs)}.values()][::-1]
-    conditions = list(dict.fromkeys(run.conditions for run in unique))
+    conditions = list(dict.fromkeys(run.record.dataset for run in unique))
     members_by_key: dict[tuple[tuple[str, ...], int], list[ComparedRun]] = {}
     for run in unique:
         labels = tuple(run.labels.get(name, NOT_LOGGED) for name in group_by) or (run.run_id,)
-        members = members_by_key.setdefault((labels, conditions.index(run.conditions)), [])
+        members = members_by_key.setdefault((labels, conditions.index(run.record.dataset)), [])
         duplicate = _find_duplicate(run, members)
         if duplicate is None:
             members.append(run)
@@ -262,7 +222,7 @@ def group_runs(
     for run in unique:
         if not run.diverged:
             num_rows = run.record.matrix.num_rows
-            lengths[run.conditions] = max(num_rows, lengths[run.conditions])
+            lengths[run.record.dataset] = max(num_rows, lengths[run.record.dataset])
     groups = [
         Group(
             name=name,
@@ -284,14 +244,17 @@ def group_runs(
 
 
 def _belongs_to_group(
-    run: RunWithoutRows, group_by: Sequence[str], labels: Sequence[str], conditions: TestConditions
+    run: RunWithoutRows,
+    group_by: Sequence[str],
+    labels: Sequence[str],
+    conditions: DatasetDescription,
 ) -> bool:
     """Return True if a run without rows has the labels and the test conditions of a group.
 
     Of the test conditions, dataset, protocol and split are compared. Returns False if *group_by* is
     empty: each group is then one run.
     """
-    tested = {"dataset": conditions.dataset, "protocol": conditions.protocol}
+    tested = {"dataset": conditions.name, "protocol": conditions.protocol}
     return bool(group_by) and all(
         [
             *(run.labels.get(n, NOT_LOGGED) == v for n, v in zip(group_by, labels, strict=True)),
@@ -304,7 +267,7 @@ def _belongs_to_group(
 def _build_names(
     members_by_key: Mapping[tuple[tuple[str, ...], int], Sequence[ComparedRun]],
     group_by: Sequence[str],
-    conditions: Sequence[TestConditions],
+    conditions: Sequence[DatasetDescription],
 ) -> list[str]:
     """Return a unique, printable name for each group: labels that differ, or its run's name.
 
@@ -325,8 +288,11 @@ def _build_names(
         names = [[run.name] for run in runs]
     if len({item.split for item in conditions}) > 1:
         for name, run in zip(names, runs, strict=True):
-            name[0] = f"{run.conditions.split}: {name[0]}"
-    fields = [{n: f"{n}={value}" for n, value in run.conditions.fields.items()} for run in runs]
+            name[0] = f"{run.record.dataset.split}: {name[0]}"
+    fields = [
+        {n: f"{n}={value}" for n, value in format_conditions(run.record.dataset).items()}
+        for run in runs
+    ]
     if not group_by:
         fields = [
             {**parts, "run": f"run={x.run_id[:8]}"} for parts, x in zip(fields, runs, strict=True)

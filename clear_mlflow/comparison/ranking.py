@@ -12,12 +12,12 @@ from clear_mlflow.comparison.groups import (
     ComparedRun,
     Group,
     RunWithoutRows,
-    TestConditions,
     group_runs,
     is_equal_cost,
     truncate_name,
 )
 from clear_mlflow.comparison.result import Comparison
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
@@ -112,7 +112,7 @@ def rank_groups(
 
 
 def _plan_pairs(
-    groups: Sequence[Group], conditions: Sequence[TestConditions], baseline: str | None
+    groups: Sequence[Group], conditions: Sequence[DatasetDescription], baseline: str | None
 ) -> tuple[list[tuple[int, int]], int, list[int], list[int]]:
     """Plan the pairs to test: of groups with counted runs, under the same test conditions.
 
@@ -150,7 +150,7 @@ def _plan_pairs(
 
 
 def _find_baseline(
-    groups: Sequence[Group], indices: Sequence[int], baseline: str, conditions: TestConditions
+    groups: Sequence[Group], indices: Sequence[int], baseline: str, conditions: DatasetDescription
 ) -> int | None:
     """Return the index of the group with a name or else a label, or None if no group has it.
 
@@ -162,7 +162,7 @@ def _find_baseline(
         names = ", ".join(safe_repr(groups[i].name, 80) for i in matching[:20])
         raise ConfigError(
             f"baseline is {safe_repr(baseline)}, which {len(matching)} groups on "
-            f"{truncate_name(conditions.dataset)} are; name one of {names}"
+            f"{truncate_name(conditions.name)} are; name one of {names}"
         )
     return matching[0] if matching else None
 

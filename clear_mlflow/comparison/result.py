@@ -10,7 +10,8 @@ from typing import Any
 
 from pandas import DataFrame, Index, MultiIndex, Series
 
-from clear_mlflow.comparison.groups import COST, ComparedRun, Group, RunWithoutRows, TestConditions
+from clear_mlflow.comparison.groups import COST, ComparedRun, Group, RunWithoutRows
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import truncate_apart
@@ -39,7 +40,7 @@ class Comparison:
     """
 
     groups: tuple[Group, ...]
-    conditions: tuple[TestConditions, ...]
+    conditions: tuple[DatasetDescription, ...]
     group_by: tuple[str, ...]
     metrics: tuple[str, ...]  # names of metrics that at least one group defines
     definitions: tuple[Metric, ...]  # metrics of the matrix

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
-from clear_mlflow.comparison.groups import COST, LEVEL, Group, format_run, truncate_name
+from clear_mlflow.comparison.groups import (
+    COST,
+    LEVEL,
+    Group,
+    format_conditions,
+    format_run,
+    truncate_name,
+)
 from clear_mlflow.comparison.ranking import MAX_ALL_PAIRS
 from clear_mlflow.comparison.result import MAX_PREDICTIONS, Comparison
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.matrix import TEST, VALIDATION
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.statistics import MAX_SEEDS, MIN_SEEDS, Interval
@@ -200,7 +209,7 @@ def write_warnings(
     if len(ranked.conditions) > 1:
         first, *others = ranked.conditions
         differences = dict.fromkeys(
-            text for item in others for text in first.list_differences(item)
+            text for item in others for text in _list_differences(first, item)
         )
         yield (
             f"The runs were tested under {len(ranked.conditions)} different conditions. They "
@@ -357,7 +366,7 @@ def _warn_about_tests(
         tested_conditions = {groups[i].conditions_index for i in ranked.baselines}
         for index in sorted(set(range(len(ranked.conditions))) - tested_conditions):
             yield (
-                f"No group on {truncate_name(ranked.conditions[index].dataset)} is the baseline, "
+                f"No group on {truncate_name(ranked.conditions[index].name)} is the baseline, "
                 "so nothing is tested there."
             )
 
@@ -366,3 +375,14 @@ def format_mixed_params(group: Group) -> str:
     """Return the parameters that differ within a group, with their values, in 200 characters."""
     params = (f"{name} {' and '.join(values)}" for name, values in group.mixed_params.items())
     return truncate(", ".join(params), 200)
+
+
+def _list_differences(dataset: DatasetDescription, other: DatasetDescription) -> Iterator[str]:
+    """Yield each difference of test conditions, such as ``split (test and validation)``."""
+    if dataset.digest.startswith("sha256:") and replace(dataset, name=other.name) == other:
+        yield f"the name of the dataset ({dataset.name} and {other.name}), not in its content"
+        return
+    values, other_values = format_conditions(dataset), format_conditions(other)
+    for name, value in values.items():
+        if value != other_values[name]:
+            yield f"{name} ({value} and {other_values[name]})"

@@ -8,35 +8,33 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import date, datetime
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime, timezone
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
+from clear_mlflow.core.dataset import TIMES, DatasetDescription, check_text
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.score import ACCURACY, StoredScore
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_ROW_BYTES,
-    MAX_TEXT_CHARACTERS,
     convert,
     format_document,
     format_document_name,
     json_object,
 )
+from clear_mlflow.core.version import __version__
 
 ROWS_FOLDER = "accuracy_matrix/rows"
 SCHEMA_NAME = "clear_mlflow/accuracy_row"
 SCHEMA_VERSION = "1.0"
-
-# Optional field of a row: dates of the buckets, ascending, for example 2004-05-17.
-TIMES = "bucket_times"
 
 # Fields of a row's file; later versions add optional ones.
 _FIELDS = frozenset(
@@ -51,64 +49,51 @@ _FIELDS = frozenset(
 _UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}(\d{3})?)?(Z|\+00:00)", re.ASCII)
 
 
-class DatasetIdentity(msgspec.Struct, frozen=True):
-    """Identity of the data that a row was measured on: a name for people, and a digest.
-
-    Raises:
-        RecordError: one of them is not a printable text.
-    """
-
-    name: str
-    digest: str
-
-    def __post_init__(self) -> None:
-        _check_text("the dataset's name", self.name)
-        _check_text("the dataset's digest", self.digest)
-
-
 class _Schema(msgspec.Struct):
     name: str
     version: str
 
 
-class RowRecord(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, kw_only=True)
+class RowRecord:
     """A row with the metadata that identify its run.
 
-    Args:
-        row: row that was measured.
-        protocol: ``iid`` or ``streaming``.
-        dataset: data that the row was measured on.
-        seed: seed of the run, or None if it had none.
-        package_version: version of the program that wrote the row.
-        written_at: time in UTC, ISO 8601, for example 2026-01-31T12:00:00.123Z.
-        extra: fields that a newer or another program wrote; they are kept and written back.
-        split: images that it was measured on, ``test`` or ``validation``.
-
-    Raises:
-        RecordError: a value cannot be stored in the format.
+    Raises RecordError if a value cannot be stored in the format.
     """
 
     row: AccuracyRow
-    protocol: str
-    dataset: DatasetIdentity
-    seed: int | None
-    package_version: str
-    written_at: str
-    extra: Mapping[str, Any] = {}
-    split: str = TEST
+    dataset: DatasetDescription  # of a stored row, as far as its file describes it
+    seed: int | None  # of the run, or None if it had none
+    package_version: str  # of the program that wrote the row
+    written_at: str  # time in UTC, ISO 8601, for example 2026-01-31T12:00:00.123Z
+    # Fields that a newer or another program wrote; they are kept and written back.
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, valid_names in (("protocol", PROTOCOLS), ("split", SPLITS)):
-            if (value := getattr(self, name)) not in valid_names:
-                raise RecordError(
-                    f"{name} is {safe_repr(value)}; expected {' or '.join(valid_names)}"
-                )
         if self.seed is not None and not -(2**63) <= convert(self.seed, int, "seed") < 2**64:
             raise RecordError(f"seed is {safe_repr(self.seed)}; expected a 64-bit integer or null")
-        _check_text("package_version", self.package_version)
+        check_text("package_version", self.package_version)
         _check_time(self.written_at)
         if taken := sorted(self.extra.keys() & _FIELDS):
             raise RecordError(f"extra contains {taken[0]!r}, which is a field of the format itself")
+
+    @classmethod
+    def build(
+        cls,
+        row: AccuracyRow,
+        dataset: DatasetDescription,
+        seed: int | None,
+        written_at: str | None = None,
+    ) -> RowRecord:
+        """Add to a row what its file contains. written_at: when it was measured, or None: now."""
+        return cls(
+            row=row,
+            dataset=dataset,
+            seed=seed,
+            package_version=__version__,
+            written_at=written_at or utc_now(),
+            extra=dataset.optional_fields,
+        )
 
     def to_json(self) -> str:
         """Return the text of the row's file. Equal records have equal texts."""
@@ -127,9 +112,9 @@ class RowRecord(msgspec.Struct, frozen=True):
             "buckets": row.buckets,
             **measured,
             **({} if row.num_instances is None else {"num_instances": row.num_instances}),
-            "protocol": self.protocol,
-            **({} if self.split == TEST else {"split": self.split}),
-            "dataset": msgspec.to_builtins(self.dataset),
+            "protocol": self.dataset.protocol,
+            **({} if self.dataset.split == TEST else {"split": self.dataset.split}),
+            "dataset": {"name": self.dataset.name, "digest": self.dataset.digest},
             "seed": self.seed,
             "package_version": self.package_version,
             "written_at": self.written_at,
@@ -154,14 +139,33 @@ class Record:
     """The rows of one run as a matrix, and the metadata on which they agree."""
 
     matrix: AccuracyMatrix
-    protocol: str
-    split: str  # images that were measured on: "test" or "validation"
-    dataset: DatasetIdentity
+    dataset: DatasetDescription
     seed: int | None
     rows: tuple[int, ...]  # numbers of the stored rows, ascending; 0 is the initialisation
     # Rows that are not stored, below the highest that is. Row 0 only of runs of this program.
     missing: tuple[int, ...]
-    times: tuple[date, ...] = ()  # dates of the buckets, ascending; empty if they have none
+
+    @classmethod
+    def build(
+        cls, rows: Collection[AccuracyRow], dataset: DatasetDescription, seed: int | None
+    ) -> Record:
+        """Put rows, in any order, together. Raises RecordError if they contradict each other."""
+        matrix = AccuracyMatrix.from_rows(rows)
+        counts = matrix.num_instances
+        numbers = sorted(row.row for row in rows)
+        # Rows without counts come from other programs, few of which test before they train.
+        first_expected = 0 if min(rows, key=lambda row: row.row).correct is not None else 1
+        return cls(
+            matrix=matrix,
+            dataset=replace(
+                dataset,
+                buckets=matrix.buckets,
+                num_test=None if counts is None else tuple(counts.tolist()),
+            ),
+            seed=seed,
+            rows=tuple(numbers),
+            missing=tuple(sorted(set(range(first_expected, numbers[-1])) - set(numbers))),
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -176,7 +180,7 @@ class Record:
     @cached_property
     def masked_matrix(self) -> AccuracyMatrix:
         """The cells of the matrix that count under the protocol."""
-        return self.matrix.mask(self.protocol)
+        return self.matrix.mask(self.dataset.protocol)
 
 
 def row_file_name(row: int) -> str:
@@ -220,38 +224,14 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
     (first_name, first), *others = sorted(records.items(), key=lambda item: item[1].row.row)
     expected = _identify_run(first)
     for name, record in others:
-        for field, value in _identify_run(record).items():
-            if value != expected[field]:
+        for key, value in _identify_run(record).items():
+            if value != expected[key]:
                 raise RecordError(
-                    f"{first_name} and {name} contradict each other: {field} is "
-                    f"{safe_repr(expected[field], 200)} and {safe_repr(value, 200)}; they do not "
+                    f"{first_name} and {name} contradict each other: {key} is "
+                    f"{safe_repr(expected[key], 200)} and {safe_repr(value, 200)}; they do not "
                     "belong to one run, remove the foreign one"
                 )
-    rows = sorted(record.row.row for record in records.values())
-    # Rows without counts come from other programs, few of which test before they train.
-    first_expected = 0 if first.row.correct is not None else 1
-    return Record(
-        matrix=AccuracyMatrix.from_rows(record.row for record in records.values()),
-        protocol=first.protocol,
-        split=first.split,
-        dataset=first.dataset,
-        seed=first.seed,
-        rows=tuple(rows),
-        missing=tuple(sorted(set(range(first_expected, rows[-1])) - set(rows))),
-        times=_read_times(first),
-    )
-
-
-def _read_times(record: RowRecord) -> tuple[date, ...]:
-    """Return the dates of a row's buckets, or () unless all are valid and ascending."""
-    dates = record.extra.get(TIMES)
-    if not isinstance(dates, list) or len(dates) != len(record.row.buckets):
-        return ()
-    try:
-        times = tuple(date.fromisoformat(text) for text in dates)
-    except (TypeError, ValueError):
-        return ()
-    return times if all(before < after for before, after in pairwise(times)) else ()
+    return Record.build([record.row for record in records.values()], first.dataset, first.seed)
 
 
 def _identify_run(record: RowRecord) -> dict[str, object]:
@@ -259,8 +239,8 @@ def _identify_run(record: RowRecord) -> dict[str, object]:
     return {
         "dataset name": record.dataset.name,
         "dataset digest": record.dataset.digest,
-        "protocol": record.protocol,
-        "split": record.split,
+        "protocol": record.dataset.protocol,
+        "split": record.dataset.split,
         "seed": record.seed,
     }
 
@@ -287,16 +267,50 @@ def _parse_record(document: dict[str, Any]) -> RowRecord:
     """Build a record from the JSON object in a row's file, and keep unknown fields as ``extra``."""
     check_schema(document, SCHEMA_NAME)
     row = _parse_row(document)
-    if "trained_through" not in document:
-        raise RecordError("lacks the field 'trained_through'")
-    if document["trained_through"] != row.trained_through:
+    if _require(document, "trained_through") != row.trained_through:
         raise RecordError(
             f"trained_through is {safe_repr(document['trained_through'])}; row {row.row} of these "
             f"buckets is trained through {safe_repr(row.trained_through)}"
         )
-    extra = {name: value for name, value in document.items() if name not in _FIELDS}
-    record: RowRecord = convert({**document, "row": row, "extra": extra}, RowRecord)
-    return record
+    return RowRecord(
+        row=row,
+        dataset=_parse_dataset(document, row),
+        seed=convert(_require(document, "seed"), int | None, "seed"),
+        package_version=convert(_require(document, "package_version"), str, "package_version"),
+        written_at=convert(_require(document, "written_at"), str, "written_at"),
+        extra={name: value for name, value in document.items() if name not in _FIELDS},
+    )
+
+
+def _require(document: Mapping[str, Any], name: str, prefix: str = "") -> Any:
+    if name not in document:
+        raise RecordError(f"{prefix}lacks the field {name!r}")
+    return document[name]
+
+
+def _parse_dataset(document: dict[str, Any], row: AccuracyRow) -> DatasetDescription:
+    stored = convert(_require(document, "dataset"), dict[str, Any], "dataset")
+    return DatasetDescription(
+        name=_require(stored, "name", "dataset: "),
+        digest=_require(stored, "digest", "dataset: "),
+        protocol=_require(document, "protocol"),
+        split=document.get("split", TEST),
+        buckets=row.buckets,
+        num_test=row.num_instances,
+        score=row.score,
+        times=_parse_times(document.get(TIMES), len(row.buckets)),
+    )
+
+
+def _parse_times(dates: object, num_buckets: int) -> tuple[date, ...]:
+    """Return the dates of a row's buckets, or () unless all are valid and ascending."""
+    if not isinstance(dates, list) or len(dates) != num_buckets:
+        return ()
+    try:
+        times = tuple(date.fromisoformat(text) for text in dates)
+    except (TypeError, ValueError):
+        return ()
+    return times if all(before < after for before, after in pairwise(times)) else ()
 
 
 def _parse_row(document: dict[str, Any]) -> AccuracyRow:
@@ -325,16 +339,6 @@ def _parse_row(document: dict[str, Any]) -> AccuracyRow:
     return row
 
 
-def _check_text(name: str, value: str) -> None:
-    """Raise RecordError unless a value is a printable text of 1 to MAX_TEXT_CHARACTERS."""
-    is_valid = isinstance(value, str) and 1 <= len(value) <= MAX_TEXT_CHARACTERS
-    if not is_valid or not value.isprintable():
-        raise RecordError(
-            f"{name} is {safe_repr(value)}; expected a text of 1 to {MAX_TEXT_CHARACTERS} "
-            "printable characters"
-        )
-
-
 def _check_time(value: str) -> None:
     """Raise RecordError unless a value is a time in UTC, ISO 8601, from 1970 on."""
     with suppress(ValueError):
@@ -344,3 +348,8 @@ def _check_time(value: str) -> None:
     raise RecordError(
         f"written_at is {safe_repr(value)}; expected a time in UTC such as 2026-01-31T12:00:00.123Z"
     )
+
+
+def utc_now() -> str:
+    """Return the current time in UTC as ISO text with milliseconds."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

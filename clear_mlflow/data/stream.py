@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property
 from itertools import combinations, compress
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import get_measured_split
@@ -313,4 +315,38 @@ def build_evaluation_set(stream: BucketStream) -> EvaluationSet:
         label=np.concatenate([images.labels for images in tests]).astype(np.uint16),
         content=np.frombuffer(contents, dtype=np.uint8).reshape(-1, 16).copy(),
         names=tuple(path_text(path.stem) for images in tests for path in images.paths),
+    )
+
+
+def describe_stream(
+    stream: BucketStream, scenario_arguments: Mapping[str, Any] | None = None
+) -> DatasetDescription:
+    """Describe a stream, with a warning if buckets lack training images of a class."""
+    absent = stream.absent_classes
+    missing = [(name, key) for key, names in absent.get("train", {}).items() for name in names]
+    warnings = [
+        f"{len(missing)} (class, bucket) pairs have no training images, for example class "
+        f"{safe_repr(name)} in bucket {safe_repr(key)}"
+        for name, key in missing[:1]
+    ]
+    scenario: dict[str, Any] = {}
+    if stream.scenario != DOMAIN:
+        classes = [list(names) for names in stream.new_classes]
+        scenario = {"name": stream.scenario, **(scenario_arguments or {}), "classes": classes}
+    return DatasetDescription(
+        name=stream.name,
+        digest=stream.digest,
+        protocol=stream.protocol,
+        split=stream.tested_on,
+        buckets=stream.keys,
+        num_test=tuple(len(bucket.test) for bucket in stream.buckets),
+        num_train=tuple(len(bucket.train) for bucket in stream.buckets),
+        class_names=stream.class_names,
+        source=stream.source,
+        division=stream.split,
+        warnings=(*stream.warnings, *warnings),
+        times=tuple(map(date.fromisoformat, stream.times)),
+        scenario=scenario,
+        absent_classes=absent,
+        licence=stream.licence,
     )

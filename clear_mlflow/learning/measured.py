@@ -1,14 +1,14 @@
-"""The interface of a training, in this process or in a child: metadata, rows and callbacks."""
+"""The interface of a training, in this process or in a child: dataset, rows and callbacks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from clear_mlflow.core.anytime import AnytimeRow
-from clear_mlflow.core.matrix import AccuracyRow, get_measured_split
-from clear_mlflow.core.record import TIMES, DatasetIdentity
+from clear_mlflow.core.dataset import DatasetDescription
+from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 
@@ -40,69 +40,6 @@ class Measurement:
 OnMessage = Callable[[Measurement], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamMetadata:
-    """Metadata of a dataset, for the record and the tracking store."""
-
-    name: str
-    digest: str
-    source: str  # path or address of the data, for display
-    buckets: tuple[str, ...]
-    num_classes: int = 0  # 0 if not known
-    num_train: tuple[int, ...] = ()  # images per bucket; empty if not known
-    num_test: tuple[int, ...] = ()  # images per bucket; empty if not known
-    protocol: str = "iid"  # or "streaming": a bucket's test set is its training set
-    split: str = "released"  # or a number, "validation", "validation:N", or "none"
-    warnings: tuple[str, ...] | None = ()  # None if this program does not read the data
-    features: str | None = None  # name of stored features, or None for images
-    features_digest: str | None = None
-    num_left_out: int = 0  # damaged images that were left out
-    times: tuple[str, ...] = ()  # a date for each bucket, such as 2004-05-17, or ()
-    # Name and arguments of the scenario, and "classes": the new classes of each bucket. {}: domain.
-    scenario: dict[str, Any] = field(default_factory=dict)
-    # Classes without images, by split and bucket.
-    absent: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    licence: str = ""  # licence of the images, or "" if it is not known
-    evaluation_set: bytes | None = None  # content of the EvaluationSet's file, or None
-
-    @property
-    def row_fields(self) -> dict[str, Any]:
-        """The fields of a RowRecord that all rows on this dataset have in common."""
-        return {
-            "dataset": DatasetIdentity(self.name, self.digest),
-            "protocol": self.protocol,
-            "split": get_measured_split(self.split),
-            "extra": self._optional_fields,
-        }
-
-    @property
-    def profile(self) -> dict[str, Any]:
-        """The description of this dataset for the tracking store, in JSON types."""
-        counts = {"num_train": self.num_train, "num_test": self.num_test}
-        return {
-            "digest": self.digest,
-            "protocol": self.protocol,
-            "split": self.split,
-            **({"num_classes": self.num_classes} if self.num_classes else {}),
-            **{key: dict(zip(self.buckets, n, strict=True)) for key, n in counts.items() if n},
-            **({} if self.warnings is None else {"warnings": self.warnings}),
-            **({"licence": self.licence} if self.licence else {}),
-            **({"absent_classes": self.absent} if self.absent else {}),
-            **self._optional_fields,
-        }
-
-    @property
-    def _optional_fields(self) -> dict[str, Any]:
-        """What rows and the profile contain only if there is any."""
-        features = {"name": self.features, "digest": self.features_digest}
-        return {
-            **({"features": features} if self.features is not None else {}),
-            **({"left_out": self.num_left_out} if self.num_left_out else {}),
-            **({"scenario": self.scenario} if self.scenario else {}),
-            **({TIMES: list(self.times)} if self.times else {}),
-        }
-
-
 def ignore(_: object) -> None:
     """Do nothing: the default callback."""
 
@@ -116,7 +53,7 @@ class Training(Protocol):
         ...
 
     @property
-    def metadata(self) -> StreamMetadata:
+    def dataset(self) -> DatasetDescription:
         """The dataset that is trained on."""
         ...
 

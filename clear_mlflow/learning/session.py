@@ -6,20 +6,19 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.distributed import SINGLE_PROCESS_ENV, DistributedEnv
 from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.predictions import RowPredictions
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.decoded_cache import DECODED_FOLDER, DecodedCache, drop_undecodable
@@ -28,7 +27,7 @@ from clear_mlflow.data.features import StoredFeatures, check_features, load_feat
 from clear_mlflow.data.files import resolve_root
 from clear_mlflow.data.scenarios import TASK, apply_scenario
 from clear_mlflow.data.sources import CLEAR, is_custom_function
-from clear_mlflow.data.stream import DOMAIN, BucketStream, build_evaluation_set
+from clear_mlflow.data.stream import BucketStream, build_evaluation_set, describe_stream
 from clear_mlflow.learning.arguments import complete_dataset_arguments, complete_scenario_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, copy_unshared, read_state, to_bytes
 from clear_mlflow.learning.device import (
@@ -40,12 +39,7 @@ from clear_mlflow.learning.device import (
 )
 from clear_mlflow.learning.inference.description import NOT_DESCRIBED, ModelDescription
 from clear_mlflow.learning.loop import TrainedBucket, train
-from clear_mlflow.learning.measured import (
-    Measurement,
-    OnMessage,
-    StreamMetadata,
-    ignore,
-)
+from clear_mlflow.learning.measured import Measurement, OnMessage, ignore
 from clear_mlflow.learning.models import check_model, check_weights, download_default_weights
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import AUTO, DEFAULT_WEIGHTS, FULL, NONE
@@ -169,7 +163,6 @@ class StreamTraining:
 
     config: TrainConfig  # as check returned it
     stream: BucketStream  # its images are decoded when they are needed
-    source: str  # path or address of the data, for display
     progress: TrainingProgress
     features: StoredFeatures | None = None  # to train on instead of images
     cache: DecodedCache | None = None  # without one, images are decoded into memory
@@ -177,52 +170,17 @@ class StreamTraining:
     group: ProcessGroup = SINGLE_PROCESS  # only rank 0 returns rows with files
     saved: Path | None = None  # state file to resume from; rank 0 reads it
 
-    @property
-    def metadata(self) -> StreamMetadata:
-        """The dataset that is trained on, with a warning if buckets lack images of a class."""
-        images = self._evaluation_set
-        absent = self.stream.absent_classes
-        missing = [(name, key) for key, names in absent.get("train", {}).items() for name in names]
-        warnings = [
-            f"{len(missing)} (class, bucket) pairs have no training images, for example class "
-            f"{safe_repr(name)} in bucket {safe_repr(key)}"
-            for name, key in missing[:1]
-        ]
-        return StreamMetadata(
-            name=self.stream.name,
-            digest=self.stream.digest,
-            source=self.source,
-            num_classes=len(self.stream.class_names),
-            buckets=tuple(bucket.key for bucket in self.stream.buckets),
-            num_train=tuple(len(bucket.train) for bucket in self.stream.buckets),
-            num_test=tuple(len(bucket.test) for bucket in self.stream.buckets),
-            protocol=self.stream.protocol,
-            split=self.stream.split,
-            warnings=(*self.stream.warnings, *warnings),
-            features=None if self.features is None else self.features.name,
-            features_digest=None if self.features is None else self.features.digest,
-            num_left_out=self.num_left_out,
-            times=self.stream.times,
-            scenario=self._scenario,
-            absent=absent,
-            licence=self.stream.licence,
-            evaluation_set=None if images is None else images.to_bytes(),
-        )
-
-    @property
-    def _scenario(self) -> dict[str, Any]:
-        """Name, arguments and new classes of the scenario, or {} for the default, ``domain``."""
-        if self.stream.scenario == DOMAIN:
-            return {}
-        classes = {"classes": [list(names) for names in self.stream.new_classes]}
-        return {"name": self.stream.scenario, **self.config.scenario_args, **classes}
-
     @cached_property
-    def _evaluation_set(self) -> EvaluationSet | None:
-        """The predicted test images, or None on other ranks or if no predictions are stored."""
-        if self.config.predictions == NONE or self.group.rank > 0:
-            return None
-        return build_evaluation_set(self.stream)
+    def dataset(self) -> DatasetDescription:
+        """The dataset that is trained on, with its test images if predictions are stored."""
+        features, stream = self.features, self.stream
+        keeps_predictions = self.config.predictions != NONE and self.group.rank == 0
+        return dataclasses.replace(
+            describe_stream(stream, self.config.scenario_args),
+            features={} if features is None else {"name": features.name, "digest": features.digest},
+            num_left_out=self.num_left_out,
+            evaluation_set=build_evaluation_set(stream) if keeps_predictions else None,
+        )
 
     def for_member(self, config: TrainConfig) -> StreamTraining:
         """Return the training of one member of an ensemble, which shares the loaded data.
@@ -259,12 +217,12 @@ class StreamTraining:
     def _build_measured_row(self, trained: TrainedBucket) -> Measurement:
         """Return a row with the files that the configuration requests: predictions and model."""
         predictions = None
-        if self._evaluation_set is not None:
+        if (images := self.dataset.evaluation_set) is not None:
             predictions = RowPredictions(
                 row=trained.row.row,
                 labels=trained.evaluation.labels,
                 probabilities=trained.evaluation.probabilities,
-                evaluation_set=self._evaluation_set.digest,
+                evaluation_set=images.digest,
             ).to_bytes()
         model = None
         if self.group.rank == 0 and self._keeps_model(trained.row):
@@ -288,9 +246,8 @@ class StreamTraining:
         if content is None:
             return None
         saved = read_state(content)
-        row, buckets = saved.row, self.stream.buckets
-        tested = tuple(len(bucket.test) for bucket in buckets)
-        if row.buckets != tuple(b.key for b in buckets) or row.num_instances != tested:
+        row, dataset = saved.row, self.dataset
+        if (row.buckets, row.num_instances) != (dataset.buckets, dataset.num_test):
             raise StateError(
                 f"the training state has the buckets {', '.join(row.buckets)[:200]}, which differ "
                 "from the dataset's; start a new run"
@@ -373,26 +330,23 @@ def prepare(
     Raises DataError for a damaged image unless ``damaged=leave_out``, which drops it.
     """
     stream = stream or load_data(config)
-    training = partial(
-        StreamTraining, config=config, source=stream.source, progress=progress, group=group
-    )
-    if config.features != NONE:
-        with progress:
+    features, cache, num_left_out = None, None, 0
+    with progress:
+        if config.features != NONE:
             features = load_features(
                 stream,
                 config.features,
                 cache_dir=default_cache_dir(),
                 on_image=progress.images_decoded,
             )
-        return training(stream=stream, features=features)
-    cache = DecodedCache(default_cache_dir() / DECODED_FOLDER)
-    with progress:
-        sound, num_left_out = drop_undecodable(
-            stream,
-            cache=cache,
-            resize=build_augmentation(config.augment, config.image_size).resize,
-            damaged=config.damaged,
-            on_image=progress.images_decoded,
-        )
-    check_stream(config, sound)  # again, since damaged images may be left out
-    return training(stream=sound, cache=cache, num_left_out=num_left_out)
+        else:
+            cache = DecodedCache(default_cache_dir() / DECODED_FOLDER)
+            stream, num_left_out = drop_undecodable(
+                stream,
+                cache=cache,
+                resize=build_augmentation(config.augment, config.image_size).resize,
+                damaged=config.damaged,
+                on_image=progress.images_decoded,
+            )
+    check_stream(config, stream)  # again, since damaged images may be left out
+    return StreamTraining(config, stream, progress, features, cache, num_left_out, group)

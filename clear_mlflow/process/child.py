@@ -27,10 +27,10 @@ from clear_mlflow.process.streams import guard_streams
 # How long this process may continue after its supervisor has ended.
 _GRACE_SECONDS = 10.0
 
-# What a training process sends. "checked": the resolved TrainConfig; "metadata": StreamMetadata;
+# What a training process sends. "checked": the resolved TrainConfig; "dataset": DatasetDescription;
 # "measurement": a Measurement; "done": the last row was sent; "error": a ClearError, after which
 # the process ends.
-MessageType = Literal["checked", "metadata", "measurement", "done", "error"]
+MessageType = Literal["checked", "dataset", "measurement", "done", "error"]
 
 Send = Callable[..., None]  # (message type, content or nothing)
 Commands = queue.SimpleQueue[Any]
@@ -72,7 +72,7 @@ def run(commands: Connection, messages: Connection) -> None:
 def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
     """Check the parameters, load the data, and train each seed.
 
-    Sends "checked", and after a command "metadata". Then the command for each seed is the path of
+    Sends "checked", and after a command "dataset". Then the command for each seed is the path of
     the state file to resume from, or None. Waits for a command after each row sent, and sends
     "done" between two seeds.
     """
@@ -99,7 +99,7 @@ def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
         # While the supervisor opens the run.
         training = prepare(config, progress, group, stream)
         commands.get()
-        send_message("metadata", training.metadata)
+        send_message("dataset", training.dataset)
         send_measurement = partial(send_message, "measurement")
         for number, member_config in enumerate(config.split_seeds()):
             if number > 0:

@@ -91,7 +91,7 @@ def run_rank(dist_env: DistributedEnv, config: TrainConfig, signals: StoppingSig
         signals.hand_to(process.stop)
         try:
             members = process.config.split_seeds()
-            _ = process.metadata
+            _ = process.dataset
             for member in members:
                 for _ in process.for_member(member).rows():
                     pass

@@ -18,14 +18,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import PeerLostError
-from clear_mlflow.learning.measured import (
-    Measurement,
-    OnMessage,
-    StreamMetadata,
-    ignore,
-)
+from clear_mlflow.learning.measured import Measurement, OnMessage, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process.child import receive, run
 
@@ -72,7 +68,7 @@ class TrainingProcess:
         self._process = child.process
         self._commands, self._messages = child.commands, child.messages
         self._config: TrainConfig | None = None
-        self._metadata: StreamMetadata | None = None
+        self._dataset: DatasetDescription | None = None
         self._state_file: Path | None = None
         self._send(config)
 
@@ -94,12 +90,12 @@ class TrainingProcess:
         return self._config
 
     @property
-    def metadata(self) -> StreamMetadata:
+    def dataset(self) -> DatasetDescription:
         """The dataset. Waits until the child has prepared the training, and raises its error."""
-        if self._metadata is None:
-            self._send("metadata")
-            self._metadata = self._receive("metadata")[1]
-        return self._metadata
+        if self._dataset is None:
+            self._send("dataset")
+            self._dataset = self._receive("dataset")[1]
+        return self._dataset
 
     def resume_from(self, state_file: Path) -> None:
         """Let :meth:`rows` start with the row of a training state. The file must not be deleted."""

@@ -37,12 +37,12 @@ def format_run_description(
 
     metadata: further names and values to show. report: address of the run's page, or None.
     """
-    matrix = record.masked_matrix
+    matrix, split = record.masked_matrix, record.dataset.split
     num_trained = f"{record.rows[-1]} of {matrix.num_buckets}"
     items = {
         "dataset": record.dataset.name,
-        "protocol": record.protocol,
-        **({} if record.split == TEST else {"measured on": f"{record.split} images"}),
+        "protocol": record.dataset.protocol,
+        **({} if split == TEST else {"measured on": f"{split} images"}),
         "seed": "none" if record.seed is None else str(record.seed),
         "buckets trained": num_trained,
         **(metadata or {}),

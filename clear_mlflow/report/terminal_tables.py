@@ -24,8 +24,10 @@ _CELL = 5  # columns of "100.0"
 def render_run(record: Record, metrics: Iterable[MetricResult]) -> Iterator[RenderableType]:
     """Yield a run's matrix and metrics, with a note if it is partial or not on test images."""
     yield build_matrix_table(record.masked_matrix)
-    if record.split != TEST:
-        yield Text(f"measured on {record.split} images: use these numbers to choose, not to report")
+    if record.dataset.split != TEST:
+        yield Text(
+            f"measured on {record.dataset.split} images: use these numbers to choose, not to report"
+        )
     if not record.is_complete:
         yield Text(
             f"partial: {record.num_stored} of {record.masked_matrix.num_buckets} rows; do not "

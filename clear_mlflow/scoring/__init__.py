@@ -96,7 +96,7 @@ def evaluate(stored: StoredRun) -> MetricResults:
     results = evaluate_metrics(
         stored.metrics,
         record.matrix,
-        record.protocol,
+        record.dataset.protocol,
         predictions=stored.predictions,
         tests=stored.tests,
     )

@@ -413,7 +413,9 @@ def _hash_tests(record: Record) -> str:
     matrix = record.matrix
     initial = None if matrix.initial is None else matrix.initial.tolist()
     versions = [(metric.name, metric.version) for metric in WITHIN_BUCKET_METRICS]
-    return _hash([record.protocol, [*record.rows], matrix.values.tolist(), initial, versions])
+    return _hash(
+        [record.dataset.protocol, [*record.rows], matrix.values.tolist(), initial, versions]
+    )
 
 
 def _hash_predictions(predictions: Predictions) -> str:

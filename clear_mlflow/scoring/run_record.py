@@ -221,7 +221,7 @@ def read_predictions(
             row: RowPredictions.load(folder.fetch_file(name, scratch))
             for row, name in files.items()
         }
-    predictions = Predictions(images, by_row, record.protocol, record.matrix.num_rows)
+    predictions = Predictions(images, by_row, record.dataset.protocol, record.matrix.num_rows)
     predictions.check(record.matrix)
     return predictions
 
@@ -246,7 +246,7 @@ def read_test_matrix(client: MlflowClient, run: Run, record: Record) -> AnytimeM
 
     Raises RecordError if a test is damaged.
     """
-    return AnytimeMatrix.from_tests(read_tests(client, run), record.matrix, record.protocol)
+    return AnytimeMatrix.from_tests(read_tests(client, run), record.matrix, record.dataset.protocol)
 
 
 def list_test_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:

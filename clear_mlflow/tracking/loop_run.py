@@ -9,8 +9,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import mlflow
 import msgspec
@@ -19,20 +20,30 @@ from mlflow.entities import Run
 from mlflow.environment_variables import MLFLOW_RUN_ID
 
 from clear_mlflow.core.anytime import AnytimeRow
+from clear_mlflow.core.dataset import UNKNOWN, DatasetDescription
 from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
-from clear_mlflow.core.loop_metadata import (
-    LoopMetadata,
+from clear_mlflow.core.loop_rows import (
     add_true_labels,
     build_count_row,
     build_prediction_row,
     build_test,
     build_value_row,
     check_accuracy,
-    describe_loop,
+    parse_int,
+    parse_keys,
+    parse_num_instances,
+    parse_score,
+    parse_texts,
 )
-from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, RowCost, parse_row_cost
+from clear_mlflow.core.matrix import (
+    SPLITS,
+    AccuracyRow,
+    RowCost,
+    check_protocol,
+    parse_row_cost,
+)
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     PREDICTIONS_FOLDER,
@@ -40,10 +51,9 @@ from clear_mlflow.core.predictions import (
     RowPredictions,
     predictions_file_name,
 )
-from clear_mlflow.core.record import Record, RowRecord, assemble, row_file_name
+from clear_mlflow.core.record import Record, RowRecord
 from clear_mlflow.core.text import printable, safe_repr, truncate, warn
 from clear_mlflow.journal.uploader import store_outcome, upload_left_folders
-from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.metrics import (
     ALL_METRICS,
     DEFAULT_FAMILIES,
@@ -53,8 +63,7 @@ from clear_mlflow.metrics import (
     split_families,
 )
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.report.page.run_page import render_run_html
-from clear_mlflow.report.terminal_tables import render_run, render_text
+from clear_mlflow.report.displayed_run import DisplayedRun
 from clear_mlflow.scoring import Scores
 from clear_mlflow.scoring.run_record import read_tests
 from clear_mlflow.store import names
@@ -68,10 +77,7 @@ from clear_mlflow.tracking.lifecycle import (
     join_run,
     open_run,
 )
-from clear_mlflow.tracking.run_recorder import RunRecorder
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from clear_mlflow.tracking.run_recorder import RunRecorder, log_dataset
 
 LOOP_JSON = "own_loop.json"
 Cost: TypeAlias = RowCost | Mapping[str, object] | None
@@ -144,33 +150,86 @@ def track(
         TrackingError: on entering, if MLflow cannot store the run, or it contains rows with
             another dataset, seed or other values than these.
     """
-    options = locals()
-    del options["run_name"], options["metrics"], options["offline"]
+    check_protocol(protocol)
+    if split not in SPLITS:
+        raise ConfigError(f"split is {safe_repr(split)}; expected one of {', '.join(SPLITS)}")
+    keys = parse_keys(buckets)
+    description = DatasetDescription(
+        name=dataset,
+        digest=dataset_digest or UNKNOWN,
+        protocol=protocol,
+        split=split,
+        buckets=keys,
+        num_test=parse_num_instances(keys, num_instances),
+        score=parse_score(score, lower_is_better=lower_is_better),
+        class_names=() if class_names is None else tuple(map(str, class_names)),
+        source="own loop",
+    )
+    # A row as this loop may log: what cannot be stored raises an error before any training.
+    build_value_row(description, 0, (0.0,) * len(keys))
+    if test_labels is not None:
+        description = add_true_labels(description, test_labels, test_ids)
+    elif test_ids is not None:
+        raise ConfigError("test_ids were passed without test_labels; pass the true labels, too")
+    checked_seed = None if seed is None else parse_int("seed", seed)
+    grouping = {
+        "strategy": strategy,
+        "model": model,
+        "dataset": dataset,
+        "protocol": protocol,
+        "split": split,
+        "seed": checked_seed,
+        "score": None if description.score.is_accuracy else score,
+    }
+    loop_run = LoopRun(
+        description,
+        checked_seed,
+        grouping={key: str(value) for key, value in grouping.items() if value is not None},
+        params=parse_texts("params", params),
+        tags=parse_texts("tags", tags),
+        families=split_families(metrics if isinstance(metrics, str) else ",".join(metrics)),
+        run_name=run_name,
+    )
     set_offline(offline)
-    return LoopRun(describe_loop(**options), run_name, metrics)
+    return loop_run
 
 
-class LoopRun:
+class LoopRun(DisplayedRun):
     """The MLflow run of a custom training loop, made by :func:`clear_mlflow.track`.
 
     A context manager. When :meth:`log_counts` or a similar method returns, a row is on local disk,
-    and in the store unless that cannot be reached. ``print`` and notebooks show the rows so far.
+    and in the store unless that cannot be reached. ``metrics`` are the families that were passed to
+    ``track``, and costs if any were logged; metrics of predictions and of tests within buckets are
+    computed at the end of the block.
 
     Args:
-        metadata: buckets, dataset and parameters of the loop.
-        run_name: name of a run that is opened, or None to build one from the metadata.
-        metrics: metric families to log, as a list or separated by commas.
+        dataset: what the rows are measured on.
+        seed: seed of the run, or None.
+        grouping: strategy, seed and so on, to log as parameters and tags.
+        params: further parameters to log.
+        tags: further tags to log.
+        families: metric families to log.
+        run_name: name of a run that is opened, or None to build one from *grouping*.
     """
 
     expects_last_row = True  # False if a framework numbers the rows, and may stop early
     shared_run_id: str | None = None  # run of another logger to join and to end, if there is one
 
     def __init__(
-        self, metadata: LoopMetadata, run_name: str | None, metrics: str | Sequence[str]
+        self,
+        dataset: DatasetDescription,
+        seed: int | None,
+        *,
+        grouping: Mapping[str, str],
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
+        families: tuple[str, ...],
+        run_name: str | None,
     ) -> None:
-        self._metadata = metadata
-        self._families = split_families(metrics if isinstance(metrics, str) else ",".join(metrics))
-        adapt_metrics(ALL_METRICS, metadata.score)  # raises if the score's name is taken
+        adapt_metrics(ALL_METRICS, dataset.score)  # raises if the score's name is taken
+        self.dataset, self._seed = dataset, seed
+        self._grouping, self._params, self._tags = grouping, params, tags
+        self._families = families
         self._run_name = run_name
         self._recorder: RunRecorder | None = None
         self._is_joined = False
@@ -204,9 +263,9 @@ class LoopRun:
         else:
             run_id = open_run(
                 client,
-                self._name,
+                self.name,
                 # An error here leaves the run as it is.
-                lambda run: self._load_stored_rows(client, run.info.run_id),
+                lambda run: self._read_stored(client, run.info.run_id),
                 rename=self._run_name is not None,
             )
         try:
@@ -236,7 +295,7 @@ class LoopRun:
             signals.hand_to(recorder.uploader.hurry)
             with self._lock:
                 self._is_over = True
-            failure = error or self._find_missing_row()
+            failure = error or self._build_missing_row_error()
             try:
                 recorder.close(error)
             except ClearError as unsent:
@@ -279,7 +338,7 @@ class LoopRun:
             RecordError: the numbers do not fit the loop, or the row is stored with other numbers.
             TrackingError: the block has ended.
         """
-        self._log(after, cost, lambda metadata: (build_count_row(metadata, after, correct), None))
+        self._log(after, cost, lambda dataset: (build_count_row(dataset, after, correct), None))
 
     def log_accuracies(self, after: int | str, accuracies: object, *, cost: Cost = None) -> None:
         """Store one row like :meth:`log_counts`, from accuracies without counts.
@@ -288,7 +347,7 @@ class LoopRun:
         1. NaN, None or an absent key means not measured. Raises ConfigError if the run's ``score``
         is not accuracy.
         """
-        check_accuracy(self._metadata, "accuracies")
+        check_accuracy(self.dataset.score, "accuracies")
         self.log_values(after, accuracies, cost=cost)
 
     def log_values(self, after: int | str, values: object, *, cost: Cost = None) -> None:
@@ -296,7 +355,7 @@ class LoopRun:
 
         values: value on each bucket, or a mapping of bucket to value.
         """
-        self._log(after, cost, lambda metadata: (build_value_row(metadata, after, values), None))
+        self._log(after, cost, lambda dataset: (build_value_row(dataset, after, values), None))
 
     def log_predictions(
         self,
@@ -313,94 +372,63 @@ class LoopRun:
         of :func:`track`, if that did not have them: from the first row on, and the same in all
         rows.
         """
-        self._log(after, cost, lambda loop: build_prediction_row(loop, after, predictions), truth)
+        self._log(
+            after, cost, lambda dataset: build_prediction_row(dataset, after, predictions), truth
+        )
 
     def _log(
         self,
         after: object,
         cost: Cost,
-        build_row: Callable[[LoopMetadata], tuple[AccuracyRow, RowPredictions | None]],
+        build_row: Callable[[DatasetDescription], tuple[AccuracyRow, RowPredictions | None]],
         truth: Sequence[Any] | None = None,
     ) -> None:
         """Store the row that *build_row* returns, unless it is stored already.
 
-        truth: true labels to add to the metadata, or None.
+        truth: true labels to add to the dataset, or None.
         """
         with self._lock_recorder(f"the row after {safe_repr(after)}", "rows") as recorder:
-            metadata = self._metadata if truth is None else add_true_labels(self._metadata, truth)
-            row, predictions = build_row(metadata)
-            if metadata is not self._metadata:
+            dataset = self.dataset if truth is None else add_true_labels(self.dataset, truth)
+            row, predictions = build_row(dataset)
+            if dataset is not self.dataset:
                 if self._rows or self._tests:
                     raise RecordError(
                         "got true labels, but rows or tests were logged without them; pass the "
                         "labels to track: test_labels=[...]"
                     )
-                recorder.write_tags({"dataset_digest": metadata.dataset.digest})
-                recorder.write_file(LOOP_JSON, _format_loop_json(metadata).encode())
-                recorder.row_fields["dataset"] = metadata.dataset
-                self._metadata = metadata
+                recorder.write_tags(dataset.tags)
+                self.dataset = dataset
+                recorder.write_file(LOOP_JSON, self._format_loop_json().encode())
             row = msgspec.structs.replace(row, cost=parse_row_cost(cost))
             content = b"" if predictions is None else predictions.to_bytes()
             digest = hashlib.sha256(content).digest() if content else None
-            stored_row = self._rows.get(row.row)
-            if stored_row == row:
-                self._check_nothing_new(row, digest)
+            if (stored_row := self._rows.get(row.row)) is not None:
+                _check_same_row(stored_row, row)
+                _check_nothing_new(stored_row, row, digest, self._predictions)
                 return
-            if stored_row is not None:
-                stored_numbers, numbers = (
-                    safe_repr(r.cells if r.correct is None else r.correct)
-                    for r in (stored_row, row)
-                )
-                raise RecordError(
-                    f"row {row.row} is stored already with other numbers ({stored_numbers}, and "
-                    f"now {numbers}); a row is what was measured once: start a new run"
-                )
             files: dict[str, bytes] = {}
             tags: dict[str, str] = {}
-            predictions_type = self._predictions_type
             if predictions is not None:
-                predictions_type = "labels" if predictions.probabilities is None else "probs"
-                if self._predictions_type is None and (images := metadata.evaluation_set):
+                has_labels_only = predictions.probabilities is None
+                tags[names.PREDICTIONS_TAG] = "labels" if has_labels_only else "probs"
+                if self._predictions_type is None and (images := dataset.evaluation_set):
                     files[f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"] = images.to_bytes()
-                path = f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}"
-                files[path] = content
-                tags = {names.PREDICTIONS_TAG: predictions_type}
-            recorder.write_row(recorder.build_record(row), files=files, tags=tags)
-            self._predictions_type = predictions_type
+                files[f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}"] = content
+            record = RowRecord.build(row, dataset, self._seed)
+            recorder.write_row(record, files=files, tags=tags)
+            self._predictions_type = tags.get(names.PREDICTIONS_TAG, self._predictions_type)
             self._predictions[row.row] = digest
 
     def reorder_buckets(self, buckets: tuple[str, ...]) -> None:
         """Change the order of the buckets that are not trained yet, in stored rows, too."""
         with self._lock_recorder("an order of buckets", "rows") as recorder:
-            metadata = self._metadata
-            counts = metadata.num_instances
+            dataset, counts = self.dataset, self.dataset.num_test
             if counts is not None:
-                count_by_bucket = dict(zip(metadata.buckets, counts, strict=True))
+                count_by_bucket = dict(zip(dataset.buckets, counts, strict=True))
                 counts = tuple(count_by_bucket[key] for key in buckets)
-            self._metadata = msgspec.structs.replace(
-                metadata, buckets=buckets, num_instances=counts
-            )
-            recorder.write_file(LOOP_JSON, _format_loop_json(self._metadata).encode())
+            self.dataset = replace(dataset, buckets=buckets, num_test=counts)
+            recorder.write_file(LOOP_JSON, self._format_loop_json().encode())
             self._rows.update({i: row.reorder(buckets) for i, row in self._rows.items()})
-
-    def _check_nothing_new(self, row: AccuracyRow, predictions: bytes | None) -> None:
-        """Raise RecordError if a stored row arrives with other cost or predictions.
-
-        Only warns that the cost is kept if an earlier process stored the row.
-        """
-        stored_cost = self._rows[row.row].cost
-        is_new_cost = row.cost not in (None, stored_cost)
-        if row.row in self._predictions:
-            stored = self._predictions[row.row]
-            if is_new_cost or predictions not in (None, stored):
-                item = "cost" if is_new_cost else "predictions"
-                adjective = "other" if (stored_cost if is_new_cost else stored) else "no"
-                raise RecordError(
-                    f"row {row.row} is stored already with {adjective} {item}; log a row once, "
-                    "together with all that belongs to it"
-                )
-        elif is_new_cost:
-            warn(f"row {row.row} is stored already with another cost, which is kept")
 
     def log_test(
         self,
@@ -428,7 +456,7 @@ class LoopRun:
         """
         with self._lock_recorder(f"a test inside bucket {safe_repr(bucket)}", "tests") as recorder:
             row = build_test(
-                self._metadata,
+                self.dataset,
                 bucket,
                 correct,
                 test=test,
@@ -457,72 +485,45 @@ class LoopRun:
         return self._recorder.run_id
 
     @property
-    def matrix(self) -> AccuracyMatrix:
-        """The accuracy matrix of the rows so far. After the block, it is read back from the store.
+    def name(self) -> str:
+        """The name of the MLflow run, or before the block the one that it will get."""
+        parts = [self._grouping.get("strategy", "own loop"), self.dataset.name]
+        if self._seed is not None:
+            parts.append(f"seed {self._seed}")
+        return self._run_name or truncate(printable(" ".join(parts)), 150)
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Lines of text: how to open the run in MLflow. Empty before the end of the block."""
+        return self._links
+
+    @property
+    def record(self) -> Record:
+        """The rows so far, with dataset and seed. After the block, read back from the store.
 
         Raises TrackingError if no row is logged yet.
         """
-        if (record := self._record) is None:
+        if self._scores is not None and self._scores.record is not None:
+            return self._scores.record
+        if not self._rows:
             raise TrackingError("no row is logged yet; log one with log_counts")
-        return record.matrix
+        return Record.build(self._rows.values(), self.dataset, self._seed)
 
     @property
-    def metrics(self) -> MetricResults:
-        """Metrics of the rows so far, with value and history, or the reason for no value.
-
-        They are the families that were passed to :func:`track`, and costs if any were logged.
-        Metrics of predictions and of tests within buckets are computed at the end of the block.
-        Empty before the first row.
-        """
+    def _results(self) -> MetricResults:
         if not self._rows:
             return MetricResults()
         if self._scores is None:
-            return scores(self.matrix, self._metadata.protocol, self._families)
+            return scores(self.matrix, self.dataset.protocol, self._families)
         return self._scores.results
 
-    def plot(self, title: str = "", *, width: float | None = None) -> Figure:
-        """Draw the matrix like :meth:`AccuracyMatrix.plot`.
-
-        Leaves out the cells that the protocol excludes. Raises TrackingError if no row is logged
-        yet.
-        """
-        return self.matrix.mask(self._metadata.protocol).plot(title, width=width)
-
-    def _repr_html_(self) -> str:
-        """Return the matrix and metrics so far as HTML, for notebooks."""
-        if (record := self._record) is None:
-            return render_run_html(repr(self), None)
-        return render_run_html(self._name, record.masked_matrix, self.metrics.values(), self._links)
-
-    def __str__(self) -> str:
-        """Return the matrix and metrics so far as text tables."""
-        if (record := self._record) is None:
-            return repr(self)
-        return render_text(*render_run(record, self.metrics.values()), "", *self._links)
+    def _describe_problem(self) -> str | None:
+        return None if self._rows else repr(self)
 
     def __repr__(self) -> str:
         run = "not entered" if self._recorder is None else self.run_id
-        count = f"{len(self._rows.keys() - {0})} of {len(self._metadata.buckets)} rows"
-        return f"LoopRun({self._name!r}, {run}, {count})"
-
-    @property
-    def _record(self) -> Record | None:
-        """The rows so far with their metadata, or None before the first row."""
-        if self._scores is not None and self._scores.record is not None:
-            return self._scores.record
-        if self._recorder is None or not self._rows:
-            return None
-        build_record = self._recorder.build_record
-        return assemble({row_file_name(i): build_record(row) for i, row in self._rows.items()})
-
-    @property
-    def _name(self) -> str:
-        """The name that the user chose, or one built from the metadata."""
-        metadata = self._metadata
-        parts = [metadata.grouping.get("strategy", "own loop"), metadata.dataset.name]
-        if metadata.seed is not None:
-            parts.append(f"seed {metadata.seed}")
-        return self._run_name or truncate(printable(" ".join(parts)), 150)
+        count = f"{len(self._rows.keys() - {0})} of {len(self.dataset.buckets)} rows"
+        return f"LoopRun({self.name!r}, {run}, {count})"
 
     @contextmanager
     def _lock_recorder(self, item: str, items: str) -> Iterator[RunRecorder]:
@@ -541,9 +542,9 @@ class LoopRun:
                 )
             yield self._recorder
 
-    def _find_missing_row(self) -> RecordError | None:
+    def _build_missing_row_error(self) -> RecordError | None:
         """Return an error if only the last row is missing, else None."""
-        last = len(self._metadata.buckets)
+        last = len(self.dataset.buckets)
         if not self.expects_last_row or self._rows.keys() != set(range(last)):
             return None
         return RecordError(
@@ -552,14 +553,14 @@ class LoopRun:
         )
 
     def _open_recorder(self, client: MlflowClient, run_id: str) -> None:
-        """Load the run's rows, log the loop's metadata, and start recording."""
-        metadata = self._metadata
+        """Load the run's rows, log the loop's parameters and dataset, and start recording."""
+        dataset = self.dataset
         recorder = RunRecorder(client, run_id, self._families)
-        run = self._load_stored_rows(client, run_id)
+        run = self._read_stored(client, run_id)
         recorder.rows.update(self._rows)
         self._rows = recorder.rows
-        values = {**metadata.grouping, **metadata.params}
-        for name, value in values.items():
+        params = {**self._grouping, **self._params}
+        for name, value in params.items():
             if (stored := run.data.params.get(name, value)) != value:
                 warn(
                     f"run {run_id} has the parameter {name}={safe_repr(stored)} already, and got "
@@ -568,48 +569,83 @@ class LoopRun:
         with mlflow_errors(f"log the configuration of run {run_id}"):
             recorder.log_configuration(
                 run,
-                params={k: v for k, v in values.items() if k not in run.data.params},
-                grouping=metadata.grouping,
-                tags={
-                    **metadata.tags,
-                    "dataset_digest": metadata.dataset.digest,
-                    names.KIND_TAG: names.KIND_TRAIN,
-                },
+                params={k: v for k, v in params.items() if k not in run.data.params},
+                grouping=self._grouping,
+                tags={**self._tags, **dataset.tags, names.KIND_TAG: names.KIND_TRAIN},
             )
             # The first artifact: a store that takes no artifacts is found before any training.
-            client.log_text(run_id, _format_loop_json(metadata), LOOP_JSON)
-        dataset = StreamMetadata(
-            name=metadata.dataset.name,
-            digest=metadata.dataset.digest,
-            source="own loop",
-            buckets=metadata.buckets,
-            num_classes=len(metadata.class_names),
-            num_test=metadata.num_instances or (),
-            protocol=metadata.protocol,
-            split=metadata.split,
-            warnings=None,
-        )
-        recorder.log_dataset(dataset, metadata.seed)
+            client.log_text(run_id, self._format_loop_json(), LOOP_JSON)
+        log_dataset(client, run_id, dataset)
         recorder.open(run)
         self._recorder, self._run_name = recorder, run.info.run_name
 
-    def _load_stored_rows(self, client: MlflowClient, run_id: str) -> Run:
+    def _read_stored(self, client: MlflowClient, run_id: str) -> Run:
         """Load the run's rows and tests into this object, and return it."""
         run, records = _read_rows(client, run_id)
         self._rows = {}
         for file_name, record in records.items():
-            row = record.row.reorder(self._metadata.buckets)
-            record = msgspec.structs.replace(record, row=row)
-            _check_same_loop(record, self._metadata, f"run {run_id} contains {file_name}")
+            row = record.row.reorder(self.dataset.buckets)
+            _check_same_loop(
+                row, record, self.dataset, self._seed, f"{run_id} contains {file_name}"
+            )
             self._rows[row.row] = row
         if names.ANYTIME_TAG in run.data.tags:
             self._tests = {(t.bucket, t.test): t for t in read_tests(client, run)}
         if self._rows:
             self.expects_last_row = False  # a continued loop may end before the last row
             self._predictions_type = run.data.tags.get(names.PREDICTIONS_TAG)
-            if self._predictions_type is not None and self._metadata.evaluation_set is not None:
-                _check_test_images(client, run, self._metadata.evaluation_set)
+            if self._predictions_type is not None and self.dataset.evaluation_set is not None:
+                _check_test_images(client, run, self.dataset.evaluation_set)
         return run
+
+    def _format_loop_json(self) -> str:
+        """Return the content of own_loop.json: buckets, dataset, classes and parameters."""
+        dataset = self.dataset
+        content = {
+            "buckets": dataset.buckets,
+            "num_instances": dataset.num_test,
+            "class_names": dataset.class_names or None,
+            "dataset": {"name": dataset.name, "digest": dataset.digest},
+            **{key: value for key, value in self._grouping.items() if key != "dataset"},
+            "params": dict(self._params),
+        }
+        return json.dumps(content, indent=2) + "\n"
+
+
+def _check_same_row(stored: AccuracyRow, row: AccuracyRow) -> None:
+    if stored != row:
+        stored_numbers, numbers = (
+            safe_repr(r.cells if r.correct is None else r.correct) for r in (stored, row)
+        )
+        raise RecordError(
+            f"row {row.row} is stored already with other numbers ({stored_numbers}, and now "
+            f"{numbers}); a row is what was measured once: start a new run"
+        )
+
+
+def _check_nothing_new(
+    stored: AccuracyRow,
+    row: AccuracyRow,
+    predictions: bytes | None,
+    predictions_by_row: Mapping[int, bytes | None],
+) -> None:
+    """Raise RecordError if a stored row arrives with other cost or predictions.
+
+    Only warns that the cost is kept if an earlier process stored the row. predictions: hash, or
+    None without any; *predictions_by_row* has those of rows that this process stored.
+    """
+    is_new_cost = row.cost not in (None, stored.cost)
+    if row.row in predictions_by_row:
+        stored_predictions = predictions_by_row[row.row]
+        if is_new_cost or predictions not in (None, stored_predictions):
+            item = "cost" if is_new_cost else "predictions"
+            adjective = "other" if (stored.cost if is_new_cost else stored_predictions) else "no"
+            raise RecordError(
+                f"row {row.row} is stored already with {adjective} {item}; log a row once, "
+                "together with all that belongs to it"
+            )
+    elif is_new_cost:
+        warn(f"row {row.row} is stored already with another cost, which is kept")
 
 
 def read_joined_rows(shared_run_id: str | None) -> tuple[str | None, dict[int, AccuracyRow]]:
@@ -632,38 +668,34 @@ def _read_rows(client: MlflowClient, run_id: str) -> tuple[Run, dict[str, RowRec
     return run, read_rows(client, run)
 
 
-def _format_loop_json(metadata: LoopMetadata) -> str:
-    """Return the content of own_loop.json: buckets, dataset, classes and parameters."""
-    content = {
-        "buckets": metadata.buckets,
-        "num_instances": metadata.num_instances,
-        "class_names": metadata.class_names or None,
-        "dataset": {"name": metadata.dataset.name, "digest": metadata.dataset.digest},
-        **{key: value for key, value in metadata.grouping.items() if key != "dataset"},
-        "params": dict(metadata.params),
-    }
-    return json.dumps(content, indent=2) + "\n"
+def _check_same_loop(
+    row: AccuracyRow,
+    record: RowRecord,
+    dataset: DatasetDescription,
+    seed: int | None,
+    location: str,
+) -> None:
+    """Raise TrackingError if a stored row belongs to another loop.
 
-
-def _check_same_loop(record: RowRecord, loop: LoopMetadata, location: str) -> None:
-    """Raise TrackingError if a stored row belongs to another loop."""
-    row, dataset = record.row, record.dataset
+    row: the row of *record*, with its buckets in the order of *dataset*.
+    """
+    stored = record.dataset
     pairs: dict[str, tuple[object, object]] = {
-        "buckets": (row.buckets, loop.buckets),
-        "num_instances": (row.num_instances, loop.num_instances),
-        "score": (row.score, loop.score),
-        "protocol": (record.protocol, loop.protocol),
-        "split": (record.split, loop.split),
-        "dataset": (dataset.name, loop.dataset.name),
-        "dataset_digest": (dataset.digest, loop.dataset.digest),
-        "seed": (record.seed, loop.seed),
+        "buckets": (row.buckets, dataset.buckets),
+        "num_instances": (row.num_instances, dataset.num_test),
+        "score": (row.score, dataset.score),
+        "protocol": (stored.protocol, dataset.protocol),
+        "split": (stored.split, dataset.split),
+        "dataset": (stored.name, dataset.name),
+        "dataset_digest": (stored.digest, dataset.digest),
+        "seed": (record.seed, seed),
     }
-    for name, (stored, passed) in pairs.items():
-        if stored != passed:
-            advice = "pass it to track, or " if passed is None else ""
+    for name, (stored_value, value) in pairs.items():
+        if stored_value != value:
+            advice = "pass it to track, or " if value is None else ""
             raise TrackingError(
-                f"{location} with {name} {safe_repr(stored)}, but this loop has "
-                f"{safe_repr(passed)}; {advice}start a new run"
+                f"run {location} with {name} {safe_repr(stored_value)}, but this loop has "
+                f"{safe_repr(value)}; {advice}start a new run"
             )
 
 

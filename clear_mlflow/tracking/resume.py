@@ -15,16 +15,16 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.anytime import ANYTIME_FOLDER
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
-from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, parse_row_index
+from clear_mlflow.core.record import RowRecord, assemble, parse_row_index
 from clear_mlflow.core.text import one_line, warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import FolderLockedError, find_run_folders
 from clear_mlflow.journal.uploader import upload_left_folders
-from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
 from clear_mlflow.learning.parameters.logged import ARGUMENTS, list_custom_code
 from clear_mlflow.learning.parameters.recipes import AUTO
@@ -203,14 +203,14 @@ def check_parameters(point: ResumePoint, config: TrainConfig, ignored: Sequence[
         )
 
 
-def check_data(point: ResumePoint, metadata: StreamMetadata) -> None:
+def check_data(point: ResumePoint, dataset: DatasetDescription) -> None:
     """Raise DataError if a dataset differs from the one that the run was trained on."""
     if point.state is None:
-        expected = DatasetIdentity(metadata.name, metadata.digest)
-        is_other = any(record.dataset != expected for record in point.records.values())
+        stored = {(r.dataset.name, r.dataset.digest) for r in point.records.values()}
+        is_other = stored - {(dataset.name, dataset.digest)}
         differences = "its row 0 belongs to another" if is_other else ""
     else:
-        differences = _describe_differences(describe_data(metadata), point.state.manifest.data)
+        differences = _describe_differences(describe_data(dataset), point.state.manifest.data)
     if differences:
         raise DataError(
             f"run {point.run.info.run_id} cannot be resumed with this dataset: {differences}; pass "
@@ -218,19 +218,19 @@ def check_data(point: ResumePoint, metadata: StreamMetadata) -> None:
         )
 
 
-def describe_data(metadata: StreamMetadata) -> dict[str, Any]:
+def describe_data(dataset: DatasetDescription) -> dict[str, Any]:
     """Return a dataset's metadata, which a resume must not change, in JSON types."""
     return {
-        "dataset": metadata.name,
-        "digest": metadata.digest,
-        "protocol": metadata.protocol,
-        "split": metadata.split,
-        "features": metadata.features,
-        "features_digest": metadata.features_digest,
-        "buckets": list(metadata.buckets),
-        "num_train": list(metadata.num_train),
-        "num_test": list(metadata.num_test),
-        "left_out": metadata.num_left_out,
+        "dataset": dataset.name,
+        "digest": dataset.digest,
+        "protocol": dataset.protocol,
+        "split": dataset.division,
+        "features": dataset.features.get("name"),
+        "features_digest": dataset.features.get("digest"),
+        "buckets": list(dataset.buckets),
+        "num_train": list(dataset.num_train or ()),
+        "num_test": list(dataset.num_test or ()),
+        "left_out": dataset.num_left_out,
     }
 
 

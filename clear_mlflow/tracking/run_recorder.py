@@ -6,22 +6,21 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timezone
-from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
+from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name, utc_now
 from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.version import __version__, list_software_versions
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
 from clear_mlflow.journal.uploader import Uploader, read_exit_wait
-from clear_mlflow.learning.measured import CurvePoint, StreamMetadata
+from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.metrics import add_matrix_metrics, get_family_metrics, summarize
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.report.pictures import decode_png, draw_heatmap_png, load_drawing
@@ -45,7 +44,6 @@ class RunRecorder:
         self.client = client
         self.run_id = run_id
         self.families = tuple(families)
-        self.row_fields: dict[str, Any] = {}  # fields of RowRecord that all rows have in common
         self.curve_steps: set[tuple[str, int]] = set()  # of a resumed run: metric name and step
         self.uploader = Uploader(client, run_id)
         self.rows: dict[int, AccuracyRow] = {}  # rows of the run's matrix so far, by number
@@ -59,12 +57,6 @@ class RunRecorder:
         # A daemon, since a call that hangs must not keep the process.
         self._background_thread = threading.Thread(
             target=self._run_background_tasks, name="clear_mlflow heart", daemon=True
-        )
-
-    def build_record(self, row: AccuracyRow, time: str | None = None) -> RowRecord:
-        """Return a row with its metadata. time: when it was measured, by default now."""
-        return RowRecord(
-            row=row, written_at=time or utc_now(), package_version=__version__, **self.row_fields
         )
 
     def open(self, run: Run) -> None:
@@ -148,22 +140,6 @@ class RunRecorder:
             tags=[RunTag(name, value) for name, value in all_tags.items()],
         )
 
-    def log_dataset(self, metadata: StreamMetadata, seed: int | None) -> None:
-        """Log the dataset as an MLflow input, and set the fields that all rows have in common."""
-        self.row_fields = {**metadata.row_fields, "seed": seed}
-        split = self.row_fields["split"]
-        dataset = Dataset(
-            name=metadata.name,
-            digest=names.shorten_digest(metadata.digest),
-            source_type="local",
-            source=json.dumps({"uri": metadata.source}),
-            profile=json.dumps(metadata.profile),
-        )
-        context = "training" if split == TEST else split
-        inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]
-        with mlflow_errors(f"log the dataset of run {self.run_id}"):
-            retry_on_conflict(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
-
     def write_row(
         self,
         record: RowRecord,
@@ -193,7 +169,7 @@ class RunRecorder:
             if tags:
                 self.write_tags(tags)
             self.rows[row.row] = row  # from here on the row is on disk with all of its files
-            matrix = AccuracyMatrix.from_rows(self.rows.values()).mask(record.protocol)
+            matrix = AccuracyMatrix.from_rows(self.rows.values()).mask(record.dataset.protocol)
             metrics = add_matrix_metrics(get_family_metrics(self.families), matrix)
             values = summarize(matrix.after(row.row), metrics=metrics) if row.row else {}
             time = to_milliseconds(record.written_at)
@@ -354,6 +330,16 @@ class RunRecorder:
             warn(f"the heat map of this row is missing; the last one is drawn at the end: {error}")
 
 
-def utc_now() -> str:
-    """Return the current time in UTC as ISO text with milliseconds."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+def log_dataset(client: MlflowClient, run_id: str, dataset: DatasetDescription) -> None:
+    """Log a dataset as an input of an MLflow run, with its profile."""
+    entity = Dataset(
+        name=dataset.name,
+        digest=names.shorten_digest(dataset.digest),
+        source_type="local",
+        source=json.dumps({"uri": dataset.source}),
+        profile=json.dumps(dataset.profile),
+    )
+    context = "training" if dataset.split == TEST else dataset.split
+    inputs = [DatasetInput(entity, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]
+    with mlflow_errors(f"log the dataset of run {run_id}"):
+        retry_on_conflict(lambda: client.log_inputs(run_id, datasets=inputs))

@@ -155,7 +155,7 @@ def resume_supervised(
             with TrainingProcess(config) as process:  # stops the child if an error is raised
                 signals.hand_to(process.stop)
                 check_parameters(point, process.config)
-                check_data(point, process.metadata)
+                check_data(point, process.dataset)
                 take_over(client, point)
                 if point.state is not None:
                     process.resume_from(point.state.file)
@@ -250,13 +250,12 @@ def _train_and_end_run(
     try:
         with run:
             if not is_member:
-                metadata = training.metadata
-                for warning in metadata.warnings or ():
-                    warn(f"dataset {metadata.name}: {warning}")
+                for warning in training.dataset.warnings or ():
+                    warn(f"dataset {training.dataset.name}: {warning}")
             if training.config.seeds == NONE:
                 run.track(training)
             else:
-                run.log_dataset(replace(training.metadata, evaluation_set=None))
+                run.log_dataset(replace(training.dataset, evaluation_set=None))
                 _train_members(client, training, run_id, requested, received_signals, members)
     except BaseException as raised:
         if isinstance(training, TrainingProcess):

@@ -15,6 +15,7 @@ from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
 from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyRow, get_measured_split
@@ -23,10 +24,11 @@ from clear_mlflow.core.predictions import (
     PREDICTIONS_FOLDER,
     predictions_file_name,
 )
+from clear_mlflow.core.record import RowRecord, utc_now
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.uploader import read_curve_steps
-from clear_mlflow.learning.measured import Measurement, StreamMetadata, Training
+from clear_mlflow.learning.measured import Measurement, Training
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import select_parameters_to_log
 from clear_mlflow.learning.parameters.recipes import NONE
@@ -40,7 +42,7 @@ from clear_mlflow.store.rows import check_has_no_rows
 from clear_mlflow.store.states import Manifest, remove_states, store_state
 from clear_mlflow.tracking.lifecycle import open_run
 from clear_mlflow.tracking.resume import ResumePoint, describe_data
-from clear_mlflow.tracking.run_recorder import RunRecorder, utc_now
+from clear_mlflow.tracking.run_recorder import RunRecorder, log_dataset
 
 _SOURCE_FOLDER = Path(__file__).parents[2]  # the checkout of this program, if it is one
 
@@ -73,7 +75,7 @@ class TrainingRun:
         self._requested = requested
         self._resume_point = resume_point
         self.recorder = RunRecorder(client, run_id, split_families(config.metrics))
-        self._metadata: StreamMetadata | None = None
+        self._dataset: DatasetDescription | None = None
         self._last_row, self._row_time = 0, ""  # the row measured last, and when
         self._has_warned = False  # that a state is not stored
 
@@ -88,7 +90,7 @@ class TrainingRun:
     def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         """Upload what is not stored yet, and delete the training states of a finished training."""
         self.recorder.close(error)
-        has_last_row = self._metadata and len(self._metadata.buckets) in self.recorder.rows
+        has_last_row = self._dataset and len(self._dataset.buckets) in self.recorder.rows
         if has_last_row and error is None:
             self._remove_states(before=None)
 
@@ -97,14 +99,14 @@ class TrainingRun:
 
         Each row is stored before the next bucket starts, and its training state during that bucket.
         """
-        self.log_dataset(training.metadata)
+        self.log_dataset(training.dataset)
         for measured in training.rows(self.log):
             self.log(measured)
 
     def log(self, measured: Measurement) -> None:
         """Store a message of the training: a row, a training state, a test, or curve points."""
-        if measured.row is not None:
-            self._log_row(measured.row, measured)
+        if measured.row is not None and self._dataset is not None:
+            self._log_row(self._dataset, measured.row, measured)
         elif measured.test is not None:
             self._log_test(measured.test)
         elif measured.curve:
@@ -112,26 +114,25 @@ class TrainingRun:
         else:
             self._log_state(measured)
 
-    def log_dataset(self, metadata: StreamMetadata) -> None:
-        """Log the dataset as an MLflow input, with its digest and its numbers of images per bucket.
+    def log_dataset(self, dataset: DatasetDescription) -> None:
+        """Log the dataset as an MLflow input and tags, and store its test images.
 
-        Also sets tags, and stores the list of test images if there is one. Has to be called before
-        :meth:`log`, also for a resumed run, where it changes nothing in the store.
+        Call it before :meth:`log`, also for a resumed run, where it changes nothing in the store.
         """
-        self._metadata = metadata
-        self.recorder.log_dataset(metadata, self._config.seed)
-        tags = {"dataset_digest": metadata.digest}
-        if metadata.features is not None and metadata.features_digest is not None:
-            tags |= {"features": metadata.features, "features_digest": metadata.features_digest}
-        if metadata.evaluation_set is not None:
+        self._dataset = dataset
+        log_dataset(self._client, self._run_id, dataset)
+        tags = dataset.tags
+        if (images := dataset.evaluation_set) is not None:
             tags[names.PREDICTIONS_TAG] = self._config.predictions
         with mlflow_errors(f"log the dataset of run {self._run_id}"):
             log_tags(self._client, self._run_id, tags)
-        if metadata.evaluation_set is not None:
+        if images is not None:
             path = f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"
-            self.recorder.write_file(path, metadata.evaluation_set)
+            self.recorder.write_file(path, images.to_bytes())
 
-    def _log_row(self, row: AccuracyRow, measured: Measurement) -> None:
+    def _log_row(
+        self, dataset: DatasetDescription, row: AccuracyRow, measured: Measurement
+    ) -> None:
         """Store a row of the accuracy matrix with its predictions and model weights.
 
         If a resumed run has the row, only missing files are stored. If the stored row has other
@@ -149,7 +150,7 @@ class TrainingRun:
             # If its state was stored and the row was not, the row gets the time in the state.
             if point is not None and point.state and point.state.manifest.row == row.row:
                 self._row_time = point.state.manifest.written_at
-            record = self.recorder.build_record(row, self._row_time)
+            record = RowRecord.build(row, dataset, self._config.seed, self._row_time)
             # Before the state, so that a run resumed from the state does not repeat the curve.
             self.recorder.write_row(record, files=contents, curve=measured.curve)
             return
@@ -182,14 +183,14 @@ class TrainingRun:
             self._warn_once(f"run {self._run_id} could not be resumed from here: {problem}")
             reason = f"after row {self._last_row}, {problem}"
             self.recorder.write_tags({names.STATE_PROBLEM_TAG: reason[:2000]})
-        if state is None or self._metadata is None or self.recorder.uploader.is_failing:
+        if state is None or self._dataset is None or self.recorder.uploader.is_failing:
             return
         manifest = Manifest(
             row=self._last_row,
             written_at=self._row_time,
             size=len(state),
             sha256=hashlib.sha256(state).hexdigest(),
-            data=describe_data(self._metadata),
+            data=describe_data(self._dataset),
             package_version=__version__,
             torch_version=version("torch"),
         )

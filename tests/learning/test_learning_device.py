@@ -165,7 +165,7 @@ def test_float32_on_a_gpu_is_float32(tmp_path, monkeypatch, precision, allowed):
     """In training and tests. The caller's settings are restored."""
     stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
     settings = replace(check(config(epochs=1)), precision=precision)
-    training = StreamTraining(settings, stream, "made up", TrainingProgress())
+    training = StreamTraining(settings, stream, TrainingProgress())
     operations = watched_arithmetic(monkeypatch, lambda: list(training.rows()))
     assert operations == {(allowed, allowed, True)}
 

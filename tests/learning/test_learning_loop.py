@@ -151,7 +151,7 @@ def test_a_full_device_is_a_one_line_error(tmp_path):
     """No traceback. Progress is closed, and other errors of torch are not confused with it."""
     stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
     progress = Recorded()
-    training = StreamTraining(check(config()), stream, "made up", progress)
+    training = StreamTraining(check(config()), stream, progress)
     progress.step_done = lambda: torch.empty(2**50)
     with pytest.raises(TrainingError) as caught:
         list(training.rows())
@@ -217,11 +217,15 @@ def test_progress_shows_the_dataset_and_is_always_closed(tmp_path):
     """The dataset is shown before any row. An abandoned training closes progress, too."""
     stream, _ = random_stream(tmp_path, train=(6, 4), test=(2, 3), side=8)
     progress = Recorded()
-    training = StreamTraining(check(config(device="auto")), stream, "made up", progress)
-    metadata = training.metadata
-    assert (metadata.name, metadata.digest, metadata.source) == ("noise", "sha256:0", "made up")
-    assert (metadata.buckets, metadata.num_classes) == (("key0", "key1"), 3)
-    assert (metadata.num_train, metadata.num_test) == ((6, 4), (2, 3))
+    training = StreamTraining(check(config(device="auto")), stream, progress)
+    dataset = training.dataset
+    assert (dataset.name, dataset.digest, dataset.buckets) == (
+        "noise",
+        "sha256:0",
+        ("key0", "key1"),
+    )
+    assert (dataset.num_train, dataset.num_test) == ((6, 4), (2, 3))
+    assert len(dataset.class_names) == 3
     assert progress.calls == []
     rows: Any = training.rows()  # a generator, which can be closed
     assert next(rows).row.row == 0

@@ -147,7 +147,7 @@ def test_predictions_of_a_task_are_its_classes(tmp_path, strategy):
         parameters |= {"strategy": strategy, "epochs": "3", "lr_step": "2", "lr": "0.1"}
         parameters |= {"memory": "50", "device": "cpu"}
         made = prepare(check(TrainConfig.resolve(parameters)), TrainingProgress())
-        assert made.metadata.scenario == {
+        assert made.dataset.scenario == {
             "name": scenario,
             "classes_per_bucket": 2,
             "order": "labels",

@@ -58,12 +58,13 @@ def test_validation_rows_equal_those_of_a_manual_split(trees, options):
     measured = training(full_tree, split="validation", **options)
     expected = training(divided, **options)
     assert [m.row for m in measured.rows()] == [m.row for m in expected.rows()]
-    assert measured.metadata.num_train == expected.metadata.num_train == (33, 33)
-    assert measured.metadata.num_test == expected.metadata.num_test == (3, 3)
-    assert (measured.metadata.split, expected.metadata.split) == ("validation", "released")
-    assert measured.metadata.digest != expected.metadata.digest
+    assert measured.dataset.num_train == expected.dataset.num_train == (33, 33)
+    assert measured.dataset.num_test == expected.dataset.num_test == (3, 3)
+    assert (measured.dataset.division, expected.dataset.division) == ("validation", "released")
+    assert measured.dataset.digest != expected.dataset.digest
 
 
 def test_all_seeds_are_measured_on_the_same_images(trees):
     first, other = (training(trees[0], split="validation", seed=seed) for seed in ("0", "7"))
-    assert first.metadata.evaluation_set == other.metadata.evaluation_set
+    images, other_images = (t.dataset.evaluation_set.to_bytes() for t in (first, other))
+    assert images == other_images

@@ -166,7 +166,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
     again = {bucket: inside_bucket(bucket, counts, (NUM_TEST,) * 4) for bucket in (2, 3)}
     Lease(store, run_id).acquire()
     with TrainingRun(store, run_id, training.config, {}, resume_point=point) as run:
-        run.log_dataset(training.metadata)
+        run.log_dataset(training.dataset)
         for test in (*again[2], *again[3]):
             run._log_test(test)
     expected = [*TESTS[1], again[2][0], TESTS[2][1], *again[3], *TESTS[4]]

@@ -112,7 +112,7 @@ class Breaking:
     def __init__(self, error, training=None):
         self._error = error
         self._training = training or build_training(config(**ASKED))
-        self.config, self.metadata = self._training.config, self._training.metadata
+        self.config, self.dataset = self._training.config, self._training.dataset
 
     def for_member(self, member) -> Breaking:
         return Breaking(self._error, self._training.for_member(member))

@@ -68,23 +68,20 @@ def test_a_run_on_custom_features_records_them(store, experiment_id, tmp_path):
     parameters |= {"epochs": "3", "device": "cpu", "strategy": "replay", "memory": "4"}
     with TrainingProcess(TrainConfig.resolve(parameters)) as process:
         assert process.config.model == "linear"
-        metadata = process.metadata
+        dataset = process.dataset
         train_in_process(store, process, parameters)
     (run,) = store.search_runs([experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.tags["features"] == KIND
-    assert run.data.tags["features_digest"] == metadata.features_digest
+    assert run.data.tags["features_digest"] == dataset.features["digest"]
     assert run.data.params["model"] == "linear"
     text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/accuracy_matrix/rows/row_003.json")
     record = RowRecord.from_json(text, source="row")
-    assert record.extra["features"] == {"name": KIND, "digest": metadata.features_digest}
+    assert record.extra["features"] == dataset.features
 
 
 def test_a_run_on_images_records_no_features():
-    assert training(config()).metadata.features == "made_up"
+    assert training(config()).dataset.features["name"] == "made_up"
     stream, _ = made_up()
     images = TrainConfig.resolve({"device": "cpu", "model": "small_cnn"})
-    metadata = StreamTraining(
-        config=images, stream=stream, source="x", progress=TrainingProgress()
-    ).metadata
-    assert metadata.features is metadata.features_digest is None
+    assert StreamTraining(images, stream, TrainingProgress()).dataset.features == {}

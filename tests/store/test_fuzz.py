@@ -140,7 +140,7 @@ def test_rows(data):
         return
     record, parsed = records[name], json.loads(content)
     assert (record.row.row, list(record.row.buckets)) == (parsed["row"], parsed["buckets"])
-    assert (record.protocol, record.seed) == (parsed["protocol"], parsed["seed"])
+    assert (record.dataset.protocol, record.seed) == (parsed["protocol"], parsed["seed"])
     if parsed.get("correct") is not None:
         assert list(record.row.correct) == parsed["correct"]
         assert list(record.row.num_instances) == parsed["num_instances"]

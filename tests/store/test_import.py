@@ -10,7 +10,7 @@ from commands import invoke
 
 from clear_mlflow import compare, load, track
 from clear_mlflow.api.rescore import rescore_runs
-from clear_mlflow.core.record import DatasetIdentity, assemble
+from clear_mlflow.core.record import assemble
 from clear_mlflow.store import names
 from clear_mlflow.store import rows as rows_module
 from clear_mlflow.store.rows import read_rows
@@ -56,8 +56,8 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, matrix_file):
     np.testing.assert_array_equal(record.matrix.values, SQUARE)
     assert record.matrix.num_instances.tolist() == [560, 544, 528]
     assert record.matrix.buckets == ("2004", "2005", "2006")
-    assert record.dataset == DatasetIdentity("clear10", "unknown")
-    assert (record.seed, record.protocol) == (3, "iid")
+    assert (record.dataset.name, record.dataset.digest) == ("clear10", "unknown")
+    assert (record.seed, record.dataset.protocol) == (3, "iid")
     metadata = {"dataset": "clear10", "strategy": "replay", "seed": "3", "protocol": "iid"}
     metadata["split"] = "test"
     assert run.data.params == metadata

@@ -23,7 +23,7 @@ from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST
 import clear_mlflow
 from clear_mlflow.adapters._run import Adapter
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
-from clear_mlflow.core.loop_metadata import build_test, describe_loop
+from clear_mlflow.core.loop_rows import build_test
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.run_folder import find_run_folders
 from clear_mlflow.journal.uploader import Uploader
@@ -266,12 +266,12 @@ def test_the_true_labels_may_be_passed_with_the_predictions(store, monkeypatch):
         run.log_predictions(3, OUTPUTS)
         with pytest.raises(RecordError, match="true labels differ from those before"):
             run.log_predictions(3, OUTPUTS, OUTPUTS)
-    description = describe_loop(buckets=3, test_labels=LABELS)
+    description = clear_mlflow.track(buckets=3, test_labels=LABELS).dataset
     stored = clear_mlflow.load(run.run_id)
     assert stored.matrix.values.tolist() == [[2 / 3, 1 / 2, 3 / 4]] * 3
     assert stored.predictions.images.digest == description.evaluation_set.digest
-    assert stored.record.dataset == description.dataset
-    assert stored.tags["dataset_digest"] == description.dataset.digest
+    assert stored.record.dataset == description
+    assert stored.tags["dataset_digest"] == description.digest
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
     with pytest.raises(TrackingError, match="but this loop has None; pass it to track, or"):
         track_rows(buckets=3, num_instances=None)
@@ -512,7 +512,7 @@ def test_tests_within_a_bucket_are_stored_and_scored(store, monkeypatch):
     ],
 )
 def test_an_invalid_test_within_a_bucket_is_a_one_line_error(changes, part):
-    loop = describe_loop(buckets=3, **changes.pop("loop", {"num_instances": 9}))
+    loop = clear_mlflow.track(buckets=3, **changes.pop("loop", {"num_instances": 9})).dataset
     test = {"bucket": 1, "correct": [1, 2, 3], "test": 1, "num_tests": 2, "step": 1, "num_steps": 3}
     check_error((ConfigError, RecordError), part, build_test, loop, **{**test, **changes})
 

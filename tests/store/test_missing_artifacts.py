@@ -94,7 +94,7 @@ def test_a_run_interrupted_in_its_first_bucket_with_missing_rows_is_rejected(
     Lease(store, run.info.run_id).acquire()
     training = KnownTraining(FOUR_BUCKETS)
     with TrainingRun(store, run.info.run_id, training.config, {}) as tracked:
-        tracked.log_dataset(training.metadata)
+        tracked.log_dataset(training.dataset)
         tracked.log(next(iter(training.rows())))
     assert not histories(store, run.info.run_id)
     unmount()

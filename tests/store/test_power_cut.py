@@ -34,7 +34,7 @@ class Counting:
 
     def __init__(self, inner, wait: Callable[[int], None]):
         self._inner, self._wait = inner, wait
-        self.config, self.metadata = inner.config, inner.metadata
+        self.config, self.dataset = inner.config, inner.dataset
         self.taken = 0
 
     def rows(self, on_message=ignore):

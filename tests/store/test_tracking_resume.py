@@ -51,10 +51,10 @@ def test_changed_parameters_and_data_are_rejected(interrupted, tmp_path):
     check_parameters(point, TrainConfig.resolve({**parameters, "device": "cuda"}))
     with pytest.raises(ConfigError, match="batch_size is 3 and the run has 512"):
         check_parameters(point, TrainConfig.resolve({**parameters, "batch_size": "3"}))
-    metadata = prepare_training(parameters).metadata
-    check_data(point, dataclasses.replace(metadata, source="elsewhere"))
+    dataset = prepare_training(parameters).dataset
+    check_data(point, dataclasses.replace(dataset, source="elsewhere"))
     with pytest.raises(DataError, match="digest is sha256:0 and the run has sha256:"):
-        check_data(point, dataclasses.replace(metadata, digest="sha256:0"))
+        check_data(point, dataclasses.replace(dataset, digest="sha256:0"))
 
 
 def test_an_earlier_state_replaces_a_damaged_one(interrupted, tmp_path, capfd):

@@ -138,8 +138,8 @@ class StreamingTraining(KnownTraining):
         return TrainConfig.resolve({"protocol": "streaming"})
 
     @property
-    def metadata(self):
-        return replace(super().metadata, protocol="streaming", split="none")
+    def dataset(self):
+        return replace(super().dataset, protocol="streaming", division="none")
 
 
 def test_streaming_is_recorded_and_masks_trained_buckets(store, experiment_id):
@@ -153,7 +153,7 @@ def test_streaming_is_recorded_and_masks_trained_buckets(store, experiment_id):
     assert run.data.tags["protocol"] == "streaming"
     profile = json.loads(run.inputs.dataset_inputs[0].dataset.profile)
     assert (profile["protocol"], profile["split"]) == ("streaming", "none")
-    assert {row.protocol for row in load_rows(run).values()} == {"streaming"}
+    assert {row.dataset.protocol for row in load_rows(run).values()} == {"streaming"}
     for j in range(4):  # a bucket has no accuracy after it was trained on
         steps = history(store, run.info.run_id, f"test_accuracy/bucket_0{j + 1}")
         assert sorted(steps) == list(range(j + 1))

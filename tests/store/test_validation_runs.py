@@ -54,7 +54,7 @@ def test_every_output_shows_the_split(store, experiment_id, tmp_path, own_cache)
     assert json.loads(entry.dataset.profile)["split"] == "validation"
     rows = load_rows(run)
     record = assemble(rows)
-    assert {row.split for row in rows.values()} == {record.split} == {"validation"}
+    assert {row.dataset.split for row in rows.values()} == {record.dataset.split} == {"validation"}
     assert record.matrix.num_instances.tolist() == [3, 3, 3]
     tag = read_matrix_tag(run.info.run_id, run.data.tags[names.MATRIX_TAG])
     assert assemble(parse_rows(tag)).split == "validation"
@@ -68,7 +68,7 @@ def test_custom_loops_record_their_split(store):
     with clear_mlflow.track(**loop, split="validation") as run:
         run.log_counts(0, FOUR_BUCKETS[0])
     stored = store.get_run(run.run_id)
-    assert read_scores(store, stored).record.split == "validation"
+    assert read_scores(store, stored).record.dataset.split == "validation"
     assert stored.data.tags["split"] == "validation"
     message = "with split 'validation', but this loop has 'test'"
     with mlflow.start_run(run_id=run.run_id), pytest.raises(TrackingError, match=message):

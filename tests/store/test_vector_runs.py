@@ -24,7 +24,7 @@ def test_a_run_on_the_weather(store, experiment_id, standardise):
     run = only_training(store, experiment_id)
     rows = load_rows(run)
     record = assemble(rows)
-    assert (record.dataset.name, record.times[1].isoformat()) == ("weather", "2012-07-01")
+    assert (record.dataset.name, record.dataset.times[1].isoformat()) == ("weather", "2012-07-01")
     assert rows["row_003.json"].extra["features"]["name"] == "vectors"
     params, profile = run.data.params, read_profile(run)
     assert params["dataset/standardise"] == standardise

@@ -1,5 +1,6 @@
 """Runs to compare, as objects and as MLflow runs with known rows."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.matrix import AccuracyRow, RowCost
-from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
+from clear_mlflow.core.record import RowRecord, assemble, row_file_name
 from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
 from clear_mlflow.metrics import FAMILIES, METRICS, summarize
 
@@ -59,7 +60,7 @@ def row_records(
     return [
         row_record(
             AccuracyRow(i, keys, tuple(row), num_instances),
-            dataset=DatasetIdentity(dataset, digest),
+            dataset={"name": dataset, "digest": digest},
             **metadata,
         )
         for i, row in enumerate(correct)
@@ -76,7 +77,7 @@ def compared_run(
         run_id=run_id or f"{name}-{record.seed}",
         name=f"{name} seed {record.seed}",
         record=record,
-        summary=summarize(record.matrix, record.protocol),
+        summary=summarize(record.matrix, record.dataset.protocol),
         labels={"strategy": name, "dataset": record.dataset.name, **(labels or {})},
         params=params or {},
         diverged=diverged,
@@ -136,7 +137,7 @@ def add_costs(records, price):
         spent = price if record.row.row else 0
         cost = RowCost(training_flops=spent, images=10, replayed_images=2, stored_bytes=spent)
         row = msgspec.structs.replace(record.row, cost=None if price is None else cost)
-        return msgspec.structs.replace(record, row=row)
+        return dataclasses.replace(record, row=row)
 
     return {row_file_name(record.row.row): cost_of_each_row(record) for record in records}
 

@@ -66,7 +66,6 @@ def training(settings, buckets=None, saved=None):
     return StreamTraining(
         config=check(settings),
         stream=stream,
-        source="nowhere",
         progress=TrainingProgress(),
         features=features,
         saved=saved,

@@ -29,7 +29,7 @@ def main():
 
         def train(saved=None):
             options = {"group": group, "saved": saved}
-            training = StreamTraining(settings, stream, "here", TrainingProgress(), **options)
+            training = StreamTraining(settings, stream, TrainingProgress(), **options)
             states = []
             rows = training.rows(states.append)
             # Only the first process has predictions and states.

@@ -8,7 +8,7 @@ from trainings import FOUR_BUCKETS, NUM_TEST
 from waiting import wait_until
 
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.core.record import RowRecord, row_file_name
 from clear_mlflow.store import names
 
 DIGEST = "sha256:" + "ab" * 32
@@ -93,7 +93,7 @@ def row_texts(correct=FOUR_BUCKETS, *, seed=7, digest=DIGEST):
     return {
         row_file_name(i): row_record(
             AccuracyRow(i, buckets, tuple(counts), (NUM_TEST,) * len(buckets)),
-            dataset=DatasetIdentity("digits", digest),
+            dataset={"digest": digest},
             seed=seed,
             written_at=f"2026-01-31T{i // 60:02d}:{i % 60:02d}:00.123+00:00",
         ).to_json()

@@ -2,20 +2,24 @@
 
 import numpy as np
 
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     EvaluationSet,
     RowPredictions,
     predictions_file_name,
 )
-from clear_mlflow.core.record import DatasetIdentity, RowRecord
+from clear_mlflow.core.record import RowRecord
 
 
 def row_record(row, **changes) -> RowRecord:
-    """Return a row with the metadata of its file."""
-    metadata = {"protocol": "iid", "dataset": DatasetIdentity("digits", "sha256:" + "ab" * 32)}
-    metadata |= {"seed": 0, "package_version": "0.1.0", "written_at": "2026-01-31T12:00:00.123Z"}
-    return RowRecord(row=row, **{**metadata, **changes})
+    """Return a row with the metadata of its file. dataset: fields of its description."""
+    described = {"name": "digits", "digest": "sha256:" + "ab" * 32, "buckets": row.buckets}
+    described |= {"num_test": row.num_instances, "score": row.score}
+    described |= {name: changes.pop(name) for name in ("protocol", "split") if name in changes}
+    described |= changes.pop("dataset", {})
+    metadata = {"seed": 0, "package_version": "0.1.0", "written_at": "2026-01-31T12:00:00.123Z"}
+    return RowRecord(row=row, dataset=DatasetDescription(**described), **{**metadata, **changes})
 
 
 def build_images(counts, label, class_names, content=None, **changes) -> EvaluationSet:

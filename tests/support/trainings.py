@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clear_mlflow.core.anytime import AnytimeRow
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.learning.measured import CurvePoint, Measurement, StreamMetadata, ignore
+from clear_mlflow.learning.measured import CurvePoint, Measurement, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 NUM_TEST = 100
@@ -35,26 +36,27 @@ class KnownTraining:
         return TrainConfig.resolve(parameters)
 
     @property
-    def metadata(self) -> StreamMetadata:
+    def dataset(self) -> DatasetDescription:
         buckets = tuple(str(j + 1) for j in range(len(self.correct[0])))
-        return StreamMetadata(
+        return DatasetDescription(
             name="digits",
             digest=self.digest,
             source="somewhere",
-            num_classes=10,
+            class_names=tuple(map(str, range(10))),
+            division="released",
             buckets=buckets,
             num_train=(500,) * len(buckets),
             num_test=(NUM_TEST,) * len(buckets),
         )
 
     def rows(self, on_message=ignore) -> Iterator[Measurement]:
-        metadata = self.metadata
+        dataset = self.dataset
         for i, correct in enumerate(self.correct):
             if i in self.live:
                 on_message(Measurement(curve=tuple(self.live[i])))
             for test in self.tests.get(i, ()):
                 on_message(Measurement(test=test))
-            row = AccuracyRow(i, metadata.buckets, tuple(correct), metadata.num_test)
+            row = AccuracyRow(i, dataset.buckets, tuple(correct), dataset.num_test)
             yield Measurement(row, curve=tuple(self.curve.get(i, ())))
         if self.ends_with is not None:
             raise self.ends_with

@@ -17,7 +17,6 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import (
     SCHEMA_NAME,
-    DatasetIdentity,
     RowRecord,
     assemble,
     parse_row_index,
@@ -25,7 +24,7 @@ from clear_mlflow.core.record import (
 )
 from clear_mlflow.core.score import ACCURACY, Score
 
-DIGITS = DatasetIdentity("digits", "sha256:0123456789abcdef")
+DIGITS = {"name": "digits", "digest": "sha256:0123456789abcdef"}
 KEYS = ("1", "2", "3")
 NAN = math.nan
 
@@ -85,11 +84,11 @@ def records(draw):
         cells = [draw(cell), *(draw(cell | st.just(NAN)) for _ in buckets[1:])]
         totals = draw(st.none() | st.just(totals))
         row = AccuracyRow.from_values(number, buckets, cells, totals, score)
-    return RowRecord(
-        row=row,
+    return row_record(
+        row,
         protocol=draw(st.sampled_from(["iid", "streaming"])),
         split=draw(st.sampled_from(["test", "validation"])),
-        dataset=DatasetIdentity(draw(printable), draw(printable)),
+        dataset={"name": draw(printable), "digest": draw(printable)},
         seed=draw(st.none() | st.integers(-(2**63), 2**64 - 1)),
         package_version=draw(printable),
         written_at=draw(moments).isoformat(timespec="microseconds") + "Z",
@@ -291,8 +290,8 @@ def with_row(**changes) -> RowRecord:
     return record(2, row=msgspec.structs.replace(record(2).row, **changes))
 
 
-NAMED = DatasetIdentity("clear10", DIGITS.digest)
-CHANGED = DatasetIdentity("digits", "sha256:f")
+NAMED = {**DIGITS, "name": "clear10"}
+CHANGED = {**DIGITS, "digest": "sha256:f"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from stored_values import row_record
 
 from clear_mlflow import AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.record import DatasetIdentity, Record, assemble, row_file_name
+from clear_mlflow.core.record import Record, assemble, row_file_name
 from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
 from clear_mlflow.report.markdown import escape, format_run_description
 
@@ -27,7 +27,7 @@ def build_stored_record(matrix: AccuracyMatrix, **metadata) -> Record:
         row_file_name(number): row_record(
             AccuracyRow(number, matrix.buckets, tuple(row), (1000,) * width),
             protocol=metadata.get("protocol", "iid"),
-            dataset=DatasetIdentity(metadata.get("name", "clear10"), "sha256:abc"),
+            dataset={"name": metadata.get("name", "clear10"), "digest": "sha256:abc"},
         )
         for number, row in enumerate([initial, *rows])
         if number not in metadata.get("without", ())
@@ -36,8 +36,8 @@ def build_stored_record(matrix: AccuracyMatrix, **metadata) -> Record:
 
 
 def describe(record: Record, metrics=METRICS, **options) -> str:
-    summary = summarize(record.matrix, record.protocol, metrics)
-    results = make_results(summary, explain(record.matrix, record.protocol, metrics))
+    summary = summarize(record.matrix, record.dataset.protocol, metrics)
+    results = make_results(summary, explain(record.matrix, record.dataset.protocol, metrics))
     return format_run_description(record, results, **options)
 
 

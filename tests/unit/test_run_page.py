@@ -17,7 +17,7 @@ from stored_values import build_images, build_row_predictions, row_record
 
 from clear_mlflow.core.anytime import AnytimeMatrix
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.record import DatasetIdentity, assemble, row_file_name
+from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.metrics import (
     METRICS,
     WITHIN_BUCKET_METRICS,
@@ -53,8 +53,7 @@ def build_predictions(
 def build_record(counts, num_test, *, protocol="iid", dataset="digits", buckets=None, seed=3):
     """Return the record of rows of correct counts, from the initialisation on."""
     buckets = buckets or tuple(str(j + 1) for j in range(len(num_test)))
-    dataset = DatasetIdentity(dataset, "sha256:" + "ab" * 32)
-    metadata = {"protocol": protocol, "dataset": dataset, "seed": seed}
+    metadata = {"protocol": protocol, "dataset": {"name": dataset}, "seed": seed}
     records = {}
     for number, right in counts.items():
         row = AccuracyRow(number, tuple(buckets), tuple(right), tuple(num_test))
@@ -71,7 +70,7 @@ def build_report(predictions=None, *, counts=None, **changes):
     else:
         num_test = (50,) * len(next(iter(counts.values())))
         record = build_record(counts, num_test, **changes.pop("rows", {}))
-    results = evaluate_metrics(METRICS, record.matrix, record.protocol)
+    results = evaluate_metrics(METRICS, record.matrix, record.dataset.protocol)
     metadata = {"name": "a run", "run_id": "abc", "results": results, "predictions": predictions}
     return RunReport(record=record, **{**metadata, **changes})
 

@@ -21,12 +21,14 @@ from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.tables import build_leaderboard_frame
 from clear_mlflow.core.anytime import AnytimeMatrix, AnytimeRow
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.loop_metadata import (
+from clear_mlflow.core.loop_rows import (
+    add_true_labels,
     build_count_row,
     build_prediction_row,
     build_value_row,
-    describe_loop,
+    parse_score,
 )
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import assemble, row_file_name
@@ -163,35 +165,37 @@ def test_a_custom_metric_declares_whether_it_accepts_any_score():
     assert metrics.summarize(matrix, metrics=[level]) == {"lab/highest_rmse": 6.0}
 
 
-def loop(**changes):
-    return describe_loop(**{"buckets": 3, "score": "rmse", "lower_is_better": True, **changes})
+LOOP = DatasetDescription(name="own", buckets=("1", "2", "3"), score=RMSE)
 
 
 def test_a_loops_rows_have_its_score():
-    row = build_value_row(loop(num_instances=9), 1, {"1": 2.5, "3": 1e4})
+    row = build_value_row(replace(LOOP, num_test=(9, 9, 9)), 1, {"1": 2.5, "3": 1e4})
     assert (row.score, row.num_instances) == (RMSE, (9, 9, 9))
     assert row.cells[::2] == (2.5, 1e4)
     assert math.isnan(row.cells[1])
-    assert loop().grouping["score"] == "rmse"
-    assert "score" not in describe_loop(buckets=3).grouping
 
 
 @pytest.mark.parametrize(
-    ("changes", "arguments", "part"),
+    ("build_row", "cells", "part"),
     [
-        ({}, (build_count_row, [1, 2, 3]), "counts were passed, but the score is rmse; pass it to"),
-        ({}, (build_prediction_row, [1]), "predictions were passed, but the score is rmse"),
-        ({}, (build_value_row, [1, 2]), "rmse has 2 entries for 3 buckets"),
-        ({}, (build_value_row, [1, 2, math.inf]), "rmse of bucket '3' is inf"),
-        ({"test_labels": [[0], [0], [0]]}, (build_value_row, []), "test labels were passed"),
-        ({"lower_is_better": "yes"}, (build_value_row, []), "lower_is_better is 'yes'; expected"),
-        ({"score": "accuracy"}, (build_value_row, []), "accuracy', lower is better"),
+        (build_count_row, [1, 2, 3], "counts were passed, but the score is rmse; pass it to"),
+        (build_prediction_row, [1], "predictions were passed, but the score is rmse"),
+        (build_value_row, [1, 2], "rmse has 2 entries for 3 buckets"),
+        (build_value_row, [1, 2, math.inf], "rmse of bucket '3' is inf"),
     ],
 )
-def test_a_loop_rejects_numbers_of_another_kind(changes, arguments, part):
-    build_row, cells = arguments
+def test_a_loop_rejects_numbers_of_another_kind(build_row, cells, part):
+    check_error((ConfigError, RecordError), part, build_row, LOOP, 1, cells)
+
+
+def test_a_loop_rejects_labels_and_directions_that_do_not_fit_its_score():
     errors = (ConfigError, RecordError)
-    check_error(errors, part, lambda: build_row(loop(**changes), 1, cells))
+    check_error(errors, "test labels were passed", add_true_labels, LOOP, [[0], [0], [0]])
+    for name, direction, part in (
+        ("rmse", "yes", "lower_is_better is 'yes'; expected"),
+        ("accuracy", True, "accuracy', lower is better"),
+    ):
+        check_error(errors, part, parse_score, name, lower_is_better=direction)
 
 
 @given(st.floats(-1e150, 1e150), st.integers(2, 5))

@@ -270,7 +270,7 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
         for title, history in histories:
             lines = [_build_line(p, group, history, score) for p, group in drawn_groups]
             panels.append((title, [line for line in lines if line.points]))
-        last, times = len(conditions.buckets), drawn_groups[0][1].members[0].record.times
+        last, times = len(conditions.buckets), drawn_groups[0][1].members[0].record.dataset.times
         curves = build_curves(
             panels[:2], panels[2:], score, last=last, times=times, size=(560, 320)
         )

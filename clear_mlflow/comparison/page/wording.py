@@ -24,10 +24,10 @@ def format_count(count: int, noun: str) -> str:
 def describe_conditions(comparison: Comparison, index: int) -> str:
     """Return dataset, test set and protocol of test conditions."""
     conditions = comparison.conditions[index]
-    text = f"{shorten(conditions.dataset)}, {format_count(len(conditions.buckets), 'bucket')}"
+    text = f"{shorten(conditions.name)}, {format_count(len(conditions.buckets), 'bucket')}"
     noun = "images" if conditions.score.is_accuracy else "instances"
-    if conditions.num_instances is not None:
-        text += f", {sum(conditions.num_instances):,} {conditions.split} {noun}"
+    if conditions.num_test is not None:
+        text += f", {sum(conditions.num_test):,} {conditions.split} {noun}"
     if not conditions.score.is_accuracy:
         text += f", {conditions.score.label}"
     return f"{text}, protocol {conditions.protocol}, digest {shorten(conditions.digest, 24)}"

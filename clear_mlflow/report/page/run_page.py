@@ -140,7 +140,7 @@ def render_run_page(report: RunReport, *, extension: str | None = None, **conten
             "unit": score.unit,
             "images": None if counts is None else counts.tolist(),
             "noun": _name_instances(record),
-            "streaming": record.protocol == "streaming",
+            "streaming": record.dataset.protocol == "streaming",
             "predictions": predictions,
             # The row that is shown first: the last one with a measured cell.
             "start": max(np.flatnonzero(~np.isnan(grid).all(axis=1)).tolist(), default=None),
@@ -170,7 +170,7 @@ def _format_mean(cells: NDArray[np.float64], score: Score) -> tuple[str, int]:
 def _name_instances(record: Record) -> str:
     """Return what was measured on, such as "test images"."""
     # A score that is not an accuracy may be measured on anything.
-    return f"{record.split} {'images' if record.matrix.score.is_accuracy else 'data'}"
+    return f"{record.dataset.split} {'images' if record.matrix.score.is_accuracy else 'data'}"
 
 
 def _build_subtitle(report: RunReport) -> str:
@@ -195,12 +195,12 @@ def _list_warnings(report: RunReport) -> list[str]:
         rest = f" and {len(missing) - 20} more" if missing[20:] else ""
         rows = f"row{'s' if missing[1:] else ''} {', '.join(map(str, missing[:20]))}{rest}"
         warnings.append(f"Not stored: {rows}.")
-    if record.split != TEST:
+    if record.dataset.split != TEST:
         warnings.append(
-            f"Measured on {record.split} images: use these numbers to choose parameters, "
+            f"Measured on {record.dataset.split} images: use these numbers to choose parameters, "
             "and report numbers on test images."
         )
-    if record.protocol == "streaming":
+    if record.dataset.protocol == "streaming":
         warnings.append(
             "Protocol streaming: each bucket is tested on its own training images, so cells of "
             "buckets that were already trained on are not shown."
@@ -292,7 +292,12 @@ def _build_curves(
     buckets = [(t, build_lines(0, t, grid[:, j])) for t, j in zip(titles, columns, strict=True)]
     heading = f"{score.heading} on past, current and future buckets"
     curves = build_curves(
-        [(heading, means)], buckets, score, last=len(keys), times=record.times, size=(720, 320)
+        [(heading, means)],
+        buckets,
+        score,
+        last=len(keys),
+        times=record.dataset.times,
+        size=(720, 320),
     )
     legend = [{"colour": line.colour, "dash": 0, "name": names[line.colour]} for line in means]
     return curves and {**curves, "legend": legend}
@@ -306,7 +311,7 @@ def _describe_dataset(report: RunReport) -> dict[str, str]:
     return {
         "name": record.dataset.name,
         "digest": record.dataset.digest,
-        "protocol": record.protocol,
+        "protocol": record.dataset.protocol,
         "measured on": instances,
         "buckets": str(record.matrix.num_buckets),
         **({} if counts is None else {instances: f"{int(counts.sum()):,}"}),

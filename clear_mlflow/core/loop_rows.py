@@ -1,4 +1,4 @@
-"""Metadata and results that a custom training loop passes, checked before MLflow sees them."""
+"""Arguments and results that a custom training loop passes, checked before MLflow sees them."""
 
 from __future__ import annotations
 
@@ -7,143 +7,55 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.anytime import AnytimeRow
+from clear_mlflow.core.dataset import UNKNOWN, DatasetDescription
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import SPLITS, TEST, AccuracyRow, check_protocol
+from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.core.record import DatasetIdentity
-from clear_mlflow.core.score import ACCURACY, Score
+from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_CLASSES
 
-# In place of the digest of a dataset that this program has not read.
-UNKNOWN = "unknown"
 _RESERVED = ("mlflow.", "clear_mlflow.")
 
 
-class LoopMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """Metadata of a loop that are known before its first row."""
-
-    buckets: tuple[str, ...]  # keys, in stream order
-    num_instances: tuple[int, ...] | None  # test images per bucket, or None if not known
-    dataset: DatasetIdentity
-    protocol: str = "iid"
-    split: str = TEST
-    seed: int | None = None
-    grouping: Mapping[str, str] = {}  # logged as params and tags
-    params: Mapping[str, str] = {}
-    tags: Mapping[str, str] = {}
-    class_names: tuple[str, ...] = ()  # the index is the label; empty if not known
-    evaluation_set: EvaluationSet | None = None  # None if no predictions are kept
-    score: Score = ACCURACY
-
-
-def describe_loop(
-    *,
-    buckets: int | Iterable[object],
-    num_instances: int | Sequence[int] | Mapping[Any, int] | None = None,
-    dataset: str = "own",
-    dataset_digest: str | None = None,
-    protocol: str = "iid",
-    split: str = TEST,
-    seed: int | None = None,
-    strategy: str | None = None,
-    model: str | None = None,
-    params: Mapping[str, object] | None = None,
-    tags: Mapping[str, object] | None = None,
-    class_names: Sequence[str] | None = None,
-    test_labels: Sequence[Any] | None = None,
-    test_ids: Sequence[Sequence[object]] | None = None,
-    score: str = ACCURACY.name,
-    lower_is_better: bool = False,
-) -> LoopMetadata:
-    """Return the metadata that the arguments of :func:`clear_mlflow.track` describe.
-
-    Raises ConfigError or RecordError if an argument is invalid.
-    """
-    keys = _parse_keys(buckets)
-    if not isinstance(lower_is_better, bool):
-        raise ConfigError(
-            f"lower_is_better is {safe_repr(lower_is_better)}; expected True or False"
-        )
-    checked_score = Score(score, higher_is_better=not lower_is_better)
-    if not checked_score.is_accuracy and test_labels is not None:
-        raise ConfigError(
-            f"score is {score!r}, and test labels were passed, from which accuracies are counted; "
-            "leave them out, or leave score out"
-        )
-    check_protocol(protocol)
-    if split not in SPLITS:
-        raise ConfigError(f"split is {safe_repr(split)}; expected one of {', '.join(SPLITS)}")
-    seed = None if seed is None else _parse_int("seed", seed)
-    if test_ids is not None and test_labels is None:
-        raise ConfigError("test_ids were passed without test_labels; pass the true labels, too")
-    counts = None
-    if num_instances is not None:
-        per_bucket: Any = _to_python(num_instances)
-        if not isinstance(per_bucket, (Sequence, Mapping)):
-            per_bucket = [per_bucket] * len(keys)
-        counts = _parse_counts("num_instances", keys, per_bucket)
-    # A row as this loop may log: what cannot be stored raises an error before any training.
-    AccuracyRow.from_values(0, keys, (0.0,) * len(keys), counts, checked_score)
-    grouping = {
-        "strategy": strategy,
-        "model": model,
-        "dataset": dataset,
-        "protocol": protocol,
-        "split": split,
-        "seed": seed,
-        "score": None if checked_score.is_accuracy else checked_score.name,
-    }
-    loop = LoopMetadata(
-        buckets=keys,
-        num_instances=counts,
-        dataset=DatasetIdentity(dataset, dataset_digest or UNKNOWN),
-        protocol=protocol,
-        split=split,
-        seed=seed,
-        grouping={key: str(value) for key, value in grouping.items() if value is not None},
-        params=_parse_texts("params", params),
-        tags=_parse_texts("tags", tags),
-        class_names=() if class_names is None else tuple(map(str, class_names)),
-        score=checked_score,
-    )
-    return loop if test_labels is None else add_true_labels(loop, test_labels, test_ids)
-
-
 def add_true_labels(
-    loop: LoopMetadata, labels: object, ids: Sequence[Sequence[object]] | None = None
-) -> LoopMetadata:
-    """Return the loop with an evaluation set of these true labels, or unchanged if it has them.
+    dataset: DatasetDescription, labels: object, ids: Sequence[Sequence[object]] | None = None
+) -> DatasetDescription:
+    """Add an evaluation set of true labels, unless the dataset has the same one.
 
-    Sets ``num_instances`` and ``class_names``, too, and a digest if the dataset has none.
+    Sets ``num_test`` and ``class_names``, too, and a digest if the dataset has none.
     labels: class indices of the test images, per bucket. ids: a name of each image, per bucket.
-    Raises RecordError if the loop has other labels already, and ConfigError if the arguments are
-    invalid or contradict ``num_instances``.
+    Raises RecordError if the dataset has other labels already, and ConfigError if the arguments are
+    invalid or contradict ``num_test``.
     """
-    images = _build_evaluation_set(loop.buckets, labels, ids, loop.class_names)
-    if (stored := loop.evaluation_set) is not None:
+    if not dataset.score.is_accuracy:
+        raise ConfigError(
+            f"score is {dataset.score.name!r}, and test labels were passed, from which accuracies "
+            "are counted; leave them out, or leave score out"
+        )
+    images = _build_evaluation_set(dataset.buckets, labels, ids, dataset.class_names)
+    if (stored := dataset.evaluation_set) is not None:
         if images.num_instances != stored.num_instances or not np.array_equal(
             images.label, stored.label
         ):
             raise RecordError("true labels differ from those before; test images stay the same")
-        return loop
-    if loop.num_instances not in (None, images.num_instances):
+        return dataset
+    if dataset.num_test not in (None, images.num_instances):
         raise ConfigError(
-            f"num_instances is {safe_repr(loop.num_instances)}, but test_labels has "
+            f"num_instances is {safe_repr(dataset.num_test)}, but test_labels has "
             f"{safe_repr(images.num_instances)} images; leave num_instances out"
         )
-    digest = images.digest if loop.dataset.digest == UNKNOWN else loop.dataset.digest
-    return msgspec.structs.replace(
-        loop,
-        num_instances=images.num_instances,
-        dataset=DatasetIdentity(loop.dataset.name, digest),
+    return replace(
+        dataset,
+        num_test=images.num_instances,
+        digest=images.digest if dataset.digest == UNKNOWN else dataset.digest,
         class_names=images.class_names,
         evaluation_set=images,
     )
@@ -200,106 +112,108 @@ def _build_evaluation_set(
         raise ConfigError(f"test_labels and class_names do not fit: {error}") from error
 
 
-def build_count_row(loop: LoopMetadata, after: object, correct: object) -> AccuracyRow:
+def build_count_row(dataset: DatasetDescription, after: object, correct: object) -> AccuracyRow:
     """Build a row from the test images classified correctly: one count per bucket, or by bucket.
 
     after: name of the last bucket trained on, or the number of buckets trained, 0 before any.
     Raises ConfigError or RecordError if an argument is invalid.
     """
-    counts, num_instances = _parse_correct(loop, correct)
-    return AccuracyRow(_parse_row_number(loop, after), loop.buckets, counts, num_instances)
+    counts, num_instances = _parse_correct(dataset, correct)
+    return AccuracyRow(_parse_row_number(dataset, after), dataset.buckets, counts, num_instances)
 
 
-def _parse_correct(loop: LoopMetadata, correct: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _parse_correct(
+    dataset: DatasetDescription, correct: object
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the images classified correctly and all test images, per bucket."""
-    check_accuracy(loop, "counts")
-    if loop.num_instances is None:
+    check_accuracy(dataset.score, "counts")
+    if dataset.num_test is None:
         raise ConfigError(
             "counts were passed, but num_instances is not known; pass it to track, or fractions to "
             "log_accuracies"
         )
-    return _parse_counts("correct", loop.buckets, correct), loop.num_instances
+    return _parse_counts("correct", dataset.buckets, correct), dataset.num_test
 
 
-def build_value_row(loop: LoopMetadata, after: object, values: object) -> AccuracyRow:
+def build_value_row(dataset: DatasetDescription, after: object, values: object) -> AccuracyRow:
     """Build a row from the score on each bucket. NaN, None or an absent key = not measured.
 
     after: see :func:`build_count_row`.
     """
     values = _to_python(values)
     if isinstance(values, Mapping):
-        values = {**dict.fromkeys(loop.buckets), **_key_by_bucket(loop.score.name, values)}
-    cells = map(_to_python, _split_buckets(loop.score.name, loop.buckets, values))
+        values = {**dict.fromkeys(dataset.buckets), **_key_by_bucket(dataset.score.name, values)}
+    cells = map(_to_python, _split_buckets(dataset.score.name, dataset.buckets, values))
     return AccuracyRow.from_values(
-        _parse_row_number(loop, after),
-        loop.buckets,
+        _parse_row_number(dataset, after),
+        dataset.buckets,
         [math.nan if value is None else value for value in cells],
-        loop.num_instances,
-        loop.score,
+        dataset.num_test,
+        dataset.score,
     )
 
 
 def build_prediction_row(
-    loop: LoopMetadata, after: object, predictions: object
+    dataset: DatasetDescription, after: object, predictions: object
 ) -> tuple[AccuracyRow, RowPredictions]:
     """Build a row from predictions: per bucket (n,) classes, or (n, classes) probabilities.
 
     after: see :func:`build_count_row`. Raises ConfigError if the true labels are not known, or the
     predictions do not fit them.
     """
-    check_accuracy(loop, "predictions")
-    if (images := loop.evaluation_set) is None:
+    check_accuracy(dataset.score, "predictions")
+    if (images := dataset.evaluation_set) is None:
         raise ConfigError(
             "predictions were passed, but the images are not known; pass their true labels with "
             "the predictions, or to track: test_labels=[...]"
         )
-    row = _parse_row_number(loop, after)
+    row = _parse_row_number(dataset, after)
     checked = _parse_predictions(images, row, predictions)
-    return AccuracyRow(row, loop.buckets, checked.correct(images), loop.num_instances), checked
+    return AccuracyRow(row, dataset.buckets, checked.correct(images), dataset.num_test), checked
 
 
-def check_accuracy(loop: LoopMetadata, arrival: str) -> None:
+def check_accuracy(score: Score, argument: str) -> None:
     """Raise ConfigError if the score is not accuracy.
 
-    arrival: what the user passed, such as "counts", for the message.
+    argument: what the user passed, such as "counts", for the message.
     """
-    if not loop.score.is_accuracy:
+    if not score.is_accuracy:
         raise ConfigError(
-            f"{arrival} were passed, but the score is {loop.score.name}; pass it to log_values"
+            f"{argument} were passed, but the score is {score.name}; pass it to log_values"
         )
 
 
 def build_test(
-    loop: LoopMetadata, bucket: object, correct: object, **numbers: object
+    dataset: DatasetDescription, bucket: object, correct: object, **numbers: object
 ) -> AnytimeRow:
     """Build a test within a bucket, from the test images classified correctly.
 
     bucket: name or number, from 1, of the bucket in training. correct: one count per bucket, or by
     bucket. numbers: ``test``, ``num_tests``, ``step`` and ``num_steps`` of :class:`AnytimeRow`.
     """
-    counts, num_instances = _parse_correct(loop, correct)
+    counts, num_instances = _parse_correct(dataset, correct)
     return AnytimeRow(
-        bucket=_parse_row_number(loop, bucket, "bucket"),
-        buckets=loop.buckets,
+        bucket=_parse_row_number(dataset, bucket, "bucket"),
+        buckets=dataset.buckets,
         correct=counts,
         num_instances=num_instances,
-        **{name: _parse_int(name, number) for name, number in numbers.items()},
+        **{name: parse_int(name, number) for name, number in numbers.items()},
     )
 
 
-def _parse_row_number(loop: LoopMetadata, after: object, argument: str = "after") -> int:
+def _parse_row_number(dataset: DatasetDescription, after: object, argument: str = "after") -> int:
     """Parse a row's number or last bucket. argument: its name in the message."""
-    if isinstance(after, str) and after in loop.buckets:
-        return loop.buckets.index(after) + 1
-    last = len(loop.buckets)
-    row = -1 if isinstance(after, str) else _parse_int(argument, after)
+    if isinstance(after, str) and after in dataset.buckets:
+        return dataset.buckets.index(after) + 1
+    last = len(dataset.buckets)
+    row = -1 if isinstance(after, str) else parse_int(argument, after)
     if not 0 <= row <= last:
         expected = f"the buckets trained so far, 0 to {last}, or the name of the last one as a text"
         if argument == "bucket":
             expected = f"the bucket in training, 1 to {last}, or its name as a text"
         raise ConfigError(
             f"{argument} is {safe_repr(after)}; expected {expected}: "
-            f"{', '.join(map(repr, loop.buckets[:5]))}"
+            f"{', '.join(map(repr, dataset.buckets[:5]))}"
         )
     return row
 
@@ -361,12 +275,12 @@ def _parse_labels(name: str, values: object) -> NDArray[np.uint16]:
     return labels.astype(np.uint16)
 
 
-def _parse_keys(buckets: object) -> tuple[str, ...]:
+def parse_keys(buckets: object) -> tuple[str, ...]:
     """Return keys (texts, integers or dates) as texts, or "1" to "T" for the number T."""
     buckets = _to_python(buckets)
     # A set has an arbitrary order.
     if not isinstance(buckets, Iterable) or isinstance(buckets, (str, bytes, set, frozenset)):
-        number = _parse_int("buckets", buckets, "a list of names, or how many there are")
+        number = parse_int("buckets", buckets, "a list of names, or how many there are")
         if not 1 <= number <= MAX_BUCKETS:
             raise ConfigError(
                 f"buckets is {number}; expected 1 to {MAX_BUCKETS}, or the buckets' keys"
@@ -380,10 +294,27 @@ def _parse_keys(buckets: object) -> tuple[str, ...]:
     return tuple(map(str, keys))
 
 
+def parse_num_instances(keys: tuple[str, ...], counts: object) -> tuple[int, ...] | None:
+    """Parse the test images per bucket, which may be one number, or None if not known."""
+    counts = _to_python(counts)
+    if counts is not None and not isinstance(counts, (Sequence, Mapping)):
+        counts = [counts] * len(keys)
+    return None if counts is None else _parse_counts("num_instances", keys, counts)
+
+
+def parse_score(name: str, *, lower_is_better: object) -> Score:
+    """Return the score that a loop measures, or raise ConfigError or RecordError."""
+    if not isinstance(lower_is_better, bool):
+        raise ConfigError(
+            f"lower_is_better is {safe_repr(lower_is_better)}; expected True or False"
+        )
+    return Score(name, higher_is_better=not lower_is_better)
+
+
 def _parse_counts(name: str, keys: tuple[str, ...], values: object) -> tuple[int, ...]:
     """Return one integer per bucket. Raises ConfigError, whose message begins with *name*."""
     values = _split_buckets(name, keys, _to_python(values))
-    return tuple(_parse_int(name, value) for value in values)
+    return tuple(parse_int(name, value) for value in values)
 
 
 def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]:
@@ -439,7 +370,7 @@ def _to_python(value: Any) -> Any:
     return to_list() if callable(to_list) else value
 
 
-def _parse_int(name: str, value: object, expected: str = "a whole number") -> int:
+def parse_int(name: str, value: object, expected: str = "a whole number") -> int:
     """Return an integer of Python, of NumPy or in a tensor as an int."""
     value = _to_python(value)
     with suppress(TypeError):
@@ -449,7 +380,7 @@ def _parse_int(name: str, value: object, expected: str = "a whole number") -> in
     raise ConfigError(f"{name} is {safe_repr(value)}; expected {expected}{hint}")
 
 
-def _parse_texts(name: str, values: Mapping[str, object] | None) -> dict[str, str]:
+def parse_texts(name: str, values: Mapping[str, object] | None) -> dict[str, str]:
     """Return params or tags as texts, empty for None."""
     if not isinstance(values, (Mapping, type(None))):
         raise ConfigError(

@@ -7,14 +7,17 @@ from trainings import NUM_TEST
 
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.loop_metadata import (
+from clear_mlflow.core.loop_rows import (
     build_count_row,
     build_prediction_row,
     build_value_row,
-    describe_loop,
 )
 
 LOOP = {"buckets": 4, "num_instances": NUM_TEST}
+
+
+def describe_loop(**options):
+    return clear_mlflow.track(**options).dataset
 
 
 @pytest.mark.parametrize("value", [2**53 + 1, np.uint64(2**60 + 1), -(10**40) - 1])

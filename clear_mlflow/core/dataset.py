@@ -1,0 +1,119 @@
+"""The description of a dataset, from the process that trains to the stored record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
+from clear_mlflow.core.score import ACCURACY, Score
+from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.untrusted import MAX_TEXT_CHARACTERS
+
+if TYPE_CHECKING:
+    from clear_mlflow.core.predictions import EvaluationSet
+
+UNKNOWN = "unknown"  # in place of the digest of a dataset that this program has not read
+TIMES = "bucket_times"  # field of a row's file: dates of the buckets, for example 2004-05-17
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetDescription:
+    """What a run is measured on. Equal descriptions have comparable numbers.
+
+    The data layer describes the dataset of a training, ``track`` that of a custom loop, and a
+    stored row that of its run, as far as the row has it. Rows, MLflow's dataset input, tags and
+    pages are made from it. Fields after ``score`` are not compared.
+
+    Raises RecordError if a value cannot be stored in a row's file.
+    """
+
+    name: str  # for people
+    digest: str = UNKNOWN
+    protocol: str = "iid"  # or "streaming": a bucket's test set is its training set
+    split: str = TEST  # images that are measured on: "test" or "validation"
+    buckets: tuple[str, ...] = ()  # keys, in stream order
+    num_test: tuple[int, ...] | None = None  # test images per bucket, or None if not known
+    score: Score = ACCURACY
+
+    num_train: tuple[int, ...] | None = field(default=None, compare=False)
+    class_names: tuple[str, ...] = field(default=(), compare=False)  # by label; () if not known
+    source: str = field(default="", compare=False)  # path or address of the data, for display
+    # How the images were divided: "released", a number, "validation:N" or "none".
+    division: str = field(default="", compare=False)
+    # One line each, or None if this program does not read the data.
+    warnings: tuple[str, ...] | None = field(default=None, compare=False)
+    # Name and digest of the stored features that replace the images, or {}.
+    features: Mapping[str, str] = field(default_factory=dict, compare=False)
+    num_left_out: int = field(default=0, compare=False)  # damaged images that were left out
+    times: tuple[date, ...] = field(default=(), compare=False)  # of the buckets, ascending, or ()
+    # Name and arguments of the scenario, and "classes": the new classes of each bucket. {}: domain.
+    scenario: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    # Classes without images, by split and bucket.
+    absent_classes: Mapping[str, Mapping[str, list[str]]] = field(
+        default_factory=dict, compare=False
+    )
+    licence: str = field(default="", compare=False)  # of the images, or "" if it is not known
+    # The test images, or None if no predictions are stored.
+    evaluation_set: EvaluationSet | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        check_text("the dataset's name", self.name)
+        check_text("the dataset's digest", self.digest)
+        for name, valid_names in (("protocol", PROTOCOLS), ("split", SPLITS)):
+            if (value := getattr(self, name)) not in valid_names:
+                raise RecordError(
+                    f"{name} is {safe_repr(value)}; expected {' or '.join(valid_names)}"
+                )
+
+    @property
+    def optional_fields(self) -> dict[str, Any]:
+        """Fields of a row's file that are only there if the dataset has them, in JSON types."""
+        fields = {
+            "features": self.features,
+            "left_out": self.num_left_out,
+            "scenario": self.scenario,
+            TIMES: [time.isoformat() for time in self.times],
+        }
+        return {name: value for name, value in fields.items() if value}
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        """The description for the tracking store, in JSON types."""
+        counts = {"num_train": self.num_train, "num_test": self.num_test}
+        fields = {
+            "num_classes": len(self.class_names),
+            **{key: n and dict(zip(self.buckets, n, strict=True)) for key, n in counts.items()},
+            "licence": self.licence,
+            "absent_classes": self.absent_classes,
+        }
+        return {
+            "digest": self.digest,
+            "protocol": self.protocol,
+            "split": self.division or self.split,
+            **({} if self.warnings is None else {"warnings": self.warnings}),
+            **{name: value for name, value in fields.items() if value},
+            **self.optional_fields,
+        }
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags of a run on this dataset: digests of its images and features."""
+        digests = {"dataset_digest": self.digest}
+        if self.features:
+            digests["features"] = self.features["name"]
+            digests["features_digest"] = self.features["digest"]
+        return digests
+
+
+def check_text(name: str, value: str) -> None:
+    """Raise RecordError unless a value is a printable text of 1 to MAX_TEXT_CHARACTERS."""
+    is_valid = isinstance(value, str) and 1 <= len(value) <= MAX_TEXT_CHARACTERS
+    if not is_valid or not value.isprintable():
+        raise RecordError(
+            f"{name} is {safe_repr(value)}; expected a text of 1 to {MAX_TEXT_CHARACTERS} "
+            "printable characters"
+        )
