@@ -24,8 +24,8 @@ TIMES = "bucket_times"  # field of a row's file: dates of the buckets, for examp
 class DatasetDescription:
     """What a run is measured on. Equal descriptions have comparable numbers.
 
-    The data layer describes the dataset of a training, ``track`` that of a custom loop, and a
-    stored row that of its run, as far as the row has it. Rows, MLflow's dataset input, tags and
+    The data layer fills it for a training, ``track`` for a custom loop, and a stored row as far as
+    its file describes the dataset. Rows, MLflow's dataset input, tags and
     pages are made from it. Fields after ``score`` are not compared.
 
     Raises RecordError if a value cannot be stored in a row's file.

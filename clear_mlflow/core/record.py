@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -352,4 +353,4 @@ def _check_time(value: str) -> None:
 
 def utc_now() -> str:
     """Return the current time in UTC as ISO text with milliseconds."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")

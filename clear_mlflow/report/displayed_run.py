@@ -35,7 +35,7 @@ class DisplayedRun:
 
     @property
     def record(self) -> Record:
-        """The accuracy matrix with its dataset and seed. Raises an error if there are no rows."""
+        """The accuracy matrix with its dataset and seed. Raises an error without rows."""
         raise NotImplementedError
 
     @property

@@ -632,7 +632,7 @@ def _check_nothing_new(
     """Raise RecordError if a stored row arrives with other cost or predictions.
 
     Only warns that the cost is kept if an earlier process stored the row. predictions: hash, or
-    None without any; *predictions_by_row* has those of rows that this process stored.
+    None without any; *predictions_by_row* has the rows that this process stored.
     """
     is_new_cost = row.cost not in (None, stored.cost)
     if row.row in predictions_by_row:
