@@ -24,19 +24,6 @@ from clear_mlflow.core.dataset import UNKNOWN, DatasetDescription
 from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
-from clear_mlflow.core.loop_rows import (
-    add_true_labels,
-    build_count_row,
-    build_prediction_row,
-    build_test,
-    build_value_row,
-    check_accuracy,
-    parse_int,
-    parse_keys,
-    parse_num_instances,
-    parse_score,
-    parse_texts,
-)
 from clear_mlflow.core.matrix import (
     SPLITS,
     AccuracyRow,
@@ -76,6 +63,19 @@ from clear_mlflow.tracking.lifecycle import (
     get_active_run_id,
     join_run,
     open_run,
+)
+from clear_mlflow.tracking.loop_rows import (
+    add_true_labels,
+    build_count_row,
+    build_prediction_row,
+    build_test,
+    build_value_row,
+    check_accuracy,
+    parse_int,
+    parse_keys,
+    parse_num_instances,
+    parse_score,
+    parse_texts,
 )
 from clear_mlflow.tracking.run_recorder import RunRecorder, log_dataset
 

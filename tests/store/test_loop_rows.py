@@ -7,7 +7,7 @@ from trainings import NUM_TEST
 
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.loop_rows import (
+from clear_mlflow.tracking.loop_rows import (
     build_count_row,
     build_prediction_row,
     build_value_row,

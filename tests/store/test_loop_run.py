@@ -23,7 +23,6 @@ from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST
 import clear_mlflow
 from clear_mlflow.adapters._run import Adapter
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
-from clear_mlflow.core.loop_rows import build_test
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.run_folder import find_run_folders
 from clear_mlflow.journal.uploader import Uploader
@@ -31,6 +30,7 @@ from clear_mlflow.metrics import summarize
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.tracking import lifecycle
+from clear_mlflow.tracking.loop_rows import build_test
 from clear_mlflow.tracking.run_recorder import RunRecorder
 
 LOOP = {"buckets": 4, "num_instances": NUM_TEST}

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 PURE = [
-    *("core.matrix", "metrics", "core.loop_rows", "metrics._user"),
+    *("core.matrix", "metrics", "tracking.loop_rows", "metrics._user"),
     *("learning.parameters.values", "report.page.within_bucket", "core.record", "statistics"),
     *("report.terminal_tables", "report.markdown", "report.exports", "report.pictures"),
     *("importers", "comparison", "comparison.figures", "comparison.page", "comparison.tables"),

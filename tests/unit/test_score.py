@@ -23,13 +23,6 @@ from clear_mlflow.comparison.tables import build_leaderboard_frame
 from clear_mlflow.core.anytime import AnytimeMatrix, AnytimeRow
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.loop_rows import (
-    add_true_labels,
-    build_count_row,
-    build_prediction_row,
-    build_value_row,
-    parse_score,
-)
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.core.score import ACCURACY, Score, format_significant
@@ -47,6 +40,13 @@ from clear_mlflow.report.page.line_charts import (
 )
 from clear_mlflow.report.page.run_page import RunReport, render_run_html, render_run_page
 from clear_mlflow.report.terminal_tables import build_matrix_table
+from clear_mlflow.tracking.loop_rows import (
+    add_true_labels,
+    build_count_row,
+    build_prediction_row,
+    build_value_row,
+    parse_score,
+)
 
 RMSE = Score("rmse", higher_is_better=False)
 MACRO_F1 = Score("macro_f1")
