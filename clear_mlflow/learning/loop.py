@@ -29,7 +29,6 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import (
     HeldOutImages,
     TrainingStream,
-    compute_batch_bounds,
     normalise,
 )
 from clear_mlflow.learning.strategies import load_strategy, parse_strategy_arguments
@@ -180,37 +179,38 @@ def measure(
     step = (_FEATURE_TEST_BATCH if side is None else _TEST_BATCH)[device.type]
     predictions, likelihoods = [], []
     masks = None if held_out.class_masks is None else held_out.class_masks.to(device)
+    buckets = held_out.bucket[start:stop].to(device)
     num_invalid = torch.zeros((), dtype=torch.int64, device=device)
     model.eval()
     with torch.no_grad(), logits_in_float32(model):  # FLOPs are counted in here
-        bounds = compute_batch_bounds(stop - start, step) if stop > start else [(0, 0)]
-        while bounds:
-            first, last = bounds[0]
-            images = held_out.cut(start + first, start + last)
+        done = start
+        batches = held_out.iter_batches(start, stop, step, device)
+        while True:
             try:
-                inputs = images.to(device)
+                if (inputs := next(batches, None)) is None:
+                    break
                 if side is not None:
                     inputs = normalise(inputs, dtype)
                 with autocast(device, precision):
                     logits: Tensor = model(inputs)
             except RuntimeError as error:
-                if last - first <= 1 or not is_memory_error(error):
+                step = min(step, stop - done) // 2
+                if step < 1 or not is_memory_error(error):
                     raise
-                rest = compute_batch_bounds(stop - start - first, (last - first) // 2)
-                bounds = [(first + lower, first + upper) for lower, upper in rest]
+                batches = held_out.iter_batches(done, stop, step, device)
                 continue
-            del bounds[0]
             num_invalid += (~torch.isfinite(logits)).sum()
             if masks is not None:
-                buckets = held_out.bucket[start + first : start + last].to(device)
-                logits = logits.masked_fill(~masks[buckets], -torch.inf)
+                tested = slice(done - start, done - start + len(logits))
+                logits = logits.masked_fill(~masks[buckets[tested]], -torch.inf)
             predictions.append(logits.argmax(dim=1))
             if probabilities:
                 likelihoods.append(logits.float().softmax(dim=1).half())
+            done += len(logits)
         labels = torch.cat(predictions)
         correct = torch.zeros(len(held_out.counts) + 1, dtype=torch.int64, device=device)
         is_correct = labels == true_labels[start:stop].to(device)
-        correct[:-1].index_add_(0, held_out.bucket[start:stop].to(device), is_correct.long())
+        correct[:-1].index_add_(0, buckets, is_correct.long())
         correct[-1] = num_invalid
         group.all_reduce(correct)
         labels = group.all_gather(labels, start, len(true_labels))

@@ -98,6 +98,21 @@ class HeldOutImages:
         images = self.images
         return images.cut(start, stop) if isinstance(images, Crops) else images[start:stop]
 
+    def iter_batches(
+        self, start: int, stop: int, batch_size: int, device: torch.device
+    ) -> Iterator[Tensor]:
+        """Yield images or features from index *start* to *stop* on *device*, by batch.
+
+        Yields one empty batch for an empty range. On the way from main memory to a GPU, batches are
+        gathered ahead in pinned memory.
+        """
+        bounds = compute_batch_bounds(stop - start, batch_size) if stop > start else [(0, 0)]
+        shares = [(start + lower, start + upper) for lower, upper in bounds]
+        if not is_other_device(self.images.device, device):
+            return (self.cut(*share) for share in shares)
+        parts = _gather_ahead(lambda share: (self.cut(*share),), shares)
+        return (inputs.to(device, non_blocking=True) for (inputs,) in parts)
+
 
 class TrainingStream(ABC):
     """A stream whose images or features are fetched on request. Strategies keep indices."""

@@ -24,13 +24,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.data.decode import LibraryTransform
+from clear_mlflow.learning import loop
 from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_bytes
 from clear_mlflow.learning.device import allow_tf32, resolve_precision
+from clear_mlflow.learning.inference import backbones
 from clear_mlflow.learning.inference.backbones import compute_features
+from clear_mlflow.learning.loop import measure
 from clear_mlflow.learning.parameters.logged import select_parameters_to_log
 from clear_mlflow.learning.photos import SampleIndices, select_photos, wrap_photos
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples import DecodedStream
+from clear_mlflow.learning.samples import DecodedStream, normalise
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies import list_strategies, load_strategy
 from clear_mlflow.learning.strategies._base import Strategy, build_untrained_model
@@ -246,6 +249,7 @@ def test_torchs_older_precision_setting_follows(precision):
         torch.set_float32_matmul_precision(before)
 
 
+CPU = torch.device("cpu")
 EIGHT = LibraryTransform(lambda image: np.zeros((3, 8, 8), np.float32), side=8, text="zeros")
 
 
@@ -258,6 +262,70 @@ def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
         monkeypatch, lambda: compute_features(model, stream.buckets[0].train, **options)
     )
     assert operations == {(False, False, False)}
+
+
+class Flat(torch.nn.Module):
+    """Returns the first numbers of each image, and has memory for so many images."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self.sizes, self.limit = [], limit
+
+    def forward(self, images):
+        self.sizes.append(len(images))
+        if len(images) > self.limit:
+            raise RuntimeError("GET was unable to find an engine to execute this computation")
+        return images.flatten(1)[:, :4]
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(9, [7]), (4, [7, 3, 3, 1]), (1, [7, 3] + [1] * 7)])
+def test_features_are_extracted_in_batches_that_fit(tmp_path, limit, sizes):
+    """In the images' order. Not even one image may lack memory."""
+    stream, _ = random_stream(tmp_path, train=(7,), test=(1,), side=8)
+    numbers = iter(range(7))
+    number = LibraryTransform(
+        lambda image: np.full((3, 8, 8), next(numbers), np.float32), side=8, text="numbers"
+    )
+    model = Flat(limit)
+    options = {"geometry": number, "device": torch.device("cpu")}
+    array = compute_features(model, stream.buckets[0].train, **options)
+    assert sorted(array[:, 0].tolist()) == list(range(7))
+    assert model.sizes == sizes
+    with pytest.raises(RuntimeError, match="unable to find an engine"):
+        compute_features(Flat(0), stream.buckets[0].train, geometry=EIGHT, device=CPU)
+
+
+def test_feature_extraction_does_not_wait_for_the_device(monkeypatch, tmp_path):
+    """Batches are pinned and copied asynchronously, and features are read a batch later."""
+    stream, _ = random_stream(tmp_path, train=(9,), test=(1,), side=8)
+    monkeypatch.setitem(backbones._BATCH_SIZES, "meta", 2)
+    model, done = Flat(9), []
+    with DeviceWaits(monkeypatch) as device:
+        array = compute_features(
+            model, stream.buckets[0].train, geometry=EIGHT, device=DEVICE, on_image=done.append
+        )
+    assert (device.waits, device.copies) == ([], 10)
+    assert model.sizes == [2, 2, 2, 2, 1]
+    assert done == [2, 4, 6, 8, 9]
+    assert array.shape == (9, 4)
+
+
+def test_test_images_in_main_memory_are_prefetched_in_pinned_memory(monkeypatch, tmp_path):
+    """Only the result is waited for. The thread ends with the test."""
+    test_images = build_image_stream(tmp_path).test()
+    monkeypatch.setitem(loop._TEST_BATCH, "meta", 3)
+    model = Flat(3)
+    normalise(test_images.cut(0, 1).to(DEVICE))  # the constants, once
+    waits_of_batches, threads = [], []
+    before = threading.active_count()
+    with DeviceWaits(monkeypatch) as device:
+        model.register_forward_pre_hook(lambda *_: waits_of_batches.append([*device.waits]))
+        model.register_forward_pre_hook(lambda *_: threads.append(threading.active_count()))
+        measure(model, test_images, device=DEVICE)
+    assert len(waits_of_batches) == 3
+    assert waits_of_batches[0] == waits_of_batches[-1] == ["_to_copy"], "buckets, at the start"
+    assert threads == [before + 1] * 3
+    assert threading.active_count() == before
 
 
 def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):

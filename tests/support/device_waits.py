@@ -31,6 +31,9 @@ class DeviceWaits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        if name == "to":  # in inference mode, torch does not decompose it first
+            with self:
+                return func.decompose(*args, **kwargs)
         tensors = [
             tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)
         ]

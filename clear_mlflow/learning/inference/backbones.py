@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from clear_mlflow.data.stream import BucketStream, iter_with_progress
 from clear_mlflow.learning.device import (
     RngPurpose,
     allow_tf32,
+    copy_to_device,
+    is_memory_error,
     seed_everything,
     translate_oom,
 )
@@ -42,13 +45,14 @@ from clear_mlflow.learning.models import (
 )
 from clear_mlflow.learning.parameters.recipes import DEFAULT_WEIGHTS
 from clear_mlflow.learning.parameters.recipes import NONE as RANDOM_WEIGHTS
+from clear_mlflow.learning.training.observers import FetchedTensor
 
 _RANDOM_SEED = 0
 _TIMM_PREFIX = "timm:"  # before the name of a timm model
 _TIMM_FILE = "model.safetensors"  # in each of timm's repositories on the Hugging Face hub
 
 
-_BATCH_SIZES = {"cpu": 16, "cuda": 128}
+_BATCH_SIZES = {"cpu": 16, "cuda": 128}  # if so many images fit into memory
 _OOM_ADVICE = "pass a smaller backbone or another device, or end other programs on it"
 
 
@@ -309,16 +313,31 @@ def compute_features(
 ) -> NDArray[np.float32]:
     """Compute the features of images in their order, (N, width) float32.
 
+    Takes smaller batches if memory runs out.
     Raises DataError if an image is damaged, or if the features are not finite vectors.
     """
+    batch_size = _BATCH_SIZES[device.type]
     batches: list[NDArray[np.float32]] = []
+    computing: deque[FetchedTensor] = deque()
     done = 0
-    for batch in _transform_batches(images, geometry, device):
-        with torch.inference_mode(), allow_tf32(False):
-            features: Tensor = model(batch)
-            batches.append(features.float().cpu().numpy())
-        done += len(batch)
-        on_image(done)
+    with torch.inference_mode(), allow_tf32(False):
+        for batch in _transform_batches(images, geometry, batch_size):
+            while len(batch):
+                try:
+                    inputs = copy_to_device(batch[:batch_size], device)
+                    features: Tensor = model(inputs.contiguous(memory_format=torch.channels_last))
+                except RuntimeError as error:
+                    if min(batch_size, len(batch)) == 1 or not is_memory_error(error):
+                        raise
+                    batch_size = min(batch_size, len(batch)) // 2
+                    continue
+                computing.append(FetchedTensor(features.float()))
+                batch, done = batch[batch_size:], done + len(inputs)
+            # The next batch is prepared while a GPU computes this one.
+            while len(computing) > (device.type != "cpu"):
+                batches.append(computing.popleft().read().numpy())
+            on_image(done)
+        batches += [features.read().numpy() for features in computing]
     array = np.concatenate(batches)
     if array.ndim != 2 or not 0 < array.shape[1] <= MAX_FEATURES_WIDTH:
         raise DataError(
@@ -334,23 +353,16 @@ def compute_features(
 
 
 def _transform_batches(
-    images: ImageTable, geometry: LibraryTransform, device: torch.device
+    images: ImageTable, geometry: LibraryTransform, batch_size: int
 ) -> Iterator[Tensor]:
-    """Yield batches of (N, 3, H, W) images on *device*, transformed for the backbone."""
-    batch_size = _BATCH_SIZES[device.type]
+    """Yield batches of (N, 3, H, W) images on the CPU, transformed for the backbone."""
     pending: list[NDArray[np.float32]] = []
     for file, image in zip(images.files, iter_decoded(images, geometry), strict=True):
         if isinstance(image, UndecodableError):
             raise build_damage_error([(file, str(image))])
         pending.append(image)
         if len(pending) == batch_size:
-            yield _stack_on_device(pending, device)
+            yield torch.from_numpy(np.stack(pending))
             pending.clear()
     if pending:
-        yield _stack_on_device(pending, device)
-
-
-def _stack_on_device(images: list[NDArray[np.float32]], device: torch.device) -> Tensor:
-    """Copy (3, H, W) images to one batch on a device, (N, 3, H, W), channels-last."""
-    batch = torch.from_numpy(np.stack(images)).to(device)
-    return batch.contiguous(memory_format=torch.channels_last)
+        yield torch.from_numpy(np.stack(pending))
