@@ -1,4 +1,7 @@
-"""Continual learning on CLEAR, with every row of the accuracy matrix stored in MLflow.
+"""Track continual learning in MLflow.
+
+Every run keeps its complete accuracy matrix, any metric can be computed from it later, and a
+comparison tells you which method is better.
 
 Importing this loads neither torch nor mlflow; the functions that need them do when they are used.
 

@@ -105,4 +105,8 @@ class _MainGroup(click.Group):
 )
 @click.version_option(__version__, prog_name="clear-mlflow")
 def main() -> None:
-    """Train on CLEAR's stream of buckets, keep every row in MLflow, and re-score from the rows."""
+    """Track continual learning in MLflow.
+
+    Every run keeps its complete accuracy matrix, any metric can be computed from it later, and a
+    comparison tells you which method is better.
+    """

@@ -1,4 +1,4 @@
-"""``clear-mlflow evaluate``: re-score runs from their stored rows, and print the outcome."""
+"""``clear-mlflow evaluate``: compute metrics from stored rows, and print the outcome."""
 
 from __future__ import annotations
 

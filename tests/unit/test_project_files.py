@@ -1,11 +1,16 @@
-"""MLproject's environment and the constraints agree with pyproject.toml."""
+"""MLproject's environment, the constraints and the descriptions agree with pyproject.toml."""
 
+import re
 import sys
 from itertools import chain
 from pathlib import Path
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
+
+import clear_mlflow
+from clear_mlflow.cli import main
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,3 +40,21 @@ def test_constraints_name_a_version_of_every_dependency():
     for dependency in map(Requirement, chain(PYPROJECT["project"]["dependencies"], *extras)):
         if dependency.marker is None:
             assert dependency.name.lower().replace("-", "_") in pinned
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param((ROOT / "README.md").read_text("utf-8"), id="README"),
+        pytest.param((ROOT / "docs" / "index.md").read_text("utf-8"), id="index"),
+        pytest.param((ROOT / "mkdocs.yml").read_text("utf-8"), id="mkdocs"),
+        pytest.param((ROOT / "CITATION.cff").read_text("utf-8"), id="CITATION"),
+        pytest.param(clear_mlflow.__doc__, id="package"),
+        pytest.param(main.help, id="command line"),
+    ],
+)
+def test_the_package_is_described_by_the_same_sentence(text):
+    """As one sentence, or as a first line and the rest."""
+    sentence, _, rest = PYPROJECT["project"]["description"].partition(": ")
+    text = " ".join(re.sub(r"\]\([^)]*\)|[[*]", "", text).split())
+    assert f"{sentence}: {rest}" in text or f"{sentence}. {rest.capitalize()}" in text
