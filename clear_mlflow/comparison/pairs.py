@@ -1,4 +1,4 @@
-"""Test pairs of groups on a metric: one row for each pair, with numbers and a sentence."""
+"""Test pairs of groups on a metric: numbers and a sentence for each pair."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pandas import DataFrame
 
 from clear_mlflow.comparison.groups import COST, LEVEL, Group, is_equal_cost
-from clear_mlflow.comparison.result import Comparison
-from clear_mlflow.comparison.wording import (
-    BOOTSTRAP,
+from clear_mlflow.comparison.result import (
+    ALPHA,
     DIFFERENT,
     EQUIVALENT,
     NOT_SHOWN,
+    Comparison,
+    Pair,
+)
+from clear_mlflow.comparison.wording import (
+    BOOTSTRAP,
     PAIRED,
-    TOO_FEW,
     WELCH,
+    Sample,
     format_mixed_params,
     is_a_better,
     list_test_intervals,
@@ -52,23 +54,6 @@ from clear_mlflow.statistics import (
 # A remark names a seed whose distance to the others is three times their range, and a standard
 # deviation six times the other one: of five normal values in 3 and 0.4 % of paired comparisons.
 _MAX_DISTANCE, _MAX_RATIO, _MIN_SEEDS_FOR_REMARKS = 3, 6, 5
-# Columns of the frame of pairs, in order. A column that is added here and to a row of
-# compare_pairs is in all outputs that list numbers of pairs.
-PAIR_COLUMNS = (
-    *("a", "b", "metric", "higher_is_better", "outcome", "difference", "low", "high", "p", "test"),
-    *(
-        "sentence",
-        "details",
-        "unit",
-        "n_a",
-        "n_b",
-        "unadjusted_low",
-        "unadjusted_high",
-        "unadjusted_p",
-    ),
-    *("margin", "equivalence_p", "equivalence_low", "equivalence_high", "hedges_g", "more_seeds"),
-    *("a_index", "b_index"),
-)
 
 
 def compare_groups(
@@ -106,19 +91,18 @@ def compare_groups(
     pairs = compare_pairs(ranked, ranking_metric, bootstrap, by_pair, margin=ranked.margin)
     names = {*ranked.headline_metrics} - {ranked.ranked_by, COST}
     others = [m for m in metrics if m.name in names and m.higher_is_better is not None]
-    undecided = {(p["a_index"], p["b_index"]) for p in pairs if p["outcome"] != DIFFERENT}
+    undecided = {pair.indices for pair in pairs if pair.outcome != DIFFERENT}
     num_comparisons = len(others) * (len(ranked.planned_pairs) + ranked.num_untested)
     exploratory = [
         pair
         for pair in compare_pairs(
             ranked, others if undecided else (), bootstrap, by_pair, num_comparisons=num_comparisons
         )
-        if pair["outcome"] == DIFFERENT and (pair["a_index"], pair["b_index"]) in undecided
+        if pair.outcome == DIFFERENT and pair.indices in undecided
     ]
     return replace(
         ranked,
-        # Objects keep integers, and None for what is not defined.
-        pairs=DataFrame(pairs, columns=PAIR_COLUMNS, dtype=object),
+        pairs=tuple(pairs),
         best=_find_best(ranked, pairs),
         exploratory=write_exploratory(exploratory, ranked.ranked_by),
         image_intervals={i: bootstrap.intervals(run) for i, run in by_group.items()},
@@ -126,13 +110,13 @@ def compare_groups(
     )
 
 
-def _find_best(ranked: Comparison, pairs: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+def _find_best(ranked: Comparison, pairs: Sequence[Pair]) -> frozenset[int]:
     """Return the groups that are significantly better than all others under their conditions."""
     num_groups = Counter(group.conditions_index for group in ranked.groups)
     num_worse = Counter(
-        pair["a_index" if is_a_better(pair) else "b_index"]
+        pair.indices[not is_a_better(pair, pair.difference)]
         for pair in pairs
-        if pair["outcome"] == DIFFERENT
+        if pair.outcome == DIFFERENT
     )
     return frozenset(
         index
@@ -149,25 +133,24 @@ def compare_pairs(
     *,
     margin: float | None = None,
     num_comparisons: int | None = None,
-) -> list[dict[str, Any]]:
-    """Test each planned pair on each metric, and return a row for each.
+) -> list[Pair]:
+    """Test each planned pair on each metric.
 
     Left out are pairs that have neither two values per group nor predictions that define the
-    metric. A row has PAIR_COLUMNS, and the values that only its sentence contains. Numbers of a
-    test are None if the pair was not tested. The others are adjusted for several comparisons: by
-    Holm's method, or with a margin by Bonferroni's.
+    metric. Results are adjusted for several comparisons: by Holm's method, or with a margin by
+    Bonferroni's.
 
     predictions: by indices of the groups of a pair. margin: also test for equivalence within it.
     num_comparisons: number of comparisons to adjust p for, or None for the tested pairs of the
     metric and ``ranked.num_untested``.
     """
-    rows = []
+    results = []
     for metric in metrics:
         samples = _sample_pairs(ranked, metric.name, bootstrap, predictions)
-        tests: dict[tuple[int, int], TTest] = {
-            pair: sample["t_test"]
-            for pair, sample in samples.items()
-            if sample["t_test"] is not None and sample["min_seeds"] >= MIN_SEEDS
+        tests = {
+            indices: sample.t_test
+            for indices, sample in samples.items()
+            if sample.t_test is not None and sample.min_seeds >= MIN_SEEDS
         }
         family = num_comparisons or len(tests) + ranked.num_untested
         factors = holm_factors([test.p_value for test in tests.values()], family=family)
@@ -176,35 +159,54 @@ def compare_pairs(
         if margin is not None:
             factors = [float(family)] * len(tests)
         factor_by_pair = dict(zip(tests, factors, strict=True))
-        for pair, sample in samples.items():
-            a, b = (ranked.groups[i] for i in pair)
-            row = {**dict.fromkeys(PAIR_COLUMNS), **sample, "outcome": TOO_FEW, "details": []}
-            row |= {"a": a.name, "b": b.name, "a_index": pair[0], "b_index": pair[1]}
-            row |= {"metric": metric.name, "comparisons": family}
-            row["higher_is_better"] = metric.higher_is_better is not False
-            row["in_percent"] = ranked.score.is_accuracy and not is_cost(metric.name)
-            row["cost_ratio"] = _format_cost_ratio(a, b, row)
-            row["remarks"] = [*_list_remarks(a, b, row)]
-            if pair in tests:
-                row |= _describe_test(tests[pair], factor_by_pair[pair])
+        for indices, sample in samples.items():
+            a, b = (ranked.groups[i] for i in indices)
+            is_higher_better = metric.higher_is_better is not False
+            pair = Pair(
+                a=a.name,
+                b=b.name,
+                metric=metric.name,
+                higher_is_better=is_higher_better,
+                indices=indices,
+            )
+            sample = replace(
+                sample,
+                num_comparisons=family,
+                is_in_percent=ranked.score.is_accuracy and not is_cost(metric.name),
+                notes=(*_describe_cost(a, b, pair, sample), *_list_remarks(a, b, sample)),
+            )
+            if indices in tests:
+                pair = replace(pair, test=sample.test, unit=sample.unit)
+                pair = _add_test(pair, tests[indices], factor_by_pair[indices])
                 if margin is not None:
-                    row |= _describe_equivalence(row, tests[pair], margin)
-            row["sentence"] = write_verdict(row)
-            if pair in tests and row["values"] is not None:
-                row["hedges_g"] = effect = hedges_g(*row["values"])
-                if effect is not None:
-                    row["details"].append(f"Effect size: Hedges' g {abs(effect):.1f}.")
-            has_few_seeds = row["min_seeds"] < MIN_SEEDS
-            if has_few_seeds or (row["outcome"] == NOT_SHOWN and row["values"] is not None):
-                count = len(samples) + ranked.num_untested if has_few_seeds else family
-                row["more_seeds"], sentence = _count_new_seeds(
-                    row["t_test"], (1 - LEVEL) / count, margin
-                )
-                row["details"].append(sentence)
-            if pair not in tests:
-                row |= dict.fromkeys(("difference", "unit", "test"))
-            rows.append(row)
-    return rows
+                    pair = _add_equivalence(pair, tests[indices], margin, family)
+            few = len(samples) + ranked.num_untested
+            results.append(_add_sentences(pair, sample, few, margin))
+    return results
+
+
+def _add_sentences(pair: Pair, sample: Sample, few: int, margin: float | None) -> Pair:
+    """Add sentences, effect size, and how many new seeds a result needs.
+
+    few: number of comparisons to adjust for once pairs with too few seeds are tested as well.
+    """
+    details, effect, more_seeds = list[str](), None, None
+    if pair.p is not None and sample.values is not None:
+        effect = hedges_g(*sample.values)
+        if effect is not None:
+            details.append(f"Effect size: Hedges' g {abs(effect):.1f}.")
+    has_few_seeds = sample.min_seeds < MIN_SEEDS
+    if has_few_seeds or (pair.outcome == NOT_SHOWN and sample.values is not None):
+        count = few if has_few_seeds else sample.num_comparisons
+        more_seeds, sentence = _count_new_seeds(sample.t_test, (1 - LEVEL) / count, margin)
+        details.append(sentence)
+    return replace(
+        pair,
+        sentence=write_verdict(pair, sample),
+        details=details,
+        hedges_g=effect,
+        more_seeds=more_seeds,
+    )
 
 
 def _sample_pairs(
@@ -212,74 +214,68 @@ def _sample_pairs(
     metric: str,
     bootstrap: ImageBootstrap,
     predictions: Mapping[tuple[int, int], tuple[Predictions, Predictions]],
-) -> dict[tuple[int, int], dict[str, Any]]:
+) -> dict[tuple[int, int], Sample]:
     """Return the unadjusted test of each planned pair by its indices: over images, or over seeds.
 
     Seeds are used without predictions that define the metric. If a group then has fewer than two
-    values, the pair is left out. For the keys, see :func:`_compare_over_seeds`.
+    values, the pair is left out.
     """
     samples = {}
-    for pair in ranked.planned_pairs:
+    for indices in ranked.planned_pairs:
         sample = None
-        if pair in predictions:
-            sample = _compare_over_images(*predictions[pair], bootstrap, metric)
+        if indices in predictions:
+            sample = _compare_over_images(*predictions[indices], bootstrap, metric)
         if sample is None:
-            a, b = (ranked.groups[i] for i in pair)
+            a, b = (ranked.groups[i] for i in indices)
             sample = _compare_over_seeds(a, b, metric)
         if sample is not None:
-            samples[pair] = sample
+            samples[indices] = sample
     return samples
 
 
-def _describe_test(test: TTest, factor: float) -> dict[str, Any]:
-    """Return the outcome, DIFFERENT or NOT_SHOWN, and the numbers of a test of a difference.
+def _add_test(pair: Pair, test: TTest, factor: float) -> Pair:
+    """Add the numbers of a test of a difference.
 
     factor: number by which p is multiplied, at least 1; the interval gets wider accordingly.
     """
-    p_value, alpha = min(1.0, factor * test.p_value), 1 - LEVEL
-    interval, unadjusted = test.interval(1 - alpha / factor), test.interval(LEVEL)
-    # A p of exactly 0.05 is significant despite rounding in 1 - 0.95.
-    is_different = p_value <= alpha + 1e-12 and test.difference != 0
-    return {
-        "outcome": DIFFERENT if is_different else NOT_SHOWN,
-        "difference": test.difference,
-        "low": interval.low,
-        "high": interval.high,
-        "p": p_value,
-        "n_a": test.n_a,
-        "n_b": test.n_b,
-        "unadjusted_low": unadjusted.low,
-        "unadjusted_high": unadjusted.high,
-        "unadjusted_p": test.p_value,
-    }
+    p_value = min(1.0, factor * test.p_value)
+    interval, unadjusted = test.interval(1 - (1 - LEVEL) / factor), test.interval(LEVEL)
+    is_different = p_value <= ALPHA and test.difference != 0
+    return replace(
+        pair,
+        outcome=DIFFERENT if is_different else NOT_SHOWN,
+        difference=test.difference,
+        low=interval.low,
+        high=interval.high,
+        p=p_value,
+        n_a=test.n_a,
+        n_b=test.n_b,
+        unadjusted_low=unadjusted.low,
+        unadjusted_high=unadjusted.high,
+        unadjusted_p=test.p_value,
+    )
 
 
-def _describe_equivalence(row: Mapping[str, Any], test: TTest, margin: float) -> dict[str, Any]:
-    """Return the numbers of a test of equivalence, and the outcome, unless it is DIFFERENT already.
-
-    row: columns of the pair; p is multiplied by its ``comparisons``.
-    """
-    alpha, comparisons = 1 - LEVEL, row["comparisons"]
-    p_value = min(1.0, comparisons * test.equivalence_p(margin))
+def _add_equivalence(pair: Pair, test: TTest, margin: float, comparisons: int) -> Pair:
+    """Add the numbers of a test of equivalence, whose p is multiplied by *comparisons*."""
     # The level 1 - 2 alpha: the interval is within the margin if p is at most alpha.
-    low, high = test.interval(1 - 2 * alpha / comparisons)
-    is_within, outcome = p_value <= alpha + 1e-12, row["outcome"]
-    return {
-        "outcome": EQUIVALENT if is_within and outcome == NOT_SHOWN else outcome,
-        "is_within_margin": is_within,
-        "margin": margin,
-        "equivalence_p": p_value,
-        "equivalence_low": low,
-        "equivalence_high": high,
-    }
+    low, high = test.interval(1 - 2 * (1 - LEVEL) / comparisons)
+    pair = replace(
+        pair,
+        margin=margin,
+        equivalence_p=min(1.0, comparisons * test.equivalence_p(margin)),
+        equivalence_low=low,
+        equivalence_high=high,
+    )
+    is_equivalent = pair.is_within_margin and pair.outcome == NOT_SHOWN
+    return replace(pair, outcome=EQUIVALENT) if is_equivalent else pair
 
 
-def _compare_over_seeds(a: Group, b: Group, metric: str) -> dict[str, Any] | None:
+def _compare_over_seeds(a: Group, b: Group, metric: str) -> Sample | None:
     """Compare two groups over seeds, or return None if one has fewer than two values.
 
     If the seeds of one group, including diverged ones, are all seeds of the other, too, the values
-    of shared seeds are paired; otherwise, or if a seed is repeated, it is Welch's test. ``t_test``
-    of the result is None without variation.
+    of shared seeds are paired; otherwise, or if a seed is repeated, it is Welch's test.
     """
     values_a, values_b = a.list_values(metric), b.list_values(metric)
     if min(len(values_a), len(values_b)) < 2:
@@ -296,26 +292,27 @@ def _compare_over_seeds(a: Group, b: Group, metric: str) -> dict[str, Any] | Non
     if is_unique and None not in smaller and smaller <= larger and len(common) > 1:
         seeds = common, common
         values = [by_seed_a[seed] for seed in common], [by_seed_b[seed] for seed in common]
-        method, count, test = PAIRED, f"{len(common)} shared seeds", paired_t(*values)
+        method, size, test = PAIRED, f"{len(common)} shared seeds", paired_t(*values)
     else:
         seeds = [run.seed for run, _ in values_a], [run.seed for run, _ in values_b]
         values = [value for _, value in values_a], [value for _, value in values_b]
-        method, count, test = WELCH, f"{len(values_a)} and {len(values_b)} seeds", welch_t(*values)
-    return {
-        "test": method,
-        "unit": "seeds",
-        "sample": count,
-        "difference": math.fsum(values[0]) / len(values[0]) - math.fsum(values[1]) / len(values[1]),
-        "t_test": test,
-        "values": values,
-        "seeds": seeds,
-        "min_seeds": min(map(len, values)),
-    }
+        method, size, test = WELCH, f"{len(values_a)} and {len(values_b)} seeds", welch_t(*values)
+    mean_a, mean_b = (math.fsum(side) / len(side) for side in values)
+    return Sample(
+        test=method,
+        unit="seeds",
+        size=size,
+        t_test=test,
+        difference=mean_a - mean_b if test is None else test.difference,
+        values=values,
+        seeds=seeds,
+        min_seeds=min(map(len, values)),
+    )
 
 
 def _compare_over_images(
     a: Predictions, b: Predictions, bootstrap: ImageBootstrap, metric: str
-) -> dict[str, Any] | None:
+) -> Sample | None:
     """Compare two runs over their test images.
 
     Returns None if they have different numbers of rows, or predictions do not define the metric.
@@ -323,34 +320,33 @@ def _compare_over_images(
     test = bootstrap.test(a, b).get(metric) if a.k == b.k else None
     if test is None:
         return None
-    return {
-        "test": BOOTSTRAP,
-        "unit": "images",
-        "sample": f"{test.n_a:,} test images, one training run per method, other seeds may differ",
-        "difference": test.difference,
-        "t_test": test,
-        "values": None,
-        "min_seeds": MIN_SEEDS,
-    }
+    return Sample(
+        test=BOOTSTRAP,
+        unit="images",
+        size=f"{test.n_a:,} test images, one training run per method, other seeds may differ",
+        t_test=test,
+        difference=test.difference,
+        min_seeds=MIN_SEEDS,
+    )
 
 
-def _format_cost_ratio(a: Group, b: Group, row: Mapping[str, Any]) -> str:
-    """Return the better group's training FLOPs relative to the other group's, such as "1.9".
+def _describe_cost(a: Group, b: Group, pair: Pair, sample: Sample) -> Iterator[str]:
+    """Yield what a better mean costs, such as ``replay at 1.9 times the training FLOPs``.
 
-    Returns "" if costs are within 1 % or not both above 0, and for a metric that is a cost.
+    Yields nothing if costs are within 1 % or not both above 0, and for a metric that is a cost.
     """
-    better, worse = (group.metrics.get(COST) for group in (a, b))
-    if not is_a_better(row):
-        better, worse = worse, better
-    if is_cost(row["metric"]) or better is None or worse is None or not better.mean * worse.mean:
-        return ""
-    if is_equal_cost(better.mean, worse.mean):
-        return ""
-    ratio = better.mean / worse.mean
-    return format_significant(ratio, 3 if 1 < ratio < 1.05 else 2)  # 1.02 instead of 1.0
+    better, worse = (a, b) if is_a_better(pair, sample.difference) else (b, a)
+    cost, other_cost = better.metrics.get(COST), worse.metrics.get(COST)
+    if is_cost(pair.metric) or not sample.difference or cost is None or other_cost is None:
+        return
+    if not cost.mean * other_cost.mean or is_equal_cost(cost.mean, other_cost.mean):
+        return
+    ratio = cost.mean / other_cost.mean
+    text = format_significant(ratio, 3 if 1 < ratio < 1.05 else 2)  # 1.02 instead of 1.0
+    yield f"{better.name} at {text} times the training FLOPs"
 
 
-def _list_remarks(a: Group, b: Group, row: Mapping[str, Any]) -> Iterator[str]:
+def _list_remarks(a: Group, b: Group, sample: Sample) -> Iterator[str]:
     """Yield remarks on mixed parameters and, in a test over seeds, on the values of the seeds.
 
     Those name diverged seeds, outliers, and without pairing very different standard deviations.
@@ -359,24 +355,24 @@ def _list_remarks(a: Group, b: Group, row: Mapping[str, Any]) -> Iterator[str]:
     for name, group in zip(names, (a, b), strict=True):
         if group.mixed_params:
             yield f"{name} mixes {format_mixed_params(group)}"
-        if row["values"] is None:
+        if sample.values is None:
             continue
         if diverged := len(group.diverged):
             verb, total = "has" if diverged == 1 else "have", len(group.counted) + diverged
             yield f"{diverged} of {total} seeds of {name} diverged and {verb} no value"
-    if row["values"] is None:
+    if sample.values is None or sample.seeds is None:
         return
-    if row["test"] == PAIRED:
-        outlier = _find_outlier(np.subtract(*row["values"]))
+    if sample.test == PAIRED:
+        outlier = _find_outlier(np.subtract(*sample.values))
         if outlier is not None:
-            yield f"seed {row['seeds'][0][outlier]} is an outlier"
+            yield f"seed {sample.seeds[0][outlier]} is an outlier"
         return
-    for name, values, seeds in zip(names, row["values"], row["seeds"], strict=True):
+    for name, values, seeds in zip(names, sample.values, sample.seeds, strict=True):
         if (outlier := _find_outlier(values)) is not None:
             seed = "one seed" if seeds[outlier] is None else f"seed {seeds[outlier]}"
             yield f"{seed} of {name} is an outlier"
-    low, high = sorted(zip(map(np.std, row["values"]), names, strict=True))
-    if row["min_seeds"] >= _MIN_SEEDS_FOR_REMARKS and high[0] > _MAX_RATIO * low[0]:
+    low, high = sorted(zip(map(np.std, sample.values), names, strict=True))
+    if sample.min_seeds >= _MIN_SEEDS_FOR_REMARKS and high[0] > _MAX_RATIO * low[0]:
         yield f"the standard deviation of {high[1]} is over {_MAX_RATIO} times that of {low[1]}"
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import nan
 from typing import Any
 
 from pandas import DataFrame, Index, MultiIndex, Series
 
-from clear_mlflow.comparison.groups import COST, ComparedRun, Group, RunWithoutRows
+from clear_mlflow.comparison.groups import COST, LEVEL, ComparedRun, Group, RunWithoutRows
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.core.score import Score
@@ -29,7 +29,56 @@ from clear_mlflow.metrics import (
 )
 from clear_mlflow.statistics import Interval
 
+DIFFERENT, EQUIVALENT, NOT_SHOWN, TOO_FEW = "different", "equivalent", "not shown", "too few"
+ALPHA = 1 - LEVEL + 1e-12  # largest significant p: exactly 0.05, despite rounding in 1 - 0.95
 MAX_PREDICTIONS = 24  # single runs whose predictions are read, megabytes each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Test of two groups on a metric: the fields, but for the indices, are columns of all outputs.
+
+    Numbers are None if the pair was not tested. The others are adjusted for several comparisons, if
+    their names do not start with ``unadjusted``.
+    """
+
+    a: str  # names of the groups
+    b: str
+    metric: str
+    higher_is_better: bool
+    outcome: str = TOO_FEW  # DIFFERENT, EQUIVALENT, NOT_SHOWN or TOO_FEW
+    difference: float | None = None  # a - b
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    test: str | None = None
+    sentence: str = ""
+    details: list[str] = field(default_factory=list)
+    unit: str | None = None  # what was drawn again: seeds or images
+    n_a: int | None = None
+    n_b: int | None = None
+    unadjusted_low: float | None = None
+    unadjusted_high: float | None = None
+    unadjusted_p: float | None = None
+    margin: float | None = None
+    equivalence_p: float | None = None
+    equivalence_low: float | None = None
+    equivalence_high: float | None = None
+    hedges_g: float | None = None
+    more_seeds: int | None = None  # new seeds of each method that a result would need
+    indices: tuple[int, int]  # of the groups
+
+    @property
+    def is_within_margin(self) -> bool:
+        """True if the difference is significantly smaller than the margin."""
+        return self.equivalence_p is not None and self.equivalence_p <= ALPHA
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the columns of the pair."""
+        return {name: getattr(self, name) for name in PAIR_COLUMNS}
+
+
+PAIR_COLUMNS = tuple(column.name for column in fields(Pair) if column.name != "indices")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,7 +103,7 @@ class Comparison:
     margin: float | None  # largest difference that does not matter
     tuned: frozenset[str]  # names in group_by of parameters that are chosen by their results
     warnings: tuple[str, ...]
-    pairs: DataFrame = field(default_factory=DataFrame)  # PAIR_COLUMNS, on the ranking metric
+    pairs: tuple[Pair, ...] = ()  # tested on the ranking metric
     # Indices of groups that are significantly better than all others under the same conditions.
     best: frozenset[int] = frozenset()
     # A line on the clearest difference in another headline metric, for pairs that do not differ in
@@ -133,11 +182,6 @@ class Comparison:
             # Runs that are not grouped have no labels that would show their method.
             methods.setdefault((group.conditions_index, labels or group.name), []).append(group)
         return list(methods.values())
-
-    def list_pairs(self) -> list[dict[str, Any]]:
-        """Return each pair of :attr:`pairs` as a dict with PAIR_COLUMNS."""
-        rows: list[dict[str, Any]] = self.pairs.to_dict("records")
-        return rows
 
     def get_interval(self, index: int, metric: str) -> tuple[Interval | None, bool]:
         """Return the interval of a group's metric, and whether it is over test images.

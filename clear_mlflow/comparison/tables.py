@@ -13,8 +13,7 @@ from urllib.parse import quote
 from pandas import DataFrame, Series, concat
 
 from clear_mlflow.comparison.groups import LEVEL, MAX_NAME, Group
-from clear_mlflow.comparison.result import Comparison, build_frame
-from clear_mlflow.comparison.wording import DIFFERENT
+from clear_mlflow.comparison.result import DIFFERENT, PAIR_COLUMNS, Comparison, build_frame
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import NOT_MEASURED, safe_repr, truncate
 from clear_mlflow.metrics import ALL_METRICS, adapt_metrics, format_value
@@ -64,10 +63,7 @@ def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
         "lower_is_better": not comparison.score.higher_is_better,
         "level": LEVEL,
         "groups": groups,
-        "verdicts": [
-            {name: pair[name] for name in pair if not name.endswith("_index")}
-            for pair in comparison.list_pairs()
-        ],
+        "verdicts": [pair.to_dict() for pair in comparison.pairs],
         "exploratory": comparison.exploratory or None,
         "warnings": list(comparison.warnings),
     }
@@ -114,8 +110,8 @@ def build_leaderboard_frame(
 
 def build_pairs_frame(comparison: Comparison) -> DataFrame:
     """Return a row for each pair that was tested, or has too few seeds."""
-    pairs = comparison.pairs.drop(columns=["a_index", "b_index"])
-    return build_frame(pairs.to_dict("records")).reindex(columns=pairs.columns)
+    rows = [pair.to_dict() for pair in comparison.pairs]
+    return build_frame(rows).reindex(columns=PAIR_COLUMNS)
 
 
 def build_leader_metrics(comparison: Comparison) -> dict[str, float]:
@@ -314,8 +310,8 @@ def format_description(comparison: Comparison, *, page: str) -> str:
     if comparison.is_validation:
         heading += ", on validation images"
     # Differences first, because the end of a long list is truncated.
-    pairs = sorted(comparison.list_pairs(), key=lambda pair: bool(pair["outcome"] != DIFFERENT))
-    verdicts = [f"- {escape(pair['sentence'], 500)}" for pair in pairs]
+    pairs = sorted(comparison.pairs, key=lambda pair: pair.outcome != DIFFERENT)
+    verdicts = [f"- {escape(pair.sentence, 500)}" for pair in pairs]
     warnings = [f"- {escape(warning, 400)}" for warning in comparison.warnings]
     if comparison.exploratory:
         verdicts.insert(1, f"- {escape(comparison.exploratory, 700)}")

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.comparison.groups import COST
-from clear_mlflow.comparison.result import Comparison
+from clear_mlflow.comparison.result import DIFFERENT, EQUIVALENT, Comparison
 from clear_mlflow.comparison.tables import build_text_columns, format_mean
-from clear_mlflow.comparison.wording import DIFFERENT, EQUIVALENT, write_assumptions
+from clear_mlflow.comparison.wording import write_assumptions
 from clear_mlflow.core.score import format_significant
 
 _MAX_GROUPS = 50
@@ -34,14 +34,14 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
         yield table
     if len(comparison.groups) > _MAX_GROUPS:
         yield Text(f"… {len(comparison.groups) - _MAX_GROUPS} more groups", style="dim")
-    pairs = comparison.list_pairs()
+    pairs = comparison.pairs
     for pair in pairs:
-        is_decided = pair["outcome"] in (DIFFERENT, EQUIVALENT)
+        is_decided = pair.outcome in (DIFFERENT, EQUIVALENT)
         mark = ("✓ ", "green") if is_decided else ("– ", "dim")
         yield Text()
-        yield Text.assemble(mark, pair["sentence"])
-        if pair["details"] and len(pairs) <= _MAX_DETAILED:
-            yield Padding(Text(" ".join(pair["details"]), style="dim"), (0, 0, 0, 2))
+        yield Text.assemble(mark, pair.sentence)
+        if pair.details and len(pairs) <= _MAX_DETAILED:
+            yield Padding(Text(" ".join(pair.details), style="dim"), (0, 0, 0, 2))
     if comparison.exploratory:
         yield Text()
         yield Text.assemble(("? ", "dim"), comparison.exploratory)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 
 from clear_mlflow.comparison.groups import (
     COST,
@@ -15,13 +14,18 @@ from clear_mlflow.comparison.groups import (
     truncate_name,
 )
 from clear_mlflow.comparison.ranking import MAX_ALL_PAIRS
-from clear_mlflow.comparison.result import MAX_PREDICTIONS, Comparison
+from clear_mlflow.comparison.result import (
+    DIFFERENT,
+    EQUIVALENT,
+    MAX_PREDICTIONS,
+    Comparison,
+    Pair,
+)
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.matrix import TEST, VALIDATION
 from clear_mlflow.core.text import safe_repr, truncate
-from clear_mlflow.statistics import MAX_SEEDS, MIN_SEEDS, Interval
+from clear_mlflow.statistics import MAX_SEEDS, MIN_SEEDS, TTest
 
-DIFFERENT, EQUIVALENT, NOT_SHOWN, TOO_FEW = "different", "equivalent", "not shown", "too few"
 PAIRED, WELCH, BOOTSTRAP = "paired t-test", "Welch's t-test", "paired bootstrap"
 _ASSUMPTIONS = {
     PAIRED: "The paired t-test assumes that the differences by seed are normally distributed.",
@@ -32,57 +36,73 @@ _ASSUMPTIONS = {
 }
 
 
-def write_verdict(pair: Mapping[str, Any]) -> str:
-    """Write one sentence on a pair: result, size, interval, p, test and seeds.
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The values of a pair that its test compares, and what only its sentence contains."""
 
-    pair: row of :func:`~clear_mlflow.comparison.pairs.compare_pairs`.
-    """
-    metric, names = pair["metric"], [pair["a"], pair["b"]]
-    lead = _describe_difference(pair)
-    if pair["p"] is None:
-        return _write_untested(pair, " and ".join(names), lead)
+    test: str
+    unit: str  # seeds or images
+    size: str  # such as "3 shared seeds"
+    t_test: TTest | None  # unadjusted; None without variation
+    difference: float  # a - b
+    values: tuple[Sequence[float], Sequence[float]] | None = None  # of seeds; None for images
+    seeds: tuple[Sequence[int | None], Sequence[int | None]] | None = None
+    min_seeds: int
+    is_in_percent: bool = False
+    num_comparisons: int = 1  # that p is adjusted for
+    notes: tuple[str, ...] = ()  # cost of a better mean, outliers, and further remarks
+
+
+def write_verdict(pair: Pair, sample: Sample) -> str:
+    """Write one sentence on a pair: result, size, interval, p, test and seeds."""
+    metric, names = pair.metric, [pair.a, pair.b]
+    lead = _describe_difference(pair, sample)
+    if pair.p is None:
+        return _write_untested(metric, sample, " and ".join(names), lead)
     one, both = "", " and ".join(names)
-    if pair["unit"] == "images":
+    if sample.unit == "images":
         one, both = "The model of ", f"The models of {both}"
-    result = _format_result(pair, "low", "high", LEVEL, f"p {format_p(pair['p'])}")
-    if pair["outcome"] == DIFFERENT:
-        better, worse = names if is_a_better(pair) else names[::-1]
+    ends, p_text = (pair.low, pair.high), f"p {format_p(pair.p)}"
+    result = _format_result(pair, sample, ends, LEVEL, p_text)
+    margin = None if pair.margin is None else _format_margin(pair.margin, sample)
+    if pair.outcome == DIFFERENT:
+        better, worse = names if is_a_better(pair, sample.difference) else names[::-1]
         sentence = (
             f"{one}{better} is significantly better than {one.lower()}{worse} in {metric} "
             f"({lead}, {result})."
         )
-        if pair["margin"] is not None and pair["is_within_margin"]:
-            sentence += f" The difference is within the margin of {_format_margin(pair)}."
+        if pair.is_within_margin:
+            sentence += f" The difference is within the margin of {margin}."
         return sentence
-    if pair["margin"] is None:
+    if margin is None or pair.equivalence_p is None:
         return f"{both}: no significant difference in {metric} ({lead}, {result})."
-    level, p_value = 2 * LEVEL - 1, f"TOST p {format_p(pair['equivalence_p'])}"
-    result = _format_result(pair, "equivalence_low", "equivalence_high", level, p_value)
-    within = f"within {_format_margin(pair)}"
-    if pair["outcome"] == EQUIVALENT:
-        return f"{both}: equivalent in {metric} {within} ({lead}, {result})."
+    ends = pair.equivalence_low, pair.equivalence_high
+    result = _format_result(
+        pair, sample, ends, 2 * LEVEL - 1, f"TOST p {format_p(pair.equivalence_p)}"
+    )
+    if pair.outcome == EQUIVALENT:
+        return f"{both}: equivalent in {metric} within {margin} ({lead}, {result})."
     return (
-        f"{both}: neither a significant difference nor equivalence {within} in {metric} "
-        f"({lead}, {result}; test of a difference: p {format_p(pair['p'])})."
+        f"{both}: neither a significant difference nor equivalence within {margin} in {metric} "
+        f"({lead}, {result}; test of a difference: {p_text})."
     )
 
 
-def _write_untested(pair: Mapping[str, Any], both: str, lead: str) -> str:
+def _write_untested(metric: str, sample: Sample, both: str, lead: str) -> str:
     """Write why a pair was not tested: too few seeds, equal values, or equal differences.
 
     both: names of the groups. lead: result of :func:`_describe_difference`.
     """
-    metric, sample = pair["metric"], pair["sample"]
-    remarks = "".join(f"; {note}" for note in _list_notes(pair))
-    if pair["min_seeds"] < MIN_SEEDS:
+    size, notes = sample.size, "".join(f"; {note}" for note in sample.notes)
+    if sample.min_seeds < MIN_SEEDS:
         return (
-            f"{both}: too few seeds to test {metric} ({lead}, {sample}; a test needs "
-            f"{MIN_SEEDS}{remarks})."
+            f"{both}: too few seeds to test {metric} ({lead}, {size}; a test needs "
+            f"{MIN_SEEDS}{notes})."
         )
-    if abs(pair["difference"]) <= 1e-12:
-        return f"{both}: identical {metric} ({sample}{remarks})."
+    if abs(sample.difference) <= 1e-12:
+        return f"{both}: identical {metric} ({size}{notes})."
     return (
-        f"{both}: the same difference in {metric} for every seed ({lead}, {sample}{remarks}). "
+        f"{both}: the same difference in {metric} for every seed ({lead}, {size}{notes}). "
         "Without variation between seeds, only a test over test images is possible, which needs "
         "stored predictions."
     )
@@ -98,65 +118,59 @@ def write_seeds_needed(seeds: int | None, result: str) -> str:
     return f"A new comparison with {seeds} fresh seeds per method would {result} with 80 % power."
 
 
-def is_a_better(pair: Mapping[str, Any]) -> bool:
-    """Return True if group A of a pair is better than B."""
-    return bool((pair["difference"] > 0) == pair["higher_is_better"])
+def is_a_better(pair: Pair, difference: float | None) -> bool:
+    """Return True if group A of a pair is better than B, by a difference A - B."""
+    return ((difference or 0.0) > 0) == pair.higher_is_better
 
 
-def _describe_difference(pair: Mapping[str, Any]) -> str:
+def _describe_difference(pair: Pair, sample: Sample) -> str:
     """Return the better group and its difference, or ``equal means``.
 
     Examples: ``naive +0.8 points``; ``lower is better: naive -0.02``.
     """
-    sign, direction = ("+", "") if pair["higher_is_better"] else ("-", "lower is better: ")
-    size = abs(pair["difference"])
+    sign, direction = ("+", "") if pair.higher_is_better else ("-", "lower is better: ")
+    size = abs(sample.difference)
     if not size:
         return f"{direction}equal means"
-    leader = pair["a" if is_a_better(pair) else "b"]
+    leader = pair.a if is_a_better(pair, sample.difference) else pair.b
     text = f"{size:.4g}"
-    if pair["in_percent"]:
+    if sample.is_in_percent:
         text = f"{100 * size:.{1 if size >= 0.001 else 2}f} points"
     return f"{direction}{leader} {sign}{text}"
 
 
-def _format_margin(pair: Mapping[str, Any]) -> str:
+def _format_margin(margin: float, sample: Sample) -> str:
     """Return the margin, in percentage points if the metric is in percent."""
-    if not pair["in_percent"]:
-        return f"{pair['margin']:g}"
-    points = 100 * pair["margin"]
+    if not sample.is_in_percent:
+        return f"{margin:g}"
+    points = 100 * margin
     return f"{points:g} point{'' if points == 1 else 's'}"
 
 
-def _format_result(pair: Mapping[str, Any], low: str, high: str, level: float, p_text: str) -> str:
+def _format_result(
+    pair: Pair,
+    sample: Sample,
+    ends: tuple[float | None, float | None],
+    level: float,
+    p_text: str,
+) -> str:
     """Return interval, p-value, adjustment, test, cost and remarks of a pair.
 
-    low, high: columns with the ends of the interval of A - B, which is turned to better - worse.
-    level: confidence level of the interval. p_text: p-value as text, such as ``p = 0.02``.
+    ends: ends of the interval of A - B at a level, which is turned to better - worse. p_text:
+    p-value as text, such as ``p = 0.02``.
     """
-    ends = Interval(pair[low], pair[high])
-    if not is_a_better(pair):
-        ends = Interval(-ends.high, -ends.low)
-    decimals = 2 if ends.high - ends.low < 0.004 else 1
+    low, high = (end or 0.0 for end in ends)
+    if not is_a_better(pair, sample.difference):
+        low, high = -high, -low
+    decimals = 2 if high - low < 0.004 else 1
     low_text, high_text = (
-        f"{100 * end:.{decimals}f}" if pair["in_percent"] else f"{end:.4g}" for end in ends
+        f"{100 * end:.{decimals}f}" if sample.is_in_percent else f"{end:.4g}" for end in (low, high)
     )
     parts = [f"{100 * level:g} % CI {low_text} to {high_text}", p_text]
-    if pair["comparisons"] > 1:
-        adjustment = "Holm" if pair["margin"] is None else "Bonferroni"
-        parts.append(f"{adjustment}-adjusted for {pair['comparisons']} comparisons")
-    parts += [pair["test"], pair["sample"]]
-    return "; ".join([", ".join(parts), *_list_notes(pair)])
-
-
-def _list_notes(pair: Mapping[str, Any]) -> list[str]:
-    """Return what a better mean of a pair costs, if that differs, and the remarks on the pair.
-
-    The cost is for example ``replay at 1.9 times the training FLOPs``.
-    """
-    if not pair["cost_ratio"] or not pair["difference"]:
-        return list(pair["remarks"])
-    leader = pair["a" if is_a_better(pair) else "b"]
-    return [f"{leader} at {pair['cost_ratio']} times the training FLOPs", *pair["remarks"]]
+    if sample.num_comparisons > 1:
+        adjustment = "Holm" if pair.margin is None else "Bonferroni"
+        parts.append(f"{adjustment}-adjusted for {sample.num_comparisons} comparisons")
+    return "; ".join([", ".join([*parts, sample.test, sample.size]), *sample.notes])
 
 
 def format_p(value: float) -> str:
@@ -164,29 +178,29 @@ def format_p(value: float) -> str:
     return "< 0.0001" if value < 0.0001 else f"= {value:.2g}"
 
 
-def write_exploratory(pairs: Sequence[Mapping[str, Any]], ranked_by: str | None) -> str:
+def write_exploratory(pairs: Sequence[Pair], ranked_by: str | None) -> str:
     """Write one line on the exploratory difference with the smallest p, or "" without any.
 
     pairs: significant differences in other metrics than *ranked_by*.
     """
     if not pairs:
         return ""
-    first, *others = sorted(pairs, key=lambda pair: float(pair["p"]))
-    metrics = ", ".join(dict.fromkeys(pair["metric"] for pair in others))
+    first, *others = sorted(pairs, key=lambda pair: pair.p or 0.0)
+    metrics = ", ".join(dict.fromkeys(pair.metric for pair in others))
     return (
-        f"Exploratory, without a difference in {ranked_by}: {first['sentence']}"
+        f"Exploratory, without a difference in {ranked_by}: {first.sentence}"
         + (f" {len(others)} more in {metrics}." if others else "")
         + " Confirm such a finding on new seeds before you report it."
     )
 
 
-def write_assumptions(pairs: Sequence[Mapping[str, Any]]) -> str:
+def write_assumptions(pairs: Sequence[Pair]) -> str:
     """Write what the tests assume and how they are adjusted, or "" without tests."""
-    tests = {pair["test"] for pair in pairs}
+    tests = {pair.test for pair in pairs}
     sentences = [text for test, text in _ASSUMPTIONS.items() if test in tests]
     if not sentences:
         return ""
-    method = "Bonferroni's" if any(pair["margin"] is not None for pair in pairs) else "Holm's"
+    method = "Bonferroni's" if any(pair.margin is not None for pair in pairs) else "Holm's"
     sentences.append(
         f"Cite interval and p-value together. Both are adjusted by {method} method: if all methods "
         f"are equal, the probability of any significant difference is at most "
@@ -196,15 +210,14 @@ def write_assumptions(pairs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_warnings(
-    ranked: Comparison, pairs: Sequence[Mapping[str, Any]], unequal_images: Set[tuple[int, int]]
+    ranked: Comparison, pairs: Sequence[Pair], unequal_images: Set[tuple[int, int]]
 ) -> Iterator[str]:
     """Yield warnings about the runs and the tests, the most general first.
 
     They are about different test conditions, selection on test images, missing values, single
     groups and runs, and untested pairs; the warnings that *ranked* has are among them.
 
-    pairs: rows of :func:`~clear_mlflow.comparison.pairs.compare_pairs`. unequal_images: pairs of
-    groups, as indices, whose predictions are for different test images.
+    unequal_images: pairs of groups, as indices, whose predictions are for different test images.
     """
     if len(ranked.conditions) > 1:
         first, *others = ranked.conditions
@@ -327,7 +340,7 @@ def _warn_about_group(group: Group) -> Iterator[str]:
 
 
 def _warn_about_tests(
-    ranked: Comparison, pairs: Sequence[Mapping[str, Any]], unequal_images: Set[tuple[int, int]]
+    ranked: Comparison, pairs: Sequence[Pair], unequal_images: Set[tuple[int, int]]
 ) -> Iterator[str]:
     """Warn about groups of one run, untested pairs, tests against leaders, and missing baselines.
 
@@ -348,7 +361,7 @@ def _warn_about_tests(
             f"{a} and {b} have predictions for different test images, though their dataset has the "
             "same digest: they are not tested against each other."
         )
-    tested = {(pair["a_index"], pair["b_index"]) for pair in pairs}
+    tested = {pair.indices for pair in pairs}
     if untested := set(ranked.planned_pairs) - tested - unequal_images:
         yield (
             f"{len(untested)} of {len(ranked.planned_pairs)} pairs could not be tested. A test "

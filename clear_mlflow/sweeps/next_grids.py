@@ -36,10 +36,10 @@ def build_next_grids(comparison: Comparison) -> dict[str, str]:
 def _build_more_seeds(comparison: Comparison) -> str | None:
     """Return the YAML of new seeds for undecided pairs, or None if none needs them."""
     needed: Counter[int] = Counter()
-    for pair in comparison.list_pairs():
-        if pair["more_seeds"] is not None:
-            for group_index in (pair["a_index"], pair["b_index"]):
-                needed[group_index] = max(needed[group_index], pair["more_seeds"])
+    for pair in comparison.pairs:
+        if pair.more_seeds is not None:
+            for group_index in pair.indices:
+                needed[group_index] = max(needed[group_index], pair.more_seeds)
     used_seeds = [run.seed for run in comparison.runs]
     used_seeds += [run.seed for group in comparison.groups for run in group.without_rows]
     # The same new seeds for all: with shared seeds, fewer show a difference.

@@ -189,7 +189,7 @@ def test_a_comparison_becomes_a_papers_table(store, experiment_id):
     assert (line["mean"], line["n"]) == (means[1], 3)
     (verdict,) = compared.verdicts().to_dict("records")
     for column in ("sentence", "p"):
-        assert verdict[column] == compared.comparison.pairs[column][0]
+        assert verdict[column] == getattr(compared.comparison.pairs[0], column)
     assert [line.get_label() for line in compared.plot(name).axes[0].lines] == ["na_ive", "replay"]
     with pytest.raises(ConfigError, match="which no run defines"):
         compared.to_latex(["renate/none"])

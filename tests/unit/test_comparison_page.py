@@ -88,9 +88,9 @@ def test_sentences_and_warnings_are_on_the_page():
     comparison, text = build_page(three_groups())
     page_text = " ".join("".join(Page(text).texts).split())
     assert len(comparison.pairs) == 3
-    details = [sentence for sentences in comparison.pairs["details"] for sentence in sentences]
+    details = [sentence for pair in comparison.pairs for sentence in pair.details]
     assert len(details) >= 3
-    for sentence in (*comparison.pairs["sentence"], *details, *comparison.warnings):
+    for sentence in (*(pair.sentence for pair in comparison.pairs), *details, *comparison.warnings):
         assert " ".join(sentence.split()) in page_text
     assert "adjusted by Holm's method" in page_text
 

@@ -48,7 +48,7 @@ def compare_levels(
 
 
 def verdicts(comparison: Comparison) -> list[Any]:
-    return list(comparison.pairs.itertuples())
+    return list(comparison.pairs)
 
 
 def values(comparison: Comparison, position: int) -> list[float]:
@@ -100,7 +100,9 @@ def test_an_interval_contains_zero_exactly_if_p_is_not_significant() -> None:
 def test_many_groups_are_tested_against_the_leader() -> None:
     """Adjusted for all pairs, since the leader was selected by results."""
     comparison = compare([r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
-    assert [(v.a_index, v.b_index) for v in verdicts(comparison)] == [(0, i) for i in range(1, 9)]
+    assert [(v.indices[0], v.indices[1]) for v in verdicts(comparison)] == [
+        (0, i) for i in range(1, 9)
+    ]
     plain = [v.unadjusted_p for v in verdicts(comparison) if v.p is not None]
     adjusted = holm([*plain, *[1.0] * (math.comb(9, 2) - 8)])[:8]
     assert [v.p for v in verdicts(comparison) if v.p is not None] == pytest.approx(adjusted)
@@ -112,7 +114,9 @@ def test_many_groups_are_tested_against_the_leader() -> None:
 def test_a_baseline_is_adjusted_only_for_its_own_pairs() -> None:
     compared = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
     comparison = compare(compared, baseline="m0")
-    assert [(v.a_index, v.b_index) for v in verdicts(comparison)] == [(i, 8) for i in range(8)]
+    assert [(v.indices[0], v.indices[1]) for v in verdicts(comparison)] == [
+        (i, 8) for i in range(8)
+    ]
     plain = [v.unadjusted_p for v in verdicts(comparison) if v.p is not None]
     assert [v.p for v in verdicts(comparison) if v.p is not None] == pytest.approx(holm(plain))
     assert all("adjusted for 8 comparisons" in verdict.sentence for verdict in verdicts(comparison))
@@ -247,7 +251,7 @@ def test_a_method_whose_seeds_all_diverged_is_shown() -> None:
 def test_a_method_without_randomness_is_one_result(name: str, copies: int) -> None:
     same = [compared_run(name, counts(150, 0), seed=seed) for seed in range(copies)]
     comparison = compare([*runs("replay", 90, range(3)), *same])
-    assert comparison.list_pairs() == []
+    assert comparison.pairs == ()
     group = next(group for group in comparison.groups if group.name == name)
     summary = group.metrics[SCORE]
     assert (summary.n, summary.std, summary.interval) == (1, None, None)
@@ -258,7 +262,7 @@ def test_a_method_without_randomness_is_one_result(name: str, copies: int) -> No
     assert (f"{copies}, identical" in print_text(comparison)) == (copies > 1)
     assert "±0.000" not in print_text(comparison)
     other = [compared_run("other", counts(140, 0), seed=seed) for seed in range(3)]
-    assert compare([*same, *other]).list_pairs() == []
+    assert compare([*same, *other]).pairs == ()
 
 
 def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
@@ -332,7 +336,9 @@ def test_the_recommended_number_of_seeds_is_sufficient() -> None:
     undecided = [v for v in verdicts(comparison) if v.outcome == "not shown"]
     assert len(undecided) > 1
     for verdict in undecided:
-        test = paired_t(values(comparison, verdict.a_index), values(comparison, verdict.b_index))
+        test = paired_t(
+            values(comparison, verdict.indices[0]), values(comparison, verdict.indices[1])
+        )
         assert test is not None
         assert verdict.more_seeds == seeds_needed(test, alpha=0.05 / 6)
     draws, times = np.random.default_rng(0), 400
@@ -409,7 +415,7 @@ def test_a_margin_is_adjusted_for_the_pairs_with_the_leader_that_are_not_tested(
     assert len(comparison.pairs) == 8
     for verdict in verdicts(comparison):
         assert verdict.p == pytest.approx(min(1, 36 * verdict.unadjusted_p))
-        a, b = values(comparison, verdict.a_index), values(comparison, verdict.b_index)
+        a, b = values(comparison, verdict.indices[0]), values(comparison, verdict.indices[1])
         test = paired_t(a, b)
         assert test is not None
         assert (verdict.low, verdict.high) == pytest.approx(tuple(test.interval(1 - 0.05 / 36)))

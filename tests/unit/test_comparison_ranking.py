@@ -90,7 +90,7 @@ def test_different_test_sets_are_never_in_one_group(other, message):
     comparison = compare(runs)
     assert [len(group.members) for group in comparison.groups] == [7, 7]
     assert len({group.name for group in comparison.groups}) == 2
-    assert comparison.list_pairs() == []
+    assert comparison.pairs == ()
     (warning,) = (text for text in comparison.warnings if "different conditions" in text)
     assert message in warning
 
@@ -114,7 +114,7 @@ def test_a_repeated_seed_with_different_numbers_is_reported():
 
 def test_one_run_only():
     comparison = compare(seeds_of("replay", 180, [0]))
-    assert comparison.list_pairs() == []
+    assert comparison.pairs == ()
     assert comparison.groups[0].metrics[SCORE].interval is None
     assert "one run each" in comparison.warnings[0]
     assert comparison.get_interval(0, SCORE) == (None, False)
@@ -149,14 +149,14 @@ def test_predictions_of_single_runs_are_paired_if_the_images_are_the_same():
     assert {run.name for run in ranked.list_runs_to_bootstrap()} == {"a seed 0", "b seed 0"}
     predictions = {f"{name}-0": predict(correct) for name, correct in CELLS.items()}
     comparison = compare_groups(ranked, predictions)
-    (verdict,) = comparison.list_pairs()
-    assert (verdict["unit"], verdict["outcome"]) == ("images", "different")
+    (verdict,) = comparison.pairs
+    assert (verdict.unit, verdict.outcome) == ("images", "different")
     a, b = (group.metrics[SCORE].mean for group in comparison.groups)
-    assert verdict["difference"] == pytest.approx(a - b)
+    assert verdict.difference == pytest.approx(a - b)
     # Images of another content, although the digest of the dataset is the same.
     predictions = {f"{n}-0": predict(c, classes=(n, "right")) for n, c in CELLS.items()}
     comparison = compare_groups(ranked, predictions)
-    assert comparison.list_pairs() == []
+    assert comparison.pairs == ()
     assert any("different test images" in warning for warning in comparison.warnings)
 
 
@@ -180,7 +180,7 @@ def test_metrics_of_tests_within_buckets_are_compared():
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "2") for seed in range(3)]
     comparison = compare(runs, rank_by=MINIMUM)
-    assert {*comparison.pairs["metric"]} == {MINIMUM}
+    assert {pair.metric for pair in comparison.pairs} == {MINIMUM}
     assert not any("test_every" in text for text in comparison.warnings)
     comparison = compare([*runs, *seeds_of("er_ace", 150, range(2))])
     assert [MINIMUM in group.metrics for group in comparison.groups] == [True, False, True]
@@ -195,8 +195,8 @@ def test_different_test_intervals_are_shown_but_not_tested():
     comparison = compare(runs)
     assert any("(test_every: '1', '2')" in text for text in comparison.warnings)
     assert all(MINIMUM in group.metrics for group in comparison.groups)
-    assert comparison.list_pairs()
-    assert compare(runs, rank_by=MINIMUM).list_pairs() == []
+    assert comparison.pairs
+    assert compare(runs, rank_by=MINIMUM).pairs == ()
 
 
 def test_the_copy_with_tests_within_buckets_counts():
@@ -272,7 +272,7 @@ def test_two_groups_have_two_names_in_every_output(first, second, by, digest):
     if len(comparison.groups) == 1:
         return
     for output, names in list_names_by_output(comparison).items():
-        expected = 2 * bool(comparison.list_pairs()) if output == "verdicts" else 2
+        expected = 2 * bool(comparison.pairs) if output == "verdicts" else 2
         assert len(names) == len({*names}) == expected, (output, names)
 
 

@@ -117,10 +117,10 @@ def test_a_verdict_states_the_cost_of_the_better_method():
         (1010, " seeds)."),  # 1 % of the higher cost
         (None, " seeds)."),
     ):
-        (verdict,) = compare_costs(naive, build_cost_runs("replay", 180, price)).list_pairs()
-        assert verdict["outcome"] == "different"
-        assert sentence in verdict["sentence"]
-        assert ("FLOPs" in verdict["sentence"]) == ("FLOPs" in sentence)
+        (verdict,) = compare_costs(naive, build_cost_runs("replay", 180, price)).pairs
+        assert verdict.outcome == "different"
+        assert sentence in verdict.sentence
+        assert ("FLOPs" in verdict.sentence) == ("FLOPs" in sentence)
 
 
 def test_runs_without_costs_are_reported_once():

@@ -310,7 +310,7 @@ def test_the_lowest_error_leads_and_is_called_better():
     comparison = compare(build_runs({"bad": 2.0, "good": 1.0}), ["strategy"])
     assert comparison.ranked_by == "renate/average_rmse"
     assert [*build_leaderboard_frame(comparison)["group"]] == ["good", "bad"]
-    (sentence,) = comparison.pairs["sentence"]
+    (sentence,) = (pair.sentence for pair in comparison.pairs)
     assert sentence.startswith(
         "good is significantly better than bad in renate/average_rmse (lower is better: good "
         "-2.677, 95 % CI -2.702 to -2.652, p < 0.0001, "
