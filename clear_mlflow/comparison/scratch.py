@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.comparison.groups import NOT_LOGGED, ComparedRun, format_run
+from clear_mlflow.comparison.wording import list_differences
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import DROP_PARTS, SCRATCH_METRICS, ScratchMatrix, compute_values
@@ -46,9 +47,9 @@ def add_scratch_metrics(
         )
     results, undefined = list[ComparedRun](), list[str]()
     for run in runs:
-        comparable = [other for other in oracles if other.conditions == run.conditions]
+        comparable = [other for other in oracles if other.record.dataset == run.record.dataset]
         if not comparable:
-            differences = ", ".join(oracles[0].conditions.list_differences(run.conditions))
+            differences = ", ".join(list_differences(oracles[0].record.dataset, run.record.dataset))
             raise ConfigError(
                 f"oracle is {safe_repr(oracle)}, but {format_run(run)} was tested under other "
                 f"conditions: {differences}; compare only runs with one test set"
@@ -88,4 +89,4 @@ def _measure(run: ComparedRun, oracles: Sequence[ComparedRun]) -> ScratchMatrix:
 
 def _orient(run: ComparedRun) -> NDArray[np.float64]:
     """Return the cells of a run, negated if lower is better."""
-    return run.grid if run.conditions.score.higher_is_better else -run.grid
+    return run.grid if run.record.matrix.score.higher_is_better else -run.grid

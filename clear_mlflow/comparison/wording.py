@@ -222,7 +222,7 @@ def write_warnings(
     if len(ranked.conditions) > 1:
         first, *others = ranked.conditions
         differences = dict.fromkeys(
-            text for item in others for text in _list_differences(first, item)
+            text for item in others for text in list_differences(first, item)
         )
         yield (
             f"The runs were tested under {len(ranked.conditions)} different conditions. They "
@@ -390,7 +390,7 @@ def format_mixed_params(group: Group) -> str:
     return truncate(", ".join(params), 200)
 
 
-def _list_differences(dataset: DatasetDescription, other: DatasetDescription) -> Iterator[str]:
+def list_differences(dataset: DatasetDescription, other: DatasetDescription) -> Iterator[str]:
     """Yield each difference of test conditions, such as ``split (test and validation)``."""
     if dataset.digest.startswith("sha256:") and replace(dataset, name=other.name) == other:
         yield f"the name of the dataset ({dataset.name} and {other.name}), not in its content"
