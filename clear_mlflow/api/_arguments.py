@@ -49,7 +49,8 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
         members = resolve_annotation(function, parameter.annotation)
         if not any(_has_type(arguments[name], member) for member in members):
             expected = " or ".join(map(_describe_type, members))
-            raise ConfigError(f"{name} is {safe_repr(arguments[name], 100)}; expected {expected}")
+            value = safe_repr(arguments[name], 100)
+            raise ConfigError(f"{name} is {value}; expected {expected}", parameter=name)
 
 
 def _has_type(value: Any, expected: Any) -> bool:

@@ -465,7 +465,9 @@ def _convert_margin(margin: float, score: Score) -> float:
     """
     maximum, unit = (100.0, "percentage points") if score.is_accuracy else (inf, "a number")
     if not 0 < margin <= maximum:
-        raise ConfigError(f"margin is {margin}; expected {unit} above 0, for example 1 or 0.5")
+        raise ConfigError(
+            f"margin is {margin}; expected {unit} above 0, for example 1 or 0.5", parameter="margin"
+        )
     return margin / 100 if score.is_accuracy else margin
 
 

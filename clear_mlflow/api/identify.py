@@ -183,7 +183,10 @@ def _set_counts(matrix: AccuracyMatrix, num_instances: str) -> AccuracyMatrix:
     """Return the matrix with other numbers of test images: "550,545", or "550"."""
     counts = num_instances.split(",")
     if not all(count.strip().isdecimal() for count in counts):
-        raise ConfigError(f"num_instances is {num_instances!r}; expected numbers such as 550,545")
+        raise ConfigError(
+            f"num_instances is {num_instances!r}; expected numbers such as 550,545",
+            parameter="num_instances",
+        )
     weights = [int(count) for count in counts] * (matrix.num_buckets if len(counts) == 1 else 1)
     return AccuracyMatrix(matrix.values, matrix.initial, weights, matrix.buckets, matrix.score)
 

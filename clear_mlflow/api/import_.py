@@ -357,7 +357,8 @@ def _read_reference(run: str, dataset: str) -> Record:
     if digest == UNKNOWN or dataset not in (AUTO, name):
         raise ConfigError(
             f"same_data_as names a run on dataset {safe_repr(name)} with the digest "
-            f"{safe_repr(digest)}; expected a run with a known digest, and leave dataset out"
+            f"{safe_repr(digest)}; expected a run with a known digest, and dataset=auto",
+            parameter="same_data_as",
         )
     return record
 
@@ -432,7 +433,8 @@ def _parse_counts(text: str) -> tuple[int, ...]:
     if not all(n.isascii() and n.isdecimal() and len(n) <= 16 for n in numbers):
         raise ConfigError(
             f"num_instances is {safe_repr(text)}; expected numbers of test images, for example "
-            "550, or 550,545"
+            "550, or 550,545",
+            parameter="num_instances",
         )
     return tuple(map(int, numbers))
 

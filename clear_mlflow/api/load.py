@@ -315,7 +315,8 @@ def choose_runs(
         raise ConfigError("no run was passed; pass runs, their ids, or an experiment's name")
     if filter is not None and (ids or bundled):
         raise ConfigError(
-            f"filter is {safe_repr(filter)} together with named runs; pass one of them"
+            f"filter is {safe_repr(filter)} together with named runs; pass one of them",
+            parameter="filter",
         )
     runs_by_name = select_runs(client, run_ids=ids, unscored_only=unscored_only) if ids else ()
     runs_of_experiments = [

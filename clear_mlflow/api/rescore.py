@@ -106,7 +106,9 @@ def evaluate_each(
     Raises ConfigError if jobs is below 1, or if rows are named in a dry run.
     """
     if jobs != "auto" and jobs < 1:
-        raise ConfigError(f"jobs is {jobs}; expected a whole number of at least 1, or auto")
+        raise ConfigError(
+            f"jobs is {jobs}; expected a whole number of at least 1, or auto", parameter="jobs"
+        )
     if rows and dry_run:
         raise ConfigError(
             "rows are named in a dry run, but rows must be written before they can be scored; "

@@ -125,7 +125,9 @@ def run_sweep(
     engine_options: the other arguments of :func:`build_engine`.
     """
     if retries < 0:
-        raise ConfigError(f"retries is {retries}; expected a whole number of at least 0")
+        raise ConfigError(
+            f"retries is {retries}; expected a whole number of at least 0", parameter="retries"
+        )
     checked_grid = read_checked_grid(grid, engine_options["engine"])
     engine = build_engine(checked_grid, **engine_options)
     set_up_mlflow()

@@ -71,7 +71,8 @@ def train(*, offline: bool | str | Path = False, **options: Unpack[TrainOptions]
     if config.seeds != NONE:
         raise ConfigError(
             f"seeds is {config.seeds}, which trains an ensemble with one matrix per seed; "
-            "call train_ensemble, or pass seed=N"
+            "call train_ensemble, or pass seed=N",
+            parameter="seeds",
         )
     (run,) = _train_and_load(config, requested, offline).values()
     return run
@@ -101,7 +102,10 @@ def train_ensemble(
     """
     requested, config = _resolve_options(train_ensemble, options)
     if config.seeds == NONE:
-        raise ConfigError("seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train")
+        raise ConfigError(
+            "seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train",
+            parameter="seeds",
+        )
     return _train_and_load(config, requested, offline)
 
 

@@ -125,7 +125,7 @@ def command(
                     _merge_argument(values, parameters[key])
                 function(**values)
             except ClearError as error:
-                error.args = (spell_options(str(error), params),)
+                error.args = (spell_error(error, params),)
                 raise
 
         return Command(
@@ -214,7 +214,8 @@ def _merge_argument(values: dict[str, Any], parameter: inspect.Parameter) -> Non
     elif option is None:
         values[name] = argument
     else:
-        raise ConfigError(f"{name} is {argument} and {option}; pass only one of them")
+        message = f"{name} is {argument} and {option}; pass only one of them"
+        raise ConfigError(message, parameter=name)
 
 
 def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) -> dict[str, Any]:
@@ -275,7 +276,8 @@ class _Value(click.ParamType[Any]):
             return self._parse(value)
         except ValueError:
             name = param.opts[0] if param else self.name
-            raise ConfigError(f"{name} is {safe_repr(value)}; expected {self._expected}") from None
+            message = f"{name} is {safe_repr(value)}; expected {self._expected}"
+            raise ConfigError(message, parameter=param.name if param else None) from None
 
 
 def _split_names(text: str) -> tuple[str, ...]:
@@ -300,40 +302,41 @@ _PARSERS: Mapping[Any, tuple[Callable[[str], Any], str, str]] = {
 }
 
 
-# name=value; a name without value only if it contains an underscore or is the message's subject.
-_ASSIGNMENT = re.compile(r"""(?<![\w./'"-])([a-z_]+)=(?:"([^"]*)"|([^\s;,)"]*[^\s;,.)":]))""")
-_NAME = re.compile(
-    r"""(?<![\w./'"-])([a-z]+(?:_[a-z]+)+)(?![\w/'"=(-]|\.\w)"""
-    r"|(?:^|(?<= and )|(?<=[:;] ))([a-z]+)(?= is )|(?<=leave )([a-z]+)(?= out\b)"
-)
+def spell_error(error: ClearError, params: Sequence[click.Parameter]) -> str:
+    """Return an error's message with its parameter as an option, if the command was called with it.
+
+    params: parameters of the command; an error about NAME may be about its option rows_NAME.
+    """
+    message, name = spell_options(str(error), params), error.parameter
+    context = click.get_current_context()
+    for key, option in _list_options(params).items():
+        is_passed = context.get_parameter_source(key) is ParameterSource.COMMANDLINE
+        if is_passed and key in (name, f"rows_{name}"):
+            message = message.replace(f"leave {name} out", f"leave {option} out")
+            if message.startswith((f"{name} is ", f"{name} names ")):
+                message = option + message.removeprefix(str(name))
+    return message
 
 
-def _is_passed(context: click.Context, name: str) -> bool:
-    """Return True if the command was called with a parameter."""
-    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+def spell_options(message: str, params: Sequence[click.Parameter]) -> str:
+    """Write each assignment in a message, such as a piece of advice, as an option of the command.
 
-
-def spell_options(text: str, params: Sequence[click.Parameter]) -> str:
-    """Replace parameter names in a message by command-line options, as a user types them.
-
-    params: parameters of the command; other names in the message stay as they are. A name also
-    stands for the parameter rows_NAME. In "NAME is ..." and "NAME: ..." it is the field of a file
-    unless the running command was called with that option.
+    params: parameters of the command; others stay as they are. NAME may be its option rows_NAME.
 
     >>> params = [build_option("scale"), build_option("lr_step")]
-    >>> spell_options('lr_step is 7; pass scale="percent"', params)
-    'lr_step is 7; pass --scale percent'
+    >>> spell_options('lr_step is 7; pass scale="percent", or lr=2', params)
+    'lr_step is 7; pass --scale percent, or lr=2'
     """
-    context = click.get_current_context(silent=True)
-    options = {param.name: param.opts[0] for param in params if isinstance(param, click.Option)}
+    options = _list_options(params)
+    words = []
+    for word in message.split(" "):
+        name, sign, value = word.lstrip("(").partition("=")
+        if sign and (option := options.get(name) or options.get(f"rows_{name}")):
+            brackets = word.removesuffix(f"{name}={value}")
+            word = f"{brackets}{option} {value.replace(chr(34), '')}".removesuffix(" True")
+        words.append(word)
+    return " ".join(words)
 
-    def spell(match: re.Match[str]) -> str:
-        name, *values = filter(None, match.groups())
-        key = name if name in options else f"rows_{name}"
-        option = options.get(key)
-        is_subject = text.startswith((" is ", ":"), match.end())
-        if is_subject and not (context and _is_passed(context, key)):
-            option = None
-        return " ".join((option, *values)).removesuffix(" True") if option else match[0]
 
-    return _NAME.sub(spell, _ASSIGNMENT.sub(spell, text))
+def _list_options(params: Sequence[click.Parameter]) -> dict[str, str]:
+    return {str(param.name): param.opts[0] for param in params if isinstance(param, click.Option)}

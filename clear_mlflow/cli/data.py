@@ -92,7 +92,8 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
         if not is_custom_stream(name) or (folder is None and needs_folder(name)):
             raise ConfigError(
                 f"dataset is {name}; expected DIR and a custom stream, for example folder, or "
-                "no dataset for CLEAR's layouts"
+                "no dataset for CLEAR's layouts",
+                parameter="dataset",
             )
         with _show_steps() as report:
             findings = check_stream(
@@ -174,12 +175,14 @@ def features(
         split: split as for train. With protocol iid, a number keeps a released test set unchanged.
     """
     if name == NONE:
-        raise ConfigError("name is 'none'; for train, that means no features: pass another name")
+        raise ConfigError(
+            "name is 'none'; for train, that means no features: pass another name", parameter="name"
+        )
     name = backbone.replace(":", "-") if name == AUTO else name
     try:
         parse_feature_name(name)
     except ValueError as error:
-        raise ConfigError(f"name is {safe_repr(name)}; {error}") from None
+        raise ConfigError(f"name is {safe_repr(name)}; {error}", parameter="name") from None
     from clear_mlflow.data.splits import check_split
 
     check_split(protocol, split)

@@ -84,7 +84,7 @@ def build_console() -> Console:
 def print_error(message: str) -> None:
     """Print "error: " and a message in one line to standard error.
 
-    Names of parameters of the running command are printed as options: data_root as --data-root.
+    Advice is printed with options of the running command: data_root=DIR as --data-root DIR.
     """
     context = click.get_current_context(silent=True)
     message = spell_options(message, context.command.params if context else ())

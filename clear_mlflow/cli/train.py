@@ -111,13 +111,15 @@ def train(
         if resume and config:
             raise ConfigError(
                 f"config is {config} and resume is {resume}; a resumed run keeps its parameters: "
-                "leave config out"
+                "leave config out",
+                parameter="config",
             )
         if resume and dist_env.size > 1:
             raise ConfigError(
                 f"resume is {resume} and this is one of {dist_env.size} processes, of which only "
                 "one knows the run's parameters; pass the same parameters as before, and set "
-                "MLFLOW_RUN_ID to the run's id instead"
+                "MLFLOW_RUN_ID to the run's id instead",
+                parameter="resume",
             )
         passed = _select_passed(parameters)
         requested = _read_parameters(config, parameters)
@@ -182,7 +184,10 @@ def train_distributed(
     from clear_mlflow.process.ranks import launch, resolve_num_processes
 
     if processes != "auto" and processes < 1:
-        raise ConfigError(f"processes is {processes}; expected a whole number of at least 1")
+        raise ConfigError(
+            f"processes is {processes}; expected a whole number of at least 1",
+            parameter="processes",
+        )
     passed = _select_passed(parameters)
     train_config = TrainConfig.resolve(_read_parameters(config, parameters), passed=passed)
     # The started processes read experiment and tags from the environment, and the name here.
@@ -241,16 +246,20 @@ def apply_run_options(
         if text and existing_run_id:
             raise ConfigError(
                 f"{name} is {text!r}, but run {existing_run_id} exists already and keeps its "
-                "experiment, name and tags; leave the option out"
+                "experiment, name and tags; leave the option out",
+                parameter=name,
             )
     tags = {}
     for text in tag:
         key, sign, value = text.partition("=")
         if not key.strip() or not sign:
-            raise ConfigError(f"tag is {text!r}; expected KEY=TEXT, for example paper=draft")
+            raise ConfigError(
+                f"tag is {text!r}; expected KEY=TEXT, for example paper=draft", parameter="tag"
+            )
         if key.startswith(("mlflow.", "clear_mlflow.")):
             raise ConfigError(
-                f"tag is {text!r}; names that begin with mlflow. or clear_mlflow. are reserved"
+                f"tag is {text!r}; names that begin with mlflow. or clear_mlflow. are reserved",
+                parameter="tag",
             )
         tags[key.strip()] = value
     # MLflow's own variables: every run that is opened from here on follows them.

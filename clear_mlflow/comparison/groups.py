@@ -199,7 +199,8 @@ def group_runs(
         if name not in valid_labels:
             raise ConfigError(
                 f"group_by names {safe_repr(name)}, which no run has as a parameter or a tag; "
-                f"there are {', '.join(sorted(valid_labels)[:20])}"
+                f"there are {', '.join(sorted(valid_labels)[:20])}",
+                parameter="group_by",
             )
     notes: list[str] = []
     unique = [*{run.run_id: run for run in reversed(runs)}.values()][::-1]

@@ -63,13 +63,15 @@ def rank_groups(
     if rank_by is not None and rank_by not in defined:
         raise ConfigError(
             f"rank_by is {safe_repr(rank_by)}, which no run defines; "
-            f"there are {', '.join(names) or 'none'}"
+            f"there are {', '.join(names) or 'none'}",
+            parameter="rank_by",
         )
     directions = {metric.name: metric.higher_is_better for metric in definitions}
     if rank_by is not None and directions.get(rank_by, True) is None:
         raise ConfigError(
             f"rank_by is {rank_by}, a function that does not declare which values are better; "
-            "set the attribute lower_is_better of the function"
+            "set the attribute lower_is_better of the function",
+            parameter="rank_by",
         )
     has_new_classes = any(run.params.get("scenario", "domain") != "domain" for run in runs)
     priorities = {
@@ -144,7 +146,8 @@ def _plan_pairs(
     if baseline is not None and not baselines:
         names = ", ".join(safe_repr(group.name, 80) for group in groups[:20])
         raise ConfigError(
-            f"baseline is {safe_repr(baseline)}, which no group is; there are {names}"
+            f"baseline is {safe_repr(baseline)}, which no group is; there are {names}",
+            parameter="baseline",
         )
     return pairs, num_untested, baselines, leaders
 
@@ -162,7 +165,8 @@ def _find_baseline(
         names = ", ".join(safe_repr(groups[i].name, 80) for i in matching[:20])
         raise ConfigError(
             f"baseline is {safe_repr(baseline)}, which {len(matching)} groups on "
-            f"{truncate_name(conditions.name)} are; name one of {names}"
+            f"{truncate_name(conditions.name)} are; name one of {names}",
+            parameter="baseline",
         )
     return matching[0] if matching else None
 
@@ -199,7 +203,9 @@ def select_equal_cost(
     metric, is_time = f"cost/{cost}", cost == "seconds"
     with_cost = sorted((r for r in runs if metric in r.summary), key=lambda r: r.summary[metric])
     if not with_cost:
-        raise ConfigError(f"at_equal is {cost}, and no run has logged its {metric}")
+        raise ConfigError(
+            f"at_equal is {cost}, and no run has logged its {metric}", parameter="at_equal"
+        )
 
     def format_cost(run: ComparedRun) -> str:
         return f"{run.summary[metric]:.3g}" + (f" on {_format_devices(run)}" if is_time else "")
@@ -244,7 +250,8 @@ def select_equal_cost(
             )
         raise ConfigError(
             f"at_equal is {cost}, and no two methods are within 1 % of each other{on_device} "
-            f"({others}); {advice}"
+            f"({others}); {advice}",
+            parameter="at_equal",
         )
     notes = []
     if num_without := len(runs) - len(with_cost):

@@ -43,7 +43,8 @@ def add_scratch_metrics(
     if not oracles:
         raise ConfigError(
             f"oracle is {safe_repr(oracle)}, which no run has as its strategy or another label; "
-            "choose runs that were trained with strategy=from_scratch as well"
+            "choose runs that were trained with strategy=from_scratch as well",
+            parameter="oracle",
         )
     results, undefined = list[ComparedRun](), list[str]()
     for run in runs:
@@ -52,7 +53,8 @@ def add_scratch_metrics(
             differences = ", ".join(list_differences(oracles[0].record.dataset, run.record.dataset))
             raise ConfigError(
                 f"oracle is {safe_repr(oracle)}, but {format_run(run)} was tested under other "
-                f"conditions: {differences}; compare only runs with one test set"
+                f"conditions: {differences}; compare only runs with one test set",
+                parameter="oracle",
             )
         _check_shared(run, comparable[0], oracle)
         scratch = _measure(run, comparable)
@@ -72,7 +74,8 @@ def _check_shared(run: ComparedRun, oracle_run: ComparedRun, oracle: str) -> Non
             raise ConfigError(
                 f"oracle is {safe_repr(oracle)}, which was trained with {name}={values[0]}, and "
                 f"{format_run(run)} with {name}={values[1]}; train it with the same model and "
-                "budget, or leave the run out"
+                "budget, or leave the run out",
+                parameter="oracle",
             )
 
 

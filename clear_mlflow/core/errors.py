@@ -14,10 +14,15 @@ class ClearError(Exception):
     """Base of all errors that a user can cause and fix. The command line exits with code 2.
 
     Messages end on terminals, in tags and in artifacts, so credentials in addresses are masked.
+
+    Attributes:
+        parameter: name of the parameter whose value is the reason, or None. The message begins with
+            it: "jobs is 0; ...". The command line writes it as an option if it was passed.
     """
 
-    def __init__(self, message: str = "") -> None:
+    def __init__(self, message: str = "", *, parameter: str | None = None) -> None:
         super().__init__(mask_credentials(message))
+        self.parameter = parameter
 
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook displays: one line as on a terminal, without a traceback."""

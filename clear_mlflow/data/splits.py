@@ -85,16 +85,21 @@ def _hold_out_test(index: ImageIndex, number: int) -> tuple[ImageTable, tuple[st
 def check_split(protocol: str, split: str) -> None:
     """Raise ConfigError if a protocol or a split does not exist, or they contradict each other."""
     if protocol not in (IID, STREAMING):
-        raise ConfigError(f"protocol is {safe_repr(protocol)}; expected {IID} or {STREAMING}")
+        raise ConfigError(
+            f"protocol is {safe_repr(protocol)}; expected {IID} or {STREAMING}",
+            parameter="protocol",
+        )
     if not _SPLIT.fullmatch(split):
         raise ConfigError(
             f"split is {safe_repr(split)}; expected {AUTO}, an integer of up to 18 digits, "
-            f"{VALIDATION}, or {VALIDATION}:N for the validation split of split N"
+            f"{VALIDATION}, or {VALIDATION}:N for the validation split of split N",
+            parameter="split",
         )
     if split != AUTO and protocol == STREAMING:
         raise ConfigError(
             f"split is {split}, but under {STREAMING} a bucket is tested on its training images "
-            f"and nothing is held out; pass protocol={IID}, or leave split at {AUTO}"
+            f"and nothing is held out; pass protocol={IID}, or leave split at {AUTO}",
+            parameter="split",
         )
 
 

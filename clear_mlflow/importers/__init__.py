@@ -86,7 +86,8 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
     """
     if format_name != "auto" and format_name not in FORMATS:
         raise ConfigError(
-            f"format is {safe_repr(format_name)}; expected auto or {', '.join(FORMATS)}"
+            f"format is {safe_repr(format_name)}; expected auto or {', '.join(FORMATS)}",
+            parameter="format",
         )
     file_format = detect_format(file) if format_name == "auto" else FORMATS[format_name]
     name = safe_repr(file.name, 120)

@@ -76,7 +76,8 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
         if file_format.marks_initial or initial is not None:
             raise ConfigError(
                 f"initial is 'first-row', but the format {file_format.name} itself marks which row "
-                "is the untrained model's; leave initial out"
+                "is the untrained model's; leave initial out",
+                parameter="initial",
             )
         initial, rows = (rows[0], rows[1:]) if rows else (None, rows)
     cells = _build_array(initial, rows)
@@ -104,7 +105,8 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
     if buckets and stated != [*buckets] and sorted(stated) == sorted(buckets):
         raise ConfigError(
             f"buckets is {safe_repr(','.join(stated))}, but the file has the order "
-            f"{safe_repr(','.join(buckets))}; pass columns=... to read columns in another order"
+            f"{safe_repr(','.join(buckets))}; pass columns=... to read columns in another order",
+            parameter="buckets",
         )
     buckets = stated or buckets or None
     matrix = AccuracyMatrix(values, cells[0], counts, buckets, score)
@@ -114,7 +116,8 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
     ):
         raise ConfigError(
             f"same_data_as names a run on the buckets {safe_repr(other.buckets)} with "
-            f"{safe_repr(other.num_instances)} test images, but other ones arrived"
+            f"{safe_repr(other.num_instances)} test images, but other ones arrived",
+            parameter="same_data_as",
         )
     if matrix.num_rows == 0 and matrix.initial is None:
         raise RecordError(f"contains no measured {score.name}")
@@ -158,7 +161,8 @@ def _detect_orientation(
     if is_marked and stated not in ("auto", "rows" if file_format.is_log else ""):
         raise ConfigError(
             f"orientation is {stated!r}, but the format {file_format.name} itself marks the rows; "
-            "leave orientation out"
+            "leave orientation out",
+            parameter="orientation",
         )
     if not is_marked and stated != "auto":
         return stated, ""
@@ -240,13 +244,15 @@ def _choose_score(file_format: Format, parsed: ParsedRun, options: ReadOptions) 
         if not file_format.is_general or score != ACCURACY:
             raise ConfigError(
                 f"score is {options.score.name!r}, but the file (format {file_format.name}) "
-                f"contains {score.name}, {score.better} is better; leave score out"
+                f"contains {score.name}, {score.better} is better; leave score out",
+                parameter="score",
             )
         score = options.score
     if not score.is_accuracy and options.scale != "auto":
         raise ConfigError(
             f"scale is {options.scale!r}, which applies only to accuracies, but the score is "
-            f"{score.name}; leave scale out"
+            f"{score.name}; leave scale out",
+            parameter="scale",
         )
     return score
 
@@ -257,7 +263,8 @@ def _convert_to_fractions(cells: _Cells, file_format: Format, options: ReadOptio
     if options.scale not in ("auto", scale):
         raise ConfigError(
             f"scale is {options.scale!r}, but the format {file_format.name} contains accuracies "
-            f"as {file_format.scale}; leave scale out"
+            f"as {file_format.scale}; leave scale out",
+            parameter="scale",
         )
     unit, limit = ("percentage", 100) if scale == "percent" else ("fraction", 1)
     smallest, largest = np.nanmin(cells, initial=0), np.nanmax(cells, initial=0)

@@ -55,7 +55,9 @@ class RowPattern:
         elif any(part.count("*") > 3 for part in self.parts):
             expected = "at most 3 stars in a name"
         if expected:
-            raise ConfigError(f"rows is {safe_repr(pattern)}; expected {expected}")
+            raise ConfigError(
+                f"rows is {safe_repr(pattern)}; expected {expected}", parameter="rows"
+            )
 
     def matches_part(self, depth: int, name: str) -> bool:
         """Return True if the name of a folder or file matches the pattern's part at *depth*.

@@ -321,7 +321,8 @@ def _choose_columns(names: Sequence[str] | None, width: int, options: ReadOption
     if missing := [name for name in options.columns if name not in all_names]:
         raise ConfigError(
             f"columns is {safe_repr(','.join(options.columns))}, but the file lacks the column "
-            f"{safe_repr(missing[0])}; choose from {safe_repr(','.join(all_names))}"
+            f"{safe_repr(missing[0])}; choose from {safe_repr(','.join(all_names))}",
+            parameter="columns",
         )
     if options.columns or all_names == options.bucket_names:
         return [all_names.index(name) for name in options.columns or all_names]

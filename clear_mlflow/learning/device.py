@@ -60,7 +60,8 @@ def resolve_device(requested: str) -> str:
     if requested == "cuda" and not is_available:
         raise ConfigError(
             "device is cuda, but torch finds no usable CUDA device here; pass device=auto or "
-            "device=cpu, or check the driver and CUDA_VISIBLE_DEVICES"
+            "device=cpu, or check the driver and CUDA_VISIBLE_DEVICES",
+            parameter="device",
         )
     return requested
 
@@ -73,13 +74,15 @@ def resolve_precision(requested: str, device: str) -> str:
     """
     if requested == "tf32" and (device == "cpu" or torch.cuda.get_device_capability() < _AMPERE):
         raise ConfigError(
-            "precision is tf32, which only GPUs since Ampere support; pass precision=off"
+            "precision is tf32, which only GPUs since Ampere support; pass precision=off",
+            parameter="precision",
         )
     if device == "cuda":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         if requested == "bf16" and not has_bf16:
             raise ConfigError(
-                "precision is bf16, which this GPU does not support; pass precision=fp16 or off"
+                "precision is bf16, which this GPU does not support; pass precision=fp16 or off",
+                parameter="precision",
             )
     else:
         # Without AMX, training in bf16 was slower than in float32, even with AVX512-BF16.

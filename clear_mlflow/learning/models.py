@@ -194,7 +194,8 @@ def check_weights(name: str, weights: str, *, image_size: int, num_classes: int 
         if name.startswith(("vit_", "maxvit_")) and image_size != size:
             raise ConfigError(
                 f"weights is {DEFAULT_WEIGHTS} and image_size is {image_size}, but the weights of "
-                f"{name} are for {size} pixels; pass image_size={size}, or weights=none"
+                f"{name} are for {size} pixels; pass image_size={size}, or weights=none",
+                parameter="weights",
             )
     elif weights != NONE and not (num_classes is None and is_custom_function(name)):
         model = _build_to_check(name, num_classes=num_classes or 3, image_size=image_size)

@@ -180,7 +180,8 @@ def process_group(
         if len(set(precisions)) > 1:
             raise ConfigError(
                 f"precision is {', '.join(precisions)} in processes 0 to {dist_env.size - 1}, "
-                "whose devices differ; pass precision=off, which all of them support"
+                "whose devices differ; pass precision=off, which all of them support",
+                parameter="precision",
             )
         options: dict[str, Any] = {"store": store, "timeout": WAIT}
         options |= {"rank": dist_env.rank, "world_size": dist_env.size}

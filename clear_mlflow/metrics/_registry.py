@@ -97,7 +97,8 @@ def split_families(family_names: str) -> tuple[str, ...]:
     if unknown := [name for name in families if name not in FAMILIES]:
         raise ConfigError(
             f"metrics is {safe_repr(family_names)}, but the family {safe_repr(unknown[0])} does "
-            f"not exist; expected some of {', '.join(FAMILIES)}, separated by commas"
+            f"not exist; expected some of {', '.join(FAMILIES)}, separated by commas",
+            parameter="metrics",
         )
     return families
 
@@ -137,7 +138,8 @@ def adapt_metrics(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]
         if metric.name in by_name and not score.is_accuracy:
             raise ConfigError(
                 f"score is {safe_repr(score.name)}, which would make two metrics {metric.name!r}; "
-                "rename the score"
+                "rename the score",
+                parameter="score",
             )
         by_name[metric.name] = metric
     return tuple(by_name.values())

@@ -48,7 +48,9 @@ def read_checked_grid(grid: Mapping[str, Any] | str | Path | None, engine: str) 
     ConfigError if *grid* is None, a run is invalid, or two runs would train the same.
     """
     if grid is None:
-        raise ConfigError("grid is none; pass a YAML file, for example examples/sweep.yaml")
+        raise ConfigError(
+            "grid is none; pass a YAML file, for example examples/sweep.yaml", parameter="grid"
+        )
     checked_grid = read_grid(grid if isinstance(grid, Mapping) else Path(grid))
     for run in checked_grid.runs:
         try:
@@ -80,11 +82,14 @@ def build_engine(
     start: starts a training process on this machine.
     """
     if isinstance(jobs, int) and jobs < 1:
-        raise ConfigError(f"jobs is {jobs}; expected a whole number of at least 1, or auto")
+        raise ConfigError(
+            f"jobs is {jobs}; expected a whole number of at least 1, or auto", parameter="jobs"
+        )
     for name, amount in (("cpus", cpus), ("gpus", gpus)):
         # Ray shares a core or GPU among runs; several must be an integer.
         if not isinstance(amount, str) and (amount < 0 or (amount > 1 and amount % 1)):
-            raise ConfigError(f"{name} is {amount}; expected a number, for example 1, 2 or 0.5")
+            message = f"{name} is {amount}; expected a number, for example 1, 2 or 0.5"
+            raise ConfigError(message, parameter=name)
     if engine == "ray":
         needs_no_gpu = all(run.config.device == "cpu" for run in grid.runs)
         return RayEngine(
@@ -100,7 +105,8 @@ def build_engine(
     ]:
         raise ConfigError(
             f"engine is {engine}, but {' and '.join(unused)} applies only to Ray; pass engine=ray, "
-            "or leave it out"
+            "or leave it out",
+            parameter="engine",
         )
     return LocalEngine(1 if jobs == AUTO else int(jobs), start)
 

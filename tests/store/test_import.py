@@ -154,7 +154,7 @@ OF_RUN = ["--same-data-as", "RUN", "--orientation", "rows"]
         (None, ["--scale", "percent"], "; --scale percent seems wrong"),
         (None, ["--format", "mammoth"], "expected the text of a Python dictionary"),
         (None, ["nowhere.csv", "--future", "tested"], "error: nowhere.csv is not a file"),
-        (SQUARE_OF_TWO, [*OF_RUN, "--dataset", "other"], "leave --dataset out"),
+        (SQUARE_OF_TWO, [*OF_RUN, "--dataset", "other"], "--dataset auto"),
         (SQUARE_OF_TWO, [*OF_RUN, "--buckets", "a,b"], "but other ones arrived"),
         (SQUARE_OF_TWO, [*OF_RUN, "--num-instances", "4"], "but other ones arrived"),
         ("0.5,0.25,0.5\n0.5,0.75,0.5\n", OF_RUN, "got 2 bucket keys for 3 columns"),

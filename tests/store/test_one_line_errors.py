@@ -66,6 +66,31 @@ def test_messages_spell_options_as_they_are_typed(store, tmp_path, monkeypatch, 
     assert part in invoke(*arguments).output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["import", "m.json", "--num-instances", "5"], "json): num_instances: expected"),
+        (["identify", "m.json", "1", "--num-instances", "5"], "json): num_instances: expected"),
+        (["import", "n.json", "--num-instances", "5"], "json): num_instances[0]: expected"),
+        (["import", "m.json", "--num-instances", "x"], "error: --num-instances is 'x'; expected"),
+        (["train", "--config", "c.json", "--memory", "9"], "error: lr is 'fast'; expected"),
+        (["sweep", "g.yaml", "--jobs", "0"], "error: --jobs is 0; expected"),
+        (["sweep", "g.yaml", "--jobs", "2"], "error: the sweep g.yaml: runs is 'jobs'; expected"),
+        (["sweep", "g.yaml", "--engine", "ray", "--cpus", "1.5"], "error: --cpus is 1.5; expected"),
+    ],
+)
+def test_a_field_of_a_file_is_not_spelled_as_an_option(
+    store, tmp_path, monkeypatch, arguments, part
+):
+    """Not even if an option of that name is passed: an error names its parameter."""
+    monkeypatch.chdir(tmp_path)
+    Path("m.json").write_text('{"matrix": [[0.8, 0.6], [0.7, 0.9]], "num_instances": "x"}')
+    Path("n.json").write_text('{"matrix": [[0.8, 0.6], [0.7, 0.9]], "num_instances": ["x", 3]}')
+    Path("c.json").write_text('{"lr": "fast"}')
+    Path("g.yaml").write_text("{grid: {seed: [0]}}" if arguments[-1] != "2" else "{runs: jobs}")
+    assert part in invoke(*arguments).output
+
+
 def test_messages_of_functions_spell_arguments_as_in_python():
     with pytest.raises(RecordError, match='pass scale="percent"'):
         read_runs(ResultFile("x.csv", b"75,50\n70,90\n", ReadOptions(orientation="rows")))

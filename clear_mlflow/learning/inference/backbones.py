@@ -184,7 +184,8 @@ def _load_timm(name: str, weights: str) -> Backbone:
     if weights != DEFAULT_WEIGHTS:
         raise ConfigError(
             f"weights is {weights}, but timm backbones use their own weights: pass --weights "
-            f"{DEFAULT_WEIGHTS}, or {RANDOM_WEIGHTS} to try things out"
+            f"{DEFAULT_WEIGHTS}, or {RANDOM_WEIGHTS} to try things out",
+            parameter="weights",
         )
     path = _download_timm_weights(config, full_name)
     overlay = {"state_dict": read_weights(path, full_name), "custom_load": False}

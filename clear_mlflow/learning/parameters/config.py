@@ -565,7 +565,8 @@ def parse_parameter(name: str, text: str) -> Any:
             raise ValueError(f"expected one of {', '.join(option.choices)}")
         return option.parse(text)
     except ValueError as error:
-        raise ConfigError(f"{name} is {safe_repr(text, 200)}; {error}") from None
+        message = f"{name} is {safe_repr(text, 200)}; {error}"
+        raise ConfigError(message, parameter=name) from None
 
 
 def _format_value(value: Any) -> str:

@@ -27,6 +27,7 @@ from clear_mlflow.learning.parameters.values import OFF, is_mlp
 class Conflict(NamedTuple):
     """Parameters that do not fit together."""
 
+    parameter: str
     condition: Callable[[Any], bool]  # of an object whose attributes are the parameters
     sentence: str  # a format string: what was passed, why it cannot work, what to pass
 
@@ -34,6 +35,7 @@ class Conflict(NamedTuple):
 def _conflict_with_features(name: str, default: str) -> Conflict:
     """Return the rule that ``features`` excludes *name*. default: value to recommend."""
     return Conflict(
+        name,
         lambda c: c.features != NONE and getattr(c, name) not in (NONE, "stop"),
         f"{name} is {{{name}}} and features is {{features}}; stored features are used as they "
         f"are: leave {name} at {default}",
@@ -43,6 +45,7 @@ def _conflict_with_features(name: str, default: str) -> Conflict:
 def _conflict_about_steps(first: str, second: str) -> Conflict:
     """Return the rule that *first* excludes *second*, which needs the number of steps."""
     return Conflict(
+        first,
         lambda c: OFF not in (getattr(c, first), getattr(c, second)),
         f"{first} is {{{first}}} and {second} is {{{second}}}; the number of steps in a bucket is "
         f"not known before it is trained: leave {second} at off",
@@ -52,28 +55,34 @@ def _conflict_about_steps(first: str, second: str) -> Conflict:
 # The conditions below need only the parameters. c.passed: names of those passed for this run.
 CONFLICTS = (
     Conflict(
+        "dataset",
         lambda c: c.data_root == AUTO and needs_folder(c.dataset),
         "dataset {dataset} needs its folder; pass data_root=DIR",
     ),
     Conflict(
+        "data_root",
         lambda c: c.data_root != AUTO and c.dataset in EMBEDDED,
         "data_root is {data_root}, but dataset {dataset} is embedded and reads no folder; leave "
         "data_root out, or pass the dataset in that folder",
     ),
     Conflict(
+        "scenario",
         lambda c: c.scenario != DOMAIN and c.protocol == "streaming",
         "scenario is {scenario}, whose buckets are tested on held-out images; pass protocol=iid",
     ),
     Conflict(
+        "protocol",
         lambda c: c.protocol == "streaming" and c.split != AUTO,
         "protocol is streaming and split is {split}, but with streaming a bucket's test set is its "
         "training data; leave split at auto, or pass protocol=iid",
     ),
     Conflict(
+        "dataset",
         lambda c: c.dataset in VECTOR_DATASETS and c.features != VECTORS,
         "dataset {dataset} consists of vectors and features is {features}; pass features=vectors",
     ),
     Conflict(
+        "features",
         lambda c: (
             c.features == VECTORS
             and c.dataset not in VECTOR_DATASETS
@@ -83,6 +92,7 @@ CONFLICTS = (
         "example features=pixels",
     ),
     Conflict(
+        "model",
         lambda c: (c.features == NONE) == (c.model == LINEAR or is_mlp(c.model)),
         "model is {model} and features is {features}; stored features are for the models linear "
         "and mlp:WIDTH, images for all others: pass model=linear with features=NAME, or leave both "
@@ -93,12 +103,14 @@ CONFLICTS = (
     _conflict_with_features("augment", AUTO),
     _conflict_with_features("damaged", "stop"),
     Conflict(
+        "weights",
         lambda c: (
             c.weights == DEFAULT_WEIGHTS and (c.model == SMALL_CNN or is_custom_function(c.model))
         ),
         "weights is DEFAULT, but {model} is not published with weights; pass weights=none",
     ),
     Conflict(
+        "strategy",
         lambda c: (
             c.strategy in WITHOUT_STEPS
             and (is_mlp(c.model) or c.dataset_args.get("standardise") == "past")
@@ -107,6 +119,7 @@ CONFLICTS = (
         "model=linear, and standardise=first or none",
     ),
     Conflict(
+        "memory",
         lambda c: "memory" in c.passed and c.strategy in WITHOUT_BUFFER,
         "memory is {memory}, but strategy {strategy} does not use it; leave memory out",
     ),
@@ -114,6 +127,7 @@ CONFLICTS = (
     _conflict_about_steps("stream_rate", "test_every"),
     _conflict_about_steps("stream_rate", "budget"),
     Conflict(
+        "stream_rate",
         lambda c: c.stream_rate != OFF and c.dataset_args.get("standardise") == "past",
         "stream_rate is {stream_rate} and standardise is past, which also uses images that are "
         "missed: pass standardise=first or none",
@@ -124,36 +138,43 @@ CONFLICTS = (
 # c.num_epochs: epochs that the strategy takes in a bucket. c.num_processes: of the training.
 STRATEGY_CONFLICTS = (
     Conflict(
+        "strategy",
         lambda c: c.num_processes > 1 and not c.strategy_class.supports_distributed,
         "strategy {strategy} trains in one process and this is one of {num_processes}; pass a "
         "built-in strategy, or a class that sets supports_distributed = True",
     ),
     Conflict(
+        "memory",
         lambda c: c.strategy_class.needs_memory and c.memory == 0,
         "memory is 0, but strategy {strategy} keeps images in a buffer; pass memory=N images, or a "
         "fraction, for example memory=0.1",
     ),
     Conflict(
+        "strategy",
         lambda c: c.strategy_class.needs_features and c.features == NONE,
         "strategy {strategy} learns from stored features and features is none; pass features=NAME, "
         "for example features=pixels, which every dataset has",
     ),
     Conflict(
+        "warmup_epochs",
         lambda c: c.warmup_epochs >= c.num_epochs,
         "warmup_epochs is {warmup_epochs} and a bucket takes {num_epochs} epochs, but a warm-up "
         "must end before the training does: pass fewer warmup_epochs",
     ),
     Conflict(
+        "test_every",
         lambda c: c.test_every != OFF and not c.strategy_class.steps_in_every_bucket,
         "test_every is {test_every}, but strategy {strategy} does not take optimiser steps in "
         "every bucket: leave test_every at off",
     ),
     Conflict(
+        "test_every",
         lambda c: c.test_every.isdecimal() and int(c.test_every) >= c.num_epochs,
         "test_every is {test_every} and a bucket takes no more epochs than that; each bucket is "
         "tested at its end in any case: pass steps, for example test_every=10steps",
     ),
     Conflict(
+        "budget",
         lambda c: (
             c.budget != OFF
             and not (c.strategy_class.steps_in_every_bucket or c.strategy in WITHOUT_STEPS)
@@ -162,6 +183,7 @@ STRATEGY_CONFLICTS = (
         "at off",
     ),
     Conflict(
+        "stream_rate",
         lambda c: (
             c.stream_rate != OFF
             and not (c.strategy_class.steps_in_every_bucket and c.strategy_class.supports_realtime)
@@ -170,6 +192,7 @@ STRATEGY_CONFLICTS = (
         "its images pass: leave stream_rate at off",
     ),
     Conflict(
+        "stream_rate",
         lambda c: c.stream_rate != OFF and c.num_epochs > 1,
         "stream_rate is {stream_rate} and a bucket takes {num_epochs} epochs; a stream that does "
         "not wait passes once: pass epochs=1",
@@ -185,4 +208,5 @@ def check_conflicts(conflicts: Iterable[Conflict], **values: Any) -> None:
     context = SimpleNamespace(**values)
     for conflict in conflicts:
         if conflict.condition(context):
-            raise ConfigError(conflict.sentence.format_map(values))
+            sentence = conflict.sentence.format_map(values)
+            raise ConfigError(sentence, parameter=conflict.parameter)

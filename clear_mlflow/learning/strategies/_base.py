@@ -364,7 +364,8 @@ def build_buffer(
         if capacity < 1:
             raise ConfigError(
                 f"memory_budget is {config.memory_budget:,} bytes, and an image in the memory of "
-                f"strategy {config.strategy} takes {image_bytes:,}; pass more, or memory_budget=0"
+                f"strategy {config.strategy} takes {image_bytes:,}; pass more, or memory_budget=0",
+                parameter="memory_budget",
             )
     else:
         memory = config.memory
@@ -372,7 +373,8 @@ def build_buffer(
         capacity = memory if isinstance(memory, int) else int(Decimal(str(memory)) * total)
         if capacity == 0:
             raise ConfigError(
-                f"memory is {memory}, which is less than one of {total} training images; pass more"
+                f"memory is {memory}, which is less than one of {total} training images; pass more",
+                parameter="memory",
             )
     return (buffer_class or load_buffer(arguments.buffer))(
         capacity=capacity, num_classes=stream.num_classes, seed=config.seed, alpha=arguments.alpha

@@ -145,7 +145,8 @@ class Budget(Limiter):
             raise ConfigError(
                 f"budget is {self._text}, which is {budget:,} {unit} in bucket {key}; "
                 f"{self._carried:,} are carried over and {self._reserved:,} follow its steps, so "
-                "nothing remains for them; pass more, or budget=off"
+                "nothing remains for them; pass more, or budget=off",
+                parameter="budget",
             )
 
     def begin_steps(
@@ -352,5 +353,6 @@ def check_memory(config: TrainConfig, num_bytes: int | None) -> None:
     if config.memory_budget and (num_bytes or 0) > config.memory_budget:
         raise ConfigError(
             f"memory_budget is {config.memory_budget:,} bytes, and strategy {config.strategy} "
-            f"keeps {num_bytes:,}; pass more, or memory=N images and memory_budget=0"
+            f"keeps {num_bytes:,}; pass more, or memory=N images and memory_budget=0",
+            parameter="memory_budget",
         )

@@ -203,13 +203,15 @@ class WithinBucketTests:
         if bucket_index == 0 and self._num_tests == 0:
             raise ConfigError(
                 f"test_every is {self._test_every}, and bucket {self._keys[0]} takes "
-                f"{self._num_steps} steps, after which it is tested in any case: test more often"
+                f"{self._num_steps} steps, after which it is tested in any case: test more often",
+                parameter="test_every",
             )
         if self._num_tests * len(self._keys) > _MOST_TESTS:
             raise ConfigError(
                 f"test_every is {self._test_every}, which is {self._num_tests:,} tests inside "
                 f"bucket {self._keys[bucket_index]}; a run of {len(self._keys)} buckets stores "
-                f"at most {_MOST_TESTS:,} in all: test less often"
+                f"at most {_MOST_TESTS:,} in all: test less often",
+                parameter="test_every",
             )
 
     def step_done(self) -> None:
