@@ -121,7 +121,9 @@ def test_two_test_sets_have_separate_colours():
         matrix = run.record.matrix
         matrix = AccuracyMatrix(matrix.values, matrix.initial, score=Score("gain"))
         summary = summarize(matrix, "iid")
-        values.append(replace(run, record=replace(run.record, matrix=matrix), summary=summary))
+        dataset = replace(run.record.dataset, score=matrix.score)
+        record = replace(run.record, matrix=matrix, dataset=dataset)
+        values.append(replace(run, record=record, summary=summary))
     for chosen, is_separate in ((values, True), (values[:2], False), (runs, False)):
         text = build_page(chosen)[1]
         assert ("Each test set has its own colour scale." in text) is is_separate
