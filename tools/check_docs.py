@@ -76,7 +76,7 @@ def _parse_command(words: list[str]) -> None:
     """Parse a command line with the program's own options."""
     if words[:2] == ["mlflow", "run"]:
         entry = words[words.index("-e") + 1] if "-e" in words else "main"
-        command_name = _read_entry_points()[entry]["command"].split()[-1]
+        command_name = _read_entry_points()[entry]["command"].split()[3]
         options = command_line.commands[command_name].params
         valid_names = {name[2:].replace("-", "_") for option in options for name in option.opts}
         passed = [words[i + 1].split("=")[0] for i, word in enumerate(words) if word == "-P"]

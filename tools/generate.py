@@ -20,17 +20,29 @@ from pages import update_page, update_python_page
 from program_output import update_outputs
 
 from clear_mlflow.cli import main as command_line
+from clear_mlflow.cli.train import PROJECT_PARAMETERS
 from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
 from clear_mlflow.learning.parameters.recipes import AUTO
 
 ROOT = Path(__file__).parent.parent
-# import opens a run for each file, so mlflow run's would be empty; sync sends files to existing
-# runs; data works on local folders; the others store nothing.
-NO_ENTRY_POINTS = {"data", "export", "identify", "import", "open", "show", "sync"}
+# The command of each entry point, and the parameters that it declares. The other commands have
+# none: import opens a run for each file, so mlflow run's would be empty; sync sends files to
+# existing runs; data works on local folders; the others store nothing.
+ENTRY_POINTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "main": ("train", PROJECT_PARAMETERS),
+    "train_distributed": ("train-distributed", PROJECT_PARAMETERS),
+    "resume": ("train", ("resume",)),
+    "repeat": ("train", ("config",)),
+    "sweep": ("sweep", ("grid",)),
+    "evaluate": ("evaluate", ("runs",)),
+    "compare": ("compare", ("runs",)),
+}
+REQUIRED = {"resume", "config", "grid"}
 
-_MLPROJECT = """# Written by `python tools/generate.py` from the commands. Every option of
-# a command is a parameter, with underscores: -P batch_size=64.
-# docs/reference.md lists them.
+_MLPROJECT = """# Written by `python tools/generate.py` from the commands. Every option of a
+# command is a parameter, also if it is not declared here: -P epochs=12,
+# -P batch_size=64 (docs/parameters.md, docs/reference.md). Declared are those
+# whose defaults are in force whatever else is passed, since MLflow logs them.
 name: clear_mlflow
 
 conda_env: conda.yaml
@@ -65,14 +77,23 @@ class TrainOptions(TypedDict, total=False):
 
 def write_mlproject(head: str) -> str:
     """Return an MLproject with an entry point for each command that tracks."""
-    # No parameters are declared: MLflow passes the user's options on as --name value and logs them.
-    # Of declared ones it would log every default, whether it is used or not.
-    names = [name for name in command_line.commands if name not in NO_ENTRY_POINTS]
     return head + "".join(
-        f"  {'main' if name == 'train' else name.replace('-', '_')}:\n"
-        f"    command: python -m clear_mlflow {name}\n"
-        for name in names
+        f"  {entry_point}:\n"
+        + "    parameters:\n"
+        + "".join(f"      {_declare(command, name)}\n" for name in declared)
+        + f"    command: python -m clear_mlflow {command}"
+        + "".join(f" --{name.replace('_', '-')} {{{name}}}" for name in declared)
+        + "\n"
+        for entry_point, (command, declared) in ENTRY_POINTS.items()
     )
+
+
+def _declare(command: str, name: str) -> str:
+    """Return the declaration of a parameter: its default, or only its type if it is required."""
+    default = next(o.default for o in command_line.commands[command].params if o.name == name)
+    if name in REQUIRED:
+        return f"{name}: string"
+    return f"{name}: {{default: {'none' if default is None else default}}}"
 
 
 def write_options() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +28,9 @@ from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.process.ranks import run_rank
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.process.training_process import TrainingProcess
+
+# What MLproject declares. MLflow logs their defaults, which are in force whatever else is passed.
+PROJECT_PARAMETERS = ("dataset", "data_root", "strategy", "seed")
 
 _HEADINGS = {"Run": "config experiment run_name tag offline resume if_held processes"}
 for _name, _option in PARAMETERS.items():
@@ -122,6 +125,8 @@ def train(
                 parameter="resume",
             )
         passed = _select_passed(parameters)
+        if resume:
+            _check_entry_point(passed)
         requested = _read_parameters(config, parameters)
         train_config = TrainConfig.resolve(requested, passed=() if resume else passed)
         if not dist_env.keeps_record:
@@ -210,8 +215,18 @@ def _read_parameters(config_file: Path | None, parameters: dict[str, str]) -> di
     """
     if config_file is None:
         return parameters
-    from_file = read_config_file(config_file)
-    return {**list_parameter_defaults(), **from_file, **_select_passed(parameters)}
+    passed = _select_passed(parameters)
+    _check_entry_point(passed)
+    return {**list_parameter_defaults(), **read_config_file(config_file), **passed}
+
+
+def _check_entry_point(passed: Collection[str]) -> None:
+    """Raise ConfigError if mlflow run passed the defaults of a new run to another one."""
+    if {*PROJECT_PARAMETERS}.issubset(passed):
+        raise ConfigError(
+            "the entry point main of mlflow run sets the data, method and seed of a new run; pass "
+            "-e resume to resume a run, or -e repeat to repeat one"
+        )
 
 
 def _select_passed(parameters: dict[str, str]) -> dict[str, str]:

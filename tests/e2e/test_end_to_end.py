@@ -51,6 +51,39 @@ def clear_mlflow(*arguments, experiment="test", **options):
 
 
 @pytest.mark.slow
+def test_mlflow_run_logs_of_the_declared_parameters_what_is_in_force(
+    project, store, experiment_id, tmp_path
+):
+    """Also if other parameters are passed, or if a run is repeated from its configuration."""
+    declared = ("dataset", "data_root", "strategy", "seed")
+    extra = {"features": "pixels", "epochs": 1, "seed": 3}
+    finish_well(mlflow_run(project, parameters=extra))
+    first = only_run(store, experiment_id)
+    config = Path(store.download_artifacts(first.info.run_id, "config.json", str(tmp_path)))
+    in_force = json.loads(config.read_text())
+    assert {name: first.data.params[name] for name in declared} == {
+        "dataset": "digits",
+        "data_root": "auto",
+        "strategy": "naive",
+        "seed": "3",
+    }
+    for name, text in first.data.params.items():
+        name = name.removeprefix("used/")
+        assert "/" in name or name == "arithmetic" or in_force[name] == text
+
+    finish_well(mlflow_run(project, "-e", "repeat", parameters={"config": config}))
+    again = only_run(store, experiment_id, f"attributes.run_id != '{first.info.run_id}'")
+    assert {name: again.data.params[name] for name in declared} == {
+        name: first.data.params[name] for name in declared
+    }
+    assert select_scores(again)["clear/accuracy"] == select_scores(first)["clear/accuracy"]
+
+    code, output = finish(mlflow_run(project, parameters={"config": config}))
+    assert code != 0
+    assert "-e repeat to repeat one" in output
+
+
+@pytest.mark.slow
 def test_mlflow_run_and_evaluate(project, store, experiment_id):
     """The README's run on the embedded dataset, then its rows alone re-scored in a new run."""
     finish_well(mlflow_run(project))

@@ -131,7 +131,7 @@ def test_two_concurrent_resumes(project, interrupted):
 def test_mlflow_run_resumes_another_run(project, interrupted):
     """The run that mlflow run opens is tagged, closed, and skipped by evaluate."""
     client, run_id = interrupted
-    command = f"mlflow run '{project}' --env-manager local -P resume={run_id}"
+    command = f"mlflow run '{project}' --env-manager local -e resume -P resume={run_id}"
     run_shell(f"{command} --experiment-name test", timeout=LONG)
     resumed = client.get_run(run_id)
     assert resumed.info.status == "FINISHED"

@@ -140,7 +140,9 @@ def test_no_parameter_of_mlflow_run_is_a_command(project, tmp_path, entry_point)
         printed = subprocess.run(
             shell, cwd=tmp_path, capture_output=True, check=True, timeout=60
         ).stdout
-        words = printed.decode().split("\0")[:-1]
-        assert words[2::2] == [value] * len(parameters), value
-        assert words[1::2] == [f"--{name}" for name in parameters]
+        _, *words = printed.decode().split("\0")[:-1]
+        passed = dict(zip(words[::2], words[1::2], strict=True))
+        assert passed["--dataset"] == passed["--strategy_args"] == value
+        declared = {f"--{name.replace('_', '-')}" for name in point.parameters}
+        assert passed.keys() == declared | {"--dataset", "--strategy_args"}
     assert list(tmp_path.iterdir()) == []
