@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clear_mlflow.api._arguments import check_arguments
 from clear_mlflow.core.errors import ConfigError, RecordError
@@ -27,6 +30,7 @@ from clear_mlflow.importers import (
 from clear_mlflow.metrics import ALL_METRICS, MATRIX, Metric, adapt_metrics, compute_values
 
 _GRADES = ("rounded", "cut off", WITHIN_CELLS)  # best first
+_PLUS_MINUS = re.compile(r"\s*(?:\+/?-|±|\$?\\pm\$?)\s*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +45,12 @@ class Match:
         scale: unit of the number: ``fraction``, ``percent``, or ``score`` for another score.
         rounding: ``rounded`` to the decimals of the number, ``cut off`` after them, or ``within
             cells``: equal only within the rounding of the matrix.
-        value: value before rounding, in the unit of the number.
-        matrix: name of the matrix, if a file contains several.
+        value: value before rounding, in the unit of the number; the mean of several matrices.
+        matrix: name of the matrix, if a file contains several, or ``mean of 3``.
+        is_negated: True if the value has the other sign than the definition's.
+        deviation: deviation of the value over several matrices, or None without one.
+        statistic: how it is computed, for example ``standard error``; kinds that fit alike
+            are separated by commas.
     """
 
     names: tuple[str, ...]
@@ -53,12 +61,22 @@ class Match:
     rounding: str
     value: float
     matrix: str
+    is_negated: bool = False
+    deviation: float | None = None
+    statistic: str = ""
 
     @property
     def reading(self) -> str:
         """How matrix and number are read, in a few words."""
         orientation = "transposed" if self.orientation == "columns" else ""
-        return ", ".join(filter(None, (self.matrix, orientation, self.scale, self.rounding)))
+        parts = self.matrix, self.statistic, orientation, self.scale, self.rounding
+        return ", ".join(filter(None, parts))
+
+    @property
+    def number(self) -> str:
+        """The value, and the deviation if there is one."""
+        deviation = "" if self.deviation is None else f" +- {self.deviation:.4g}"
+        return f"{self.value:.6g}{deviation}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +86,8 @@ class Identification:
     Attributes:
         number: number as it was passed.
         matches: definitions that produce it, or an empty tuple.
+        nearest: without matches, a definition that produces the number with the other sign, or
+            else the nearest one at the last step.
         num_definitions: number of definitions that were tried.
         expected_by_chance: number of matches, rounded or cut off, to expect if the number has
             nothing to do with the matrix, but is equally likely anywhere near it: within 5 % of the
@@ -79,6 +99,7 @@ class Identification:
 
     number: str
     matches: tuple[Match, ...]
+    nearest: Match | None
     num_definitions: int
     expected_by_chance: float
     expected_within_cells: float
@@ -93,6 +114,9 @@ class Identification:
         count = f"none of {self.num_definitions} definitions within rounding"
         if num_exact := len(self.matches) - num_within:
             count = f"matches: {num_exact}"
+        if self.nearest is not None:
+            sign = " with the other sign" if self.nearest.is_negated else ""
+            count += f" (the nearest is {self.nearest.names[0]}{sign}: {self.nearest.number})"
         line = f"{self.number}: {count}; by chance: about {self.expected_by_chance:.2g}"
         if not self.cell_error:
             return line
@@ -102,8 +126,12 @@ class Identification:
         )
 
 
+# A definition's value, its error from rounded cells, and its value in each matrix.
+_Candidate: TypeAlias = tuple[Match, float, tuple[float, ...]]
+
+
 def identify(
-    matrix: AccuracyMatrix | Path | str,
+    matrix: Sequence[AccuracyMatrix | Path | str] | AccuracyMatrix | Path | str,
     values: Sequence[str | float],
     *,
     format: str = "auto",  # noqa: A002
@@ -120,8 +148,10 @@ def identify(
 
     Args:
         matrix: file of results in any format that import reads, id of a run, or path of a bundle;
-            in Python, an AccuracyMatrix as well.
-        values: published numbers with all their digits; in Python, text keeps a final zero.
+            in Python, an AccuracyMatrix as well. Several are the seeds of one method, and the mean
+            over them is tried.
+        values: published numbers with all their digits; in Python, text keeps a final zero. Of
+            several seeds also with a deviation, such as "66.91 +- 1.20".
         format: format of a file. auto: detected from the file.
         scale: unit of the accuracies in a file. auto: as the file defines it.
         future: meaning of zeros above the diagonal in a file: tested with accuracy 0, or not
@@ -142,29 +172,28 @@ def identify(
         TrackingError: the run does not exist, or the store cannot be reached.
     """
     check_arguments(identify, dict(locals()))
-    if matrix == "":
-        raise ConfigError("matrix is ''; expected a file of results, the id of a run, or a bundle")
-    path = Path("" if isinstance(matrix, AccuracyMatrix) else matrix)
-    if isinstance(matrix, AccuracyMatrix):
-        matrices = {"": matrix}
-    elif path.is_dir() or ".tar.xz" in str(path) or not (path.suffix or path.exists()):
-        from clear_mlflow.api.load import load
-
-        matrices = {"": load(matrix).record.masked_matrix}
-    else:
-        options = ReadOptions(scale=scale, future=future, orientation=orientation)
-        try:
-            runs = read_runs(load_file(path, options), format)
-        except OrientationError:  # both orientations are tried in any case
-            runs = read_runs(load_file(path, replace(options, orientation="rows")), format)
-        matrices = {run.label: run.matrix for run in runs}
+    sources = [matrix] if isinstance(matrix, (AccuracyMatrix, Path, str)) else matrix
+    numbers = [(text, _parse_number(text)) for text in map(str, values)]
+    if not numbers or not sources:
+        name, expected = ("matrix", "a file") if numbers else ("values", "numbers such as 6.145")
+        raise ConfigError(f"{name} is empty; expected {expected}")
+    options = ReadOptions(scale=scale, future=future, orientation=orientation)
+    matrices = [pair for source in sources for pair in _read_matrices(source, options, format)]
     if num_instances is not None:
-        matrices = {name: _set_counts(m, num_instances) for name, m in matrices.items()}
-    candidates = [pair for name, m in matrices.items() for pair in _iter_candidates(name, m)]
-    if not candidates:
-        raise RecordError("the matrix lacks rows after training, and so its metrics are undefined")
-    cell_error = max(map(_find_cell_error, matrices.values()))
-    results = [_identify_number(number, candidates, cell_error) for number in values]
+        matrices = [(name, _set_counts(read, num_instances)) for name, read in matrices]
+    cell_error = max(_find_cell_error(read) for _, read in matrices)
+    single = [candidate for pair in matrices for candidate in _iter_candidates(*pair)]
+    means = _average_candidates(single, len(matrices))
+    results = []
+    for text, number in numbers:
+        candidates = means if len(sources) > 1 or len(number) > 1 else single
+        if single and not candidates and len(matrices) == 1:
+            raise ConfigError(
+                f"values contains {safe_repr(text)}, a mean over seeds; pass a matrix for each seed"
+            )
+        if not candidates:
+            raise RecordError("the matrices share no row after training; no metric is defined")
+        results.append(_identify_number(text, number, candidates, cell_error))
     num_explained: Counter[tuple[str, str, str]] = Counter()
     for result in results:
         exact = [match for match in result.matches if match.rounding != WITHIN_CELLS]
@@ -177,6 +206,37 @@ def identify(
         return -num_explained[reading], grade == 2, is_transposed, grade, -match.step
 
     return [replace(r, matches=tuple(sorted(r.matches, key=get_rank))) for r in results]
+
+
+def is_number(text: str) -> bool:
+    """Return True if a text is a number that :func:`identify` accepts, with a deviation or not."""
+    try:
+        return bool(_parse_number(text))
+    except ConfigError:
+        return False
+
+
+def _read_matrices(
+    source: AccuracyMatrix | Path | str, options: ReadOptions, file_format: str
+) -> list[tuple[str, AccuracyMatrix]]:
+    """Load the matrices of a file, a run or a bundle, with their names if a file has several."""
+    if isinstance(source, AccuracyMatrix):
+        return [("", source)]
+    if not isinstance(source, (Path, str)) or source == "":
+        raise ConfigError(
+            f"matrix is {safe_repr(source, 100)}; expected a file of results, the id of a run, or "
+            "a bundle"
+        )
+    path = Path(source)
+    if path.is_dir() or ".tar.xz" in str(path) or not (path.suffix or path.exists()):
+        from clear_mlflow.api.load import load
+
+        return [("", load(source).record.masked_matrix)]
+    try:
+        runs = read_runs(load_file(path, options), file_format)
+    except OrientationError:  # both orientations are tried in any case
+        runs = read_runs(load_file(path, replace(options, orientation="rows")), file_format)
+    return [(run.label, run.matrix) for run in runs]
 
 
 def _set_counts(matrix: AccuracyMatrix, num_instances: str) -> AccuracyMatrix:
@@ -208,8 +268,8 @@ def _find_cell_error(matrix: AccuracyMatrix) -> float:
     return 0.0 if is_count.all() and error * matrix.num_instances.max() < 1 else error
 
 
-def _iter_candidates(name: str, matrix: AccuracyMatrix) -> Iterator[tuple[Match, float]]:
-    """Yield the value of each definition at each step as a Match, and its error from rounding.
+def _iter_candidates(name: str, matrix: AccuracyMatrix) -> Iterator[_Candidate]:
+    """Yield the value of each definition at each step.
 
     Metrics with the same function are one definition. A square matrix is transposed as well.
     """
@@ -236,49 +296,143 @@ def _iter_candidates(name: str, matrix: AccuracyMatrix) -> Iterator[tuple[Match,
                     value=value,
                     matrix=name,
                 )
-                yield match, cell_error * definitions[first][0].sensitivity
+                yield match, cell_error * definitions[first][0].sensitivity, (value,)
+
+
+def _average_candidates(candidates: Sequence[_Candidate], num_matrices: int) -> list[_Candidate]:
+    """Return the means over matrices of the definitions that all of them have."""
+    groups: dict[Any, list[_Candidate]] = {}
+    for match, error, values in candidates:
+        key = match.names, match.step, match.orientation, match.scale
+        groups.setdefault(key, []).append((match, error, values))
+    means = []
+    for group in groups.values():
+        values = tuple(value for _, _, single in group for value in single)
+        if len(values) == num_matrices > 1:
+            mean, name = sum(values) / len(values), f"mean of {len(values)}"
+            match = replace(group[0][0], value=mean, matrix=name)
+            means.append((match, max(error for _, error, _ in group), values))
+    return means
 
 
 def _identify_number(
-    number: str | float, candidates: Sequence[tuple[Match, float]], cell_error: float
+    text: str,
+    parts: Sequence[tuple[float, float]],
+    candidates: Sequence[_Candidate],
+    cell_error: float,
 ) -> Identification:
     """Find the values that round to a number, or in percent do.
 
-    candidates: values as fractions, with their errors. cell_error: the largest of the cells.
+    parts: the number and the unit of its last digit, and the same of its deviation if it has one.
+    candidates: values as fractions. cell_error: the largest of the cells.
     """
-    target, unit = _parse_number(number)
+    (target, unit), *deviations = parts
     is_accuracy = candidates[0][0].scale == "fraction"
+    factors = _compute_deviation_factors(len(candidates[0][2]))
     matches: list[Match] = []
-    expected, expected_within = 0.0, 0.0
+    misses: list[Match] = []
+    expected = np.zeros(2)
     for scale, factor in (("fraction", 1), ("percent", 100)) if is_accuracy else (("score", 1),):
-        values = factor * np.array([candidate.value for candidate, _ in candidates])
-        errors = factor * np.array([error for _, error in candidates])
-        for (candidate, _), value, error in zip(candidates, values, errors, strict=True):
-            if rounding := match_number(value, target, unit, cell_error=error):
-                match = replace(candidate, scale=scale, rounding=rounding, value=float(value))
-                matches.append(match)
+        errors = factor * np.array([error for _, error, _ in candidates])
+        values = factor * np.array([candidate.value for candidate, _, _ in candidates])
         window = max(float(np.ptp(values)) / 20, unit, unit / 2 + errors.max())
-        near = errors[np.abs(values - target) <= window]
-        expected += len(near) * 1.5 * unit / (2 * window)  # rounded or cut off: 1.5 units wide
-        wider = near + np.maximum(near - unit / 2, 0)  # below and above these 1.5 units
-        expected_within += float(wider.sum()) / (2 * window)
+        for (candidate, _, seeds), value, error in zip(candidates, values, errors, strict=True):
+            match, chances = replace(candidate, scale=scale, value=float(value)), np.ones(2)
+            roundings = [match_number(value, target, unit, cell_error=error)]
+            for deviation in deviations:
+                fields, chances = _match_deviation(
+                    *deviation, factor * np.std(seeds), error, factors
+                )
+                roundings.append(fields.pop("rounding"))
+                match = replace(match, **fields)
+            if all(roundings):
+                matches.append(replace(match, rounding=max(roundings, key=_GRADES.index)))
+            elif all(roundings[1:]) and match_number(-value, target, unit, cell_error=error):
+                misses.append(replace(match, value=-match.value, is_negated=True))
+            else:
+                misses.append(match)
+            if abs(value - target) <= window:
+                expected += chances * _compute_widths(unit, error) / (2 * window)
+
+    def get_distance(match: Match) -> tuple[bool, float, float]:
+        return not match.is_negated, -match.step, abs(match.value - target)
+
+    rows = [match for match in misses if match.orientation == "rows"]
     return Identification(
-        number=str(number),
+        number=text,
         matches=tuple(matches),
-        num_definitions=len({candidate.names for candidate, _ in candidates}),
-        expected_by_chance=expected,
-        expected_within_cells=expected_within,
+        nearest=None if matches else min(rows, key=get_distance),
+        num_definitions=len({candidate.names for candidate, _, _ in candidates}),
+        expected_by_chance=float(expected[0]),
+        expected_within_cells=float(expected[1] - expected[0]),
         cell_error=cell_error * (100 if is_accuracy and abs(target) > 1 else 1),
     )
 
 
-def _parse_number(number: str | float) -> tuple[float, float]:
-    """Return a number and the unit of its last digit. Raises ConfigError if it is not finite."""
-    try:
-        decimal = Decimal(str(number))
-    except InvalidOperation:
-        decimal = Decimal("nan")
-    exponent = decimal.as_tuple().exponent
-    if not isinstance(exponent, int) or abs(exponent) > 100:
-        raise ConfigError(f"values contains {safe_repr(number)}; expected numbers such as 6.145")
-    return float(decimal), 10.0**exponent
+def _compute_widths(unit: float, error: float) -> NDArray[np.float64]:
+    """Return the lengths of the intervals of numbers that a value matches: exactly, and at all."""
+    exact = 1.5 * unit  # rounded or cut off
+    return np.array([exact, exact + error + max(error - unit / 2, 0)])
+
+
+def _compute_deviation_factors(num_values: int) -> dict[str, float]:
+    """Return kind of deviation over seeds to its ratio to the standard deviation of n values."""
+    if num_values < 2:
+        return {}
+    from scipy.special import stdtrit  # the command line must load without it
+
+    error = 1 / math.sqrt(num_values - 1)
+    return {
+        "standard deviation (n - 1)": error * math.sqrt(num_values),
+        "standard deviation (n)": 1.0,
+        "standard error": error,
+        "half of a 95 % interval (t)": error * float(stdtrit(num_values - 1, 0.975)),
+        "half of a 95 % interval (normal)": error * 1.96,
+    }
+
+
+def _match_deviation(
+    printed: float, unit: float, computed: float, error: float, factors: Mapping[str, float]
+) -> tuple[dict[str, Any], NDArray[np.float64]]:
+    """Compare the deviation of values over seeds with a printed one.
+
+    Returns rounding ("" if no kind fits), deviation and statistic of a Match, and the chances
+    that an unrelated deviation, equally likely up to twice the printed one, fits exactly or at all.
+    """
+    values = {statistic: factor * computed for statistic, factor in factors.items()}
+    fits = {
+        statistic: match_number(value, printed, unit, cell_error=factors[statistic] * error)
+        for statistic, value in values.items()
+    }
+    rounding = min(filter(None, fits.values()), key=_GRADES.index, default="")
+    names = (
+        [statistic for statistic in fits if fits[statistic] == rounding]
+        if rounding
+        else [*fits][:1]
+    )
+    largest = max(2 * printed, unit)
+    widths = [_compute_widths(unit, factors[k] * error) for k in values if values[k] <= largest]
+    fields = {
+        "rounding": rounding,
+        "deviation": values[names[0]],
+        "statistic": ", ".join(names),
+    }
+    return fields, np.minimum(sum(widths, np.zeros(2)) / largest, 1)
+
+
+def _parse_number(text: str) -> list[tuple[float, float]]:
+    """Return a number with the unit of its last digit, and the same for a deviation after +-.
+
+    Raises ConfigError if one is not finite, or the deviation is negative.
+    """
+    parts: list[tuple[float, float]] = []
+    for part in _PLUS_MINUS.split(text, maxsplit=1):
+        try:
+            decimal = Decimal(part)
+        except InvalidOperation:
+            decimal = Decimal("nan")
+        exponent = decimal.as_tuple().exponent
+        if not isinstance(exponent, int) or abs(exponent) > 100 or (parts and decimal < 0):
+            raise ConfigError(f"values contains {safe_repr(text)}; expected numbers such as 6.145")
+        parts.append((float(decimal), 10.0**exponent))
+    return parts

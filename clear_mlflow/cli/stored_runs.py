@@ -17,6 +17,7 @@ from typing import Any, Literal
 import click
 
 from clear_mlflow.api.identify import identify as identify_values
+from clear_mlflow.api.identify import is_number
 from clear_mlflow.api.verbs import compare as compare_runs
 from clear_mlflow.api.verbs import export as export_runs
 from clear_mlflow.cli import output
@@ -63,17 +64,22 @@ def compare(**options: Any) -> None:
 
 @command(
     identify_values,
-    arguments={"matrix": "FILE|RUN|BUNDLE", "values": "VALUE..."},
+    arguments={"matrix": "FILE|RUN|BUNDLE", "values": "[FILE|RUN|BUNDLE]... VALUE..."},
     headings={"How a file is read": "format scale future orientation"},
     options=[output.JSON_OPTION],
     examples=(
         "clear-mlflow identify RUN_ID 91.04 0.0312",
         "clear-mlflow identify matrix.csv 6.145 --scale percent --future not-tested",
+        'clear-mlflow identify seed0.csv seed1.csv seed2.csv "66.91 +- 1.20" --scale percent',
     ),
 )
 def identify(**options: Any) -> None:
     """Print a table for each number, and the formulas in it."""
-    results = identify_values(**options)
+    words = options.pop("values") or ()
+    is_matrix = [not is_number(word) and word[:1] != "-" for word in words]
+    num_matrices = [*is_matrix, False].index(False)
+    options["matrix"] = [options["matrix"], *words[:num_matrices]]
+    results = identify_values(values=words[num_matrices:], **options)
     if output.wants_json():
         output.print_json({"numbers": [result.to_dict() for result in results]})
         return
@@ -84,7 +90,7 @@ def identify(**options: Any) -> None:
         for match in result.matches[:_MAX_MATCHES]:
             names = ", ".join(match.names)
             formulas[names] = match.formula
-            lines.append((names, str(match.step), match.reading, f"{match.value:.6g}"))
+            lines.append((names, str(match.step), match.reading, match.number))
         if lines:
             output.print_table(("definition", "step", "read as", "value"), lines)
         if result.matches[_MAX_MATCHES:]:

@@ -1,6 +1,7 @@
 """``clear-mlflow identify`` and ``evaluate --metrics published`` on a stored run and a bundle."""
 
 import json
+from pathlib import Path
 
 import pytest
 from commands import invoke
@@ -48,9 +49,30 @@ def test_a_file_of_unproven_orientation_is_read_both_ways(tmp_path):
         assert "renate/average_accuracy" in {name for m in result.matches for name in m.names}
 
 
+def test_a_mean_over_the_files_of_several_seeds_is_identified(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["s0.csv", "s1.csv", "7.csv"]
+    for name, last in zip(names, (61.1, 63.4, 66.2), strict=True):
+        Path(name).write_text(f"80.3,0\n{last},90.7\n")
+    options = ["--scale", "percent", "--future", "not-tested"]
+    done = invoke("identify", *names, "-16.73 +- 2.55", "77.13", *options)
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.stdout.splitlines() if "mean of 3" in line]
+    assert done.stdout.startswith("-16.73 +- 2.55: matches: ")
+    assert lines[0][:2] == ["renate/backward_transfer,", "gem/backward_transfer"]
+    assert "standard deviation (n - 1)" in done.stdout
+    other = invoke("identify", *names, "16.99", "--json", *options)
+    (result,) = json.loads(other.stdout)["numbers"]
+    assert result["matches"] == []
+    assert result["nearest"]["matrix"] == "mean of 3"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["RUN", "0.5 +- 0.1"], "a mean over seeds; pass a matrix for each seed"),
+        (["RUN", "missing.csv", "0.5"], "'missing.csv' is not a file"),
+        (["RUN"], "values is empty; expected numbers such as 6.145"),
         (["f" * 32, "0.5"], "f" * 32),
         (["missing.csv", "0.5"], "'missing.csv' is not a file"),
         (["RUN", "half"], "expected numbers such as 6.145"),

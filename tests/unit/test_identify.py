@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 from one_line_errors import check_error
 from published import SECOND_PLACE
 
-from clear_mlflow import AccuracyMatrix, Score, identify
+from clear_mlflow import AccuracyMatrix, Score, identify, scores
 from clear_mlflow.api.identify import Match
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError
 from clear_mlflow.metrics import ALL_METRICS, MATRIX, summarize
@@ -173,15 +174,98 @@ def test_the_number_of_matches_by_chance_counts_what_is_listed():
     assert result.expected_by_chance > 5 * 1.5 * 0.001 / 8.1  # within 5 % of about 81 points
 
 
+def build_seeds(num_seeds, decimals=2, generator_seed=0) -> list[AccuracyMatrix]:
+    """Return matrices of one method; the cells have *decimals* in percent."""
+    generator = np.random.default_rng(generator_seed)
+    mean = np.tril(generator.uniform(0.4, 0.9, (4, 4))) + np.triu(np.full((4, 4), np.nan), 1)
+    noise = generator.normal(0, 0.01, (num_seeds, 4, 4))
+    return [AccuracyMatrix((mean + error).round(2 + decimals)) for error in noise]
+
+
+@pytest.mark.parametrize("num_seeds", [2, 3, 10])
+@pytest.mark.parametrize(
+    ("statistic", "compute"),
+    [
+        ("standard deviation (n - 1)", lambda x: np.std(x, ddof=1)),
+        ("standard deviation (n)", np.std),
+        ("standard error", scipy.stats.sem),
+        (
+            "half of a 95 % interval (t)",
+            lambda x: scipy.stats.t(len(x) - 1).ppf(0.975) * scipy.stats.sem(x),
+        ),
+        ("half of a 95 % interval (normal)", lambda x: 1.96 * scipy.stats.sem(x)),
+    ],
+)
+@pytest.mark.parametrize("name", ["renate/backward_transfer", "icarl/average_incremental_accuracy"])
+def test_a_mean_and_its_deviation_over_seeds_are_found(num_seeds, statistic, compute, name):
+    matrices = build_seeds(num_seeds, decimals=6)
+    values = [100 * scores(matrix, metrics=name.split("/")[0])[name].value for matrix in matrices]
+    number = f"{np.mean(values):.3f} +- {compute(values):.3f}"
+    result, other = identify(matrices, [number, f"{np.mean(values):.3f}±{9 * compute(values):.3f}"])
+    match = next(match for match in list_exact(result) if name in match.names)
+    assert statistic in match.statistic
+    assert (match.matrix, match.step) == (f"mean of {num_seeds}", 4)
+    assert match.value == pytest.approx(np.mean(values))
+    assert match.deviation == pytest.approx(compute(values), abs=0.0005)
+    assert result.expected_by_chance < 0.05
+    assert list_exact(other) == []
+    assert other.nearest.names == match.names
+    assert other.nearest.deviation == pytest.approx(np.std(values, ddof=1))
+
+
+def test_the_mean_over_seeds_of_rounded_cells_is_found_within_their_rounding():
+    exact = build_seeds(3, decimals=6)
+    coarse = [AccuracyMatrix(matrix.values.round(3)) for matrix in exact]
+    values = [100 * scores(matrix)["renate/average_accuracy"].value for matrix in exact]
+    (result,) = identify(coarse, [f"{np.mean(values):.2f} +/- {np.std(values):.2f}"])
+    (match,) = (m for m in result.matches if "renate/average_accuracy" in m.names and m.step == 4)
+    assert "standard deviation (n)" in match.statistic
+    assert result.cell_error == 0.05
+    (mean,) = identify(coarse, [f"{np.mean(values):.2f}"])
+    assert match.names in {other.names for other in mean.matches}
+    assert mean.matches[0].deviation is None
+
+
+def test_a_number_with_the_other_sign_is_named():
+    (result,) = identify(CDDB, ["-6.145"])
+    assert result.matches == ()
+    assert result.nearest.is_negated
+    assert "published/forgetting_with_last" in result.nearest.names
+    expected = "(the nearest is published/forgetting_with_last with the other sign: -6.145)"
+    assert expected in str(result)
+    assert identify(CDDB, ["6.145"])[0].nearest is None
+    (far,) = identify(CHALLENGE, ["0.9228111"])
+    assert far.nearest.names[0] == "clear/in_domain_accuracy"
+    assert "(the nearest is clear/in_domain_accuracy: 0.922813)" in str(far)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "number", "message"),
+    [
+        (CDDB, "66.91 +- 1.20", "a mean over seeds; pass a matrix for each seed"),
+        ([CDDB], "66.91 +- 1.20", "a mean over seeds; pass a matrix for each seed"),
+        ([CDDB, DYTOX], "66.91 +- -1", "expected numbers such as 6.145"),
+        ([CDDB, DYTOX], "66.91 +-", "expected numbers such as 6.145"),
+        ([CDDB, DYTOX], "1 +- 2 +- 3", "expected numbers such as 6.145"),
+        ([], "0.5", "matrix is empty"),
+        ([CDDB, ""], "0.5", "expected a file of results"),
+        ([CDDB, [DYTOX]], "0.5", "expected a file of results"),
+    ],
+)
+def test_seeds_that_do_not_fit_are_a_one_line_error(matrix, number, message):
+    check_error(ConfigError, message, identify, matrix, [number])
+    check_error(ConfigError, "values is empty", identify, CDDB, [])
+
+
 @pytest.mark.parametrize("value", [np.eye(3), np.zeros((2, 2, 2)), [np.eye(2), np.eye(2)]])
 def test_an_error_about_an_array_is_one_line(value):
-    check_error(ConfigError, "expected an object of AccuracyMatrix", identify, value, [0.5])
+    check_error(ConfigError, "matrix is ", identify, value, [0.5])
     check_error(ConfigError, "expected numbers such as 6.145", identify, CDDB, [value])
 
 
 def test_a_matrix_without_a_trained_row_is_a_one_line_error():
     untrained = AccuracyMatrix(np.empty((0, 2)), [0.1, 0.2])
-    check_error(RecordError, "lacks rows after training", identify, untrained, ["0.15"])
+    check_error(RecordError, "share no row after training", identify, untrained, ["0.15"])
 
 
 @pytest.mark.slow
@@ -287,7 +371,7 @@ def test_a_value_other_than_a_number_is_a_one_line_error(number):
     ("matrix", "message"),
     [
         ("", "expected a file of results, the id of a run, or a bundle"),
-        (np.eye(3), "expected an object of AccuracyMatrix or a path or a string"),
+        (np.eye(3), "expected a list or an object of AccuracyMatrix or a path or a string"),
     ],
 )
 def test_a_matrix_of_another_type_is_a_one_line_error(matrix, message):
