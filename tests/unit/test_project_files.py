@@ -49,6 +49,7 @@ def test_constraints_name_a_version_of_every_dependency():
         pytest.param((ROOT / "docs" / "index.md").read_text("utf-8"), id="index"),
         pytest.param((ROOT / "mkdocs.yml").read_text("utf-8"), id="mkdocs"),
         pytest.param((ROOT / "CITATION.cff").read_text("utf-8"), id="CITATION"),
+        pytest.param((ROOT / "paper.md").read_text("utf-8"), id="paper"),
         pytest.param(clear_mlflow.__doc__, id="package"),
         pytest.param(main.help, id="command line"),
     ],
@@ -58,3 +59,11 @@ def test_the_package_is_described_by_the_same_sentence(text):
     sentence, _, rest = PYPROJECT["project"]["description"].partition(": ")
     text = " ".join(re.sub(r"\]\([^)]*\)|[\[*]", "", text).split())
     assert f"{sentence}: {rest}" in text or f"{sentence}. {rest.capitalize()}" in text
+
+
+def test_every_citation_of_the_paper_is_in_its_bibliography():
+    cited = set(
+        re.findall(r"@(\w+)", (ROOT / "paper.md").read_text("utf-8").partition("# Summary")[2])
+    )
+    listed = re.findall(r"^@\w+\{(\w+),", (ROOT / "paper.bib").read_text("utf-8"), re.M)
+    assert sorted(cited) == sorted(listed)
