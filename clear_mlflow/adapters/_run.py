@@ -17,8 +17,9 @@ from clear_mlflow.core.matrix import AccuracyMatrix, RowCost
 from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import MetricResult
+from clear_mlflow.tracking.joined_run import read_joined_rows
 from clear_mlflow.tracking.lifecycle import end_shared_run, reopen_run
-from clear_mlflow.tracking.loop_run import LoopRun, read_joined_rows, track
+from clear_mlflow.tracking.loop_run import LoopRun, track
 
 
 class Adapter:

@@ -13,7 +13,7 @@ from avalanche.logging import BaseLogger
 from clear_mlflow.adapters._run import Adapter, convert_metric
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.tracking.loop_run import read_joined_rows
+from clear_mlflow.tracking.joined_run import read_joined_rows
 
 
 class MLflowAccuracyMatrix(Adapter, BaseLogger):

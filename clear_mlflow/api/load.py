@@ -58,7 +58,7 @@ class Run(DisplayedRun):
         return str(self._run.info.run_id)
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         """The name of the MLflow run."""
         return str(self._run.info.run_name or self.run_id)
 
@@ -92,7 +92,7 @@ class Run(DisplayedRun):
         return is_bundle(self._run)
 
     @property
-    def links(self) -> tuple[str, ...]:
+    def links(self) -> tuple[str, ...]:  # type: ignore[override]
         """Lines of text: how to open the run in MLflow, or the path of its bundle.
 
         Without a server, the lines have commands instead of URLs.
@@ -133,7 +133,7 @@ class Run(DisplayedRun):
         )
 
     @property
-    def _results(self) -> MetricResults:
+    def _results(self) -> MetricResults:  # type: ignore[override]
         return self.scores.results
 
     @property

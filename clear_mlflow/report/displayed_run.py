@@ -20,27 +20,13 @@ if TYPE_CHECKING:
 class DisplayedRun:
     """A run with an accuracy matrix. A notebook shows it with metrics and links, as does ``print``.
 
-    Subclasses define the properties that raise NotImplementedError here.
+    Subclasses have these attributes, and override :meth:`_describe_problem`.
     """
 
-    @property
-    def name(self) -> str:
-        """The name of the MLflow run."""
-        raise NotImplementedError
-
-    @property
-    def links(self) -> tuple[str, ...]:
-        """Lines of text: how to open the run in MLflow."""
-        raise NotImplementedError
-
-    @property
-    def record(self) -> Record:
-        """The accuracy matrix with its dataset and seed. Raises an error without rows."""
-        raise NotImplementedError
-
-    @property
-    def _results(self) -> MetricResults:
-        raise NotImplementedError
+    name: str  # of the MLflow run
+    links: tuple[str, ...]  # lines of text: how to open the run in MLflow
+    record: Record  # rows, dataset and seed; an error is raised without rows
+    _results: MetricResults
 
     @property
     def matrix(self) -> AccuracyMatrix:

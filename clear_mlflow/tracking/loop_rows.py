@@ -19,7 +19,7 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_CLASSES
 
 _RESERVED = ("mlflow.", "clear_mlflow.")
@@ -181,6 +181,43 @@ def check_accuracy(score: Score, argument: str) -> None:
         raise ConfigError(
             f"{argument} were passed, but the score is {score.name}; pass it to log_values"
         )
+
+
+def check_same_row(stored: AccuracyRow, row: AccuracyRow) -> None:
+    """Raise RecordError if a row that is logged again has other numbers."""
+    if stored != row:
+        stored_numbers, numbers = (
+            safe_repr(r.cells if r.correct is None else r.correct) for r in (stored, row)
+        )
+        raise RecordError(
+            f"row {row.row} is stored already with other numbers ({stored_numbers}, and now "
+            f"{numbers}); a row is what was measured once: start a new run"
+        )
+
+
+def check_nothing_new(
+    stored: AccuracyRow,
+    row: AccuracyRow,
+    predictions: bytes | None,
+    predictions_by_row: Mapping[int, bytes | None],
+) -> None:
+    """Raise RecordError if a stored row arrives with other cost or predictions.
+
+    Only warns that the cost is kept if an earlier process stored the row. predictions: hash, or
+    None without any; *predictions_by_row* has the rows that this process stored.
+    """
+    is_new_cost = row.cost not in (None, stored.cost)
+    if row.row in predictions_by_row:
+        stored_predictions = predictions_by_row[row.row]
+        if is_new_cost or predictions not in (None, stored_predictions):
+            item = "cost" if is_new_cost else "predictions"
+            adjective = "other" if (stored.cost if is_new_cost else stored_predictions) else "no"
+            raise RecordError(
+                f"row {row.row} is stored already with {adjective} {item}; log a row once, "
+                "together with all that belongs to it"
+            )
+    elif is_new_cost:
+        warn(f"row {row.row} is stored already with another cost, which is kept")
 
 
 def build_test(

@@ -16,8 +16,6 @@ from typing import Any, Literal, TypeAlias
 import mlflow
 import msgspec
 from mlflow import MlflowClient
-from mlflow.entities import Run
-from mlflow.environment_variables import MLFLOW_RUN_ID
 
 from clear_mlflow.core.anytime import AnytimeRow
 from clear_mlflow.core.dataset import UNKNOWN, DatasetDescription
@@ -34,13 +32,12 @@ from clear_mlflow.core.matrix import (
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     PREDICTIONS_FOLDER,
-    EvaluationSet,
     RowPredictions,
     predictions_file_name,
 )
 from clear_mlflow.core.record import Record, RowRecord
 from clear_mlflow.core.text import printable, safe_repr, truncate, warn
-from clear_mlflow.journal.uploader import store_outcome, upload_left_folders
+from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.metrics import (
     ALL_METRICS,
     DEFAULT_FAMILIES,
@@ -52,11 +49,9 @@ from clear_mlflow.metrics import (
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.displayed_run import DisplayedRun
 from clear_mlflow.scoring import Scores
-from clear_mlflow.scoring.run_record import read_tests
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
-from clear_mlflow.store.rows import read_rows
+from clear_mlflow.tracking.joined_run import read_joined_run
 from clear_mlflow.tracking.lifecycle import (
     build_result,
     end_run,
@@ -71,6 +66,8 @@ from clear_mlflow.tracking.loop_rows import (
     build_test,
     build_value_row,
     check_accuracy,
+    check_nothing_new,
+    check_same_row,
     parse_int,
     parse_keys,
     parse_num_instances,
@@ -230,14 +227,17 @@ class LoopRun(DisplayedRun):
         self.dataset, self._seed = dataset, seed
         self._grouping, self._params, self._tags = grouping, params, tags
         self._families = families
-        self._run_name = run_name
+        self._is_named = run_name is not None
+        label = [grouping.get("strategy", "own loop"), dataset.name]
+        label += [] if seed is None else [f"seed {seed}"]
+        self.name = run_name or truncate(printable(" ".join(label)), 150)
+        self.links = ()  # until the end of the block
         self._recorder: RunRecorder | None = None
         self._is_joined = False
         self._is_over = False
         self._process_id = os.getpid()
         self._lock = threading.RLock()  # rows may come from several threads
         self._scores: Scores | None = None
-        self._links: tuple[str, ...] = ()
         self._rows: dict[int, AccuracyRow] = {}  # all rows of the run, by number
         self._tests: dict[tuple[int, int], AnytimeRow] = {}  # by bucket and number
         self._predictions_type: str | None = None  # "labels" or "probs"; None without predictions
@@ -265,8 +265,8 @@ class LoopRun(DisplayedRun):
                 client,
                 self.name,
                 # An error here leaves the run as it is.
-                lambda run: self._read_stored(client, run.info.run_id),
-                rename=self._run_name is not None,
+                lambda run: read_joined_run(client, run.info.run_id, self.dataset, self._seed),
+                rename=self._is_named,
             )
         try:
             self._open_recorder(client, run_id)
@@ -295,7 +295,10 @@ class LoopRun(DisplayedRun):
             signals.hand_to(recorder.uploader.hurry)
             with self._lock:
                 self._is_over = True
-            failure = error or self._build_missing_row_error()
+            failure = error
+            last = len(self.dataset.buckets)
+            if error is None and self.expects_last_row and self._rows.keys() == set(range(last)):
+                failure = _build_missing_row_error(last, self.run_id)
             try:
                 recorder.close(error)
             except ClearError as unsent:
@@ -308,7 +311,7 @@ class LoopRun(DisplayedRun):
                 sets_status=not self._is_joined,
                 stored_rows=recorder.rows,
             )
-        self._scores, self._links = closed.scores, tuple(closed.links)
+        self._scores, self.links = closed.scores, tuple(closed.links)
         with suppress(OSError):  # standard error may be closed
             for line in closed.links:
                 print(printable(line), file=sys.stderr, flush=True)
@@ -398,13 +401,13 @@ class LoopRun(DisplayedRun):
                     )
                 recorder.write_tags(dataset.tags)
                 self.dataset = dataset
-                recorder.write_file(LOOP_JSON, self._format_loop_json().encode())
+                recorder.write_file(LOOP_JSON, self._format_json(dataset))
             row = msgspec.structs.replace(row, cost=parse_row_cost(cost))
             content = b"" if predictions is None else predictions.to_bytes()
             digest = hashlib.sha256(content).digest() if content else None
             if (stored_row := self._rows.get(row.row)) is not None:
-                _check_same_row(stored_row, row)
-                _check_nothing_new(stored_row, row, digest, self._predictions)
+                check_same_row(stored_row, row)
+                check_nothing_new(stored_row, row, digest, self._predictions)
                 return
             files: dict[str, bytes] = {}
             tags: dict[str, str] = {}
@@ -426,8 +429,8 @@ class LoopRun(DisplayedRun):
             if counts is not None:
                 count_by_bucket = dict(zip(dataset.buckets, counts, strict=True))
                 counts = tuple(count_by_bucket[key] for key in buckets)
-            self.dataset = replace(dataset, buckets=buckets, num_test=counts)
-            recorder.write_file(LOOP_JSON, self._format_loop_json().encode())
+            self.dataset = dataset = replace(dataset, buckets=buckets, num_test=counts)
+            recorder.write_file(LOOP_JSON, self._format_json(dataset))
             self._rows.update({i: row.reorder(buckets) for i, row in self._rows.items()})
 
     def log_test(
@@ -485,20 +488,7 @@ class LoopRun(DisplayedRun):
         return self._recorder.run_id
 
     @property
-    def name(self) -> str:
-        """The name of the MLflow run, or before the block the one that it will get."""
-        parts = [self._grouping.get("strategy", "own loop"), self.dataset.name]
-        if self._seed is not None:
-            parts.append(f"seed {self._seed}")
-        return self._run_name or truncate(printable(" ".join(parts)), 150)
-
-    @property
-    def links(self) -> tuple[str, ...]:
-        """Lines of text: how to open the run in MLflow. Empty before the end of the block."""
-        return self._links
-
-    @property
-    def record(self) -> Record:
+    def record(self) -> Record:  # type: ignore[override]
         """The rows so far, with dataset and seed. After the block, read back from the store.
 
         Raises TrackingError if no row is logged yet.
@@ -510,7 +500,7 @@ class LoopRun(DisplayedRun):
         return Record.build(self._rows.values(), self.dataset, self._seed)
 
     @property
-    def _results(self) -> MetricResults:
+    def _results(self) -> MetricResults:  # type: ignore[override]
         if not self._rows:
             return MetricResults()
         if self._scores is None:
@@ -542,23 +532,16 @@ class LoopRun(DisplayedRun):
                 )
             yield self._recorder
 
-    def _build_missing_row_error(self) -> RecordError | None:
-        """Return an error if only the last row is missing, else None."""
-        last = len(self.dataset.buckets)
-        if not self.expects_last_row or self._rows.keys() != set(range(last)):
-            return None
-        return RecordError(
-            f"row {last} is missing; 0 means before any training. If the loop counts from 0, log "
-            f"i + 1 in a new run; otherwise, log row {last} with MLFLOW_RUN_ID={self.run_id}"
-        )
-
     def _open_recorder(self, client: MlflowClient, run_id: str) -> None:
         """Load the run's rows, log the loop's parameters and dataset, and start recording."""
         dataset = self.dataset
         recorder = RunRecorder(client, run_id, self._families)
-        run = self._read_stored(client, run_id)
-        recorder.rows.update(self._rows)
+        run, rows, self._tests = read_joined_run(client, run_id, dataset, self._seed)
+        recorder.rows.update(rows)
         self._rows = recorder.rows
+        if rows:
+            self.expects_last_row = False  # a continued loop may end before the last row
+            self._predictions_type = run.data.tags.get(names.PREDICTIONS_TAG)
         params = {**self._grouping, **self._params}
         for name, value in params.items():
             if (stored := run.data.params.get(name, value)) != value:
@@ -574,33 +557,13 @@ class LoopRun(DisplayedRun):
                 tags={**self._tags, **dataset.tags, names.KIND_TAG: names.KIND_TRAIN},
             )
             # The first artifact: a store that takes no artifacts is found before any training.
-            client.log_text(run_id, self._format_loop_json(), LOOP_JSON)
+            client.log_text(run_id, self._format_json(dataset).decode(), LOOP_JSON)
         log_dataset(client, run_id, dataset)
         recorder.open(run)
-        self._recorder, self._run_name = recorder, run.info.run_name
+        self._recorder, self.name = recorder, str(run.info.run_name)
 
-    def _read_stored(self, client: MlflowClient, run_id: str) -> Run:
-        """Load the run's rows and tests into this object, and return it."""
-        run, records = _read_rows(client, run_id)
-        self._rows = {}
-        for file_name, record in records.items():
-            row = record.row.reorder(self.dataset.buckets)
-            _check_same_loop(
-                row, record, self.dataset, self._seed, f"{run_id} contains {file_name}"
-            )
-            self._rows[row.row] = row
-        if names.ANYTIME_TAG in run.data.tags:
-            self._tests = {(t.bucket, t.test): t for t in read_tests(client, run)}
-        if self._rows:
-            self.expects_last_row = False  # a continued loop may end before the last row
-            self._predictions_type = run.data.tags.get(names.PREDICTIONS_TAG)
-            if self._predictions_type is not None and self.dataset.evaluation_set is not None:
-                _check_test_images(client, run, self.dataset.evaluation_set)
-        return run
-
-    def _format_loop_json(self) -> str:
+    def _format_json(self, dataset: DatasetDescription) -> bytes:
         """Return the content of own_loop.json: buckets, dataset, classes and parameters."""
-        dataset = self.dataset
         content = {
             "buckets": dataset.buckets,
             "num_instances": dataset.num_test,
@@ -609,104 +572,11 @@ class LoopRun(DisplayedRun):
             **{key: value for key, value in self._grouping.items() if key != "dataset"},
             "params": dict(self._params),
         }
-        return json.dumps(content, indent=2) + "\n"
+        return f"{json.dumps(content, indent=2)}\n".encode()
 
 
-def _check_same_row(stored: AccuracyRow, row: AccuracyRow) -> None:
-    if stored != row:
-        stored_numbers, numbers = (
-            safe_repr(r.cells if r.correct is None else r.correct) for r in (stored, row)
-        )
-        raise RecordError(
-            f"row {row.row} is stored already with other numbers ({stored_numbers}, and now "
-            f"{numbers}); a row is what was measured once: start a new run"
-        )
-
-
-def _check_nothing_new(
-    stored: AccuracyRow,
-    row: AccuracyRow,
-    predictions: bytes | None,
-    predictions_by_row: Mapping[int, bytes | None],
-) -> None:
-    """Raise RecordError if a stored row arrives with other cost or predictions.
-
-    Only warns that the cost is kept if an earlier process stored the row. predictions: hash, or
-    None without any; *predictions_by_row* has the rows that this process stored.
-    """
-    is_new_cost = row.cost not in (None, stored.cost)
-    if row.row in predictions_by_row:
-        stored_predictions = predictions_by_row[row.row]
-        if is_new_cost or predictions not in (None, stored_predictions):
-            item = "cost" if is_new_cost else "predictions"
-            adjective = "other" if (stored.cost if is_new_cost else stored_predictions) else "no"
-            raise RecordError(
-                f"row {row.row} is stored already with {adjective} {item}; log a row once, "
-                "together with all that belongs to it"
-            )
-    elif is_new_cost:
-        warn(f"row {row.row} is stored already with another cost, which is kept")
-
-
-def read_joined_rows(shared_run_id: str | None) -> tuple[str | None, dict[int, AccuracyRow]]:
-    """Return the id and the rows of the run that a loop would join, or None and no rows.
-
-    shared_run_id: run of another logger, if there is one.
-    """
-    run_id = shared_run_id or get_active_run_id() or MLFLOW_RUN_ID.get()
-    if run_id is None:
-        return None, {}
-    _, records = _read_rows(preflight(opens_run=False), run_id)
-    return run_id, {record.row.row: record.row for record in records.values()}
-
-
-def _read_rows(client: MlflowClient, run_id: str) -> tuple[Run, dict[str, RowRecord]]:
-    """Upload what earlier processes left on local disk, and return the run and its rows."""
-    with mlflow_errors(f"read run {run_id}"):
-        upload_left_folders(client, client.get_run(run_id))
-        run = client.get_run(run_id)
-    return run, read_rows(client, run)
-
-
-def _check_same_loop(
-    row: AccuracyRow,
-    record: RowRecord,
-    dataset: DatasetDescription,
-    seed: int | None,
-    location: str,
-) -> None:
-    """Raise TrackingError if a stored row belongs to another loop.
-
-    row: the row of *record*, with its buckets in the order of *dataset*.
-    """
-    stored = record.dataset
-    pairs: dict[str, tuple[object, object]] = {
-        "buckets": (row.buckets, dataset.buckets),
-        "num_instances": (row.num_instances, dataset.num_test),
-        "score": (row.score, dataset.score),
-        "protocol": (stored.protocol, dataset.protocol),
-        "split": (stored.split, dataset.split),
-        "dataset": (stored.name, dataset.name),
-        "dataset_digest": (stored.digest, dataset.digest),
-        "seed": (record.seed, seed),
-    }
-    for name, (stored_value, value) in pairs.items():
-        if stored_value != value:
-            advice = "pass it to track, or " if value is None else ""
-            raise TrackingError(
-                f"run {location} with {name} {safe_repr(stored_value)}, but this loop has "
-                f"{safe_repr(value)}; {advice}start a new run"
-            )
-
-
-def _check_test_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None:
-    """Raise TrackingError if the predictions stored in a run are for other images than *images*."""
-    folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
-    with folder.open_scratch() as scratch:
-        with mlflow_errors(f"read the evaluation set of run {run.info.run_id}"):
-            file = folder.fetch_file(EVALUATION_SET_FILE, scratch)
-        stored = EvaluationSet.load(file)
-    if stored.digest != images.digest:
-        raise TrackingError(
-            f"the predictions in run {run.info.run_id} belong to other test images; start a new run"
-        )
+def _build_missing_row_error(last: int, run_id: str) -> RecordError:
+    return RecordError(
+        f"row {last} is missing; 0 means before any training. If the loop counts from 0, log i + 1 "
+        f"in a new run; otherwise, log row {last} with MLFLOW_RUN_ID={run_id}"
+    )

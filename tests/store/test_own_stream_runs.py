@@ -62,7 +62,7 @@ def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, o
     rows = load_rows(run)
     for row in rows.values():
         assert row.extra["bucket_times"] == ["2001-01-01", "2002-01-01", "2006-01-01"]
-    assert assemble(rows).times == (date(2001, 1, 1), date(2002, 1, 1), date(2006, 1, 1))
+    assert assemble(rows).dataset.times == (date(2001, 1, 1), date(2002, 1, 1), date(2006, 1, 1))
     page = (artifact_folder(run) / names.REPORT_HTML).read_text()
     assert ">bucket date</text>" in page
     ticks = re.findall(r'<text x="([0-9.]+)"[^>]*>(20\d\d)</text>', page)[:3]
