@@ -177,8 +177,9 @@ def score_by_direct_calls(client, experiment: str, values: str, some: slice) -> 
 
 def build_runs(client, experiment: str, count: int) -> None:
     """Create runs whose row files are copied to the artifact folder on this machine."""
+    from clear_mlflow.core.dataset import DatasetDescription
     from clear_mlflow.core.matrix import AccuracyRow
-    from clear_mlflow.core.record import ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
+    from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
 
     numbers = np.random.default_rng(len(experiment) + count)
     experiment_id = client.create_experiment(experiment)
@@ -199,8 +200,7 @@ def build_runs(client, experiment: str, count: int) -> None:
                     tuple(numbers.integers(0, IMAGES, BUCKETS).tolist()),
                     (IMAGES,) * BUCKETS,
                 ),
-                protocol="iid",
-                dataset=DatasetIdentity("made up", "sha256:" + "ab" * 32),
+                dataset=DatasetDescription(name="made up", digest="sha256:" + "ab" * 32),
                 seed=seed,
                 package_version="0.1.0",
                 written_at=f"2026-01-31T12:{number:02d}:00.123+00:00",

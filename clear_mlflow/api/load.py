@@ -102,7 +102,7 @@ class Run(DisplayedRun):
         return tuple(format_run_links(self._client, self._run))
 
     @cached_property
-    def record(self) -> Record:
+    def record(self) -> Record:  # type: ignore[override]
         """The accuracy matrix with its protocol, split, dataset and seed, from the stored rows.
 
         Raises:

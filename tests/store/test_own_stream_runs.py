@@ -2,16 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import date
 
 import pytest
-from msgspec.structs import replace
 from own_streams import YEARS, write_years
 from stored_runs import artifact_folder, load_rows, only_training
 
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.record import assemble, row_file_name
+from clear_mlflow.core.record import RowRecord, assemble
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.store import names
 from clear_mlflow.tracking.resume import ResumePoint, resolve_resume_parameters
@@ -71,8 +71,8 @@ def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, o
     assert (third - second) / (second - first) == pytest.approx(1461 / 365, rel=0.01)
     broken = next(iter(rows.values()))
     for dates in (["2001-01-01"], ["2002-01-01", "2001-01-01", "2006-01-01"], [1, 2, 3], "x"):
-        other = replace(broken, extra={**broken.extra, "bucket_times": dates})
-        assert assemble({row_file_name(other.row.row): other}).times == ()
+        text = replace(broken, extra={**broken.extra, "bucket_times": dates}).to_json()
+        assert RowRecord.from_json(text, source="a row").dataset.times == ()
 
 
 def test_functions_named_in_a_store_are_not_imported(store, experiment_id, root, monkeypatch):
