@@ -29,7 +29,8 @@ def main() -> None:
 
     import clear_mlflow
     from clear_mlflow.store.client import preflight, set_up_mlflow, use_store
-    from clear_mlflow.tracking.copy_runs import FAILED, RunCopier, open_sources
+    from clear_mlflow.tracking.copy_runs import FAILED, RunCopier
+    from clear_mlflow.tracking.run_sources import open_sources
 
     set_up_mlflow()
     num_requests = 0

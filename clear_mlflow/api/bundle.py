@@ -66,7 +66,7 @@ from clear_mlflow.store.offline import (
 )
 from clear_mlflow.store.rows import is_same_row, list_row_sizes, parse_rows, read_row_files
 from clear_mlflow.store.search import MissingRun
-from clear_mlflow.tracking.copy_runs import RunSource
+from clear_mlflow.tracking.run_sources import RunSource
 
 # Limits of an archive when it is unpacked: a few bytes of xz can expand to fill a disk.
 _MAX_BYTES = 8 * 2**30

@@ -60,16 +60,8 @@ from clear_mlflow.store.client import preflight, set_up_mlflow
 from clear_mlflow.store.offline import NO_EXPERIMENT, is_offline_folder
 from clear_mlflow.store.rows import parse_rows, read_matrix_tag
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
-from clear_mlflow.tracking.copy_runs import (
-    COPIED,
-    FAILED,
-    IN_USE,
-    STORED,
-    CopyResult,
-    RunCopier,
-    RunSource,
-    open_sources,
-)
+from clear_mlflow.tracking.copy_runs import COPIED, FAILED, IN_USE, STORED, CopyResult, RunCopier
+from clear_mlflow.tracking.run_sources import RunSource, open_sources
 
 IMPORTED, SKIPPED = "imported", "passed over"
 _MAX_NAME_LENGTH = 150
@@ -293,7 +285,8 @@ def _store_run(
             folder.append(name, record.to_json().encode())
         folder.close()
         run_id = uuid4().hex if again else identity[:32]
-        return copier.copy_run(RunSource(client, read_run(Path(path), run_id, NO_EXPERIMENT)))
+        source = RunSource(client, read_run(Path(path), run_id, NO_EXPERIMENT))
+        return next(copier.copy_runs([source]))
 
 
 def build_records(

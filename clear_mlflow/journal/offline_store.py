@@ -56,7 +56,6 @@ from clear_mlflow.journal.run_folder import (
     INFO_JSON,
     INPUTS_JSON,
     MAX_ENTRY_BYTES,
-    MAX_POINTS,
     METRICS_JSON,
     PARAMS_JSON,
     TAGS_JSON,
@@ -65,6 +64,7 @@ from clear_mlflow.journal.run_folder import (
     get_next_number,
     list_json_entries,
 )
+from clear_mlflow.store.client import MAX_POINTS
 from clear_mlflow.store.offline import HEADER
 
 _EXPERIMENTS = "experiments"

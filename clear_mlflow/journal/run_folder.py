@@ -30,7 +30,7 @@ from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import convert, json_value, read_bytes
 from clear_mlflow.store import names
-from clear_mlflow.store.client import resolve_store_uri
+from clear_mlflow.store.client import MAX_POINTS, resolve_store_uri
 from clear_mlflow.store.lease import get_process_token
 
 HEADER_JSON = "run.json"
@@ -41,7 +41,6 @@ OUTCOME_JSON = "outcome.json"
 METRICS_JSON = "metrics.json"
 PARAMS_JSON = "params.json"
 TAGS_JSON = "tags.json"
-MAX_POINTS = 900  # in one entry: MLflow takes 1,000 in a request
 # A folder may come from anyone, so no other tags are set.
 _VALID_TAGS = frozenset(
     {

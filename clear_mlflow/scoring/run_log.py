@@ -6,11 +6,13 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import lru_cache, partial
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from mlflow import MlflowClient
@@ -48,8 +50,8 @@ from clear_mlflow.scoring.run_record import (
     to_milliseconds,
 )
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import log_bytes
-from clear_mlflow.store.client import log_tags, mlflow_errors, retry_on_conflict
+from clear_mlflow.store.artifacts import ArtifactFolder
+from clear_mlflow.store.client import log_in_batches, log_tags, mlflow_errors
 from clear_mlflow.store.rows import (
     build_missing_rows_error,
     hash_rows,
@@ -61,7 +63,6 @@ from clear_mlflow.store.ui_urls import format_artifact_link
 
 _NO_TAG = "none"
 REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG})
-_BATCH = 900  # MLflow accepts 1,000 entries in one call
 # Tag to its label on the page of a run.
 _ENVIRONMENT = {
     names.VERSION_TAG: "clear_mlflow",
@@ -144,7 +145,12 @@ def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str
 
 
 def find_changes(
-    client: MlflowClient, stored: StoredRun, results: MetricResults, *, reread: bool = True
+    client: MlflowClient,
+    stored: StoredRun,
+    results: MetricResults,
+    *,
+    reread: bool = True,
+    read_history: Callable[[str], Sequence[MlflowMetric]] | None = None,
 ) -> Changes:
     """Return the changes that bring the tracking store up to date with *results*.
 
@@ -152,7 +158,8 @@ def find_changes(
     history of each metric. Writes nothing. Without rows, only the tag with the state of the rows
     can change.
 
-    reread: True to compare all histories and to look for deleted report files.
+    reread: True to compare all histories and to look for deleted report files. read_history:
+    returns the values of a metric by its name; None to read them from the store.
     """
     run, record, tags = stored.run, stored.record, stored.run.data.tags
     if record is None:
@@ -184,7 +191,12 @@ def find_changes(
         reports=not has_same_rows or bool(missing_files & REPORTS),
         page=not is_scored or names.REPORT_HTML in missing_files,
         metric_values=tuple(
-            _find_missing_values(client, stored, results, reread or not has_same_rows)
+            _find_missing_values(
+                read_history or partial(client.get_metric_history, stored.run_id),
+                stored,
+                results,
+                reread or not has_same_rows,
+            )
         ),
         tags=new_tags,
         changed=tuple(
@@ -198,31 +210,36 @@ def find_changes(
     return replace(changes, tags=new_tags | _build_description_tags(stored, record, results))
 
 
-def log_results(client: MlflowClient, scores: Scores) -> None:
+def log_results(
+    client: MlflowClient,
+    scores: Scores,
+    points: Iterable[MlflowMetric] = (),
+    params: Mapping[str, str] = MappingProxyType({}),
+    tags: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Write the changes of *scores* to the tracking store, the tags last.
 
     Does nothing if there are none. If this is interrupted, the old tags make the next scoring write
-    the changes again.
+    the changes again. points, params, tags: to be logged with them, in the same requests.
     """
     stored, changes, run_id = scores.stored, scores.changes, scores.stored.run_id
-    if changes.is_empty:
+    if changes.is_empty and not (points or params or tags):
         return
     with mlflow_errors(f"log the scores of run {run_id}"), lock_store_writes(client.tracking_uri):
+        # Reports can be computed again, so they need not survive a power cut.
+        write_report = partial(ArtifactFolder(client, stored.run).write_file, is_durable=False)
         if changes.reports and stored.record is not None:
             matrix = stored.record.masked_matrix
-            client.log_text(run_id, format_matrix_json(matrix), names.MATRIX_JSON)
-            client.log_text(run_id, format_matrix_csv(matrix), names.MATRIX_CSV)
-            content = draw_heatmap_png(matrix, stored.run_name)
-            log_bytes(client, run_id, content, names.HEATMAP_PNG)
-            _log_final_image(client, run_id, content)
+            image = draw_heatmap_png(matrix, stored.run_name)
+            write_report(names.MATRIX_JSON, format_matrix_json(matrix).encode())
+            write_report(names.MATRIX_CSV, format_matrix_csv(matrix).encode())
+            write_report(names.HEATMAP_PNG, image)
+            _log_final_image(client, run_id, image)
         if changes.page:
-            page = render_run_page(build_report(stored, scores.results))
-            client.log_text(run_id, page, names.REPORT_HTML)
-        for start in range(0, len(changes.metric_values), _BATCH):
-            batch = changes.metric_values[start : start + _BATCH]
-            retry_on_conflict(partial(client.log_batch, run_id, metrics=batch))
-        if changes.tags:
-            log_tags(client, run_id, changes.tags)
+            page = render_run_page(build_report(stored, scores.results)).encode()
+            write_report(names.REPORT_HTML, page)
+        all_points = chain(points, changes.metric_values)
+        log_in_batches(client, run_id, all_points, params, {**tags, **changes.tags})
 
 
 def _log_final_image(client: MlflowClient, run_id: str, content: bytes) -> None:
@@ -320,7 +337,10 @@ def build_metric_values(stored: StoredRun, results: MetricResults) -> list[Mlflo
 
 
 def _find_missing_values(
-    client: MlflowClient, stored: StoredRun, results: MetricResults, check_all: bool
+    read_history: Callable[[str], Sequence[MlflowMetric]],
+    stored: StoredRun,
+    results: MetricResults,
+    check_all: bool,
 ) -> Iterator[MlflowMetric]:
     """Yield the metric values that the store lacks or has differently.
 
@@ -342,7 +362,7 @@ def _find_missing_values(
         if logged[name] == values[-1].value and has_same_version and not check_all:
             continue
         with mlflow_errors(f"read {name} of run {stored.run_id}"):
-            history = client.get_metric_history(stored.run_id, name)
+            history = read_history(name)
         latest = {m.step: m for m in sorted(history, key=lambda metric: metric.timestamp)}
         for value in values:
             current = latest.get(value.step)

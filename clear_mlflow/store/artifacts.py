@@ -91,18 +91,20 @@ class ArtifactFolder:
             download_file(self.repository, name, file)
         return file
 
-    def write_file(self, name: str, content: bytes) -> None:
+    def write_file(self, name: str, content: bytes, *, is_durable: bool = True) -> None:
         """Store a file, replacing it if it exists. On a local disk, it survives a power cut.
 
-        Errors of the disk or of MLflow are raised unchanged.
+        Errors of the disk or of MLflow are raised unchanged. name: path in this folder. is_durable:
+        False to write faster.
         """
-        if self.local is not None:
+        if self.local is not None and is_durable:
             write_durably(self.local / name, content)
             return
+        folder, _, base_name = name.rpartition("/")
         with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
-            file = Path(scratch, name)
+            file = Path(scratch, base_name)
             file.write_bytes(content)
-            self.repository.log_artifact(str(file))
+            self.repository.log_artifact(str(file), folder or None)
 
     def read_files(
         self, file_names: Collection[str], max_bytes: int, num_threads: int = 1
@@ -132,28 +134,12 @@ def check_size(name: str, size: int | None, max_bytes: int) -> None:
         raise RecordError(f"{name} has {size} bytes; expected at most {size_text(max_bytes)}")
 
 
-def log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
-    """Store bytes as an artifact of a run, replacing an existing one.
-
-    artifact: path among the run's artifacts. Errors of MLflow are raised unchanged.
-    """
-    folder, _, name = artifact.rpartition("/")
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
-        file = Path(scratch, name)
-        file.write_bytes(content)
-        client.log_artifact(run_id, str(file), folder or None)
-
-
 def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
-    """Store bytes as an artifact like :func:`log_bytes`. On a local disk, it survives a power cut.
+    """Store bytes as an artifact of a run like :meth:`ArtifactFolder.write_file`.
 
-    Errors of the disk or of MLflow are raised unchanged.
+    artifact: path among the run's artifacts.
     """
-    root = _get_local_root(client, run_id)
-    if root is None:
-        log_bytes(client, run_id, content, artifact)
-    else:
-        write_durably(root / artifact, content)
+    _get_root(client, run_id).write_file(artifact, content)
 
 
 def is_local(artifact_uri: str) -> bool:
@@ -162,7 +148,6 @@ def is_local(artifact_uri: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _get_local_root(client: MlflowClient, run_id: str) -> Path | None:
-    """Return the folder of a run's artifacts, or None if it is not on this machine."""
-    uri = str(client.get_run(run_id).info.artifact_uri)
-    return Path(local_file_uri_to_path(uri)) if is_local(uri) else None
+def _get_root(client: MlflowClient, run_id: str) -> ArtifactFolder:
+    """Return the folder of all artifacts of a run."""
+    return ArtifactFolder(client, client.get_run(run_id))

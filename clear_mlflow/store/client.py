@@ -10,14 +10,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain, islice, zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import mlflow
 from mlflow import MlflowClient as MlflowClient  # for modules that may not import MLflow
-from mlflow.entities import LifecycleStage, RunTag
+from mlflow.entities import LifecycleStage, Metric, Param, RunTag
 from mlflow.environment_variables import (
     MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR,
     MLFLOW_EXPERIMENT_ID,
@@ -54,6 +56,9 @@ if TYPE_CHECKING:  # it loads psutil, which a server may lack
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 DEFAULT_EXPERIMENT_ID = "0"
+# MLflow takes 1,000 values, parameters and tags together in a request, of at most 1 MB.
+MAX_POINTS = 900
+_MAX_ITEMS = 50  # parameters, and tags
 
 _SERVED_ARTIFACTS = "/mlflow-artifacts/artifacts"
 # Items per thread that map_in_threads starts before it needs their results: no thread waits for a
@@ -118,6 +123,38 @@ def mlflow_errors(action: str) -> Iterator[None]:
 def log_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
     """Set tags of a run in one request."""
     client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+
+def log_in_batches(
+    client: MlflowClient,
+    run_id: str,
+    points: Iterable[Metric] = (),
+    params: Mapping[str, str] = MappingProxyType({}),
+    tags: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Log values, parameters and tags in few requests, the tags last.
+
+    Values that another process logs at the same time may make a store refuse one; it is sent again.
+    """
+    point_batches = _split(points, MAX_POINTS)
+    param_batches = _split((Param(*item) for item in params.items()), _MAX_ITEMS)
+    tag_batches = _split((RunTag(*item) for item in tags.items()), _MAX_ITEMS)
+    batches = zip_longest(point_batches, param_batches, fillvalue=())
+    batch = next(batches, ((), ()))
+    for next_batch in batches:
+        retry_on_conflict(partial(client.log_batch, run_id, *batch))
+        batch = next_batch
+    for tag_batch in chain([next(tag_batches, [])], tag_batches):
+        if any((*batch, tag_batch)):
+            retry_on_conflict(partial(client.log_batch, run_id, *batch, tag_batch))
+        batch = ((), ())
+
+
+def _split(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
+    """Yield lists of at most *size* items."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
 
 
 def is_server(tracking_uri: str) -> bool:

@@ -89,12 +89,15 @@ class _LeaseTag:
 class Lease:
     """The right of this process to write to one run. Only one process at a time has it."""
 
-    def __init__(self, client: MlflowClient, run_id: str) -> None:
+    def __init__(self, client: MlflowClient, run_id: str, created: Run | None = None) -> None:
+        """Make the lease of a run. created: the run, if this process has just created it."""
         self._client = client
         self._run_id = run_id
         self._is_acquired = False
         self._replaced_holder: str | None = None
-        self._checked: tuple[Run, float] | None = None  # the last check that succeeded, its time
+        # The last check that succeeded, and its time.
+        self._checked = None if created is None else (created, _read_uptime())
+        self._renewed_at = _read_uptime()
         self.error: LeaseLostError | None = None  # set by the first check that fails, then kept
 
     def acquire(self) -> None:
@@ -116,12 +119,18 @@ class Lease:
         LeaseLostError unless this process has the lease.
         """
         run = self.check()
+        self._renewed_at = _read_uptime()
         if is_over is not None and is_over.is_set():
             return
         with mlflow_errors(f"renew the lease of run {self._run_id}"):
             self._client.set_tag(self._run_id, names.PROCESS_TAG, format_lease())
             if run.info.status == "KILLED":
                 self._client.update_run(self._run_id, status="RUNNING")
+
+    def renew_if_due(self) -> None:
+        """Renew the lease if that was not done for 30 seconds. Call it between writes."""
+        if _read_uptime() - self._renewed_at > RENEW_SECONDS:
+            self.renew()
 
     def check(self) -> Run:
         """Read and return the run. Raises LeaseLostError unless this process has its lease.

@@ -2,51 +2,44 @@
 
 A copy has the tag ``clear_mlflow.copied_from``, the id of the run that it was made of. The tag is
 set when the copy is created, so a later call finds the copy, continues it after a kill, and adds
-what was recorded in the source since. A complete copy also has a tag with a hash of the source.
+what was recorded in the source since. A complete copy also has a tag with a hash of the source, and
+no longer the tag of the process that copied it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice, zip_longest
-from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from pathlib import Path
+from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, Run, RunTag
-from mlflow.environment_variables import MLFLOW_ALLOW_FILE_STORE
+from mlflow.entities import Metric, Param, Run, RunData, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME
 
-from clear_mlflow.core.credentials import mask_credentials
-from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
-from clear_mlflow.core.record import ROWS_FOLDER, parse_row_index, row_file_name
+from clear_mlflow.core.errors import ClearError, RecordError
+from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.journal.reading import get_run_folder, read_points
-from clear_mlflow.journal.run_folder import MAX_POINTS, is_safe_path
 from clear_mlflow.scoring import Scores, evaluate
 from clear_mlflow.scoring.run_log import REPORTS, find_changes, log_results, read_measurements
 from clear_mlflow.scoring.run_record import split_score_hash
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import (
-    DEFAULT_EXPERIMENT_ID,
-    is_missing_store,
+    MAX_POINTS,
+    log_in_batches,
     log_tags,
-    map_in_threads,
     mlflow_errors,
     retry_on_conflict,
 )
 from clear_mlflow.store.lease import (
-    RENEW_SECONDS,
     Lease,
     build_lease_tags,
     get_process_token,
@@ -54,11 +47,6 @@ from clear_mlflow.store.lease import (
     read_trainer_token,
 )
 from clear_mlflow.store.offline import (
-    NO_EXPERIMENT,
-    check_format,
-    format_offline_uri,
-    is_offline_folder,
-    locate_artifacts,
     replace_info,
 )
 from clear_mlflow.store.rows import (
@@ -70,20 +58,17 @@ from clear_mlflow.store.rows import (
     read_row_files,
 )
 from clear_mlflow.store.search import (
-    expand_run_id,
     find_experiment_ids,
     get_or_create_experiment,
     get_run_or_none,
     search_runs,
 )
-from clear_mlflow.store.sqlite import name_sqlite_driver
 from clear_mlflow.store.states import remove_states
 from clear_mlflow.tracking.logged_models import log_models
+from clear_mlflow.tracking.run_sources import RUN_ID, RunSource
 
 COPIED, UPDATED, STORED, IN_USE, FAILED = "copied", "updated", "there already", "in use", "failed"
 
-# Runs of other kinds refer to other runs by their ids, which are different in the target.
-_COPIED_KINDS = (names.KIND_TRAIN, names.KIND_ENSEMBLE, names.KIND_SWEEP)
 # They belong to the source: its processes, its run id, its other runs.
 _SOURCE_TAGS = {
     names.COPIED_FROM_TAG,
@@ -102,11 +87,9 @@ _FINAL_TAGS = {names.ROWS_TAG, names.ERROR_TAG, names.DIVERGED_TAG}
 _SCORE_FILES = re.compile(
     rf"{names.MATRIX_FOLDER}/(matrix|heatmap)\.\w+|images/{names.IMAGE_FINAL}\+step\+.*"
 )
-_ROWS_PREFIX = f"{ROWS_FOLDER}/"
-_NUM_THREADS = 8  # that read histories: a server answers many at a time
-_MAX_BATCH = 50  # parameters, and tags, in a request of at most 1 MB
-
-_Item = TypeVar("_Item")
+# One search finds the copies of so many runs, or of those that are copied within this time.
+_MAX_SEARCH, _SEARCH_SECONDS = 25, 1.0
+_MAX_IDS = 100  # in one search
 
 
 @dataclass(frozen=True)
@@ -119,75 +102,6 @@ class CopyResult:
     run_id: str | None = None  # of the copy, or None if there is none
     message: str = ""  # one line
     is_scored: bool = True  # False if the run is copied, but its rows cannot be scored
-
-
-class RunSource:
-    """A run that is copied from a tracking store.
-
-    It may also be the run of a bundle or an offline folder, which is read from its files.
-    """
-
-    def __init__(self, client: MlflowClient, run: Run) -> None:
-        self.client = client
-        self.run = run
-
-    @property
-    def experiment(self) -> str | None:
-        """The name of the run's experiment, or None for Default and for a run read from files.
-
-        Raises TrackingError.
-        """
-        experiment_id = self.run.info.experiment_id
-        if experiment_id in (DEFAULT_EXPERIMENT_ID, NO_EXPERIMENT):
-            return None
-        with mlflow_errors(f"read experiment {experiment_id}"):
-            return str(self.client.get_experiment(experiment_id).name)
-
-    @property
-    def run_id(self) -> str:
-        """The id of the run, or if this run is itself a copy, the id of the run that was copied."""
-        tag = self.run.data.tags.get(names.COPIED_FROM_TAG, "")
-        return str(tag if re.fullmatch("[0-9a-f]{32}", tag) else self.run.info.run_id)
-
-    def read_histories(self) -> Iterator[Metric]:
-        """Yield all values of all metrics, those such as "test_accuracy/bucket_01" last."""
-        run_id = self.run.info.run_id
-        if (folder := get_run_folder(self.run)) is not None:
-            yield from sorted(read_points(folder), key=lambda p: names.is_bucket_series(p.key))
-            return
-        read_history = partial(self.client.get_metric_history, run_id)
-        keys = sorted(self.run.data.metrics, key=names.is_bucket_series)
-        with mlflow_errors(f"read the metrics of run {run_id}"):
-            for history in map_in_threads(read_history, keys, _NUM_THREADS):
-                yield from (Metric(m.key, m.value, m.timestamp, m.step) for m in history)
-
-    def read_rows(self) -> dict[str, bytes]:
-        """Return the contents of the row files by file name.
-
-        Raises RecordError if a row is missing although the run's tags name it.
-        """
-        return read_row_files(self.client, self.run)
-
-    def list_files(self) -> dict[str, int | None]:
-        """Return the size of each artifact by path, or None for an unknown size.
-
-        Skips row files, report.html, which contains the run's id, links, hidden files on this
-        machine, and paths for which :func:`is_safe_path` is False.
-        """
-        folder = ArtifactFolder(self.client, self.run)
-        sizes = _walk_remote(folder) if folder.local is None else _walk_local(folder.local)
-        return {
-            path: size
-            for path, size in sorted(sizes)
-            if is_safe_path(path)
-            and path != names.REPORT_HTML
-            and not path.startswith(_ROWS_PREFIX)
-        }
-
-    def fetch_file(self, path: str, scratch: Path) -> Path:
-        """Return the path of an artifact on this machine, downloaded to *scratch* if necessary."""
-        folder, _, name = path.rpartition("/")
-        return ArtifactFolder(self.client, self.run, folder).fetch_file(name, scratch)
 
 
 class RunCopier:
@@ -203,27 +117,49 @@ class RunCopier:
         # Client of a source and id of an experiment in it, to the id of the experiment of copies.
         self._experiment_ids: dict[tuple[MlflowClient, str], str] = {}
         self._original_ids: dict[str, str] = {}  # id of a source to the id that copies refer to
+        # Id of an experiment and of a source to the copies of the last search.
+        self._copies: dict[tuple[str, str], list[Run]] = {}
+        self._originals: dict[str, Run | None] = {}  # sources that the target has, by their ids
 
     def copy_runs(self, sources: Iterable[RunSource]) -> Iterator[CopyResult]:
         """Copy runs, oldest first, and yield what was done with each.
 
-        After an error, the outcome of the run is FAILED, and the next run is copied.
+        After an error, the outcome of the run is FAILED, and the next run is copied. Results are
+        yielded about once per second: a search then finds the copies of all runs in between.
         """
         # A parent is opened before its children.
-        for source in sorted(sources, key=lambda source: source.run.info.start_time):
-            try:
-                yield self.copy_run(source)
-            except (ClearError, OSError) as error:
-                name = source.run.info.run_name or source.run_id
-                yield CopyResult(source.run_id, name, FAILED, message=str(error))
+        waiting = sorted(sources, key=lambda source: source.run.info.start_time)
+        if len(waiting) > 1:
+            self._search_originals([source.run_id for source in waiting])
+        results: list[tuple[RunSource, CopyResult]] = []
+        while waiting or results:
+            batch = waiting[:_MAX_SEARCH]
+            written = [source for source, r in results if r.outcome in (COPIED, UPDATED)]
+            self._search_copies(written, batch)
+            for source, result in results:
+                yield self._try(self._close, source, result)
+            results, searched_at = [], time.monotonic()
+            for source in batch:
+                results.append((source, self._try(self._copy, source)))
+                if time.monotonic() - searched_at > _SEARCH_SECONDS:
+                    break
+            del waiting[: len(results)]
 
-    def copy_run(self, source: RunSource) -> CopyResult:
+    def _try(self, copy: Callable[..., CopyResult], source: RunSource, *more: Any) -> CopyResult:
+        """Call a method of this class, and return its result or that of its error."""
+        try:
+            return copy(source, *more)
+        except (ClearError, OSError) as error:
+            name = source.run.info.run_name or source.run_id
+            return CopyResult(source.run_id, name, FAILED, message=str(error))
+
+    def _copy(self, source: RunSource) -> CopyResult:
         """Copy and score a run, continue its copy, or add to the copy what was recorded since.
 
         Does nothing if the target has the run itself, or a copy in the same or a newer state or
         with the same rows from another continuation, or if a process trains into the run or copies
-        it now. Deletes other copies of the run in the experiment. Raises RowConflictError, before
-        anything is written, if a row or parameter is stored with another value.
+        it now. Raises RowConflictError, before anything is written, if a row or parameter is stored
+        with another value.
         """
         run, client = source.run, self._client
         name = run.info.run_name or source.run_id
@@ -235,14 +171,18 @@ class RunCopier:
         state = _hash_source(run, rows, files)
         experiment_id = self._get_experiment_id(source)
         copies = self._find_copies(experiment_id, source.run_id)
-        target = copies[0] if copies else get_run_or_none(client, source.run_id)
+        target = copies[0] if copies else self._find_original(source.run_id)
         stored_rows: dict[str, bytes] = {}
         stored_files: dict[str, int | None] = {}
         is_update = False
         if target is None:
             target = self._create_copy(source, experiment_id)
+            lease = Lease(client, target.info.run_id, target)
+            self._copies[experiment_id, source.run_id] = [target]  # its children need it
         else:
-            stored_state = target.data.tags.get(names.COPIED_STATE_TAG)
+            stored_state = _read_state(target)
+            if target.info.status == "KILLED" != _get_copied_status(run):
+                stored_state = None  # the process that copied it was killed before the last write
             if stored_state != state:
                 stored_rows = read_row_files(client, target, may_be_missing=None)
                 _check_rows(target, rows, stored_rows, is_original=not copies)
@@ -255,11 +195,14 @@ class RunCopier:
             if is_same_length and _has_other_files(rows, stored_rows):
                 message = "another copy of it was continued to the same rows"
                 return CopyResult(source.run_id, name, STORED, target.info.run_id, message)
+            with mlflow_errors(f"read run {target.info.run_id}"):
+                target = client.get_run(target.info.run_id)  # another process may copy it by now
             if is_in_use(target) and read_trainer_token(target) != get_process_token():
                 message = "another process copies it, or trains into the copy"
                 return CopyResult(source.run_id, name, IN_USE, target.info.run_id, message)
             is_update = stored_state is not None
             self._reopen_copy(target)
+            lease = Lease(client, target.info.run_id)
             stored_files = RunSource(client, target).list_files()
         missing_rows = {
             file: content
@@ -272,17 +215,18 @@ class RunCopier:
             for path, size in files.items()
             if (score_tags if _SCORE_FILES.fullmatch(path) else stored_files.get(path, -1) != size)
         ]
-        last_time = self._write(source, target, missing_rows, missing_files, score_tags)
+        new_tags = {**_select_tags(run), **score_tags, names.COPIED_STATE_TAG: state}
+        self._write_files(source, target, lease, missing_rows, missing_files)
         if stored_files and run.info.status == "FINISHED":
             remove_states(client, target)
-        problem = self._score(source, target, {*stored_files, *missing_files})
+        has_reports = {*stored_files, *missing_files} >= REPORTS
+        last_time, problem = self._log(source, target, lease, new_tags, has_reports)
         with mlflow_errors(f"end the copy of run {source.run_id}"):
-            self._end_copy(run, target, state, last_time)
-        run_id = self._delete_duplicates(experiment_id, source.run_id)
+            self._end_copy(run, target, lease, last_time)
         message = (
             problem or f"{len(rows.keys() - {row_file_name(0)})} rows, {_get_copied_status(run)}"
         )
-        outcome = UPDATED if is_update else COPIED
+        outcome, run_id = UPDATED if is_update else COPIED, str(target.info.run_id)
         return CopyResult(source.run_id, name, outcome, run_id, message, is_scored=not problem)
 
     def _create_copy(self, source: RunSource, experiment_id: str) -> Run:
@@ -308,89 +252,93 @@ class RunCopier:
             for draft in folder.rglob(".artifact.uploading.*"):
                 draft.unlink()
 
-    def _write(
+    def _write_files(
         self,
         source: RunSource,
         target: Run,
+        lease: Lease,
         rows: Mapping[str, bytes],
-        files: Sequence[str],
-        score_tags: Mapping[str, str],
-    ) -> int:
-        """Write everything of a run except its status into its copy.
-
-        Repeating it changes nothing. Returns the time of the latest metric value, or the start time
-        if that is later. rows, files: those that the copy lacks.
-        """
-        client, run, run_id = self._client, source.run, target.info.run_id
-        lease, renewed_at = Lease(client, run_id), time.monotonic()
-
-        def renew_lease() -> None:
-            nonlocal renewed_at
-            if time.monotonic() - renewed_at > RENEW_SECONDS:
-                lease.renew()
-                renewed_at = time.monotonic()
-
-        params = (Param(*item) for item in run.data.params.items())
-        tags = (RunTag(*item) for item in {**_select_tags(run), **score_tags}.items())
-        last_time: int = run.info.start_time
-        with mlflow_errors(f"copy run {source.run_id}"):
-            for name, content in rows.items():
-                ArtifactFolder(client, target, ROWS_FOLDER).write_file(name, content)
-            for path in files:
-                renew_lease()
-                with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
-                    file = source.fetch_file(path, Path(scratch))
-                    client.log_artifact(run_id, str(file), path.rpartition("/")[0] or None)
-            if run.inputs and run.inputs.dataset_inputs:
-                inputs = run.inputs.dataset_inputs
-                retry_on_conflict(lambda: client.log_inputs(run_id, datasets=inputs))
-            for points, param_batch, tag_batch in zip_longest(
-                _split(_select_new_points(source, RunSource(client, target)), MAX_POINTS),
-                _split(params, _MAX_BATCH),
-                _split(tags, _MAX_BATCH),
-                fillvalue=(),
-            ):
-                renew_lease()
-                client.log_batch(run_id, points, param_batch, tag_batch)
-                last_time = max([last_time, *(point.timestamp for point in points)])
-        return last_time
-
-    def _score(self, source: RunSource, target: Run, files: Collection[str]) -> str:
-        """Score a copy, log its models, and return the problem or "".
-
-        Reads metric histories only if the source was scored with other rows or versions.
-        """
-        client = self._client
-        run = Lease(client, target.info.run_id).check()
-        artifact_uri = source.run.info.artifact_uri
-        try:
-            stored = read_measurements(
-                source.client, replace_info(run, artifact_uri=artifact_uri), reread=False
-            )
-            results = evaluate(stored)
-            changes = find_changes(client, stored, results, reread=False)
-            if stored.record is not None and not set(files) >= REPORTS:
-                changes = replace(changes, reports=True)
-            scores = Scores(stored, results, changes)
-            log_results(client, scores)
-            log_models(client, run, scores)
-        except RecordError as error:
-            return f"it is copied, but cannot be scored: {error}"
-        return ""
-
-    def _end_copy(self, run: Run, target: Run, state: str, last_time: int) -> None:
-        """Set status, end time, parent and completion tag of a copy."""
+        files: Iterable[str],
+    ) -> None:
+        """Store the rows, artifacts and inputs that a copy lacks. Repeating it changes nothing."""
         client, run_id = self._client, target.info.run_id
-        current = Lease(client, run_id).check()
+        artifacts = ArtifactFolder(client, target)
+        with (
+            mlflow_errors(f"copy run {source.run_id}"),
+            tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch,
+        ):
+            for name, content in rows.items():
+                artifacts.write_file(f"{ROWS_FOLDER}/{name}", content)
+            for path in files:
+                lease.renew_if_due()
+                file = source.fetch_file(path, Path(scratch))
+                artifacts.repository.log_artifact(str(file), path.rpartition("/")[0] or None)
+                if file.is_relative_to(scratch):
+                    file.unlink()
+            if source.run.inputs and source.run.inputs.dataset_inputs:
+                inputs = source.run.inputs.dataset_inputs
+                retry_on_conflict(lambda: client.log_inputs(run_id, datasets=inputs))
+
+    def _log(
+        self,
+        source: RunSource,
+        target: Run,
+        lease: Lease,
+        new_tags: Mapping[str, str],
+        has_reports: bool,
+    ) -> tuple[int, str]:
+        """Log histories, parameters, tags and scores of a copy. Repeating it changes nothing.
+
+        Returns the time of the latest metric value, or the start time if that is later, and a
+        problem or "". The scores of a new copy are logged in the same request.
+        """
+        client, run = self._client, source.run
+        last_time: int = run.info.start_time
+
+        def select_points() -> Iterator[Metric]:
+            nonlocal last_time
+            for number, point in enumerate(_select_new_points(source, RunSource(client, target))):
+                if number % MAX_POINTS == 0:
+                    lease.renew_if_due()
+                last_time = max(last_time, point.timestamp)
+                yield point
+
+        tags = dict(new_tags.items() - target.data.tags.items())
+        content: tuple[Any, ...] = select_points(), run.data.params, tags
+        problem = ""
+        if target.data.metrics:
+            with mlflow_errors(f"copy run {source.run_id}"):
+                log_in_batches(client, target.info.run_id, *content)
+            content = ()
+            scored, read_history = lease.check(), None
+        else:
+            lease.check_recently()
+            params = [Param(*item) for item in run.data.params.items()]
+            tag_list = [RunTag(*item) for item in {**target.data.tags, **tags}.items()]
+            metrics = [Metric(*item, 0, 0) for item in run.data.metrics.items()]
+            scored = Run(target.info, RunData(metrics, params, tag_list), run.inputs)
+            read_history = source.read_history
+        try:
+            scores = _score(source, client, scored, has_reports, read_history)
+        except RecordError as error:
+            problem = f"it is copied, but cannot be scored: {error}"
+            with mlflow_errors(f"copy run {source.run_id}"):
+                log_in_batches(client, target.info.run_id, *content)
+        else:
+            log_results(client, scores, *content)
+            log_models(client, scored, scores)
+        return last_time, problem
+
+    def _end_copy(self, run: Run, target: Run, lease: Lease, last_time: int) -> None:
+        """Set status and end time of a copy, and delete the tag of the process that copied it."""
+        client, run_id = self._client, target.info.run_id
+        current = lease.check_recently()
         if (status := _get_copied_status(run)) != "RUNNING":
             client.set_terminated(run_id, status, run.info.end_time or last_time)
-        # Another machine may have deleted the parent meanwhile, as a duplicate.
-        parent_tag = self._build_parent_tag(target.info.experiment_id, run)
-        new_parent_tag = dict(parent_tag.items() - target.data.tags.items())
-        log_tags(client, run_id, {**new_parent_tag, names.COPIED_STATE_TAG: state})
         outdated_tags = {names.ERROR_TAG, names.DIVERGED_TAG} - _select_tags(run).keys()
-        for tag in {names.PROCESS_TAG, *outdated_tags} & current.data.tags.keys():
-            client.delete_tag(run_id, tag)
+        for tag in (*outdated_tags, names.PROCESS_TAG):  # without the last one, it is complete
+            if tag in current.data.tags:
+                client.delete_tag(run_id, tag)
 
     def _get_experiment_id(self, source: RunSource) -> str:
         """Return the id of the experiment of a run's copy. Creates it if it is missing."""
@@ -400,112 +348,136 @@ class RunCopier:
             self._experiment_ids[key] = get_or_create_experiment(self._client, name)
         return self._experiment_ids[key]
 
+    def _search_originals(self, source_ids: Sequence[str]) -> None:
+        """Look up which of these runs the target has: no run gets one of these ids later."""
+        valid_ids = [run_id for run_id in source_ids if RUN_ID.fullmatch(run_id)]
+        with suppress(ClearError):  # each run is looked up in its turn then
+            experiment_ids = find_experiment_ids(self._client)
+            for start in range(0, len(valid_ids), _MAX_IDS):
+                run_ids = valid_ids[start : start + _MAX_IDS]
+                condition = f"attributes.run_id IN ({', '.join(map(repr, run_ids))})"
+                runs = search_runs(self._client, experiment_ids, condition)
+                self._originals |= {**dict.fromkeys(run_ids), **{r.info.run_id: r for r in runs}}
+
+    def _find_original(self, run_id: str) -> Run | None:
+        """Return the run with this id in the target, or None."""
+        if run_id not in self._originals:
+            self._originals[run_id] = get_run_or_none(self._client, run_id)
+        return self._originals[run_id]
+
+    def _search_copies(self, written: Sequence[RunSource], waiting: Sequence[RunSource]) -> None:
+        """Search the copies of runs at once, by their start times, which are those of the runs.
+
+        written: forgets the copies of their parents as well.
+        """
+        sources: dict[tuple[str, str], RunSource] = {}
+        for source in (*written, *waiting):
+            with suppress(ClearError):  # it is raised again in its turn
+                sources[self._get_experiment_id(source), source.run_id] = source
+        parent_ids = {self._find_parent_id(source.run) for source in written}
+        for key in [key for key in self._copies if key in sources or key[1] in parent_ids]:
+            del self._copies[key]
+        if len(sources) < 2:
+            return
+        times = [source.run.info.start_time for source in sources.values()]
+        condition = (
+            f"tags.`{names.COPIED_FROM_TAG}` LIKE '%' AND attributes.start_time >= {min(times)} "
+            f"AND attributes.start_time <= {max(times)}"
+        )
+        copies: dict[tuple[str, str], list[Run]] = {key: [] for key in sources}
+        with suppress(ClearError):  # each run is looked up in its turn then
+            for run in search_runs(self._client, sorted({key[0] for key in sources}), condition):
+                key = run.info.experiment_id, run.data.tags[names.COPIED_FROM_TAG]
+                if key in copies:
+                    copies[key].append(run)
+            self._copies |= {key: _sort_copies(runs) for key, runs in copies.items()}
+
     def _find_copies(self, experiment_id: str, source_id: str) -> list[Run]:
         """Return the copies of a run in an experiment, complete ones first, then by run id."""
-        condition = f"tags.`{names.COPIED_FROM_TAG}` = '{source_id}'"
-        copies = search_runs(self._client, [experiment_id], condition)
-        return sorted(
-            copies,
-            key=lambda run: (names.COPIED_STATE_TAG not in run.data.tags, run.info.run_id),
-        )
+        key = experiment_id, source_id
+        if key not in self._copies:
+            condition = f"tags.`{names.COPIED_FROM_TAG}` = '{source_id}'"
+            self._copies[key] = _sort_copies(search_runs(self._client, [experiment_id], condition))
+        return self._copies[key]
+
+    def _find_parent_id(self, run: Run) -> str | None:
+        """Return the id that copies of a run's parent refer to, or None without a parent."""
+        parent_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
+        return None if parent_id is None else self._original_ids.get(parent_id, parent_id)
 
     def _build_parent_tag(self, experiment_id: str, run: Run) -> dict[str, str]:
         """Return the tag that names the copied or original parent, or {}."""
-        parent_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
+        parent_id = self._find_parent_id(run)
         if parent_id is None:
             return {}
-        parent_id = self._original_ids.get(parent_id, parent_id)
         copies = self._find_copies(experiment_id, parent_id)
-        parent = copies[0] if copies else get_run_or_none(self._client, parent_id)
+        parent = copies[0] if copies else self._find_original(parent_id)
         return {} if parent is None else {MLFLOW_PARENT_RUN_ID: parent.info.run_id}
 
-    def _delete_duplicates(self, experiment_id: str, source_id: str) -> str:
-        """Delete all copies of a run except one, and return its id.
+    def _close(self, source: RunSource, result: CopyResult) -> CopyResult:
+        """Delete all copies of a run except one, which gets its parent. Return the result for it.
 
         Two machines may each create a copy. Each searches after its own is complete, so one of them
         sees both. The complete copy with the smallest run id is kept, so that both decide the same.
+        Another machine may have deleted the parent meanwhile, as a duplicate.
         """
         client = self._client
-        kept_copy, *others = self._find_copies(experiment_id, source_id)
+        experiment_id = self._get_experiment_id(source)
+        if result.outcome in (IN_USE, FAILED):
+            return result
+        copies = self._find_copies(experiment_id, source.run_id)
+        if not copies:  # the target has the run itself
+            return result
+        kept_copy, *others = copies
+        kept_id = str(kept_copy.info.run_id)
         for copy in others:
-            if names.COPIED_STATE_TAG in copy.data.tags or not is_in_use(copy):
+            if _read_state(copy) is not None or not is_in_use(copy):
                 run_id = copy.info.run_id
                 with mlflow_errors(f"delete run {run_id}, a duplicate"):
                     client.delete_run(run_id)
                     # Children that are created later find their new parent when they are complete.
                     condition = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
                     for child in search_runs(client, [experiment_id], condition):
-                        client.set_tag(
-                            child.info.run_id, MLFLOW_PARENT_RUN_ID, kept_copy.info.run_id
-                        )
-        return str(kept_copy.info.run_id)
+                        client.set_tag(child.info.run_id, MLFLOW_PARENT_RUN_ID, kept_id)
+        if result.outcome in (COPIED, UPDATED):
+            tags = kept_copy.data.tags
+            new_tags = self._build_parent_tag(experiment_id, source.run).items() - tags.items()
+            if new_tags:
+                with mlflow_errors(f"name the parent of run {kept_id}"):
+                    log_tags(client, kept_id, dict(new_tags))
+        return replace(result, run_id=kept_id)
 
 
-def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
-    """Return the runs of a store that can be copied.
+def _sort_copies(copies: Iterable[Run]) -> list[Run]:
+    """Return copies of one run, complete ones first, then by run id."""
+    return sorted(copies, key=lambda run: (_read_state(run) is None, run.info.run_id))
 
-    These are trainings, ensembles, sweeps, other runs with rows, and the selected parents of these.
-    Raises TrackingError if the store, a run or an experiment does not exist.
 
-    store: a tracking URI, an offline folder or an mlruns folder. Of folders, only the artifacts in
-    them are read, wherever their runs were recorded. runs: ids of runs, their first digits, or
-    names of experiments; empty for all runs of the store.
+def _read_state(copy: Run) -> str | None:
+    """Return the hash of the source of a complete copy, or None for any other run."""
+    tags = copy.data.tags
+    return None if names.PROCESS_TAG in tags else tags.get(names.COPIED_STATE_TAG)
+
+
+def _score(
+    source: RunSource,
+    client: MlflowClient,
+    run: Run,
+    has_reports: bool,
+    read_history: Callable[[str], list[Metric]] | None,
+) -> Scores:
+    """Score a copy from the files of its source, which are on this machine more often.
+
+    run: the copy, with all tags and metrics of its source. read_history: see
+    :func:`find_changes`; it is called only if the source was scored with other rows or versions.
     """
-    folder, uri, artifacts = Path(store), store, None
-    if is_offline_folder(folder):
-        check_format(folder)
-        uri = format_offline_uri(folder)
-    elif folder.is_dir():
-        MLFLOW_ALLOW_FILE_STORE.set(True)
-        uri, artifacts = folder.absolute().as_uri(), folder
-    elif is_missing_store(uri):
-        raise TrackingError(f"the store {mask_credentials(uri)} does not exist")
-    selected: list[Run] = []
-    with mlflow_errors(f"read the store {mask_credentials(uri)}, which is copied"):
-        client = MlflowClient(name_sqlite_driver(uri))
-        for name in runs:
-            run = get_run_or_none(client, expand_run_id(client, name))
-            selected += [run] if run else search_runs(client, find_experiment_ids(client, name), "")
-        if not runs:
-            selected = list(search_runs(client, find_experiment_ids(client), ""))
-    if artifacts is not None:
-        selected = [locate_artifacts(artifacts, run) for run in selected]
-    copied = [run for run in selected if _can_copy(client, run)]
-    parent_ids = {run.data.tags.get(MLFLOW_PARENT_RUN_ID) for run in copied}
-    parents = [run for run in selected if run.info.run_id in parent_ids and run not in copied]
-    return [RunSource(client, run) for run in (*copied, *parents)]
-
-
-def _can_copy(client: MlflowClient, run: Run) -> bool:
-    """Return True if a run is a training, an ensemble or a sweep, or if it contains rows."""
-    tags = run.data.tags
-    if tags.get(names.KIND_TAG) in _COPIED_KINDS or names.ROWS_TAG in tags:
-        return True
-    # Another program wrote the rows, and they were not scored yet.
-    files = ArtifactFolder(client, run, ROWS_FOLDER).list_sizes()
-    return names.KIND_TAG not in tags and any(parse_row_index(name) is not None for name in files)
-
-
-def _walk_remote(root: ArtifactFolder, path: str = "") -> Iterator[tuple[str, int | None]]:
-    """Yield path and size (or None) of artifacts with safe paths."""
-    with mlflow_errors("list the artifacts of a run"):
-        entries = root.repository.list_artifacts(path or None) or []
-    for entry in entries:
-        # A store may list anything: only its own subfolders are listed.
-        entry_path = f"{path}/{PurePosixPath(entry.path).name}".lstrip("/")
-        if not entry.is_dir:
-            yield entry_path, entry.file_size
-        elif is_safe_path(entry_path):
-            yield from _walk_remote(root, entry_path)
-
-
-def _walk_local(root: Path) -> Iterator[tuple[str, int | None]]:
-    """Yield path and size of each file below a folder. Skips links and hidden files."""
-    for folder, _, file_names in os.walk(root):
-        for name in file_names:
-            file = Path(folder, name)
-            if not file.is_symlink() and file.is_file() and not name.startswith("."):
-                yield file.relative_to(root).as_posix(), file.stat().st_size
+    located = replace_info(run, artifact_uri=source.run.info.artifact_uri)
+    stored = replace(read_measurements(source.client, located, reread=False), run=run)
+    results = evaluate(stored)
+    changes = find_changes(client, stored, results, reread=False, read_history=read_history)
+    if stored.record is not None and not has_reports:
+        changes = replace(changes, reports=True)
+    return Scores(stored, results, changes)
 
 
 def _check_rows(
@@ -615,10 +587,3 @@ def _hash_source(run: Run, rows: Mapping[str, bytes], files: Mapping[str, int | 
     metadata = [info.status, info.end_time, info.run_name, data.params, _select_tags(run)]
     content = json.dumps([metadata, data.metrics, files, hash_rows("", rows)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
-
-
-def _split(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
-    """Yield lists of at most *size* items."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch

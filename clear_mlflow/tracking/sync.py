@@ -35,15 +35,9 @@ from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_ur
 from clear_mlflow.store.lease import check_not_being_trained, is_expired, read_trainer_token
 from clear_mlflow.store.offline import list_offline_folders
 from clear_mlflow.store.ui_urls import format_run_links
-from clear_mlflow.tracking.copy_runs import (
-    COPIED,
-    IN_USE,
-    STORED,
-    UPDATED,
-    RunCopier,
-    open_sources,
-)
+from clear_mlflow.tracking.copy_runs import COPIED, IN_USE, STORED, UPDATED, RunCopier
 from clear_mlflow.tracking.lifecycle import log_member_summary
+from clear_mlflow.tracking.run_sources import open_sources
 
 _KILLED = Outcome("KILLED", "its process was killed while the tracking store was away")
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import mlflow
@@ -17,20 +18,14 @@ from trainings import FOUR_BUCKETS
 
 import clear_mlflow
 from clear_mlflow.cli import main
+from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight, switch_store
 from clear_mlflow.store.lease import build_lease_tags, format_lease
 from clear_mlflow.store.rows import read_rows
-from clear_mlflow.tracking.copy_runs import (
-    COPIED,
-    FAILED,
-    IN_USE,
-    STORED,
-    UPDATED,
-    RunCopier,
-    open_sources,
-)
+from clear_mlflow.tracking.copy_runs import COPIED, FAILED, IN_USE, STORED, UPDATED, RunCopier
 from clear_mlflow.tracking.lifecycle import create_run
+from clear_mlflow.tracking.run_sources import open_sources
 
 SCRIPT = Path(__file__).parents[1] / "support" / "copying.py"
 
@@ -51,6 +46,14 @@ def read_copies(target):
     client = MlflowClient(target)
     experiment = client.get_experiment_by_name("copies")
     return client.search_runs([experiment.experiment_id]) if experiment else []
+
+
+def store_finished_run(store, experiment_id):
+    """Store a run that is scored and FINISHED. Return its id."""
+    run_id = stored_run(store, experiment_id, FOUR_BUCKETS).info.run_id
+    score(store, run_id)
+    store.set_terminated(run_id)
+    return run_id
 
 
 @pytest.mark.slow
@@ -171,6 +174,88 @@ def test_a_row_with_other_numbers_is_not_replaced(store, target, changes):
     assert refused.outcome == FAILED
     assert "row_002.json is stored with other numbers" in refused.message
     assert describe_run(MlflowClient(target), copied.run_id) == before
+
+
+@pytest.mark.parametrize("last_write", ["log_batch", "set_terminated"])
+def test_a_copy_is_completed_after_a_kill_at_its_end(store, target, experiment_id, last_write):
+    """All is stored except the status; or the tag of the process is left."""
+    run_id = store_finished_run(store, experiment_id)
+    (copied,) = copy_all(store.tracking_uri, target)
+    copies = MlflowClient(target)
+    ended = {**json.loads(format_lease()), "pid": 2**31 - 1, "token": "of another process"}
+    for tag in (names.PROCESS_TAG, names.HOLDER_TAG):
+        copies.set_tag(copied.run_id, tag, json.dumps(ended))
+    if last_write == "log_batch":
+        copies.update_run(copied.run_id, status="RUNNING")
+    (again,) = copy_all(store.tracking_uri, target)
+    assert (again.outcome, again.run_id) == (COPIED, copied.run_id)
+    check_equal(store, run_id, target, copied.run_id)
+    assert copy_all(store.tracking_uri, target)[0].outcome == STORED
+
+
+def test_a_copy_that_evaluate_closed_is_completed(store, target, experiment_id):
+    """Its process was killed before it set the status. A copy of a killed run stays killed."""
+    run_ids = [store_finished_run(store, experiment_id) for _ in range(2)]
+    store.set_terminated(run_ids[1], "KILLED")
+    copies = {result.source_id: result.run_id for result in copy_all(store.tracking_uri, target)}
+    for copy_id in copies.values():
+        MlflowClient(target).set_terminated(copy_id, "KILLED")
+    outcomes = {r.source_id: r.outcome for r in copy_all(store.tracking_uri, target)}
+    assert outcomes == {run_ids[0]: COPIED, run_ids[1]: STORED}
+    check_equal(store, run_ids[0], target, copies[run_ids[0]])
+
+
+def test_a_process_that_was_killed_before_it_deleted_a_duplicate(store, target, experiment_id):
+    """The next call deletes it, although it writes nothing else."""
+    run_id = store_finished_run(store, experiment_id)
+    switch_store(target)
+    client = preflight(opens_run=False)
+
+    class KilledCopier(RunCopier):
+        """Copier that sees no copies, and deletes none."""
+
+        def _find_copies(self, experiment_id, source_id):
+            return []
+
+    for _ in range(2):
+        list(KilledCopier(client, "copies").copy_runs(list_sources(store.tracking_uri)))
+    kept_id = min(copy.info.run_id for copy in read_copies(target))
+    assert len(read_copies(target)) == 2
+    (result,) = copy_all(store.tracking_uri, target)
+    assert (result.outcome, result.run_id) == (STORED, kept_id)
+    assert [copy.info.run_id for copy in read_copies(target)] == [kept_id]
+    check_equal(store, run_id, target, kept_id)
+
+
+def test_copies_take_few_requests(store, target, experiment_id, monkeypatch):
+    """Six per run; with nothing to do, two for all; the second search sees what others created."""
+    monkeypatch.setattr("clear_mlflow.tracking.copy_runs._SEARCH_SECONDS", 1e9)
+    monkeypatch.setattr("clear_mlflow.store.lease.CHECK_SECONDS", 1e9)
+    for _ in range(8):
+        store_finished_run(store, experiment_id)
+    sources = list_sources(store.tracking_uri)
+    switch_store(target)
+    client = preflight(opens_run=False)
+    calls = Counter()
+
+    def count(name, call):
+        def counted(*arguments, **keywords):
+            calls[name] += 1
+            return call(*arguments, **keywords)
+
+        return counted
+
+    for name in ("create_run", "log_batch", "log_inputs", "set_terminated", "delete_tag"):
+        monkeypatch.setattr(client, name, count(name, getattr(client, name)))
+    for name in ("search_runs", "get_run", "set_tag", "update_run", "search_experiments"):
+        monkeypatch.setattr(client, name, count(name, getattr(client, name)))
+    results = list(RunCopier(client, "copies").copy_runs(sources))
+    assert [result.outcome for result in results] == [COPIED] * 8
+    per_run = ("create_run", "log_batch", "set_terminated", "delete_tag")
+    assert calls == {**dict.fromkeys(per_run, 8), "search_runs": 3, "search_experiments": 1}
+    calls.clear()
+    assert {r.outcome for r in RunCopier(client, "copies").copy_runs(sources)} == {STORED}
+    assert calls == {"search_runs": 2, "search_experiments": 1}
 
 
 def test_a_run_in_training_waits_and_an_abandoned_one_is_killed(store, target, experiment_id):

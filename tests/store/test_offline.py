@@ -27,7 +27,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight
 from clear_mlflow.store.offline import format_offline_uri, locate_artifacts
 from clear_mlflow.store.rows import read_rows
-from clear_mlflow.tracking.copy_runs import open_sources
+from clear_mlflow.tracking.run_sources import open_sources
 
 FAST = ("--strategy", "ncm", "--features", "pixels")
 

@@ -22,7 +22,8 @@ from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import preflight, set_up_mlflow, switch_store
 from clear_mlflow.store.rows import read_row_files
-from clear_mlflow.tracking.copy_runs import RunCopier, RunSource
+from clear_mlflow.tracking.copy_runs import RunCopier
+from clear_mlflow.tracking.run_sources import RunSource
 
 BUCKETS, PER_BUCKET = 3, 20
 FOLDERS = ("", PREDICTIONS_FOLDER, "anytime_accuracy")
