@@ -145,10 +145,12 @@ class RunCopier:
                     break
             del waiting[: len(results)]
 
-    def _try(self, copy: Callable[..., CopyResult], source: RunSource, *more: Any) -> CopyResult:
-        """Call a method of this class, and return its result or that of its error."""
+    def _try(
+        self, copy: Callable[..., CopyResult], source: RunSource, *arguments: Any
+    ) -> CopyResult:
+        """Call a method of this class, and return its result, or the error as one."""
         try:
-            return copy(source, *more)
+            return copy(source, *arguments)
         except (ClearError, OSError) as error:
             name = source.run.info.run_name or source.run_id
             return CopyResult(source.run_id, name, FAILED, message=str(error))
@@ -366,7 +368,7 @@ class RunCopier:
         return self._originals[run_id]
 
     def _search_copies(self, written: Sequence[RunSource], waiting: Sequence[RunSource]) -> None:
-        """Search the copies of runs at once, by their start times, which are those of the runs.
+        """Search the copies of runs at once: they have the start times of the runs.
 
         written: forgets the copies of their parents as well.
         """

@@ -239,11 +239,11 @@ def test_copies_take_few_requests(store, target, experiment_id, monkeypatch):
     calls = Counter()
 
     def count(name, call):
-        def counted(*arguments, **keywords):
+        def call_counted(*arguments, **keywords):
             calls[name] += 1
             return call(*arguments, **keywords)
 
-        return counted
+        return call_counted
 
     for name in ("create_run", "log_batch", "log_inputs", "set_terminated", "delete_tag"):
         monkeypatch.setattr(client, name, count(name, getattr(client, name)))
