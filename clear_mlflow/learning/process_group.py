@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
+import socket
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +29,11 @@ from clear_mlflow.core.errors import ConfigError, PeerLostError
 # Time that a process waits for another one, which may be reading the dataset from a slow disk or
 # storing a row on a slow server. The end of a process is noticed at once.
 WAIT = timedelta(minutes=10)
+
+_GRACE_SECONDS = 2.0  # in which a process ends by itself if another one has ended
+# How a machine without power is noticed: seconds until the first question, between questions, and
+# how many remain unanswered.
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 # Parts of gloo's messages about a lost process, for which torch raises a plain RuntimeError.
 _PEER_GONE = (
@@ -195,8 +203,11 @@ def process_group(
             dist.init_process_group("nccl", device_id=gpu, **options)
         else:
             dist.init_process_group("gloo", **options)
+        # Gloo notices the end of a process at once.
+        watch = watch_peers(store, dist_env) if device == "cuda" else contextlib.nullcontext()
         try:
-            yield ProcessGroup(dist_env.rank, dist_env.size)
+            with watch:
+                yield ProcessGroup(dist_env.rank, dist_env.size)
         except BaseException:
             # Destroying or aborting a gloo group waits for pending operations, perhaps a process
             # that waits for this one; they end with this process. A waiting GPU must be freed.
@@ -204,6 +215,65 @@ def process_group(
                 dist.distributed_c10d._abort_process_group()
             raise
     dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def watch_peers(store: Any, dist_env: DistributedEnv) -> Iterator[None]:
+    """Abort this process soon after rank 0, or on rank 0 any process, has ended within the block.
+
+    NCCL does not notice it, waits for ten minutes, and then aborts the process in the same way.
+    Without a connection to rank 0, that is what happens.
+
+    store: of the rendezvous.
+    """
+    has_left = threading.Event()
+    connections: list[socket.socket] = []
+
+    def watch(connection: socket.socket) -> None:
+        connections.append(connection)
+        for option, value in _KEEPALIVE.items():
+            if hasattr(socket, option):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.settimeout(None)
+        with contextlib.suppress(OSError):
+            if connection.recv(1):  # the other process is done
+                return
+        # The same error may be about to end this process, too.
+        if not has_left.wait(_GRACE_SECONDS):
+            os.abort()
+
+    def accept(server: socket.socket, token: bytes) -> None:
+        while len(connections) < dist_env.size - 1:
+            connection, _ = server.accept()
+            connection.settimeout(_GRACE_SECONDS)
+            with contextlib.suppress(OSError):
+                if connection.recv(len(token), socket.MSG_WAITALL) == token:
+                    threading.Thread(target=watch, args=(connection,), daemon=True).start()
+
+    is_local = dist_env.local_size == dist_env.size
+    host = "127.0.0.1" if is_local else os.environ["MASTER_ADDR"]
+    if dist_env.rank == 0:
+        server = socket.create_server((host if is_local else "", 0))
+        token = secrets.token_hex(16)
+        store.set("watch", f"{server.getsockname()[1]} {token}")
+        threading.Thread(target=accept, args=(server, token.encode()), daemon=True).start()
+    else:
+        port, token = store.get("watch").decode().split()
+        with contextlib.suppress(OSError):
+            connection = socket.create_connection((host, int(port)), timeout=_GRACE_SECONDS)
+            connection.sendall(token.encode())
+            threading.Thread(target=watch, args=(connection,), daemon=True).start()
+    try:
+        yield
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.sendall(b".")
+    finally:
+        has_left.set()
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager

@@ -158,10 +158,10 @@ class TrainingProcess:
         code = self._process.wait()
         on_gpus = self._config is not None and self._config.device == "cuda"
         if code == -signal.SIGABRT and on_gpus and read_dist_env().size > 1:
-            # NCCL aborts the process from a thread of its own; the child cannot handle that.
+            # A thread that watches the others, or NCCL's, aborts a child that waits for a GPU.
             return PeerLostError(
-                "another process of this training has ended or does not respond: NCCL gave up "
-                "waiting for it and aborted this one; read the error of that process"
+                "another process of this training has ended or does not respond, so this one, "
+                "which would wait for it, was aborted; read the error of that process"
             )
         return TrainingDied(code)
 

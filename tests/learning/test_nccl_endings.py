@@ -43,7 +43,13 @@ def child_that(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("ending", "device", "several", "error", "message"),
     [
-        ("os.abort()", "cuda", True, PeerLostError, "NCCL gave up .* the error of that process"),
+        (
+            "os.abort()",
+            "cuda",
+            True,
+            PeerLostError,
+            "has ended .* the error of that process",
+        ),
         ("os.abort()", "cuda", False, TrainingDied, "SIG"),
         ("os.abort()", "cpu", True, TrainingDied, "SIG"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "cuda", True, TrainingDied, "SIG"),

@@ -1,6 +1,12 @@
 """What several processes exchange, and on which device, tested without a GPU."""
 
+import contextlib
+import faulthandler
+import multiprocessing
 import os
+import signal
+import socket
+import time
 from types import SimpleNamespace
 from unittest import mock
 
@@ -95,6 +101,7 @@ def nccl(monkeypatch, rendezvous):
     monkeypatch.setattr(dist, "destroy_process_group", lambda: requests.append(("destroy",)))
     abort = lambda: requests.append(("abort",))  # noqa: E731
     monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", abort)
+    monkeypatch.setattr(groups, "watch_peers", lambda *_: contextlib.nullcontext())
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
@@ -173,3 +180,86 @@ def test_processes_with_different_settings_are_rejected():
     message = "precision is off, bf16 in processes 0 to 1.* pass precision=off"
     with pytest.raises(ConfigError, match=message), process_group(SECOND, "cuda", precision="bf16"):
         pass
+
+
+def end_normally():
+    return
+
+
+def end_by_error():
+    raise SystemExit(2)
+
+
+def kill_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_a_gpu():
+    time.sleep(60)
+
+
+def run_members(tmp_path, *endings):
+    """Return the exit code of each process of a watched group, which ends in its way."""
+    size = len(endings)
+
+    def run_member(rank, ending):
+        faulthandler.disable()
+        store = dist.FileStore(str(tmp_path / "store"), size)
+        env = DistributedEnv(rank=rank, size=size, local_rank=rank, local_size=size)
+        with groups.watch_peers(store, env):
+            store.set(f"present/{rank}", "yes")
+            for other in range(size):
+                store.get(f"present/{other}")
+            time.sleep(0.3)  # until all are connected
+            ending()
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=run_member, args=member) for member in enumerate(endings)]
+    started = time.monotonic()
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert time.monotonic() - started < 40, "shorter than a wait for a GPU"
+    return [process.exitcode for process in processes]
+
+
+ABORTED = -signal.SIGABRT
+
+
+@pytest.mark.parametrize(
+    ("endings", "codes"),
+    [
+        ((wait_for_a_gpu, kill_itself, wait_for_a_gpu), [ABORTED, -signal.SIGKILL, ABORTED]),
+        ((kill_itself, wait_for_a_gpu, wait_for_a_gpu), [-signal.SIGKILL, ABORTED, ABORTED]),
+        ((wait_for_a_gpu, end_by_error), [ABORTED, 2]),
+        ((end_by_error, end_by_error), [2, 2]),
+        ((end_normally, end_normally, end_normally), [0, 0, 0]),
+        ((lambda: time.sleep(3), end_normally), [0, 0]),
+    ],
+    ids=["killed", "rank 0 killed", "error", "same error", "done", "done earlier"],
+)
+def test_a_process_on_a_gpu_that_waits_for_a_lost_one_is_aborted(tmp_path, endings, codes):
+    """In seconds instead of NCCL's ten minutes. Its own ending counts if it has one."""
+    assert run_members(tmp_path, *endings) == codes
+
+
+def test_strangers_are_not_members(tmp_path):
+    """A connection without the token of the store counts neither as a process nor as its end."""
+    store = dist.FileStore(str(tmp_path / "store"), 2)
+    with groups.watch_peers(store, DistributedEnv(rank=0, size=2, local_rank=0, local_size=2)):
+        port, _ = store.get("watch").decode().split()
+        with socket.create_connection(("127.0.0.1", int(port))) as stranger:
+            stranger.sendall(b"0" * 32)
+        assert run_second_member(store) == 0
+    # A process that cannot connect trains without being watched.
+    store.set("watch", "1 token")
+    with groups.watch_peers(store, SECOND):
+        pass
+
+
+def run_second_member(store):
+    """Join a group as the second process of this machine, and end normally."""
+    with groups.watch_peers(store, SECOND):
+        time.sleep(0.1)
+    return 0
