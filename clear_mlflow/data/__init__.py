@@ -21,6 +21,7 @@ from clear_mlflow.data.layouts import find_layout, read_layout
 from clear_mlflow.data.sources import CLEAR, is_custom_stream, load_source, stream_name
 from clear_mlflow.data.splits import AUTO, IID, check_split
 from clear_mlflow.data.stream import BucketStream, build_stream
+from clear_mlflow.data.times import CLEAR10_TIMES
 
 
 def load_stream(
@@ -52,6 +53,8 @@ def load_stream(
         source = data_root
     name = stream_name(dataset, data_root, arguments or {})
     stream = build_stream(index, name=name, protocol=protocol, split=split, hash_folder=cache_dir)
+    if dataset == "clear10" and CLEAR10_TIMES.keys() >= {*stream.keys}:
+        stream = replace(stream, times=tuple(CLEAR10_TIMES[key] for key in stream.keys))
     licence = str((arguments or {}).get("licence", "none"))
     return replace(stream, source=source, licence="" if licence == "none" else licence)
 

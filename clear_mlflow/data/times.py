@@ -16,6 +16,22 @@ _TIME = re.compile(
 # The precision of a time: 2004 lacks the half-year, and 2004-Q2 the month.
 YEAR, HALF, QUARTER, MONTH, DAY = range(5)
 
+# First day of each part of the time line that CLEAR-10 consists of, by bucket key. The last part
+# ends on 2014-04-28. Source: clear_10_time.json of linzhiqiu/continual-learning, af36aa2.
+CLEAR10_TIMES = {
+    "0": "2004-01-01",
+    "1": "2007-04-09",
+    "2": "2008-03-21",
+    "3": "2008-12-23",
+    "4": "2009-09-07",
+    "5": "2010-06-03",
+    "6": "2011-02-05",
+    "7": "2011-09-24",
+    "8": "2012-06-05",
+    "9": "2013-02-03",
+    "10": "2013-09-08",
+}
+
 
 class Time(NamedTuple):
     """A time and the precision with which it was written."""

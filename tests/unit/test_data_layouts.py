@@ -3,6 +3,7 @@
 import itertools
 import random
 import shutil
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from one_line_errors import check_error
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.check import check_layout
-from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.data.stream import BucketStream, describe_stream
+from clear_mlflow.data.times import CLEAR10_TIMES
 
 PHOTOS = Photos()
 PROTOCOLS = [("iid", "0"), ("iid", "3"), ("iid", "77"), ("streaming", "auto")]
@@ -194,6 +196,26 @@ def test_a_missing_test_set_is_an_error(tmp_path):
 )
 def test_meaningless_options_are_rejected(trees, options, words):
     check_error(ConfigError, words, load, trees["challenge"], *options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_buckets_of_clear10_have_the_dates_that_its_authors_published(trees, layout, tmp_path):
+    """By key; not those of another dataset, or of other keys."""
+    stream = load(trees[layout], split="0")
+    assert stream.times == ("2007-04-09", "2008-03-21", "2008-12-23")
+    assert describe_stream(stream).times[0] == date(2007, 4, 9)
+    other = load_stream("clear100", str(trees["challenge"]), cache_dir=tmp_path, split="0")
+    assert (other.times, other.digest) == ((), stream.digest)
+    LAYOUTS[layout](tmp_path / "more", Photos(buckets=("9", "10", "11")))
+    assert load(tmp_path / "more", split="0").times == ()
+    LAYOUTS[layout](tmp_path / "last", Photos(buckets=("0", "10")))
+    assert load(tmp_path / "last", split="0").times == ("2004-01-01", "2013-09-08")
+
+
+def test_each_part_of_clear10_but_the_first_lasts_less_than_a_year():
+    starts = [*map(date.fromisoformat, CLEAR10_TIMES.values()), date(2014, 4, 28)]
+    days = [(after - before).days for before, after in itertools.pairwise(starts)]
+    assert (days[0], min(days[1:]), max(days[1:])) == (1194, 217, 347)
 
 
 @pytest.mark.parametrize("folder", ["clear10", "clear10_neurips2021", "clear10-train", "CLEAR10_x"])
