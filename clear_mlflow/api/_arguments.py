@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _DESCRIPTIONS: Mapping[Any, str] = {
     NoneType: "None",
@@ -38,19 +51,37 @@ def resolve_annotation(function: Callable[..., Any], annotation: str, **types: A
     return list(get_args(resolved)) if is_union else [resolved]
 
 
-def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raise ConfigError if an argument does not have the type that its annotation states.
+def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return a function that raises ConfigError for an argument without its annotated type.
 
-    arguments: values by parameter name. Parameters annotated as Runs are not checked here.
+    Skips annotations with a type that is imported only for type checkers, such as Runs.
     """
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.annotation == "Runs":
-            continue
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call_checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            arguments = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # raised again by the call, with the function's name
+            arguments = {}
+        for name, value in arguments.items():
+            _check_argument(function, signature.parameters[name], value)
+        return function(*args, **kwargs)
+
+    return call_checked
+
+
+def _check_argument(
+    function: Callable[..., Any], parameter: inspect.Parameter, value: object
+) -> None:
+    try:
         members = resolve_annotation(function, parameter.annotation)
-        if not any(_has_type(arguments[name], member) for member in members):
-            expected = " or ".join(map(_describe_type, members))
-            value = safe_repr(arguments[name], 100)
-            raise ConfigError(f"{name} is {value}; expected {expected}", parameter=name)
+    except NameError:
+        return
+    if not any(_has_type(value, member) for member in members):
+        expected = " or ".join(map(_describe_type, members))
+        message = f"{parameter.name} is {safe_repr(value, 100)}; expected {expected}"
+        raise ConfigError(message, parameter=parameter.name)
 
 
 def _has_type(value: Any, expected: Any) -> bool:

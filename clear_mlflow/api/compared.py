@@ -20,8 +20,7 @@ from mlflow.entities import Param, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME, MLFLOW_RUN_NOTE
 from mlflow.utils.time import get_current_time_millis
 
-from clear_mlflow.api.load import Run as ApiRun
-from clear_mlflow.api.load import Runs, choose_runs, list_existing
+from clear_mlflow.api.load import list_existing
 from clear_mlflow.comparison.figures import plot_history, render_figures
 from clear_mlflow.comparison.groups import NOT_LOGGED, ComparedRun, RunWithoutRows, truncate_name
 from clear_mlflow.comparison.page import render_comparison_page
@@ -76,12 +75,11 @@ from clear_mlflow.store.client import (
     is_missing_store,
     map_in_threads,
     mlflow_errors,
-    open_store,
     preflight,
 )
 from clear_mlflow.store.offline import is_bundle
 from clear_mlflow.store.rows import NO_ROWS, read_matrices
-from clear_mlflow.store.search import MissingRun, get_or_create_experiment, tag_project_run
+from clear_mlflow.store.search import MissingRun, get_or_create_experiment
 from clear_mlflow.store.ui_urls import (
     format_artifact_link,
     format_comparison_links,
@@ -213,26 +211,11 @@ class ComparedRuns:
         return f"ComparedRuns({len(self.comparison.runs)} runs)"
 
 
-def compare_chosen_runs(
-    runs: Runs,
-    *,
-    filter: str | None,  # noqa: A002
-    group_by: str | Sequence[str],
-    rank_by: str,
-    metrics: str | Sequence[Any],
-    baseline: str | None,
-    margin: float | None,
-    at_equal: str | None,
-    oracle: str | None,
-    log: bool,
-) -> ComparedRuns:
-    """Compare chosen runs, and store the comparison in a run unless *log* is False.
+def load_matrix_metrics(metrics: Sequence[Any]) -> tuple[Metric, ...]:
+    """Return the default metrics and requested ones, by name or as functions.
 
-    The run is a new one, or the one that ``mlflow run`` opened for this process. If only bundles
-    are compared and the store cannot be written, no error is raised: the result's run id is None,
-    and its links state the problem. See :func:`clear_mlflow.compare` for options and other errors.
+    Raises ConfigError if one is computed from predictions.
     """
-    metrics = metrics.split(",") if isinstance(metrics, str) else metrics
     requested = load_metrics(metrics)
     for metric in requested:
         if metric.needs == PREDICTIONS:
@@ -240,40 +223,31 @@ def compare_chosen_runs(
                 f"metric {metric.name} is computed from predictions, and runs are compared by "
                 "metrics of the matrix; leave it out"
             )
-    client = open_store()
-    project_run_id = tag_project_run(client, names.KIND_COMPARE) if log else None
-    selected, are_named = choose_runs(client, runs, filter=filter)
-    selected_runs = list(selected)
-    compared = compare_stored_runs(
-        client,
-        selected_runs,
-        group_by=split_group_by(group_by),
-        rank_by=None if rank_by == AUTO else rank_by,
-        metrics=(*METRICS, *requested),
-        baseline=baseline,
-        margin=margin,
-        at_equal=at_equal,
-        oracle=oracle,
-        explicit=are_named,
-    )
-    if not log:
-        return compared
+    return (*METRICS, *requested)
+
+
+def log_comparison(
+    client: MlflowClient,
+    compared: ComparedRuns,
+    runs: Sequence[Run | MissingRun],
+    *,
+    run_id: str | None,
+    params: Mapping[str, str | None],
+) -> ComparedRuns:
+    """Store a comparison in a run, and return it with the run's id and links.
+
+    If only bundles are compared and the store cannot be written, no error is raised: the result's
+    run id is None, and its links state the problem.
+
+    runs: those that were chosen. run_id: run to write to, or None for a new one. params: parameters
+    to log, except those that are None or empty.
+    """
     compared_ids = {run.run_id for run in compared.comparison.runs}
     experiment_ids = (
         run.info.experiment_id
-        for run in selected_runs
+        for run in runs
         if isinstance(run, Run) and run.info.run_id in compared_ids and not is_bundle(run)
     )
-    experiments = [runs] if isinstance(runs, (str, Path, ApiRun)) else (runs or ())
-    options = {
-        "runs": None if are_named else ",".join(map(str, experiments)),
-        "filter": filter,
-        "metrics": ",".join(name if isinstance(name, str) else "own" for name in metrics),
-        "baseline": baseline,
-        "margin": None if margin is None else f"{margin:.15g}",
-        "at_equal": at_equal,
-        "oracle": oracle,
-    }
     experiment_id = next(experiment_ids, None)
     try:
         if is_missing_store(client.tracking_uri):
@@ -282,12 +256,8 @@ def compare_chosen_runs(
             client,
             compared,
             experiment_id=experiment_id or get_or_create_experiment(client),
-            run_id=project_run_id,
-            params={
-                "group_by": ",".join(compared.comparison.group_by) or NONE,
-                "rank_by": rank_by,
-                **{name: value for name, value in options.items() if value},
-            },
+            run_id=run_id,
+            params={name: value for name, value in params.items() if value},
         )
         links = tuple(format_comparison_links(client, run))
     except TrackingError as error:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.api._arguments import check_arguments
+from clear_mlflow.api._arguments import checked
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import safe_repr
@@ -130,6 +130,7 @@ class Identification:
 _Candidate: TypeAlias = tuple[Match, float, tuple[float, ...]]
 
 
+@checked
 def identify(
     matrix: Sequence[AccuracyMatrix | Path | str] | AccuracyMatrix | Path | str,
     values: Sequence[str | float],
@@ -171,7 +172,6 @@ def identify(
         RecordError: the matrix is ambiguous or damaged, or num_instances does not fit it.
         TrackingError: the run does not exist, or the store cannot be reached.
     """
-    check_arguments(identify, dict(locals()))
     sources = [matrix] if isinstance(matrix, (AccuracyMatrix, Path, str)) else matrix
     numbers = [(text, _parse_number(text)) for text in map(str, values)]
     if not numbers or not sources:

@@ -7,18 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any, Literal
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.api.import_ import build_records
-from clear_mlflow.api.load import Runs, choose_runs
 from clear_mlflow.core.dataset import UNKNOWN
-from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
+from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, get_measured_split
 from clear_mlflow.core.record import row_file_name
-from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import MAX_ARTIFACT_FOLDERS, MAX_ARTIFACTS, MAX_RESULTS_BYTES
 from clear_mlflow.importers import (
@@ -30,16 +27,16 @@ from clear_mlflow.importers import (
     read_runs,
 )
 from clear_mlflow.learning.parameters.logged import is_training
-from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult, load_metrics
+from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult
 from clear_mlflow.scoring import Scores
 from clear_mlflow.scoring.run_log import log_results, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, is_local
-from clear_mlflow.store.client import is_server, map_in_threads, mlflow_errors, open_store
+from clear_mlflow.store.client import is_server, map_in_threads, mlflow_errors
 from clear_mlflow.store.lease import is_being_trained, is_expired
 from clear_mlflow.store.offline import is_bundle
 from clear_mlflow.store.rows import NO_ROWS, parse_rows, read_row_files, store_row
-from clear_mlflow.store.search import MissingRun, tag_project_run
+from clear_mlflow.store.search import MissingRun
 from clear_mlflow.store.sqlite import lock_store_writes
 from clear_mlflow.tracking.lifecycle import end_expired_run
 from clear_mlflow.tracking.logged_models import log_models
@@ -84,56 +81,6 @@ class ScoringResult:
             "metrics": {name: result.value for name, result in results.items()},
             "reasons": {n: result.reason for n, result in results.items() if result.reason},
         }
-
-
-def evaluate_each(
-    runs: Runs,
-    *,
-    filter: str | None,  # noqa: A002
-    unscored_only: bool,
-    metrics: str | Sequence[Any],
-    rows: str | None,
-    rows_scale: str,
-    rows_future: str,
-    rows_orientation: str,
-    rows_score: str,
-    rows_lower_is_better: bool,
-    jobs: int | Literal["auto"],
-    dry_run: bool,
-) -> Iterator[ScoringResult]:
-    """Do the work of :func:`clear_mlflow.evaluate`, and yield each result as soon as it is known.
-
-    Raises ConfigError if jobs is below 1, or if rows are named in a dry run.
-    """
-    if jobs != "auto" and jobs < 1:
-        raise ConfigError(
-            f"jobs is {jobs}; expected a whole number of at least 1, or auto", parameter="jobs"
-        )
-    if rows and dry_run:
-        raise ConfigError(
-            "rows are named in a dry run, but rows must be written before they can be scored; "
-            "leave dry_run out"
-        )
-    added_metrics = load_metrics(metrics)
-    prepare = None
-    if rows:
-        score = Score(rows_score, higher_is_better=not rows_lower_is_better)
-        options = ReadOptions(
-            scale=rows_scale, future=rows_future, orientation=rows_orientation, score=score
-        )
-        prepare = partial(copy_foreign_rows, pattern=RowPattern(rows), options=options)
-    client = open_store()
-    selected_runs, are_named = choose_runs(client, runs, filter=filter, unscored_only=unscored_only)
-    tag_project_run(client, names.KIND_EVALUATE)
-    yield from rescore_runs(
-        client,
-        selected_runs,
-        explicit=are_named,
-        dry_run=dry_run,
-        metrics=added_metrics,
-        jobs=None if jobs == "auto" else jobs,
-        prepare=prepare,
-    )
 
 
 def rescore_runs(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clear_mlflow.api._arguments import check_arguments
+from clear_mlflow.api._arguments import checked
 from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from clear_mlflow.api.sweep import SweepResult
 
 
+@checked
 def compare(
     runs: Runs = None,
     *,
@@ -63,13 +66,49 @@ def compare(
         RecordError: a bundle was changed.
         TrackingError: the store cannot be reached, or lacks a run.
     """
-    arguments = dict(locals())
-    check_arguments(compare, arguments)
-    from clear_mlflow.api.compared import compare_chosen_runs
+    from clear_mlflow.api import compared
+    from clear_mlflow.api.load import Run, choose_runs
+    from clear_mlflow.store.client import open_store
+    from clear_mlflow.store.search import tag_project_run
 
-    return compare_chosen_runs(**arguments)
+    metrics = metrics.split(",") if isinstance(metrics, str) else metrics
+    matrix_metrics = compared.load_matrix_metrics(metrics)
+    client = open_store()
+    project_run_id = tag_project_run(client, "compare") if log else None
+    selected, are_named = choose_runs(client, runs, filter=filter)
+    selected_runs = list(selected)
+    result = compared.compare_stored_runs(
+        client,
+        selected_runs,
+        group_by=compared.split_group_by(group_by),
+        rank_by=None if rank_by == "auto" else rank_by,
+        metrics=matrix_metrics,
+        baseline=baseline,
+        margin=margin,
+        at_equal=at_equal,
+        oracle=oracle,
+        explicit=are_named,
+    )
+    if not log:
+        return result
+    experiments = [runs] if isinstance(runs, (str, Path, Run)) else (runs or ())
+    params = {
+        "group_by": ",".join(result.comparison.group_by) or "none",
+        "rank_by": rank_by,
+        "runs": None if are_named else ",".join(map(str, experiments)),
+        "filter": filter,
+        "metrics": ",".join(name if isinstance(name, str) else "own" for name in metrics),
+        "baseline": baseline,
+        "margin": None if margin is None else f"{margin:.15g}",
+        "at_equal": at_equal,
+        "oracle": oracle,
+    }
+    return compared.log_comparison(
+        client, result, selected_runs, run_id=project_run_id, params=params
+    )
 
 
+@checked
 def evaluate(
     runs: Runs = None,
     *,
@@ -84,6 +123,7 @@ def evaluate(
     rows_lower_is_better: bool = False,
     jobs: int | Literal["auto"] = "auto",
     dry_run: bool = False,
+    on_result: Callable[[ScoringResult], ScoringResult] | None = None,
 ) -> list[ScoringResult]:
     """Rebuild the accuracy matrix of stored runs from their rows, and log what MLflow lacks.
 
@@ -109,6 +149,8 @@ def evaluate(
         rows_lower_is_better: state that smaller values of rows_score are better.
         jobs: number of runs scored at a time. auto: depends on the store.
         dry_run: report what would be done, and write nothing.
+        on_result: function that is called with each result as soon as it is known, for example to
+            print it; what it returns is in the list.
 
     Returns:
         A result for each run, in order: what was done, and its metrics.
@@ -118,13 +160,47 @@ def evaluate(
         RecordError: rows_score is not a valid name, or a bundle was changed.
         TrackingError: the store cannot be reached, or lacks an experiment.
     """
-    arguments = dict(locals())
-    check_arguments(evaluate, arguments)
-    from clear_mlflow.api.rescore import evaluate_each
+    from clear_mlflow.api.load import choose_runs
+    from clear_mlflow.api.rescore import copy_foreign_rows, rescore_runs
+    from clear_mlflow.importers import ReadOptions, RowPattern
+    from clear_mlflow.metrics import load_metrics
+    from clear_mlflow.store.client import open_store
+    from clear_mlflow.store.search import tag_project_run
 
-    return list(evaluate_each(**arguments))
+    if jobs != "auto" and jobs < 1:
+        raise ConfigError(
+            f"jobs is {jobs}; expected a whole number of at least 1, or auto", parameter="jobs"
+        )
+    if rows and dry_run:
+        raise ConfigError(
+            "rows are named in a dry run, but rows must be written before they can be scored; "
+            "leave dry_run out",
+            parameter="dry_run",
+        )
+    added_metrics = load_metrics(metrics)
+    prepare = None
+    if rows:
+        score = Score(rows_score, higher_is_better=not rows_lower_is_better)
+        options = ReadOptions(
+            scale=rows_scale, future=rows_future, orientation=rows_orientation, score=score
+        )
+        prepare = partial(copy_foreign_rows, pattern=RowPattern(rows), options=options)
+    client = open_store()
+    selected_runs, are_named = choose_runs(client, runs, filter=filter, unscored_only=unscored_only)
+    tag_project_run(client, "evaluate")
+    results = rescore_runs(
+        client,
+        selected_runs,
+        explicit=are_named,
+        dry_run=dry_run,
+        metrics=added_metrics,
+        jobs=None if jobs == "auto" else jobs,
+        prepare=prepare,
+    )
+    return [result if on_result is None else on_result(result) for result in results]
 
 
+@checked
 def export(
     runs: Runs,
     to: str | Path,
@@ -152,7 +228,6 @@ def export(
         RecordError: a run that was named lacks rows.
         TrackingError: a run does not exist, or the store cannot be reached.
     """
-    check_arguments(export, dict(locals()))
     from clear_mlflow.api.bundle import write_bundles
     from clear_mlflow.api.load import choose_runs, list_existing
     from clear_mlflow.store.client import open_store
@@ -175,6 +250,7 @@ def export(
     return Path(to)
 
 
+@checked
 def sweep(
     grid: Mapping[str, Any] | str | Path | None = None,
     *,
@@ -223,11 +299,21 @@ def sweep(
         KeyboardInterrupt: Ctrl-C was pressed; active runs were scored. Another signal that stops
             the sweep raises SystemExit.
     """
-    arguments = dict(locals())
-    check_arguments(sweep, arguments)
     from clear_mlflow.api.sweep import run_sweep
 
-    set_offline(arguments.pop("offline"))
-    result, signals = run_sweep(**arguments)
+    set_offline(offline)
+    result, signals = run_sweep(
+        grid,
+        experiment=experiment,
+        run_name=run_name,
+        retries=retries,
+        group_by=group_by,
+        rank_by=rank_by,
+        engine=engine,
+        jobs=jobs,
+        address=address,
+        cpus=cpus,
+        gpus=gpus,
+    )
     signals.raise_received()
     return result

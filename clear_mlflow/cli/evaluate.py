@@ -43,6 +43,7 @@ _MAX_NAME_LENGTH = 100
         "clear-mlflow evaluate first --metrics lab:my_metric --dry-run",
     ),
     options=[output.JSON_OPTION],
+    omit=("on_result",),
     is_entry_point=True,
 )
 def evaluate(**options: Any) -> None:
@@ -56,6 +57,20 @@ def evaluate(**options: Any) -> None:
     results: list[ScoringResult] = []
     num_values, is_done, is_json = 0, False, output.wants_json()
     outcomes = []
+    scores = None
+
+    def keep_result(result: ScoringResult) -> ScoringResult:
+        nonlocal num_values, scores
+        scores = result.scores
+        num_values += 0 if scores is None else len(scores.changes.metric_values)
+        if is_json:
+            outcomes.append(result.to_dict())
+        results.append(replace(result, scores=None))  # they fill the memory
+        bars.advance(task)
+        if received:
+            raise KeyboardInterrupt
+        return results[-1]
+
     bars = Progress(
         TextColumn("{task.completed:.0f} runs"),
         console=Console(stderr=True),
@@ -63,22 +78,12 @@ def evaluate(**options: Any) -> None:
         redirect_stdout=False,
         disable=not can_show_bars(sys.stderr),
     )
-    scores = None
+    task = bars.add_task("", total=None)
     with interrupt_on_signal() as received:
         try:
             with suppress(KeyboardInterrupt), bars:  # its signal is in received
-                from clear_mlflow.api.rescore import evaluate_each
-
-                for result in bars.track(evaluate_each(**options)):
-                    scores = result.scores
-                    num_values += 0 if scores is None else len(scores.changes.metric_values)
-                    if is_json:
-                        outcomes.append(result.to_dict())
-                    results.append(replace(result, scores=None))  # they fill the memory
-                    if received:
-                        break
-                else:
-                    is_done = True
+                evaluate_runs(**options, on_result=keep_result)
+                is_done = True
         finally:  # if the search fails, earlier results are printed
             if not is_json and (is_done or received or results):
                 with suppress(OSError):  # the reader of a pipe may have gone
