@@ -51,7 +51,7 @@ def resolve_annotation(function: Callable[..., Any], annotation: str, **types: A
     return list(get_args(resolved)) if is_union else [resolved]
 
 
-def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def validate_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return a function that raises ConfigError for an argument without its annotated type.
 
     Skips annotations with a type that is imported only for type checkers, such as Runs.
@@ -59,7 +59,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def call_checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def call_function(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             arguments = signature.bind(*args, **kwargs).arguments
         except TypeError:  # raised again by the call, with the function's name
@@ -68,7 +68,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
             _check_argument(function, signature.parameters[name], value)
         return function(*args, **kwargs)
 
-    return call_checked
+    return call_function
 
 
 def _check_argument(

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.api._arguments import checked
+from clear_mlflow.api._arguments import validate_arguments
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import safe_repr
@@ -130,7 +130,7 @@ class Identification:
 _Candidate: TypeAlias = tuple[Match, float, tuple[float, ...]]
 
 
-@checked
+@validate_arguments
 def identify(
     matrix: Sequence[AccuracyMatrix | Path | str] | AccuracyMatrix | Path | str,
     values: Sequence[str | float],

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clear_mlflow.api._arguments import checked
+from clear_mlflow.api._arguments import validate_arguments
 from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.score import Score
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clear_mlflow.api.sweep import SweepResult
 
 
-@checked
+@validate_arguments
 def compare(
     runs: Runs = None,
     *,
@@ -108,7 +108,7 @@ def compare(
     )
 
 
-@checked
+@validate_arguments
 def evaluate(
     runs: Runs = None,
     *,
@@ -200,7 +200,7 @@ def evaluate(
     return [result if on_result is None else on_result(result) for result in results]
 
 
-@checked
+@validate_arguments
 def export(
     runs: Runs,
     to: str | Path,
@@ -250,7 +250,7 @@ def export(
     return Path(to)
 
 
-@checked
+@validate_arguments
 def sweep(
     grid: Mapping[str, Any] | str | Path | None = None,
     *,
