@@ -28,11 +28,11 @@ class TrainingProgress:
     def __exit__(self, *_: object) -> None:
         """Leave the terminal as it was."""
 
-    def downloading(self, label: str, done: int, total: int | None) -> None:
-        """Show a download: *done* of *total* bytes, or only the line *label* with 0 of 0.
+    def print_line(self, line: str) -> None:
+        """Print a line between bars or lines of progress."""
 
-        total: None if it is not known.
-        """
+    def downloading(self, label: str, done: int, total: int | None) -> None:
+        """Show a download: *done* of *total* bytes, None if that is not known."""
 
     def images_decoded(self, done: int, total: int) -> None:
         """Show how many of *total* images are decoded."""
@@ -68,7 +68,7 @@ class LineProgress(TrainingProgress):
     def downloading(self, label: str, done: int, total: int | None) -> None:
         """Write the label as a line, unless it is the last one again."""
         if label != self._downloading:
-            self._write(label)
+            self.print_line(label)
         self._downloading = label
 
     def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
@@ -89,9 +89,9 @@ class LineProgress(TrainingProgress):
             seconds = time.perf_counter() - self._started
             head = f"bucket {row.row}/{len(row.buckets)} (key {row.buckets[row.row - 1]})"
             parts = [*format_accuracies(row), *_format_mean_loss(self._losses), f"{seconds:.1f} s"]
-            self._write(f"{head}: {', '.join(parts)}")
+            self.print_line(f"{head}: {', '.join(parts)}")
 
-    def _write(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Write a line. Ignores errors, for example on a full disk."""
         with suppress(OSError, ValueError):
             print(line, file=self._stream, flush=True)
@@ -174,13 +174,14 @@ class TerminalProgress(TrainingProgress):
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
+    def print_line(self, line: str) -> None:
+        """Print a line above the bars."""
+        self._bars.console.print(line, markup=False, highlight=False)
+
     def downloading(self, label: str, done: int, total: int | None) -> None:
-        """Move the lower bar, in megabytes, or print the label if the total is 0."""
-        if total == 0:
-            self._bars.console.print(label, markup=False, highlight=False)
-        else:
-            ends = None if total is None else total // 10**6
-            self._move_lower_bar(f"{label}, MB", done // 10**6, ends)
+        """Move the lower bar, in megabytes."""
+        ends = None if total is None else total // 10**6
+        self._move_lower_bar(f"{label}, MB", done // 10**6, ends)
 
     def images_decoded(self, done: int, total: int) -> None:
         """Move the lower bar."""

@@ -188,7 +188,7 @@ class StreamTraining:
         Displays the member's seed if ``seeds`` is not none.
         """
         if self.config.seeds != NONE:
-            self.progress.downloading(f"seed {config.seed}", 0, 0)  # displayed as a line of text
+            self.progress.print_line(f"seed {config.seed}")
         return dataclasses.replace(self, config=config)
 
     def rows(self, on_message: OnMessage = ignore) -> Iterator[Measurement]:

@@ -378,7 +378,8 @@ def _parse_lease(text: str | None) -> _LeaseTag | None:
     return lease
 
 
-# Run id to the text of its lease and the monotonic time at which this process first saw it.
+# Run id to the text of its lease and the monotonic time at which this process first saw it. Threads
+# share it without a lock: a second one that writes the same lease waits milliseconds longer.
 _first_seen: dict[str, tuple[str | None, float]] = {}
 
 

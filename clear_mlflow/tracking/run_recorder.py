@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mlflow import MlflowClient
@@ -52,11 +53,12 @@ class RunRecorder:
         self._folders: list[RunFolder] = []  # the last one is written to
         self._curve: list[Metric] = []  # points of the curve that are not on local disk yet
         self._exit_wait = 0.0  # seconds
-        self._unplotted: AccuracyMatrix | None = None  # the matrix, if no picture shows it yet
+        # The matrix, if no picture shows it yet. One thread appends and another pops.
+        self._unplotted = deque[AccuracyMatrix](maxlen=1)
         self._is_loaded, self._is_over = threading.Event(), threading.Event()
         # A daemon, since a call that hangs must not keep the process.
         self._background_thread = threading.Thread(
-            target=self._run_background_tasks, name="clear_mlflow heart", daemon=True
+            target=self._run_background_tasks, name="clear_mlflow lease and pictures", daemon=True
         )
 
     def open(self, run: Run) -> None:
@@ -176,7 +178,7 @@ class RunRecorder:
             points = self._write_points(build_row_points(matrix, row.row, values, time))
         finally:  # whatever happens, what is on disk is uploaded
             self._wait_and_enqueue(points)
-        self._unplotted = matrix
+        self._unplotted.append(matrix)
         if row.row > 0:  # there is time during the first bucket
             self._is_loaded.wait(10.0)  # on a busy machine; usually it takes one or two seconds
 
@@ -315,9 +317,9 @@ class RunRecorder:
             self.uploader.lease.renew(self._is_over)
         except Exception:  # reported by the uploader, or with the next row
             return
-        if self.uploader.is_failing or self._unplotted is None:
+        if self.uploader.is_failing or not self._unplotted:
             return
-        matrix, self._unplotted = self._unplotted, None
+        matrix = self._unplotted.pop()
         title = f"{self._run_name}, after {matrix.num_rows} buckets"
         try:
             self.client.log_image(
