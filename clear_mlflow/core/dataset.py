@@ -71,7 +71,7 @@ class DatasetDescription:
 
     @property
     def optional_fields(self) -> dict[str, Any]:
-        """Fields of a row's file that are only there if the dataset has them, in JSON types."""
+        """Fields of a row's file that only some datasets have, as JSON."""
         fields = {
             "features": self.features,
             "left_out": self.num_left_out,
@@ -101,7 +101,7 @@ class DatasetDescription:
 
     @property
     def tags(self) -> dict[str, str]:
-        """The tags of a run on this dataset: digests of its images and features."""
+        """The tags of a run: digests of its images and features."""
         digests = {"dataset_digest": self.digest}
         if self.features:
             digests["features"] = self.features["name"]
@@ -110,7 +110,7 @@ class DatasetDescription:
 
 
 def check_text(name: str, value: str) -> None:
-    """Raise RecordError unless a value is a printable text of 1 to MAX_TEXT_CHARACTERS."""
+    """Raise RecordError unless a value is a short printable text."""
     is_valid = isinstance(value, str) and 1 <= len(value) <= MAX_TEXT_CHARACTERS
     if not is_valid or not value.isprintable():
         raise RecordError(

@@ -86,7 +86,10 @@ class RowRecord:
         seed: int | None,
         written_at: str | None = None,
     ) -> RowRecord:
-        """Add to a row what its file contains. written_at: when it was measured, or None: now."""
+        """Add to a row what its file contains.
+
+        written_at: when it was measured, or None for now.
+        """
         return cls(
             row=row,
             dataset=dataset,
@@ -137,7 +140,7 @@ class RowRecord:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """The rows of one run as a matrix, and the metadata on which they agree."""
+    """The rows of one run as a matrix, with their metadata."""
 
     matrix: AccuracyMatrix
     dataset: DatasetDescription
@@ -150,7 +153,10 @@ class Record:
     def build(
         cls, rows: Collection[AccuracyRow], dataset: DatasetDescription, seed: int | None
     ) -> Record:
-        """Put rows, in any order, together. Raises RecordError if they contradict each other."""
+        """Put rows, in any order, together.
+
+        Raises RecordError if they contradict each other.
+        """
         matrix = AccuracyMatrix.from_rows(rows)
         counts = matrix.num_instances
         numbers = sorted(row.row for row in rows)
@@ -170,7 +176,7 @@ class Record:
 
     @property
     def is_complete(self) -> bool:
-        """Whether rows 1 to T are all stored. The initialisation row may be missing."""
+        """Whether rows 1 to T are all stored."""
         return set(range(1, self.matrix.num_buckets + 1)) <= set(self.rows)
 
     @property
@@ -236,7 +242,6 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
 
 
 def _identify_run(record: RowRecord) -> dict[str, object]:
-    """Return the metadata on which all rows of a run agree, by name."""
     return {
         "dataset name": record.dataset.name,
         "dataset digest": record.dataset.digest,
@@ -265,7 +270,7 @@ def check_schema(document: dict[str, Any], name: str) -> None:
 
 
 def _parse_record(document: dict[str, Any]) -> RowRecord:
-    """Build a record from the JSON object in a row's file, and keep unknown fields as ``extra``."""
+    """Build a record from a JSON object, with unknown fields as ``extra``."""
     check_schema(document, SCHEMA_NAME)
     row = _parse_row(document)
     if _require(document, "trained_through") != row.trained_through:
@@ -304,7 +309,7 @@ def _parse_dataset(document: dict[str, Any], row: AccuracyRow) -> DatasetDescrip
 
 
 def _parse_times(dates: object, num_buckets: int) -> tuple[date, ...]:
-    """Return the dates of a row's buckets, or () unless all are valid and ascending."""
+    """Parse the buckets' dates, or return () unless they are ascending."""
     if not isinstance(dates, list) or len(dates) != num_buckets:
         return ()
     try:
@@ -341,7 +346,7 @@ def _parse_row(document: dict[str, Any]) -> AccuracyRow:
 
 
 def _check_time(value: str) -> None:
-    """Raise RecordError unless a value is a time in UTC, ISO 8601, from 1970 on."""
+    """Raise RecordError unless a value is a UTC time from 1970 on."""
     with suppress(ValueError):
         time = datetime.fromisoformat(value.replace("Z", "+00:00"))
         if _UTC_TIME.fullmatch(value) and time.year >= 1970:  # the epoch of stores that keep it
@@ -352,5 +357,5 @@ def _check_time(value: str) -> None:
 
 
 def utc_now() -> str:
-    """Return the current time in UTC as ISO text with milliseconds."""
+    """Return the current UTC time as ISO text with milliseconds."""
     return datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")

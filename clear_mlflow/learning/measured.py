@@ -25,7 +25,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A message of a training: a row with its files, a training state, a test, or curve points."""
+    """A message of a training: row, state, test, or curve points."""
 
     row: AccuracyRow | None = None
     predictions: bytes | None = None  # content of the row's predictions file
@@ -58,14 +58,14 @@ class Training(Protocol):
         ...
 
     def for_member(self, config: TrainConfig) -> Training:
-        """Return the training of one member of an ensemble, on the same loaded data.
+        """Return the training of one member, on the same loaded data.
 
         config: one of ``self.config.split_seeds()``. Train the members in that order.
         """
         ...
 
     def rows(self, on_message: OnMessage = ignore) -> Iterator[Measurement]:
-        """Yield rows when they are measured, from row 0, and pass on messages without a row.
+        """Yield rows when they are measured, and pass other messages on.
 
         A resumed training first yields the stored row that it continues from. A row's training
         state follows it, except after the last row.

@@ -53,7 +53,7 @@ _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
 
 def check(config: TrainConfig, dist_env: DistributedEnv = SINGLE_PROCESS_ENV) -> TrainConfig:
-    """Return a configuration after all checks that need no data.
+    """Check a configuration as far as that needs no data.
 
     Its device and precision are resolved, and its arguments are complete: see
     :func:`complete_arguments`. Raises ConfigError if parameters are in conflict, or if this machine
@@ -70,7 +70,7 @@ def check(config: TrainConfig, dist_env: DistributedEnv = SINGLE_PROCESS_ENV) ->
 
 
 def complete_arguments(config: TrainConfig) -> TrainConfig:
-    """Return a configuration with typed arguments, defaults included, instead of texts.
+    """Replace the texts of arguments by typed ones, with defaults.
 
     These are the arguments of strategy, dataset and scenario. Also names the parameters that the
     strategy replaces. Raises ConfigError if an argument is invalid.
@@ -89,7 +89,7 @@ def complete_arguments(config: TrainConfig) -> TrainConfig:
 
 
 def check_parameters(config: TrainConfig, num_processes: int = 1) -> None:
-    """Raise ConfigError if parameters do not fit the strategy, or images do not fit the model."""
+    """Raise ConfigError if parameters do not fit strategy or model."""
     parse_strategy_arguments(config, num_processes)
     _check_model(config)
 
@@ -107,7 +107,7 @@ def _check_model(config: TrainConfig, smallest: int = 2, num_classes: int | None
 
 
 def check_files(config: TrainConfig, num_classes: int | None = None) -> None:
-    """Raise DataError if ``data_root`` does not exist, and ConfigError if weights do not fit.
+    """Raise DataError without ``data_root``, and ConfigError for wrong weights.
 
     Skips ``data_root`` if it is ``auto`` or the dataset is a user's function, and the weights if
     the strategy builds its own model.
@@ -122,7 +122,7 @@ def check_files(config: TrainConfig, num_classes: int | None = None) -> None:
 
 
 def check_stream(config: TrainConfig, stream: BucketStream) -> None:
-    """Raise ConfigError if the model cannot train on the stream's classes or smallest bucket."""
+    """Raise ConfigError if the model does not fit the stream."""
     smallest = min(2, *(len(bucket.train) for bucket in stream.buckets))
     if smallest == 1 or is_custom_function(config.model):  # others were tried without data
         _check_model(config, smallest, len(stream.class_names))
@@ -137,7 +137,7 @@ def download_missing(config: TrainConfig, progress: TrainingProgress) -> None:
 
 
 def load_data(config: TrainConfig) -> BucketStream:
-    """Load a dataset as a stream of image files, which are not decoded, and apply the scenario.
+    """Load a dataset as a stream of undecoded images.
 
     Raises ConfigError or DataError unless parameters, weights and features fit the dataset.
     """
@@ -172,7 +172,7 @@ class StreamTraining:
 
     @cached_property
     def dataset(self) -> DatasetDescription:
-        """The dataset that is trained on, with its test images if predictions are stored."""
+        """The dataset, with its test images if predictions are stored."""
         features, stream = self.features, self.stream
         keeps_predictions = self.config.predictions != NONE and self.group.rank == 0
         return dataclasses.replace(
@@ -183,7 +183,7 @@ class StreamTraining:
         )
 
     def for_member(self, config: TrainConfig) -> StreamTraining:
-        """Return the training of one member of an ensemble, which shares the loaded data.
+        """Return the training of one member, which shares the data.
 
         Displays the member's seed if ``seeds`` is not none.
         """
@@ -215,7 +215,7 @@ class StreamTraining:
                     on_message(_build_state(trained, measured.predictions))
 
     def _build_measured_row(self, trained: TrainedBucket) -> Measurement:
-        """Return a row with the files that the configuration requests: predictions and model."""
+        """Add the requested files to a row."""
         predictions = None
         if (images := self.dataset.evaluation_set) is not None:
             predictions = RowPredictions(
@@ -231,17 +231,15 @@ class StreamTraining:
         return Measurement(trained.row, predictions, model)
 
     def _is_resumable_after(self, row: AccuracyRow) -> bool:
-        """Return True if this process reports the state after a row: rank 0, not the last row."""
         is_last = row.row == len(row.buckets)
         return self.config.resumable == "on" and not is_last and self.group.rank == 0
 
     def _keeps_model(self, row: AccuracyRow) -> bool:
-        """Return True if ``log_models`` is ``all``, or ``last`` and the row is the last one."""
         is_last = row.row == len(row.buckets)
         return self.config.log_models == "all" or (self.config.log_models == "last" and is_last)
 
     def _load_saved_training(self) -> SavedTraining | None:
-        """Return the state to resume from, the same in all processes, or None for a new run."""
+        """Load the state to resume from, the same in all processes."""
         content = self.group.broadcast(None if self.saved is None else self.saved.read_bytes())
         if content is None:
             return None
@@ -255,7 +253,7 @@ class StreamTraining:
         return saved
 
     def _repeat_row(self, saved: SavedTraining, stream: TrainingStream) -> Measurement:
-        """Return the row to resume from, with its files on rank 0. May begin its bucket."""
+        """Build the message of the row to resume from."""
         if self.group.rank > 0:
             return Measurement(saved.row)
         model = None
@@ -266,7 +264,7 @@ class StreamTraining:
         return Measurement(saved.row, saved.predictions, model)
 
     def _build_model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
-        """Serialize weights (with vectors' statistics), and a description if one can be built."""
+        """Serialize weights, with a description if possible."""
         config = self.config
         tensors = copy_unshared(state)  # weights may be tied
         if load_strategy(config.strategy).has_custom_model():
@@ -289,7 +287,7 @@ class StreamTraining:
         return save(tensors, metadata=description.as_metadata())
 
     def build_training_stream(self) -> TrainingStream:
-        """Build the stream of tensors, which decodes images when they are first used."""
+        """Build the stream of tensors, which decodes images at first use."""
         device = torch.device(self.config.device)
         if self.features is not None:
             return FeatureStream(self.stream, self.features, device=device)
@@ -303,7 +301,7 @@ class StreamTraining:
 
 
 def _build_state(trained: TrainedBucket, predictions: bytes | None) -> Measurement:
-    """Return the state after a row, or only the reason why it cannot be stored."""
+    """Pack the state after a row, or the reason against it."""
     try:
         return Measurement(state=to_bytes(trained.snapshot(), trained.row, predictions))
     except StateError as error:  # the training continues, but cannot be resumed
@@ -311,7 +309,7 @@ def _build_state(trained: TrainedBucket, predictions: bytes | None) -> Measureme
 
 
 def _list_requirements() -> tuple[str, ...]:
-    """Return what the model needs, with installed versions, in pip's format."""
+    """List what the model needs, with versions, in pip's format."""
     versions = {"clear_mlflow": __version__, "torch": torch.__version__}
     if "torchvision" in sys.modules:
         versions["torchvision"] = sys.modules["torchvision"].__version__
@@ -324,7 +322,7 @@ def prepare(
     group: ProcessGroup = SINGLE_PROCESS,
     stream: BucketStream | None = None,
 ) -> StreamTraining:
-    """Return a training on a dataset, after decoding its images into the cache.
+    """Decode the images into the cache, and return the training.
 
     With ``features``, loads these instead of images. stream: the dataset, or None to load it.
     Raises DataError for a damaged image unless ``damaged=leave_out``, which drops it.

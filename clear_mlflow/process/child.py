@@ -111,7 +111,7 @@ def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
 
 
 def _queue_commands(connection: Connection) -> Commands:
-    """Return a queue of commands, which a thread fills.
+    """Start a thread that reads commands into the returned queue.
 
     When the supervisor is gone, the thread sends SIGTERM here, and ends this process 10 s later.
     """
@@ -132,7 +132,7 @@ def _queue_commands(connection: Connection) -> Commands:
 
 
 def _exit(signum: int, frame: object) -> None:
-    """Exit with 128 + *signum*, and ignore a second signal, which would interrupt exit handlers."""
+    """Exit with 128 + *signum*, and ignore a second signal."""
     signal.signal(signum, signal.SIG_IGN)
     sys.exit(128 + signum)
 
@@ -153,7 +153,7 @@ def send(connection: Connection, message_type: MessageType, content: Any = None)
 
 
 def receive(connection: Connection) -> tuple[MessageType, Any]:
-    """Return the type and content of the next message of :func:`send`.
+    """Wait for the next message of :func:`send`.
 
     Raises EOFError or OSError if the other process has ended, also in the middle of a message.
     """

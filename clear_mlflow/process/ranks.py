@@ -31,7 +31,9 @@ _LONG_LINGER_SECONDS = 60.0
 
 
 def resolve_num_processes(requested: int | None, config: TrainConfig) -> int:
-    """Return the requested number of processes, or if it is None one per GPU, or 2 on a CPU.
+    """Choose the number of processes, and check that they can train.
+
+    If none is requested: one per GPU, or 2 on a CPU.
 
     Raises ConfigError if so many processes cannot train with *config* on this machine.
     """
@@ -80,7 +82,9 @@ def launch(num_processes: int, arguments: Sequence[str]) -> int:
 
 
 def run_rank(dist_env: DistributedEnv, config: TrainConfig, signals: StoppingSignals) -> int:
-    """Train as a rank other than 0, without a record of the rows, and return the exit code.
+    """Train as a rank other than 0, and return the exit code.
+
+    Records no rows.
 
     It is 0, 2 after a ClearError, 1 if the training process died, or 128 plus the number of a
     signal that was received. After an error without a signal, see :func:`_wait_and_print_error`.

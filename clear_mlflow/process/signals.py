@@ -38,7 +38,7 @@ class StoppingSignals:
             signal.signal(signum, handler)
 
     def hand_to(self, stop: Callable[[], None]) -> None:
-        """Call *stop* once, at the first signal, or now if one has come already.
+        """Call *stop* once, at the first signal, or now after one.
 
         Replaces what an earlier call passed.
         """
@@ -56,7 +56,7 @@ class StoppingSignals:
             raise KeyboardInterrupt if is_interrupt else SystemExit(128 + self.received[0])
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        """Record a signal. If it is the first one, call ``stop`` and print a line."""
+        """Record a signal, and act on the first one."""
         self.received.append(signum)
         if len(self.received) > 1:
             return

@@ -16,7 +16,7 @@ class OutputError(ClearError, OSError):
 
 
 class _Output(io.FileIO):
-    """A file descriptor whose failures are dropped, or reported once as an OutputError."""
+    """A file descriptor whose failures are dropped or reported once."""
 
     def __init__(self, descriptor: int, *, drops_failures: bool) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -39,7 +39,7 @@ class _Output(io.FileIO):
 def open_output(
     descriptor: int, encoding: str, *, drops_failures: bool = False
 ) -> io.TextIOWrapper:
-    """Open a descriptor as a text stream that replaces characters it cannot encode.
+    """Open a descriptor as a text stream that never fails to encode.
 
     Closing the stream does not close the descriptor. drops_failures: True to ignore failures to
     write; False if the first one raises OutputError.

@@ -84,25 +84,34 @@ class TrainingProcess:
 
     @property
     def config(self) -> TrainConfig:
-        """The resolved parameters. Waits until the child has checked them, and raises its error."""
+        """The resolved parameters, for which this waits.
+
+        Raises the error of the child.
+        """
         if self._config is None:
             self._config = self._receive("checked")[1]
         return self._config
 
     @property
     def dataset(self) -> DatasetDescription:
-        """The dataset. Waits until the child has prepared the training, and raises its error."""
+        """The dataset that is trained on, for which this waits.
+
+        Raises the error of the child.
+        """
         if self._dataset is None:
             self._send("dataset")
             self._dataset = self._receive("dataset")[1]
         return self._dataset
 
     def resume_from(self, state_file: Path) -> None:
-        """Let :meth:`rows` start with the row of a training state. The file must not be deleted."""
+        """Let :meth:`rows` start with the row of a training state.
+
+        The file must not be deleted.
+        """
         self._state_file = state_file
 
     def for_member(self, config: TrainConfig) -> TrainingProcess:
-        """Return this process as the training of the next member of an ensemble."""
+        """Return this process as the training of the next member."""
         member = copy.copy(self)
         member._config = config
         return member
@@ -124,7 +133,7 @@ class TrainingProcess:
                 self._send("continue")
 
     def stop(self) -> None:
-        """Send SIGTERM to the child, and SIGKILL if it has not ended after 10 seconds.
+        """Send SIGTERM to the child, and SIGKILL 10 seconds later.
 
         Returns at once.
         """
@@ -134,7 +143,7 @@ class TrainingProcess:
         timer.start()
 
     def _send(self, command: object) -> None:
-        """Send a command. A child that has ended is noticed by the next :meth:`_receive`."""
+        """Send a command, without an error if the child has ended."""
         with suppress(OSError):
             self._commands.send(command)
 
@@ -167,7 +176,7 @@ class TrainingProcess:
 
 
 def build_child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return *environment* with our defaults for variables that it lacks.
+    """Add our defaults for variables that *environment* lacks.
 
     They make the C library keep freed memory, and waiting OpenMP threads release their cores
     sooner, unless *environment* sets how these threads wait.
@@ -188,7 +197,7 @@ class ForkedProcess:
         self.terminate, self.kill = process.terminate, process.kill
 
     def poll(self) -> int | None:
-        """Return the exit code, or minus a signal's number, or None while the process runs."""
+        """Return the exit code, minus a signal, or None while it runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -201,7 +210,7 @@ class ForkedProcess:
 
 
 def fork_training_process() -> None:
-    """Fork a child that waits for the next TrainingProcess, which then starts at once.
+    """Fork a child that waits for the next TrainingProcess.
 
     Call it once, while this process has a single thread.
     """
@@ -230,7 +239,7 @@ _waiting: list[_Child] = []  # at most one forked process
 
 
 def _start_interpreter() -> _Child:
-    """Start a Python interpreter in its own session, which waits for a TrainConfig and trains."""
+    """Start a Python interpreter in its own session."""
     child_commands, commands = multiprocessing.Pipe(duplex=False)
     messages, child_messages = multiprocessing.Pipe(duplex=False)
     process = subprocess.Popen(  # noqa: S603
@@ -256,7 +265,7 @@ def _run_forked(
 
 
 def _release_waiting() -> None:
-    """End a forked process that no TrainingProcess has used, and wait for it."""
+    """End a forked process that was not used, and wait for it."""
     if _waiting:
         child = _waiting.pop()
         child.commands.close()

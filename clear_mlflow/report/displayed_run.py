@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DisplayedRun:
-    """A run with an accuracy matrix. A notebook shows it with metrics and links, as does ``print``.
+    """A run with an accuracy matrix, shown by notebooks and ``print``.
 
     Subclasses have these attributes, and override :meth:`_describe_problem`.
     """
@@ -35,12 +35,12 @@ class DisplayedRun:
 
     @property
     def metrics(self) -> Mapping[str, MetricResult]:
-        """All metrics by name: value and history, or why the value is undefined."""
+        """All metrics by name: value, history, and why one is undefined."""
         return self._results
 
     @property
     def curves(self) -> Mapping[str, Mapping[int, float]]:
-        """Accuracy (or other score) on each bucket, by the number of trained buckets.
+        """The score on each bucket, by the number of trained buckets.
 
         Cells that were not measured are left out. The number 0 is the untrained model.
         """
@@ -51,7 +51,7 @@ class DisplayedRun:
         }
 
     def plot(self, title: str = "", *, width: float | None = None) -> Figure:
-        """Plot the accuracy matrix as a heat map, without cells that the protocol excludes.
+        """Plot the matrix as a heat map, without excluded cells.
 
         See :meth:`AccuracyMatrix.plot`.
         """
@@ -73,7 +73,7 @@ class DisplayedRun:
         return DataFrame(rows, columns=columns)
 
     def _describe_problem(self) -> str | None:
-        """Return a line that is shown instead of the matrix, or None if there is a matrix."""
+        """Return a line that replaces the matrix, or None."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:

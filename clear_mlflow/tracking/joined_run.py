@@ -23,7 +23,9 @@ from clear_mlflow.tracking.lifecycle import get_active_run_id
 
 
 def read_joined_rows(shared_run_id: str | None) -> tuple[str | None, dict[int, AccuracyRow]]:
-    """Return the id and the rows of the run that a loop would join, or None and no rows.
+    """Read the rows of the run that a loop would join.
+
+    Returns its id and rows, or None and no rows.
 
     shared_run_id: run of another logger, if there is one.
     """
@@ -37,7 +39,7 @@ def read_joined_rows(shared_run_id: str | None) -> tuple[str | None, dict[int, A
 def read_joined_run(
     client: MlflowClient, run_id: str, dataset: DatasetDescription, seed: int | None
 ) -> tuple[Run, dict[int, AccuracyRow], dict[tuple[int, int], AnytimeRow]]:
-    """Upload what earlier processes left, and read rows by number and tests by bucket and number.
+    """Upload what earlier processes left, and read rows and tests.
 
     Raises TrackingError if they belong to another loop than this dataset and seed.
     """
@@ -55,7 +57,7 @@ def read_joined_run(
 
 
 def _read_rows(client: MlflowClient, run_id: str) -> tuple[Run, dict[str, RowRecord]]:
-    """Upload what earlier processes left on local disk, and return the run and its rows."""
+    """Upload what earlier processes left, and read the run and its rows."""
     with mlflow_errors(f"read run {run_id}"):
         upload_left_folders(client, client.get_run(run_id))
         run = client.get_run(run_id)
@@ -94,7 +96,7 @@ def _check_same_loop(
 
 
 def _check_test_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None:
-    """Raise TrackingError if the predictions stored in a run are for other images than *images*."""
+    """Raise TrackingError if stored predictions belong to other test images."""
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
     with folder.open_scratch() as scratch:
         with mlflow_errors(f"read the evaluation set of run {run.info.run_id}"):

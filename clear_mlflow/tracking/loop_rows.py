@@ -28,7 +28,7 @@ _RESERVED = ("mlflow.", "clear_mlflow.")
 def add_true_labels(
     dataset: DatasetDescription, labels: object, ids: Sequence[Sequence[object]] | None = None
 ) -> DatasetDescription:
-    """Add an evaluation set of true labels, unless the dataset has the same one.
+    """Add an evaluation set of true labels, unless it is there already.
 
     Sets ``num_test`` and ``class_names``, too, and a digest if the dataset has none.
     labels: class indices of the test images, per bucket. ids: a name of each image, per bucket.
@@ -67,7 +67,9 @@ def _build_evaluation_set(
     ids: Sequence[Sequence[object]] | None,
     class_names: Sequence[str],
 ) -> EvaluationSet:
-    """Build the evaluation set of all buckets. Without *ids*, images are named by their index.
+    """Build the evaluation set of all buckets.
+
+    Without *ids*, images are named by their index.
 
     The content hash of an image is a hash of its bucket and name, because its file is not known.
     Raises ConfigError if an argument is invalid.
@@ -113,7 +115,9 @@ def _build_evaluation_set(
 
 
 def build_count_row(dataset: DatasetDescription, after: object, correct: object) -> AccuracyRow:
-    """Build a row from the test images classified correctly: one count per bucket, or by bucket.
+    """Build a row from the correctly classified test images per bucket.
+
+    correct: a count per bucket, or by bucket.
 
     after: name of the last bucket trained on, or the number of buckets trained, 0 before any.
     Raises ConfigError or RecordError if an argument is invalid.
@@ -125,7 +129,7 @@ def build_count_row(dataset: DatasetDescription, after: object, correct: object)
 def _parse_correct(
     dataset: DatasetDescription, correct: object
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the images classified correctly and all test images, per bucket."""
+    """Parse the correct images per bucket, and return all images, too."""
     check_accuracy(dataset.score, "counts")
     if dataset.num_test is None:
         raise ConfigError(
@@ -136,7 +140,9 @@ def _parse_correct(
 
 
 def build_value_row(dataset: DatasetDescription, after: object, values: object) -> AccuracyRow:
-    """Build a row from the score on each bucket. NaN, None or an absent key = not measured.
+    """Build a row from the score on each bucket.
+
+    NaN, None or an absent key means not measured.
 
     after: see :func:`build_count_row`.
     """
@@ -156,7 +162,9 @@ def build_value_row(dataset: DatasetDescription, after: object, values: object) 
 def build_prediction_row(
     dataset: DatasetDescription, after: object, predictions: object
 ) -> tuple[AccuracyRow, RowPredictions]:
-    """Build a row from predictions: per bucket (n,) classes, or (n, classes) probabilities.
+    """Build a row from predicted classes or probabilities.
+
+    predictions: per bucket (n,) classes, or (n, classes) probabilities.
 
     after: see :func:`build_count_row`. Raises ConfigError if the true labels are not known, or the
     predictions do not fit them.
@@ -239,7 +247,6 @@ def build_test(
 
 
 def _parse_row_number(dataset: DatasetDescription, after: object, argument: str = "after") -> int:
-    """Parse a row's number or last bucket. argument: its name in the message."""
     if isinstance(after, str) and after in dataset.buckets:
         return dataset.buckets.index(after) + 1
     last = len(dataset.buckets)
@@ -298,7 +305,6 @@ def _parse_predictions(images: EvaluationSet, row: int, predictions: object) -> 
 
 
 def _parse_labels(name: str, values: object) -> NDArray[np.uint16]:
-    """Return class indices, (n,)."""
     labels = _to_array(values)
     if labels.size == 0:
         labels = labels.astype(np.int64)
@@ -313,7 +319,7 @@ def _parse_labels(name: str, values: object) -> NDArray[np.uint16]:
 
 
 def parse_keys(buckets: object) -> tuple[str, ...]:
-    """Return keys (texts, integers or dates) as texts, or "1" to "T" for the number T."""
+    """Convert bucket keys to texts, and a number to "1", "2", ..."""
     buckets = _to_python(buckets)
     # A set has an arbitrary order.
     if not isinstance(buckets, Iterable) or isinstance(buckets, (str, bytes, set, frozenset)):
@@ -332,7 +338,7 @@ def parse_keys(buckets: object) -> tuple[str, ...]:
 
 
 def parse_num_instances(keys: tuple[str, ...], counts: object) -> tuple[int, ...] | None:
-    """Parse the test images per bucket, which may be one number, or None if not known."""
+    """Parse the test images per bucket, which may be one number."""
     counts = _to_python(counts)
     if counts is not None and not isinstance(counts, (Sequence, Mapping)):
         counts = [counts] * len(keys)
@@ -340,7 +346,7 @@ def parse_num_instances(keys: tuple[str, ...], counts: object) -> tuple[int, ...
 
 
 def parse_score(name: str, *, lower_is_better: object) -> Score:
-    """Return the score that a loop measures, or raise ConfigError or RecordError."""
+    """Build the score that a loop measures."""
     if not isinstance(lower_is_better, bool):
         raise ConfigError(
             f"lower_is_better is {safe_repr(lower_is_better)}; expected True or False"
@@ -349,13 +355,12 @@ def parse_score(name: str, *, lower_is_better: object) -> Score:
 
 
 def _parse_counts(name: str, keys: tuple[str, ...], values: object) -> tuple[int, ...]:
-    """Return one integer per bucket. Raises ConfigError, whose message begins with *name*."""
     values = _split_buckets(name, keys, _to_python(values))
     return tuple(parse_int(name, value) for value in values)
 
 
 def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]:
-    """Return one entry per bucket, from a list, an array or a mapping. name: for messages."""
+    """Convert a list, array or mapping to one entry per bucket."""
     if isinstance(values, Mapping):
         values = _key_by_bucket(name, values)
         if unknown := [key for key in values if key not in keys]:
@@ -377,7 +382,7 @@ def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]
 
 
 def _key_by_bucket(name: str, values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Convert keys to texts, or raise ConfigError if two of them name the same bucket."""
+    """Convert keys to texts, unless two of them name the same bucket."""
     converted = {str(key): value for key, value in values.items()}
     if len(converted) < len(values):
         keys = list(map(str, values))
@@ -389,7 +394,10 @@ def _key_by_bucket(name: str, values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _to_array(values: Any) -> NDArray[Any]:
-    """Convert lists, an array, or a tensor on any device. Its floats become float64."""
+    """Convert lists, an array, or a tensor on any device.
+
+    Floats of a tensor become float64.
+    """
     detach = getattr(values, "detach", None)
     if callable(detach):
         values = detach().cpu()
@@ -402,13 +410,16 @@ def _to_array(values: Any) -> NDArray[Any]:
 
 
 def _to_python(value: Any) -> Any:
-    """Convert an array or a tensor to Python's numbers and lists. Others are returned as is."""
+    """Convert an array or a tensor to Python's numbers and lists.
+
+    Others are returned as they are.
+    """
     to_list = getattr(value, "tolist", None)
     return to_list() if callable(to_list) else value
 
 
 def parse_int(name: str, value: object, expected: str = "a whole number") -> int:
-    """Return an integer of Python, of NumPy or in a tensor as an int."""
+    """Convert an integer of Python, of NumPy or in a tensor."""
     value = _to_python(value)
     with suppress(TypeError):
         if not isinstance(value, bool):
@@ -418,7 +429,7 @@ def parse_int(name: str, value: object, expected: str = "a whole number") -> int
 
 
 def parse_texts(name: str, values: Mapping[str, object] | None) -> dict[str, str]:
-    """Return params or tags as texts, empty for None."""
+    """Convert params or tags to texts, None to {}."""
     if not isinstance(values, (Mapping, type(None))):
         raise ConfigError(
             f"{name} is {safe_repr(values)}; expected a dictionary such as {{'lr': 0.1}}"

@@ -244,7 +244,7 @@ class LoopRun(DisplayedRun):
         self._predictions: dict[int, bytes | None] = {}  # hash, for each row that this object wrote
 
     def __enter__(self) -> LoopRun:
-        """Open a run or join the active one, load its rows, and log the loop's metadata."""
+        """Open a run or join the active one, and load its rows."""
         if self._recorder is not None:
             raise TrackingError("this run was entered before; call clear_mlflow.track again")
         dist_env = read_dist_env()
@@ -284,9 +284,9 @@ class LoopRun(DisplayedRun):
         error: BaseException | None,
         traceback: object,
     ) -> None:
-        """Upload what is not stored yet, score the run, and end it if this object opened it.
+        """Upload what is left, score the run, and end it.
 
-        Prints links to the run. Raises an error of the store, unless the block raised an error.
+        Leaves a run open that this object did not open. Prints links to the run. Raises an error of the store, unless the block raised an error.
         """
         recorder = self._recorder
         if recorder is None or os.getpid() != self._process_id:  # a forked child closes nothing
@@ -368,7 +368,7 @@ class LoopRun(DisplayedRun):
         *,
         cost: Cost = None,
     ) -> None:
-        """Store one row like :meth:`log_counts`, and the predictions that it is counted from.
+        """Store one row like :meth:`log_counts`, and its predictions.
 
         predictions: an array per bucket: (n,) predicted classes, or (n, classes) probabilities
         after the softmax, in the order of the true labels. truth: true labels like ``test_labels``
@@ -423,7 +423,7 @@ class LoopRun(DisplayedRun):
             self._predictions[row.row] = digest
 
     def reorder_buckets(self, buckets: tuple[str, ...]) -> None:
-        """Change the order of the buckets that are not trained yet, in stored rows, too."""
+        """Reorder the buckets that are not trained yet, in stored rows, too."""
         with self._lock_recorder("an order of buckets", "rows") as recorder:
             dataset, counts = self.dataset, self.dataset.num_test
             if counts is not None:
@@ -489,7 +489,7 @@ class LoopRun(DisplayedRun):
 
     @property
     def record(self) -> Record:  # type: ignore[override]
-        """The rows so far, with dataset and seed. After the block, read back from the store.
+        """The rows so far. After the block, read back from the store.
 
         Raises TrackingError if no row is logged yet.
         """
@@ -533,7 +533,7 @@ class LoopRun(DisplayedRun):
             yield self._recorder
 
     def _open_recorder(self, client: MlflowClient, run_id: str) -> None:
-        """Load the run's rows, log the loop's parameters and dataset, and start recording."""
+        """Load the run's rows, log parameters and dataset, and start recording."""
         dataset = self.dataset
         recorder = RunRecorder(client, run_id, self._families)
         run, rows, self._tests = read_joined_run(client, run_id, dataset, self._seed)
@@ -563,7 +563,7 @@ class LoopRun(DisplayedRun):
         self._recorder, self.name = recorder, str(run.info.run_name)
 
     def _format_json(self, dataset: DatasetDescription) -> bytes:
-        """Return the content of own_loop.json: buckets, dataset, classes and parameters."""
+        """Format own_loop.json: buckets, dataset, classes and parameters."""
         content = {
             "buckets": dataset.buckets,
             "num_instances": dataset.num_test,

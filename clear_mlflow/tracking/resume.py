@@ -61,7 +61,10 @@ class ResumePoint:
 
     @property
     def is_complete(self) -> bool:
-        """True if all rows are stored, and the run is FINISHED or no training state is stored."""
+        """True if all rows are stored and no training is left.
+
+        That is, the run is FINISHED or no training state is stored.
+        """
         if not self.records:
             return False
         num_buckets = len(next(iter(self.records.values())).row.buckets)
@@ -70,7 +73,7 @@ class ResumePoint:
         return not self.state_rows or str(self.run.info.status) == "FINISHED"
 
     def find_stored_row(self, measured: AccuracyRow) -> AccuracyRow | None:
-        """Return the stored row with the number of *measured*, or None if there is none.
+        """Find the stored row with the number of *measured*, or None.
 
         Raises TrackingError if the stored row was measured on other test images.
         """
@@ -92,7 +95,7 @@ class ResumePoint:
 
 
 def has_rows(client: MlflowClient, run_id: str) -> bool:
-    """Return True if a run has rows in the store, or a run folder on local disk to be uploaded.
+    """Return True if the store or this disk has rows.
 
     Raises TrackingError if another process is training into the run.
     """
@@ -102,7 +105,7 @@ def has_rows(client: MlflowClient, run_id: str) -> bool:
 
 
 def read_resume_point(client: MlflowClient, run_id: str, download_folder: Path) -> ResumePoint:
-    """Upload what earlier processes left on local disk, and read what a run is resumed from.
+    """Upload what earlier processes left, and read the resume point.
 
     Skips damaged training states with a warning, and warns if torch has another version. Raises
     RecordError if the configuration or a row is damaged, and TrackingError if the run cannot be
@@ -204,7 +207,7 @@ def check_parameters(point: ResumePoint, config: TrainConfig, ignored: Sequence[
 
 
 def check_data(point: ResumePoint, dataset: DatasetDescription) -> None:
-    """Raise DataError if a dataset differs from the one that the run was trained on."""
+    """Raise DataError if a run was trained on another dataset."""
     if point.state is None:
         stored = {(r.dataset.name, r.dataset.digest) for r in point.records.values()}
         is_other = stored - {(dataset.name, dataset.digest)}
@@ -219,7 +222,7 @@ def check_data(point: ResumePoint, dataset: DatasetDescription) -> None:
 
 
 def describe_data(dataset: DatasetDescription) -> dict[str, Any]:
-    """Return a dataset's metadata, which a resume must not change, in JSON types."""
+    """Describe what a resume must not change, in JSON types."""
     return {
         "dataset": dataset.name,
         "digest": dataset.digest,
@@ -235,7 +238,7 @@ def describe_data(dataset: DatasetDescription) -> dict[str, Any]:
 
 
 def take_over(client: MlflowClient, point: ResumePoint) -> None:
-    """Acquire the lease of an interrupted run, set it to RUNNING, and make it MLflow's active run.
+    """Acquire the lease of an interrupted run, and set it to RUNNING.
 
     Raises TrackingError if another process is training into it, is about to resume it, or has
     stored rows since *point* was read.
@@ -260,7 +263,7 @@ def take_over(client: MlflowClient, point: ResumePoint) -> None:
 
 
 def reserve_resume(client: MlflowClient, run: Run) -> int:
-    """Reserve the next resume of a run for this process, and return its number, from 1.
+    """Reserve the next resume for this process, and return its number.
 
     If several processes try, one succeeds: the reservation is an MLflow parameter, which cannot be
     overwritten. Raises TrackingError in the others.
@@ -279,13 +282,12 @@ def reserve_resume(client: MlflowClient, run: Run) -> int:
 
 
 def is_resume_reserved(run: Run) -> bool:
-    """Return True if another process is about to resume a run and has not begun to train."""
+    """Return True if another process is about to resume a run."""
     reservations = _list_reservations(run)
     return len(reservations) > _read_num_resumes(run) and is_recent_reservation(reservations[-1])
 
 
 def _read_config(client: MlflowClient, run: Run) -> TrainConfig:
-    """Return the parameters in a run's config.json."""
     run_id, folder = run.info.run_id, ArtifactFolder(client, run)
     with mlflow_errors(f"read {names.CONFIG_JSON} of run {run_id}"):
         sizes = folder.list_sizes()
@@ -351,7 +353,7 @@ def _read_rows(
 
 
 def _list_reservations(run: Run) -> list[str]:
-    """Return the JSON lease of each reserved resume, in order."""
+    """List the JSON lease of each reserved resume, in order."""
     reservations = (
         run.data.params.get(f"{_RESERVATION_PREFIX}{number}", "") for number in itertools.count(1)
     )
@@ -359,23 +361,20 @@ def _list_reservations(run: Run) -> list[str]:
 
 
 def _read_num_resumes(run: Run) -> int:
-    """Return how often a run was resumed, or 0 if its tag is not a number."""
     value = run.data.tags.get(names.RESUMES_TAG, "0")
     return int(value) if re.fullmatch("[0-9]{1,9}", value) else 0
 
 
 def _build_in_use_error(run_id: str) -> TrackingError:
-    """Return the error that another process is training into a run."""
     return TrackingError(f"another process trains into run {run_id} now; {_WAIT}")
 
 
 def _build_resume_error(run_id: str, reason: str) -> TrackingError:
-    """Return the error that a run cannot be resumed, for this reason."""
     return TrackingError(f"run {run_id} cannot be resumed: {reason}")
 
 
 def _describe_differences(values: Mapping[str, Any], run_values: Mapping[str, Any]) -> str:
-    """Return for example "epochs is 5 and the run has 3", or "" if all *values* are equal."""
+    """Format differences: "epochs is 5 and the run has 3", or ""."""
     return "; ".join(
         f"{name} is {str(value)[:200]} and the run has "
         + " ".join(str(run_values.get(name, "nothing")).split())[:200]

@@ -36,7 +36,7 @@ _JOIN_SECONDS = 1.0
 
 
 class RunRecorder:
-    """Writes what a run measures to local disk at once, and uploads it to MLflow in a thread.
+    """Writes what a run measures to disk, and uploads it.
 
     run_id: id of a RUNNING run. families: names of the groups of metrics to log after each row.
     """
@@ -74,7 +74,7 @@ class RunRecorder:
         self._background_thread.start()
 
     def close(self, error: BaseException | None) -> None:
-        """Upload what is not stored yet, stop the threads, and delete empty local folders.
+        """Upload what is left, stop the threads, and delete empty folders.
 
         Waits up to CLEAR_MLFLOW_EXIT_WAIT seconds for a store that does not respond, at most 10
         after an error. Raises UnsentError if the store did not take everything, which stays on
@@ -150,7 +150,7 @@ class RunRecorder:
         curve: Iterable[CurvePoint] = (),
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Write a row of the accuracy matrix, its files and its metrics to disk, and upload them.
+        """Write a row with files and metrics to disk, and upload them.
 
         Waits up to 5 seconds until the row and its files are stored, and up to 10 seconds until
         plotting code is loaded, unless it is row 0. Raises LeaseLostError if another process has
@@ -185,7 +185,7 @@ class RunRecorder:
     def write_missing_files(
         self, stored: AccuracyRow, *, files: Mapping[str, bytes], curve: Iterable[CurvePoint]
     ) -> None:
-        """Write and upload what is missing for a row that was stored before the resume.
+        """Write and upload files that a stored row lacks.
 
         stored: the row in the store, from which later metrics are computed. files: artifact path to
         content. curve: values of the loss curve since the last row.
@@ -200,7 +200,9 @@ class RunRecorder:
             self._wait_and_enqueue(points)
 
     def write_file(self, path: str, content: bytes) -> None:
-        """Write an artifact to disk, to be uploaded. If the disk is full, tries another one.
+        """Write an artifact to disk, to be uploaded.
+
+        If the disk is full, tries another one.
 
         Raises TrackingError if no disk can be written.
         """
@@ -230,7 +232,7 @@ class RunRecorder:
         self.uploader.enqueue(entry)
 
     def write_curve(self, points: Iterable[CurvePoint]) -> None:
-        """Write loss, learning rate and speed by step to disk, to be uploaded as metrics.
+        """Write loss, learning rate and speed to disk, to be uploaded.
 
         If the disk is full, they stay in memory and are written with the next ones.
         """
@@ -238,7 +240,9 @@ class RunRecorder:
         self.uploader.enqueue(*self._write_points())
 
     def write_test(self, test: AnytimeRow) -> None:
-        """Write the accuracies of a test within a bucket, and wait up to 5 s until it is stored.
+        """Write a test within a bucket, and wait until it is stored.
+
+        Waits up to 5 seconds.
 
         Raises the errors of :meth:`write_row`.
         """
@@ -248,7 +252,7 @@ class RunRecorder:
         self.uploader.wait_until_stored()
 
     def _wait_and_enqueue(self, metric_files: Sequence[Entry]) -> None:
-        """Wait until the store has all earlier files, then enqueue files with metrics."""
+        """Wait until earlier files are stored, then enqueue metrics."""
         try:
             self.uploader.wait_until_stored()
         finally:
@@ -300,7 +304,7 @@ class RunRecorder:
         return entries
 
     def _run_background_tasks(self) -> None:
-        """Load plotting code during the first bucket, then renew the lease until the run closes."""
+        """Load plotting code, then renew the lease until the run closes."""
         try:
             load_drawing()
             load_run_page()
@@ -333,7 +337,7 @@ class RunRecorder:
 
 
 def log_dataset(client: MlflowClient, run_id: str, dataset: DatasetDescription) -> None:
-    """Log a dataset as an input of an MLflow run, with its profile."""
+    """Log a dataset with its profile as an input of a run."""
     entity = Dataset(
         name=dataset.name,
         digest=names.shorten_digest(dataset.digest),

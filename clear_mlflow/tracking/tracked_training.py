@@ -60,7 +60,7 @@ from clear_mlflow.tracking.training_run import TrainingRun, format_run_name, ope
 def train_in_process(
     client: MlflowClient, training: Training, requested: Mapping[str, str]
 ) -> RunResult:
-    """Train in this process and return the result, with the scores of the stored rows.
+    """Train in this process, and return the result with its scores.
 
     Trains into MLflow's active run, which is left open, or into a new one, which is ended. Raises
     what training raises, and TrackingError or RecordError if the run is not stored and scored.
@@ -91,7 +91,7 @@ def train_supervised(
     run_name: str | None = None,
     can_wait: bool = True,
 ) -> RunResult:
-    """Train in a child process and end the run, even if the child is killed.
+    """Train in a child process, and end the run in any case.
 
     Resumes the run that MLFLOW_RUN_ID names if it has rows of an earlier training. Errors are in
     the result.
@@ -124,7 +124,7 @@ def resume_supervised(
     *,
     can_wait: bool = True,
 ) -> RunResult:
-    """Resume an interrupted run in a child process and end the run, even if the child is killed.
+    """Resume a run in a child process, and end it in any case.
 
     A run that contains all of its rows is only scored and ended. Tags the run that ``mlflow run -P
     resume=RUN`` opened, if any. Errors are in the result. See :func:`train_supervised` for the
@@ -168,7 +168,7 @@ def resume_supervised(
 def train_sweep_run(
     requested: Mapping[str, str], run_id: str, experiment_id: str, tracking_uri: str
 ) -> tuple[int, str | None, bool]:
-    """Train into an existing run of a sweep, in a worker of a cluster.
+    """Train into a run of a sweep, on a cluster.
 
     Sets MLflow's store, run and experiment in the environment of this process. Returns the exit
     code, the error in one line or None, and True if the child process was ended by SIGKILL, for
@@ -187,7 +187,7 @@ def train_sweep_run(
 
 
 def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResult:
-    """Score a run that needs no more training, and end it unless it is FINISHED.
+    """Score a run that needs no more training, and end it.
 
     The result has a note that there is nothing to resume, and the error if scoring fails.
     """
@@ -279,7 +279,7 @@ def _train_members(
     received_signals: Sequence[int],
     results: dict[int, RunResult],
 ) -> None:
-    """Train each seed into its own child run, and log the summary in the parent run.
+    """Train each seed into a child run, and log their summary.
 
     received_signals: may grow. results: filled with the result of each seed that is trained.
     """
@@ -317,7 +317,7 @@ def _train_members(
 def _find_interrupted_run(
     client: MlflowClient, signals: StoppingSignals, can_wait: bool
 ) -> str | None:
-    """Return the run in MLFLOW_RUN_ID if it has rows, or None.
+    """Find out whether MLFLOW_RUN_ID names a run that has rows.
 
     May wait three minutes for a process on another machine.
     """
@@ -345,7 +345,7 @@ def _find_unfinished_run(client: MlflowClient) -> str:
 
 
 def _tag_project_run(client: MlflowClient, tags: Mapping[str, str]) -> None:
-    """Set tags of the run that ``mlflow run`` opened for this process, if it did."""
+    """Set tags of the run that ``mlflow run`` opened, if any."""
     run_id = MLFLOW_RUN_ID.get()
     if not run_id:
         return

@@ -48,7 +48,7 @@ _SOURCE_FOLDER = Path(__file__).parents[2]  # the checkout of this program, if i
 
 
 class TrainingRun:
-    """Records one training in an MLflow run: configuration, dataset, rows and training states.
+    """Records one training in an MLflow run.
 
     A context manager: entering it logs the configuration, leaving it uploads what is not stored.
 
@@ -88,7 +88,7 @@ class TrainingRun:
         return self
 
     def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
-        """Upload what is not stored yet, and delete the training states of a finished training."""
+        """Upload what is left, and delete states of a finished training."""
         self.recorder.close(error)
         has_last_row = self._dataset and len(self._dataset.buckets) in self.recorder.rows
         if has_last_row and error is None:
@@ -104,7 +104,7 @@ class TrainingRun:
             self.log(measured)
 
     def log(self, measured: Measurement) -> None:
-        """Store a message of the training: a row, a training state, a test, or curve points."""
+        """Store a message of the training."""
         if measured.row is not None and self._dataset is not None:
             self._log_row(self._dataset, measured.row, measured)
         elif measured.test is not None:
@@ -115,7 +115,7 @@ class TrainingRun:
             self._log_state(measured)
 
     def log_dataset(self, dataset: DatasetDescription) -> None:
-        """Log the dataset as an MLflow input and tags, and store its test images.
+        """Log the dataset as input and tags, and store its test images.
 
         Call it before :meth:`log`, also for a resumed run, where it changes nothing in the store.
         """
@@ -133,7 +133,7 @@ class TrainingRun:
     def _log_row(
         self, dataset: DatasetDescription, row: AccuracyRow, measured: Measurement
     ) -> None:
-        """Store a row of the accuracy matrix with its predictions and model weights.
+        """Store a row with its predictions and model weights.
 
         If a resumed run has the row, only missing files are stored. If the stored row has other
         numbers, nothing is stored, and a warning is printed.
@@ -197,7 +197,7 @@ class TrainingRun:
         self.recorder.uploader.enqueue(partial(self._store_state, manifest, state))
 
     def _store_state(self, manifest: Manifest, content: bytes) -> None:
-        """Store a training state and delete the states of earlier rows, or print a warning."""
+        """Store a training state, then delete those of earlier rows."""
         try:
             self.recorder.uploader.lease.check()
             store_state(self._client, self._run_id, manifest, content)
@@ -210,7 +210,7 @@ class TrainingRun:
         self._remove_states(before=manifest.row)
 
     def _warn_once(self, message: str) -> None:
-        """Print a warning, unless one was printed since a training state was last stored."""
+        """Print a warning, unless one was printed since the last state."""
         if not self._has_warned:
             warn(message)
         self._has_warned = True
@@ -270,7 +270,9 @@ class TrainingRun:
 def open_training_run(
     client: MlflowClient, config: TrainConfig, run_name: str | None = None
 ) -> str:
-    """Start the run that MLFLOW_RUN_ID names, or a new one, and return its id.
+    """Start a new run, or the one that MLFLOW_RUN_ID names.
+
+    Returns its id.
 
     Raises TrackingError if the run contains rows already, or another process is training into it.
     Makes the run active and waits like :func:`open_run`.
@@ -283,7 +285,7 @@ def open_training_run(
 
 
 def format_run_name(config: TrainConfig) -> str:
-    """Return a run name made of strategy, dataset and seed: "replay digits seed 3"."""
+    """Build a name like "replay digits seed 3"."""
     num_seeds = len(config.seeds.split(","))
     seeds = f"seed {config.seed}" if config.seeds == NONE else f"{num_seeds} seeds"
     return f"{config.strategy} {config.stream_name} {seeds}"
@@ -294,7 +296,7 @@ def _get_run_type(config: TrainConfig) -> str:
 
 
 def _read_commit(folder: Path) -> str | None:
-    """Return the git commit of a checkout, with ``-dirty`` if files differ. None if git fails."""
+    """Ask git for the commit, with ``-dirty`` if files differ, or None."""
     describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
         return subprocess.run(  # noqa: S603
