@@ -286,7 +286,8 @@ class LoopRun(DisplayedRun):
     ) -> None:
         """Upload what is left, score the run, and end it.
 
-        Leaves a run open that this object did not open. Prints links to the run. Raises an error of the store, unless the block raised an error.
+        Leaves a run open that this object did not open. Prints links to the run. Raises an error of
+        the store, unless the block raised an error.
         """
         recorder = self._recorder
         if recorder is None or os.getpid() != self._process_id:  # a forked child closes nothing
