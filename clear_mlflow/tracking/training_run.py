@@ -197,7 +197,7 @@ class TrainingRun:
         self.recorder.uploader.enqueue(partial(self._store_state, manifest, state))
 
     def _store_state(self, manifest: Manifest, content: bytes) -> None:
-        """Store a training state, then delete those of earlier rows."""
+        """Store a training state, then delete the states of earlier rows."""
         try:
             self.recorder.uploader.lease.check()
             store_state(self._client, self._run_id, manifest, content)
