@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -75,7 +75,7 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
         dataset: your own stream (see train), if DIR is not in a layout of CLEAR. auto: CLEAR.
         dataset_args: arguments of your own stream, name=value,name=value.
     """
-    from clear_mlflow.data.check import check_layout, check_stream
+    from clear_mlflow.data.check import check_dataset
     from clear_mlflow.data.sources import CLEAR, is_custom_stream, needs_folder
     from clear_mlflow.learning.arguments import parse_dataset_arguments
 
@@ -83,22 +83,20 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
         folder = default_data_dir() / str(folder)
     if folder is None and dataset == AUTO:
         raise ConfigError("expected a dataset's folder, or --dataset")
-    if dataset == AUTO and folder is not None:
-        with _show_steps() as report:
-            findings = check_layout(folder, on_progress=report)
-    else:
-        root = AUTO if folder is None else str(folder)
-        name, arguments = parse_dataset_arguments(dataset, root, dataset_args)
-        if not is_custom_stream(name) or (folder is None and needs_folder(name)):
+    root = AUTO if folder is None else str(folder)
+    arguments: dict[str, Any] = {}
+    if dataset != AUTO:
+        dataset, arguments = parse_dataset_arguments(dataset, root, dataset_args)
+        if not is_custom_stream(dataset) or (folder is None and needs_folder(dataset)):
             raise ConfigError(
-                f"dataset is {name}; expected DIR and a custom stream, for example folder, or "
+                f"dataset is {dataset}; expected DIR and a custom stream, for example folder, or "
                 "no dataset for CLEAR's layouts",
                 parameter="dataset",
             )
-        with _show_steps() as report:
-            findings = check_stream(
-                name, root, arguments, cache_dir=default_cache_dir(), on_progress=report
-            )
+    with _show_steps() as report:
+        findings = check_dataset(
+            root, dataset, arguments, cache_dir=default_cache_dir(), on_progress=report
+        )
     if output.wants_json():
         output.print_json(findings.as_json())
     else:
@@ -183,7 +181,7 @@ def features(
         parse_feature_name(name)
     except ValueError as error:
         raise ConfigError(f"name is {safe_repr(name)}; {error}", parameter="name") from None
-    from clear_mlflow.data.splits import check_split
+    from clear_mlflow.data.stream import check_split
 
     check_split(protocol, split)
 

@@ -17,10 +17,9 @@ from clear_mlflow.data.files import path_text
 from clear_mlflow.data.images import Entry as Entry
 from clear_mlflow.data.images import ImageIndex as ImageIndex
 from clear_mlflow.data.images import build_index as build_index
-from clear_mlflow.data.layouts import find_layout, read_layout
+from clear_mlflow.data.layouts import read_layout
 from clear_mlflow.data.sources import CLEAR, is_custom_stream, load_source, stream_name
-from clear_mlflow.data.splits import AUTO, IID, check_split
-from clear_mlflow.data.stream import BucketStream, build_stream
+from clear_mlflow.data.stream import AUTO, IID, BucketStream, build_stream, check_split
 from clear_mlflow.data.times import CLEAR10_TIMES
 
 
@@ -45,18 +44,13 @@ def load_stream(
         data_root = str(fetch_clear(dataset))
     if dataset in EMBEDDED:
         return _load_embedded(dataset, data_root, cache_dir, protocol, split)
-    if is_custom_stream(dataset):
-        index = read_stream_index(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
-        source = index.source or path_text(index.root)
-    else:
-        index = read_layout(*find_layout(Path(data_root), names=(dataset,)))
-        source = data_root
+    index = read_stream_index(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
     name = stream_name(dataset, data_root, arguments or {})
     stream = build_stream(index, name=name, protocol=protocol, split=split, hash_folder=cache_dir)
     if dataset == "clear10" and CLEAR10_TIMES.keys() >= {*stream.keys}:
         stream = replace(stream, times=tuple(CLEAR10_TIMES[key] for key in stream.keys))
     licence = str((arguments or {}).get("licence", "none"))
-    return replace(stream, source=source, licence="" if licence == "none" else licence)
+    return replace(stream, licence="" if licence == "none" else licence)
 
 
 def _load_embedded(
@@ -98,9 +92,16 @@ def read_stream_index(
     cache_dir: Path,
     arguments: Mapping[str, Any] | None = None,
 ) -> ImageIndex:
-    """Read the index of a custom stream. Image files are not hashed. See :func:`load_stream`."""
+    """Read the index of a dataset that is not embedded. Image files are not hashed.
+
+    dataset: ``auto`` for any dataset in one of CLEAR's layouts. See :func:`load_stream`.
+    """
+    if not is_custom_stream(dataset):
+        index = read_layout(Path(data_root), names=CLEAR if dataset == AUTO else (dataset,))
+        return replace(index, source=data_root)
     source = load_source(dataset)
     root = None if data_root == AUTO else Path(data_root)
-    checked = source.Arguments(**(arguments or {}))
-    index: ImageIndex = source.read_index(root, checked, cache_dir=cache_dir)
-    return index
+    result: ImageIndex = source.read_index(
+        root, source.Arguments(**(arguments or {})), cache_dir=cache_dir
+    )
+    return result

@@ -6,8 +6,7 @@ A training stops at the first problem. Here all images are decoded, and their co
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
@@ -23,10 +23,8 @@ from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, hash_file
 from clear_mlflow.data import read_stream_index
 from clear_mlflow.data.decode import Resize, UndecodableError, decode_file
 from clear_mlflow.data.files import path_text, reason, stat_file
-from clear_mlflow.data.images import TRAIN, ImageIndex, ImageTable
-from clear_mlflow.data.layouts import find_layout, read_layout
-from clear_mlflow.data.sources import CLEAR, stream_name
-from clear_mlflow.data.stream import DIFFERENCES, build_stream, find_copies
+from clear_mlflow.data.images import TRAIN, ImageTable
+from clear_mlflow.data.stream import AUTO, DIFFERENCES, build_stream, find_copies
 
 SCHEMA = 1
 
@@ -100,33 +98,20 @@ class Findings:
         }
 
 
-def check_layout(root: Path, *, on_progress: OnImages = lambda step, done, total: None) -> Findings:
-    """Check a dataset in one of CLEAR's layouts, and return its contents and problems.
-
-    Raises DataError if its index cannot be read.
-    """
-    index = read_layout(*find_layout(root, names=CLEAR))
-    return _check_index(index, "dataset", on_progress)
-
-
-def check_stream(
-    dataset: str,
+def check_dataset(
     data_root: str,
-    arguments: Mapping[str, Any],
+    dataset: str = AUTO,
+    arguments: Mapping[str, Any] | None = None,
     *,
-    cache_dir: Path,
-    on_progress: OnImages,
+    cache_dir: Path = Path(),
+    on_progress: OnImages = lambda step, done, total: None,
 ) -> Findings:
-    """Check a custom stream, and return its contents and problems.
+    """Decode all images of a dataset, and return its contents and problems.
 
-    arguments: ``dataset_args``. Raises DataError if its index cannot be read.
+    dataset: of your own, or ``auto`` for one in a layout of CLEAR. arguments: ``dataset_args``.
+    Raises DataError if the index cannot be read.
     """
     index = read_stream_index(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
-    return _check_index(index, stream_name(dataset, data_root, arguments), on_progress)
-
-
-def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Findings:
-    """Decode all images, search for duplicates, and report what the stream does not load."""
     root, images = index.root, index.images
     problems: list[Problem] = []
     splits = ["all"] if index.read_test is None else [TRAIN]
@@ -136,35 +121,33 @@ def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Finding
         except DataError as error:
             problems.append(_describe_error(error, root))
     images, errors, brightness = _decode_images(images, root, on_progress)
+    is_readable = np.array([row not in errors for row in range(len(images))])
     missing = {row for row in errors if not os.path.lexists(images.files[row])}
     problems += [
         Problem("missing" if row in missing else "unreadable", Path(images.files[row]), error)
         for row, error in errors.items()
     ]
-    rows_by_group = Counter(
-        (splits[test], index.buckets[bucket], index.class_names[label])
-        for row, (test, bucket, label) in enumerate(
-            zip(*(c.tolist() for c in (images.is_test, images.buckets, images.labels)), strict=True)
-        )
-        if row not in missing
-    )
-    counts = {
-        group: rows_by_group[group] for group in product(splits, index.buckets, index.class_names)
-    }
+    groups = list(product(splits, index.buckets, index.class_names))
+    shape = len(splits), len(index.buckets), len(index.class_names)
+    codes = np.ravel_multi_index((images.is_test, images.buckets, images.labels), shape)
+    numbers = np.bincount(np.delete(codes, list(missing)), minlength=len(groups)).tolist()
+    counts = dict(zip(groups, numbers, strict=True))
     digest: str | None = None
     load_error: Problem | None = None
     tests = images.take(np.flatnonzero(images.is_test))
-    hashed = replace(index, images=images.take(np.flatnonzero(~images.is_test)))
-    if TEST in splits:
-        hashed = replace(hashed, read_test=lambda: tests)
+    hashed = replace(
+        index,
+        images=images.take(np.flatnonzero(~images.is_test)),
+        read_test=(lambda: tests) if TEST in splits else index.read_test,
+    )
     try:
-        stream = build_stream(hashed, name=name)
+        stream = build_stream(hashed, name=dataset)
     except DataError as error:
         load_error = _describe_error(error, root)
     else:
         # In a layout without a test folder, only the loader separates the test images.
         digest, images = stream.digest, stream.images
-    decoded = images.take(np.array([r for r in range(len(images)) if r not in errors], np.int64))
+    decoded = images.take(np.flatnonzero(is_readable))
     is_explained = bool(problems)
     for difference, rows in () if index.may_repeat else find_copies(decoded):
         is_explained = is_explained or bool(difference)
@@ -173,19 +156,15 @@ def _check_index(index: ImageIndex, name: str, on_progress: OnImages) -> Finding
         first, *others = (Path(decoded.files[row]) for row in rows)
         problems.append(Problem("duplicate", first, detail, tuple(others)))
     empty_classes = _list_empty_classes(counts, root)
-    if index.needs_all_classes and empty_classes:
-        is_explained = True
     problems += empty_classes
+    is_explained = is_explained or (index.needs_all_classes and bool(empty_classes))
     if load_error is not None and not is_explained:
         problems.append(load_error)
-    brightest: dict[int, int] = {}
-    for row, bucket in enumerate(images.buckets.tolist()):
-        if row not in errors:
-            brightest[bucket] = max(brightness[row], brightest.get(bucket, 0))
-    for bucket, value in brightest.items():
-        if value <= 15:  # as 12 bits are if they are stored in 16
-            detail = _DARK.format(key=index.buckets[bucket], value=value)
-            problems.append(Problem("dark", root, detail))
+    groups_of_rows = decoded.group_by_bucket(len(index.buckets))
+    for key, bucket_rows in zip(index.buckets, groups_of_rows, strict=True):
+        value = brightness[is_readable][bucket_rows].max(initial=0)
+        if len(bucket_rows) and value <= 15:  # as 12 bits are if they are stored in 16
+            problems.append(Problem("dark", root, _DARK.format(key=key, value=value)))
     order = list(PROBLEM_TYPES)
     return Findings(
         root=root,
@@ -220,10 +199,10 @@ def _list_empty_classes(counts: Counts, root: Path) -> list[Problem]:
 
 def _decode_images(
     images: ImageTable, root: Path, on_progress: OnImages
-) -> tuple[ImageTable, dict[int, str], Sequence[int]]:
+) -> tuple[ImageTable, dict[int, str], NDArray[np.int64]]:
     """Return the images with their contents, why rows are unreadable, and their brightest areas."""
     if images.vectors is not None:  # read already
-        return images, {}, [255] * len(images)
+        return images, {}, np.full(len(images), 255)
     starts = range(0, len(images), _FILES_PER_TASK)
     results: list[tuple[str, str, int]] = []
     on_progress("decoding images", 0, len(images))
@@ -236,7 +215,7 @@ def _decode_images(
     return (
         replace(images, contents=contents),
         {row: error for row, error in enumerate(errors) if error},
-        brightness,
+        np.array(brightness),
     )
 
 

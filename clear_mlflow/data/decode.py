@@ -1,4 +1,4 @@
-"""Decoding: image files in, bytes out, image after image.
+"""Decoding: image files in, bytes out, which are kept from run to run.
 
 Two geometries, both with the shorter side scaled to a given length, bilinear with anti-aliasing:
 
@@ -8,18 +8,26 @@ Two geometries, both with the shorter side scaled to a given length, bilinear wi
 * the central square of the image as people see it: upright, on white where it is transparent.
 
 In both, 16-bit values are divided by 257; torchvision's loader clips them at 255.
+
+The cache has a file for each set of images, named by the hash of what its pixels depend on: the
+content of each image in order, the geometry, and the decoder's version. ``KEY.npy`` contains the
+pixels end to end, ``KEY.json`` the sizes. If some images cannot be decoded, it lists them with the
+reasons, and the pixels are missing.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
+import os
+import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +35,17 @@ from PIL import Image, UnidentifiedImageError, features
 
 from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.text import warn
+from clear_mlflow.data import cache as caching
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.images import ImageTable
+from clear_mlflow.data.stream import BucketStream, iter_with_progress
+
+LEAVE_OUT = "leave_out"
+DECODED_FOLDER = "decoded-v1"  # in the folder of all caches
+# Height to width of most photos, to estimate how much room they take.
+_PHOTO_RATIO = 1.5
+_MOST_LISTED = 100  # damaged images, by name
 
 # Raster formats only: Pillow would hand PostScript to an interpreter.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
@@ -78,14 +95,13 @@ class DecodedImages:
 
     pixels: NDArray[np.uint8]  # (sum of height * width * 3,)
     sizes: NDArray[np.int64]  # (N, 2), height and width of each
+    # Why images of files that were read cannot be decoded, by row. If there are some, the pixels
+    # need not be complete.
+    damages: Mapping[int, str] = field(default_factory=dict)
 
 
 class UndecodableError(Exception):
     """The bytes of a file are not an image that can be decoded; the message is the reason."""
-
-
-# Rows of a table whose files were read, but cannot be decoded, with the reasons.
-Damages: TypeAlias = dict[int, str]
 
 
 def get_decoder_version() -> str:
@@ -95,33 +111,26 @@ def get_decoder_version() -> str:
 
 
 def decode(
-    images: ImageTable, resize: Resize, *, on_image: Callable[[int], None] | None = None
-) -> DecodedImages:
-    """Decode images into memory, in their order. Raises DataError if one is damaged."""
-    pixels = bytearray()
-    sizes, damages = write_pixels(pixels.extend, images, resize, on_image=on_image)
-    if damages:
-        raise build_damage_error([(images.files[row], message) for row, message in damages.items()])
-    return DecodedImages(np.frombuffer(pixels, dtype=np.uint8), sizes)
-
-
-def write_pixels(
-    write: Callable[[memoryview], object],
     images: ImageTable,
     resize: Resize,
     *,
+    write: Callable[[memoryview], object] | None = None,
     on_image: Callable[[int], None] | None = None,
-) -> tuple[NDArray[np.int64], Damages]:
-    """Decode images, and write the pixels of each. Returns their sizes, (N, 2), and damages."""
+) -> DecodedImages:
+    """Decode images in their order, into memory, or only pass the pixels of each to *write*.
+
+    Raises the errors of :func:`iter_decoded`.
+    """
+    pixels = bytearray()
     sizes = np.zeros((len(images), 2), dtype=np.int64)
-    damages: Damages = {}
+    damages = {}
     for row, image in enumerate(iter_decoded(images, resize, on_image=on_image)):
         if isinstance(image, UndecodableError):
             damages[row] = str(image)
         else:
             sizes[row] = image.shape[:2]
-            write(image.data)
-    return sizes, damages
+            (write or pixels.extend)(image.data)
+    return DecodedImages(np.frombuffer(pixels, dtype=np.uint8), sizes, damages)
 
 
 def decode_bytes(contents: Sequence[bytes], resize: Resize) -> DecodedImages:
@@ -201,14 +210,25 @@ def iter_decoded(
         pool.shutdown(cancel_futures=True)
 
 
-def build_damage_error(damaged: Sequence[tuple[str, str]], *, advice: str = "") -> DataError:
-    """Return the error that counts damaged files and names the first, followed by *advice*."""
-    message = f"{path_text(damaged[0][0])} cannot be decoded: {damaged[0][1]}"
-    if len(damaged) > 1:
-        message = f"{len(damaged)} images cannot be decoded; the first: {message}"
+def build_damage_error(damages: Mapping[str, str], *, advice: str = "") -> DataError:
+    """Return the error that counts damaged files and names the first, followed by *advice*.
+
+    damages: why each file cannot be decoded.
+    """
+    file, problem = next(iter(damages.items()))
+    message = f"{path_text(file)} cannot be decoded: {problem}"
+    if len(damages) > 1:
+        message = f"{len(damages)} images cannot be decoded; the first: {message}"
     return DataError(
         f"{message}; expected a complete JPEG or PNG image: unpack the dataset again{advice}"
     )
+
+
+def check_decodable(images: ImageTable, decoded: DecodedImages) -> None:
+    """Raise DataError if some of the images could not be decoded."""
+    if decoded.damages:
+        files = {images.files[row]: problem for row, problem in decoded.damages.items()}
+        raise build_damage_error(files)
 
 
 def decode_file(
@@ -334,3 +354,189 @@ def _read_orientation(image: Image.Image) -> int:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:  # damaged EXIF is common in collected photos, whose pixels may be intact
         return 1
+
+
+class DecodedCache:
+    """Decoded images that are kept from run to run; one line warns if they cannot be.
+
+    folder: where they are kept, or None to decode them into memory.
+    """
+
+    def __init__(self, folder: Path | None, *, warn: Callable[[str], None] = warn) -> None:
+        self.folder = folder
+        self._warn = warn
+        self._warnings: set[str] = set()
+
+    def load(
+        self,
+        images: ImageTable,
+        resize: Resize,
+        *,
+        on_image: Callable[[int], None] | None = None,
+    ) -> DecodedImages:
+        """Return the decoded images, mapped copy-on-write, and cache them if necessary.
+
+        If the folder cannot be used, decodes them into memory, with a warning. Raises DataError if
+        an image cannot be decoded.
+        """
+        decoded = self._load_or_build(images, resize, on_image)
+        decoded = decoded or decode(images, resize, on_image=on_image)
+        check_decodable(images, decoded)
+        return decoded
+
+    def find_damaged(
+        self,
+        images: ImageTable,
+        resize: Resize,
+        *,
+        on_image: Callable[[int], None] | None = None,
+    ) -> Mapping[int, str]:
+        """Decode images into the cache unless they are there. Return why rows cannot be decoded.
+
+        If the folder cannot be used, the decoded images are dropped, and a warning is printed.
+        """
+        decoded = self._load_or_build(images, resize, on_image)
+        if decoded is None:  # nothing can be kept: decode each image and drop it
+            decoded = decode(images, resize, write=lambda pixels: None, on_image=on_image)
+        return decoded.damages
+
+    def _load_or_build(
+        self, images: ImageTable, resize: Resize, on_image: Callable[[int], None] | None
+    ) -> DecodedImages | None:
+        """Return the images, decoded once, or None if they cannot be cached."""
+        if self.folder is None or not images.contents:
+            return None
+        described = "\n".join((get_decoder_version(), str(resize), *images.contents))
+        path = self.folder / f"{hashlib.sha256(described.encode()).hexdigest()}.npy"
+        try:
+            if (decoded := self._read_unless_damaged(path)) is None:
+                with caching.lock_folder(path.parent):
+                    # Another process may have built it while this one waited.
+                    if (decoded := self._read_unless_damaged(path)) is None:
+                        self._build(path, images, resize, on_image)
+                        return _read(path)
+        # After it was built, too: some file systems let everybody write to every file.
+        except caching.UnusableFileError as error:
+            problem = str(error)
+            advice = "of your own, which no other user may write to"
+        except OSError as error:
+            problem = reason(error)
+            advice = "that can be written, or until there is room"
+        else:
+            if on_image is not None:
+                on_image(len(images))
+            return decoded
+        self._warn_once(
+            "folder",
+            f"decoded images cannot be kept in {path_text(self.folder)}: {problem}; each run "
+            f"decodes them again until CLEAR_MLFLOW_CACHE names a folder {advice}",
+        )
+        return None
+
+    def _read_unless_damaged(self, path: Path) -> DecodedImages | None:
+        """Return a cached file's content, or None if it is missing or, with a warning, damaged."""
+        try:
+            return _read(path)
+        except caching.ForeignFileError:  # so this user does not replace it
+            raise
+        except caching.UnusableFileError as error:
+            self._warn_once("damage", f"{error}; images of damaged files are decoded again")
+            return None
+
+    def _build(
+        self,
+        path: Path,
+        images: ImageTable,
+        resize: Resize,
+        on_image: Callable[[int], None] | None,
+    ) -> None:
+        """Decode the images into a file, or write the list of damaged images."""
+        num_bytes = len(images) * resize.side**2 * 3 * (1 if resize.square else _PHOTO_RATIO)
+        # The cache must not fill a disk that others need.
+        if shutil.disk_usage(path.parent).free < num_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        metadata: dict[str, Any] = {"key": path.stem}
+        with caching.write_array(path, metadata) as file:
+            start = file.write(_npy_header(0))
+            # Written and not mapped: a full disk is an error here, and a killed process there.
+            decoded = decode(images, resize, write=file.write, on_image=on_image)
+            if decoded.damages:
+                file.truncate(start)
+            metadata["damaged"] = list(decoded.damages.items())
+            metadata["sizes"] = [] if decoded.damages else decoded.sizes.ravel().tolist()
+            end = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            file.write(_npy_header(end - start))
+
+    def _warn_once(self, topic: str, message: str) -> None:
+        """Print a warning, unless there was one on this topic before."""
+        if topic not in self._warnings:
+            self._warnings.add(topic)
+            self._warn(message)
+
+
+def _read(path: Path) -> DecodedImages | None:
+    """Return what is stored in a file of the cache, or None if it is missing."""
+    if (entry := caching.read_array(path, {"key": path.stem})) is None:
+        return None
+    pixels, metadata = entry
+    sizes = np.array(metadata["sizes"], dtype=np.int64).reshape(-1, 2)
+    # As a plain array: torch takes it without a warning, for it may be written to.
+    return DecodedImages(pixels.view(np.ndarray), sizes, dict(metadata["damaged"]))
+
+
+def drop_undecodable(
+    stream: BucketStream,
+    *,
+    cache: DecodedCache,
+    resize: Resize,
+    damaged: str,
+    on_image: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[BucketStream, int]:
+    """Decode every image into the cache, and return the decodable stream and how many were dropped.
+
+    If some were dropped, the stream has a new digest, and warnings that name up to 100 of them.
+    damaged: ``leave_out`` to drop damaged images, or ``stop`` to raise DataError if there are any.
+    Raises DataError if none remain in a set of a bucket.
+    """
+    damages: dict[str, str] = {}
+    for images, on_ready in iter_with_progress(stream.image_sets, on_image):
+        rows = cache.find_damaged(images, resize, on_image=on_ready)
+        damages |= {images.files[row]: problem for row, problem in rows.items()}
+    if not damages:
+        return stream, 0
+    if damaged != LEAVE_OUT:
+        raise build_damage_error(
+            damages, advice=", or pass damaged=leave_out to train without them"
+        )
+    warnings = [
+        f"{path_text(file)} is left out: it cannot be decoded: {problem}"
+        for file, problem in list(damages.items())[:_MOST_LISTED]
+    ]
+    if (num_unlisted := len(damages) - _MOST_LISTED) > 0:
+        warnings.append(f"{num_unlisted} more images are left out, which cannot be decoded")
+    is_decodable = np.array([file not in damages for file in stream.images.files])
+    decodable = stream.with_images(
+        stream.images.take(np.flatnonzero(is_decodable)), warnings=(*stream.warnings, *warnings)
+    )
+    for bucket in decodable.buckets:
+        for split, images in (("train", bucket.train), (stream.tested_on, bucket.test)):
+            if not len(images):
+                raise DataError(
+                    f"none of bucket {bucket.key}'s {split} images can be decoded; the first "
+                    f"damaged image is {path_text(next(iter(damages)))}: unpack the dataset again"
+                )
+    # A set without its damaged images is another one to the cache. It is decoded now, as the others
+    # were, and not in the middle of the training.
+    for images, on_ready in iter_with_progress(decodable.image_sets, on_image):
+        cache.find_damaged(images, resize, on_image=on_ready)
+    return decodable, len(damages)
+
+
+def _npy_header(num_bytes: int) -> bytes:
+    """Return the header of a .npy file of bytes. Its length does not depend on their number."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (num_bytes,)}
+    )
+    return header.getvalue()

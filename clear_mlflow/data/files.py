@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -41,7 +41,6 @@ ALL_IMAGES = "all.txt"
 
 # Files that Windows writes into folders.
 _SYSTEM_FILES = ("thumbs.db", "ehthumbs.db", "desktop.ini")
-_BUCKET_KEY = re.compile("[0-9]{1,9}")
 _LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
 
 
@@ -133,26 +132,6 @@ def is_class_name(name: str) -> bool:
     return bool(name) and name == name.strip() and name.isprintable()
 
 
-def check_image_folder(
-    folder: Path, *, base: Path, key: str, class_name: str, class_names: Collection[str]
-) -> None:
-    """Raise DataError if a folder below *base* is named after another bucket or class.
-
-    The folder contains images that a list states to be of the bucket *key* and *class_name*.
-    """
-    _, bucket_folder, class_folder, *_ = (*folder.relative_to(base).parts, "", "")
-    if _BUCKET_KEY.fullmatch(bucket_folder) and bucket_folder.lstrip("0") != key.lstrip("0"):
-        label = f"bucket {key}"
-    elif class_folder != class_name and class_folder in class_names:
-        label = f"class {safe_repr(class_name)}"
-    else:
-        return
-    raise DataError(
-        f"the dataset lists images of {path_text(folder)} under {label}, which the folder's name "
-        "contradicts; unpack the dataset again"
-    )
-
-
 def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> list[str]:
     """Read the lines of a UTF-8 file below *root*.
 
@@ -168,20 +147,24 @@ def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> li
     return lines
 
 
-def parse_list_line(
-    line: str, number: int, *, base: Path, num_classes: int, list_file: Path
-) -> tuple[Path, int]:
-    """Return path, joined to *base*, and label of a line like ``labeled_images/1/bus/1.jpg 2``.
+def read_image_list(
+    file: Path, *, root: Path, base: Path, num_classes: int
+) -> list[tuple[Path, int]]:
+    """Read path, joined to *base*, and label of lines like ``labeled_images/1/bus/1.jpg 2``.
 
-    number, list_file: of the line, for messages. Raises DataError for any other line.
+    Raises DataError for any other line.
     """
-    stored, _, label = line.rpartition(" ")  # a path may contain spaces, a label does not
-    if not _LABEL.fullmatch(label) or int(label) >= num_classes:
-        raise DataError(
-            f"{path_text(list_file)} line {number} is {safe_repr(line)}; expected a path, a space, "
-            f"and a label from 0 to {num_classes - 1}"
-        )
-    return join_stored_path(stored, base=base, below=IMAGE_FOLDER, list_file=list_file), int(label)
+    images = []
+    for number, line in enumerate(read_lines(file, root=root), start=1):
+        stored, _, label = line.rpartition(" ")  # a path may contain spaces, a label does not
+        if not _LABEL.fullmatch(label) or int(label) >= num_classes:
+            raise DataError(
+                f"{path_text(file)} line {number} is {safe_repr(line)}; expected a path, a space, "
+                f"and a label from 0 to {num_classes - 1}"
+            )
+        path = join_stored_path(stored, base=base, below=IMAGE_FOLDER, list_file=file)
+        images.append((path, int(label)))
+    return images
 
 
 def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:

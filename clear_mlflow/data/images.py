@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -199,6 +198,7 @@ def build_index(
     standardise: str = "first",
     first_row: int = 0,
     class_names: Sequence[str] = (),
+    listed_below: Path | None = None,
 ) -> ImageIndex:
     """Build the index of images, or of the rows of an array, from one entry for each.
 
@@ -221,6 +221,8 @@ def build_index(
         first_row: number of the first vector, for messages.
         class_names: all classes in the order of their labels, at least two. By default the sorted
             names of those that occur.
+        listed_below: folder whose subfolders are called <bucket>/<class>, if a list names the
+            images: the list must agree with them.
 
     Raises:
         DataError: there are no images, fewer than two classes, or too many of anything; an image
@@ -231,32 +233,53 @@ def build_index(
     real_root = resolve_root(root)
     source_name = source_name or path_text(real_root)
     array = None if vectors is None else _check_vectors(vectors, source_name)
-    train, test, folders = _group_entries(entries, source_name)
+    train, test, folders = _group_entries(entries, source_name, listed_below, class_names)
     names = _sort_class_names(train, test, class_names, source_name)
-    labels = {name: label for label, name in enumerate(names)}
-    all_keys = sort_buckets({*train, *test}, order=order, source_name=source_name)
+    test_keys = {entry.bucket for entry in test}
+    train_keys = {entry.bucket for entry in train}
+    all_keys = sort_buckets(train_keys | test_keys, order=order, source_name=source_name)
+    keys = tuple(key for key in all_keys if key in train_keys)
+    test_only = ", ".join([safe_repr(key) for key in all_keys if key not in train_keys][:8])
     for folder in folders:  # once for each folder: resolving looks at every folder above
         if os.path.lexists(folder):  # each image of a missing one is reported when it is hashed
             check_folder(Path(folder), root=real_root)
+    labels = {name: label for label, name in enumerate(names)}
+    bucket_indices = {key: bucket for bucket, key in enumerate(keys)}
 
-    def build_table(rows: Mapping[str, list[Entry]]) -> ImageTable:
-        labelled = ([(labels[entry.class_name], entry.path) for entry in rows[k]] for k in keys)
-        return _build_table(labelled, array, source_name, first_row)
+    def get_sort_key(path: Any) -> tuple[str, ...]:
+        if array is None:
+            return path.stem, path.suffix
+        return (_hash_vector(array, path, source_name, first_row),)
 
-    keys = tuple(key for key in all_keys if key in train)
+    def build_table(entries: Iterable[Entry], is_test: bool) -> ImageTable:
+        rows = sorted(
+            (bucket_indices[bucket], labels[name], *get_sort_key(path), path)
+            for path, name, bucket, _ in entries
+            if bucket in bucket_indices
+        )
+        buckets, row_labels, contents, *_, paths = zip(*rows, strict=True)
+        table = ImageTable(
+            tuple(map(str, paths)),
+            labels=np.array(row_labels, dtype=np.int64),
+            buckets=np.array(buckets, dtype=np.int64),
+            is_test=np.full(len(rows), is_test),
+        )
+        if array is None:
+            return table
+        files = tuple(f"{source_name}/row {row + first_row}" for row in paths)
+        vectors = Vectors(array, np.array(paths, dtype=np.int64))
+        return replace(table, files=files, contents=contents, vectors=vectors)
 
     def read_test() -> ImageTable:
-        check_test_buckets(keys, test, source_name)
-        tests = build_table(test)
-        return replace(tests, is_test=~tests.is_test)
+        check_test_buckets(keys, test_keys, source_name)
+        return build_table(test, is_test=True)
 
-    test_only = ", ".join([safe_repr(key) for key in all_keys if key not in train][:8])
     return ImageIndex(
         layout=layout,
         root=real_root,
         class_names=names,
         buckets=keys,
-        images=build_table(train),
+        images=build_table(train, is_test=False),
         read_test=read_test if test else None,
         times=_find_first_days(keys) if times is None else {key: times[key] for key in keys},
         warnings=(
@@ -278,44 +301,6 @@ def check_test_buckets(
                 f"{source_name} contains no test set of bucket {safe_repr(key)}; expected one "
                 "of every bucket, or pass split=0 to hold out 30 % of its training set"
             )
-
-
-def _build_table(
-    rows: Iterable[Iterable[tuple[int, Any]]],
-    array: NDArray[np.float32] | None,
-    source_name: str,
-    first_row: int,
-) -> ImageTable:
-    """Build a table of training images from label and path, or row, of each bucket's images."""
-    labels: list[int] = []
-    buckets: list[int] = []
-    files: list[str] = []
-    contents: list[str] = []
-    indices: list[int] = []
-    ordered: list[tuple[Any, ...]]
-    for bucket, images in enumerate(rows):
-        if array is None:
-            ordered = sorted((label, path.stem, path.suffix, path) for label, path in images)
-            files += [str(path) for *_, path in ordered]
-        else:
-            ordered = sorted(
-                (label, _hash_vector(array, row, source_name, first_row), row)
-                for label, row in images
-            )
-            contents += [content for _, content, _ in ordered]
-            indices += [row for *_, row in ordered]
-            files += [f"{source_name}/row {row + first_row}" for *_, row in ordered]
-        labels += [label for label, *_ in ordered]
-        buckets += [bucket] * len(ordered)
-    vectors = None if array is None else Vectors(array, np.array(indices, dtype=np.int64))
-    return ImageTable(
-        files=tuple(files),
-        labels=np.array(labels, dtype=np.int64),
-        buckets=np.array(buckets, dtype=np.int64),
-        is_test=np.zeros(len(files), dtype=np.bool_),
-        contents=tuple(contents),
-        vectors=vectors,
-    )
 
 
 def _hash_vector(array: NDArray[np.float32], row: int, source_name: str, first_row: int) -> str:
@@ -370,25 +355,45 @@ def round_column(
     return rounded
 
 
+def _check_folder_names(
+    folder: Path, base: Path, key: str, class_name: str, class_names: Collection[str]
+) -> None:
+    """Raise DataError if a folder below *base* is named after another bucket or class."""
+    _, bucket_folder, class_folder, *_ = (*folder.relative_to(base).parts, "", "")
+    if _BUCKET_NUMBER.fullmatch(bucket_folder) and bucket_folder.lstrip("0") != key.lstrip("0"):
+        label = f"bucket {key}"
+    elif class_folder != class_name and class_folder in class_names:
+        label = f"class {safe_repr(class_name)}"
+    else:
+        return
+    raise DataError(
+        f"the dataset lists images of {path_text(folder)} under {label}, which the folder's name "
+        "contradicts; unpack the dataset again"
+    )
+
+
 def _group_entries(
-    entries: Iterable[Entry], source_name: str
-) -> tuple[dict[str, list[Entry]], dict[str, list[Entry]], list[str]]:
-    """Return training and test images by bucket, and the folders of all images, sorted."""
-    rows: dict[str, defaultdict[str, list[Entry]]] = {
-        TRAIN: defaultdict(list),
-        TEST: defaultdict(list),
-    }
-    folders: set[str] = set()
+    entries: Iterable[Entry],
+    source_name: str,
+    listed_below: Path | None,
+    class_names: Collection[str],
+) -> tuple[list[Entry], list[Entry], list[str]]:
+    """Return training images, test images, and the folders of both, sorted."""
+    rows: dict[str, list[Entry]] = {TRAIN: [], TEST: []}
+    groups: set[tuple[str, str, str]] = set()
     paths: set[Path] = set()
     for entry in entries:
-        path, _, bucket, split = entry
+        path, class_name, bucket, split = entry
         if split not in rows:
             raise DataError(
                 f"{source_name} has a split {safe_repr(split)}; expected {TRAIN} or {TEST}"
             )
-        rows[split][bucket].append(entry)
+        rows[split].append(entry)
         if not isinstance(path, int):
-            folders.add(os.path.dirname(path))  # noqa: PTH120 (for each image)
+            group = (os.path.dirname(path), bucket, class_name)  # noqa: PTH120 (for each image)
+            if group not in groups and listed_below is not None:
+                _check_folder_names(path.parent, listed_below, bucket, class_name, class_names)
+            groups.add(group)
             if path in paths:
                 raise DataError(
                     f"{source_name} lists {path_text(path)} twice; expected each image once, in "
@@ -397,31 +402,27 @@ def _group_entries(
             paths.add(path)
     if not rows[TRAIN]:
         raise DataError(f"{source_name} has nothing to train on; expected some in every bucket")
-    return rows[TRAIN], rows[TEST], sorted(folders)
+    return rows[TRAIN], rows[TEST], sorted({folder for folder, *_ in groups})
 
 
 def _sort_class_names(
-    train: Mapping[str, Iterable[Entry]],
-    test: Mapping[str, Iterable[Entry]],
-    class_names: Sequence[str],
-    source_name: str,
+    train: Iterable[Entry], test: Iterable[Entry], class_names: Sequence[str], source_name: str
 ) -> tuple[str, ...]:
     """Return *class_names*, or the sorted names of the classes in the training set."""
-    names = {entry.class_name for rows in train.values() for entry in rows}
+    names = {entry.class_name for entry in train}
+    bucket_by_test_name = {entry.class_name: entry.bucket for entry in test}
     if class_names:
-        tested = {entry.class_name for rows in test.values() for entry in rows}
-        if unknown := sorted((names | tested) - set(class_names)):
+        if unknown := sorted((names | bucket_by_test_name.keys()) - set(class_names)):
             raise DataError(
                 f"{source_name} has class {safe_repr(unknown[0])}, but the list of classes does "
                 "not name it; expected the same classes in both"
             )
         return tuple(class_names)
-    for bucket, rows in test.items():
-        if test_only := sorted({entry.class_name for entry in rows} - names):
-            raise DataError(
-                f"{source_name} has class {safe_repr(test_only[0])} in the test set of bucket "
-                f"{safe_repr(bucket)}, and in no training set; expected both"
-            )
+    if test_only := sorted(bucket_by_test_name.keys() - names):
+        raise DataError(
+            f"{source_name} has class {safe_repr(test_only[0])} in the test set of bucket "
+            f"{safe_repr(bucket_by_test_name[test_only[0]])}, and in no training set; expected both"
+        )
     for name in sorted(names):
         if not is_class_name(name) or len(name) > MAX_TEXT_CHARACTERS:
             raise DataError(

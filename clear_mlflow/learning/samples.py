@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.data.decode import decode
-from clear_mlflow.data.decoded_cache import DecodedCache
+from clear_mlflow.core.matrix import TEST
+from clear_mlflow.data.decode import DecodedCache
 from clear_mlflow.data.features import StoredFeatures
-from clear_mlflow.data.images import ImageTable
+from clear_mlflow.data.images import TRAIN
 from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.learning.device import (
@@ -120,13 +120,15 @@ class TrainingStream(ABC):
     image_bytes: int  # bytes of an image or its features in a buffer
 
     def __init__(self, stream: BucketStream, device: torch.device) -> None:
-        self.keys = tuple(bucket.key for bucket in stream.buckets)
+        self.keys = stream.keys
         self.train_counts = tuple(len(bucket.train) for bucket in stream.buckets)
         self.num_classes = len(stream.class_names)
         self._class_masks = _build_class_masks(stream) if stream.scenario == TASK else None
         self.device = device
-        self._train_sets = tuple(bucket.train for bucket in stream.buckets)
-        self._test_sets = tuple(bucket.test for bucket in stream.buckets)
+        self._sets = {
+            TRAIN: tuple(bucket.train for bucket in stream.buckets),
+            TEST: tuple(bucket.test for bucket in stream.buckets),
+        }
         # Mean and scale of vectors, (width,) each on the CPU; empty if they are not standardised.
         self.standardised: Mapping[str, Tensor] = {}
         self._selected: tuple[SampleIndices, Samples] | None = None
@@ -144,7 +146,7 @@ class TrainingStream(ABC):
         Without the images that :meth:`keep_only` dropped.
         """
         indices = self.seen_indices.get(bucket_index, slice(None))
-        return self._train_sets[bucket_index].labels[indices]
+        return self._sets[TRAIN][bucket_index].labels[indices]
 
     def keep_only(self, bucket_index: int, indices: NDArray[np.int64]) -> None:
         """Drop all training images of a bucket except these: no method returns the others again.
@@ -190,31 +192,27 @@ class TrainingStream(ABC):
         They are on the GPU if they fit there, and cached.
         """
         if self._test is None:
-            counts = tuple(len(images) for images in self._test_sets)
-            images = self._fetch_tests(counts)
-            labels = np.concatenate([images.labels for images in self._test_sets])
-            bucket = np.repeat(np.arange(len(counts)), counts)
+            counts = tuple(map(len, self._sets[TEST]))
+            indices = list_indices(counts)
+            images = self._fetch(indices, TEST)
+            labels = np.concatenate([images.labels for images in self._sets[TEST]])
             self._test = HeldOutImages(
-                images,
+                images.centre_crops() if isinstance(images, Photos) else images,
                 copy_to_device(torch.from_numpy(labels), images.device),
-                copy_to_device(torch.from_numpy(bucket), images.device),
+                copy_to_device(torch.from_numpy(indices.bucket), images.device),
                 counts,
                 self._class_masks,
             )
         return self._test
 
     @abstractmethod
-    def _fetch(self, indices: SampleIndices) -> Photos | Tensor:
+    def _fetch(self, indices: SampleIndices, split: str = TRAIN) -> Photos | Tensor:
         """Return images or features by index in complete buckets, on the GPU if they fit."""
-
-    @abstractmethod
-    def _fetch_tests(self, counts: tuple[int, ...]) -> Crops | Tensor:
-        """Return *counts* test images of each bucket, end to end, on the GPU if they fit there."""
 
 
 def _build_class_masks(stream: BucketStream) -> Tensor:
     """Return (T, classes), bool: True for the new classes of each bucket."""
-    masks = torch.zeros(len(stream.buckets), len(stream.class_names), dtype=torch.bool)
+    masks = torch.zeros(len(stream.keys), len(stream.class_names), dtype=torch.bool)
     for bucket_index, names in enumerate(stream.new_classes):
         masks[bucket_index, [stream.class_names.index(name) for name in names]] = True
     return masks
@@ -235,22 +233,14 @@ class DecodedStream(TrainingStream):
         super().__init__(stream, device)
         self.augmentation = build_augmentation(augment, image_size)
         self.image_bytes = 3 * image_size**2
-        self._decode = decode if cache is None else cache.load
+        self._cache = cache or DecodedCache(None)
 
-    def _fetch(self, indices: SampleIndices) -> Photos:
-        """Return training photographs by their indices in the complete buckets."""
-        buckets = np.unique(indices.bucket).tolist()
-        return self._decode_photos({n: self._train_sets[n] for n in buckets}, indices)
-
-    def _fetch_tests(self, counts: tuple[int, ...]) -> Crops:
-        """Return the central crops of all test images, *counts* of them in each bucket."""
-        test_sets = dict(enumerate(self._test_sets))
-        return self._decode_photos(test_sets, list_indices(counts)).centre_crops()
-
-    def _decode_photos(self, buckets: Mapping[int, ImageTable], indices: SampleIndices) -> Photos:
+    def _fetch(self, indices: SampleIndices, split: str = TRAIN) -> Photos:
         """Decode complete buckets, and copy the selected images to the GPU if they fit there."""
-        resize = self.augmentation.resize
-        decoded = {n: self._decode(images, resize) for n, images in buckets.items()}
+        decoded = {
+            n: self._cache.load(self._sets[split][n], self.augmentation.resize)
+            for n in np.unique(indices.bucket).tolist()
+        }
         photos = select_photos(decoded, indices, self.augmentation)
         device = select_storage_device(photos.nbytes, self.device)
         return photos if device.type == "cpu" else photos.to(device)
@@ -293,33 +283,19 @@ class FeatureStream(TrainingStream):
         tensors = (torch.from_numpy(array).float() for array in (mean + middle[0], scale))
         return dict(zip(STANDARDISED, tensors, strict=True))
 
-    def _standardise_(self, inputs: Tensor) -> Tensor:
-        """Standardise vectors in place if the stream is standardised, and return them."""
-        if self.standardised:
-            mean, scale = (tensor.to(inputs.device) for tensor in self.standardised.values())
-            inputs.sub_(mean).mul_(scale)
-        return inputs
-
-    def _fetch(self, indices: SampleIndices) -> Tensor:
-        """Return training features, standardised if set, by indices in the complete buckets."""
-        inputs = self._allocate_vectors(len(indices))
+    def _fetch(self, indices: SampleIndices, split: str = TRAIN) -> Tensor:
+        """Return features, standardised if set, by indices in the complete buckets."""
+        arrays = self._features.train if split == TRAIN else self._features.test
+        device = select_storage_device(len(indices) * self.width * 4, self.device)
+        inputs = torch.empty(len(indices), self.width, device=device)
         for bucket_index in np.unique(indices.bucket):
             selected = np.flatnonzero(indices.bucket == bucket_index)
-            rows = torch.from_numpy(self._features.train[bucket_index][indices.index[selected]])
-            inputs[torch.from_numpy(selected).to(inputs.device)] = rows.to(inputs.device)
-        return self._standardise_(inputs)
-
-    def _fetch_tests(self, counts: tuple[int, ...]) -> Tensor:
-        """Return all test features, standardised if set, *counts* of them in each bucket."""
-        inputs = self._allocate_vectors(sum(counts))
-        for part, rows in zip(torch.split(inputs, list(counts)), self._features.test, strict=True):
-            part.copy_(torch.from_numpy(np.array(rows[:])))  # a mapped file, which is read-only
-        return self._standardise_(inputs)
-
-    def _allocate_vectors(self, count: int) -> Tensor:
-        """Return an uninitialised tensor, (count, width), on the GPU if it fits there."""
-        device = select_storage_device(count * self.width * 4, self.device)
-        return torch.empty(count, self.width, device=device)
+            rows = torch.from_numpy(arrays[bucket_index][indices.index[selected]])
+            inputs[torch.from_numpy(selected).to(device)] = rows.to(device)
+        if self.standardised:
+            mean, scale = (tensor.to(device) for tensor in self.standardised.values())
+            inputs.sub_(mean).mul_(scale)
+        return inputs
 
 
 @lru_cache

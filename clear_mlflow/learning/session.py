@@ -21,7 +21,7 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import RowPredictions
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.decoded_cache import DECODED_FOLDER, DecodedCache, drop_undecodable
+from clear_mlflow.data.decode import DECODED_FOLDER, DecodedCache, drop_undecodable
 from clear_mlflow.data.download import fetch_clear
 from clear_mlflow.data.features import StoredFeatures, check_features, load_features
 from clear_mlflow.data.files import resolve_root

@@ -28,8 +28,7 @@ from clear_mlflow.data.cache import (
     UnusableFileError,
     check_private,
 )
-from clear_mlflow.data.decode import DecodedImages, Resize, decode
-from clear_mlflow.data.decoded_cache import DecodedCache
+from clear_mlflow.data.decode import DecodedCache, DecodedImages, Resize, decode
 from clear_mlflow.data.images import ImageTable
 
 RESIZE = Resize(16)
@@ -325,7 +324,7 @@ import hashlib, json, resource, sys
 from pathlib import Path
 import numpy as np
 from clear_mlflow.data.decode import Resize
-from clear_mlflow.data.decoded_cache import DecodedCache
+from clear_mlflow.data.decode import DecodedCache
 from clear_mlflow.data.images import ImageTable
 
 folder, images, what = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]

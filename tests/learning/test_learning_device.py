@@ -386,7 +386,7 @@ def test_images_are_copied_to_a_gpu_asynchronously(monkeypatch, tmp_path, at_onc
         stream.test()
         assert device.waits == []
     augmentation = stream.augmentation
-    decoded = [stream._decode(images, augmentation.resize) for images in stream._train_sets]
+    decoded = [stream._cache.load(images, augmentation.resize) for images in stream._sets["train"]]
     mixed = SampleIndices(*np.array([[1, 0, 1], [2, 0, 0]]))
     for photos in (
         *(wrap_photos(images, augmentation) for images in decoded),

@@ -7,7 +7,7 @@ import torch
 from learning_streams import CPU, list_batches, random_stream, read_pixels
 from strategy_runs import assert_identical
 
-from clear_mlflow.data.decoded_cache import DecodedCache
+from clear_mlflow.data.decode import DecodedCache
 from clear_mlflow.learning.photos import join_indices, list_bucket_indices
 from clear_mlflow.learning.samples import DecodedStream, Samples
 

@@ -153,8 +153,8 @@ def test_an_unimportant_weight_has_no_penalty():
     strategy, _ = build_strategy(stream, on_features(strategy="ewc"), model)
     fetched = stream._fetch
 
-    def without_first(indices):
-        features = fetched(indices)
+    def without_first(*indices):
+        features = fetched(*indices)
         features[:, 0] = 0
         return features
 

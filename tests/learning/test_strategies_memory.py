@@ -408,8 +408,8 @@ def test_the_old_buffer_is_freed_before_the_next_one_is_loaded(strategy, argumen
     fetched, alive = [], []
 
     class Watched(FeatureStream):
-        def _fetch(self, indices):
-            images = super()._fetch(indices)
+        def _fetch(self, indices, *split):
+            images = super()._fetch(indices, *split)
             if len(indices) == settings.memory:  # no bucket has as many
                 alive.append([earlier() is not None for earlier in fetched])
                 fetched.append(weakref.ref(images))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from clear_mlflow.data.layouts import find_layout, read_layout
+from clear_mlflow.data.layouts import read_layout
 from clear_mlflow.data.stream import BucketStream, build_stream
 
 
@@ -100,4 +100,4 @@ def write_json(path: Path, value: object) -> None:
 
 def read_any(root: Path, *, name: str) -> BucketStream:
     """Return the stream at *root* in any layout, without cached hashes."""
-    return build_stream(read_layout(*find_layout(root, names=(name,))), name=name)
+    return build_stream(read_layout(root, names=(name,)), name=name)

@@ -17,7 +17,7 @@ from released_layout import read_json, write_image, write_json, write_released
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.check import PROBLEM_TYPES, Findings, check_layout, check_stream
+from clear_mlflow.data.check import PROBLEM_TYPES, Findings, check_dataset
 
 IMAGES = "train/labeled_images"
 PHOTOS = Photos(buckets=("1", "2"), train=10)
@@ -38,7 +38,7 @@ def list_problems(findings: Findings) -> list[tuple[str, str]]:
 
 
 def test_a_valid_dataset_has_no_problems(root, tmp_path):
-    findings = check_layout(root)
+    findings = check_dataset(str(root))
     assert findings.problems == ()
     assert findings.layout == "released"
     assert findings.digest == load_stream("x", str(root), cache_dir=tmp_path).digest
@@ -52,7 +52,7 @@ def test_a_valid_dataset_has_no_problems(root, tmp_path):
 @pytest.mark.parametrize("layout", ["older", "challenge"])
 def test_the_layouts_of_one_tree(tmp_path, layout):
     LAYOUTS[layout](tmp_path / "clear10_neurips2021", PHOTOS)
-    findings = check_layout(tmp_path)
+    findings = check_dataset(str(tmp_path))
     assert list_problems(findings) == []
     assert findings.layout == layout
     assert findings.digest is not None
@@ -97,7 +97,7 @@ DAMAGES = [
 @pytest.mark.parametrize(("damage", "problems", "loads"), DAMAGES)
 def test_each_problem_is_reported_once(root, damage, problems, loads):
     damage(root)
-    findings = check_layout(root)
+    findings = check_dataset(str(root))
     assert list_problems(findings) == problems
     assert (findings.digest is not None) == loads
 
@@ -117,8 +117,7 @@ def test_twelve_bits_stored_in_sixteen_are_reported_by_bucket(tmp_path, mode):
                 else:  # Pillow keeps the upper half of 16-bit colours
                     colour = np.repeat(pixels[:, :, None] >> 8, 3, axis=2).astype(np.uint8)
                     Image.fromarray(colour).save(folder / f"{number}.png")
-    options = {"cache_dir": tmp_path, "on_progress": lambda *_: None}
-    (problem,) = check_stream("folder", str(tmp_path), {}, **options).problems
+    (problem,) = check_dataset(str(tmp_path), "folder", cache_dir=tmp_path).problems
     assert problem.type == "dark"
     assert re.fullmatch(r"all images of bucket 2004 are dark \(1\d of 255\); .*", problem.detail)
 
@@ -129,7 +128,7 @@ def test_twelve_bits_stored_in_sixteen_are_reported_by_bucket(tmp_path, mode):
 )
 def test_lists_that_cannot_be_read_are_an_error(root, file, content):
     (root / "train" / file).write_text(content)
-    check_error(DataError, str(root / "train" / file), check_layout, root)
+    check_error(DataError, str(root / "train" / file), check_dataset, str(root))
 
 
 def test_the_check_continues_after_the_first_problem(root):
@@ -140,7 +139,7 @@ def test_the_check_continues_after_the_first_problem(root):
     for bucket in "23":
         copy(root, tested, f"{IMAGES}/{bucket}/bus/235821045.jpg")
     (root / "test/labeled_metadata/3/camera.json").write_text("[]")
-    findings = check_layout(root)
+    findings = check_dataset(str(root))
     assert list_problems(findings) == [
         ("structure", "."),
         ("missing", f"{IMAGES}/1/bus/235821044.jpg"),
@@ -157,41 +156,41 @@ def test_a_link_out_of_the_dataset_is_not_followed(root, tmp_path):
     write_image(tmp_path / "elsewhere/1.jpg", seed="elsewhere")
     (root / FIRST).unlink()
     (root / FIRST).symlink_to(tmp_path / "elsewhere/1.jpg")
-    findings = check_layout(root)
+    findings = check_dataset(str(root))
     assert list_problems(findings) == [("unreadable", FIRST)]
     assert "leads out of" in findings.problems[0].detail
     shutil.rmtree(root / IMAGES / "2/bus")
     (root / IMAGES / "2/bus").symlink_to(tmp_path / "elsewhere")
-    check_error(DataError, "leads out of", check_layout, root)
+    check_error(DataError, "leads out of", check_dataset, str(root))
 
 
 def test_older_lists_are_compared_with_the_images(tmp_path):
     root = LAYOUTS["older"](tmp_path / "root", PHOTOS)
     missing = PHOTOS.of("train", "1")[3].path
     (root / missing).unlink()
-    assert list_problems(check_layout(root)) == [("missing", missing)]
+    assert list_problems(check_dataset(str(root))) == [("missing", missing)]
     with (root / "training_folder/filelists/2/all.txt").open("a") as lines:
         lines.write("labeled_images/2/bus/11.jpg seven\n")
     with pytest.raises(DataError, match=r"all\.txt line 21 is"):
-        check_layout(root)
+        check_dataset(str(root))
 
 
 @pytest.mark.parametrize("layout", ["older", "challenge"])
 def test_hidden_entries_are_ignored(tmp_path, layout):
     root = LAYOUTS[layout](tmp_path / "root", PHOTOS)
-    result = check_layout(root)
+    result = check_dataset(str(root))
     for folder in ("labeled_images", "labeled_images/1", "labeled_images/1/bus"):
         (root / folder / ".DS_Store").write_text("x")
         (root / folder / ".ipynb_checkpoints").mkdir()
     if layout == "older":
         (root / "training_folder/filelists/.ipynb_checkpoints").mkdir()
-    assert check_layout(root) == result
+    assert check_dataset(str(root)) == result
 
 
 def test_a_file_too_large_for_an_image_is_not_read(root):
     """A sparse file would take long to hash."""
     os.truncate(root / FIRST, 2**40)
-    findings = check_layout(root)
+    findings = check_dataset(str(root))
     assert list_problems(findings) == [("unreadable", FIRST)]
     assert f"has {2**40} bytes" in findings.problems[0].detail
 
@@ -216,7 +215,7 @@ def test_json_follows_its_documentation(root, project):
     done = CliRunner().invoke(main, ["data", "check", str(root), "--json"])
     assert done.exit_code == 1
     value = json.loads(done.stdout)
-    assert value == check_layout(root).as_json()
+    assert value == check_dataset(str(root)).as_json()
     detail = "is missing; expected every listed image"
     problem = {"kind": "missing", "path": str(root / FIRST), "detail": detail, "others": []}
     assert value["problems"] == [problem]
@@ -242,6 +241,6 @@ def test_a_leak_is_reported_if_only_the_loader_knows_the_test_set(tmp_path):
     source = next(p for p in bucket.test.paths if p.parent.name == "bus")
     target = next(p for p in bucket.train.paths if p.parent.name == "bus")
     shutil.copyfile(source, target)
-    (problem,) = check_layout(root).problems
+    (problem,) = check_dataset(str(root)).problems
     assert problem.type == "duplicate"
     assert problem.detail == "2 copies of one image, in both a training and a test set"

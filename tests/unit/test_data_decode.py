@@ -19,8 +19,9 @@ from released_layout import write_image
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import decode as decode_module
-from clear_mlflow.data.decode import LibraryTransform, Resize, decode, iter_decoded
+from clear_mlflow.data.decode import DecodedCache, LibraryTransform, Resize, iter_decoded
 
+decode = DecodedCache(None).load
 RED, WHITE = (255, 0, 0), (255, 255, 255)
 
 
@@ -254,7 +255,7 @@ import numpy as np
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import check as findings
 from clear_mlflow.data.decode import Resize
-from clear_mlflow.data.decoded_cache import DecodedCache
+from clear_mlflow.data.decode import DecodedCache
 from clear_mlflow.data.images import ImageTable
 
 path, what = Path(sys.argv[1]), sys.argv[2]

@@ -21,7 +21,7 @@ from one_line_errors import check_error
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.check import check_layout
+from clear_mlflow.data.check import check_dataset
 from clear_mlflow.data.stream import BucketStream, describe_stream
 from clear_mlflow.data.times import CLEAR10_TIMES
 
@@ -240,7 +240,7 @@ def test_two_layouts_in_one_folder_are_an_error(tmp_path, below, first, second):
     LAYOUTS[second](tmp_path / below, Photos(buckets=("1", "2")))
     message = refusal(tmp_path)
     assert all(f"{layout} (" in message for layout in (first, second))
-    assert check_error(DataError, "", check_layout, tmp_path) == message
+    assert check_error(DataError, "", check_dataset, str(tmp_path)) == message
 
 
 def test_a_challenge_folder_with_files_of_operating_systems_is_read(tmp_path):

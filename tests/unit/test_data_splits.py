@@ -14,8 +14,7 @@ from one_line_errors import check_error
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import Entry, build_index, load_stream
 from clear_mlflow.data.images import ImageTable
-from clear_mlflow.data.splits import check_split, draw_split, draw_validation_split
-from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.data.stream import BucketStream, check_split, draw_split, draw_validation_split
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 PHOTOS = Photos(train=26)

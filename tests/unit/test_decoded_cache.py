@@ -10,8 +10,7 @@ from released_layout import write_released
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.decode import Resize
-from clear_mlflow.data.decoded_cache import DecodedCache, drop_undecodable
+from clear_mlflow.data.decode import DecodedCache, Resize, drop_undecodable
 from clear_mlflow.data.stream import BucketStream
 
 HTML = b"<html>404 Not Found</html>"

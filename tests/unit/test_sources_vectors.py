@@ -16,7 +16,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data import Entry, build_index, load_stream, read_stream_index
-from clear_mlflow.data.check import check_stream
+from clear_mlflow.data.check import check_dataset
 from clear_mlflow.data.features import load_features
 from clear_mlflow.data.stream import build_stream
 
@@ -191,7 +191,7 @@ def test_numbers_that_float32_makes_equal_are_rejected(table, tmp_path, file_for
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     with pytest.raises(DataError, match=message):
-        check_stream(source, str(path), arguments, cache_dir=tmp_path, on_progress=lambda *_: None)
+        check_dataset(str(path), source, arguments, cache_dir=tmp_path)
 
 
 def test_numbers_that_are_only_rounded_are_accepted(tmp_path):
@@ -320,7 +320,7 @@ def test_the_weather_is_as_it_was_measured(tmp_path):
     assert stream.digest == digest
     assert rain.absent_classes["test"]["2014"] == ["drizzle", "rain", "snow"]
     assert rain.warnings == ()  # that two days measured the same is none
-    checked = check_stream("weather", "auto", {}, cache_dir=tmp_path, on_progress=lambda *_: None)
+    checked = check_dataset("auto", "weather", cache_dir=tmp_path)
     assert {problem.type for problem in checked.problems} == {"empty-class"}
     assert rain.absent_classes["train"] == {"2014": ["drizzle", "snow"], "2015": ["snow"]}
     for name, value in (("buckets", "week"), ("standardise", "all")):

@@ -16,11 +16,13 @@ import pytest
 from layout_trees import LAYOUTS, Photos
 from safetensors.numpy import save_file
 
+import clear_mlflow
 from clear_mlflow.data import Entry, ImageIndex, build_index, load_stream
 from clear_mlflow.data.scenarios import apply_scenario
 from clear_mlflow.data.stream import BucketStream
 
 FROZEN = Path(__file__).parents[1] / "support" / "stream_digests.json"
+PACKAGE = str(Path(clear_mlflow.__file__).parent)
 SPLITS = ("auto", "0", "3", "7", "validation", "validation:1")
 SCENARIOS = (
     ("class", {"classes_per_bucket": 2}),
@@ -192,7 +194,7 @@ def list_streams(
 )
 def test_digests_and_orders_stay_as_they_are(tmp_path, write):
     frozen = json.loads(FROZEN.read_text(encoding="utf-8"))
-    roots = {str(tmp_path / "data"): "ROOT", str(tmp_path): "TMP"}
+    roots = {str(tmp_path / "data"): "ROOT", str(tmp_path): "TMP", PACKAGE: "PACKAGE"}
     (tmp_path / "data").mkdir()
     streams: dict[str, str] = {}
     for name, *where, arguments in write(tmp_path / "data"):

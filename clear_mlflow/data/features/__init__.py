@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.data.decode import Resize
-from clear_mlflow.data.decoded_cache import DECODED_FOLDER, DecodedCache
+from clear_mlflow.data.decode import DECODED_FOLDER, DecodedCache, Resize
 from clear_mlflow.data.features.extracted import (
     ExtractedFeatures,
     Extraction,
@@ -81,20 +80,20 @@ def load_features(
     in_time = stream.time_stream or stream  # with the buckets of the dataset's folders
     buckets = [in_time.keys[bucket] for bucket in in_time.images.buckets.tolist()]
     bucket_by_file = dict(zip(in_time.images.files, buckets, strict=True))
-    arrays: dict[int, NDArray[np.float32] | Vectors] = {}  # by the id of the set of images
+    arrays: list[NDArray[np.float32] | Vectors] = []
     for images, on_ready in iter_with_progress(stream.image_sets, on_image):
         if images.vectors is not None:
-            array: NDArray[np.float32] | Vectors = images.vectors
+            arrays.append(images.vectors)
         elif name == PIXELS:
-            array = compute_pixel_features(images, cache_dir=cache_dir, on_image=on_ready)
+            arrays.append(compute_pixel_features(images, cache_dir=cache_dir, on_image=on_ready))
         elif extracted is not None:
-            array = extracted.load(images)
+            arrays.append(extracted.load(images))
         else:
-            array = load_shipped_features(name, bucket_by_file, images, stream.class_names)
-        arrays[id(images)] = array
-    train = [arrays[id(bucket.train)] for bucket in stream.buckets]
-    test = [arrays[id(bucket.test)] for bucket in stream.buckets]
-    widths = sorted({array.shape[1] for array in (*train, *test)})
+            names = stream.class_names
+            arrays.append(load_shipped_features(name, bucket_by_file, images, names))
+    train = tuple(arrays[: len(stream.keys)])
+    test = tuple(arrays[len(stream.keys) :]) or train  # under streaming, the same sets
+    widths = sorted({array.shape[1] for array in arrays})
     if len(widths) > 1:
         raise DataError(
             f"features {name} have {widths[0]} numbers for some images and {widths[-1]} for "
@@ -104,8 +103,8 @@ def load_features(
         name=name,
         digest=_compute_digest(stream, [*train, *test]),
         width=widths[0],
-        train=tuple(train),
-        test=tuple(test),
+        train=train,
+        test=test,
         standardise=stream.standardise,
     )
 

@@ -148,7 +148,6 @@ class ExtractedFeatures:
             for path, contents in self._contents.items()
             for row, content in enumerate(contents)
         }
-        self._arrays: dict[Path, NDArray[np.float32]] = {}
 
     def covers(self, images: ImageTable) -> bool:
         """Return True if all these images have features."""
@@ -164,23 +163,16 @@ class ExtractedFeatures:
         for path, array in arrays.items():
             if self._contents[path] == list(images.contents):
                 return array  # the file itself, memory-mapped
-        width = next(iter(arrays.values())).shape[1]
-        features = np.empty((len(rows), width), dtype=np.float32)
-        for out, (path, row) in zip(features, rows, strict=True):
-            out[:] = arrays[path][row]
-        return features
+        return np.stack([arrays[path][row] for path, row in rows])
 
     def _read_array(self, path: Path) -> NDArray[np.float32]:
-        """Map the array in a file, or return it if it was mapped before."""
-        if path not in self._arrays:
-            try:
-                stored = read_array(path, {"contents": self._contents[path]})
-            except (UnusableFileError, OSError) as error:
-                raise _build_error(str(error), self._folder) from None
-            if stored is None:
-                raise _build_error(f"{path_text(path)} is missing", self._folder)
-            self._arrays[path] = stored[0]
-        return self._arrays[path]
+        try:
+            stored = read_array(path, {"contents": self._contents[path]})
+        except (UnusableFileError, OSError) as error:
+            raise _build_error(str(error), self._folder) from None
+        if stored is None:
+            raise _build_error(f"{path_text(path)} is missing", self._folder)
+        return stored[0]
 
 
 def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:

@@ -20,23 +20,8 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_FEATURES_BYTES, MAX_FEATURES_WIDTH
-from clear_mlflow.data.files import (
-    ALL_IMAGES,
-    FILE_LISTS,
-    IMAGE_FOLDER,
-    TRAINING_FOLDER,
-    check_file,
-    check_object,
-    check_unpacked_size,
-    is_folder,
-    join_stored_path,
-    list_names,
-    parse_list_line,
-    path_text,
-    read_json_object,
-    read_lines,
-    reason,
-)
+from clear_mlflow.data import files
+from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.images import ImageTable
 from clear_mlflow.data.stream import BucketStream
 
@@ -45,8 +30,8 @@ if TYPE_CHECKING:
 
 _RELEASED_FOLDER = "features"
 _RELEASED_INDEX = "features.json"
-_OLDER_FOLDER = Path(TRAINING_FOLDER, "features")
-_OLDER_LISTS = Path(TRAINING_FOLDER, FILE_LISTS)
+_OLDER_FOLDER = Path(files.TRAINING_FOLDER, "features")
+_OLDER_LISTS = Path(files.TRAINING_FOLDER, files.FILE_LISTS)
 _OLDER_FILE = "all.pth"
 
 # Torch's message for a pickle that names a function or a class.
@@ -61,7 +46,7 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES, advice: 
     import torch
 
     try:
-        check_unpacked_size(path, max_bytes)
+        files.check_unpacked_size(path, max_bytes)
         return torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise
@@ -79,7 +64,7 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES, advice: 
 
 def _load_torch_file_below(path: Path, *, root: Path) -> Any:
     """Read a torch file. Raises DataError if it is too large, or a link leads out of *root*."""
-    check_file(path, root=root, limit=MAX_FEATURES_BYTES)
+    files.check_file(path, root=root, limit=MAX_FEATURES_BYTES)
     return load_torch_file(path, advice=": download the file again from its publisher")
 
 
@@ -101,19 +86,12 @@ def list_shipped_names(stream: BucketStream) -> tuple[str, ...]:
     parents = {Path(os.path.dirname(file)) for file in stream.images.files}  # noqa: PTH120
     bases = {base for parent in parents if (base := _find_base(parent)) is not None}
     folders = (base / name for base in bases for name in (_RELEASED_FOLDER, _OLDER_FOLDER))
-    names = {
-        name
-        for folder in folders
-        if is_folder(folder)
-        for name in list_names(folder)
-        if is_folder(folder / name)
-    }
-    return tuple(sorted(names))
+    return tuple(sorted({path.name for folder in folders for path in folder.glob("[!.]*/")}))
 
 
 def _find_base(path: Path) -> Path | None:
     """Return the folder above ``labeled_images`` in a path, or None if the path lacks it."""
-    folders = (folder.parent for folder in path.parents if folder.name == IMAGE_FOLDER)
+    folders = (folder.parent for folder in path.parents if folder.name == files.IMAGE_FOLDER)
     return next(folders, None)
 
 
@@ -127,12 +105,12 @@ def load_shipped_features(
     """
     groups: defaultdict[tuple[Path, str], list[int]] = defaultdict(list)
     for i, path in enumerate(images.paths):
-        groups[_find_base(path) or path.parent, bucket_by_file[str(path)]].append(i)
+        groups[_find_base(path) or path.parent, bucket_by_file[images.files[i]]].append(i)
     rows: dict[int, Tensor] = {}
     for (base, bucket), indices in groups.items():
-        if is_folder(base / _RELEASED_FOLDER / name):
+        if files.is_folder(base / _RELEASED_FOLDER / name):
             rows |= _load_released(base, name, bucket, images, indices, class_names)
-        elif is_folder(base / _OLDER_FOLDER / name):
+        elif files.is_folder(base / _OLDER_FOLDER / name):
             rows |= _load_older(base, name, bucket, images, indices, len(class_names))
         else:
             raise DataError(
@@ -160,14 +138,14 @@ def _load_released(
     """Return features of a bucket's images by index, found by their ids in files per class."""
     index = base / _RELEASED_FOLDER / name / _RELEASED_INDEX
     source = f"{path_text(index)}, bucket {bucket},"
-    buckets = read_json_object(index, root=base.resolve())
-    class_files = check_object(buckets.get(bucket), source=source)
+    buckets = files.read_json_object(index, root=base.resolve())
+    class_files = files.check_object(buckets.get(bucket), source=source)
     rows: dict[int, Tensor] = {}
     for label in sorted({int(images.labels[i]) for i in indices}):
         class_name = class_names[label]
         if class_name not in class_files:
             raise DataError(f"{source} contains no class {safe_repr(class_name)}; unpack it again")
-        file = join_stored_path(
+        file = files.join_stored_path(
             class_files[class_name], base=base, below=_RELEASED_FOLDER, list_file=index
         )
         content = _load_torch_file_below(file, root=base.resolve())
@@ -197,11 +175,8 @@ def _load_older(
     """Return features of a bucket's images by index, found by their rows in the file list."""
     root = base.resolve()
     file = base / _OLDER_FOLDER / name / bucket / _OLDER_FILE
-    list_file = base / _OLDER_LISTS / bucket / ALL_IMAGES
-    listed = [
-        parse_list_line(line, number, base=base, num_classes=num_classes, list_file=list_file)
-        for number, line in enumerate(read_lines(list_file, root=root), start=1)
-    ]
+    list_file = base / _OLDER_LISTS / bucket / files.ALL_IMAGES
+    listed = files.read_image_list(list_file, root=root, base=base, num_classes=num_classes)
     content = _load_torch_file_below(file, root=root)
     is_pair = isinstance(content, (tuple, list)) and len(content) == 2
     tensor, labels = content if is_pair else (content, None)

@@ -18,11 +18,9 @@ from clear_mlflow.data.files import format_names, path_text, reason
 from clear_mlflow.data.images import ImageIndex
 
 
-def read_layout(layout: str, folder: Path) -> ImageIndex:
-    """Read the index of a folder. Raises DataError at the first problem.
-
-    layout: name of the module that reads it, as :func:`find_layout` returns it.
-    """
+def read_layout(root: Path, *, names: Collection[str]) -> ImageIndex:
+    """Read the index of the dataset in a folder. See :func:`find_layout`."""
+    layout, folder = find_layout(root, names=names)
     index: ImageIndex = _load_modules()[layout].read_index(folder)
     return index
 
@@ -30,8 +28,8 @@ def read_layout(layout: str, folder: Path) -> ImageIndex:
 def find_layout(root: Path, *, names: Collection[str]) -> tuple[str, Path]:
     """Find the dataset in *root*, or otherwise in a folder there with one of *names*.
 
-    The folder's name may continue after ``_`` or ``-``. Returns the layout and the folder of the
-    dataset. Raises DataError if no folder has a layout, or several folders or layouts match.
+    The folder's name may continue after ``_`` or ``-``. Returns the layout's module and the folder.
+    Raises DataError if no folder has a layout, or several folders or layouts match.
     """
     try:
         entries = sorted(entry.name for entry in root.iterdir())

@@ -9,18 +9,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from clear_mlflow.data.files import (
-    CLASS_LIST,
-    IMAGE_FOLDER,
-    METADATA,
-    TRAINING_FOLDER,
-    check_folder,
-    is_folder,
-    list_images,
-    list_names,
-    path_text,
-    resolve_root,
-)
+from clear_mlflow.data import files
+from clear_mlflow.data.files import path_text
 from clear_mlflow.data.images import Entry, ImageIndex, build_index
 
 EXPECTED = "the folder labeled_images with nothing but <bucket>/<class>/<id>.jpg"
@@ -28,8 +18,9 @@ EXPECTED = "the folder labeled_images with nothing but <bucket>/<class>/<id>.jpg
 
 def matches(root: Path) -> bool:
     """Return True if *root* has images, and none of the lists that the other layouts have."""
-    return is_folder(root / IMAGE_FOLDER) and not any(
-        os.path.lexists(root / name) for name in (CLASS_LIST, METADATA, TRAINING_FOLDER)
+    return files.is_folder(root / files.IMAGE_FOLDER) and not any(
+        os.path.lexists(root / name)
+        for name in (files.CLASS_LIST, files.METADATA, files.TRAINING_FOLDER)
     )
 
 
@@ -38,14 +29,14 @@ def read_index(root: Path) -> ImageIndex:
 
     Raises DataError at the first problem.
     """
-    real_root = resolve_root(root)
-    folder = real_root / IMAGE_FOLDER
-    check_folder(folder, root=real_root)
+    real_root = files.resolve_root(root)
+    folder = real_root / files.IMAGE_FOLDER
+    files.check_folder(folder, root=real_root)
     entries = []
-    for key in list_names(folder):
-        check_folder(folder / key, root=real_root)
-        for name in list_names(folder / key):
-            images = list_images(folder / key / name, root=real_root)
+    for key in files.list_names(folder):
+        files.check_folder(folder / key, root=real_root)
+        for name in files.list_names(folder / key):
+            images = files.list_images(folder / key / name, root=real_root)
             entries += [Entry(path, name, key) for path in images]
     index = build_index(entries, root=real_root, layout="challenge", source_name=path_text(folder))
     return replace(index, needs_all_classes=True)

@@ -17,22 +17,8 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.data.files import (
-    ALL_IMAGES,
-    CLASS_LIST,
-    FILE_LISTS,
-    IMAGE_FOLDER,
-    METADATA,
-    TRAINING_FOLDER,
-    check_image_folder,
-    is_folder,
-    parse_list_line,
-    path_text,
-    read_class_names,
-    read_json_strings,
-    read_lines,
-    resolve_root,
-)
+from clear_mlflow.data import files
+from clear_mlflow.data.files import path_text
 from clear_mlflow.data.images import Entry, ImageIndex, build_index
 
 EXPECTED = "class_names.txt and the folders training_folder and labeled_images"
@@ -43,58 +29,47 @@ _SPLITS = "testset_ratio_0.3"
 
 def matches(root: Path) -> bool:
     """Return True if *root* has ``training_folder``, or images, a class list and no metadata."""
-    if is_folder(root / TRAINING_FOLDER):
+    if files.is_folder(root / files.TRAINING_FOLDER):
         return True
     # Without training_folder, the tree is a damaged one of this layout.
     return (
-        is_folder(root / IMAGE_FOLDER)
-        and os.path.lexists(root / CLASS_LIST)
-        and not os.path.lexists(root / METADATA)
+        files.is_folder(root / files.IMAGE_FOLDER)
+        and os.path.lexists(root / files.CLASS_LIST)
+        and not os.path.lexists(root / files.METADATA)
     )
 
 
 def read_index(root: Path) -> ImageIndex:
     """Read a dataset in the older layout."""
-    real_root = resolve_root(root)
-    class_names = read_class_names(real_root / CLASS_LIST, root=real_root)
-    lists = real_root / TRAINING_FOLDER
+    real_root = files.resolve_root(root)
+    class_names = files.read_class_names(real_root / files.CLASS_LIST, root=real_root)
+    lists = real_root / files.TRAINING_FOLDER
     entries = [
         Entry(path, class_names[label], key)
-        for key in read_json_strings(lists / _BUCKETS, root=real_root)
-        for path, label in _read_list(
-            lists / FILE_LISTS / key / ALL_IMAGES, key, class_names, root=real_root
+        for key in files.read_json_strings(lists / _BUCKETS, root=real_root)
+        for path, label in files.read_image_list(
+            lists / files.FILE_LISTS / key / files.ALL_IMAGES,
+            root=real_root,
+            base=real_root,
+            num_classes=len(class_names),
         )
     ]
     index = build_index(
         entries,
         root=real_root,
         layout="older",
-        source_name=path_text(lists / FILE_LISTS),
+        source_name=path_text(lists / files.FILE_LISTS),
         class_names=class_names,
+        listed_below=real_root,
     )
     return replace(
         index, read_split=lambda number: _read_split(number, index), needs_all_classes=True
     )
 
 
-def _read_list(
-    file: Path, key: str, class_names: tuple[str, ...], *, root: Path
-) -> list[tuple[Path, int]]:
-    """Read the images and labels of a list file of the bucket *key*."""
-    images = [
-        parse_list_line(line, number, base=root, num_classes=len(class_names), list_file=file)
-        for number, line in enumerate(read_lines(file, root=root), start=1)
-    ]
-    for folder, label in sorted({(path.parent, label) for path, label in images}):
-        check_image_folder(
-            folder, base=root, key=key, class_name=class_names[label], class_names=class_names
-        )
-    return images
-
-
 def _read_split(number: int, index: ImageIndex) -> NDArray[np.bool_] | None:
     """Return the test images of a stored split, (N,), bool, or None if it is not stored."""
-    lists = index.root / TRAINING_FOLDER
+    lists = index.root / files.TRAINING_FOLDER
     folder = lists / _SPLITS / f"split_{number}"
     if not os.path.lexists(folder):
         return None
@@ -102,10 +77,12 @@ def _read_split(number: int, index: ImageIndex) -> NDArray[np.bool_] | None:
     groups = index.images.group_by_bucket(len(index.buckets))
     for key, rows in zip(index.buckets, groups, strict=True):
         listed = {index.images.files[row]: row for row in rows.tolist()}
-        list_file = lists / FILE_LISTS / key / ALL_IMAGES
+        list_file = lists / files.FILE_LISTS / key / files.ALL_IMAGES
         parts: list[set[int]] = []
         for file in (folder / key / "train.txt", folder / key / "test.txt"):
-            part = _read_list(file, key, index.class_names, root=index.root)
+            part = files.read_image_list(
+                file, root=index.root, base=index.root, num_classes=len(index.class_names)
+            )
             for path, label in part:
                 row = listed.get(str(path))
                 if row is None or index.images.labels[row] != label:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import MAX_BUCKETS
+from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_TABLE_COLUMNS
 from clear_mlflow.data.files import format_names
 from clear_mlflow.data.images import (
     NONE,
@@ -29,7 +29,7 @@ from clear_mlflow.data.images import (
     OrderedArguments,
     build_index,
 )
-from clear_mlflow.data.times import HALF, MONTH, QUARTER, YEAR, Time, format_period, parse_time
+from clear_mlflow.data.times import HALF, MONTH, QUARTER, YEAR, format_period, parse_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,6 +78,11 @@ def select_columns(
 
     content: columns of further roles. Raises DataError if a column is missing, or has two roles.
     """
+    if len(names) > MAX_TABLE_COLUMNS or len(set(names)) < len(names):
+        raise DataError(
+            f"{source_name} has {len(names)} columns, {len(set(names))} of different names; "
+            f"expected at most {MAX_TABLE_COLUMNS}, each with a different name"
+        )
     columns = {**content, "label": arguments.label}
     columns |= (
         {"bucket": arguments.bucket} if arguments.buckets == NONE else {"time": arguments.time}
@@ -126,39 +131,6 @@ def convert_column(
     return column.unify_dictionaries().to_pandas().cat.remove_unused_categories().array
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Columns by role, and how messages call their rows."""
-
-    columns: Mapping[str, Categorical]
-    source_name: str
-    first_row: int
-
-    def describe(self, row: int) -> str:
-        return f"{self.source_name} row {row + self.first_row}"
-
-    def check(self, role: str, is_valid: Callable[[str], bool], message: str) -> None:
-        """Raise DataError for the first invalid value, which replaces ``{}`` in *message*."""
-        column = self.columns[role]
-        invalid = np.array([not is_valid(value) for value in column.categories], dtype=bool)
-        rows = np.flatnonzero(invalid[column.codes])
-        if len(rows):
-            row = int(rows[0])
-            value = safe_repr(column[row])
-            raise DataError(f"{self.describe(row)} has {message.replace('{}', value, 1)}")
-
-    def parse_times(self) -> list[Time]:
-        """Return the time of each category of the column of times, in their order."""
-        self.check(
-            "time",
-            lambda value: parse_time(value) is not None,
-            "time {}; expected a year, a date or a moment like 2004, 2004-05, 2004-05-17 or "
-            "2004-05-17T08:30:00Z",
-        )
-        times = map(parse_time, self.columns["time"].categories)
-        return [time for time in times if time is not None]
-
-
 def build_column_index(
     paths: Sequence[Path] | NDArray[Any],
     columns: Mapping[str, Categorical],
@@ -168,23 +140,33 @@ def build_column_index(
     layout: str,
     source_name: str,
     first_row: int,
+    **fields: Any,
 ) -> ImageIndex:
     """Build the index of images, from a path below *root* for each row, or of vectors.
 
     columns: ``label``, ``bucket`` or ``time``, and perhaps ``split``, a value for each row. layout:
     storage format, for people. source_name, first_row: name of the table and number of its first
-    row, for messages. Raises DataError for the first row that is invalid.
+    row, for messages. fields: others of the index. Raises DataError for the first row that is
+    invalid.
     """
-    rows = _Rows(columns, source_name, first_row)
-    rows.check("label", bool, "no label; expected a class name")
-    rows.check(
+
+    def check(role: str, is_valid: Callable[[str], bool], message: str) -> None:
+        """Raise DataError for the first invalid value, which replaces ``{}`` in *message*."""
+        column = columns[role]
+        invalid = np.array([not is_valid(value) for value in column.categories], dtype=bool)
+        for row in np.flatnonzero(invalid[column.codes])[:1].tolist():
+            problem = message.replace("{}", safe_repr(column[row]), 1)
+            raise DataError(f"{source_name} row {row + first_row} has {problem}")
+
+    check("label", bool, "no label; expected a class name")
+    check(
         "label",
         lambda value: not _is_measurement(value),
         "label {}; expected class names or integers: regression is not supported",
     )
     is_test = np.zeros(len(paths), dtype=bool)
     if "split" in columns:
-        rows.check(
+        check(
             "split",
             lambda value: value in (TRAIN, TEST),
             f"{{}} as {safe_repr(arguments.split)}; expected {TRAIN} or {TEST} (validation images "
@@ -193,17 +175,40 @@ def build_column_index(
         is_test = np.asarray(columns["split"] == TEST)
     dates = None
     if arguments.buckets == NONE:
-        rows.check("bucket", bool, "no bucket; expected a name")
+        check("bucket", bool, "no bucket; expected a name")
         keys, buckets = list(columns["bucket"].categories), columns["bucket"].codes
-    elif arguments.buckets in _PERIODS:
-        keys, buckets = _assign_periods(rows, arguments.buckets)
     else:
-        number = int(arguments.buckets.partition(":")[2])
-        keys, buckets, dates = _assign_equal_counts(rows, number)
+        check(
+            "time",
+            lambda value: parse_time(value) is not None,
+            "time {}; expected a year, a date or a moment like 2004, 2004-05, 2004-05-17 or "
+            "2004-05-17T08:30:00Z",
+        )
+        column = columns["time"]
+        times = [time for value in column.categories if (time := parse_time(value)) is not None]
+        if arguments.buckets in _PERIODS:
+            period = arguments.buckets
+            is_exact = {
+                value: time.precision >= _PERIODS[period]
+                for value, time in zip(column.categories, times, strict=True)
+            }
+            check(
+                "time",
+                is_exact.__getitem__,
+                f"time {{}}, which lacks the {period}; expected times that are exact enough for "
+                f"{period}",
+            )
+            periods = [format_period(time, _PERIODS[period]) for time in times]
+            names, indices = np.unique(periods, return_inverse=True)
+            keys, buckets = names.tolist(), indices[column.codes]
+        else:
+            starts = np.array([time.start for time in times], "datetime64[s]")[column.codes]
+            number = int(arguments.buckets.partition(":")[2])
+            keys, buckets, dates = _assign_equal_counts(starts, number, source_name)
     vectors = paths if isinstance(paths, np.ndarray) else None
-    names = list(columns["label"].categories)
+    class_names = list(columns["label"].categories)
     entries = (
-        Entry(path, names[label], keys[bucket], TEST if test else TRAIN)
+        Entry(path, class_names[label], keys[bucket], TEST if test else TRAIN)
         for path, label, bucket, test in zip(
             paths if vectors is None else range(len(vectors)),
             columns["label"].codes.tolist(),
@@ -212,7 +217,7 @@ def build_column_index(
             strict=True,
         )
     )
-    return build_index(
+    index = build_index(
         entries,
         root=root,
         layout=layout,
@@ -222,6 +227,7 @@ def build_column_index(
         vectors=vectors,
         first_row=first_row,
     )
+    return replace(index, **fields)
 
 
 def _is_measurement(value: str) -> bool:
@@ -232,34 +238,17 @@ def _is_measurement(value: str) -> bool:
         return False
 
 
-def _assign_periods(rows: _Rows, name: str) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the periods (*name*: year, half, quarter or month), and each row's index."""
-    times, level, codes = rows.parse_times(), _PERIODS[name], rows.columns["time"].codes
-    is_vague = np.array([time.precision < level for time in times], dtype=bool)[codes]
-    if is_vague.any():
-        row = int(np.flatnonzero(is_vague)[0])
-        value = safe_repr(rows.columns["time"][row])
-        raise DataError(
-            f"{rows.describe(row)} has time {value}, which lacks the {name}; expected times that "
-            f"are exact enough for {name}"
-        )
-    keys, indices = np.unique([format_period(time, level) for time in times], return_inverse=True)
-    return keys.tolist(), indices[codes]
-
-
 def _assign_equal_counts(
-    rows: _Rows, number: int
+    starts: NDArray[np.datetime64], number: int, source_name: str
 ) -> tuple[list[str], NDArray[np.int64], dict[str, str]]:
     """Return keys, each row's index, and middle dates. Equal times stay together."""
-    starts = np.array([time.start for time in rows.parse_times()], "datetime64[s]")
-    starts = starts[rows.columns["time"].codes]
     _, indices, counts = np.unique(starts, return_inverse=True, return_counts=True)
     # The index of the middle image of each time, among all images in the order of time.
     middles = np.cumsum(counts) - (counts + 1) // 2
     buckets = (middles * number // len(starts))[indices]
     if (num_buckets := len(np.unique(buckets))) < number:
         raise DataError(
-            f"{rows.source_name} has images for {num_buckets} buckets of about as many images "
+            f"{source_name} has images for {num_buckets} buckets of about as many images "
             f"each, because many have the same time; expected {number}: pass fewer, or buckets=year"
         )
     keys = [str(i + 1) for i in range(number)]

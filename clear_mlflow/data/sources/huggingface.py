@@ -23,15 +23,8 @@ from clear_mlflow.core.errors import ConfigError, DataError, require_package
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, MAX_TABLE_ROWS
-from clear_mlflow.data.files import (
-    format_names,
-    is_class_name,
-    path_text,
-    read_json_object,
-    reason,
-    resolve_root,
-    stat_file,
-)
+from clear_mlflow.data import files
+from clear_mlflow.data.files import format_names, path_text, reason
 from clear_mlflow.data.images import NONE, TRAIN, ImageIndex
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
@@ -115,6 +108,7 @@ def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> I
         raise
     except Exception as error:  # a damaged dataset makes the package raise anything
         raise DataError(f"{source_name} cannot be read: {reason(error)[:300]}") from error
+    fields = {"standardise": arguments.standardise, "may_repeat": arguments.may_repeat}
     index = build_column_index(
         content,
         columns,
@@ -123,14 +117,10 @@ def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> I
         layout="huggingface",
         source_name=source_name,
         first_row=0,
-    )
-    return dataclasses.replace(
-        index,
         source=source_name if root is not None else f"{arguments.hub}@{arguments.revision}",
-        warnings=(*warnings, *index.warnings),
-        standardise=arguments.standardise if has_vectors else NONE,
-        may_repeat=arguments.may_repeat and has_vectors,
+        **(fields if has_vectors else {}),
     )
+    return dataclasses.replace(index, warnings=(*warnings, *index.warnings))
 
 
 def _load_dataset(root: Path | None, arguments: Arguments, source_name: str) -> Any:
@@ -138,7 +128,7 @@ def _load_dataset(root: Path | None, arguments: Arguments, source_name: str) -> 
     with require_package("datasets", "dataset huggingface"):
         import datasets
     if root is not None:
-        _check_files(resolve_root(root))
+        _check_files(files.resolve_root(root))
     subset = None if arguments.subset == NONE else arguments.subset
     try:
         if root is not None:
@@ -183,7 +173,7 @@ def _check_files(root: Path) -> None:
     """Raise DataError if a saved dataset names a file outside its own folder."""
     folders = [root]
     if (root / _SPLITS).is_file():
-        splits = read_json_object(root / _SPLITS, root=root).get("splits")
+        splits = files.read_json_object(root / _SPLITS, root=root).get("splits")
         if not isinstance(splits, list) or not all(_is_file_name(name) for name in splits):
             raise DataError(
                 f"{path_text(root / _SPLITS)} has splits {safe_repr(splits)}; expected names"
@@ -195,15 +185,15 @@ def _check_files(root: Path) -> None:
                 f"{path_text(folder)} contains no {_STATE}; expected a folder that datasets' "
                 "save_to_disk wrote"
             )
-        files = read_json_object(folder / _STATE, root=root).get("_data_files")
-        for file in files if isinstance(files, list) else [files]:
+        stored = files.read_json_object(folder / _STATE, root=root).get("_data_files")
+        for file in stored if isinstance(stored, list) else [stored]:
             name = file.get("filename") if isinstance(file, dict) else None
             if not _is_file_name(name):
                 raise DataError(
                     f"{path_text(folder / _STATE)} names the file {safe_repr(name)}; expected a "
                     "name in its own folder"
                 )
-            stat_file(folder / str(name), root=root)
+            files.stat_file(folder / str(name), root=root)
 
 
 def _is_file_name(name: object) -> bool:
@@ -255,7 +245,7 @@ def _write_images(rows: Any, column: str, folder: Path, source_name: str) -> lis
                 f"{MAX_IMAGE_BYTES} bytes, and not a path to one: save_to_disk stores images"
             )
         name = os.path.basename(str(image.get("path") or ""))  # noqa: PTH119 (of unknown origin)
-        if not is_class_name(name) or name.startswith(".") or len(name.encode()) > 200:
+        if not files.is_class_name(name) or name.startswith(".") or len(name.encode()) > 200:
             name = f"{row:08d}"
         digest = hashlib.sha256(content).hexdigest()
         file = folder / digest[:2] / f"{digest}-{copies[digest, name]}" / name

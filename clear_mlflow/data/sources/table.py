@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.untrusted import MAX_TABLE_BYTES, MAX_TABLE_COLUMNS, MAX_TABLE_ROWS
-from clear_mlflow.data.files import (
-    check_file,
-    format_names,
-    is_folder,
-    join_stored_path,
-    list_names,
-    path_text,
-    reason,
-    resolve_root,
-)
+from clear_mlflow.core.untrusted import MAX_TABLE_BYTES, MAX_TABLE_ROWS
+from clear_mlflow.data import files
+from clear_mlflow.data.files import format_names, path_text, reason
 from clear_mlflow.data.images import ImageIndex
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
@@ -56,7 +47,7 @@ class Arguments(ColumnArguments):
 def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageIndex:
     """Read the images that a table lists."""
     file = find_file(root, arguments.table, _ENDINGS, limit=MAX_TABLE_BYTES)
-    real_root = resolve_root(root if is_folder(root) else root.parent)
+    real_root = files.resolve_root(root if files.is_folder(root) else root.parent)
     with convert_errors(file):
         if file.suffix.lower() == ".csv":
             columns, _ = read_csv(file, arguments, path=arguments.path)
@@ -64,10 +55,10 @@ def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageInd
             columns = read_parquet(file, arguments, path=arguments.path)
     names = columns["path"]
     paths = [
-        join_stored_path(name, base=real_root, below=None, list_file=file)
+        files.join_stored_path(name, base=real_root, below=None, list_file=file)
         for name in names.categories
     ]
-    index = build_column_index(
+    return build_column_index(
         [paths[i] for i in names.codes.tolist()],
         columns,
         arguments,
@@ -75,8 +66,8 @@ def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageInd
         layout=f"table ({file.suffix[1:].lower()})",
         source_name=path_text(file),
         first_row=find_first_row(file),
+        source=path_text(file),
     )
-    return dataclasses.replace(index, source=path_text(file))
 
 
 def find_first_row(file: Path) -> int:
@@ -91,23 +82,23 @@ def find_file(root: Path, table: str, endings: tuple[str, ...], *, limit: int) -
     Raises DataError if it is missing, has another ending or more than *limit* bytes, or there are
     several.
     """
-    if root.suffix.lower() in endings and not is_folder(root) and table == "auto":
+    if root.suffix.lower() in endings and not files.is_folder(root) and table == "auto":
         root, table = root.parent, root.name
-    root = resolve_root(root)
+    root = files.resolve_root(root)
     if table == "auto":
-        names = [name for name in list_names(root) if name.lower().endswith(endings)]
+        names = [name for name in files.list_names(root) if name.lower().endswith(endings)]
         if len(names) != 1:
             raise DataError(
                 f"{path_text(root)} has {len(names)} tables ({format_names(names)}); expected one "
                 f"that ends in {' or '.join(endings)}, or pass dataset_args=table=NAME"
             )
         table = names[0]
-    file = join_stored_path(table, base=root, below=None, list_file=root)
+    file = files.join_stored_path(table, base=root, below=None, list_file=root)
     if file.suffix.lower() not in endings:
         raise DataError(
             f"{path_text(file)} is not a table; expected a file that ends in {' or '.join(endings)}"
         )
-    check_file(file, root=root, limit=limit)
+    files.check_file(file, root=root, limit=limit)
     return file
 
 
@@ -155,7 +146,7 @@ def read_csv(
     ).fillna("")
     frame.columns = pd.Index(frame.iloc[0])
     _check_num_rows(len(frame) - 1, file)
-    roles = _select_columns(list(frame.columns), arguments, file, **content)
+    roles = select_columns(arguments, list(frame.columns), path_text(file), **content)
     frame = frame.iloc[1:]
     return {role: frame[name].astype("category").array for role, name in roles.items()}, frame
 
@@ -171,7 +162,7 @@ def read_parquet(file: Path, arguments: ColumnArguments, **content: str) -> dict
 
     with parquet.ParquetFile(file) as opened:
         metadata, schema = opened.metadata, opened.schema_arrow
-        roles = _select_columns(schema.names, arguments, file, **content)
+        roles = select_columns(arguments, schema.names, path_text(file), **content)
         num_rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     _check_num_rows(sum(num_rows) if all(number >= 0 for number in num_rows) else -1, file)
     # As dictionaries: a long text in a million rows stays one text.
@@ -191,15 +182,3 @@ def read_parquet(file: Path, arguments: ColumnArguments, **content: str) -> dict
     return {
         role: convert_column(table[name], role, path_text(file), 1) for role, name in roles.items()
     }
-
-
-def _select_columns(
-    names: Sequence[str], arguments: ColumnArguments, file: Path, **content: str
-) -> dict[str, str]:
-    """Return the column to read for each role. See :func:`select_columns`."""
-    if len(names) > MAX_TABLE_COLUMNS or len(set(names)) < len(names):
-        raise DataError(
-            f"{path_text(file)} has {len(names)} columns, {len(set(names))} of different names; "
-            f"expected at most {MAX_TABLE_COLUMNS}, each with a different name"
-        )
-    return select_columns(arguments, names, path_text(file), **content)

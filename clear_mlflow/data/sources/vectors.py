@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,7 +94,7 @@ def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageInd
         columns, vectors = _READERS[file.suffix.lower()](file, arguments)
     if arguments.fill != NONE:
         vectors[np.isnan(vectors)] = float(arguments.fill)
-    index = build_column_index(
+    return build_column_index(
         vectors,
         columns,
         arguments,
@@ -103,9 +102,6 @@ def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageInd
         layout=f"vectors ({file.suffix[1:].lower()})",
         source_name=path_text(file),
         first_row=find_first_row(file),
-    )
-    return dataclasses.replace(
-        index,
         source=path_text(file),
         standardise=arguments.standardise,
         may_repeat=arguments.may_repeat,

@@ -360,7 +360,7 @@ def _transform_batches(
     pending: list[NDArray[np.float32]] = []
     for file, image in zip(images.files, iter_decoded(images, geometry), strict=True):
         if isinstance(image, UndecodableError):
-            raise build_damage_error([(file, str(image))])
+            raise build_damage_error({file: str(image)})
         pending.append(image)
         if len(pending) == batch_size:
             yield torch.from_numpy(np.stack(pending))
