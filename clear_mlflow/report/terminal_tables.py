@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Iterator
 
 from rich import box
@@ -18,6 +19,7 @@ from clear_mlflow.metrics import MetricResult
 
 _WIDTH = 80  # columns of a terminal
 _LABEL = 14  # columns of the row labels
+_KEY = 24  # columns of a bucket key in a line
 _CELL = 5  # columns of "100.0"
 
 
@@ -35,6 +37,23 @@ def render_run(record: Record, metrics: Iterable[MetricResult]) -> Iterator[Rend
         )
     yield ""
     yield build_metrics_table(metrics)
+
+
+def describe_retention(matrix: AccuracyMatrix) -> Iterator[str]:
+    """Yield for each earlier bucket its value when it was new and in the last row.
+
+    For accuracies also the share that was retained. Buckets that lack a value are left out.
+    """
+    score = matrix.score
+    for j in range(matrix.num_rows - 1):
+        learned, last = float(matrix.values[j, j]), float(matrix.values[-1, j])
+        if math.isnan(learned + last):
+            continue
+        unit = " %" if score.is_accuracy else ""
+        line = f"learned {score.cell(learned)}{unit}, now {score.cell(last)}{unit}"
+        if score.is_accuracy and learned > 0:
+            line += f", retained {last / learned:.0%}".replace("%", " %")
+        yield f"bucket {truncate_start(matrix.buckets[j], _KEY)}: {line}"
 
 
 def build_matrix_table(matrix: AccuracyMatrix) -> Table:

@@ -25,6 +25,7 @@ from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.metrics import summarize
 from clear_mlflow.report.page.run_page import render_run_html
+from clear_mlflow.report.terminal_tables import describe_retention
 from clear_mlflow.store import names
 
 
@@ -89,6 +90,13 @@ def test_a_run_without_rows_is_an_error(store, experiment_id):
     result = invoke("show", run.run_id)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "contains no rows" in result.stderr
+
+
+def test_show_begins_with_the_share_that_was_retained(result):
+    printed = invoke("show", result.run_id).stdout
+    lines = printed.split("\n\n")[1].splitlines()
+    assert lines == list(describe_retention(result.matrix))
+    assert printed.index(lines[-1]) < printed.index("tested on")
 
 
 def test_a_notebook_shows_matrix_metrics_and_links(result):

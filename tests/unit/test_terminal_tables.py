@@ -3,15 +3,20 @@
 import io
 
 import numpy as np
+import pytest
 from courses import explain, make_results
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from clear_mlflow import AccuracyMatrix
+from clear_mlflow import AccuracyMatrix, Score
 from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
-from clear_mlflow.report.terminal_tables import build_matrix_table, build_metrics_table
+from clear_mlflow.report.terminal_tables import (
+    build_matrix_table,
+    build_metrics_table,
+    describe_retention,
+)
 
 TEN = AccuracyMatrix(np.full((10, 10), 1.0), initial=[0.0912] * 10)
 
@@ -34,6 +39,41 @@ def test_ten_buckets_fit_into_eighty_columns():
     assert lines[2].split() == ["initial", *["9.1"] * 10]
     assert lines[12].split() == ["after", "10", *["100.0"] * 10]
     assert not any("…" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "lines"),
+    [
+        (
+            AccuracyMatrix([[0.91, 0.2, 0.1], [0.7, 0.5, 0.2], [0.637, 0.6, 0.8]]),
+            [
+                "bucket 1: learned 91.0 %, now 63.7 %, retained 70 %",
+                "bucket 2: learned 50.0 %, now 60.0 %, retained 120 %",
+            ],
+        ),
+        (AccuracyMatrix([[0.9, 0.8]]), []),
+        (AccuracyMatrix([[0.0, 0.8], [0.2, 0.9]]), ["bucket 1: learned 0.0 %, now 20.0 %"]),
+        (
+            AccuracyMatrix([[np.nan, 0.8, 0.9], [0.5, 0.8, 0.9], [0.4, 0.4, 0.9]]),
+            ["bucket 2: learned 80.0 %, now 40.0 %, retained 50 %"],
+        ),
+        (AccuracyMatrix([[0.9, 0.8], [np.nan, 0.9]]), []),
+        (AccuracyMatrix([[0.9, 0.8], [0.7, 0.9]]).mask("streaming"), []),
+        (
+            AccuracyMatrix([[2.1, 3.8], [2.6, 2.2]], score=Score("rmse", higher_is_better=False)),
+            ["bucket 1: learned 2.10, now 2.60"],
+        ),
+    ],
+)
+def test_a_line_for_each_earlier_bucket_has_the_share_that_was_retained(matrix, lines):
+    assert list(describe_retention(matrix)) == lines
+
+
+def test_a_line_with_a_long_key_fits_into_eighty_columns():
+    matrix = AccuracyMatrix([[1.0, 0.8], [1.0, 0.9]], buckets=["camera " + "x" * 90 + "17", "2"])
+    (line,) = describe_retention(matrix)
+    assert len(line) <= 80
+    assert "x17: learned 100.0 %" in line
 
 
 def test_unmeasured_cells_are_dashes():
