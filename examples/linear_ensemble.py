@@ -4,13 +4,13 @@
 every dataset has, its own small pixels. Each head has its own MLflow run, and their parent run has
 the means. A head starts at zero, so seeds differ only in their mini-batches: with a complete bucket
 in one batch, all seeds would give the same matrix, and no interval. On CLEAR:
-``train_ensemble(dataset="clear10", data_root=DIR, features="moco_b0", seeds="0,1,2")``.
+``train_ensemble(dataset="clear10", data_root=DIR, features="moco_b0", seeds=[0, 1, 2])``.
 """
 
 import clear_mlflow
 from clear_mlflow.statistics import seed_summary
 
-runs = clear_mlflow.train_ensemble(features="pixels", seeds="0,1,2", epochs=3, batch_size=64)
+runs = clear_mlflow.train_ensemble(features="pixels", seeds=[0, 1, 2], epochs=3, batch_size=64)
 
 for name in clear_mlflow.scores(runs[0].matrix):
     over_seeds = seed_summary([run.metrics[name].value for run in runs.values()])

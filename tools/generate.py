@@ -22,7 +22,7 @@ from program_output import update_outputs
 from clear_mlflow.cli import main as command_line
 from clear_mlflow.cli.train import PROJECT_PARAMETERS
 from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
-from clear_mlflow.learning.parameters.recipes import AUTO
+from clear_mlflow.learning.parameters.recipes import AUTO, FULL, NONE
 
 ROOT = Path(__file__).parent.parent
 # The command of each entry point, and the parameters that it declares. The other commands have
@@ -104,17 +104,19 @@ def write_options() -> str:
 
 
 def _annotate(field: Field[Any]) -> str:
-    """Return the type of an option in Python, where a number with an auto may be a str."""
+    """Return the type of an option in Python. None stands for the words none and off."""
     option = PARAMETERS[field.name]
-    if option.python_type:
-        return option.python_type
     if option.is_switch:
-        return 'bool | Literal["on", "off"]'
-    if option.choices:
-        return f"Literal[{', '.join(map(json.dumps, option.choices))}]"
-    number = next((n for n in ("float", "int") if re.search(rf"\b{n}\b", str(field.type))), "str")
-    may_be_text = number != "str" and option.default == AUTO
-    return f"{number} | str" if may_be_text else number
+        return "bool"
+    words = [*option.choices]
+    number = next((n for n in ("float", "int") if re.search(rf"\b{n}\b", str(field.type))), None)
+    if number is not None:
+        valid_words = (option.default, *re.split("['\"]", str(field.type)))
+        words = [word for word in (AUTO, FULL) if word in valid_words]
+    types = [option.python_type or number or ("" if words else "str")]
+    types.append(f"Literal[{', '.join(map(json.dumps, words))}]" if words else "")
+    types.append("None" if option.python_default is None or NONE in words else "")
+    return " | ".join(filter(None, types))
 
 
 def draw_badge(label: str, pattern: str) -> str:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
@@ -46,9 +47,13 @@ def resolve_annotation(function: Callable[..., Any], annotation: str, **types: A
     """
     source = SimpleNamespace(__annotations__={"value": annotation})
     namespace = {**inspect.unwrap(function).__globals__, **types}
-    resolved = get_type_hints(source, namespace)["value"]
-    is_union = get_origin(resolved) in (Union, UnionType)
-    return list(get_args(resolved)) if is_union else [resolved]
+    return split_union(get_type_hints(source, namespace)["value"])
+
+
+def split_union(annotation: Any) -> list[Any]:
+    """Return the types in a union, or any other type in a list."""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return list(get_args(annotation)) if is_union else [annotation]
 
 
 def validate_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -74,14 +79,16 @@ def validate_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def _check_argument(
     function: Callable[..., Any], parameter: inspect.Parameter, value: object
 ) -> None:
-    try:
-        members = resolve_annotation(function, parameter.annotation)
-    except NameError:
-        return
-    if not any(_has_type(value, member) for member in members):
-        expected = " or ".join(map(_describe_type, members))
-        message = f"{parameter.name} is {safe_repr(value, 100)}; expected {expected}"
-        raise ConfigError(message, parameter=parameter.name)
+    with suppress(NameError):
+        check_type(parameter.name, value, resolve_annotation(function, parameter.annotation))
+
+
+def check_type(name: str, value: object, types: Sequence[Any]) -> None:
+    """Raise ConfigError if the value of a parameter has none of these types."""
+    if not any(_has_type(value, expected) for expected in types):
+        expected = " or ".join(map(_describe_type, types))
+        message = f"{name} is {safe_repr(value, 100)}; expected {expected}"
+        raise ConfigError(message, parameter=name)
 
 
 def _has_type(value: Any, expected: Any) -> bool:

@@ -8,20 +8,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
+from clear_mlflow.api._arguments import check_type, split_union
 from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.learning.parameters.config import (
-    PARAMETERS,
-    TrainConfig,
-    list_parameter_defaults,
-    suggest_parameters,
-)
+from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig, suggest_parameters
+from clear_mlflow.learning.parameters.options import TrainOptions
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.learning.parameters.values import format_argument
+from clear_mlflow.learning.parameters.values import OFF, format_argument
 from clear_mlflow.learning.progress import TrainingProgress, build_progress, format_accuracies
 from clear_mlflow.report.page.run_page import render_progress_html
 
@@ -29,18 +26,25 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from clear_mlflow.api.load import Run
-    from clear_mlflow.learning.parameters.options import TrainOptions
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
+_TYPES = get_type_hints(TrainOptions)
 
 
 def _declare_options(function: _Function) -> _Function:
     """Set a function's signature to all training options, for help() and completion."""
+    signature = inspect.signature(function)
     parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=text)
-        for name, text in {**list_parameter_defaults(), "offline": False}.items()
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=PARAMETERS[name].python_default,
+            annotation=annotation,
+        )
+        for name, annotation in _TYPES.items()
     ]
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    parameters.append(signature.parameters["offline"].replace(annotation=bool | str | Path))
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return function
 
 
@@ -49,9 +53,9 @@ def train(*, offline: bool | str | Path = False, **options: Unpack[TrainOptions]
     """Train on a stream of buckets, track it in MLflow, and return the stored run.
 
     An active MLflow run is used and left open; without one, a run is opened and closed. The
-    options are the parameters of ``clear-mlflow train``; ``auto`` is the value in the dataset's
-    recipe. Pass True and False for on and off, a list for several values, and a dictionary for
-    arguments.
+    options are the parameters of ``clear-mlflow train`` as values of Python: numbers, True or
+    False, None for none and off, a list for several values, and a dictionary for arguments.
+    ``auto`` is the value in the dataset's recipe.
 
     Args:
         offline: record offline; see :func:`clear_mlflow.track`.
@@ -103,7 +107,7 @@ def train_ensemble(
     requested, config = _resolve_options(train_ensemble, options)
     if config.seeds == NONE:
         raise ConfigError(
-            "seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train",
+            "seeds is None; an ensemble needs some: pass seeds=[0, 1, 2], or call train",
             parameter="seeds",
         )
     return _train_and_load(config, requested, offline)
@@ -128,17 +132,21 @@ def _format_options(options: Mapping[str, object]) -> dict[str, str]:
 def _format_option(name: str, value: object) -> str:
     """Convert a Python value to the text of the command line.
 
-    For example True to "on", [1, 2] to "1,2", and {"a": 0.5} to "a=0.5".
+    For example True to "on", [1, 2] to "1,2", and {"a": 0.5} to "a=0.5". Raises ConfigError if it
+    has another type.
     """
-    if isinstance(value, bool) and PARAMETERS[name].is_switch:
+    check_type(name, value, split_union(_TYPES[name]))
+    default = PARAMETERS[name].default
+    if value is None:
+        return OFF if default == OFF else NONE
+    if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, Mapping):
         return ",".join(f"{key}={format_argument(item)}" for key, item in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ",".join(map(str, value))
     # The default as it is written in the declaration: str(0.00001) is 1e-05, which differs from it.
-    default = PARAMETERS[name].default
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)):
         with suppress(ValueError):
             return default if float(default) == value else str(value)
     return str(value)

@@ -236,7 +236,7 @@ def test_invalid_input_is_one_line_and_exit_code_2(store, experiment_id, argumen
         ({"strategy": "slda"}, "learns from stored features"),
         ({"weights": "DEFAULT", "model": "vit_b_16", "image_size": 96}, "pass image_size=224"),
         ({"features": "nowhere"}, "features nowhere do not exist"),
-        ({"dataset": "table", "data_root": "tests", "dataset_args": "table=no.csv"}, "no.csv"),
+        ({"dataset": "table", "data_root": "tests", "dataset_args": {"table": "no.csv"}}, "no.csv"),
     ],
 )
 def test_invalid_parameters_are_an_error_before_a_run_is_opened(

@@ -172,13 +172,13 @@ def test_an_active_run_becomes_the_parent(store):
 
 def test_runs_by_seed_from_python(store):
     """One call, on the embedded dataset's pixels. Train itself has no run to give for many."""
-    parameters = {"features": "pixels", "epochs": 2, "seeds": "1,0", "device": "cpu"}
+    parameters = {"features": "pixels", "epochs": 2, "seeds": [1, 0], "device": "cpu"}
     runs = clear_mlflow.train_ensemble(**parameters)
     assert list(runs) == [1, 0]
     assert runs[1].matrix.num_rows == 10
     with pytest.raises(ConfigError, match="call train_ensemble, or pass seed=N"):
         clear_mlflow.train(**parameters)
-    with pytest.raises(ConfigError, match="pass seeds=0,1,2, or call train"):
+    with pytest.raises(ConfigError, match=r"pass seeds=\[0, 1, 2\], or call train"):
         clear_mlflow.train_ensemble(features="pixels")
 
 

@@ -201,7 +201,7 @@ def test_an_interrupted_training_is_resumed_by_its_folder(store, folder, tmp_pat
 def test_an_ensemble_is_recorded_offline_and_synced(store, folder, monkeypatch):
     """Copies of members are children of the copy of the ensemble, which has the means."""
     options = {"strategy": "ncm", "features": "pixels", "predictions": "none"}
-    ensemble = clear_mlflow.train_ensemble(seeds="0,1", offline=True, **options)
+    ensemble = clear_mlflow.train_ensemble(seeds=[0, 1], offline=True, **options)
     sync(monkeypatch, store)
     parents, members = [], []
     for run in list_copies(store):

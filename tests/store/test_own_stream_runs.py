@@ -78,7 +78,7 @@ def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, o
 def test_functions_named_in_a_store_are_not_imported(store, experiment_id, root, monkeypatch):
     (root.parent / "of_mine.py").write_text(MODULE)
     monkeypatch.syspath_prepend(root.parent)
-    parameters = {"dataset": "of_mine:photos", "data_root": root, "dataset_args": "times=2"}
+    parameters = {"dataset": "of_mine:photos", "data_root": root, "dataset_args": {"times": 2}}
     clear_mlflow.train(**parameters, **SMALL)
     run = only_training(store, experiment_id)
     assert run.info.run_name == "naive photos seed 0"

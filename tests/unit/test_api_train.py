@@ -29,11 +29,22 @@ def test_the_public_names_are_these():
 @pytest.mark.parametrize("function", [clear_mlflow.train, clear_mlflow.train_ensemble])
 def test_the_signature_is_the_configuration(function):
     parameters = inspect.signature(function).parameters
-    defaults = {**list_parameter_defaults(), "offline": False}
-    assert {name: p.default for name, p in parameters.items()} == defaults
+    assert [*TrainOptions.__annotations__, "offline"] == [*list_parameter_defaults(), "offline"]
     assert [*TrainOptions.__annotations__, "offline"] == list(parameters)
     assert {p.kind for p in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
-    assert _format_options(list_parameter_defaults()) == {}
+    defaults = {name: p.default for name, p in parameters.items() if name != "offline"}
+    assert _format_options(defaults) == {}
+
+
+def test_defaults_are_values_of_python():
+    """As help(clear_mlflow.train) shows them, with their types."""
+    parameters = inspect.signature(clear_mlflow.train).parameters
+    values = {"momentum": 0.9, "compile": False, "resumable": True, "seed": 0, "seeds": None}
+    values |= {"features": None, "test_every": None, "epochs": "auto", "strategy": "naive"}
+    for name, value in values.items():
+        assert (parameters[name].default, type(parameters[name].default)) == (value, type(value))
+    assert str(parameters["momentum"]) == "momentum: float = 0.9"
+    assert parameters["batch_size"].annotation == int | Literal["auto", "full"]
 
 
 def test_every_choice_of_a_type_is_one():
@@ -52,7 +63,8 @@ def test_every_choice_of_a_type_is_one():
         ({"epochs": 5, "memory": 0.1, "lr": 1}, {"epochs": "5", "memory": "0.1", "lr": "1"}),
         ({"momentum": 0.9, "seed": 0, "resumable": True}, {}),
         ({"strategy_args": {"alpha": 0.5, "on": True}}, {"strategy_args": "alpha=0.5,on=yes"}),
-        ({"compile": "on", "split": 0}, {"compile": "on", "split": "0"}),
+        ({"compile": True, "split": 0}, {"compile": "on", "split": "0"}),
+        ({"weights": None, "budget": None, "predictions": None}, {"predictions": "none"}),
     ],
 )
 def test_values_are_written_as_in_python(value, texts):
@@ -62,13 +74,17 @@ def test_values_are_written_as_in_python(value, texts):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"epochs": True}, "epochs is 'True'; expected a whole number"),
-        ({"epochs": "0005"}, "epochs is '0005'; expected a whole number"),
-        ({"seed": "1_0"}, "seed is '1_0'; expected a whole number"),
-        ({"compile": 1}, "compile is '1'; expected one of off, on"),
-        ({"memory": None}, "memory is 'None'; expected a whole number of images, or a fraction"),
+        ({"epochs": True}, "epochs is True; expected an integer or 'auto'"),
+        ({"epochs": 0}, "epochs is '0'; expected a whole number of at least 1"),
+        ({"momentum": "0.9"}, "momentum is '0.9'; expected a finite number"),
+        ({"seed": "0"}, "seed is '0'; expected an integer"),
+        ({"compile": "on"}, "compile is 'on'; expected True or False"),
+        ({"compile": 1}, "compile is 1; expected True or False"),
+        ({"memory": None}, "memory is None; expected a finite number or 'auto'"),
+        ({"seeds": "0,1"}, "seeds is '0,1'; expected a list or None"),
+        ({"strategy_args": "keep=0"}, "strategy_args is 'keep=0'; expected a dictionary or None"),
         ({"seeds": [0, 0]}, "expected distinct seeds"),
-        ({"lr": float("nan")}, "lr is 'nan'; expected a finite number above 0"),
+        ({"lr": float("nan")}, "lr is nan; expected a finite number or 'auto'"),
     ],
 )
 def test_a_wrong_value_is_one_clear_error(value, message):

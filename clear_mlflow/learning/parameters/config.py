@@ -80,7 +80,7 @@ class Option:
         help: sentences for the help and docs/parameters.md.
         default: text of the default.
         choices: all valid texts, or () if *parse* checks them.
-        python_type: type in Python, if it does not follow from the field's type.
+        python_type: type in Python without None, if it does not follow from the field's type.
         is_ignored: function of all parameters that returns True if this one is ignored.
         is_tuned: True if the value is usually chosen by its results, such as a learning rate.
         is_path: True if the value may be a path.
@@ -105,6 +105,18 @@ class Option:
     def is_switch(self) -> bool:
         """True if the value may be on or off."""
         return {"on", "off"} <= {*self.choices}
+
+    @property
+    def python_default(self) -> object:
+        """The default as a value in Python: a number, a bool, None, names, or a text."""
+        if self.is_switch:
+            return self.default == "on"
+        if self.default in (NONE, OFF):
+            return None
+        if "Sequence" in self.python_type:
+            return tuple(self.default.split(","))
+        value = AUTO if self.default == AUTO else self.parse(self.default)
+        return value if isinstance(value, (int, float)) else self.default
 
 
 def _as_field(declare: Callable[_P, Option]) -> Callable[_P, Any]:
@@ -145,7 +157,7 @@ class TrainConfig:
         DATA,
         split_arguments,
         default=NONE,
-        python_type="str | Mapping[str, object]",
+        python_type="Mapping[str, object]",
         help="How to read your own stream: name=value,name=value; docs/own-streams.md lists the "
         "arguments.",
     )
@@ -176,7 +188,7 @@ class TrainConfig:
         split_arguments,
         default=NONE,
         is_ignored=lambda config: config.scenario == DOMAIN,
-        python_type="str | Mapping[str, object]",
+        python_type="Mapping[str, object]",
         help="Arguments of the scenarios class and task, separated by commas: "
         "classes_per_bucket=N, order=labels|seed:N|A:B:..., times=own|all; see docs/datasets.md.",
     )
@@ -207,7 +219,7 @@ class TrainConfig:
         split_arguments,
         default=NONE,
         is_tuned=True,
-        python_type="str | Mapping[str, object]",
+        python_type="Mapping[str, object]",
         help="Arguments of the strategy: name=value,name=value; docs/strategies.md lists them.",
     )
     memory: int | float = _option(
@@ -405,7 +417,7 @@ class TrainConfig:
         METHOD,
         parse_seeds,
         default=NONE,
-        python_type="str | Sequence[int]",
+        python_type="Sequence[int]",
         help="Seeds to train one after another on data that is loaded once, for example 0,1,2. "
         "Each seed has its own run, below one parent run.",
     )

@@ -12,44 +12,44 @@ class TrainOptions(TypedDict, total=False):
 
     dataset: str
     data_root: str | Path
-    dataset_args: str | Mapping[str, object]
+    dataset_args: Mapping[str, object] | None
     protocol: Literal["iid", "streaming"]
     split: int | str
     scenario: Literal["domain", "class", "task"]
-    scenario_args: str | Mapping[str, object]
-    features: str
+    scenario_args: Mapping[str, object] | None
+    features: str | None
     damaged: Literal["stop", "leave_out"]
     strategy: str
-    strategy_args: str | Mapping[str, object]
-    memory: float | str
+    strategy_args: Mapping[str, object] | None
+    memory: float | Literal["auto"]
     memory_budget: int
-    budget: float | str
-    stream_rate: float | str
+    budget: float | str | None
+    stream_rate: float | str | None
     model: str
-    weights: str | Path
-    freeze: Literal["none", "backbone"]
-    image_size: int | str
-    augment: Literal["auto", "random_crop", "random_crop_flip", "none"]
-    epochs: int | str
-    batch_size: int | str
+    weights: str | Path | None
+    freeze: Literal["none", "backbone"] | None
+    image_size: int | Literal["auto"]
+    augment: Literal["auto", "random_crop", "random_crop_flip", "none"] | None
+    epochs: int | Literal["auto"]
+    batch_size: int | Literal["auto", "full"]
     optimizer: Literal["sgd", "adam", "adamw"]
     optimizer_state: Literal["reset", "keep"]
-    lr: float | str
+    lr: float | Literal["auto"]
     momentum: float
-    weight_decay: float | str
+    weight_decay: float | Literal["auto"]
     schedule: Literal["step", "cosine", "constant"]
-    lr_step: int | str
+    lr_step: int | Literal["auto"]
     lr_gamma: float
     warmup_epochs: int
     label_smoothing: float
     clip_norm: float
     precision: Literal["auto", "off", "tf32", "bf16", "fp16"]
-    compile: bool | Literal["on", "off"]
-    predictions: Literal["labels", "none", "probs"]
-    test_every: int | str
+    compile: bool
+    predictions: Literal["labels", "none", "probs"] | None
+    test_every: int | str | None
     metrics: str | Sequence[str]
-    log_models: Literal["none", "last", "all"]
-    resumable: bool | Literal["on", "off"]
+    log_models: Literal["none", "last", "all"] | None
+    resumable: bool
     seed: int
-    seeds: str | Sequence[int]
+    seeds: Sequence[int] | None
     device: Literal["auto", "cpu", "cuda"]
