@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import html
-import json
-import shlex
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from math import inf
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric as MlflowMetric
-from mlflow.entities import Param, Run, RunTag
-from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME, MLFLOW_RUN_NOTE
-from mlflow.utils.time import get_current_time_millis
+from mlflow.entities import Run
 
+from clear_mlflow.api.compared_run import (
+    build_compared_run,
+    build_run_without_rows,
+    get_run_name,
+    has_diverged,
+    read_predicted_classes,
+)
 from clear_mlflow.api.load import list_existing
-from clear_mlflow.comparison.figures import plot_history, render_figures
-from clear_mlflow.comparison.groups import NOT_LOGGED, ComparedRun, RunWithoutRows, truncate_name
+from clear_mlflow.comparison.figures import plot_history
+from clear_mlflow.comparison.groups import ComparedRun, RunWithoutRows, truncate_name
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import (
@@ -35,26 +33,16 @@ from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.scratch import add_scratch_metrics
 from clear_mlflow.comparison.tables import (
     build_comparison_dict,
-    build_leader_metrics,
     build_leaderboard_frame,
     build_metrics_frame,
     build_pairs_frame,
-    format_description,
     format_latex,
-    format_leaderboard_csv,
-    format_leaderboard_json,
     format_markdown,
 )
 from clear_mlflow.comparison.terminal import render_comparison
-from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
-from clear_mlflow.core.record import Record
+from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
-from clear_mlflow.journal.run_folder import Outcome
-from clear_mlflow.journal.uploader import store_outcome
-from clear_mlflow.learning.parameters.config import is_tuned
-from clear_mlflow.learning.parameters.logged import find_method_parameters, list_unlogged_parameters
-from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import (
     COST_METRICS,
     FORGETTING_SINCE_TRAINED,
@@ -68,25 +56,12 @@ from clear_mlflow.metrics import (
 )
 from clear_mlflow.report.terminal_tables import render_text
 from clear_mlflow.scoring.run_log import read_test_values
-from clear_mlflow.scoring.run_record import read_predictions
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
-    is_generated_name,
-    is_missing_store,
     map_in_threads,
-    mlflow_errors,
-    preflight,
 )
-from clear_mlflow.store.offline import is_bundle
 from clear_mlflow.store.rows import NO_ROWS, read_matrices
-from clear_mlflow.store.search import MissingRun, get_or_create_experiment
-from clear_mlflow.store.ui_urls import (
-    format_artifact_link,
-    format_comparison_links,
-    make_run_url_builder,
-)
-from clear_mlflow.sweeps.next_grids import build_next_grids
-from clear_mlflow.tracking.lifecycle import create_run
+from clear_mlflow.store.search import MissingRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -216,7 +191,7 @@ def load_matrix_metrics(metrics: Sequence[Any]) -> tuple[Metric, ...]:
 
     Raises ConfigError if one is computed from predictions.
     """
-    requested = load_metrics(metrics)
+    requested = load_metrics(metrics) if metrics else ()
     for metric in requested:
         if metric.needs == PREDICTIONS:
             raise ConfigError(
@@ -226,54 +201,13 @@ def load_matrix_metrics(metrics: Sequence[Any]) -> tuple[Metric, ...]:
     return (*METRICS, *requested)
 
 
-def log_comparison(
-    client: MlflowClient,
-    compared: ComparedRuns,
-    runs: Sequence[Run | MissingRun],
-    *,
-    run_id: str | None,
-    params: Mapping[str, str | None],
-) -> ComparedRuns:
-    """Store a comparison in a run, and return it with the run's id and links.
-
-    If only bundles are compared and the store cannot be written, no error is raised: the result's
-    run id is None, and its links state the problem.
-
-    runs: those that were chosen. run_id: run to write to, or None for a new one. params: parameters
-    to log, except those that are None or empty.
-    """
-    compared_ids = {run.run_id for run in compared.comparison.runs}
-    experiment_ids = (
-        run.info.experiment_id
-        for run in runs
-        if isinstance(run, Run) and run.info.run_id in compared_ids and not is_bundle(run)
-    )
-    experiment_id = next(experiment_ids, None)
-    try:
-        if is_missing_store(client.tracking_uri):
-            client = preflight()  # only bundles were compared, and the store does not exist yet
-        run = store_comparison(
-            client,
-            compared,
-            experiment_id=experiment_id or get_or_create_experiment(client),
-            run_id=run_id,
-            params={name: value for name, value in params.items() if value},
-        )
-        links = tuple(format_comparison_links(client, run))
-    except TrackingError as error:
-        if experiment_id is not None:
-            raise
-        return replace(compared, links=(f"the comparison is not stored: {error}",))
-    return replace(compared, run_id=str(run.info.run_id), links=links)
-
-
 def split_group_by(group_by: str | Sequence[str]) -> Sequence[str] | None:
     """Return the names in *group_by*, a sequence or a text with commas.
 
     Returns () for "none", and None for "auto".
     """
     labels = group_by.split(",") if isinstance(group_by, str) else group_by
-    special: dict[tuple[str, ...], Sequence[str] | None] = {(AUTO,): None, (NONE,): ()}
+    special: dict[tuple[str, ...], Sequence[str] | None] = {("auto",): None, ("none",): ()}
     stripped = tuple(label.strip() for label in labels)
     return special.get(stripped, stripped)
 
@@ -327,20 +261,21 @@ def compare_stored_runs(
         run, record = stored.run, stored.record
         if record is None:
             reason = str(stored.problem)
-            if reason == NO_ROWS and _has_diverged(run):
-                diverged_runs.append(_build_run_without_rows(run))
+            if reason == NO_ROWS and has_diverged(run):
+                diverged_runs.append(build_run_without_rows(run))
             elif reason != NO_ROWS or explicit:
-                left_out.append(LeftOut(run.info.run_id, _get_run_name(run), reason))
+                left_out.append(LeftOut(run.info.run_id, get_run_name(run), reason))
             continue
-        try:
-            test_values = read_test_values(client, run, record)
-        except ClearError as error:
-            test_values = {}
-            name = truncate_name(_get_run_name(run))
-            warnings.append(f"Tests within buckets of {name} are not used: {error}.")
+        test_values: dict[str, float] = {}
+        if names.ANYTIME_TAG in run.data.tags:
+            try:
+                test_values = read_test_values(client, run, record)
+            except ClearError as error:
+                name = truncate_name(get_run_name(run))
+                warnings.append(f"Tests within buckets of {name} are not used: {error}.")
         for name, message in stored.failures.items():
             failures.setdefault(name, []).append(truncate_name(message))
-        compared_runs.append(_build_compared_run(run, record, {**stored.summary, **test_values}))
+        compared_runs.append(build_compared_run(run, record, {**stored.summary, **test_values}))
     if not compared_runs:
         reason = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs has rows of an accuracy matrix{reason}")
@@ -372,7 +307,6 @@ def compare_stored_runs(
         margin=margin,
         without_rows=diverged_runs,
         metrics=metrics,
-        tuned=filter(is_tuned, group_by),
     )
     runs_to_bootstrap = [] if is_live else ranked.list_runs_to_bootstrap()
     runs_by_id = {run.info.run_id: run for run in existing_runs}
@@ -380,7 +314,7 @@ def compare_stored_runs(
     def read_classes(compared_run: ComparedRun) -> Predictions | ClearError | None:
         run = runs_by_id[compared_run.run_id]
         try:
-            return _read_predicted_classes(client, run, compared_run.record)
+            return read_predicted_classes(client, run, compared_run.record)
         except ClearError as error:
             return error
 
@@ -439,217 +373,3 @@ def _convert_margin(margin: float, score: Score) -> float:
             f"margin is {margin}; expected {unit} above 0, for example 1 or 0.5", parameter="margin"
         )
     return margin / 100 if score.is_accuracy else margin
-
-
-def _read_predicted_classes(client: MlflowClient, run: Run, record: Record) -> Predictions | None:
-    """Read the predicted classes of a run, without probabilities, or return None if not stored.
-
-    Raises RecordError if they are damaged, and TrackingError if the store cannot be reached.
-    """
-    predictions = read_predictions(client, run, record)
-    if predictions is None:
-        return None
-    # Only right or wrong is compared; probabilities would take a hundred times the memory.
-    rows = {row: replace(x, probabilities=None) for row, x in predictions.rows.items()}
-    return replace(predictions, rows=rows)
-
-
-def _get_run_name(run: Run) -> str:
-    """Return the name of a run, or its id if it has none."""
-    return str(run.info.run_name or run.info.run_id)
-
-
-def _has_diverged(run: Run) -> bool:
-    """Return True if a run is tagged as diverged: its loss or output was not finite."""
-    return bool(run.data.tags.get(names.DIVERGED_TAG) == "true")
-
-
-def _build_compared_run(run: Run, record: Record, summary: Mapping[str, float]) -> ComparedRun:
-    """Return a run as the comparison needs it: matrix, labels to group by, and parameters.
-
-    summary: values of its metrics by name.
-    """
-    test_conditions = {
-        "dataset": record.dataset.name,
-        "protocol": record.dataset.protocol,
-        "split": record.dataset.split,
-        "seed": "none" if record.seed is None else str(record.seed),
-    }
-    return ComparedRun(
-        run_id=run.info.run_id,
-        name=_get_run_name(run),
-        record=record,
-        summary=summary,
-        labels={**test_conditions, **_get_labels(run)},
-        method_params=find_method_parameters(_get_params(run), NOT_LOGGED),
-        params=_get_params(run),
-        diverged=_has_diverged(run),
-        test_every=run.data.tags.get(names.ANYTIME_TAG),
-    )
-
-
-def _build_run_without_rows(run: Run) -> RunWithoutRows:
-    """Return a diverged run as a comparison lists it. Its seed is None if none is logged."""
-    labels = _get_labels(run)
-    seed = labels.get("seed", "")
-    return RunWithoutRows(
-        run_id=run.info.run_id,
-        name=_get_run_name(run),
-        seed=int(seed) if seed.isascii() and seed.isdecimal() and len(seed) < 20 else None,
-        labels=labels,
-        method_params=find_method_parameters(_get_params(run), NOT_LOGGED),
-    )
-
-
-def _get_labels(run: Run) -> dict[str, str]:
-    """Return parameters and tags of a run by name, to group runs by.
-
-    Skips tags of MLflow and this package. ``auto`` is replaced by the value that was used, and a
-    value without effect in the run by "not logged".
-    """
-    params, tags = run.data.params, run.data.tags
-    return {
-        **list_unlogged_parameters(params),
-        **_get_params(run),
-        **{n: tag for n, tag in tags.items() if not n.startswith(("mlflow.", "clear_mlflow."))},
-        **{n.removeprefix("used/"): text for n, text in params.items() if n.startswith("used/")},
-        **find_method_parameters(_get_params(run), NOT_LOGGED),
-    }
-
-
-def _get_params(run: Run) -> dict[str, str]:
-    """Return parameters without the shell quotes that ``mlflow run`` adds (mlflow #6811)."""
-    return {name: _remove_shell_quotes(value) for name, value in run.data.params.items()}
-
-
-def _remove_shell_quotes(value: str) -> str:
-    """Return a value as it was before shlex.quote. Other values are returned unchanged."""
-    with suppress(ValueError):
-        words = shlex.split(value)
-        if len(words) == 1 and shlex.quote(words[0]) == value:
-            return words[0]
-    return value
-
-
-def store_comparison(
-    client: MlflowClient,
-    compared: ComparedRuns,
-    *,
-    experiment_id: str,
-    run_id: str | None = None,
-    params: Mapping[str, str],
-) -> Run:
-    """Store a comparison in an MLflow run, and return the run.
-
-    run_id: existing run to write to, which stays open, and is renamed if MLflow generated its name;
-    None to open a run and close it. params: parameters to log, unless the run has them. Raises
-    TrackingError if the store cannot be written; a new run is then closed as FAILED.
-    """
-    comparison = compared.comparison
-    name, opened_run_id = build_comparison_name(comparison), run_id
-    now = get_current_time_millis()
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="clear_mlflow_"))
-        # Before a run is opened, so that an error here leaves no empty run.
-        _write_files(compared, Path(folder), name, make_run_url_builder(client.tracking_uri))
-        stack.enter_context(mlflow_errors("store the comparison"))
-        if opened_run_id is None:
-            tags = {names.KIND_TAG: names.KIND_COMPARE}
-            opened_run_id = create_run(client, experiment_id, name, tags)
-        status: Literal["FINISHED", "FAILED"] = "FAILED"
-        try:
-            run = client.get_run(opened_run_id)
-            tags = _build_tags(comparison, format_artifact_link(run, names.COMPARISON_PAGE))
-            if run_id is not None and is_generated_name(run.info.run_name):
-                tags[MLFLOW_RUN_NAME] = name
-            client.log_batch(
-                opened_run_id,
-                metrics=[
-                    # Their own prefix: a list of runs shows them next to metrics of trained runs.
-                    MlflowMetric(f"{names.LEADER_METRICS}{metric}", value, now, 0)
-                    for metric, value in build_leader_metrics(comparison).items()
-                ],
-                params=[Param(k, v) for k, v in params.items() if k not in run.data.params],
-                tags=[RunTag(key, value) for key, value in tags.items()],
-            )
-            client.log_artifacts(opened_run_id, folder)
-            status = "FINISHED"
-        finally:
-            if run_id is None:
-                store_outcome(client, opened_run_id, Outcome(status))
-        return client.get_run(opened_run_id)
-
-
-def _write_files(
-    compared: ComparedRuns,
-    folder: Path,
-    title: str,
-    run_address: Callable[[str], str] | None,
-) -> None:
-    """Write page, tables, figures and JSON of a comparison into a folder.
-
-    Also writes the YAML files of sweeps that would continue it, if there are any.
-
-    run_address: returns the URL of a run by its id; None for no links.
-    """
-    comparison = compared.comparison
-    grids = build_next_grids(comparison)
-    now = datetime.now(timezone.utc).strftime("%F %H:%M UTC")
-    page = render_comparison_page(
-        comparison,
-        title=title,
-        footer=f"clear_mlflow {__version__}, {now}",
-        more_seeds=names.MORE_SEEDS if names.MORE_SEEDS in grids else None,
-        chosen=names.CHOSEN if names.CHOSEN in grids else None,
-        run_address=run_address,
-    )
-    content_by_name = {
-        names.COMPARISON_PAGE: page,
-        names.LEADERBOARD_TABLE: format_leaderboard_json(comparison),
-        names.LEADERBOARD_CSV: format_leaderboard_csv(comparison),
-        names.LEADERBOARD_TEX: format_latex(comparison),
-        names.COMPARED_JSON: json.dumps(compared.to_dict(), indent=2) + "\n",
-        **grids,
-    }
-    for name, content in content_by_name.items():
-        (folder / name).write_text(content, encoding="utf-8")
-    (folder / names.FIGURES_FOLDER).mkdir()
-    for name, image in render_figures(comparison):
-        (folder / names.FIGURES_FOLDER / name).write_bytes(image)
-
-
-def build_comparison_name(comparison: Comparison) -> str:
-    """Return a run name for a comparison, for example "compare replay vs naive (6 runs)".
-
-    One group results in "replay: 3 runs". With more than three groups, or if their names are too
-    long, it is "compare replay vs 3 others (12 runs)".
-    """
-    groups = [group.name for group in comparison.groups]
-    num_runs = len(comparison.runs)
-    split = ", validation" if comparison.is_validation else ""
-    if len(groups) == 1:
-        return f"{groups[0]}: {num_runs} run{'s' if num_runs > 1 else ''}{split}"
-    sides = " vs ".join(groups[:3])
-    if len(groups) > 3 or len(sides) > _MAX_NAME_LENGTH:
-        sides = f"{groups[0]} vs {len(groups) - 1} other{'s' if len(groups) > 2 else ''}"
-    return f"compare {sides} ({num_runs} runs{split})"
-
-
-def _build_tags(comparison: Comparison, page: str) -> dict[str, str]:
-    """Return the tags of a run that stores a comparison. page: link to its HTML page."""
-    table = {"path": names.LEADERBOARD_TABLE, "type": "table"}
-    has_leader = bool(build_leader_metrics(comparison))
-    return {
-        **({names.LEADER_TAG: comparison.groups[0].name} if has_leader else {}),
-        names.KIND_TAG: names.KIND_COMPARE,
-        names.COMPARED_TAG: join_run_ids([compared_run.run_id for compared_run in comparison.runs]),
-        names.COMPARED_COUNT_TAG: str(len(comparison.runs)),
-        names.VERSION_TAG: __version__,
-        MLFLOW_RUN_NOTE: format_description(comparison, page=page),
-        MLFLOW_LOGGED_ARTIFACTS: json.dumps([table]),
-    }
-
-
-def join_run_ids(run_ids: Sequence[str]) -> str:
-    """Join run ids with commas. After the first 200, ``...`` replaces the rest."""
-    return ",".join([*run_ids[:_MAX_LISTED_IDS], *(["..."] if run_ids[_MAX_LISTED_IDS:] else [])])

@@ -15,12 +15,8 @@ from mlflow.entities import Run
 from mlflow.environment_variables import MLFLOW_EXPERIMENT_NAME
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from clear_mlflow.api.compared import (
-    ComparedRuns,
-    compare_stored_runs,
-    split_group_by,
-    store_comparison,
-)
+from clear_mlflow.api.compared import ComparedRuns, compare_stored_runs, split_group_by
+from clear_mlflow.api.comparison_run import store_comparison
 from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.journal.run_folder import Outcome, Status
 from clear_mlflow.journal.uploader import store_outcome

@@ -103,9 +103,9 @@ def compare(
         "at_equal": at_equal,
         "oracle": oracle,
     }
-    return compared.log_comparison(
-        client, result, selected_runs, run_id=project_run_id, params=params
-    )
+    from clear_mlflow.api.comparison_run import log_comparison
+
+    return log_comparison(client, result, selected_runs, run_id=project_run_id, params=params)
 
 
 @validate_arguments

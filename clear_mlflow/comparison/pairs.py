@@ -73,22 +73,24 @@ def compare_groups(
         for index, group in enumerate(ranked.groups)
         if predictions and len(group.results) == 1 and group.results[0].run_id in predictions
     }
-    by_pair = {
-        (a, b): (by_group[a], by_group[b])
-        for a, b in ranked.planned_pairs
-        if a in by_group and b in by_group
-    }
-    unequal_images = frozenset(
-        pair for pair, (a, b) in by_pair.items() if a.images.digest != b.images.digest
-    )
-    by_pair = {pair: sides for pair, sides in by_pair.items() if pair not in unequal_images}
-    bootstrap = ImageBootstrap(metrics=ranked.definitions, level=LEVEL)
+    unequal_images, image_tests, intervals = set(), {}, {}
+    if by_group:
+        bootstrap = ImageBootstrap(metrics=ranked.definitions, level=LEVEL)
+        for pair in ranked.planned_pairs:
+            a, b = (by_group.get(index) for index in pair)
+            if a is None or b is None:
+                continue
+            if a.images.digest != b.images.digest:
+                unequal_images.add(pair)
+            elif a.k == b.k:
+                image_tests[pair] = bootstrap.test(a, b)
+        intervals = {i: bootstrap.intervals(run) for i, run in by_group.items()}
     metrics: list[Metric] = [*ranked.definitions]
     if len(list_test_intervals(ranked)) < 2:  # minima over different intervals are not comparable
         metrics += WITHIN_BUCKET_METRICS
     metrics += SCRATCH_METRICS
     ranking_metric = [metric for metric in metrics if metric.name == ranked.ranked_by]
-    pairs = compare_pairs(ranked, ranking_metric, bootstrap, by_pair, margin=ranked.margin)
+    pairs = compare_pairs(ranked, ranking_metric, image_tests, margin=ranked.margin)
     names = {*ranked.headline_metrics} - {ranked.ranked_by, COST}
     others = [m for m in metrics if m.name in names and m.higher_is_better is not None]
     undecided = {pair.indices for pair in pairs if pair.outcome != DIFFERENT}
@@ -96,7 +98,7 @@ def compare_groups(
     exploratory = [
         pair
         for pair in compare_pairs(
-            ranked, others if undecided else (), bootstrap, by_pair, num_comparisons=num_comparisons
+            ranked, others if undecided else (), image_tests, num_comparisons=num_comparisons
         )
         if pair.outcome == DIFFERENT and pair.indices in undecided
     ]
@@ -105,7 +107,7 @@ def compare_groups(
         pairs=tuple(pairs),
         best=_find_best(ranked, pairs),
         exploratory=write_exploratory(exploratory, ranked.ranked_by),
-        image_intervals={i: bootstrap.intervals(run) for i, run in by_group.items()},
+        image_intervals=intervals,
         warnings=tuple(write_warnings(ranked, pairs, unequal_images)),
     )
 
@@ -128,25 +130,23 @@ def _find_best(ranked: Comparison, pairs: Sequence[Pair]) -> frozenset[int]:
 def compare_pairs(
     ranked: Comparison,
     metrics: Sequence[Metric],
-    bootstrap: ImageBootstrap,
-    predictions: Mapping[tuple[int, int], tuple[Predictions, Predictions]],
+    image_tests: Mapping[tuple[int, int], Mapping[str, TTest]],
     *,
     margin: float | None = None,
     num_comparisons: int | None = None,
 ) -> list[Pair]:
     """Test each planned pair on each metric.
 
-    Left out are pairs that have neither two values per group nor predictions that define the
-    metric. Results are adjusted for several comparisons: by Holm's method, or with a margin by
-    Bonferroni's.
+    Left out are pairs that have neither two values per group nor a test over images. Results are
+    adjusted for several comparisons: by Holm's method, or with a margin by Bonferroni's.
 
-    predictions: by indices of the groups of a pair. margin: also test for equivalence within it.
-    num_comparisons: number of comparisons to adjust p for, or None for the tested pairs of the
-    metric and ``ranked.num_untested``.
+    image_tests: tests over images, by the indices of a pair's groups and by metric. margin: also
+    test for equivalence within it. num_comparisons: number of comparisons to adjust p for, or None
+    for the tested pairs of the metric and ``ranked.num_untested``.
     """
     results = []
     for metric in metrics:
-        samples = _sample_pairs(ranked, metric.name, bootstrap, predictions)
+        samples = _sample_pairs(ranked, metric.name, image_tests)
         tests = {
             indices: sample.t_test
             for indices, sample in samples.items()
@@ -212,22 +212,18 @@ def _add_sentences(pair: Pair, sample: Sample, few: int, margin: float | None) -
 def _sample_pairs(
     ranked: Comparison,
     metric: str,
-    bootstrap: ImageBootstrap,
-    predictions: Mapping[tuple[int, int], tuple[Predictions, Predictions]],
+    image_tests: Mapping[tuple[int, int], Mapping[str, TTest]],
 ) -> dict[tuple[int, int], Sample]:
     """Return the unadjusted test of each planned pair by its indices: over images, or over seeds.
 
-    Seeds are used without predictions that define the metric. If a group then has fewer than two
-    values, the pair is left out.
+    Seeds are used without a test over images. If a group then has fewer than two values, the pair
+    is left out.
     """
     samples = {}
     for indices in ranked.planned_pairs:
-        sample = None
-        if indices in predictions:
-            sample = _compare_over_images(*predictions[indices], bootstrap, metric)
-        if sample is None:
-            a, b = (ranked.groups[i] for i in indices)
-            sample = _compare_over_seeds(a, b, metric)
+        test = image_tests.get(indices, {}).get(metric)
+        a, b = (ranked.groups[i] for i in indices)
+        sample = _compare_over_seeds(a, b, metric) if test is None else _build_image_sample(test)
         if sample is not None:
             samples[indices] = sample
     return samples
@@ -310,16 +306,7 @@ def _compare_over_seeds(a: Group, b: Group, metric: str) -> Sample | None:
     )
 
 
-def _compare_over_images(
-    a: Predictions, b: Predictions, bootstrap: ImageBootstrap, metric: str
-) -> Sample | None:
-    """Compare two runs over their test images.
-
-    Returns None if they have different numbers of rows, or predictions do not define the metric.
-    """
-    test = bootstrap.test(a, b).get(metric) if a.k == b.k else None
-    if test is None:
-        return None
+def _build_image_sample(test: TTest) -> Sample:
     return Sample(
         test=BOOTSTRAP,
         unit="images",

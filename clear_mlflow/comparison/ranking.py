@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from math import comb
 
@@ -43,7 +43,6 @@ def rank_groups(
     margin: float | None = None,
     without_rows: Sequence[RunWithoutRows] = (),
     metrics: Sequence[Metric] = METRICS,
-    tuned: Iterable[str] = (),
 ) -> Comparison:
     """Group runs by labels, rank the groups, and choose the pairs to test.
 
@@ -52,7 +51,7 @@ def rank_groups(
     group_by: labels; () to make each run its own group. rank_by: metric of the ranking, or None for
     the one that most groups define and, among these, has the highest ``rank_priority``. baseline:
     name or label of the group to test all others against, or None. margin: largest difference that
-    does not matter, or None. tuned: labels of *group_by* that are chosen by their results. Raises
+    does not matter, or None. Raises
     ConfigError if an option does not fit the runs.
     """
     metrics = adapt_metrics(metrics, get_common_score(runs))
@@ -108,7 +107,12 @@ def rank_groups(
         leaders=tuple(leaders),
         ungrouped=tuple(run for run in without_rows if run.run_id not in grouped),
         margin=margin,
-        tuned=frozenset(tuned),
+        tuned=frozenset(
+            name
+            for name in group_by
+            if name.startswith(("strategy/", "strategy_args"))
+            or any(name in run.tuned for run in runs)
+        ),
         warnings=tuple(notes),
     )
 

@@ -26,6 +26,7 @@ from clear_mlflow.core.matrix import TEST, VALIDATION
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.statistics import MAX_SEEDS, MIN_SEEDS, TTest
 
+_MAX_NAME_LENGTH = 120  # of a run that stores a comparison
 PAIRED, WELCH, BOOTSTRAP = "paired t-test", "Welch's t-test", "paired bootstrap"
 _ASSUMPTIONS = {
     PAIRED: "The paired t-test assumes that the differences by seed are normally distributed.",
@@ -106,6 +107,23 @@ def _write_untested(metric: str, sample: Sample, both: str, lead: str) -> str:
         "Without variation between seeds, only a test over test images is possible, which needs "
         "stored predictions."
     )
+
+
+def build_comparison_name(comparison: Comparison) -> str:
+    """Return a run name for a comparison, for example "compare replay vs naive (6 runs)".
+
+    One group results in "replay: 3 runs". With more than three groups, or if their names are too
+    long, it is "compare replay vs 3 others (12 runs)".
+    """
+    groups = [group.name for group in comparison.groups]
+    num_runs = len(comparison.runs)
+    split = ", validation" if comparison.is_validation else ""
+    if len(groups) == 1:
+        return f"{groups[0]}: {num_runs} run{'s' if num_runs > 1 else ''}{split}"
+    sides = " vs ".join(groups[:3])
+    if len(groups) > 3 or len(sides) > _MAX_NAME_LENGTH:
+        sides = f"{groups[0]} vs {len(groups) - 1} other{'s' if len(groups) > 2 else ''}"
+    return f"compare {sides} ({num_runs} runs{split})"
 
 
 def write_seeds_needed(seeds: int | None, result: str) -> str:

@@ -17,6 +17,8 @@ from clear_mlflow.metrics._metric import (
     MATRIX,
     PREDICTIONS,
     Metric,
+    adapt_metrics,
+    compute_values,
 )
 from clear_mlflow.metrics._predictions import (
     Predictions,
@@ -36,7 +38,6 @@ from clear_mlflow.metrics._registry import (
     PREDICTION_METRICS,
     SCRATCH_METRICS,
     WITHIN_BUCKET_METRICS,
-    adapt_metrics,
     add_matrix_metrics,
     format_value,
     get_family_metrics,
@@ -50,7 +51,6 @@ from clear_mlflow.metrics._results import (
     MetricResult,
     MetricResults,
     build_logged_result,
-    compute_values,
     evaluate_metrics,
     scores,
     sort_results,

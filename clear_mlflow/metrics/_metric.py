@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.errors import UndefinedMetricError
+from clear_mlflow.core.errors import ConfigError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix, iter_stack
 from clear_mlflow.core.score import ACCURACY, Score
+from clear_mlflow.core.text import safe_repr
 
 # Input of a metric's function.
 MATRIX = "matrix"  # an AccuracyMatrix
@@ -162,6 +163,47 @@ class Metric:
         """Formula in the function's docstring, or an empty string if it has none."""
         match = re.search(r"Formula: (.+?)\. Defined when ", " ".join(self.documentation.split()))
         return match[1] if match else ""
+
+
+def compute_values(
+    measurements: Any, metrics: Sequence[Metric]
+) -> tuple[dict[str, float], dict[str, UndefinedMetricError]]:
+    """Return name to value, and name to error for the metrics that are undefined.
+
+    Args:
+        measurements: input that all the metrics need, for example an AccuracyMatrix.
+        metrics: metrics for the score in the input.
+    """
+    values: dict[str, float] = {}
+    errors: dict[str, UndefinedMetricError] = {}
+    for metric in metrics:
+        try:
+            values[metric.name] = metric.compute(measurements)
+        except UndefinedMetricError as error:
+            errors[metric.name] = error
+    return values, errors
+
+
+def adapt_metrics(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]:
+    """Return each metric adapted to *score* by :meth:`Metric.adapt`.
+
+    Raises ConfigError if two metrics get the same name, unless the score is accuracy: then the last
+    one of a name is returned.
+
+    >>> from clear_mlflow.metrics import FAMILIES
+    >>> [m.name for m in adapt_metrics(FAMILIES["gem"], Score("rmse", higher_is_better=False))]
+    ['gem/average_rmse', 'gem/backward_transfer', 'gem/forward_transfer']
+    """
+    by_name: dict[str, Metric] = {}
+    for metric in (metric.adapt(score) for metric in metrics):
+        if metric.name in by_name and not score.is_accuracy:
+            raise ConfigError(
+                f"score is {safe_repr(score.name)}, which would make two metrics {metric.name!r}; "
+                "rename the score",
+                parameter="score",
+            )
+        by_name[metric.name] = metric
+    return tuple(by_name.values())
 
 
 def declare(function: Callable[[Any], Any], family: str = "", **fields: Any) -> Metric:

@@ -25,6 +25,7 @@ from clear_mlflow.metrics._metric import (
     SCRATCH,
     WITHIN_BUCKET,
     Metric,
+    adapt_metrics,
 )
 
 
@@ -121,28 +122,6 @@ def lacks_future_tests(matrix: AccuracyMatrix) -> bool:
     """Return True if only tests of future buckets are missing for ``renate/forgetting``."""
     is_missing = np.isnan(matrix.values[:, : max(matrix.num_rows - 1, 0)])
     return bool(np.triu(is_missing, 1).any() and not np.tril(is_missing).any())
-
-
-def adapt_metrics(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]:
-    """Return each metric adapted to *score* by :meth:`Metric.adapt`.
-
-    Raises ConfigError if two metrics get the same name, unless the score is accuracy: then the last
-    one of a name is returned.
-
-    >>> gem = FAMILIES["gem"]
-    >>> [m.name for m in adapt_metrics(gem, Score("rmse", higher_is_better=False))]
-    ['gem/average_rmse', 'gem/backward_transfer', 'gem/forward_transfer']
-    """
-    by_name: dict[str, Metric] = {}
-    for metric in (metric.adapt(score) for metric in metrics):
-        if metric.name in by_name and not score.is_accuracy:
-            raise ConfigError(
-                f"score is {safe_repr(score.name)}, which would make two metrics {metric.name!r}; "
-                "rename the score",
-                parameter="score",
-            )
-        by_name[metric.name] = metric
-    return tuple(by_name.values())
 
 
 @lru_cache(maxsize=8)

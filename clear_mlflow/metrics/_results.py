@@ -14,12 +14,19 @@ from clear_mlflow.core.errors import FailedMetricError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix, find_row_indices, load_renderer
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import NOT_MEASURED, one_line, printable
-from clear_mlflow.metrics._metric import COSTS, MATRIX, PREDICTIONS, WITHIN_BUCKET, Metric
+from clear_mlflow.metrics._metric import (
+    COSTS,
+    MATRIX,
+    PREDICTIONS,
+    WITHIN_BUCKET,
+    Metric,
+    adapt_metrics,
+    compute_values,
+)
 from clear_mlflow.metrics._predictions import Predictions
 from clear_mlflow.metrics._registry import (
     DEFAULT_FAMILIES,
     METRICS,
-    adapt_metrics,
     add_matrix_metrics,
     format_value,
     get_built_in_metrics,
@@ -119,25 +126,6 @@ class MetricResults(dict[str, MetricResult]):
     def _repr_html_(self) -> str:
         html: str = load_renderer("page.run_page", "render_run_html")("", None, self.values())
         return html
-
-
-def compute_values(
-    measurements: Any, metrics: Sequence[Metric]
-) -> tuple[dict[str, float], dict[str, UndefinedMetricError]]:
-    """Return name to value, and name to error for the metrics that are undefined.
-
-    Args:
-        measurements: input that all the metrics need, for example an AccuracyMatrix.
-        metrics: metrics for the score in the input.
-    """
-    values: dict[str, float] = {}
-    errors: dict[str, UndefinedMetricError] = {}
-    for metric in metrics:
-        try:
-            values[metric.name] = metric.compute(measurements)
-        except UndefinedMetricError as error:
-            errors[metric.name] = error
-    return values, errors
 
 
 def summarize(

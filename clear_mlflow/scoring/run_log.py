@@ -133,12 +133,10 @@ def read_measurements(
 def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str, float]:
     """Return metric name to value, for metrics of tests within buckets that are defined.
 
-    The values are the logged ones if all tests are scored, or else computed. Empty without such
-    tests. Raises RecordError if a test is damaged.
+    The values are the logged ones if all tests are scored, or else computed. Raises RecordError if
+    a test is damaged.
     """
     tags, logged = run.data.tags, run.data.metrics
-    if names.ANYTIME_TAG not in tags:
-        return {}
     if _has_logged_tests(tags, record):
         return {m.name: logged[m.name] for m in WITHIN_BUCKET_METRICS if m.name in logged}
     return compute_values(read_test_matrix(client, run, record), WITHIN_BUCKET_METRICS)[0]

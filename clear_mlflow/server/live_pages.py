@@ -13,10 +13,11 @@ from itertools import islice
 from mlflow import MlflowClient
 from mlflow.entities import Run, RunStatus
 
-from clear_mlflow.api.compared import build_comparison_name, compare_stored_runs
+from clear_mlflow.api.compared import compare_stored_runs
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.page.wording import format_count, shorten
 from clear_mlflow.comparison.result import Comparison
+from clear_mlflow.comparison.wording import build_comparison_name
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.text import printable
 from clear_mlflow.core.version import __version__

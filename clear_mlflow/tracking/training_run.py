@@ -30,7 +30,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.uploader import read_curve_steps
 from clear_mlflow.learning.measured import Measurement, Training
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.logged import select_parameters_to_log
+from clear_mlflow.learning.parameters.logged import describe_parameters, select_parameters_to_log
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.parameters.values import OFF
 from clear_mlflow.metrics import split_families
@@ -240,7 +240,10 @@ class TrainingRun:
             **({"seed": str(config.seed)} if config.seeds == NONE else {"seeds": config.seeds}),
             "model": config.format_record()["model"],
         }
-        tags = {names.KIND_TAG: _get_run_type(config)}
+        tags = {
+            names.KIND_TAG: _get_run_type(config),
+            names.PARAMETERS_TAG: describe_parameters(config),
+        }
         if (num_processes := read_dist_env().size) > 1:
             tags[names.PROCESSES_TAG] = str(num_processes)
         if config.test_every != OFF:

@@ -1,12 +1,12 @@
 """A newcomer's own model and strategy, as complete commands on a real store."""
 
+import json
+
 import pytest
 from forked import environment, run_forked, run_python
 from mlflow import MlflowClient
 from mlflow_stores import copy_store
 from stored_runs import read_stored_rows
-
-from clear_mlflow.learning.parameters.logged import find_method_parameters
 
 pytestmark = pytest.mark.slow
 
@@ -96,8 +96,8 @@ def test_what_a_strategy_replaces_is_not_recorded_as_passed(folder):
     assert stored.data.tags["model"] == "set by nets:Own"
     assert (params["asked/epochs"], params["asked/label_smoothing"]) == ("1", "0.3")
     assert params["batch_size"] == "full"
-    grouped_by = find_method_parameters(params, "unused")
-    assert grouped_by["model"] == grouped_by["epochs"] == "set by nets:Own"
+    grouped_by = json.loads(stored.data.tags["clear_mlflow.parameters"])
+    assert grouped_by["method"]["model"] == grouped_by["tuned"]["epochs"] == "set by nets:Own"
     options = ("--strategy", "joint", "--strategy-args", "epochs=2", *ON_FEATURES)
     run(folder, "train", *options)
     _, stored = find_last_run(folder)

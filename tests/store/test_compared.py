@@ -15,7 +15,6 @@ from stored_runs import rows_folder
 
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix
-from clear_mlflow.api.compared import join_run_ids
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import summarize
@@ -420,11 +419,3 @@ def test_an_ambiguous_beginning_of_a_run_id_lists_the_runs(store, experiment_id)
     assert all(f"{run_id} run" in result.output for run_id in ids)
     assert "no such run" in invoke("show", "abcde").output
     assert f"{ids[0]} " in invoke("show", "abcdef0").output
-
-
-def test_the_tag_of_very_many_runs_is_as_long_as_mlflow_keeps_one():
-    """And it is built quickly."""
-    ids = [f"{number:032x}" for number in range(200_000)]
-    assert join_run_ids(ids[:200]) == ",".join(ids[:200])
-    assert len(join_run_ids(ids)) <= 8_000
-    assert join_run_ids(ids).endswith(f"{ids[199]},...")

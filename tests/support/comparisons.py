@@ -16,7 +16,9 @@ from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.matrix import AccuracyRow, RowCost
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name
 from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
+from clear_mlflow.learning.parameters.logged import describe_parameters
 from clear_mlflow.metrics import FAMILIES, METRICS, summarize
+from clear_mlflow.store.names import PARAMETERS_TAG
 
 DIGEST = "sha256:" + "ab" * 32
 NUM_TEST = 200
@@ -105,8 +107,10 @@ def log_training(client, experiment_id, correct, parameters, **row_options):
     strategy, seed = parameters["strategy"], int(parameters["seed"])
     options = {"strategy": strategy, "seed": seed, "dataset": "digits", **row_options}
     run = log_run(client, experiment_id, f"{strategy} {seed}", correct, **options)
-    config = TrainConfig.resolve(parameters).as_text().items()
-    used = {f"used/{n}": text for n, text in config if list_parameter_defaults()[n] == "auto"}
+    config = TrainConfig.resolve(parameters)
+    client.set_tag(run.info.run_id, PARAMETERS_TAG, describe_parameters(config))
+    defaults = list_parameter_defaults()
+    used = {f"used/{n}": text for n, text in config.as_text().items() if defaults[n] == "auto"}
     for name, text in {**parameters, **used, "used/arithmetic": "float32"}.items():
         client.log_param(run.info.run_id, name, text)
 

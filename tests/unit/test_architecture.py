@@ -157,6 +157,13 @@ def test_every_allowed_import_is_used(room):
     assert ROOMS[room] - used == set()
 
 
+def test_a_comparison_depends_on_neither_training_nor_data():
+    """Runs describe their parameters, so that a comparison of old runs does not change."""
+    comparing = ("clear_mlflow.comparison", "clear_mlflow.api.compare")
+    imported = {other for name in IMPORTS if name.startswith(comparing) for other in IMPORTS[name]}
+    assert {find_room(name) for name in imported}.isdisjoint({"learning", "data", "process"})
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_frameworks_are_imported_only_where_allowed(framework):
     packages = {name: {other.split(".")[0] for other in IMPORTS[name]} for name in IMPORTS}

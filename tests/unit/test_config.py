@@ -18,6 +18,7 @@ from clear_mlflow.learning.parameters.config import (
     list_result_parameters,
 )
 from clear_mlflow.learning.parameters.logged import (
+    describe_parameters,
     is_training,
     read_config_file,
     select_parameters_to_log,
@@ -122,6 +123,21 @@ def test_a_logged_parameter_is_the_effective_value():
     others = select_parameters_to_log(config, parameters, {"epochs": "12 of mine", "lr": "0.020"})
     assert others["used/epochs"] == "3"
     assert {"epochs", "used/lr", "asked/epochs"}.isdisjoint(others)
+
+
+def test_a_training_describes_the_parameters_that_affect_its_result():
+    """A value, also if it is not logged, and null without effect; nothing of the machine."""
+    config = TrainConfig.resolve({"optimizer": "adam", "strategy": "naive", "device": "cpu"})
+    described = json.loads(describe_parameters(config))
+    assert described["tuned"]["momentum"] is described["method"]["memory"] is None
+    assert (described["tuned"]["lr"], described["method"]["budget"]) == ("0.02", "off")
+    assert described["unlogged"]["compile"] == "off"
+    assert "device" not in {name for part in described.values() for name in part}
+    replaced = replace(config, strategy="lab:Own", replaced=frozenset({"epochs"}))
+    described = json.loads(describe_parameters(replaced))
+    assert described["tuned"]["epochs"] == "set by lab:Own"
+    described = describe_parameters(replace(config, model="m" * 6000, weights="w" * 6000))
+    assert len(described) < 8000
 
 
 def test_values_are_passed_to_another_process_unchanged():

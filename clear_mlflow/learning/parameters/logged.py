@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.text import truncate
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.data.files import reason
 from clear_mlflow.data.sources import is_custom_function
@@ -15,6 +15,7 @@ from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
     REPLACED,
     TrainConfig,
+    is_tuned,
     list_parameter_defaults,
     list_result_parameters,
     parse_parameter,
@@ -24,10 +25,6 @@ from clear_mlflow.learning.parameters.values import OFF, format_argument
 
 # Options whose arguments are all in force with their defaults, also if no argument was passed.
 ARGUMENTS = ("strategy_args", "dataset_args", "scenario_args")
-# A parameter of another program with one of these words in its name does not affect results.
-_RUN_WORDS = {"seed", "seeds", "run", "experiment", "dir", "folder", "host", "hostname", "workers"}
-_RUN_WORDS |= {"device", "devices", "gpu", "gpus", "asked"}
-_TEST_SET = ("dataset", "protocol", "split", "score", "strategy", "local_rank")
 
 # Parameters that are logged only if they differ from this value.
 _UNLOGGED = {name: text for name, text in list_parameter_defaults().items() if text in (NONE, OFF)}
@@ -121,32 +118,23 @@ def list_unlogged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
     return dict(_UNLOGGED) if is_training(logged) else {}
 
 
-def find_method_parameters(logged: Mapping[str, str], unused: str) -> dict[str, str]:
-    """Return the parameters that affect results, by name.
+def describe_parameters(config: TrainConfig) -> str:
+    """Return JSON that groups runs of one method, also by a later version.
 
-    Arguments have names such as ``strategy/alpha``. Of other programs' runs, returns all but those
-    whose names are about the test set, seeds, folders or machines.
-
-    unused: text for parameters without effect, or without a known value.
+    ``tuned`` and ``method`` contain the parameters that affect results, name to the text in force,
+    or null for one without effect: those that are usually chosen by their results, and others.
+    ``unlogged`` contains further parameters that a run does not log.
     """
-    if not is_training(logged):
-        words = {name: {*re.split(r"[^a-z0-9]+", name.lower())} for name in logged}
-        return {
-            name.removeprefix("used/"): logged[name]
-            for name in sorted(logged, key=lambda name: name.startswith("used/"))
-            if name not in _TEST_SET and not words[name] & _RUN_WORDS
-        }
-    texts = select_training_parameters(logged)
-    with suppress(ConfigError):  # a parameter of another version of this program
-        config = TrainConfig.resolve(texts)
-        texts = {**config.as_text(), **dict.fromkeys(config.ignored_parameters, unused)}
-    for name in PARAMETERS:
-        text = logged.get(f"used/{name}", logged.get(name, ""))
-        texts |= {name: text} if text.startswith(REPLACED) else {}
-    prefixes = tuple(map(_argument_prefix, ARGUMENTS))
-    return {name: texts.get(name, unused) for name in list_result_parameters()} | {
-        name: text for name, text in logged.items() if name.startswith(prefixes)
-    }
+    without_effect = dict.fromkeys(config.ignored_parameters - config.replaced)
+    texts: dict[str, str | None] = {**config.format_record(), **without_effect}
+    described: dict[str, dict[str, str | None]] = {"tuned": {}, "method": {}}
+    for name in list_result_parameters():
+        text = texts.pop(name)
+        # A tag has room for 8,000 characters.
+        value = None if text is None else truncate(text, 200)
+        described["tuned" if is_tuned(name) else "method"][name] = value
+    described["unlogged"] = {n: text for n, text in texts.items() if text == _UNLOGGED.get(n, "")}
+    return json.dumps(described, separators=(",", ":"), ensure_ascii=False)
 
 
 def is_training(logged: Mapping[str, str]) -> bool:
