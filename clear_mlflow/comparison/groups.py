@@ -41,7 +41,7 @@ class ComparedRun:
     params: Mapping[str, str] = field(default_factory=dict)  # as logged
     # Parameters that affect results. All seeds of one method agree in them.
     method_params: Mapping[str, str] = field(default_factory=dict)
-    tuned: frozenset[str] = frozenset()  # those of them that are chosen by their results
+    tuned: frozenset[str] = frozenset()  # the ones chosen by their results
     diverged: bool = False  # True if its loss or output was not finite
     # Interval of the tests within buckets, or "own"; None if there were none.
     test_every: str | None = None

@@ -36,7 +36,7 @@ MAX_PREDICTIONS = 24  # single runs whose predictions are read, megabytes each
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Test of two groups on a metric: the fields, but for the indices, are columns of all outputs.
+    """Test of two groups on a metric: the fields, except the indices, are columns of all outputs.
 
     Numbers are None if the pair was not tested. The others are adjusted for several comparisons, if
     their names do not start with ``unadjusted``.
