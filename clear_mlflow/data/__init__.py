@@ -56,7 +56,6 @@ def load_stream(
 def _load_embedded(
     dataset: str, data_root: str, cache_dir: Path, protocol: str, split: str
 ) -> BucketStream:
-    """Load an embedded dataset, which is written to *cache_dir* if it is missing."""
     if data_root != AUTO:  # the messages below advise to delete the folder: never a user's own
         raise ConfigError(
             f"dataset {dataset} is embedded and reads no folder, but data_root is "

@@ -174,7 +174,6 @@ def _hash_all_cached(path: Path, state: tuple[int, ...], metadata_text: str) -> 
 
 
 def _hash_all(file: BinaryIO, metadata_text: str) -> str:
-    """Return the SHA-256 of the metadata and all bytes of a file, hexadecimal."""
     content = hashlib.sha256(metadata_text.encode())
     file.seek(0)
     while block := file.read(_BLOCK_BYTES):
@@ -249,7 +248,6 @@ class HashCache:
                 file.unlink(missing_ok=True)
 
     def _load_hashes(self, database: sqlite3.Connection) -> None:
-        """Read the hashes of all files below the root."""
         root = os.fsencode(self._root)
         first, last = root + b"/", root + b"0"  # 0 is the character after the slash
         rows = database.execute(
@@ -260,7 +258,6 @@ class HashCache:
         self._stored = {path: tuple(rest) for path, *rest in rows}
 
     def _save_hashes(self, database: sqlite3.Connection) -> None:
-        """Insert the hashes that were computed into the table, and create it if it is missing."""
         database.execute(
             "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, size INTEGER, "
             "mtime_ns INTEGER, ctime_ns INTEGER, inode INTEGER, content TEXT) WITHOUT ROWID"

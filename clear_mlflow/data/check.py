@@ -178,7 +178,6 @@ def check_dataset(
 
 
 def _describe_error(error: DataError, root: Path) -> Problem:
-    """Return a problem of type ``structure`` with the message of an error, without the root."""
     return Problem("structure", root, str(error).removeprefix(f"{path_text(root)} "))
 
 

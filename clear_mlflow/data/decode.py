@@ -23,7 +23,7 @@ import io
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,32 +121,36 @@ def decode(
 
     Raises the errors of :func:`iter_decoded`.
     """
-    pixels = bytearray()
-    sizes = np.zeros((len(images), 2), dtype=np.int64)
-    damages = {}
-    for row, image in enumerate(iter_decoded(images, resize, on_image=on_image)):
-        if isinstance(image, UndecodableError):
-            damages[row] = str(image)
-        else:
-            sizes[row] = image.shape[:2]
-            (write or pixels.extend)(image.data)
-    return DecodedImages(np.frombuffer(pixels, dtype=np.uint8), sizes, damages)
+    return _collect(iter_decoded(images, resize, on_image=on_image), write)
 
 
 def decode_bytes(contents: Sequence[bytes], resize: Resize) -> DecodedImages:
     """Decode the contents of image files into memory. Raises DataError if one is damaged."""
-    images = []
-    for number, content in enumerate(contents, start=1):
-        try:
-            images.append(_decode_image(content, resize))
-        except UndecodableError as error:
-            raise DataError(
-                f"image {number} of {len(contents)} cannot be decoded: {error}; expected a "
-                "complete JPEG or PNG image"
-            ) from None
-    sizes = np.array([image.shape[:2] for image in images], dtype=np.int64).reshape(-1, 2)
-    pixels = b"".join(image.tobytes() for image in images)
-    return DecodedImages(np.frombuffer(bytearray(pixels), dtype=np.uint8), sizes)
+    decoded = _collect(_decode_image(content, resize) for content in contents)
+    for row, problem in decoded.damages.items():
+        raise DataError(
+            f"image {row + 1} of {len(contents)} cannot be decoded: {problem}; expected a "
+            "complete JPEG or PNG image"
+        )
+    return decoded
+
+
+def _collect(
+    images: Iterable[NDArray[Any] | UndecodableError],
+    write: Callable[[memoryview], object] | None = None,
+) -> DecodedImages:
+    pixels = bytearray()
+    sizes: list[tuple[int, ...]] = []
+    damages = {}
+    for row, image in enumerate(images):
+        if isinstance(image, UndecodableError):
+            damages[row] = str(image)
+            sizes.append((0, 0))
+        else:
+            sizes.append(image.shape[:2])
+            (write or pixels.extend)(image.data)
+    array = np.array(sizes, dtype=np.int64).reshape(-1, 2)
+    return DecodedImages(np.frombuffer(pixels, dtype=np.uint8), array, damages)
 
 
 def iter_decoded(
@@ -250,8 +254,6 @@ def decode_file(
         )
     try:
         return _decode_image(data, geometry)
-    except UndecodableError as error:
-        return error
     except MemoryError:  # the image may be intact, so it is not left out
         raise DataError(
             f"{path_text(file)} needs more memory to be decoded than this machine can give; end "
@@ -259,8 +261,10 @@ def decode_file(
         ) from None
 
 
-def _decode_image(data: bytes, resize: Resize | LibraryTransform) -> NDArray[Any]:
-    """Decode the bytes of an image file, as :func:`decode_file` does."""
+def _decode_image(
+    data: bytes, geometry: Resize | LibraryTransform
+) -> NDArray[Any] | UndecodableError:
+    """Decode the bytes of an image file: the only way in which pixels are made."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
@@ -271,17 +275,19 @@ def _decode_image(data: bytes, resize: Resize | LibraryTransform) -> NDArray[Any
                 raise UndecodableError("its pixels are floating-point numbers of unknown range")
             if image.mode == "I" and np.any(np.asarray(image) >> 16):  # of negative numbers, too
                 raise UndecodableError("its pixels have more than 16 bits")
-            if isinstance(resize, Resize):
-                return (_resize_square if resize.square else _resize)(image, resize.side)
-            _compute_long_side(image, resize.side)
+            if isinstance(geometry, Resize):
+                return (_resize_square if geometry.square else _resize)(image, geometry.side)
+            _compute_long_side(image, geometry.side)
             upright = _convert_upright(image)
-    except (UndecodableError, MemoryError):
+    except UndecodableError as error:
+        return error
+    except MemoryError:
         raise
     except UnidentifiedImageError:
-        raise UndecodableError("it is not an image in a format of photos") from None
+        return UndecodableError("it is not an image in a format of photos")
     except Exception as error:  # Pillow has no closed set of exceptions for damaged files
-        raise UndecodableError(reason(error)) from error
-    return resize.make(upright)  # out here: an error of the library is not damage
+        return UndecodableError(reason(error))
+    return geometry.make(upright)  # out here: an error of the library is not damage
 
 
 def _compute_long_side(image: Image.Image, side: int) -> int:
@@ -469,14 +475,12 @@ class DecodedCache:
             file.write(_npy_header(end - start))
 
     def _warn_once(self, topic: str, message: str) -> None:
-        """Print a warning, unless there was one on this topic before."""
         if topic not in self._warnings:
             self._warnings.add(topic)
             self._warn(message)
 
 
 def _read(path: Path) -> DecodedImages | None:
-    """Return what is stored in a file of the cache, or None if it is missing."""
     if (entry := caching.read_array(path, {"key": path.stem})) is None:
         return None
     pixels, metadata = entry

@@ -128,7 +128,6 @@ def fetch_clear(name: str, on_progress: OnProgress = lambda step, done, total: N
 
 
 def _list_missing(release: Release, root: Path) -> list[Archive]:
-    """Return the archives that are not unpacked. Raises DataError like :func:`_is_finished`."""
     return [archive for archive in release.archives if not _is_finished(root, archive)]
 
 
@@ -205,7 +204,6 @@ class _Hub:
         )
 
     def _build_error(self, problem: str) -> DataError:
-        """Return an error with *problem* and how to continue, here or on another machine."""
         return DataError(
             f"{problem}; run the command again to continue; without a network, run 'clear-mlflow "
             f"data download {self.release.name} DIR' on another machine and copy DIR to "
@@ -222,7 +220,6 @@ class _Hub:
             return None
 
     def _url(self, archive: Archive) -> str:
-        """Return the address of an archive on the Hugging Face hub."""
         # Imported here because it takes half a second, and training does not need it.
         from huggingface_hub import hf_hub_url
 
@@ -313,7 +310,6 @@ def _network_errors() -> tuple[type[Exception], ...]:
 
 
 def _get_file_size(part: Path) -> int:
-    """Return the size of a file in bytes, or 0 if it does not exist."""
     return part.stat().st_size if part.is_file() else 0
 
 
@@ -346,7 +342,6 @@ def _format_size(size: int) -> str:
 
 
 def _compute_md5(path: Path, archive: Archive, on_progress: OnProgress) -> str:
-    """Return the MD5 of a file, hexadecimal, and report the bytes done as the archive's."""
     content = hashlib.md5(usedforsecurity=False)  # published by the authors; not for security
     try:
         total, done = path.stat().st_size, 0

@@ -84,7 +84,6 @@ def stat_file(path: Path | str, *, root: Path) -> os.stat_result:
 
 
 def _build_link_error(path: Path | str, root: Path) -> DataError:
-    """Return the error of a link that leads out of *root*."""
     return DataError(
         f"{path_text(path)} is a link that leads out of {path_text(root)}; replace the link by a "
         "copy of its target"

@@ -358,7 +358,6 @@ def round_column(
 def _check_folder_names(
     folder: Path, base: Path, key: str, class_name: str, class_names: Collection[str]
 ) -> None:
-    """Raise DataError if a folder below *base* is named after another bucket or class."""
     _, bucket_folder, class_folder, *_ = (*folder.relative_to(base).parts, "", "")
     if _BUCKET_NUMBER.fullmatch(bucket_folder) and bucket_folder.lstrip("0") != key.lstrip("0"):
         label = f"bucket {key}"

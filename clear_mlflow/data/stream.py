@@ -269,7 +269,6 @@ def _hash_id(label: int, image_id: str) -> bytes:
 
 
 def _hold_out_validation(images: ImageTable, index: ImageIndex) -> ImageTable:
-    """Return training images, some of which are held out to test on."""
     held_out = draw_validation_split(images)
     for key, rows in zip(index.buckets, images.group_by_bucket(len(index.buckets)), strict=True):
         number = int(held_out[rows].sum())
@@ -283,7 +282,6 @@ def _hold_out_validation(images: ImageTable, index: ImageIndex) -> ImageTable:
 
 
 def _check_all_classes(images: ImageTable, index: ImageIndex) -> None:
-    """Raise DataError if a class has no images in a bucket."""
     number = len(index.class_names)
     counts = np.bincount(
         images.buckets * number + images.labels, minlength=len(index.buckets) * number
@@ -318,7 +316,6 @@ def _hash_images(images: ImageTable, root: Path, hash_folder: Path | None) -> Im
 
 
 def _hash_file(file: str, root: Path, hashes: HashCache) -> str:
-    """Return the SHA-256 of an image file, from *hashes* if it is stored there."""
     status = stat_file(file, root=root)
     if not 0 < status.st_size <= MAX_IMAGE_BYTES:
         raise DataError(

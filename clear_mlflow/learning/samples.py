@@ -211,7 +211,6 @@ class TrainingStream(ABC):
 
 
 def _build_class_masks(stream: BucketStream) -> Tensor:
-    """Return (T, classes), bool: True for the new classes of each bucket."""
     masks = torch.zeros(len(stream.keys), len(stream.class_names), dtype=torch.bool)
     for bucket_index, names in enumerate(stream.new_classes):
         masks[bucket_index, [stream.class_names.index(name) for name in names]] = True

@@ -100,7 +100,6 @@ def _render(scans: NDArray[np.int64], numbers: NDArray[np.int64], bucket: int) -
 
 
 def _draw_numbers(number: int, bucket: int) -> list[float]:
-    """Draw five numbers in [-1, 1) for a scan in a bucket."""
     # numpy promises that the raw words of a bit generator never change.
     raw = np.random.PCG64([_SEED, bucket, number]).random_raw(5)
     return [(word >> 11) / 2.0**52 - 1.0 for word in raw.tolist()]

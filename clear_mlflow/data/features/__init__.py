@@ -135,7 +135,6 @@ def check_extraction_name(stream: BucketStream, extraction: Extraction, *, cache
 
 
 def _compute_digest(stream: BucketStream, arrays: Sequence[NDArray[np.float32] | Vectors]) -> str:
-    """Hash the features and the stream's digest, which depends on its vectors."""
     hasher = hashlib.sha256(f"{stream.digest}\0{stream.standardise}".encode())
     for array in arrays:
         if not isinstance(array, Vectors):

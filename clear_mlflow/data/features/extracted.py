@@ -78,7 +78,6 @@ class Extraction:
             ) from None
 
     def _describe(self, images: ImageTable) -> dict[str, Any]:
-        """Return the metadata of a file: the settings, the decoder and the images' contents."""
         metadata = {**dataclasses.asdict(self), "decoder": get_decoder_version()}
         return {**metadata, "contents": list(images.contents)}
 
@@ -94,7 +93,6 @@ def list_extracted_names(cache_dir: Path) -> tuple[str, ...]:
 
 
 def _list_folders(cache_dir: Path, name: str) -> list[Path]:
-    """Return the sorted folders of the features of this name, or of all features for ``*``."""
     return sorted((cache_dir / _FOLDER).glob(f"{name}/*/"))
 
 
@@ -127,7 +125,6 @@ def _read_folder(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
 
 
 def _build_error(problem: str, folder: Path) -> DataError:
-    """Return an error with *problem* and the advice to delete the folder."""
     return DataError(
         f"{problem}; delete {path_text(folder)} and run 'clear-mlflow data features' again"
     )

@@ -65,7 +65,6 @@ def find_layout(root: Path, *, names: Collection[str]) -> tuple[str, Path]:
 
 
 def _load_modules() -> dict[str, Any]:
-    """Return the module of each layout by its name."""
     return {
         module.name: import_module(f"{__name__}.{module.name}")
         for module in pkgutil.iter_modules(__path__)

@@ -105,7 +105,6 @@ def _read_images(base: Path, class_names: tuple[str, ...], *, root: Path) -> Ima
 
 
 def _read_class_file(file: Path, *, base: Path, root: Path) -> list[Path]:
-    """Return the paths of the images that the metadata of one class and bucket list."""
     paths = []
     for image_id, entry in files.read_json_object(file, root=root).items():
         if not isinstance(entry, dict) or "IMG_PATH" not in entry:

@@ -145,7 +145,6 @@ class FunctionSource:
         ]
 
     def _build_error(self, problem: str) -> ConfigError:
-        """Return the error of a function that does not fit: *problem*, and what is expected."""
         return ConfigError(
             f"dataset {self._reference} {problem}; expected a function of the folder and, by "
             "keyword, of annotated ints, floats, bools and strs with defaults: def photos(root: "

@@ -124,7 +124,6 @@ def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> I
 
 
 def _load_dataset(root: Path | None, arguments: Arguments, source_name: str) -> Any:
-    """Load a dataset from *root*, or from the hub if it is None."""
     with require_package("datasets", "dataset huggingface"):
         import datasets
     if root is not None:
@@ -197,12 +196,10 @@ def _check_files(root: Path) -> None:
 
 
 def _is_file_name(name: object) -> bool:
-    """Return True if a value is a name without slashes, and not ``.`` or ``..``."""
     return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\\0]", name)
 
 
 def _read_columns(rows: Any, arguments: Arguments, source_name: str) -> dict[str, Categorical]:
-    """Return the columns by role, except the images or vectors."""
     import datasets
     import pyarrow as pa
 

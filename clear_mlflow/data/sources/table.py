@@ -117,7 +117,6 @@ def convert_errors(file: Path) -> Iterator[None]:
 
 
 def _check_num_rows(number: int, file: Path) -> None:
-    """Raise DataError unless there are 1 to MAX_TABLE_ROWS rows."""
     if not 0 < number <= MAX_TABLE_ROWS:
         raise DataError(
             f"{path_text(file)} has {number or 'no'} rows; expected one for each image or vector, "

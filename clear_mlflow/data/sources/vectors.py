@@ -109,7 +109,6 @@ def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageInd
 
 
 def _read_csv(file: Path, arguments: Arguments) -> _Content:
-    """Read the columns by role, and the numbers or hashed texts as vectors, from a CSV file."""
     columns, frame = read_csv(file, arguments)
     names = _select_number_columns(list(frame.columns), arguments, file)
     if arguments.text != NONE:
@@ -138,7 +137,6 @@ def _parse_numbers(column: Series) -> NDArray[np.float64]:
 
 
 def _read_parquet(file: Path, arguments: Arguments) -> _Content:
-    """Read the columns by role, and the numbers or hashed texts as vectors, from Parquet."""
     from pyarrow import compute, parquet, types
 
     columns = read_parquet(file, arguments)
@@ -173,7 +171,6 @@ def _read_parquet(file: Path, arguments: Arguments) -> _Content:
 
 
 def _read_arrays(file: Path, arguments: Arguments) -> _Content:
-    """Read the columns by role, and the vectors, from the arrays of .npz or .safetensors."""
     import pandas as pd
     from safetensors.numpy import load_file
 
