@@ -109,6 +109,7 @@ def import_runs(
     orientation: str = AUTO,
     columns: Sequence[str] | str = AUTO,
     row_labels: str = AUTO,
+    rows: str | None = None,
     num_instances: str | None = None,
     buckets: str = AUTO,
     dataset: str = AUTO,
@@ -147,6 +148,7 @@ def import_runs(
         orientation=orientation,
         columns=() if columns == AUTO else tuple(columns),
         row_labels=row_labels,
+        rows=rows,
         num_instances=None if num_instances is None else _parse_counts(num_instances),
         buckets=None if buckets == AUTO else tuple(key.strip() for key in buckets.split(",")),
         score=Score(score, higher_is_better=not lower_is_better),
@@ -162,7 +164,7 @@ def import_runs(
     families = DEFAULT_FAMILIES if metrics == AUTO else split_families(",".join(metrics))
     copier = RunCopier(client, experiment)
     imported = [] if again else _find_imported_runs(client, experiment_id)
-    for path, label, reason in _iter_files(paths):
+    for path, label, reason in _iter_files(paths, options):
         if reason is not None:
             yield ImportedFile(label, outcome=SKIPPED, detail=reason)
             continue
@@ -201,8 +203,8 @@ def import_runs(
                     _StoredImport(run_id, run_name, file, metadata, "", run.matrix, path)
                 )
                 num_rows = (~np.isnan(run.matrix.values)).any(axis=1).sum()
-                rows = f"{num_rows} of {run.matrix.num_buckets} rows"
-                detail = rows + (f"; {run.proof}" if run.proof else "")
+                detail = f"{num_rows} of {run.matrix.num_buckets} rows"
+                detail += f"; {run.proof}" if run.proof else ""
                 yield ImportedFile(label, run_id, run_name, IMPORTED, detail)
         except (ClearError, OSError) as error:
             yield ImportedFile(label, detail=str(error))
@@ -432,7 +434,9 @@ def _parse_counts(text: str) -> tuple[int, ...]:
     return tuple(map(int, numbers))
 
 
-def _iter_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
+def _iter_files(
+    paths: Iterable[Path], options: ReadOptions
+) -> Iterator[tuple[Path, str, str | None]]:
     """Yield path, relative path, and the reason to skip it or None.
 
     A bundle is one item, whose files are not listed.
@@ -460,15 +464,15 @@ def _iter_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]
             reasons = find_skipped_files(visible)
             for path in (Path(folder, name) for name in visible):
                 if path.is_file() and not path.is_symlink():
-                    reason = reasons.get(path.name) or _find_reason_to_skip(path)
+                    reason = reasons.get(path.name) or _find_reason_to_skip(path, options)
                     yield path, str(path.relative_to(root)), reason
 
 
-def _find_reason_to_skip(path: Path) -> str | None:
+def _find_reason_to_skip(path: Path, options: ReadOptions) -> str | None:
     """Return why a file of a folder is not imported, or None."""
     if path.suffix.lower() in _ENDINGS:
         return None  # an error of such a file is reported
     try:
-        return None if detect_format(load_file(path)) else "its format is not known"
+        return None if detect_format(load_file(path, options)) else "its format is not known"
     except DataError as error:
         return str(error)

@@ -33,7 +33,7 @@ else:
     headings={
         "Where the runs go": "experiment name again store",
         "How the files are read": "format scale score lower_is_better initial future orientation "
-        "columns row_labels num_instances buckets",
+        "columns row_labels rows num_instances buckets",
         "What the files may not contain": "dataset same_data_as strategy seed protocol split",
         METRICS: "metrics",
     },
@@ -70,6 +70,7 @@ def import_runs(
     orientation: Literal["auto", "rows", "columns"] = "auto",
     columns: Sequence[str] | Literal["auto"] = "auto",
     row_labels: Literal["auto", "use", "ignore"] = "auto",
+    rows: str | None = None,
     num_instances: str | None = None,
     buckets: str | Literal["auto"] = "auto",
     dataset: str | Literal["auto"] = "auto",
@@ -111,6 +112,8 @@ def import_runs(
             without names, by number from 1. auto: all except epoch, avg, mean, std and the like.
         row_labels: what to do with the first column. use: it labels and orders the rows. ignore:
             it labels the rows, which are in order. auto: use, if it contains names.
+        rows: regular expression that finds the rows in the lines of a log: its one group is the
+            list of accuracies. Search time is limited.
         num_instances: numbers of test images of the buckets, separated by commas, or one for all.
         buckets: names of the buckets, separated by commas. auto: as in the file, else 1 to T.
         dataset: name of the test data. auto: as in the file.

@@ -72,8 +72,11 @@ def load_file(path: Path, options: ReadOptions | None = None) -> ResultFile:
 def detect_format(file: ResultFile) -> Format | None:
     """Return the first format that matches a file, or None if no format does.
 
-    Formats that many programs write (CSV, NumPy, JSON) are tried last.
+    Formats that many programs write (CSV, NumPy, JSON) are tried last. With the option ``rows``,
+    every file is a log.
     """
+    if file.options.rows is not None:
+        return FORMATS["log-rows"]
     return next((candidate for candidate in FORMATS.values() if candidate.matches(file)), None)
 
 
@@ -88,6 +91,11 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
         raise ConfigError(
             f"format is {safe_repr(format_name)}; expected auto or {', '.join(FORMATS)}",
             parameter="format",
+        )
+    if file.options.rows is not None and format_name not in ("auto", "log-rows"):
+        raise ConfigError(
+            f"rows is {safe_repr(file.options.rows)}, but format is {format_name}; leave rows out",
+            parameter="rows",
         )
     file_format = detect_format(file) if format_name == "auto" else FORMATS[format_name]
     name = safe_repr(file.name, 120)

@@ -17,13 +17,14 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from clear_mlflow.core import untrusted
-from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 
 NAN: Final = math.nan
+_MAX_EXPRESSION = 500
 _NOT_MEASURED = frozenset(["", "nan", "na", "n/a", "none", "null", "-", "–"])
 _NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,5})?")
 _Floats = Annotated[list[float | None], msgspec.Meta(max_length=MAX_BUCKETS)]
@@ -44,6 +45,21 @@ class ReadOptions:
     buckets: tuple[str, ...] | None = None
     score: Score = ACCURACY  # what the numbers are, if the file does not define it
     same_data_as: AccuracyMatrix | None = None  # matrix of a run tested on the same data
+    rows: str | None = None  # expression whose group is a row, in the lines of a log
+
+    def __post_init__(self) -> None:
+        try:
+            is_valid = self.rows is None or (
+                len(self.rows) <= _MAX_EXPRESSION and re.compile(self.rows).groups == 1
+            )
+        except (re.error, RecursionError, OverflowError):
+            is_valid = False
+        if not is_valid:
+            raise ConfigError(
+                f"rows is {safe_repr(self.rows)}; expected a regular expression with one group, "
+                "such as 'accuracies: \\[(.*)\\]'",
+                parameter="rows",
+            )
 
     @property
     def bucket_names(self) -> list[str]:

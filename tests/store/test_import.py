@@ -73,6 +73,23 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, matrix_file):
     assert not verdict.is_problem
 
 
+def test_a_folder_of_logs_is_imported_by_an_expression_for_its_rows(store, tmp_path):
+    for seed, last in enumerate(("48.4, 67.3", "47.1, 66.0")):
+        (tmp_path / f"seed{seed}.log").write_text(f"start\nCIL: [42.{seed}]\nCIL: [{last}]\n")
+    (tmp_path / "notes.txt").write_text("none here\n")
+    done = run_import(tmp_path, "--rows", r"CIL: \[(.*)\]", "--scale", "percent")
+    assert done.exit_code == 2
+    assert "notes.txt' (read as log-rows): contains no line that matches rows" in done.output
+    runs = find_runs_by_name(store)
+    matrix = load_record(store, runs["seed1"]).masked_matrix
+    np.testing.assert_allclose(matrix.values, [[0.421, np.nan], [0.471, 0.66]])
+    done = run_import(tmp_path, "--rows", "CIL")
+    assert done.output == (
+        "error: --rows is 'CIL'; expected a regular expression with one group, such as "
+        "'accuracies: \\[(.*)\\]'\n"
+    )
+
+
 def test_the_same_content_is_imported_once(store, matrix_file, tmp_path):
     """Whatever its name, except with --again or into another experiment."""
     run_import(matrix_file)

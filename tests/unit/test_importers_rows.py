@@ -1,0 +1,104 @@
+"""Rows in the lines of a log, which the user's regular expression finds."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from one_line_errors import check_error
+
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.importers import ReadOptions, ResultFile, log_rows, read_runs
+
+JAGGED = [[42.9], [48.4, 67.3], [44.6, 48.5, 68.3]]
+LOG = """task 0, epoch 1: loss 1.2, accuracies: [1.0]
+CIL: [42.9]
+task 1
+CIL: [48.4, 67.3]
+CIL: [44.6, 48.5, 68.3]
+mean: 53.8
+"""
+
+
+def read(text: str, rows: str = r"CIL: \[(.*)\]", format_name: str = "auto", **options):
+    options = {"scale": "percent", **options}
+    file = ResultFile("train.log", text.encode(), ReadOptions(rows=rows, **options))
+    return read_runs(file, format_name)
+
+
+def stack(rows) -> np.ndarray:
+    values = np.full((len(rows), max(map(len, rows))), math.nan)
+    for i, row in enumerate(rows):
+        values[i, : len(row)] = row
+    return values / 100
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (LOG, r"CIL: \[(.*)\]"),
+        (LOG.replace(", ", " "), r"CIL: (.*)"),
+        (LOG.replace(", ", " & ").replace(" & ", ";"), r"^CIL: \[(.*)\]$"),
+        (LOG.replace("]", "%]").replace(", ", "%, "), r"CIL: \[(.*)\]"),
+        (LOG.replace("]", " +- 0.3]").replace(", ", " ± 1.25, "), r"CIL: \[(.*)\]"),
+        (LOG.replace("\n", "\r\n"), r"CIL: \[(.*)\]"),
+    ],
+)
+def test_the_rows_of_a_log_are_found(text, rows):
+    (run,) = read(text, rows)
+    np.testing.assert_allclose(run.matrix.values, stack(JAGGED))
+    assert (run.format_name, run.label) == ("log-rows", "")
+    (explicit,) = read(text, rows, "log-rows")
+    np.testing.assert_array_equal(explicit.matrix.values, run.matrix.values)
+
+
+def test_a_shorter_row_or_one_after_a_square_begins_another_run():
+    runs = read(LOG + LOG.replace("8", "7"))
+    assert [run.label for run in runs] == ["run 1", "run 2"]
+    np.testing.assert_allclose(runs[0].matrix.values, stack(JAGGED))
+    assert runs[1].matrix.values[0, 0] == 0.429
+    square = "acc 0.9 0.2\nacc 0.8 0.9\nacc 0.7 0.1\nacc 0.6 0.8\n"
+    runs = read(square, r"acc (.*)", scale="fraction")
+    assert [run.matrix.values.tolist() for run in runs] == [
+        [[0.9, 0.2], [0.8, 0.9]],
+        [[0.7, 0.1], [0.6, 0.8]],
+    ]
+    initial = read("acc 0.1 0.2\n" + square[:24], "acc (.*)", scale="auto", initial="first-row")
+    assert [run.matrix.initial.tolist() for run in initial] == [[0.1, 0.2]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nothing\n", "contains no line that matches rows"),
+        ("CIL: [1, two, 3]\n", "contains 'two' in line 1, cell 2; expected a number"),
+        ("x\nCIL: [0.5]\nCIL: [nan?]\n", "contains 'nan?' in line 3, cell 1"),
+        ("CIL: [50]\nCIL: [50]\nCIL: [50, 40]\n", "contains rows of [1, 1, 2] numbers"),
+        ("CIL: [50]\nCIL: [50, 140]\n", "contains 140"),
+    ],
+)
+def test_a_log_that_cannot_be_read_is_a_one_line_error(text, message):
+    assert "'train.log'" in check_error(RecordError, message, read, text)
+
+
+@pytest.mark.parametrize(
+    "rows", ["CIL", "(a)(b)", "(", "*(a)", "(a" * 300, "", "(?P<n>" + "a" * 600]
+)
+def test_an_expression_without_exactly_one_group_is_a_one_line_error(rows):
+    message = check_error(
+        ConfigError, "expected a regular expression with one group", read, LOG, rows
+    )
+    assert message.startswith("rows is ")
+
+
+def test_an_expression_that_takes_exponential_time_is_stopped(monkeypatch):
+    monkeypatch.setattr(log_rows, "_MAX_SECONDS", 1)
+    start = time.monotonic()
+    check_error(RecordError, "takes over 1 seconds", read, "a" * 5000 + "!\n", r"^(a|aa)+$")
+    assert time.monotonic() - start < 10
+
+
+def test_rows_of_another_format_are_a_one_line_error():
+    check_error(ConfigError, "but format is pycil; leave rows out", read, LOG, "(a)", "pycil")
+    file = ResultFile("train.log", LOG.encode())
+    check_error(ConfigError, "which needs rows", read_runs, file, "log-rows")
