@@ -13,8 +13,8 @@ import numpy as np
 
 from clear_mlflow.core.distributed import get_processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix, RowCost
-from clear_mlflow.core.score import ACCURACY
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.score import ACCURACY, RowCost
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import MetricResult
 from clear_mlflow.tracking.joined_run import read_joined_rows

@@ -1,10 +1,12 @@
-"""The description of a dataset, from the process that trains to the stored record."""
+"""The description of a dataset, from training to the stored record, and labels of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from clear_mlflow.core.errors import RecordError
@@ -117,3 +119,56 @@ def check_text(name: str, value: str) -> None:
             f"{name} is {safe_repr(value)}; expected a text of 1 to {MAX_TEXT_CHARACTERS} "
             "printable characters"
         )
+
+
+def find_row_indices(
+    labels: Sequence[str], keys: Sequence[str], *, is_stream_order: bool = False
+) -> list[int]:
+    """Return, for each label of a row, the index of the bucket after which it was measured.
+
+    labels: keys or their numbers, consecutive numbers of rows from 0 or 1, or other texts, which
+    are in the order of the stream. keys: keys of all buckets. is_stream_order: True if the user
+    stated the order of the keys. Raises RecordError if the labels do not show the buckets, or if
+    names without numbers are in another order than the keys.
+    """
+    indices, numbers = _match_labels(labels, keys), parse_label_numbers(keys)
+    is_numbered = bool(numbers) and numbers == sorted(numbers)
+    is_sorted = is_stream_order or is_numbered or indices == sorted(indices)
+    if len({*indices}) == len(labels) and is_sorted:
+        return indices
+    unknown = "do not show after which bucket each row was tested"
+    reason = unknown if is_sorted else "are in another order"
+    names = f"the buckets {safe_repr(list(keys))}" if any(keys) else "no names of buckets"
+    raise RecordError(f"has rows labelled {safe_repr(list(labels))} and {names}, which {reason}")
+
+
+def _match_labels(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
+    """Return the index of each label's bucket, or [] if the labels do not prove it."""
+    numbers, key_numbers = parse_label_numbers(labels), parse_label_numbers(keys)
+    # With buckets from 0, rows from 1 may count the buckets trained so far.
+    may_count = bool(numbers) and min(numbers) == 1 and min(key_numbers, default=1) == 0
+    pairs = [(labels, keys), (_strip_prefix(labels), _strip_prefix(keys)), (numbers, key_numbers)]
+    for names, key_names in pairs:
+        if names and {*names} <= {*key_names}:
+            return [] if may_count else [key_names.index(name) for name in names]
+    if numbers:
+        first, last = min(numbers), max(numbers)
+        # Numbers from 2 on show their bucket only if the last one is the number of buckets.
+        if last - first < len(numbers) and (first <= 1 or last == len(keys)):
+            return [number - min(first, 1) for number in numbers]
+        return []
+    is_mixed = len({bool(parse_label_numbers([label])) for label in labels}) > 1
+    return [] if is_mixed or {*labels} & {*keys} else [*range(len(labels))]
+
+
+def _strip_prefix(names: Sequence[str]) -> list[str]:
+    """Return the names without the words with which all of them begin."""
+    words = re.findall(r"(?s).*[\W_]|", commonprefix(names))[0]  # noqa: RUF071 - names, not paths
+    return [name.removeprefix(words) for name in names]
+
+
+def parse_label_numbers(labels: Sequence[str]) -> list[int]:
+    """Return the numbers at the end of labels, or [] unless the text before them is the same."""
+    matches = [re.fullmatch(r"([^0-9]*)([0-9]{1,9})", label) for label in labels]
+    prefixes = {match and match[1] for match in matches}
+    return [int(match[2]) for match in matches if match] if len(prefixes) == 1 else []

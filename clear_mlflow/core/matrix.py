@@ -10,13 +10,11 @@ matrix and not a worse one.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from os.path import commonprefix
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,13 +22,12 @@ from msgspec.structs import force_setattr
 from numpy.typing import ArrayLike, NDArray
 
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.score import ACCURACY, MAX_SCORE, Score
+from clear_mlflow.core.score import ACCURACY, MAX_SCORE, RowCost, Score
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_BUCKETS,
     MAX_COUNT,
     MAX_KEY_CHARACTERS,
-    MAX_TEXT_CHARACTERS,
     convert,
 )
 
@@ -71,76 +68,6 @@ def get_divided_split(split: str) -> str:
     """
     name, _, number = split.partition(":")
     return (number or "auto") if name == VALIDATION else split
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=2**62)]
-
-
-class RowCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Cost of a row; None is not known, and never 0.
-
-    FLOPs, images, bytes and parameters are the same on every machine. Seconds and memory belong to
-    *device*.
-
-    Args:
-        training_flops: FLOPs of convolutions, matrix products and attention, forward and backward;
-            a multiplication and an addition are two.
-        test_flops: FLOPs of the row's test, and of tests within its bucket.
-        images: images of the bucket that steps trained on; an image counts in every epoch.
-        replayed_images: images of other buckets that steps trained on.
-        stored_bytes: memory that the strategy keeps once the bucket is done.
-        trainable_parameters: trainable parameters of the model, as the bucket was trained.
-        seconds: time of the training.
-        device_seconds: time of all GPUs together, else of the processors.
-        test_seconds: time of the tests.
-        peak_bytes: peak memory of the first process's GPU, else of that process so far.
-        device: name of the GPU or the processor.
-    """
-
-    training_flops: _Count | None = None
-    test_flops: _Count | None = None
-    images: _Count | None = None
-    replayed_images: _Count | None = None
-    stored_bytes: _Count | None = None
-    trainable_parameters: _Count | None = None
-    seconds: _Seconds | None = None
-    device_seconds: _Seconds | None = None
-    test_seconds: _Seconds | None = None
-    peak_bytes: _Count | None = None
-    device: Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARACTERS)] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields that are known."""
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        return fields
-
-
-def parse_row_cost(cost: RowCost | Mapping[str, object] | None) -> RowCost | None:
-    """Return the cost of a row (seconds, FLOPs, images ...) that a custom loop passes, or None.
-
-    Numbers of NumPy and tensors become Python's. Raises RecordError if a value is invalid, and
-    ConfigError if a field does not exist.
-    """
-    if cost is None:
-        return None
-    if not isinstance(cost, (RowCost, Mapping)):
-        raise RecordError(
-            f"cost is {safe_repr(cost)}; expected a dictionary such as {{'seconds': 1.5}}"
-        )
-    fields = dict(cost.to_dict() if isinstance(cost, RowCost) else cost)
-    if unknown := sorted(map(str, fields.keys() - set(RowCost.__struct_fields__))):
-        raise ConfigError(
-            f"cost names {safe_repr(unknown[0])}; expected some of "
-            f"{', '.join(RowCost.__struct_fields__)}"
-        )
-    for name, value in fields.items():
-        if getattr(value, "shape", None) == ():  # a number of NumPy or a tensor
-            value = value.item()
-        is_whole = isinstance(value, float) and value.is_integer()
-        fields[name] = int(value) if is_whole else value
-    checked: RowCost = convert(fields, RowCost, "cost")
-    return checked
 
 
 class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
@@ -583,59 +510,6 @@ def iter_stack(stack: AccuracyMatrix) -> Iterator[AccuracyMatrix]:
     for i, values in enumerate(stack.values):
         initial = None if stack.initial is None else stack.initial[i]
         yield stack._replace(values=values, initial=initial)
-
-
-def find_row_indices(
-    labels: Sequence[str], keys: Sequence[str], *, is_stream_order: bool = False
-) -> list[int]:
-    """Return, for each label of a row, the index of the bucket after which it was measured.
-
-    labels: keys or their numbers, consecutive numbers of rows from 0 or 1, or other texts, which
-    are in the order of the stream. keys: keys of all buckets. is_stream_order: True if the user
-    stated the order of the keys. Raises RecordError if the labels do not show the buckets, or if
-    names without numbers are in another order than the keys.
-    """
-    indices, numbers = _match_labels(labels, keys), parse_label_numbers(keys)
-    is_numbered = bool(numbers) and numbers == sorted(numbers)
-    is_sorted = is_stream_order or is_numbered or indices == sorted(indices)
-    if len({*indices}) == len(labels) and is_sorted:
-        return indices
-    unknown = "do not show after which bucket each row was tested"
-    reason = unknown if is_sorted else "are in another order"
-    names = f"the buckets {safe_repr(list(keys))}" if any(keys) else "no names of buckets"
-    raise RecordError(f"has rows labelled {safe_repr(list(labels))} and {names}, which {reason}")
-
-
-def _match_labels(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
-    """Return the index of each label's bucket, or [] if the labels do not prove it."""
-    numbers, key_numbers = parse_label_numbers(labels), parse_label_numbers(keys)
-    # With buckets from 0, rows from 1 may count the buckets trained so far.
-    may_count = bool(numbers) and min(numbers) == 1 and min(key_numbers, default=1) == 0
-    pairs = [(labels, keys), (_strip_prefix(labels), _strip_prefix(keys)), (numbers, key_numbers)]
-    for names, key_names in pairs:
-        if names and {*names} <= {*key_names}:
-            return [] if may_count else [key_names.index(name) for name in names]
-    if numbers:
-        first, last = min(numbers), max(numbers)
-        # Numbers from 2 on show their bucket only if the last one is the number of buckets.
-        if last - first < len(numbers) and (first <= 1 or last == len(keys)):
-            return [number - min(first, 1) for number in numbers]
-        return []
-    is_mixed = len({bool(parse_label_numbers([label])) for label in labels}) > 1
-    return [] if is_mixed or {*labels} & {*keys} else [*range(len(labels))]
-
-
-def _strip_prefix(names: Sequence[str]) -> list[str]:
-    """Return the names without the words with which all of them begin."""
-    words = re.findall(r"(?s).*[\W_]|", commonprefix(names))[0]  # noqa: RUF071 - names, not paths
-    return [name.removeprefix(words) for name in names]
-
-
-def parse_label_numbers(labels: Sequence[str]) -> list[int]:
-    """Return the numbers at the end of labels, or [] unless the text before them is the same."""
-    matches = [re.fullmatch(r"([^0-9]*)([0-9]{1,9})", label) for label in labels]
-    prefixes = {match and match[1] for match in matches}
-    return [int(match[2]) for match in matches if match] if len(prefixes) == 1 else []
 
 
 def iter_measured_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.float64]]]:

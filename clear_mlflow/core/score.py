@@ -1,15 +1,18 @@
-"""Scores that the cells of a matrix contain: accuracy, or another score and its direction."""
+"""What a row measures: accuracy, or another score and its direction, and the cost of the row."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import msgspec
 
-from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.text import NOT_MEASURED, format_percent, safe_repr
+from clear_mlflow.core.untrusted import MAX_TEXT_CHARACTERS, convert
 
 # The largest score: sums and squares of a complete matrix of such scores are finite.
 MAX_SCORE = 1e150
@@ -146,3 +149,73 @@ def format_significant(value: float, digits: int) -> str:
     if not 1e-4 <= abs(value) < 1e6:
         return f"{value:.{digits - 1}e}"
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=2**62)]
+
+
+class RowCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Cost of a row; None is not known, and never 0.
+
+    FLOPs, images, bytes and parameters are the same on every machine. Seconds and memory belong to
+    *device*.
+
+    Args:
+        training_flops: FLOPs of convolutions, matrix products and attention, forward and backward;
+            a multiplication and an addition are two.
+        test_flops: FLOPs of the row's test, and of tests within its bucket.
+        images: images of the bucket that steps trained on; an image counts in every epoch.
+        replayed_images: images of other buckets that steps trained on.
+        stored_bytes: memory that the strategy keeps once the bucket is done.
+        trainable_parameters: trainable parameters of the model, as the bucket was trained.
+        seconds: time of the training.
+        device_seconds: time of all GPUs together, else of the processors.
+        test_seconds: time of the tests.
+        peak_bytes: peak memory of the first process's GPU, else of that process so far.
+        device: name of the GPU or the processor.
+    """
+
+    training_flops: _Count | None = None
+    test_flops: _Count | None = None
+    images: _Count | None = None
+    replayed_images: _Count | None = None
+    stored_bytes: _Count | None = None
+    trainable_parameters: _Count | None = None
+    seconds: _Seconds | None = None
+    device_seconds: _Seconds | None = None
+    test_seconds: _Seconds | None = None
+    peak_bytes: _Count | None = None
+    device: Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARACTERS)] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that are known."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
+
+
+def parse_row_cost(cost: RowCost | Mapping[str, object] | None) -> RowCost | None:
+    """Return the cost of a row (seconds, FLOPs, images ...) that a custom loop passes, or None.
+
+    Numbers of NumPy and tensors become Python's. Raises RecordError if a value is invalid, and
+    ConfigError if a field does not exist.
+    """
+    if cost is None:
+        return None
+    if not isinstance(cost, (RowCost, Mapping)):
+        raise RecordError(
+            f"cost is {safe_repr(cost)}; expected a dictionary such as {{'seconds': 1.5}}"
+        )
+    fields = dict(cost.to_dict() if isinstance(cost, RowCost) else cost)
+    if unknown := sorted(map(str, fields.keys() - set(RowCost.__struct_fields__))):
+        raise ConfigError(
+            f"cost names {safe_repr(unknown[0])}; expected some of "
+            f"{', '.join(RowCost.__struct_fields__)}"
+        )
+    for name, value in fields.items():
+        if getattr(value, "shape", None) == ():  # a number of NumPy or a tensor
+            value = value.item()
+        is_whole = isinstance(value, float) and value.is_integer()
+        fields[name] = int(value) if is_whole else value
+    checked: RowCost = convert(fields, RowCost, "cost")
+    return checked

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from clear_mlflow.core import untrusted
+from clear_mlflow.core.dataset import parse_label_numbers
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import parse_label_numbers
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.importers._base import (

@@ -20,7 +20,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import StateError
-from clear_mlflow.core.matrix import AccuracyRow, RowCost
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.score import RowCost
 from clear_mlflow.core.untrusted import convert
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.training.trainer import Trainer

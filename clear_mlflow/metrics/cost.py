@@ -20,7 +20,7 @@ def training_flops(matrix: AccuracyMatrix) -> float:
 
     Formula: sum of training_flops[i] over i < k. Defined when k >= 1 and each row has it.
 
-    >>> from clear_mlflow.core.matrix import RowCost
+    >>> from clear_mlflow.core.score import RowCost
     >>> costs = [RowCost(training_flops=2 * 10**12), RowCost(training_flops=3 * 10**12)]
     >>> training_flops(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]], costs=costs))
     5000000000000.0

@@ -22,13 +22,7 @@ from clear_mlflow.core.dataset import UNKNOWN, DatasetDescription
 from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
-from clear_mlflow.core.matrix import (
-    SPLITS,
-    AccuracyRow,
-    RowCost,
-    check_protocol,
-    parse_row_cost,
-)
+from clear_mlflow.core.matrix import SPLITS, AccuracyRow, check_protocol
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     PREDICTIONS_FOLDER,
@@ -36,6 +30,7 @@ from clear_mlflow.core.predictions import (
     predictions_file_name,
 )
 from clear_mlflow.core.record import Record, RowRecord
+from clear_mlflow.core.score import RowCost, parse_row_cost
 from clear_mlflow.core.text import printable, safe_repr, truncate, warn
 from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.metrics import (
@@ -334,7 +329,7 @@ class LoopRun(DisplayedRun):
             correct: test images classified correctly per bucket: integers, or a mapping of bucket
                 to integer.
             cost: cost of the training since the previous row, as far as it is known: fields of
-                :class:`clear_mlflow.core.matrix.RowCost`, for example
+                :class:`clear_mlflow.core.score.RowCost`, for example
                 ``{"training_flops": 10**12}``.
 
         Raises:

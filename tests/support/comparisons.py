@@ -13,8 +13,9 @@ from clear_mlflow.comparison.groups import ComparedRun
 from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.result import Comparison
-from clear_mlflow.core.matrix import AccuracyRow, RowCost
+from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name
+from clear_mlflow.core.score import RowCost
 from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
 from clear_mlflow.learning.parameters.logged import describe_parameters
 from clear_mlflow.metrics import FAMILIES, METRICS, summarize

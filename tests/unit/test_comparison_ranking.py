@@ -35,7 +35,7 @@ from clear_mlflow.comparison.tables import (
 )
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import RowCost
+from clear_mlflow.core.score import RowCost
 from clear_mlflow.metrics import Predictions
 from clear_mlflow.statistics import ImageBootstrap
 

@@ -22,8 +22,8 @@ from clear_mlflow.comparison.groups import COST, is_equal_cost
 from clear_mlflow.comparison.ranking import select_equal_cost
 from clear_mlflow.core.distributed import get_processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import RowCost, parse_row_cost
 from clear_mlflow.core.record import RowRecord, assemble
+from clear_mlflow.core.score import RowCost, parse_row_cost
 from clear_mlflow.metrics import FAMILIES, add_matrix_metrics, evaluate_metrics, summarize
 
 BY = ["strategy"]

@@ -10,7 +10,8 @@ from one_line_errors import check_error
 
 from clear_mlflow import scores
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, RowCost
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.score import RowCost
 
 NAN = math.nan
 

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from clear_mlflow.core.distributed import get_processor_name
 from clear_mlflow.core.errors import StateError
-from clear_mlflow.core.matrix import RowCost
+from clear_mlflow.core.score import RowCost
 from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
 
 # What the FLOPs of a step depend on, within one training.
