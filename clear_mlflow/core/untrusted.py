@@ -92,7 +92,7 @@ def read_bytes(path: Path, largest: int) -> bytes:
     return content
 
 
-def hash_file(path: Path) -> str:
+def hash_file(path: Path | str) -> str:
     """Return the SHA-256 of a regular file's bytes. Raises RecordError for any other file."""
     content = hashlib.sha256()
     with open(path, "rb", buffering=0, opener=_open_regular_file) as file:

@@ -224,7 +224,7 @@ class HashCache:
         if stored is not None and stored[:-1] == before:
             return str(stored[-1])
         started = time.time_ns()
-        content = hash_file(Path(path))
+        content = hash_file(path)
         settled = max(status.st_mtime_ns, status.st_ctime_ns) + _SETTLED_NANOSECONDS < started
         if settled and _get_state(os.stat(path)) == before:  # noqa: PTH116 (a text)
             self._new[name] = (*before, content)

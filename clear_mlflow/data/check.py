@@ -227,6 +227,6 @@ def _decode_image(file: str, root: Path) -> tuple[str, str, int]:
         pixels = decode_file(file, None, Resize(8))  # as in training
         if isinstance(pixels, UndecodableError):
             return "", f"cannot be decoded: {pixels}", 0
-        return hash_file(Path(file)), "", int(pixels.max())
+        return hash_file(file), "", int(pixels.max())
     except (DataError, OSError) as error:
         return "", reason(error).removeprefix(f"{path_text(file)} "), 0
