@@ -159,7 +159,7 @@ def score_by_direct_calls(client, experiment: str, values: str, some: slice) -> 
             records[name] = RowRecord.from_json(Path(local).read_text(), source=name)
         record = assemble(records)
         if values == "all":
-            results = evaluate_metrics(METRICS, record.matrix, record.protocol)
+            results = evaluate_metrics(METRICS, record.matrix, record.dataset.protocol)
             points = {name: dict(result.series) for name, result in results.items()}
             for row in range(record.matrix.num_rows + 1):
                 for point in build_row_points(record.masked_matrix, row, {}, time=0):
@@ -167,7 +167,7 @@ def score_by_direct_calls(client, experiment: str, values: str, some: slice) -> 
         elif values == "last":
             points = {name: {10: value} for name, value in summarize(record.matrix).items()}
         else:
-            results = evaluate_metrics(METRICS, record.matrix, record.protocol)
+            results = evaluate_metrics(METRICS, record.matrix, record.dataset.protocol)
             points = {"later/accuracy": results["clear/accuracy"].series}
         with mlflow.start_run(run_id):
             for name, steps in points.items():

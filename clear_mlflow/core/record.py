@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -45,6 +46,15 @@ _FIELDS = frozenset(
         *("dataset", "seed", "package_version", "written_at", "cost"),
     }
 )
+
+# Metadata on which all rows of a run agree: name to attribute.
+_AGREED = {
+    "dataset name": "dataset.name",
+    "dataset digest": "dataset.digest",
+    "protocol": "dataset.protocol",
+    "split": "dataset.split",
+    "seed": "seed",
+}
 
 # What the clocks of all languages write and fromisoformat of Python 3.10 reads.
 _UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}(\d{3})?)?(Z|\+00:00)", re.ASCII)
@@ -229,26 +239,16 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
                 f"{row_file_name(record.row.row)}; a file was renamed or copied"
             )
     (first_name, first), *others = sorted(records.items(), key=lambda item: item[1].row.row)
-    expected = _identify_run(first)
     for name, record in others:
-        for key, value in _identify_run(record).items():
-            if value != expected[key]:
+        for key, path in _AGREED.items():
+            expected, value = (attrgetter(path)(r) for r in (first, record))
+            if value != expected:
                 raise RecordError(
                     f"{first_name} and {name} contradict each other: {key} is "
-                    f"{safe_repr(expected[key], 200)} and {safe_repr(value, 200)}; they do not "
-                    "belong to one run, remove the foreign one"
+                    f"{safe_repr(expected, 200)} and {safe_repr(value, 200)}; they do not belong "
+                    "to one run, remove the foreign one"
                 )
     return Record.build([record.row for record in records.values()], first.dataset, first.seed)
-
-
-def _identify_run(record: RowRecord) -> dict[str, object]:
-    return {
-        "dataset name": record.dataset.name,
-        "dataset digest": record.dataset.digest,
-        "protocol": record.dataset.protocol,
-        "split": record.dataset.split,
-        "seed": record.seed,
-    }
 
 
 def check_schema(document: dict[str, Any], name: str) -> None:
