@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from clear_mlflow.api.identify import identify
     from clear_mlflow.api.load import Run, load, runs
     from clear_mlflow.api.train import train, train_ensemble
+    from clear_mlflow.api.transfer import download, import_runs, sync
     from clear_mlflow.api.verbs import compare, evaluate, export, sweep
     from clear_mlflow.tracking.loop_run import track
 
@@ -37,12 +38,15 @@ _LAZY_MODULES = {
     "ComparedRuns": "api.compared",
     "Run": "api.load",
     "compare": "api.verbs",
+    "download": "api.transfer",
     "evaluate": "api.verbs",
     "export": "api.verbs",
     "identify": "api.identify",
+    "import_runs": "api.transfer",
     "load": "api.load",
     "runs": "api.load",
     "sweep": "api.verbs",
+    "sync": "api.transfer",
     "track": "tracking.loop_run",
     "train": "api.train",
     "train_ensemble": "api.train",
@@ -59,15 +63,18 @@ __all__ = [
     "__version__",
     "clear",
     "compare",
+    "download",
     "evaluate",
     "export",
     "identify",
+    "import_runs",
     "load",
     "metrics",
     "renate",
     "runs",
     "scores",
     "sweep",
+    "sync",
     "track",
     "train",
     "train_ensemble",

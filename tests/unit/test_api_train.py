@@ -15,9 +15,9 @@ from clear_mlflow.learning.parameters.options import TrainOptions
 # What an editor offers and a program may rely on; a name that goes breaks somebody's.
 PUBLIC = [
     *("AccuracyMatrix", "AccuracyRow", "ClearError", "ComparedRuns", "MetricResult", "Run"),
-    *("Score", "__version__", "clear", "compare", "evaluate", "export", "identify", "load"),
-    *("metrics", "renate", "runs"),
-    *("scores", "sweep", "track", "train", "train_ensemble"),
+    *("Score", "__version__", "clear", "compare", "download", "evaluate", "export"),
+    *("identify", "import_runs", "load", "metrics", "renate", "runs"),
+    *("scores", "sweep", "sync", "track", "train", "train_ensemble"),
 ]
 
 

@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
         *("core", "report", "comparison", "learning", "store", "scoring", "journal", "tracking")
     },
     "api": {
-        *("core", "metrics", "statistics", "report", "comparison", "importers"),
+        *("core", "metrics", "statistics", "report", "comparison", "importers", "data"),
         *("learning", "process", "store", "scoring", "journal", "tracking", "sweeps"),
     },
     "adapters": {"core", "metrics", "tracking"},
