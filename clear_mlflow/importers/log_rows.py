@@ -11,10 +11,16 @@ from collections.abc import Iterator
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.importers._base import Format, ParsedRun, ResultFile, is_cell, parse_cell
+from clear_mlflow.importers._base import (
+    DEVIATION,
+    Format,
+    ParsedRun,
+    ResultFile,
+    is_cell,
+    parse_cell,
+)
 
 _MAX_SECONDS = 20
-_DEVIATION = re.compile(r"\s*(?:\+/?-|±|\\pm)\s*[0-9.]+")
 _SEPARATOR = re.compile(r"[\s,;]+")
 # An expression can take exponential time, which only the end of its process bounds.
 _SEARCH = """
@@ -45,6 +51,8 @@ class LogRows(Format):
         num_initial = file.options.initial == "first-row"
         runs: list[list[list[float]]] = []
         for number, text in _find_rows(file):
+            if "%" in text and file.options.scale != "percent":
+                raise RecordError(f"contains % in line {number}; pass scale=percent")
             row = _parse_cells(text, number)
             last = runs[-1] if runs else []
             is_square = 1 < len(row) == len(last) - num_initial and len(last[0]) == len(row)
@@ -87,8 +95,8 @@ def _find_rows(file: ResultFile) -> list[tuple[int, str]]:
 
 def _parse_cells(text: str, line: int) -> list[float]:
     """Return the numbers of a row, without brackets, % and deviations such as +- 0.3."""
-    cells = _SEPARATOR.split(_DEVIATION.sub("", text).strip("[]() \t\r,;"))
-    cells = [cell.removesuffix("%").removesuffix("\\") for cell in cells]
+    cells = _SEPARATOR.split(DEVIATION.sub("", text).strip("[]() \t\r,;"))
+    cells = [cell.removesuffix("%") for cell in cells]
     for index, cell in enumerate(cells, start=1):
         if not is_cell(cell):
             raise RecordError(

@@ -13,6 +13,7 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.importers._base import (
     AVERAGE,
+    DEVIATION,
     FORGETTING,
     LINE_AVERAGE,
     Format,
@@ -42,6 +43,11 @@ _PRINTED_AVERAGE = re.compile(
     r"(?: \((?:CNN|NME)\))? ?[:=] ?([0-9]{1,20}(?:\.[0-9]{1,20})?) ?%?",
     re.I,
 )
+# A comment, Excel's sep=;, the line below the names in Markdown, and commands around rows in LaTeX.
+_REMARK = re.compile(
+    r"\s*#|sep=.$|[\s|:-]{0,9}-{3}[\s|:-]*$|\s*\\(?:[hc]line|(?:c?mid|top|bottom)rule|begin|end)\b"
+)
+_EMPHASIS = re.compile(r"\*\*|\$|\\(?:textbf|mathbf|underline|textit)\{([^{}]*)\}")
 _LEADING_NUMBER = re.compile(r"[-+]?\.?[0-9]")
 # Before the name of a bucket, as in CLArena's test_on_task_1.
 _TESTED_ON = re.compile(r"(test|eval)[a-z]*_on_(task_(?=[0-9]))?", re.I)
@@ -133,8 +139,8 @@ def find_unreadable_cell(file: ResultFile, unreadable: str = "") -> str:
     """
     location = "no line of numbers"
     for number, line in enumerate(untrusted.decode_text(file.content).split("\n"), start=1):
-        separator = next((char for char in "\t;," if char in line), None)
-        cells = [cell.strip('[]()" ') for cell in line.split(separator, _MAX_CELLS)]
+        separator = next((char for char in "\t;|&," if char in line), None)
+        cells = [cell.strip('[]()" ') for cell in line.strip("| ").split(separator, _MAX_CELLS)]
         is_searched = not unreadable and any(map(_LEADING_NUMBER.match, cells))
         for index, cell in enumerate(cells, start=1):
             if cell == unreadable or (is_searched and not is_cell(cell)):
@@ -175,12 +181,21 @@ def read_table(file: ResultFile) -> list[list[str]]:
 
 
 def _is_remark(line: str) -> bool:
-    """Return True if a line begins with #, prints an average, or is Excel's ``sep=`` line."""
-    return bool(re.match(r"\s*#|sep=.$", line) or _PRINTED_AVERAGE.fullmatch(line[:200]))
+    """Return True if a line begins with #, prints an average, or only divides or frames a table."""
+    return bool(_REMARK.match(line) or _PRINTED_AVERAGE.fullmatch(line[:200]))
 
 
 def _split_line(line: str) -> list[str]:
-    """Split at tabs, else semicolons, else commas, else spaces. Decimal commas become points."""
+    """Split at tabs, else semicolons, else commas, else spaces. Decimal commas become points.
+
+    Rows of Markdown and LaTeX are split at their own signs. Deviations such as +- 0.3 are left out.
+    """
+    row = line.strip()
+    if len(row) > 1 and row[0] == row[-1] == "|":
+        line = _EMPHASIS.sub(r"\1", row[1:-1]).replace("|", "\t")
+    elif "&" in row and (end := row.find(r"\\")) > 0:
+        line = _EMPHASIS.sub(r"\1", row[:end]).replace("&", "\t")
+    line = DEVIATION.sub("", line)
     for separator in ("\t", ";", ","):
         if separator in line:
             if line.count(separator) > _MAX_CELLS:

@@ -70,6 +70,7 @@ def test_a_shorter_row_or_one_after_a_square_begins_another_run():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("CIL: [50]\nCIL: [0.5%, 0.7%]\n", "contains % in line 2; pass scale=percent"),
         ("nothing\n", "contains no line that matches rows"),
         ("CIL: [1, two, 3]\n", "contains 'two' in line 1, cell 2; expected a number"),
         ("x\nCIL: [0.5]\nCIL: [nan?]\n", "contains 'nan?' in line 3, cell 1"),
@@ -78,7 +79,8 @@ def test_a_shorter_row_or_one_after_a_square_begins_another_run():
     ],
 )
 def test_a_log_that_cannot_be_read_is_a_one_line_error(text, message):
-    assert "'train.log'" in check_error(RecordError, message, read, text)
+    scale = "auto" if "%" in text else "percent"
+    assert "'train.log'" in check_error(RecordError, message, read, text, scale=scale)
 
 
 @pytest.mark.parametrize(
@@ -102,3 +104,45 @@ def test_rows_of_another_format_are_a_one_line_error():
     check_error(ConfigError, "but format is pycil; leave rows out", read, LOG, "(a)", "pycil")
     file = ResultFile("train.log", LOG.encode())
     check_error(ConfigError, "which needs rows", read_runs, file, "log-rows")
+
+
+MARKDOWN = """| after | A1 | A2 | A3 |
+|:---|---:|---:|---:|
+| A1 | **90.5 ± 0.3** | 20.0 ± 1 | 10.5 ± 2.25 |
+| A2 | 70.5 +- .5 | 80.25 | 30 |
+| A3 | 60.5 | 70.5 +/- 1.5 | **95.5** |
+"""
+LATEX = r"""\begin{tabular}{lrrr}
+\toprule
+after & A1 & A2 & A3 \\
+\midrule
+A1 & \textbf{90.5} $\pm$ 0.3 & $20.0 \pm 1$ & 10.5\\ \hline
+A2 & 70.5 & 80.25 & 30 \\
+\cmidrule(lr){2-3}
+A3 & 60.5 & \underline{70.5} & $\mathbf{95.5}$ \\
+\bottomrule
+\end{tabular}
+"""
+
+
+@pytest.mark.parametrize("text", [MARKDOWN, LATEX, LATEX.split("\n", 4)[4]])
+def test_a_table_of_a_paper_is_read(text):
+    """With its rules, bold numbers and deviations; also without the lines around the rows."""
+    file = ResultFile("table.txt", text.encode(), ReadOptions(scale="percent", orientation="rows"))
+    (run,) = read_runs(file)
+    expected = [[90.5, 20, 10.5], [70.5, 80.25, 30], [60.5, 70.5, 95.5]]
+    np.testing.assert_allclose(run.matrix.values, np.array(expected) / 100)
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [(MARKDOWN.replace("80.25", "8o.25"), "8o.25"), (LATEX.replace("80.25", "8o.25"), "8o.25")],
+)
+def test_a_cell_of_such_a_table_that_is_not_a_number_is_named(text, cell):
+    file = ResultFile("table.txt", text.encode(), ReadOptions(scale="percent", orientation="rows"))
+    check_error(RecordError, f"'{cell}' in line", read_runs, file, "text")
+
+
+def test_deviations_in_csv_are_left_out():
+    file = ResultFile("m.csv", b"0.9 +- 0.01,0.2\n0.8,0.95+-0.1\n", ReadOptions(orientation="rows"))
+    assert read_runs(file)[0].matrix.values.tolist() == [[0.9, 0.2], [0.8, 0.95]]
