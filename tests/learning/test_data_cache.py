@@ -473,7 +473,7 @@ def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[P
         HashCache(folder, root) as hashes,
     ):
         results = [hashes.hash_file(str(path), path.stat()) for path in paths]
-    return results, [call.args[0] for call in read.call_args_list]
+    return results, [Path(call.args[0]) for call in read.call_args_list]
 
 
 @pytest.fixture
