@@ -63,8 +63,8 @@ def main() -> None:
                     copier = RunCopier(preflight(experiment=experiment), experiment)
                     sources = open_sources(str(root / "offline_runs"))[:number]
                     results = list(copier.copy_runs(sources))
-                    if len(results) != number or any(r.outcome == FAILED for r in results):
-                        sys.exit("\n".join(result.message for result in results))
+                    if len(results) != number or any(r.action == FAILED for r in results):
+                        sys.exit("\n".join(result.detail for result in results))
                     seconds = time.perf_counter() - began
                     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
                     print(

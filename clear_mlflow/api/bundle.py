@@ -25,7 +25,6 @@ import msgspec
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run
 
-from clear_mlflow.api.offline_runs import read_offline_runs
 from clear_mlflow.core.anytime import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
@@ -56,16 +55,18 @@ from clear_mlflow.journal.run_folder import (
 from clear_mlflow.scoring.run_record import read_predictions, read_test_matrix
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.client import mlflow_errors, set_up_mlflow
 from clear_mlflow.store.offline import (
     ARCHIVE,
     NO_EXPERIMENT,
+    check_format,
+    format_offline_uri,
     get_bundle_path,
     is_bundle,
     is_offline_folder,
 )
 from clear_mlflow.store.rows import is_same_row, list_row_sizes, parse_rows, read_row_files
-from clear_mlflow.store.search import MissingRun
+from clear_mlflow.store.search import MissingRun, expand_run_id, select_runs
 from clear_mlflow.tracking.run_sources import RunSource
 
 # Limits of an archive when it is unpacked: a few bytes of xz can expand to fill a disk.
@@ -167,7 +168,7 @@ def read_bundles(path: Path) -> list[Run]:
         TrackingError: an offline folder has a format that this version cannot read.
     """
     if is_offline_folder(path) or _is_in_offline_folder(path):
-        return read_offline_runs(path)
+        return _read_offline_runs(path)
     archive = path.parent if _is_archive(path.parent) else path
     scratch = tempfile.TemporaryDirectory(prefix="clear_mlflow_")
     try:
@@ -189,6 +190,30 @@ def read_bundles(path: Path) -> list[Run]:
     for run, folder in zip(runs, selected, strict=True):
         run.scratch = scratch  # type: ignore[attr-defined]
         run.bundle_path = path if len(runs) == 1 else path / folder.name  # type: ignore[attr-defined]
+    return runs
+
+
+def _read_offline_runs(path: Path) -> list[Run]:
+    """Read the runs of an offline folder that can have rows, newest first, or one as FOLDER/RUN.
+
+    RUN is an id or at least its first six digits. Without it, sweeps and comparisons are left out.
+    Raises RecordError if it finds none, and TrackingError if the folder's format is unknown or RUN
+    matches several runs.
+    """
+    folder, prefix = (path, None) if is_offline_folder(path) else (path.parent, path.name)
+    set_up_mlflow()
+    check_format(folder)
+    client = MlflowClient(format_offline_uri(folder))
+    run_ids = () if prefix is None else (expand_run_id(client, prefix),)
+    runs = [
+        read_run(folder / run.info.run_id, run.info.run_id, NO_EXPERIMENT)
+        for run in select_runs(client, run_ids=run_ids)
+        if isinstance(run, Run)
+    ]
+    if not runs:
+        raise RecordError(f"{safe_repr(str(folder), 200)} contains no run {prefix or ''}".rstrip())
+    for run in runs:
+        run.bundle_path = folder / run.info.run_id[:8]  # type: ignore[attr-defined]
     return runs
 
 

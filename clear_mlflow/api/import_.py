@@ -54,31 +54,20 @@ from clear_mlflow.journal.run_folder import (
 )
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, adapt_metrics, split_families
+from clear_mlflow.scoring import ActionResult
 from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight, set_up_mlflow
 from clear_mlflow.store.offline import NO_EXPERIMENT, is_offline_folder
 from clear_mlflow.store.rows import parse_rows, read_matrix_tag
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
-from clear_mlflow.tracking.copy_runs import COPIED, FAILED, IN_USE, STORED, CopyResult, RunCopier
+from clear_mlflow.tracking.copy_runs import COPIED, FAILED, IN_USE, STORED, RunCopier
 from clear_mlflow.tracking.run_sources import RunSource, open_sources
 
 IMPORTED, SKIPPED = "imported", "passed over"
 _MAX_NAME_LENGTH = 150
 # In a folder, a file with one of these endings is read as results; others only if they match.
 _ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd")
-
-
-@dataclass(frozen=True)
-class ImportedFile:
-    """What the import did with one run of a file, or with a file that contains no run."""
-
-    file: str  # path below the folder that was searched
-    run_id: str | None = None
-    run_name: str | None = None
-    # IMPORTED, STORED (before), SKIPPED, FAILED, or UPDATED: what a copy lacked was added to it.
-    outcome: str = FAILED
-    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,7 +108,7 @@ def import_runs(
     protocol: str = "iid",
     split: str = TEST,
     metrics: Sequence[str] | str = AUTO,
-) -> Iterator[ImportedFile]:
+) -> Iterator[ActionResult]:
     """Store each matrix in files and folders as an MLflow run, and log its metrics.
 
     Yields what was done with each run and each file without a run. An error in a file is in its
@@ -166,7 +155,7 @@ def import_runs(
     imported = [] if again else _find_imported_runs(client, experiment_id)
     for path, label, reason in _iter_files(paths, options):
         if reason is not None:
-            yield ImportedFile(label, outcome=SKIPPED, detail=reason)
+            yield ActionResult(None, "", SKIPPED, reason, label)
             continue
         try:
             if is_bundle_path(path):
@@ -175,10 +164,10 @@ def import_runs(
             for run in read_runs(load_file(path, options), format):
                 if same := _find_same_run(imported, run, overrides):
                     detail = f"contains the same matrix as {same.file}"
-                    outcome = SKIPPED if same.path not in (None, path) else STORED
+                    action = SKIPPED if same.path not in (None, path) else STORED
                     if same.path is None:
                         detail += ", imported before (--again imports it once more)"
-                    yield ImportedFile(label, same.run_id, same.run_name, outcome, detail)
+                    yield ActionResult(same.run_id, same.run_name, action, detail, label)
                     continue
                 title = str(Path(label).with_suffix("")) if name == AUTO else name
                 run_name = truncate(f"{title} {run.label}".rstrip(), _MAX_NAME_LENGTH)
@@ -195,8 +184,8 @@ def import_runs(
                     run_name=run_name,
                     again=again,
                 )
-                if stored.outcome != COPIED or not stored.is_scored:
-                    yield _convert_copy_result(label, stored)
+                if stored.action != COPIED or stored.is_problem:
+                    yield _rename_action(stored, label)
                     continue
                 run_id = str(stored.run_id)
                 imported.append(
@@ -205,14 +194,14 @@ def import_runs(
                 num_rows = (~np.isnan(run.matrix.values)).any(axis=1).sum()
                 detail = f"{num_rows} of {run.matrix.num_buckets} rows"
                 detail += f"; {run.proof}" if run.proof else ""
-                yield ImportedFile(label, run_id, run_name, IMPORTED, detail)
+                yield ActionResult(run_id, run_name, IMPORTED, detail, label)
         except (ClearError, OSError) as error:
-            yield ImportedFile(label, detail=str(error))
+            yield ActionResult(None, "", FAILED, str(error), label)
 
 
 def _copy_bundle(
     copier: RunCopier, client: MlflowClient, path: Path, label: str, passed: Sequence[str]
-) -> Iterator[ImportedFile]:
+) -> Iterator[ActionResult]:
     """Copy the runs of a bundle, and yield what was done."""
     if is_offline_folder(path):
         raise ConfigError(f"{label} is an offline folder; send its runs: clear-mlflow sync {path}")
@@ -222,12 +211,12 @@ def _copy_bundle(
         )
     sources = [BundleSource(client, run) for run in read_bundles(path)]
     for copy in copier.copy_runs(sources):
-        yield _convert_copy_result(label, copy)
+        yield _rename_action(copy, label)
 
 
 def copy_runs(
     store: str, runs: Sequence[str], experiment: str | None = None
-) -> Iterator[ImportedFile]:
+) -> Iterator[ActionResult]:
     """Copy runs of another store, and yield what was done with each. An error is in its result.
 
     store, runs: see :func:`clear_mlflow.tracking.copy_runs.open_sources`. experiment: see
@@ -236,13 +225,13 @@ def copy_runs(
     set_up_mlflow()
     copier = RunCopier(preflight(experiment=experiment, can_be_offline=False), experiment)
     for copy in copier.copy_runs(open_sources(store, runs)):
-        yield _convert_copy_result(copy.source_id, copy)
+        yield _rename_action(copy)
 
 
-def _convert_copy_result(file: str, copy: CopyResult) -> ImportedFile:
-    """Return the result of copying a run as one of an import. file: its bundle, or its run id."""
-    outcome = {COPIED: IMPORTED, IN_USE: SKIPPED}.get(copy.outcome, copy.outcome)
-    return ImportedFile(file, copy.run_id, copy.run_name, outcome, copy.message)
+def _rename_action(copy: ActionResult, file: str | None = None) -> ActionResult:
+    """Return the result of copying a run as one of an import. file: its bundle, or None."""
+    action = {COPIED: IMPORTED, IN_USE: SKIPPED}.get(copy.action, copy.action)
+    return replace(copy, action=action, source=file or copy.source)
 
 
 def _store_run(
@@ -256,7 +245,7 @@ def _store_run(
     *,
     run_name: str,
     again: bool,
-) -> CopyResult:
+) -> ActionResult:
     """Write a matrix to a run folder, and store that as a closed run.
 
     The next import of the same matrix continues one that was killed, unless *again*. dataset: of

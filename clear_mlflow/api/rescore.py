@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -28,7 +27,7 @@ from clear_mlflow.importers import (
 )
 from clear_mlflow.learning.parameters.logged import is_training
 from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult
-from clear_mlflow.scoring import Scores
+from clear_mlflow.scoring import ActionResult, Scores
 from clear_mlflow.scoring.run_log import log_results, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, is_local
@@ -46,43 +45,6 @@ from clear_mlflow.tracking.logged_models import log_models
 _JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
 
 
-@dataclass(frozen=True)
-class ScoringResult:
-    """What was done to score one run: compute its metrics from its rows, and log them.
-
-    Attributes:
-        run_id: id of the run.
-        run_name: name of the run.
-        action: "scored", "unchanged", "skipped" or "failed".
-        detail: description of what was written, or the reason why nothing was.
-        scores: metrics of the run, or None if none of its rows could be read.
-        is_problem: True if the user should look at the run.
-        is_partial: True if rows are missing, at the end or in between.
-        undefined: names of the user's own metrics that are undefined for the run.
-    """
-
-    run_id: str
-    run_name: str
-    action: str
-    detail: str
-    scores: Scores | None = field(default=None, repr=False)
-    is_problem: bool = False
-    is_partial: bool = False
-    undefined: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        """Return run, action, detail, metric values and reasons of undefined metrics, for JSON."""
-        results = self.scores.results if self.scores else {}
-        return {
-            "run_id": self.run_id,
-            "run_name": self.run_name,
-            "action": self.action,
-            "detail": self.detail,
-            "metrics": {name: result.value for name, result in results.items()},
-            "reasons": {n: result.reason for n, result in results.items() if result.reason},
-        }
-
-
 def rescore_runs(
     client: MlflowClient,
     runs: Iterable[Run | MissingRun],
@@ -92,7 +54,7 @@ def rescore_runs(
     metrics: Sequence[Metric] = (),
     jobs: int | None = None,
     prepare: Callable[[MlflowClient, Run], object] | None = None,
-) -> Iterator[ScoringResult]:
+) -> Iterator[ActionResult]:
     """Compute metrics of runs from their stored rows, and yield a result for each run in order.
 
     Logs metrics, tags and artifacts that the store lacks. Closes runs whose process is dead as
@@ -126,17 +88,17 @@ def _rescore_run(
     explicit: bool,
     dry_run: bool,
     prepare: Callable[[MlflowClient, Run], object] | None,
-) -> ScoringResult:
+) -> ActionResult:
     """Score one run, log its metrics and models, and return the result.
 
     May wait three minutes to find out whether the run's process is alive. Unless *explicit*, a run
     that another program may have logged is "skipped" instead of "failed".
     """
     if isinstance(run, MissingRun):
-        return ScoringResult(run.run_id, run.run_name, "failed", run.problem, is_problem=True)
+        return ActionResult(run.run_id, run.run_name, "failed", run.problem, is_problem=True)
     run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
-    failed = partial(ScoringResult, run_id, name, "failed", is_problem=True)
-    skipped = partial(ScoringResult, run_id, name, "skipped")
+    failed = partial(ActionResult, run_id, name, "failed", is_problem=True)
+    skipped = partial(ActionResult, run_id, name, "skipped")
     if is_bundle(run):
         return failed("is a bundle, which cannot be written to; import or load it instead")
     if run.info.status == "RUNNING":
@@ -176,7 +138,7 @@ def _rescore_run(
         is_ours = must_have_rows or has_rows or isinstance(problem, RecordError)
         return failed(detail) if is_ours else skipped(detail)
     if scores.record is None and not is_abandoned:
-        return failed(NO_ROWS) if must_have_rows else skipped(NO_ROWS, scores)
+        return failed(NO_ROWS) if must_have_rows else skipped(NO_ROWS, scores=scores)
     missing_rows = scores.record.missing if scores.record else ()
     if not is_training(run.data.params):  # a loop need not test its untrained model
         missing_rows = tuple(row for row in missing_rows if row)
@@ -186,12 +148,12 @@ def _rescore_run(
         if result.reason and name.partition("/")[0] not in BUILT_IN_FAMILIES
     ]
     notes = [*_describe_scores(scores, missing_rows, undefined, dry_run), closed]
-    return ScoringResult(
+    return ActionResult(
         run_id,
         name,
         "scored" if is_abandoned or not scores.changes.is_empty else "unchanged",
         "; ".join(filter(None, notes)),
-        scores,
+        scores=scores,
         is_problem=bool(missing_rows or scores.stored.problem is not None)
         or any(result.is_failed for result in scores.results.values()),
         is_partial=scores.stored.rows_state != "complete",
@@ -202,7 +164,7 @@ def _rescore_run(
 def _describe_scores(
     scores: Scores, missing_rows: Sequence[int], undefined: Sequence[MetricResult], dry_run: bool
 ) -> Iterator[str]:
-    """Yield the parts of ScoringResult.detail: numbers of rows and values, and problems."""
+    """Yield the parts of ActionResult.detail: numbers of rows and values, and problems."""
     if scores.record is None:
         yield "no rows"
         return

@@ -16,8 +16,8 @@ from clear_mlflow.core.text import safe_repr
 if TYPE_CHECKING:
     from clear_mlflow.api.compared import ComparedRuns
     from clear_mlflow.api.load import Runs
-    from clear_mlflow.api.rescore import ScoringResult
     from clear_mlflow.api.sweep import SweepResult
+    from clear_mlflow.scoring import ActionResult
 
 
 @validate_arguments
@@ -123,8 +123,8 @@ def evaluate(
     rows_lower_is_better: bool = False,
     jobs: int | Literal["auto"] = "auto",
     dry_run: bool = False,
-    on_result: Callable[[ScoringResult], ScoringResult] | None = None,
-) -> list[ScoringResult]:
+    on_result: Callable[[ActionResult], ActionResult] | None = None,
+) -> list[ActionResult]:
     """Rebuild the accuracy matrix of stored runs from their rows, and log what MLflow lacks.
 
     Metrics are written into the runs themselves. A second call changes nothing. A call that was

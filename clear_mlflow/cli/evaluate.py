@@ -9,20 +9,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from clear_mlflow.api.verbs import evaluate as evaluate_runs
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import METRICS, SELECTION, WORK, command
-from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.progress import can_show_bars
 from clear_mlflow.process.signals import interrupt_on_signal
 
 if TYPE_CHECKING:
-    from clear_mlflow.api.rescore import ScoringResult
+    from clear_mlflow.scoring import ActionResult
 
 _MAX_LISTED = 50
-_MAX_NAME_LENGTH = 100
 
 
 @command(
@@ -54,12 +50,12 @@ def evaluate(**options: Any) -> None:
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 
-    results: list[ScoringResult] = []
+    results: list[ActionResult] = []
     num_values, is_done, is_json = 0, False, output.wants_json()
     outcomes = []
     scores = None
 
-    def keep_result(result: ScoringResult) -> ScoringResult:
+    def keep_result(result: ActionResult) -> ActionResult:
         nonlocal num_values, scores
         scores = result.scores
         num_values += 0 if scores is None else len(scores.changes.metric_values)
@@ -98,7 +94,7 @@ def evaluate(**options: Any) -> None:
     elif not received:  # after a stop, the store may not answer
         from clear_mlflow.store.client import open_store
 
-        scored = [run.run_id for run in results if run.action in ("scored", "unchanged")]
+        scored = [str(r.run_id) for r in results if r.action in ("scored", "unchanged")]
         output.print_run_links(open_store(), scored[-2:])
     if received:
         sys.exit(128 + received[0])
@@ -107,7 +103,7 @@ def evaluate(**options: Any) -> None:
 
 
 def print_results(
-    results: Sequence[ScoringResult], num_values: int, dry_run: bool, *, is_stopped: bool
+    results: Sequence[ActionResult], num_values: int, dry_run: bool, *, is_stopped: bool
 ) -> None:
     """Print a table of results and a line of totals.
 
@@ -116,25 +112,13 @@ def print_results(
     num_values: number of metric values that were logged, or would be. is_stopped: True if not all
     runs were scored.
     """
-    rows = [
-        (run.run_id, one_line(run.run_name, _MAX_NAME_LENGTH), run.action, run.detail)
-        for run in results
-        if len(results) <= _MAX_LISTED or run.is_problem or run.is_partial
-    ]
-    if rows:
-        output.print_table(("run", "name", "outcome", "detail"), rows)
-    actions = sorted(Counter(run.action for run in results).items())
-    counts = ", ".join(f"{count} {action}" for action, count in actions)
-    totals = [
-        counts or "no run to score",
-        f"{num_values} metric values {'would be logged' if dry_run else 'logged'}",
-    ]
+    totals = [f"{num_values} metric values {'would be logged' if dry_run else 'logged'}"]
     if num_partial := sum(run.is_partial for run in results):
         totals.append(f"{num_partial} runs lack rows")
     for metric, count in Counter(name for run in results for name in run.undefined).items():
         totals.append(f"{metric} is undefined for {count} runs")
     if dry_run:
         totals.append("nothing was written (dry run)")
-    if is_stopped:
-        totals.append("stopped: the same command does the rest")
-    click.echo(f"\n{'; '.join(totals)}")
+    output.print_actions(
+        results, totals, empty="no run to score", is_stopped=is_stopped, max_listed=_MAX_LISTED
+    )

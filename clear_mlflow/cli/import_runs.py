@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +17,7 @@ from clear_mlflow.importers import FORMATS
 from clear_mlflow.process.signals import interrupt_on_signal
 
 if TYPE_CHECKING:
-    from clear_mlflow.api.import_ import ImportedFile
+    from clear_mlflow.scoring import ActionResult
 
     _Format = str
 else:
@@ -130,7 +128,7 @@ def import_runs(
     from clear_mlflow.store.client import open_store
     from clear_mlflow.tracking.copy_runs import FAILED
 
-    files: list[ImportedFile] = []
+    files: list[ActionResult] = []
     with interrupt_on_signal() as received, suppress(KeyboardInterrupt):
         for file in (
             api.import_runs(map(Path, paths or ()), **options)
@@ -138,14 +136,18 @@ def import_runs(
             else api.copy_runs(store, paths or (), experiment)
         ):
             files.append(file)
-    failed = [file for file in files if file.outcome == FAILED]
-    _print_files(files, is_stopped=bool(received))
+    failed = [file for file in files if file.action == FAILED]
+    with suppress(OSError):  # the reader may be gone
+        if output.wants_json():
+            output.print_json({"files": [_convert_to_json(file) for file in files]})
+        else:
+            output.print_actions(files, empty="no files", is_stopped=bool(received))
     for file in failed:
         # Most details begin with the file's name, which its path contains.
-        name = safe_repr(Path(file.file).name, 120)
+        name = safe_repr(Path(file.source).name, 120)
         is_named = file.detail.startswith(name)
         output.print_error(
-            file.file + (file.detail[len(name) :] if is_named else f": {file.detail}")
+            file.source + (file.detail[len(name) :] if is_named else f": {file.detail}")
         )
     if not files and not received:
         output.print_error(
@@ -162,19 +164,12 @@ def import_runs(
         sys.exit(2)
 
 
-def _print_files(files: Sequence[ImportedFile], *, is_stopped: bool) -> None:
-    """Print a table of the files and what was done with each, or JSON if --json was passed.
-
-    is_stopped: True if Ctrl-C ended the import early.
-    """
-    counts = Counter(file.outcome for file in files)
-    summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
-    with suppress(OSError):  # the reader may be gone
-        if output.wants_json():
-            output.print_json({"files": [asdict(file) for file in files]})
-            return
-        if files:
-            rows = ([cell or "" for cell in astuple(file)] for file in files)
-            output.print_table(("file", "run", "name", "outcome", "detail"), rows)
-        hint = "; stopped: the same command does the rest" if is_stopped else ""
-        click.echo(f"\n{summary or 'no files'}{hint}")
+def _convert_to_json(file: ActionResult) -> dict[str, str | None]:
+    """Return the keys that docs/json.md lists."""
+    return {
+        "file": file.source,
+        "run_id": file.run_id,
+        "run_name": file.run_name or None,
+        "outcome": file.action,
+        "detail": file.detail,
+    }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from functools import partial
@@ -22,13 +24,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from clear_mlflow.comparison.result import Comparison
-    from clear_mlflow.scoring import Scores
+    from clear_mlflow.scoring import ActionResult, Scores
     from clear_mlflow.store.client import MlflowClient
     from clear_mlflow.tracking.lifecycle import RunResult
 
 
 # Links and verdicts are read by programs, too: they are never wrapped when piped.
 _PIPED_WIDTH = 200
+_LONGEST_NAME = 150  # of a run
 _LONGEST_CELL = 2000  # characters; a file's path below a folder has 255 and more
 _JSON_FILE = "clear_mlflow.json_file"  # key of a context's meta: the file that --json prints to
 
@@ -112,6 +115,52 @@ def print_run_result(result: RunResult) -> None:
         print_links(result.links)
     if result.error:
         print_error(result.error)
+
+
+def print_actions(
+    results: Sequence[ActionResult],
+    totals: Iterable[str] = (),
+    *,
+    empty: str,
+    is_stopped: bool,
+    max_listed: float = math.inf,
+) -> None:
+    """Print a table of what was done with each run or file, and a line of totals.
+
+    empty: the line without results. is_stopped: True if Ctrl-C ended the command early. max_listed:
+    of more results, the table has those with a problem and those that lack rows.
+    """
+    has_sources = any(result.source for result in results)
+    rows = [
+        (*([result.source] if has_sources else []), *_list_cells(result))
+        for result in results
+        if len(results) <= max_listed or result.is_problem or result.is_partial
+    ]
+    if rows:
+        heads = ("run", "name", "outcome", "detail")
+        print_table(("file", *heads) if has_sources else heads, rows)
+    actions = sorted(Counter(result.action for result in results).items())
+    counts = ", ".join(f"{count} {action}" for action, count in actions)
+    stopped = ["stopped: the same command does the rest"] if is_stopped else []
+    click.echo(f"\n{'; '.join([counts or empty, *totals, *stopped])}")
+
+
+def _list_cells(result: ActionResult) -> tuple[str, ...]:
+    name = one_line(result.run_name, _LONGEST_NAME)
+    return result.run_id or "", name, result.action, result.detail
+
+
+def print_action(result: ActionResult) -> None:
+    """Print what was done with a run in one line, to standard error if it is not in the store."""
+    is_copy = re.fullmatch("[0-9a-f]{32}", result.source)  # the id of the run that was copied
+    name = result.source if is_copy else result.run_id
+    detail = result.detail
+    if is_copy:
+        has_copy = result.run_id and result.action != "in use"
+        action = f"{result.action}, as run {result.run_id}" if has_copy else result.action
+        detail = f"{action}; {detail}".removesuffix("; ")
+    line = one_line(f"run {name}: {detail}" if name else f"{result.source}: {detail}")
+    click.echo(line, err=result.action in ("failed", "in use"))
 
 
 def print_comparison(comparison: Comparison) -> None:

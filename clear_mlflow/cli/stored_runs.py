@@ -12,7 +12,7 @@ import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -24,8 +24,10 @@ from clear_mlflow.cli import output
 from clear_mlflow.cli.command import COMPARISON, METRICS, SELECTION, command
 from clear_mlflow.core.disk import OFFLINE_VARIABLE
 from clear_mlflow.core.errors import ConfigError, TrackingError
-from clear_mlflow.core.text import one_line
 from clear_mlflow.process.signals import interrupt_on_signal
+
+if TYPE_CHECKING:
+    from clear_mlflow.scoring import ActionResult
 
 _MAX_MATCHES = 8  # printed for each number
 _HOST = "127.0.0.1"
@@ -237,12 +239,8 @@ def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None
             MLFLOW_EXPERIMENT_NAME.
     """
     from clear_mlflow.store.client import open_store, set_up_mlflow
-    from clear_mlflow.tracking.sync import (
-        SyncResult,
-        copy_offline_folders,
-        find_sync_folders,
-        sync_folders,
-    )
+    from clear_mlflow.tracking.copy_runs import FAILED
+    from clear_mlflow.tracking.sync import copy_offline_folders, find_sync_folders, sync_folders
 
     offline, waiting = find_sync_folders([Path(folder) for folder in folders or ()])
     os.environ.pop(OFFLINE_VARIABLE, None)  # it names where the runs are, not where they go
@@ -250,25 +248,19 @@ def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None
     if not waiting and not offline:
         click.echo("nothing waits for a store")
         return
-    has_failed = False
-    links: tuple[str, ...] = ()
+    results: list[ActionResult] = []
 
-    def print_result(result: SyncResult) -> None:
-        nonlocal has_failed, links
-        has_failed |= not (result.is_stored or result.is_live)
-        links = result.links or links
-        name = f"run {result.run_id}" if result.run_id else str(result.folder)
-        count = "" if result.num_sent is None else f"{result.num_sent} sent; "
-        line = one_line(f"{name}: {count}{result.message}")
+    def print_result(result: ActionResult) -> None:
+        results.append(result)
         with suppress(OSError):
-            click.echo(line, err=not result.is_stored)
+            output.print_action(result)
 
     with interrupt_on_signal() as received, suppress(KeyboardInterrupt):
-        copy_ids: list[str] = []
         for copied in copy_offline_folders(offline, experiment):
             print_result(copied)
-            copy_ids += [copied.copy_id] if copied.copy_id else []
-        if copy_ids:  # before the other runs, which may belong to other stores
+        if copy_ids := [
+            copied.run_id for copied in results if copied.run_id
+        ]:  # before the other runs, which may belong to other stores
             with suppress(OSError):
                 output.print_run_links(open_store(), copy_ids)
         for sent in sync_folders(waiting, use_recorded_store=not folders):
@@ -277,5 +269,5 @@ def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None
         output.print_error("stopped; what is left waits for the next sync")
         sys.exit(128 + received[0])
     with suppress(OSError):
-        output.print_links(links)  # of the last one
-    sys.exit(2 if has_failed else 0)
+        output.print_links(next((r.links for r in reversed(results) if r.links), ()))
+    sys.exit(2 if any(result.action == FAILED for result in results) else 0)

@@ -66,6 +66,47 @@ class Scores:
         return self.stored.record
 
 
+@dataclass(frozen=True)
+class ActionResult:
+    """What was done with one run: it was scored, copied, imported or sent to its store.
+
+    Attributes:
+        run_id: id of the run in the tracking store, or None if it has none.
+        run_name: name of the run.
+        action: what was done, for example "scored", "unchanged", "skipped" or "failed".
+        detail: description of what was written, or the reason why nothing was, in one line.
+        source: id of the run that was copied, or the file or folder that was read; else "".
+        scores: metrics of the run, or None if they were not computed.
+        is_problem: True if the user should look at the run.
+        is_partial: True if rows are missing, at the end or in between.
+        undefined: names of the user's own metrics that are undefined for the run.
+        links: lines with addresses of the run.
+    """
+
+    run_id: str | None
+    run_name: str
+    action: str
+    detail: str = ""
+    source: str = ""
+    scores: Scores | None = field(default=None, repr=False)
+    is_problem: bool = False
+    is_partial: bool = False
+    undefined: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """Return run, action, detail, metric values and reasons of undefined metrics, for JSON."""
+        results = self.scores.results if self.scores else {}
+        return {
+            "run_id": self.run_id,
+            "run_name": self.run_name,
+            "action": self.action,
+            "detail": self.detail,
+            "metrics": {name: result.value for name, result in results.items()},
+            "reasons": {n: result.reason for n, result in results.items() if result.reason},
+        }
+
+
 def load_scores(client: MlflowClient, run: Run) -> Scores:
     """Compute the metrics of a run with their histories. Writes nothing.
 

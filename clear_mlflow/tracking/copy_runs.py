@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.scoring import Scores, evaluate
+from clear_mlflow.scoring import ActionResult, Scores, evaluate
 from clear_mlflow.scoring.run_log import REPORTS, find_changes, log_results, read_measurements
 from clear_mlflow.scoring.run_record import split_score_hash
 from clear_mlflow.store import names
@@ -92,18 +92,6 @@ _MAX_SEARCH, _SEARCH_SECONDS = 25, 1.0
 _MAX_IDS = 100  # in one search
 
 
-@dataclass(frozen=True)
-class CopyResult:
-    """What was done with one run of a source."""
-
-    source_id: str
-    run_name: str
-    outcome: str  # COPIED, UPDATED, STORED (before), IN_USE or FAILED
-    run_id: str | None = None  # of the copy, or None if there is none
-    message: str = ""  # one line
-    is_scored: bool = True  # False if the run is copied, but its rows cannot be scored
-
-
 class RunCopier:
     """Copies runs to the store of a client, parents before children.
 
@@ -121,20 +109,20 @@ class RunCopier:
         self._copies: dict[tuple[str, str], list[Run]] = {}
         self._originals: dict[str, Run | None] = {}  # sources that the target has, by their ids
 
-    def copy_runs(self, sources: Iterable[RunSource]) -> Iterator[CopyResult]:
+    def copy_runs(self, sources: Iterable[RunSource]) -> Iterator[ActionResult]:
         """Copy runs, oldest first, and yield what was done with each.
 
-        After an error, the outcome of the run is FAILED, and the next run is copied. Results are
+        After an error, the action of the run is FAILED, and the next run is copied. Results are
         yielded about once per second: a search then finds the copies of all runs in between.
         """
         # A parent is opened before its children.
         waiting = sorted(sources, key=lambda source: source.run.info.start_time)
         if len(waiting) > 1:
             self._search_originals([source.run_id for source in waiting])
-        results: list[tuple[RunSource, CopyResult]] = []
+        results: list[tuple[RunSource, ActionResult]] = []
         while waiting or results:
             batch = waiting[:_MAX_SEARCH]
-            written = [source for source, r in results if r.outcome in (COPIED, UPDATED)]
+            written = [source for source, r in results if r.action in (COPIED, UPDATED)]
             self._search_copies(written, batch)
             for source, result in results:
                 yield self._try(self._close, source, result)
@@ -146,16 +134,16 @@ class RunCopier:
             del waiting[: len(results)]
 
     def _try(
-        self, copy: Callable[..., CopyResult], source: RunSource, *arguments: Any
-    ) -> CopyResult:
+        self, copy: Callable[..., ActionResult], source: RunSource, *arguments: Any
+    ) -> ActionResult:
         """Call a method of this class, and return its result, or the error as one."""
         try:
             return copy(source, *arguments)
         except (ClearError, OSError) as error:
             name = source.run.info.run_name or source.run_id
-            return CopyResult(source.run_id, name, FAILED, message=str(error))
+            return ActionResult(None, name, FAILED, str(error), source.run_id, is_problem=True)
 
-    def _copy(self, source: RunSource) -> CopyResult:
+    def _copy(self, source: RunSource) -> ActionResult:
         """Copy and score a run, continue its copy, or add to the copy what was recorded since.
 
         Does nothing if the target has the run itself, or a copy in the same or a newer state or
@@ -168,7 +156,7 @@ class RunCopier:
         self._original_ids[run.info.run_id] = source.run_id
         if is_in_use(run):
             message = "a process trains into it; copy it when that has ended"
-            return CopyResult(source.run_id, name, IN_USE, message=message)
+            return ActionResult(None, name, IN_USE, message, source.run_id)
         rows, files = source.read_rows(), source.list_files()
         state = _hash_source(run, rows, files)
         experiment_id = self._get_experiment_id(source)
@@ -191,17 +179,17 @@ class RunCopier:
                 _check_params(target, run.data.params)
             # With fewer rows, it is an older copy of an offline folder.
             if stored_state == state or not copies or stored_rows.keys() - rows.keys():
-                return CopyResult(source.run_id, name, STORED, target.info.run_id)
+                return ActionResult(target.info.run_id, name, STORED, source=source.run_id)
             # Row files contain times, which differ if two copies were both continued.
             is_same_length = stored_state is not None and stored_rows.keys() == rows.keys()
             if is_same_length and _has_other_files(rows, stored_rows):
                 message = "another copy of it was continued to the same rows"
-                return CopyResult(source.run_id, name, STORED, target.info.run_id, message)
+                return ActionResult(target.info.run_id, name, STORED, message, source.run_id)
             with mlflow_errors(f"read run {target.info.run_id}"):
                 target = client.get_run(target.info.run_id)  # another process may copy it by now
             if is_in_use(target) and read_trainer_token(target) != get_process_token():
                 message = "another process copies it, or trains into the copy"
-                return CopyResult(source.run_id, name, IN_USE, target.info.run_id, message)
+                return ActionResult(target.info.run_id, name, IN_USE, message, source.run_id)
             is_update = stored_state is not None
             self._reopen_copy(target)
             lease = Lease(client, target.info.run_id)
@@ -228,8 +216,8 @@ class RunCopier:
         message = (
             problem or f"{len(rows.keys() - {row_file_name(0)})} rows, {_get_copied_status(run)}"
         )
-        outcome, run_id = UPDATED if is_update else COPIED, str(target.info.run_id)
-        return CopyResult(source.run_id, name, outcome, run_id, message, is_scored=not problem)
+        action, run_id = UPDATED if is_update else COPIED, str(target.info.run_id)
+        return ActionResult(run_id, name, action, message, source.run_id, is_problem=bool(problem))
 
     def _create_copy(self, source: RunSource, experiment_id: str) -> Run:
         """Create a run like a source, and acquire its lease."""
@@ -416,7 +404,7 @@ class RunCopier:
         parent = copies[0] if copies else self._find_original(parent_id)
         return {} if parent is None else {MLFLOW_PARENT_RUN_ID: parent.info.run_id}
 
-    def _close(self, source: RunSource, result: CopyResult) -> CopyResult:
+    def _close(self, source: RunSource, result: ActionResult) -> ActionResult:
         """Delete all copies of a run except one, which gets its parent. Return the result for it.
 
         Two machines may each create a copy. Each searches after its own is complete, so one of them
@@ -425,7 +413,7 @@ class RunCopier:
         """
         client = self._client
         experiment_id = self._get_experiment_id(source)
-        if result.outcome in (IN_USE, FAILED):
+        if result.action in (IN_USE, FAILED):
             return result
         copies = self._find_copies(experiment_id, source.run_id)
         if not copies:  # the target has the run itself
@@ -441,7 +429,7 @@ class RunCopier:
                     condition = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
                     for child in search_runs(client, [experiment_id], condition):
                         client.set_tag(child.info.run_id, MLFLOW_PARENT_RUN_ID, kept_id)
-        if result.outcome in (COPIED, UPDATED):
+        if result.action in (COPIED, UPDATED):
             tags = kept_copy.data.tags
             new_tags = self._build_parent_tag(experiment_id, source.run).items() - tags.items()
             if new_tags:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -29,31 +29,19 @@ from clear_mlflow.journal.run_folder import (
     read_header,
 )
 from clear_mlflow.journal.uploader import Uploader, store_outcome
+from clear_mlflow.scoring import ActionResult
 from clear_mlflow.scoring.run_log import read_scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
 from clear_mlflow.store.lease import check_not_being_trained, is_expired, read_trainer_token
 from clear_mlflow.store.offline import list_offline_folders
 from clear_mlflow.store.ui_urls import format_run_links
-from clear_mlflow.tracking.copy_runs import COPIED, IN_USE, STORED, UPDATED, RunCopier
+from clear_mlflow.tracking.copy_runs import FAILED, IN_USE, RunCopier
 from clear_mlflow.tracking.lifecycle import log_member_summary
 from clear_mlflow.tracking.run_sources import open_sources
 
+SENT = "sent"
 _KILLED = Outcome("KILLED", "its process was killed while the tracking store was away")
-
-
-@dataclass(frozen=True)
-class SyncResult:
-    """The result of sending one run."""
-
-    folder: Path
-    run_id: str | None  # None if the folder's header cannot be read
-    num_sent: int | None  # files that the store took; None if an offline run was copied
-    message: str  # what was done, or why not, in one line
-    is_stored: bool  # True if the store has everything; a run folder is deleted then
-    links: tuple[str, ...] = ()  # lines with addresses of the run
-    is_live: bool = False  # True if its process is alive, and uploads by itself
-    copy_id: str | None = None  # of the copy of an offline run
 
 
 def find_sync_folders(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -79,7 +67,7 @@ def find_sync_folders(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     return offline, waiting
 
 
-def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Iterator[SyncResult]:
+def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Iterator[ActionResult]:
     """Copy the runs of offline folders to MLflow's tracking store, and yield a result for each run.
 
     An offline folder is an MLflow store on local disk, recorded without a server. The folders are
@@ -93,24 +81,17 @@ def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Ite
         try:
             sources = open_sources(str(folder))
         except ClearError as error:
-            yield SyncResult(folder, None, None, str(error), is_stored=False)
+            yield ActionResult(None, "", FAILED, str(error), str(folder), is_problem=True)
             continue
         for path in list_offline_runs(folder):
             try:
                 read_run(path, path.name, "")
             except ClearError as error:
-                yield SyncResult(folder, path.name, None, str(error), is_stored=False)
+                yield ActionResult(None, "", FAILED, str(error), path.name, is_problem=True)
         if copier is None:
             client = preflight(experiment=experiment, can_be_offline=False)
             copier = RunCopier(client, experiment)
-        for copy in copier.copy_runs(sources):
-            is_stored = copy.outcome in (COPIED, UPDATED, STORED)
-            outcome = f"{copy.outcome}, as run {copy.run_id}" if is_stored else copy.outcome
-            message = f"{outcome}; {copy.message}".removesuffix("; ")
-            is_live = copy.outcome == IN_USE
-            yield SyncResult(
-                folder, copy.source_id, None, message, is_stored, (), is_live, copy.run_id
-            )
+        yield from copier.copy_runs(sources)
 
 
 def select_folders(folder: Path | None) -> list[Path]:
@@ -137,7 +118,7 @@ def select_folders(folder: Path | None) -> list[Path]:
 
 def sync_folders(
     folders: Sequence[Path], *, use_recorded_store: bool = False
-) -> Iterator[SyncResult]:
+) -> Iterator[ActionResult]:
     """Upload the files in run folders, and set each run to the status in which its training ended.
 
     Scores the runs and deletes the folders that were uploaded. A run whose process was killed
@@ -151,7 +132,7 @@ def sync_folders(
         yield _sync_folder(folder, use_recorded_store)
 
 
-def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
+def _sync_folder(path: Path, use_recorded_store: bool) -> ActionResult:
     """Upload one run folder, score and end its run, delete the folder."""
     run_id, num_sent = None, 0
     try:
@@ -175,12 +156,14 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
         finally:
             folder.close(remove=is_stored)
     except (ClearError, OSError) as error:
-        is_live = isinstance(error, FolderLockedError)
-        return SyncResult(path, run_id, num_sent, str(error), is_stored=False, is_live=is_live)
+        action = IN_USE if isinstance(error, FolderLockedError) else FAILED
+        detail = f"{num_sent} sent; {error}"
+        return ActionResult(run_id, "", action, detail, str(path), is_problem=action == FAILED)
     links: tuple[str, ...] = ()
     with suppress(ClearError), mlflow_errors(f"look at run {run_id}"):
         links = tuple(format_run_links(client, run))
-    return SyncResult(path, run_id, num_sent, message, is_stored=True, links=links)
+    detail = f"{num_sent} sent; {message}"
+    return ActionResult(run_id, str(run.info.run_name), SENT, detail, str(path), links=links)
 
 
 def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:

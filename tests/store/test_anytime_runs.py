@@ -139,7 +139,7 @@ def test_a_run_folder_never_replaces_a_stored_test(store, finished, tmp_path):
         journal.append(name, test.to_json(WRITTEN_AT).encode())
     journal.close()
     (synced,) = sync_folders(select_folders(journal.folder))
-    assert synced.is_stored, synced.message
+    assert synced.action == "sent", synced.detail
     assert stored_tests(finished)[2:4] == [TESTS[2][0], other[1]]
     assert not journal.folder.exists()
     assert score(store, run_id).changes.is_empty

@@ -61,12 +61,12 @@ def test_a_copy_equals_its_source_and_is_made_once(store, target):
     """Rows, predictions, tests, costs, tags, params, histories, inputs, times and scores."""
     run_id = track_loop(tags={"note": "mine"})
     (copied,) = copy_all(store.tracking_uri, target)
-    assert (copied.source_id, copied.outcome) == (run_id, COPIED)
+    assert (copied.source, copied.action) == (run_id, COPIED)
     check_equal(store, run_id, target, copied.run_id)
 
     before = describe_run(MlflowClient(target), copied.run_id)
     (again,) = copy_all(store.tracking_uri, target)
-    assert (again.outcome, again.run_id) == (STORED, copied.run_id)
+    assert (again.action, again.run_id) == (STORED, copied.run_id)
     assert describe_run(MlflowClient(target), copied.run_id) == before
     assert len(read_copies(target)) == 1
 
@@ -83,7 +83,7 @@ def test_a_copy_behind_a_server_equals_its_source(store, empty_store, tmp_path):
         target = server.wait()
         (copied,) = copy_all(store.tracking_uri, target)
         check_equal(store, run_id, target, copied.run_id)
-        assert copy_all(store.tracking_uri, target)[0].outcome == STORED
+        assert copy_all(store.tracking_uri, target)[0].action == STORED
         # And back into a third store, where it is a copy of the first run.
         third = tmp_path / "third.db"
         shutil.copy(empty_store, third)
@@ -91,7 +91,7 @@ def test_a_copy_behind_a_server_equals_its_source(store, empty_store, tmp_path):
         check_equal(store, run_id, f"sqlite:///{third}", returned.run_id)
         # The first store has the run itself.
         (original,) = copy_all(target, store.tracking_uri)
-        assert (original.outcome, original.run_id) == (STORED, run_id)
+        assert (original.action, original.run_id) == (STORED, run_id)
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_a_continued_run_updates_its_copy(store, target, monkeypatch):
     mlflow.set_tracking_uri(store.tracking_uri)
     track_loop()
     (updated,) = copy_all(store.tracking_uri, target)
-    assert (updated.outcome, updated.run_id) == (UPDATED, first.run_id)
+    assert (updated.action, updated.run_id) == (UPDATED, first.run_id)
     check_equal(store, run_id, target, first.run_id)
     assert describe_run(store, run_id)["info"] != before["info"]
 
@@ -147,7 +147,7 @@ def test_a_copy_that_an_ended_process_made_is_continued(store, target, experimen
     (rows_folder(run) / "row_003.json").write_text(row_texts()["row_003.json"])
     store.log_text(run.info.run_id, "mine", "notes/a.txt")
     (updated,) = copy_all(store.tracking_uri, target)
-    assert (updated.outcome, updated.run_id) == (UPDATED, first.run_id)
+    assert (updated.action, updated.run_id) == (UPDATED, first.run_id)
     assert [file.path for file in copies.list_artifacts(first.run_id, "notes")] == ["notes/a.txt"]
     assert read_stored_rows(copies.get_run(first.run_id)) == read_stored_rows(run)
     assert not draft.exists()
@@ -171,8 +171,8 @@ def test_a_row_with_other_numbers_is_not_replaced(store, target, changes):
     change(row, **changes)
     store.set_tag(run_id, "changed", "yes")
     (refused,) = copy_all(store.tracking_uri, target)
-    assert refused.outcome == FAILED
-    assert "row_002.json is stored with other numbers" in refused.message
+    assert refused.action == FAILED
+    assert "row_002.json is stored with other numbers" in refused.detail
     assert describe_run(MlflowClient(target), copied.run_id) == before
 
 
@@ -188,19 +188,19 @@ def test_a_copy_is_completed_after_a_kill_at_its_end(store, target, experiment_i
     if last_write == "log_batch":
         copies.update_run(copied.run_id, status="RUNNING")
     (again,) = copy_all(store.tracking_uri, target)
-    assert (again.outcome, again.run_id) == (COPIED, copied.run_id)
+    assert (again.action, again.run_id) == (COPIED, copied.run_id)
     check_equal(store, run_id, target, copied.run_id)
-    assert copy_all(store.tracking_uri, target)[0].outcome == STORED
+    assert copy_all(store.tracking_uri, target)[0].action == STORED
 
 
 def test_a_copy_that_evaluate_closed_is_completed(store, target, experiment_id):
     """Its process was killed before it set the status. A copy of a killed run stays killed."""
     run_ids = [store_finished_run(store, experiment_id) for _ in range(2)]
     store.set_terminated(run_ids[1], "KILLED")
-    copies = {result.source_id: result.run_id for result in copy_all(store.tracking_uri, target)}
+    copies = {result.source: result.run_id for result in copy_all(store.tracking_uri, target)}
     for copy_id in copies.values():
         MlflowClient(target).set_terminated(copy_id, "KILLED")
-    outcomes = {r.source_id: r.outcome for r in copy_all(store.tracking_uri, target)}
+    outcomes = {r.source: r.action for r in copy_all(store.tracking_uri, target)}
     assert outcomes == {run_ids[0]: COPIED, run_ids[1]: STORED}
     check_equal(store, run_ids[0], target, copies[run_ids[0]])
 
@@ -222,7 +222,7 @@ def test_a_process_that_was_killed_before_it_deleted_a_duplicate(store, target, 
     kept_id = min(copy.info.run_id for copy in read_copies(target))
     assert len(read_copies(target)) == 2
     (result,) = copy_all(store.tracking_uri, target)
-    assert (result.outcome, result.run_id) == (STORED, kept_id)
+    assert (result.action, result.run_id) == (STORED, kept_id)
     assert [copy.info.run_id for copy in read_copies(target)] == [kept_id]
     check_equal(store, run_id, target, kept_id)
 
@@ -250,25 +250,25 @@ def test_copies_take_few_requests(store, target, experiment_id, monkeypatch):
     for name in ("search_runs", "get_run", "set_tag", "update_run", "search_experiments"):
         monkeypatch.setattr(client, name, count(name, getattr(client, name)))
     results = list(RunCopier(client, "copies").copy_runs(sources))
-    assert [result.outcome for result in results] == [COPIED] * 8
+    assert [result.action for result in results] == [COPIED] * 8
     per_run = ("create_run", "log_batch", "set_terminated", "delete_tag")
     assert calls == {**dict.fromkeys(per_run, 8), "search_runs": 3, "search_experiments": 1}
     calls.clear()
-    assert {r.outcome for r in RunCopier(client, "copies").copy_runs(sources)} == {STORED}
+    assert {r.action for r in RunCopier(client, "copies").copy_runs(sources)} == {STORED}
     assert calls == {"search_runs": 2, "search_experiments": 1}
 
 
 def test_a_run_in_training_waits_and_an_abandoned_one_is_killed(store, target, experiment_id):
     run_id = create_run(store, experiment_id, "live", build_lease_tags())
     (live,) = copy_all(store.tracking_uri, target)
-    assert (live.outcome, live.run_id) == (IN_USE, None)
+    assert (live.action, live.run_id) == (IN_USE, None)
     lease = build_lease_tags()[names.PROCESS_TAG]
     for tag in (names.PROCESS_TAG, names.HOLDER_TAG):
         store.set_tag(
             run_id, tag, lease.replace('"host": "', '"host": "other-').replace("202", "201")
         )
     (dead,) = copy_all(store.tracking_uri, target)
-    assert (dead.outcome, dead.message) == (COPIED, "0 rows, KILLED")
+    assert (dead.action, dead.detail) == (COPIED, "0 rows, KILLED")
     assert MlflowClient(target).get_run(dead.run_id).info.status == "KILLED"
 
 
@@ -276,7 +276,7 @@ def test_children_follow_their_parent(store, target):
     """An ensemble's members are children of the copy of its parent."""
     with mlflow.start_run(run_name="parent") as parent, mlflow.start_run(nested=True):
         mlflow.log_param("x", 1)
-    results = {r.source_id: r.run_id for r in copy_all(store.tracking_uri, target)}
+    results = {r.source: r.run_id for r in copy_all(store.tracking_uri, target)}
     parent_copy = results.pop(parent.info.run_id)
     (child_copy,) = results.values()
     tags = MlflowClient(target).get_run(child_copy).data.tags
@@ -330,7 +330,7 @@ def test_no_child_has_a_deleted_parent(store, target, moment):
 
     late = {source.run_id for source in parents}
     results = list(Interrupted(client, "copies").copy_runs(sources))
-    assert not [result.message for result in results if result.outcome == FAILED]
+    assert not [result.detail for result in results if result.action == FAILED]
     copies = {run.info.run_id: run.data.tags for run in read_copies(target)}
     assert len(copies) == len(sources)
     parent_ids = [tags.get(MLFLOW_PARENT_RUN_ID) for tags in copies.values()]
@@ -341,7 +341,7 @@ def test_no_child_has_a_deleted_parent(store, target, moment):
 def test_a_copy_is_resumed_compared_and_scored_like_any_run(store, target):
     run_id = track_loop()
     other_id = track_loop(seed=1, strategy="naive")
-    copies = {r.source_id: r.run_id for r in copy_all(store.tracking_uri, target)}
+    copies = {r.source: r.run_id for r in copy_all(store.tracking_uri, target)}
     compared = clear_mlflow.compare([copies[run_id], copies[other_id]])
     assert len(compared.comparison.groups) == 2
 
@@ -378,5 +378,5 @@ def test_an_mlruns_folder_is_copied_from_wherever_it_is(target, tmp_path, monkey
     switch_store(target)
     copier = RunCopier(preflight(opens_run=False), "copies")
     (copied,) = copier.copy_runs(open_sources(str(moved)))
-    assert copied.outcome == COPIED, copied.message
+    assert copied.action == COPIED, copied.detail
     assert len(read_rows(MlflowClient(target), read_copies(target)[0])) == 5

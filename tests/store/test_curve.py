@@ -129,7 +129,7 @@ def test_unsent_points_are_sent_if_the_run_lacks_their_step(store, run_id):
     row_point = Metric("renate/average_accuracy", 0.5, 1_000, 1)
     left_spool(store, run_id, [*waiting[0], row_point], waiting[1], waiting[2])
     (synced,) = sync_folders(select_folders(default_root() / run_id))
-    assert synced.is_stored, synced.message
+    assert synced.action == "sent", synced.detail
     expected = build_series(FIRST, SECOND, THIRD)
     for name, points in expected.items():
         points[1] = before[name][0]

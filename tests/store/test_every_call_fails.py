@@ -117,7 +117,7 @@ def check_recovery(store, run_id, stored, rows, points, failure, tmp_path):
     if names.PROCESS_TAG in run.data.tags:  # the process of a user has ended by then
         store.delete_tag(run_id, names.PROCESS_TAG)
     for synced in sync_folders(find_run_folders(run_id)):
-        assert synced.is_stored, (failure, synced.message)
+        assert synced.action == "sent", (failure, synced.detail)
     rows_after = read_row_values(store, run_id)
     assert stored <= rows_after.keys(), (failure, "lost", stored - rows_after.keys())
     assert rows_after == {n: rows[n] for n in rows_after}, failure

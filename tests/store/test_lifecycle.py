@@ -219,7 +219,7 @@ def test_the_outcome_is_kept_while_the_store_is_unreachable(store, experiment_id
     (folder,) = find_run_folders(run_id)
     store.set_terminated(run_id, "KILLED")
     (synced,) = sync_folders([folder])
-    assert synced.is_stored
+    assert synced.action == "sent"
     assert not folder.exists()
     assert end_and_load(store, run_id) == ("FAILED", "no number", "true")
     assert "clear/accuracy" in store.get_run(run_id).data.metrics
@@ -250,7 +250,7 @@ def test_the_status_that_sync_sets(store, experiment_id, tmp_path, status, messa
     run_id = running(store, experiment_id)
     store.update_run(run_id, status=status)
     (synced,) = sync_folders([leave_rows(store, run_id, tmp_path, message)])
-    assert synced.is_stored, synced.message
+    assert synced.action == "sent", synced.detail
     assert store.get_run(run_id).info.status == expected
     assert "clear/accuracy" in store.get_run(run_id).data.metrics
 
@@ -262,7 +262,7 @@ def test_a_run_of_a_dead_process_is_closed_as_killed(store, experiment_id, tmp_p
         run_id, names.PROCESS_TAG, json.dumps({**json.loads(format_lease()), "started": 0})
     )
     (synced,) = sync_folders([leave_rows(store, run_id, tmp_path)])
-    assert synced.is_stored
+    assert synced.action == "sent"
     status, error, _ = end_and_load(store, run_id)
     assert status == "KILLED"
     assert "killed while the tracking store was away" in error
@@ -270,8 +270,8 @@ def test_a_run_of_a_dead_process_is_closed_as_killed(store, experiment_id, tmp_p
     store.delete_run(deleted)
     folder = leave_rows(store, deleted, tmp_path, Outcome("FINISHED"))
     (synced,) = sync_folders([folder])
-    assert not synced.is_stored
-    assert "is deleted: restore it" in synced.message
+    assert synced.action == "failed"
+    assert "is deleted: restore it" in synced.detail
     assert folder.exists()
 
 

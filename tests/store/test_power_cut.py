@@ -137,7 +137,7 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(
         if names.PROCESS_TAG in store.get_run(run_id).data.tags:
             store.delete_tag(run_id, names.PROCESS_TAG)
         for synced in sync_folders(find_run_folders(run_id)):
-            assert synced.is_stored, (disk.when, synced.message)
+            assert synced.action == "sent", (disk.when, synced.detail)
         rows_after = read_row_values(store, run_id)
         assert len(rows_after) >= disk.note, disk.when
         assert rows_after == {name: rows[name] for name in rows_after}, disk.when
@@ -181,7 +181,7 @@ def test_a_torn_row_is_written_again(cuts, store, tmp_path, capfd):
             journal = RunFolder.create(default_root() / run_id, run_id, store.tracking_uri)
             journal.append("accuracy_matrix/rows/row_001.json", intact)
             journal.close()
-            assert [synced.is_stored for synced in sync_folders([journal.folder])] == [True]
+            assert [synced.action for synced in sync_folders([journal.folder])] == ["sent"]
             assert "was cut off; it is stored again" in capfd.readouterr().err
             assert (tmp_path / row).read_bytes() == intact
             continue

@@ -115,8 +115,8 @@ def test_an_unreadable_run_folder_does_not_stop_others(store, run, journal, tmp_
 
     monkeypatch.setattr(RunFolder, "read_outcome", failing)
     first, second = sync_folders([broken.folder, journal.folder])
-    assert (first.is_stored, second.is_stored) == (False, True)
-    assert "Input/output error" in first.message
+    assert (first.action, second.action) == ("failed", "sent")
+    assert "Input/output error" in first.detail
 
 
 @pytest.mark.parametrize("name", ["row_001.json", "row_003.json"])
@@ -134,11 +134,11 @@ def test_sync_keeps_what_it_could_not_send(store, run, journal):
     put(journal, "row_002.json", "{")
     journal.close()
     (synced,) = sync_folders([journal.folder])
-    assert not synced.is_stored
-    assert "row_002.json" in synced.message
+    assert synced.action == "failed"
+    assert "row_002.json" in synced.detail
     (waiting,) = journal.folder.rglob("row_002.json")
     waiting.write_text(row_texts(CORRECT)["row_002.json"])
     (synced,) = sync_folders([journal.folder])
-    assert (synced.is_stored, synced.num_sent) == (True, 1)
+    assert (synced.action, synced.detail[:6]) == ("sent", "1 sent")
     assert not journal.folder.exists()
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT

@@ -142,7 +142,7 @@ def copy_together(source, target):
     child = os.fork()
     PatientCopier.barrier = (first_write, second_read) if child else (second_write, first_read)
     has_failed = any(
-        result.outcome == "failed" for result in copy_all(source, target, PatientCopier)
+        result.action == "failed" for result in copy_all(source, target, PatientCopier)
     )
     if not child:
         os._exit(has_failed)

@@ -195,8 +195,8 @@ def send(uri: str, machine: Path, run_id: str) -> None:
     """Send the run folders of a machine."""
     become(machine, uri)
     for synced in sync_folders(select_folders(machine / "unsent" / run_id)):
-        sys.stderr.write(f"{synced.message}\n")
-        os._exit(0 if synced.is_stored else 1)
+        sys.stderr.write(f"{synced.detail}\n")
+        os._exit(0 if synced.action == "sent" else 1)
 
 
 def _train(client: MlflowClient, run_id: str, point: ResumePoint | None) -> NoReturn:
