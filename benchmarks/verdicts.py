@@ -8,6 +8,11 @@ with three degrees of freedom (heavy tails); a shifted exponential (skewed); nor
 five times the standard deviation for the last method; normal, but one seed in five of the last
 method is 20 standard deviations lower and its other seeds are 4 higher.
 
+*Reversals*: two methods, compared for each of several values of a parameter, such as bucket borders;
+the share of studies in which one is significantly better for a value and worse for another. Their
+true difference is the same for all values, or turns its sign for half of them, in standard errors
+of a difference.
+
 ``--bootstrap`` instead prints the processor time of metrics on 2,000 resampled matrices of ten
 buckets: computed at once, and one matrix after the other.
 """
@@ -31,6 +36,7 @@ from clear_mlflow.statistics import holm, paired_t, welch_t
 
 SEEDS, GROUPS = (3, 5, 10), (2, 6, 16)
 EFFECTS = (2.0, 4.0, 10.0)
+VALUES, REVERSALS = (4, 8), (1, 2, 4)
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,17 @@ def main() -> None:
                 ]
                 cells = " | ".join(f"{100 * share:.0f}" for share in row)
                 print(f"| {effect:g} sd, {case.name}{_against(baseline)} | {cells} |", flush=True)
+    print("\nStudies in which the verdict depends on the parameter, in %.\n")
+    heads = [f"{v} values, {n} seeds" for v in VALUES for n in SEEDS]
+    print(f"| | {' | '.join(heads)} |\n|---|{'---:|' * len(heads)}")
+    for effect, is_reversed in [(0, False), (2, False), *((size, True) for size in REVERSALS)]:
+        shares = [
+            find_reversals(n, v, effect, arguments.times, is_reversed=is_reversed)
+            for v in VALUES
+            for n in SEEDS
+        ]
+        name = f"{'± ' if is_reversed else ''}{effect:g} standard errors"
+        print(f"| {name} | {' | '.join(f'{100 * share:.1f}' for share in shares)} |", flush=True)
     print(f"\n{time.perf_counter() - started:.0f} s.")
 
 
@@ -148,6 +165,28 @@ def power(
         pairs = find_significant(values, case, baseline)
         shares.append(sum("0" in pair for pair in pairs) / (methods - 1))
     return float(np.mean(shares))
+
+
+def find_reversals(
+    seeds: int, values: int, effect: float, times: int, *, is_reversed: bool
+) -> float:
+    """Return the share of studies whose verdict is reversed between values of a parameter.
+
+    effect: true difference, in standard errors. is_reversed: turn its sign for half of the values.
+    """
+    draws = np.random.default_rng([seeds, values, 2])
+    signs = np.where(is_reversed & (np.arange(values) % 2 == 1), -1, 1)[:, np.newaxis]
+    count = 0
+    for _ in range(times):
+        # A seed's effect is shared by the values, as one initialization is.
+        draw = draws.normal(size=(values, seeds)) + draws.normal(size=(1, seeds))
+        differences = draw / 2**0.5 + signs * effect / seeds**0.5
+        tests = [paired_t(row, np.zeros(seeds)) for row in differences]
+        p_values = [1.0 if test is None else test.p_value for test in tests]
+        is_significant = np.array(holm(p_values)) <= 1 - LEVEL + 1e-12
+        found = {*np.sign(differences.mean(axis=1))[is_significant].tolist()}
+        count += found == {-1.0, 1.0}
+    return count / times
 
 
 def draw_values(

@@ -32,6 +32,7 @@ def compare(
     margin: float | None = None,
     at_equal: Literal["training_flops", "images", "stored_bytes", "seconds"] | None = None,
     oracle: str | None = None,
+    across: str | None = None,
     log: bool = True,
 ) -> ComparedRuns:
     """Compare runs: a leaderboard, matrices, curves, and which differences are real.
@@ -59,6 +60,8 @@ def compare(
         oracle: strategy, or another label, of runs that were trained from scratch. All runs are
             measured against them: did a method not adapt, or did the data become harder
             (docs/metrics.md)?
+        across: parameter or tag, for example dataset_args or dataset: are verdicts the same for
+            all its values (docs/compare.md)?
         log: store the result in a run.
 
     Raises:

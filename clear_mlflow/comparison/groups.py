@@ -285,7 +285,7 @@ def _build_names(
         strategies = [run.labels.get("strategy") for run in runs]
         _append_varying(names, [arguments for _, arguments in parts], strategies)
         first = group_by[0]
-        names = [n or [_format_label(first, x[first])] for n, x in zip(names, labels, strict=True)]
+        names = [n or [format_label(first, x[first])] for n, x in zip(names, labels, strict=True)]
     else:
         names = [[run.name] for run in runs]
     if len({item.split for item in conditions}) > 1:
@@ -314,11 +314,11 @@ def _list_parts(labels: Mapping[str, str]) -> tuple[dict[str, str], dict[str, st
             texts = [argument for argument in re.split(r",(?=\w+=)", text) if "=" in argument]
             arguments |= {f"{match[1]}/{text.partition('=')[0]}": text for text in texts}
         else:
-            settings[name] = _format_label(name, label)
+            settings[name] = format_label(name, label)
     return settings, arguments
 
 
-def _format_label(name: str, label: str) -> str:
+def format_label(name: str, label: str) -> str:
     """Return a label, after its name unless its meaning is clear."""
     return label if name in _CLEAR_LABELS and label else f"{name}={label}"
 

@@ -1,0 +1,287 @@
+"""Whether verdicts are the same for all values of a parameter, such as the bucket borders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from clear_mlflow.comparison.groups import (
+    MAX_NAME,
+    NOT_LOGGED,
+    Group,
+    format_label,
+    truncate_name,
+)
+from clear_mlflow.comparison.wording import DIFFERENT, TOO_FEW, is_a_better
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import one_line, safe_repr, truncate_apart
+
+if TYPE_CHECKING:
+    from clear_mlflow.comparison.result import Comparison, Pair
+
+BETTER, WORSE, UNDECIDED, UNTESTED = "better", "worse", "not decided", "not tested"
+# Options whose arguments are labels of their own, such as dataset/buckets.
+_PREFIXES = {"dataset_args": "dataset/", "scenario_args": "scenario/", "strategy_args": "strategy/"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairAcross:
+    """Two methods, compared once for each value of a parameter.
+
+    Attributes:
+        a, b: names of the methods.
+        outcomes: value of the parameter to BETTER or WORSE if a differs significantly from b, to
+            UNDECIDED, or to UNTESTED.
+        differences: value of the parameter to a - b in the metric of the ranking; NaN if not
+            tested.
+        share: part of the variance of a - b that is due to the parameter, from 0 to 1, estimated
+            over shared seeds; None without two of them for all values, or if nothing varies.
+        sentence: what follows.
+    """
+
+    a: str
+    b: str
+    outcomes: Mapping[str, str]
+    differences: Mapping[str, float]
+    share: float | None
+    sentence: str
+
+    @property
+    def mean_difference(self) -> float:
+        """Mean of a - b over the values of the parameter that were tested, or NaN."""
+        tested = [difference for difference in self.differences.values() if difference == difference]
+        return float(np.mean(tested)) if tested else nan
+
+    def count(self, outcome: str) -> int:
+        """Return for how many values of the parameter this is the outcome."""
+        return [*self.outcomes.values()].count(outcome)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the pair for JSON and data frames."""
+        counts = {name.replace(" ", "_"): self.count(name) for name in (BETTER, UNDECIDED, WORSE)}
+        differences = {key: d if d == d else None for key, d in self.differences.items()}
+        return {
+            "a": self.a,
+            "b": self.b,
+            **counts,
+            "mean_difference": self.mean_difference if any(differences.values()) else None,
+            "share": self.share,
+            "outcomes": dict(self.outcomes),
+            "differences": differences,
+            "sentence": self.sentence,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Across:
+    """The verdicts of a comparison for each value of a parameter.
+
+    Attributes:
+        parameter: name of the parameter.
+        values: its values, in the order of the leaderboard.
+        pairs: pairs of methods that were tested for any value.
+        agreement: Kendall's W of the rankings, from 0 to 1: all values rank the methods alike.
+            None without two methods that have results for all values.
+    """
+
+    parameter: str
+    values: tuple[str, ...]
+    pairs: tuple[PairAcross, ...]
+    agreement: float | None
+
+
+def summarize_across(comparison: Comparison, parameter: str) -> Across:
+    """Count for each pair of methods what the verdict is for each value of a parameter.
+
+    parameter: a label of the groups, such as ``dataset/buckets``, or an option whose arguments are
+    labels, such as ``dataset_args``. Raises ConfigError if the groups do not differ in it, or if a
+    method has several test sets for one value.
+    """
+    values, methods = _split_labels(comparison.groups, parameter)
+    if len(set(values)) < 2:
+        raise ConfigError(
+            f"across is {safe_repr(parameter)}, in which the compared runs do not differ; expected "
+            "a parameter or tag with several values, such as dataset_args"
+        )
+    groups: dict[tuple[tuple[str, str], ...], dict[str, Group]] = {}
+    for group, method, value in zip(comparison.groups, methods, values, strict=True):
+        other = groups.setdefault(method, {}).setdefault(value, group)
+        if other is not group:
+            raise ConfigError(
+                f"across is {safe_repr(parameter)}, but {other.name} and {group.name} have one "
+                f"value, {truncate_name(value)}, and different test sets; choose runs whose test "
+                "sets differ only by it"
+            )
+    names = dict(zip(groups, _name_methods([*groups]), strict=True))
+    pairs_by_methods: dict[tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]], dict[str, Pair]] = {}
+    for pair in comparison.pairs:
+        a, b = (methods[index] for index in pair.indices)
+        key = (b, a) if (b, a) in pairs_by_methods else (a, b)
+        pairs_by_methods.setdefault(key, {})[values[pair.indices[0]]] = pair
+    in_order = tuple(dict.fromkeys(values))
+    pairs = []
+    for (a, b), by_value in pairs_by_methods.items():
+        outcomes, differences = dict.fromkeys(in_order, UNTESTED), dict.fromkeys(in_order, nan)
+        for value, pair in by_value.items():
+            if pair.outcome == TOO_FEW or pair.difference is None:
+                continue
+            is_turned = methods[pair.indices[0]] == b
+            differences[value] = -pair.difference if is_turned else pair.difference
+            outcomes[value] = UNDECIDED
+            if pair.outcome == DIFFERENT:
+                outcomes[value] = BETTER if is_a_better(pair, pair.difference) != is_turned else WORSE
+        pairs.append(
+            PairAcross(
+                a=names[a],
+                b=names[b],
+                outcomes=outcomes,
+                differences=differences,
+                share=_measure_share([groups[a], groups[b]], in_order, comparison.ranked_by),
+                sentence=write_across(names[a], names[b], [*outcomes.values()], parameter),
+            )
+        )
+    return Across(
+        parameter=parameter,
+        values=in_order,
+        pairs=tuple(pairs),
+        agreement=_measure_agreement([*groups.values()], in_order, comparison.ranked_by),
+    )
+
+
+def write_across(a: str, b: str, outcomes: Sequence[str], parameter: str) -> str:
+    """Write what the verdicts for all values of a parameter have in common.
+
+    >>> write_across("replay", "naive", [BETTER, BETTER, UNDECIDED], "borders")
+    'replay is better than naive under 2 of 3 borders, and never worse'
+    >>> write_across("replay", "naive", [BETTER, WORSE], "borders")
+    'replay against naive depends on the borders: better under 1, worse under 1 of 2'
+    """
+    tested = [outcome for outcome in outcomes if outcome != UNTESTED]
+    better, worse = tested.count(BETTER), tested.count(WORSE)
+    number = f"{len(tested)}" if len(tested) == len(outcomes) else f"{len(tested)} tested"
+    if not tested:
+        return f"{a} against {b} was not tested"
+    if better and worse:
+        return (
+            f"{a} against {b} depends on the {parameter}: better under {better}, worse under "
+            f"{worse} of {number}"
+        )
+    if not better and not worse:
+        return f"{a} and {b}: not decided under any of {number} {parameter}"
+    (first, second), count = ((a, b), better) if better else ((b, a), worse)
+    if count == len(tested):
+        return f"{first} is better than {second} under all {number} {parameter}"
+    return f"{first} is better than {second} under {count} of {number} {parameter}, and never worse"
+
+
+def estimate_share(differences: NDArray[np.float64]) -> float | None:
+    """Return the part of the variance of differences that is due to their columns.
+
+    Two-way analysis of variance without repetition, with random columns: the variance between
+    columns is the mean square of the columns minus that of the rest, over the number of rows, and
+    at least 0.
+
+    differences: (S, N), S >= 2 rows (seeds) and N >= 2 columns. None if nothing varies.
+
+    >>> estimate_share(np.array([[0.0, 1.0], [0.0, 1.0]])), estimate_share(np.zeros((2, 2)))
+    (1.0, None)
+    """
+    num_seeds, num_values = differences.shape
+    columns = differences.mean(axis=0, keepdims=True)
+    rows = differences.mean(axis=1, keepdims=True)
+    mean = differences.mean()
+    between = num_seeds * ((columns - mean) ** 2).sum() / (num_values - 1)
+    rest = ((differences - columns - rows + mean) ** 2).sum()
+    rest /= (num_values - 1) * (num_seeds - 1)
+    variance = max(0.0, float(between - rest) / num_seeds)
+    return variance / (variance + float(rest)) if variance + rest > 1e-24 else None
+
+
+def compute_kendalls_w(values: NDArray[np.float64]) -> float | None:
+    """Return Kendall's coefficient of concordance, corrected for ties, or None if all are equal.
+
+    values: (N, M), N >= 2 judges of M >= 2 methods.
+
+    >>> compute_kendalls_w(np.array([[0.9, 0.8, 0.7], [0.5, 0.4, 0.3]]))
+    1.0
+    """
+    ranks = rankdata(values, axis=1)
+    num_judges, num_methods = ranks.shape
+    spread = ((ranks.sum(axis=0) - ranks.sum() / num_methods) ** 2).sum()
+    counts = [np.unique(row, return_counts=True)[1] for row in ranks]
+    ties = sum(float((count**3 - count).sum()) for count in counts)
+    whole = num_judges**2 * (num_methods**3 - num_methods) - num_judges * ties
+    return float(12 * spread / whole) if whole else None
+
+
+def _split_labels(
+    groups: Sequence[Group], parameter: str
+) -> tuple[list[str], list[tuple[tuple[str, str], ...]]]:
+    """Return for each group the value of a parameter, and the labels that are its method.
+
+    Labels that follow from the value, such as a model that depends on the dataset, are left out.
+    """
+    prefix = _PREFIXES.get(parameter, parameter)
+    values, others = [], []
+    for group in groups:
+        labels = group.labels if parameter in group.labels else group.members[0].labels
+        chosen = {n: v for n, v in group.labels.items() if n.startswith(prefix) and "/" in prefix}
+        texts = [f"{n.removeprefix(prefix)}={v}" for n, v in chosen.items() if v != NOT_LOGGED]
+        values.append(",".join(texts) if chosen else labels.get(parameter, NOT_LOGGED))
+        others.append({n: v for n, v in group.labels.items() if n not in {parameter, *chosen}})
+    by_value: dict[str, dict[str, set[str]]] = {}
+    for value, labels in zip(values, others, strict=True):
+        for name, label in labels.items():
+            by_value.setdefault(value, {}).setdefault(name, set()).add(label)
+    varying = {n for labels in by_value.values() for n, found in labels.items() if len(found) > 1}
+    return values, [
+        tuple((n, v) for n, v in labels.items() if n in varying) for labels in others
+    ]
+
+
+def _name_methods(methods: Sequence[tuple[tuple[str, str], ...]]) -> list[str]:
+    """Return a unique, printable name for the labels of each method."""
+    names = [
+        one_line(", ".join(format_label(n, v) for n, v in labels if v != NOT_LOGGED))
+        for labels in methods
+    ]
+    return truncate_apart([name or "all" for name in names], MAX_NAME)
+
+
+def _measure_share(
+    groups: Sequence[Mapping[str, Group]], values: Sequence[str], metric: str | None
+) -> float | None:
+    """Return the share of a parameter in the variance of a pair's difference, or None.
+
+    groups: the groups of both methods by value.
+    """
+    a, b = groups
+    if metric is None or not {*values} <= {*a} & {*b}:
+        return None
+    results = [
+        [{run.seed: value for run, value in side[v].list_values(metric)} for side in (a, b)]
+        for v in values
+    ]
+    seeds = set.intersection(*({*result} for sides in results for result in sides)) - {None}
+    if len(seeds) < 2:
+        return None
+    rows = [[a[seed] - b[seed] for a, b in results] for seed in sorted(seeds)]
+    return estimate_share(np.array(rows))
+
+
+def _measure_agreement(
+    groups: Sequence[Mapping[str, Group]], values: Sequence[str], metric: str | None
+) -> float | None:
+    """Return how far all values rank the methods alike, as :attr:`Across.agreement`."""
+    complete = [
+        [by_value[v].metrics[metric or ""].mean for v in values]
+        for by_value in groups
+        if all(v in by_value and metric in by_value[v].metrics for v in values)
+    ]
+    return compute_kendalls_w(np.array(complete).T) if len(complete) > 1 else None

@@ -1,0 +1,187 @@
+"""Verdicts for each value of a parameter, and what they have in common."""
+
+import itertools
+
+import numpy as np
+import pytest
+from comparisons import build_seed_runs, compare, counts
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from clear_mlflow.comparison.across import (
+    BETTER,
+    UNDECIDED,
+    UNTESTED,
+    WORSE,
+    compute_kendalls_w,
+    estimate_share,
+    summarize_across,
+    write_across,
+)
+from clear_mlflow.core.errors import ConfigError
+
+BY = ("strategy", "borders")
+SEEDS = (0, 1, 2, 3)
+
+
+def build_runs(levels, seeds=SEEDS):
+    """Return runs of strategies: borders to strategy to its number of correct images."""
+    return [
+        run
+        for number, (borders, by_strategy) in enumerate(levels.items())
+        for strategy, level in by_strategy.items()
+        for run in build_seed_runs(
+            strategy,
+            level,
+            seeds,
+            labels={"borders": borders},
+            digest=f"sha256:{number:064x}",
+            run_id=None,
+        )
+    ]
+
+
+def summarize(levels, **options):
+    return summarize_across(compare(build_runs(levels, **options), BY), "borders")
+
+
+def test_a_verdict_that_is_reversed_depends_on_the_parameter():
+    across = summarize(
+        {
+            "year": {"naive": 120, "replay": 170},
+            "half": {"naive": 125, "replay": 170},
+            "quarter": {"naive": 170, "replay": 120},
+        }
+    )
+    (pair,) = across.pairs
+    assert {pair.a, pair.b} == {"naive", "replay"}
+    sign = 1 if pair.a == "replay" else -1
+    better = BETTER if sign == 1 else WORSE
+    assert pair.outcomes == {"year": better, "half": better, "quarter": {BETTER, WORSE}.difference({better}).pop()}
+    assert [np.sign(d) for d in pair.differences.values()] == [sign, sign, -sign]
+    assert "depends on the borders" in pair.sentence
+    assert pair.share > 0.99
+    assert across.values == ("year", "half", "quarter")
+
+
+def test_the_order_of_a_pair_is_the_same_for_all_values():
+    """The better method comes first in a pair, and differs from value to value."""
+    levels = {"year": {"naive": 120, "replay": 170}, "half": {"naive": 170, "replay": 120}}
+    (pair,) = summarize(levels).pairs
+    turned = {borders: dict(reversed(by.items())) for borders, by in levels.items()}
+    (other,) = summarize(turned).pairs
+    assert (pair.a, pair.b, pair.differences) == (other.a, other.b, other.differences)
+    assert pair.outcomes == {"year": BETTER, "half": WORSE}
+
+
+def test_identical_methods_are_never_decided():
+    across = summarize({key: {"naive": 120, "copy": 120} for key in ("year", "half")})
+    (pair,) = across.pairs
+    assert set(pair.outcomes.values()) <= {UNDECIDED, UNTESTED}
+    assert pair.mean_difference == 0
+    assert pair.share is None
+    assert across.agreement is None
+
+
+def test_one_seed_each_is_not_tested_without_predictions():
+    across = summarize(
+        {key: {"naive": 120, "replay": 170} for key in ("year", "half")}, seeds=(0,)
+    )
+    (pair,) = across.pairs
+    assert set(pair.outcomes.values()) == {UNTESTED}
+    assert pair.sentence == "replay against naive was not tested"
+    assert pair.share is None
+    assert pair.to_dict()["mean_difference"] is None
+
+
+def test_a_parameter_that_does_not_differ_is_an_error():
+    runs = build_runs({"year": {"naive": 120, "replay": 170}})
+    for name in ("borders", "unknown"):
+        with pytest.raises(ConfigError, match=f"across is '{name}', in which the compared runs"):
+            summarize_across(compare(runs, BY), name)
+
+
+def test_several_test_sets_for_one_value_are_an_error():
+    levels = {"year": {"naive": 120}, "half": {"naive": 125}}
+    runs = [*build_runs(levels), *build_seed_runs("naive", 100, SEEDS, labels={"borders": "half"})]
+    with pytest.raises(ConfigError, match="one value, half, and different test sets"):
+        summarize_across(compare(runs, BY), "borders")
+
+
+def test_labels_that_follow_from_the_value_are_no_other_method():
+    """A model that depends on the dataset; two models for each dataset are two methods."""
+    levels = {"year": {"naive": 120, "replay": 170}, "half": {"naive": 125, "replay": 170}}
+    for models, count in (({"year": "a", "half": "b"}, 1), ({"naive": "a", "replay": "b"}, 1)):
+        runs = build_runs(levels)
+        for run in runs:
+            key = run.labels["borders"] if "year" in models else run.labels["strategy"]
+            run.labels["model"] = models[key]
+        across = summarize_across(compare(runs, (*BY, "model")), "borders")
+        assert len(across.pairs) == count
+        assert len(across.pairs[0].outcomes) == 2
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "sentence"),
+    [
+        ([BETTER] * 3, "a is better than b under all 3 borders"),
+        ([WORSE] * 3, "b is better than a under all 3 borders"),
+        ([WORSE, UNDECIDED, WORSE], "b is better than a under 2 of 3 borders, and never worse"),
+        ([BETTER, UNTESTED], "a is better than b under all 1 tested borders"),
+        ([UNDECIDED, UNTESTED], "a and b: not decided under any of 1 tested borders"),
+        (
+            [BETTER, WORSE, WORSE, WORSE],
+            "a against b depends on the borders: better under 1, worse under 3 of 4",
+        ),
+    ],
+)
+def test_sentences(outcomes, sentence):
+    assert write_across("a", "b", outcomes, "borders") == sentence
+
+
+@given(
+    hnp.arrays(
+        np.float64,
+        st.tuples(st.integers(2, 6), st.integers(2, 6)),
+        elements=st.floats(-1, 1).map(lambda x: round(x, 3)),
+    )
+)
+def test_the_share_is_that_of_a_loop(differences):
+    seeds, values = differences.shape
+    mean = differences.mean()
+    of_value = [differences[:, b].mean() for b in range(values)]
+    of_seed = [differences[s].mean() for s in range(seeds)]
+    between = seeds * sum((d - mean) ** 2 for d in of_value) / (values - 1)
+    rest = sum(
+        (differences[s, b] - of_value[b] - of_seed[s] + mean) ** 2
+        for s, b in itertools.product(range(seeds), range(values))
+    ) / ((values - 1) * (seeds - 1))
+    variance = max(0, (between - rest) / seeds)
+    share = estimate_share(differences)
+    if variance + rest < 1e-20:
+        assert share is None or 0 <= share <= 1
+    else:
+        assert share == pytest.approx(variance / (variance + rest), abs=1e-9)
+
+
+def test_without_an_effect_the_share_is_small():
+    draws = np.random.default_rng(0).normal(size=(2000, 5, 4))
+    assert np.mean([estimate_share(draw) for draw in draws]) < 0.12
+
+
+@pytest.mark.parametrize(
+    ("values", "agreement"),
+    [
+        ([[3, 2, 1], [3, 2, 1]], 1.0),
+        ([[3, 2, 1], [1, 2, 3]], 0.0),
+        # Siegel and Castellan 1988, Nonparametric Statistics, section 9.7: W = .16.
+        ([[1, 6, 3, 2, 5, 4], [1, 5, 6, 4, 2, 3], [6, 3, 2, 5, 4, 1]], 0.162),
+        # With ties: the ranks of the second judge are 1.5, 1.5 and 3.
+        ([[1, 2, 3], [1, 1, 2]], 0.933),
+        ([[1, 1], [1, 1]], None),
+    ],
+)
+def test_agreement_of_rankings(values, agreement):
+    expected = agreement if agreement is None else pytest.approx(agreement, abs=0.001)
+    assert compute_kendalls_w(np.array(values, float)) == expected
