@@ -66,6 +66,17 @@ STUDIES = {
     ),
 }
 
+# One archive of several divisions of one stream, and what follows from it.
+BORDERS = (
+    "weather-borders",
+    "linear",
+    "The days of weather, divided into buckets in four ways ([`borders`](own-streams.md#borders)), "
+    "with one seed.",
+    "Whether it pays to rehearse all days (`cumulative`) depends on the borders: with four buckets "
+    "a year, a model that keeps only the newest season forgets the others. All other verdicts are "
+    "the same for all borders.",
+)
+
 HEAD = """# Results
 
 All [strategies](strategies.md) with their defaults on the streams in the package, with five seeds
@@ -110,7 +121,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--export", action="store_true", help="write the bundles first")
     if options.parse_args().export:
-        for study in STUDIES:
+        for study in (*STUDIES, BORDERS[0]):
             (BUNDLES / f"{study}.tar.xz").unlink(missing_ok=True)
             clear_mlflow.export(study, BUNDLES / f"{study}.tar.xz", licence=LICENCE)
     with tempfile.TemporaryDirectory() as folder:
@@ -132,6 +143,7 @@ def write_files() -> dict[Path, bytes]:
             f"\n## {study}\n\n{setup}\n\n{write_table(compared, baseline)}\n{outcome}\n\n"
             f"![Accuracy on past and on future buckets](images/{picture.name})\n"
         )
+    text += write_borders(*BORDERS)
     return {**figures_by_path, PAGE: (text + PUBLISHED).encode()}
 
 
@@ -160,6 +172,30 @@ def write_table(compared: clear_mlflow.api.compared.ComparedRuns, baseline: str)
         flops = format_significant(group.metrics[FLOPS].mean, 3)
         lines.append(f"|{'|'.join([group.name, score, difference, p, *others, flops])}|")
     return "\n".join(lines) + "\n"
+
+
+def write_borders(study: str, baseline: str, setup: str, outcome: str) -> str:
+    """Return a section with the difference to the baseline for each division of a stream."""
+    compared = clear_mlflow.compare(
+        BUNDLES / f"{study}.tar.xz", baseline=baseline, across="borders", log=False
+    )
+    across = compared.comparison.across
+    assert across is not None
+    lines = [
+        f"|against {baseline}|{'|'.join(across.values)}|",
+        "|:--" * (len(across.values) + 1) + "|",
+    ]
+    for pair in across.pairs:
+        is_turned = pair.a == baseline
+        cells = []
+        for value, difference in pair.differences.items():
+            cell = format_points(-difference if is_turned else difference, None, "+.1f")
+            is_significant = pair.outcomes[value] in ("better", "worse")
+            cells.append(f"**{cell}**" if is_significant else cell)
+        lines.append(f"|{pair.b if is_turned else pair.a}|{'|'.join(cells)}|")
+    table = "\n".join(lines)
+    note = "In points of score; bold: significant, by a paired bootstrap over test days."
+    return f"\n## {study}\n\n{setup}\n\n{table}\n\n{note} {outcome}\n"
 
 
 def format_mean(summary: SeedSummary) -> str:

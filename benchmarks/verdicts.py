@@ -8,10 +8,10 @@ with three degrees of freedom (heavy tails); a shifted exponential (skewed); nor
 five times the standard deviation for the last method; normal, but one seed in five of the last
 method is 20 standard deviations lower and its other seeds are 4 higher.
 
-*Reversals*: two methods, compared for each of several values of a parameter, such as bucket borders;
-the share of studies in which one is significantly better for a value and worse for another. Their
-true difference is the same for all values, or turns its sign for half of them, in standard errors
-of a difference.
+*Reversals*: two methods, compared for each of several values of a parameter, such as bucket
+borders; the share of studies in which one is significantly better for a value and worse for
+another. Their true difference is the same for all values, or turns its sign for half of them, in
+standard errors of a difference.
 
 ``--bootstrap`` instead prints the processor time of metrics on 2,000 resampled matrices of ten
 buckets: computed at once, and one matrix after the other.

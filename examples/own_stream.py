@@ -69,7 +69,7 @@ if __name__ == "__main__":
         few = {"data_root": root, "features": "pixels", "epochs": 30, "lr": 0.1}
         ways = {
             "folder": clear_mlflow.train(dataset="folder", **few),
-            "table": clear_mlflow.train(dataset="table", dataset_args={"buckets": "year"}, **few),
+            "table": clear_mlflow.train(dataset="table", borders="year", **few),
             "function": clear_mlflow.train(
                 dataset="own_stream:shapes", dataset_args={"name": "shapes"}, **few
             ),

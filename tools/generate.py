@@ -127,6 +127,11 @@ def draw_badge(label: str, pattern: str) -> str:
     return badge.badge_svg_text
 
 
+def update_page_outputs(name: str) -> str:
+    """Return the text of a page below docs/ with the outputs of its commands as they are now."""
+    return update_outputs((ROOT / "docs" / name).read_text(encoding="utf-8"))
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "README.md": lambda: update_outputs(update_readme()),
     "CITATION.cff": update_citation,
@@ -142,9 +147,10 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/metrics.md": partial(update_page, "metrics.md"),
     "docs/parameters.md": partial(update_page, "parameters.md"),
     "docs/python.md": update_python_page,
-    "docs/statistics.md": lambda: update_outputs(
-        (ROOT / "docs" / "statistics.md").read_text(encoding="utf-8")
-    ),
+    **{
+        f"docs/{name}.md": partial(update_page_outputs, f"{name}.md")
+        for name in ("compare", "statistics")
+    },
 }
 
 

@@ -19,6 +19,7 @@ from clear_mlflow.api.compared_run import (
     read_predicted_classes,
 )
 from clear_mlflow.api.load import list_existing
+from clear_mlflow.comparison.across import summarize_across
 from clear_mlflow.comparison.figures import plot_history
 from clear_mlflow.comparison.groups import ComparedRun, RunWithoutRows, truncate_name
 from clear_mlflow.comparison.page import render_comparison_page
@@ -223,6 +224,7 @@ def compare_stored_runs(
     metrics: Sequence[Metric] = METRICS,
     at_equal: str | None = None,
     oracle: str | None = None,
+    across: str | None = None,
     explicit: bool,
     is_live: bool = False,
 ) -> ComparedRuns:
@@ -239,6 +241,7 @@ def compare_stored_runs(
         at_equal: cost that compared runs must share within 1 %, or None.
         oracle: label of runs that were trained from scratch, which all are measured against, or
             None.
+        across: parameter or tag for whose values verdicts are counted, or None.
         explicit: True if the user named the runs one by one: a run without rows is then listed as
             left out, and runs with different scores are a ConfigError. False: the former are
             skipped, and only the runs with the most common score are compared.
@@ -327,6 +330,8 @@ def compare_stored_runs(
             name = truncate_name(compared_run.name)
             warnings.append(f"Predictions of {name} are not used: {result}.")
     comparison = compare_groups(ranked, predictions_by_run)
+    if across is not None:
+        comparison = replace(comparison, across=summarize_across(comparison, across))
     failed = (
         f"{name} is left out of {len(reasons)} of {len(compared_runs)} runs: {reasons[0]}."
         for name, reasons in failures.items()

@@ -90,6 +90,7 @@ def compare(
         margin=margin,
         at_equal=at_equal,
         oracle=oracle,
+        across=across,
         explicit=are_named,
     )
     if not log:
@@ -105,6 +106,7 @@ def compare(
         "margin": None if margin is None else f"{margin:.15g}",
         "at_equal": at_equal,
         "oracle": oracle,
+        "across": across,
     }
     from clear_mlflow.api.comparison_run import log_comparison
 

@@ -64,7 +64,13 @@ def download(
     options=[output.JSON_OPTION],
     examples=("clear-mlflow data check clear10", "clear-mlflow data check ~/data/clear10"),
 )
-def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: str = "none") -> None:
+def check(
+    folder: Path | None = None,
+    *,
+    dataset: str = "auto",
+    dataset_args: str = "none",
+    borders: str = "none",
+) -> None:
     """List what the dataset in DIR contains, and all problems of it.
 
     The names clear10 and clear100 are short for the folders of downloaded datasets. The exit code
@@ -74,10 +80,12 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
         folder: folder of the dataset. May be left out if --dataset reads no folder.
         dataset: your own stream (see train), if DIR is not in a layout of CLEAR. auto: CLEAR.
         dataset_args: arguments of your own stream, name=value,name=value.
+        borders: how your own stream is divided into buckets, as for train.
     """
     from clear_mlflow.data.check import check_dataset
     from clear_mlflow.data.sources import CLEAR, is_custom_stream, needs_folder
     from clear_mlflow.learning.arguments import parse_dataset_arguments
+    from clear_mlflow.learning.parameters.config import parse_parameter
 
     if str(folder) in CLEAR:
         folder = default_data_dir() / str(folder)
@@ -95,7 +103,12 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
             )
     with _show_steps() as report:
         findings = check_dataset(
-            root, dataset, arguments, cache_dir=default_cache_dir(), on_progress=report
+            root,
+            dataset,
+            arguments,
+            borders=parse_parameter("borders", borders),
+            cache_dir=default_cache_dir(),
+            on_progress=report,
         )
     if output.wants_json():
         output.print_json(findings.as_json())
@@ -149,6 +162,7 @@ def features(
     weights: str = "DEFAULT",
     dataset: str = "clear10",
     dataset_args: str = "none",
+    borders: str = "none",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     name: str = "auto",
     protocol: Literal["iid", "streaming"] = "iid",
@@ -167,6 +181,7 @@ def features(
             for trying things out.
         dataset: dataset in DIR, as for train.
         dataset_args: arguments of your own stream, name=value,name=value.
+        borders: how your own stream is divided into buckets, as for train.
         device: device to compute on. auto: cuda if there is a GPU.
         name: name for train's --features. auto: the backbone's name, with timm- for timm.
         protocol: protocol as for train. streaming: only the training images have features.
@@ -194,6 +209,7 @@ def features(
     from clear_mlflow.learning.arguments import parse_dataset_arguments
     from clear_mlflow.learning.device import resolve_device
     from clear_mlflow.learning.inference.backbones import extract, load_backbone
+    from clear_mlflow.learning.parameters.config import parse_parameter
 
     if folder in CLEAR:
         dataset, folder = folder, AUTO
@@ -209,6 +225,7 @@ def features(
         folder,
         cache_dir=cache_dir,
         arguments=arguments,
+        borders=parse_parameter("borders", borders),
         protocol=protocol,
         split=split,
     )

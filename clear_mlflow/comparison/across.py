@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,82 +17,25 @@ from clear_mlflow.comparison.groups import (
     format_label,
     truncate_name,
 )
-from clear_mlflow.comparison.wording import DIFFERENT, TOO_FEW, is_a_better
+from clear_mlflow.comparison.result import (
+    BETTER,
+    DIFFERENT,
+    TOO_FEW,
+    UNDECIDED,
+    UNTESTED,
+    WORSE,
+    Across,
+    Comparison,
+    Pair,
+    PairAcross,
+)
+from clear_mlflow.comparison.wording import is_a_better
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line, safe_repr, truncate_apart
 
-if TYPE_CHECKING:
-    from clear_mlflow.comparison.result import Comparison, Pair
-
-BETTER, WORSE, UNDECIDED, UNTESTED = "better", "worse", "not decided", "not tested"
-# Options whose arguments are labels of their own, such as dataset/buckets.
+# Options whose arguments are separate labels, such as dataset/buckets.
 _PREFIXES = {"dataset_args": "dataset/", "scenario_args": "scenario/", "strategy_args": "strategy/"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairAcross:
-    """Two methods, compared once for each value of a parameter.
-
-    Attributes:
-        a, b: names of the methods.
-        outcomes: value of the parameter to BETTER or WORSE if a differs significantly from b, to
-            UNDECIDED, or to UNTESTED.
-        differences: value of the parameter to a - b in the metric of the ranking; NaN if not
-            tested.
-        share: part of the variance of a - b that is due to the parameter, from 0 to 1, estimated
-            over shared seeds; None without two of them for all values, or if nothing varies.
-        sentence: what follows.
-    """
-
-    a: str
-    b: str
-    outcomes: Mapping[str, str]
-    differences: Mapping[str, float]
-    share: float | None
-    sentence: str
-
-    @property
-    def mean_difference(self) -> float:
-        """Mean of a - b over the values of the parameter that were tested, or NaN."""
-        tested = [difference for difference in self.differences.values() if difference == difference]
-        return float(np.mean(tested)) if tested else nan
-
-    def count(self, outcome: str) -> int:
-        """Return for how many values of the parameter this is the outcome."""
-        return [*self.outcomes.values()].count(outcome)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the pair for JSON and data frames."""
-        counts = {name.replace(" ", "_"): self.count(name) for name in (BETTER, UNDECIDED, WORSE)}
-        differences = {key: d if d == d else None for key, d in self.differences.items()}
-        return {
-            "a": self.a,
-            "b": self.b,
-            **counts,
-            "mean_difference": self.mean_difference if any(differences.values()) else None,
-            "share": self.share,
-            "outcomes": dict(self.outcomes),
-            "differences": differences,
-            "sentence": self.sentence,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Across:
-    """The verdicts of a comparison for each value of a parameter.
-
-    Attributes:
-        parameter: name of the parameter.
-        values: its values, in the order of the leaderboard.
-        pairs: pairs of methods that were tested for any value.
-        agreement: Kendall's W of the rankings, from 0 to 1: all values rank the methods alike.
-            None without two methods that have results for all values.
-    """
-
-    parameter: str
-    values: tuple[str, ...]
-    pairs: tuple[PairAcross, ...]
-    agreement: float | None
+_Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def summarize_across(comparison: Comparison, parameter: str) -> Across:
@@ -109,7 +51,7 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
             f"across is {safe_repr(parameter)}, in which the compared runs do not differ; expected "
             "a parameter or tag with several values, such as dataset_args"
         )
-    groups: dict[tuple[tuple[str, str], ...], dict[str, Group]] = {}
+    groups: dict[_Labels, dict[str, Group]] = {}
     for group, method, value in zip(comparison.groups, methods, values, strict=True):
         other = groups.setdefault(method, {}).setdefault(value, group)
         if other is not group:
@@ -119,7 +61,7 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
                 "sets differ only by it"
             )
     names = dict(zip(groups, _name_methods([*groups]), strict=True))
-    pairs_by_methods: dict[tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]], dict[str, Pair]] = {}
+    pairs_by_methods: dict[tuple[_Labels, _Labels], dict[str, Pair]] = {}
     for pair in comparison.pairs:
         a, b = (methods[index] for index in pair.indices)
         key = (b, a) if (b, a) in pairs_by_methods else (a, b)
@@ -135,7 +77,9 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
             differences[value] = -pair.difference if is_turned else pair.difference
             outcomes[value] = UNDECIDED
             if pair.outcome == DIFFERENT:
-                outcomes[value] = BETTER if is_a_better(pair, pair.difference) != is_turned else WORSE
+                outcomes[value] = (
+                    BETTER if is_a_better(pair, pair.difference) != is_turned else WORSE
+                )
         pairs.append(
             PairAcross(
                 a=names[a],
@@ -184,7 +128,7 @@ def estimate_share(differences: NDArray[np.float64]) -> float | None:
     """Return the part of the variance of differences that is due to their columns.
 
     Two-way analysis of variance without repetition, with random columns: the variance between
-    columns is the mean square of the columns minus that of the rest, over the number of rows, and
+    columns is the mean square of the columns minus the rest, over the number of rows, and
     at least 0.
 
     differences: (S, N), S >= 2 rows (seeds) and N >= 2 columns. None if nothing varies.
@@ -213,16 +157,14 @@ def compute_kendalls_w(values: NDArray[np.float64]) -> float | None:
     """
     ranks = rankdata(values, axis=1)
     num_judges, num_methods = ranks.shape
-    spread = ((ranks.sum(axis=0) - ranks.sum() / num_methods) ** 2).sum()
+    deviation = ((ranks.sum(axis=0) - ranks.sum() / num_methods) ** 2).sum()
     counts = [np.unique(row, return_counts=True)[1] for row in ranks]
     ties = sum(float((count**3 - count).sum()) for count in counts)
-    whole = num_judges**2 * (num_methods**3 - num_methods) - num_judges * ties
-    return float(12 * spread / whole) if whole else None
+    largest = num_judges**2 * (num_methods**3 - num_methods) - num_judges * ties
+    return float(12 * deviation / largest) if largest else None
 
 
-def _split_labels(
-    groups: Sequence[Group], parameter: str
-) -> tuple[list[str], list[tuple[tuple[str, str], ...]]]:
+def _split_labels(groups: Sequence[Group], parameter: str) -> tuple[list[str], list[_Labels]]:
     """Return for each group the value of a parameter, and the labels that are its method.
 
     Labels that follow from the value, such as a model that depends on the dataset, are left out.
@@ -239,13 +181,11 @@ def _split_labels(
     for value, labels in zip(values, others, strict=True):
         for name, label in labels.items():
             by_value.setdefault(value, {}).setdefault(name, set()).add(label)
-    varying = {n for labels in by_value.values() for n, found in labels.items() if len(found) > 1}
-    return values, [
-        tuple((n, v) for n, v in labels.items() if n in varying) for labels in others
-    ]
+    varying = {n for labels in by_value.values() for n, texts in labels.items() if len(texts) > 1}
+    return values, [tuple((n, v) for n, v in labels.items() if n in varying) for labels in others]
 
 
-def _name_methods(methods: Sequence[tuple[tuple[str, str], ...]]) -> list[str]:
+def _name_methods(methods: Sequence[_Labels]) -> list[str]:
     """Return a unique, printable name for the labels of each method."""
     names = [
         one_line(", ".join(format_label(n, v) for n, v in labels if v != NOT_LOGGED))
@@ -268,10 +208,11 @@ def _measure_share(
         [{run.seed: value for run, value in side[v].list_values(metric)} for side in (a, b)]
         for v in values
     ]
-    seeds = set.intersection(*({*result} for sides in results for result in sides)) - {None}
+    shared = set.intersection(*({*result} for sides in results for result in sides))
+    seeds = sorted(seed for seed in shared if seed is not None)
     if len(seeds) < 2:
         return None
-    rows = [[a[seed] - b[seed] for a, b in results] for seed in sorted(seeds)]
+    rows = [[a[seed] - b[seed] for a, b in results] for seed in seeds]
     return estimate_share(np.array(rows))
 
 

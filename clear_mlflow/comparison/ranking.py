@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import comb
 
@@ -181,7 +181,8 @@ def get_default_group_by(
     """Return strategy and dataset, if logged, and the parameters that vary within their groups.
 
     Only parameters that affect results count. One that only some runs log is added if nothing else
-    separates these runs.
+    separates these runs. Groups that would have equal labels and differ in their test sets are
+    named by the parameters in which they differ, such as borders.
     """
     labels = {name for run in runs for name in run.labels}
     group_by: tuple[str, ...] = tuple(n for n in ("strategy", "dataset") if n in labels)
@@ -190,8 +191,22 @@ def get_default_group_by(
         mixed = [item for g in groups for item in g.mixed_params.items() if item[0] not in group_by]
         varying = [name for name, values in mixed if len({*values} - {NOT_LOGGED}) > 1]
         if not mixed:
-            return group_by
+            return (*group_by, *_find_separating(groups))
         group_by = (*group_by, *dict.fromkeys(varying or [mixed[0][0]]))
+
+
+def _find_separating(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield parameters in which groups with equal labels differ, in the order of the first ones."""
+    by_labels: dict[tuple[str, ...], list[ComparedRun]] = defaultdict(list)
+    for group in groups:
+        by_labels[tuple(group.labels.values())].append(group.members[0])
+    names = dict.fromkeys(name for group in groups for name in group.members[0].method_params)
+    for name in names:
+        if any(
+            len({run.method_params.get(name, NOT_LOGGED) for run in runs}) > 1
+            for runs in by_labels.values()
+        ):
+            yield name
 
 
 def select_equal_cost(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import nan
+from statistics import fmean
 from typing import Any
 
 from pandas import DataFrame, Index, MultiIndex, Series
@@ -30,6 +31,7 @@ from clear_mlflow.metrics import (
 from clear_mlflow.statistics import Interval
 
 DIFFERENT, EQUIVALENT, NOT_SHOWN, TOO_FEW = "different", "equivalent", "not shown", "too few"
+BETTER, WORSE, UNDECIDED, UNTESTED = "better", "worse", "not decided", "not tested"
 ALPHA = 1 - LEVEL + 1e-12  # largest significant p: exactly 0.05, despite rounding in 1 - 0.95
 MAX_PREDICTIONS = 24  # single runs whose predictions are read, megabytes each
 
@@ -81,6 +83,83 @@ class Pair:
 PAIR_COLUMNS = tuple(column.name for column in fields(Pair) if column.name != "indices")
 
 
+@dataclass(frozen=True, kw_only=True)
+class PairAcross:
+    """Two methods, compared once for each value of a parameter.
+
+    Attributes:
+        a, b: names of the methods.
+        outcomes: value of the parameter to BETTER or WORSE if a differs significantly from b, to
+            UNDECIDED, or to UNTESTED.
+        differences: value of the parameter to a - b in the metric of the ranking; NaN if not
+            tested.
+        share: part of the variance of a - b that is due to the parameter, from 0 to 1, estimated
+            over shared seeds; None without two of them for all values, or if nothing varies.
+        sentence: what follows.
+    """
+
+    a: str
+    b: str
+    outcomes: Mapping[str, str]
+    differences: Mapping[str, float]
+    share: float | None
+    sentence: str
+
+    @property
+    def mean_difference(self) -> float:
+        """Mean of a - b over the values of the parameter that were tested, or NaN."""
+        tested = [
+            difference for difference in self.differences.values() if difference == difference
+        ]
+        return fmean(tested) if tested else nan
+
+    def count(self, outcome: str) -> int:
+        """Return for how many values of the parameter this is the outcome."""
+        return [*self.outcomes.values()].count(outcome)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the pair for JSON and data frames."""
+        counts = {name.replace(" ", "_"): self.count(name) for name in (BETTER, UNDECIDED, WORSE)}
+        differences = {key: d if d == d else None for key, d in self.differences.items()}
+        return {
+            "a": self.a,
+            "b": self.b,
+            **counts,
+            "mean_difference": self.mean_difference if any(differences.values()) else None,
+            "share": self.share,
+            "outcomes": dict(self.outcomes),
+            "differences": differences,
+            "sentence": self.sentence,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Across:
+    """The verdicts of a comparison for each value of a parameter.
+
+    Attributes:
+        parameter: name of the parameter.
+        values: its values, in the order of the leaderboard.
+        pairs: pairs of methods that were tested for any value.
+        agreement: Kendall's W of the rankings, from 0 to 1: all values rank the methods alike.
+            None without two methods that have results for all values.
+    """
+
+    parameter: str
+    values: tuple[str, ...]
+    pairs: tuple[PairAcross, ...]
+    agreement: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdicts for JSON."""
+        return {
+            "parameter": self.parameter,
+            "values": list(self.values),
+            "agreement": self.agreement,
+            "pairs": [pair.to_dict() for pair in self.pairs],
+        }
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison:
     """Groups of runs, best first, with the tests of pairs of groups.
@@ -106,6 +185,7 @@ class Comparison:
     pairs: tuple[Pair, ...] = ()  # tested on the ranking metric
     # Indices of groups that are significantly better than all others under the same conditions.
     best: frozenset[int] = frozenset()
+    across: Across | None = None  # the verdicts for each value of a parameter, if requested
     # A line on the clearest difference in another headline metric, for pairs that do not differ in
     # the metric of the ranking; empty without any.
     exploratory: str = ""

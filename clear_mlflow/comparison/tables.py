@@ -16,7 +16,7 @@ from clear_mlflow.comparison.groups import LEVEL, MAX_NAME, Group
 from clear_mlflow.comparison.result import DIFFERENT, PAIR_COLUMNS, Comparison, build_frame
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import NOT_MEASURED, safe_repr, truncate
-from clear_mlflow.metrics import ALL_METRICS, adapt_metrics, format_value
+from clear_mlflow.metrics import ALL_METRICS, SCRATCH_METRICS, adapt_metrics, format_value
 from clear_mlflow.report.exports import disarm_formula
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, append_lines, escape
 
@@ -64,6 +64,7 @@ def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
         "level": LEVEL,
         "groups": groups,
         "verdicts": [pair.to_dict() for pair in comparison.pairs],
+        "across": comparison.across and comparison.across.to_dict(),
         "exploratory": comparison.exploratory or None,
         "warnings": list(comparison.warnings),
     }
@@ -215,11 +216,24 @@ def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = N
     )
 
 
+def format_difference(comparison: Comparison, difference: float) -> str:
+    """Return a difference in the ranking metric with its sign, in points if it is a fraction.
+
+    Returns "" for NaN.
+    """
+    if difference != difference:
+        return ""
+    if comparison.ranked_by in list_percent_metrics(comparison):
+        return f"{round(100 * difference, 1) + 0.0:+.1f}"  # never -0.0
+    return f"{difference:+.4g}"
+
+
 def list_percent_metrics(comparison: Comparison) -> set[str]:
     """Return the metrics that papers report in percent: accuracies and their differences."""
     if not comparison.score.is_accuracy:
         return set()
-    return {m.name for m in adapt_metrics(ALL_METRICS, comparison.score) if not m.unit}
+    metrics = (*adapt_metrics(ALL_METRICS, comparison.score), *SCRATCH_METRICS)
+    return {metric.name for metric in metrics if not metric.unit}
 
 
 def _format_powers(formula: str) -> str:

@@ -12,8 +12,22 @@ from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.comparison.groups import COST
-from clear_mlflow.comparison.result import DIFFERENT, EQUIVALENT, Comparison
-from clear_mlflow.comparison.tables import build_text_columns, format_mean
+from clear_mlflow.comparison.result import (
+    BETTER,
+    DIFFERENT,
+    EQUIVALENT,
+    UNDECIDED,
+    UNTESTED,
+    WORSE,
+    Across,
+    Comparison,
+)
+from clear_mlflow.comparison.tables import (
+    build_text_columns,
+    format_difference,
+    format_mean,
+    list_percent_metrics,
+)
 from clear_mlflow.comparison.wording import write_assumptions
 from clear_mlflow.core.score import format_significant
 
@@ -21,6 +35,8 @@ _MAX_GROUPS = 50
 _MAX_METRICS = 4  # columns of a table with costs
 # Up to so many verdicts are printed with details, which are always on the page.
 _MAX_DETAILED = 6
+_MARKS = {BETTER: "✓", WORSE: "✗", UNDECIDED: "–", UNTESTED: ""}
+_MAX_VALUES = 6  # columns of a table of values of a parameter
 
 
 def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
@@ -45,6 +61,9 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
     if comparison.exploratory:
         yield Text()
         yield Text.assemble(("? ", "dim"), comparison.exploratory)
+    if comparison.across is not None:
+        yield Text()
+        yield from _render_across(comparison, comparison.across)
     if assumptions := write_assumptions(pairs):
         yield Text()
         yield Text(assumptions, style="dim")
@@ -52,6 +71,35 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
         yield Text()
     for warning in comparison.warnings:
         yield Text.assemble(("! ", "yellow"), warning)
+
+
+def _render_across(comparison: Comparison, across: Across) -> Iterator[RenderableType]:
+    """Yield a table with a row for each pair and a column for each value, and the sentences.
+
+    With more than _MAX_VALUES values, the table has the numbers of outcomes instead.
+    """
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    has_cells = len(across.values) <= _MAX_VALUES
+    counted = (BETTER, UNDECIDED, WORSE)
+    table.add_column(f"across {across.parameter}", overflow="fold")
+    for name in (*(across.values if has_cells else counted), "mean"):
+        table.add_column(name, justify="right", overflow="fold")
+    for pair in across.pairs:
+        cells = [f"{pair.count(outcome)}" for outcome in counted]
+        if has_cells:
+            cells = [
+                f"{format_difference(comparison, difference)} {_MARKS[pair.outcomes[value]]}"
+                for value, difference in pair.differences.items()
+            ]
+        mean = format_difference(comparison, pair.mean_difference)
+        table.add_row(*map(Text, (f"{pair.a} - {pair.b}", *cells, mean)))
+    unit = " in points" if comparison.ranked_by in list_percent_metrics(comparison) else ""
+    marks = "; ✓ better, ✗ worse, – not decided" if has_cells else ""
+    table.caption = f"differences in {comparison.ranked_by}{unit}{marks}"
+    yield table
+    for pair in across.pairs:
+        yield Text()
+        yield Text(f"{pair.sentence}.")
 
 
 def _build_leaderboards(comparison: Comparison) -> Iterator[Table]:

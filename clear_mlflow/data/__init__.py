@@ -11,9 +11,11 @@ import numpy as np
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
+from clear_mlflow.data.borders import regroup_buckets
 from clear_mlflow.data.download import fetch_clear
 from clear_mlflow.data.embedded import EMBEDDED, LICENCE, get_embedded_digest, write_embedded
 from clear_mlflow.data.files import path_text
+from clear_mlflow.data.images import NONE
 from clear_mlflow.data.images import Entry as Entry
 from clear_mlflow.data.images import ImageIndex as ImageIndex
 from clear_mlflow.data.images import build_index as build_index
@@ -29,6 +31,7 @@ def load_stream(
     *,
     cache_dir: Path,
     arguments: Mapping[str, Any] | None = None,
+    borders: str = NONE,
     protocol: str = IID,
     split: str = AUTO,
 ) -> BucketStream:
@@ -36,15 +39,24 @@ def load_stream(
 
     With the data root ``auto``, a missing CLEAR dataset is downloaded, and an embedded dataset is
     written to *cache_dir*, which also keeps the hashes of files.
-    arguments: ``dataset_args`` of a custom stream. Raises ConfigError if an argument is invalid,
-    and DataError if the dataset cannot be read.
+    arguments, borders: ``dataset_args`` of a custom stream, and where it is divided; see
+    :mod:`.borders`. Raises ConfigError if one is invalid, and DataError if the dataset cannot be
+    read.
     """
     check_split(protocol, split)
+    if borders != NONE and not is_custom_stream(dataset):
+        raise ConfigError(
+            f"borders is {borders}, but dataset {dataset} has the buckets of its authors; pass "
+            "borders=none, or a stream whose images have dates (dataset=table)",
+            parameter="borders",
+        )
     if data_root == AUTO and dataset in CLEAR:
         data_root = str(fetch_clear(dataset))
     if dataset in EMBEDDED:
         return _load_embedded(dataset, data_root, cache_dir, protocol, split)
-    index = read_stream_index(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
+    index = read_stream_index(
+        dataset, data_root, cache_dir=cache_dir, arguments=arguments, borders=borders
+    )
     name = stream_name(dataset, data_root, arguments or {})
     stream = build_stream(index, name=name, protocol=protocol, split=split, hash_folder=cache_dir)
     if dataset == "clear10" and CLEAR10_TIMES.keys() >= {*stream.keys}:
@@ -90,6 +102,7 @@ def read_stream_index(
     *,
     cache_dir: Path,
     arguments: Mapping[str, Any] | None = None,
+    borders: str = NONE,
 ) -> ImageIndex:
     """Read the index of a dataset that is not embedded. Image files are not hashed.
 
@@ -100,7 +113,11 @@ def read_stream_index(
         return replace(index, source=data_root)
     source = load_source(dataset)
     root = None if data_root == AUTO else Path(data_root)
-    result: ImageIndex = source.read_index(
-        root, source.Arguments(**(arguments or {})), cache_dir=cache_dir
-    )
+    checked = source.Arguments(**(arguments or {}))
+    result: ImageIndex
+    if source.HAS_TIMES:
+        result = source.read_index(root, checked, cache_dir=cache_dir, borders=borders)
+    else:
+        result = source.read_index(root, checked, cache_dir=cache_dir)
+        result = result if borders == NONE else regroup_buckets(result, borders)
     return result

@@ -23,7 +23,7 @@ from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, hash_file
 from clear_mlflow.data import read_stream_index
 from clear_mlflow.data.decode import Resize, UndecodableError, decode_file
 from clear_mlflow.data.files import path_text, reason, stat_file
-from clear_mlflow.data.images import TRAIN, ImageTable
+from clear_mlflow.data.images import NONE, TRAIN, ImageTable
 from clear_mlflow.data.stream import AUTO, DIFFERENCES, build_stream, find_copies
 
 SCHEMA = 1
@@ -103,15 +103,18 @@ def check_dataset(
     dataset: str = AUTO,
     arguments: Mapping[str, Any] | None = None,
     *,
+    borders: str = NONE,
     cache_dir: Path = Path(),
     on_progress: OnImages = lambda step, done, total: None,
 ) -> Findings:
     """Decode all images of a dataset, and return its contents and problems.
 
-    dataset: of your own, or ``auto`` for one in a layout of CLEAR. arguments: ``dataset_args``.
-    Raises DataError if the index cannot be read.
+    dataset: of your own, or ``auto`` for one in a layout of CLEAR. arguments, borders: as
+    for training. Raises DataError if the index cannot be read.
     """
-    index = read_stream_index(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
+    index = read_stream_index(
+        dataset, data_root, cache_dir=cache_dir, arguments=arguments, borders=borders
+    )
     root, images = index.root, index.images
     problems: list[Problem] = []
     splits = ["all"] if index.read_test is None else [TRAIN]

@@ -281,7 +281,7 @@ def build_index(
         buckets=keys,
         images=build_table(train, is_test=False),
         read_test=read_test if test else None,
-        times=_find_first_days(keys) if times is None else {key: times[key] for key in keys},
+        times=find_first_days(keys) if times is None else {key: times[key] for key in keys},
         warnings=(
             (f"test sets without a training set were left out: bucket {test_only}",)
             if test_only
@@ -477,7 +477,7 @@ def sort_buckets(keys: Collection[str], *, order: Sequence[str], source_name: st
     return ordered
 
 
-def _find_first_days(keys: Collection[str]) -> dict[str, str]:
+def find_first_days(keys: Collection[str]) -> dict[str, str]:
     """Return the first day of each bucket, or nothing unless all keys are dates."""
     times = {key: parse_time(key) for key in keys}
     dates = {key: f"{time.start:%Y-%m-%d}" for key, time in times.items() if time is not None}

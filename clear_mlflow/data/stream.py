@@ -35,7 +35,8 @@ IID = "iid"
 STREAMING = "streaming"
 TEST_RATIO = 0.3
 STORED_SPLITS = range(5)  # the seeds of the splits that the older layout stores
-_SPLIT = re.compile(f"auto|[0-9]{{1,18}}|{VALIDATION}(:[0-9]{{1,18}})?")
+STREAM = "stream"  # the test set is drawn from the complete stream, whatever its buckets are
+_SPLIT = re.compile(f"auto|({STREAM}:)?[0-9]{{1,18}}|{VALIDATION}(:({STREAM}:)?[0-9]{{1,18}})?")
 
 DOMAIN = "domain"  # the scenario in which all buckets have the same classes
 _FILES_PER_TASK = 32
@@ -141,6 +142,8 @@ def build_stream(
     Images that occur twice are warnings of the stream. Raises DataError if two sets share over half
     of the images of the smaller one, or lack a class that the index requires.
     """
+    if get_divided_split(split).startswith(f"{STREAM}:"):  # contents decide
+        index = replace(index, images=_hash_images(index.images, index.root, hash_folder))
     images, split, warnings = apply_split(index, protocol=protocol, split=split)
     if index.needs_all_classes:
         _check_all_classes(index.images, index)
@@ -179,7 +182,9 @@ def apply_split(
     if protocol == STREAMING:
         return images, "none", warnings
     name, validates = get_divided_split(split), get_measured_split(split) == VALIDATION
-    if name != AUTO or index.read_test is None:
+    if name.startswith(f"{STREAM}:"):
+        images = _hold_out_by_content(index, int(name.partition(":")[2]))
+    elif name != AUTO or index.read_test is None:
         number = 0 if name == AUTO else int(name)
         name = str(number)
         images, warnings = _hold_out_test(index, number)
@@ -216,6 +221,26 @@ def _hold_out_test(index: ImageIndex, number: int) -> tuple[ImageTable, tuple[st
     return replace(images, is_test=is_test), warnings
 
 
+def _hold_out_by_content(index: ImageIndex, seed: int) -> ImageTable:
+    """Return hashed images, three of ten of which are held out by their content."""
+    images = index.images
+    is_test = np.array([_is_drawn(content, seed) for content in images.contents], dtype=np.bool_)
+    for key, rows in zip(index.buckets, images.group_by_bucket(len(index.buckets)), strict=True):
+        if not 0 < is_test[rows].sum() < len(rows):
+            raise DataError(
+                f"bucket {key} of {path_text(index.root)} has {len(rows)} images, of which "
+                f"{is_test[rows].sum()} are in the test set of split={STREAM}:{seed}; expected "
+                "some to train on and some to test on: pass wider borders, or another seed"
+            )
+    return replace(images, is_test=is_test)
+
+
+def _is_drawn(content: str, seed: int) -> bool:
+    """Return whether an image is a test image: the same one in every division into buckets."""
+    digest = hashlib.sha256(f"{seed}\0{content}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < TEST_RATIO * 2**64
+
+
 def check_split(protocol: str, split: str) -> None:
     """Raise ConfigError if a protocol or a split does not exist, or they contradict each other."""
     if protocol not in (IID, STREAMING):
@@ -226,7 +251,7 @@ def check_split(protocol: str, split: str) -> None:
     if not _SPLIT.fullmatch(split):
         raise ConfigError(
             f"split is {safe_repr(split)}; expected {AUTO}, an integer of up to 18 digits, "
-            f"{VALIDATION}, or {VALIDATION}:N for the validation split of split N",
+            f"{STREAM}:N, {VALIDATION}, or {VALIDATION}:N for the validation split of split N",
             parameter="split",
         )
     if split != AUTO and protocol == STREAMING:

@@ -146,6 +146,7 @@ def load_data(config: TrainConfig) -> BucketStream:
         config.data_root,
         cache_dir=default_cache_dir(),
         arguments=config.dataset_args,
+        borders=config.borders,
         protocol=config.protocol,
         split=config.split,
     )

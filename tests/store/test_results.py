@@ -24,19 +24,24 @@ def test_the_page_and_its_figures_follow_from_the_archives(store):
         assert path.read_bytes() == content, f"{path.name}: run python benchmarks/results.py"
 
 
-@pytest.mark.parametrize("study", PAGE["STUDIES"])
+@pytest.mark.parametrize("study", [*PAGE["STUDIES"], PAGE["BORDERS"][0]])
 def test_an_archive_holds_what_its_grid_trains(study):
     """Each combination once, with software versions. All strategies are included."""
     planned = read_grid(BENCHMARKS / "results" / f"{study}.yaml").runs
-    planned_runs = sorted((run.config.strategy, str(run.config.seed)) for run in planned)
+    planned_runs = sorted(
+        (run.config.strategy, str(run.config.seed), run.config.borders) for run in planned
+    )
     runs = read_bundles(BENCHMARKS / "results" / f"{study}.tar.xz")
     assert (
-        sorted((run.data.params["strategy"], run.data.params["seed"]) for run in runs)
+        sorted(
+            (params["strategy"], params["seed"], params.get("borders", "none"))
+            for params in (run.data.params for run in runs)
+        )
         == planned_runs
     )
     assert all("torch " in run.data.tags["clear_mlflow.software"] for run in runs)
     if study == "digits":
-        assert {strategy for strategy, _ in planned_runs} == set(list_strategies())
+        assert {strategy for strategy, *_ in planned_runs} == set(list_strategies())
 
 
 # Percentage points on future buckets, by loops over the mean matrices of the archives: drop, lead,
@@ -63,6 +68,32 @@ def test_a_drop_is_a_lead_harder_data_and_what_was_not_adapted(store, study):
     for strategy in chosen - {"from_scratch"}:
         assert tuple(points.loc[strategy].round(2)) == DROPS[study, strategy]
     assert points.loc["from_scratch", "against_scratch/lead"] == 0
+
+
+def test_a_verdict_that_depends_on_the_borders_is_found(store):
+    """Cumulative against linear: worse with years, sixths and half-years, better with quarters."""
+    archive = BENCHMARKS / "results" / "weather-borders.tar.xz"
+    compared = clear_mlflow.compare(archive, baseline="linear", across="borders", log=False)
+    pairs = {frozenset((pair.a, pair.b)): pair for pair in compared.comparison.across.pairs}
+    pair = pairs[frozenset(("linear", "cumulative"))]
+    sign = 1 if pair.a == "cumulative" else -1
+    assert {value: round(100 * sign * d, 1) for value, d in pair.differences.items()} == {
+        "year": -3.9,
+        "equal:6": -4.6,
+        "half": -5.5,
+        "quarter": 4.0,
+    }
+    assert pair.sentence == (
+        "linear against cumulative depends on the borders: better under 3, worse under 1 of 4"
+    )
+    outcomes = [
+        pair.sentence.split(" under ")[1]
+        for pair in pairs.values()
+        if " under all" in pair.sentence
+    ]
+    assert outcomes == ["all 4 borders"] * 2
+    content = compared.to_dict()["across"]
+    assert [content["parameter"], sorted(content["values"])] == ["borders", sorted(pair.outcomes)]
 
 
 def test_an_archive_that_was_changed_is_refused(tmp_path):

@@ -24,11 +24,13 @@ def load_source(
     cache: Path | None = None,
     protocol: str = "iid",
     split: str = "auto",
+    borders: str = "none",
     **arguments: Any,
 ) -> BucketStream:
     """Load a custom stream from a folder, by default with a cache next to it."""
     cache_dir = cache or root.parent / "cache"
     options: dict[str, Any] = {"arguments": arguments, "protocol": protocol, "split": split}
+    options["borders"] = borders
     return load_stream(dataset, str(root), cache_dir=cache_dir, **options)
 
 

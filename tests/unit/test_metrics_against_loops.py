@@ -145,6 +145,13 @@ def compute_by_loops(values, initial, counts, width) -> dict[str, float]:
         if counts is not None:
             hits = sum(counts[j] * values[last][j] for j in rows)
             by_name["renate/micro_average_accuracy"] = hits / sum(counts[j] for j in rows)
+            lost = sum(counts[j] * (values[j][j] - values[last][j]) for j in rows)
+            by_name["deployment/lost_accuracy"] = lost / sum(counts[j] for j in rows)
+            arriving = range(1, min(k + 1, width))
+            if arriving:
+                hits = sum(counts[j] * values[j - 1][j] for j in arriving)
+                total = sum(counts[j] for j in arriving)
+                by_name["deployment/deployed_accuracy"] = hits / total
     if k >= 2:
         best = [max(values[i][j] for i in range(last)) for j in range(last)]
         by_name["renate/forgetting"] = mean(best[j] - values[last][j] for j in range(last))
@@ -475,6 +482,8 @@ MISSING_ROW = AccuracyMatrix([[0.8] * 4, [math.nan] * 4, [0.8] * 4])
                 **dict.fromkeys(NEED_PAST, PAST),
                 "renate/forward_transfer": SECOND,
                 "renate/micro_average_accuracy": "needs test counts per bucket",
+                "deployment/deployed_accuracy": "needs test counts per bucket",
+                "deployment/lost_accuracy": "needs test counts per bucket",
                 "wild_time/fix_id_accuracy": SPLIT,
                 "wild_time/fix_ood_average": SPLIT,
                 "wild_time/fix_ood_worst": SPLIT,

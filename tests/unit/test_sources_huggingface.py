@@ -60,7 +60,7 @@ def test_a_saved_dataset_is_the_stream_of_its_folder(saved, protocol, split, buc
     photos, root = saved
     options = {"protocol": protocol, "split": split}
     folder = load_stream("folder", str(photos), cache_dir=root.parent / "cache", **options)
-    dataset = load(root, buckets=buckets, **options)
+    dataset = load(root, borders=buckets, **options)
     assert dataset.digest == folder.digest
     assert (dataset.class_names, dataset.layout, dataset.name) == (CLASSES, "huggingface", "saved")
     assert dataset.source == str(root)
@@ -131,9 +131,7 @@ def test_labels_without_classes_are_a_one_line_error(tmp_path):
     check_error(DataError, "row 0 has no label", load, tmp_path / "odd")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("buckets", "equal:0"), ("buckets", "decade"), ("hub", "three/parts/here")]
-)
+@pytest.mark.parametrize(("name", "value"), [("hub", "three/parts/here")])
 def test_arguments_are_checked_before_a_dataset_is_opened(tmp_path, name, value):
     with pytest.raises(ConfigError, match=f"dataset_args has {name}={value!r}; expected"):
         load(tmp_path / "nowhere", **{name: value})
@@ -142,7 +140,7 @@ def test_arguments_are_checked_before_a_dataset_is_opened(tmp_path, name, value)
 def test_an_invalid_saved_dataset_is_a_one_line_error(saved, tmp_path):
     photos, root = saved
     check_error(DataError, "no state.json; expected a folder that datasets'", load, photos)
-    check_error(DataError, "no column 'when'", load, root, buckets="year", time="when")
+    check_error(DataError, "no column 'when'", load, root, borders="year", time="when")
     check_error(DataError, "as column 'time'; expected images", load, root, image="time")
     rows = write_years(tmp_path / "photos", train=1)
     as_dataset(tmp_path / "photos", rows).save_to_disk(str(tmp_path / "damaged"))

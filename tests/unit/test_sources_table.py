@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from one_line_errors import check_error
 from own_streams import YEARS, Row, load_source, write_csv, write_parquet, write_years
 
-from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.untrusted import MAX_TABLE_ROWS
 from clear_mlflow.data import read_stream_index
-from clear_mlflow.learning.arguments import complete_dataset_arguments
 
 load = partial(load_source, "table")
 
 
-def read_index(root, **arguments):
-    return read_stream_index("table", str(root), cache_dir=root, arguments=arguments)
+def read_index(root, borders="none", **arguments):
+    options = {"arguments": arguments, "borders": borders}
+    return read_stream_index("table", str(root), cache_dir=root, **options)
 
 
 def list_images(root, **arguments):
@@ -73,7 +73,7 @@ def test_a_folder_its_csv_and_its_parquet_are_one_stream(years, protocol, split)
     root, _ = years
     options = {"protocol": protocol, "split": split}
     folder = load_source("folder", root, **options)
-    for file, arguments in itertools.product(("csv", "parquet"), ({}, {"buckets": "year"})):
+    for file, arguments in itertools.product(("csv", "parquet"), ({}, {"borders": "year"})):
         table = load(root, **options, table=f"photos.{file}", **arguments)
         assert table.digest == folder.digest
         assert (table.class_names, table.split) == (folder.class_names, folder.split)
@@ -89,9 +89,9 @@ def test_times_become_quarters_and_months(root):
     lines = [f"{A},x,2004-03-31T23:30:00-01:00", f"{B},y,2004-07-01T01:00:00+02:00"]
     lines += ["images/c.png,x,2004-12", "images/d.png,y,2004-03-31 23:30"]
     write(root, *lines, header=TIMED)
-    images = list_images(root, buckets="quarter")
+    images = list_images(root, borders="quarter")
     assert images == {"2004-Q1": ["d"], "2004-Q2": ["a", "b"], "2004-Q4": ["c"]}
-    images = list_images(root, buckets="month")
+    images = list_images(root, borders="month")
     assert images == {"2004-03": ["d"], "2004-04": ["a"], "2004-06": ["b"], "2004-12": ["c"]}
 
 
@@ -102,7 +102,7 @@ def test_buckets_of_equal_counts_keep_one_time_together(root):
     lines = [f"images/{i:02d}.png,{'xy'[i % 2]},{date}" for i, date in enumerate(dates)]
     write(root, *lines, header=TIMED)
     in_time = [f"{i:02d}" for _, i in sorted((d, i) for i, d in enumerate(when))]
-    stream_buckets = list_images(root, buckets="equal:4")
+    stream_buckets = list_images(root, borders="equal:4")
     assert list(stream_buckets) == ["1", "2", "3", "4"]
     assert [len(names) for names in stream_buckets.values()] == [6, 6, 6, 5]
     ends = [0, 6, 12, 18, 23]
@@ -110,8 +110,8 @@ def test_buckets_of_equal_counts_keep_one_time_together(root):
         assert sorted(names) == sorted(in_time[a:b])
     lines = [f"images/{i}.png,{'xy'[i % 2]},{2004 + (i > 5)}" for i in range(8)]
     write(root, *lines, header=TIMED)
-    assert [len(names) for names in list_images(root, buckets="equal:2").values()] == [6, 2]
-    assert "has images for 2 buckets" in refusal(root, buckets="equal:3")
+    assert [len(names) for names in list_images(root, borders="equal:2").values()] == [6, 2]
+    assert "has images for 2 buckets" in refusal(root, borders="equal:3")
 
 
 @settings(max_examples=40, suppress_health_check=ONE_FIXTURE)
@@ -126,9 +126,9 @@ def test_the_middle_image_of_a_time_decides_its_bucket(root, counts, number):
     lines = [f"images/{i}.png,{'xy'[i % 2]},{year}" for i, year in enumerate(years)]
     write(root, *lines, header=TIMED)
     if len(expected) < number:
-        assert f"has images for {len(expected)} buckets" in refusal(root, buckets=f"equal:{number}")
+        assert f"has images for {len(expected)} buckets" in refusal(root, borders=f"equal:{number}")
         return
-    buckets = list_images(root, buckets=f"equal:{number}").values()
+    buckets = list_images(root, borders=f"equal:{number}").values()
     years_by_bucket = [{years[int(name)] for name in names} for names in buckets]
     assert years_by_bucket == [expected[k] for k in range(number)]
 
@@ -142,15 +142,9 @@ def test_buckets_have_dates(years, root):
         ("quarter", {"2004-Q1": "2004-01-01", "2005-Q3": "2005-07-01", "2006-Q1": "2006-01-01"}),
         ("equal:2", {"1": "2004-02-01", "2": "2006-01-01"}),
     ):
-        assert dict(read_index(root, buckets=buckets).times) == times
+        assert dict(read_index(root, borders=buckets).times) == times
     write(root, f"{A},x,1", f"{B},y,2", header="path,label,bucket")
     assert read_index(root).times == {}
-
-
-@pytest.mark.parametrize("buckets", ["week", "equal", "equal:0", "equal:x", "equal:9999", "year:1"])
-def test_invalid_buckets_are_a_one_line_error(buckets):
-    with pytest.raises(ConfigError, match="expected none, year, half, quarter, month, or equal:N"):
-        complete_dataset_arguments("table", "/nowhere", {"buckets": buckets})
 
 
 def test_columns_of_other_names(root):
@@ -218,7 +212,7 @@ def test_invalid_values_of_a_table_are_one_line_errors(root, lines, reason):
 )
 def test_an_invalid_or_too_coarse_time_is_a_one_line_error(root, buckets, time, reason):
     write(root, f"{A},x,2004-05", f"{B},y,{time}", header=TIMED)
-    assert f"row 3 has time {time!r}{reason}" in refusal(root, buckets=buckets)
+    assert f"row 3 has time {time!r}{reason}" in refusal(root, borders=buckets)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +221,7 @@ def test_an_invalid_or_too_coarse_time_is_a_one_line_error(root, buckets, time, 
         ("file,label,bucket", {}, "no column 'path'; its columns are 'file', 'label', 'bucket'"),
         ("path,class,bucket", {}, "dataset_args=label=COLUMN"),
         ("path,label,year", {}, "no column 'bucket' of buckets"),
-        ("path,label,year", {"buckets": "year"}, "no column 'time'"),
+        ("path,label,year", {"borders": "year"}, "no column 'time'"),
         ("path,label,bucket", {"split": "part"}, "no column 'part'"),
         ("path,label,path", {}, "of different names"),
         ("path,label,bucket", {"bucket": "label"}, "one column for two things"),
@@ -285,7 +279,7 @@ def test_columns_of_wrong_types_are_a_one_line_error(root, columns, message):
 )  # fmt: skip
 def test_all_time_types_of_parquet_are_read(root, times):
     parquet(root, time=times)
-    assert list_images(root, buckets="year") == {"2004": ["a"], "2005": ["b"]}
+    assert list_images(root, borders="year") == {"2004": ["a"], "2005": ["b"]}
 
 
 def test_the_unpacked_size_of_a_parquet_file_is_limited(root):

@@ -67,11 +67,12 @@ def write_table(table, folder: Path, file_format: str) -> Path:
 
 
 def load_vectors(path: Path, cache: Path, **arguments):
-    return load_source("vectors", path, cache=cache, **{"buckets": "year", **arguments})
+    return load_source("vectors", path, cache=cache, **{"borders": "year", **arguments})
 
 
-def read_index(path: Path, **arguments):
-    return read_stream_index("vectors", str(path), cache_dir=path.parent, arguments=arguments)
+def read_index(path: Path, borders="none", **arguments):
+    options = {"arguments": arguments, "borders": borders}
+    return read_stream_index("vectors", str(path), cache_dir=path.parent, **options)
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
@@ -94,7 +95,7 @@ def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
 
 def test_splits_do_not_depend_on_the_order_of_vectors(table, tmp_path):
     for split in ("3", "validation:3"):
-        options = {"buckets": "equal:2", "split": split, "cache": tmp_path}
+        options = {"borders": "equal:2", "split": split, "cache": tmp_path}
         files = (write_table(of, tmp_path, "csv") for of in (table, table[::-1]))
         first, other = (load_source("vectors", file, **options) for file in files)
         assert first.digest == other.digest
@@ -157,7 +158,7 @@ COLLAPSING = {
 @pytest.mark.parametrize("file_format", [*FORMATS[:1], *FORMATS[2:], "huggingface", "function"])
 def test_numbers_that_float32_makes_equal_are_rejected(table, tmp_path, file_format, name):
     numbers = np.random.default_rng(0).permutation(COLLAPSING[name])
-    source, path, arguments = "vectors", None, {"buckets": "year"}
+    source, path, arguments = "vectors", None, {}
     columns = pd.DataFrame({"a": np.arange(40), "b": numbers})
     vectors = np.stack([np.arange(40), numbers], axis=1)  # of integers if both are
     frame = table.drop(columns=COLUMNS)
@@ -187,11 +188,11 @@ def test_numbers_that_float32_makes_equal_are_rejected(table, tmp_path, file_for
     column = "'b'" if file_format in ("csv", "parquet") else "1"
     message = f"distinct numbers in column {column}.* remain as 32-bit floats; subtract"
     with pytest.raises(DataError, match=message) as error:
-        load_stream(source, str(path), cache_dir=tmp_path, arguments=arguments)
+        load_stream(source, str(path), cache_dir=tmp_path, arguments=arguments, borders="year")
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     with pytest.raises(DataError, match=message):
-        check_dataset(str(path), source, arguments, cache_dir=tmp_path)
+        check_dataset(str(path), source, arguments, borders="year", cache_dir=tmp_path)
 
 
 def test_numbers_that_are_only_rounded_are_accepted(tmp_path):
@@ -300,8 +301,9 @@ def test_a_mapped_array_stays_mapped(table, tmp_path):
     assert np.shares_memory(mapped_array, mapped)
 
 
-def weather(tmp_path, **arguments):
-    return load_stream("weather", "auto", cache_dir=tmp_path, arguments=arguments)
+def weather(tmp_path, borders="none", **arguments):
+    options = {"arguments": arguments, "borders": borders}
+    return load_stream("weather", "auto", cache_dir=tmp_path, **options)
 
 
 def test_the_weather_is_as_it_was_measured(tmp_path):
@@ -312,10 +314,10 @@ def test_the_weather_is_as_it_was_measured(tmp_path):
     assert sizes == [182, 184] + [181, 184] * 3
     assert stream.times[:2] == ("2012-01-01", "2012-07-01")
     assert (stream.name, stream.source) == ("weather", "embedded")
-    rain = weather(tmp_path, buckets="year")
+    rain = weather(tmp_path, borders="year")
     days = [sum((images.labels == 2).sum() for images in (b.train, b.test)) for b in rain.buckets]
     assert days == [191, 60, 3, 5]
-    assert len(weather(tmp_path, buckets="quarter").buckets) == 16
+    assert len(weather(tmp_path, borders="quarter").buckets) == 16
     digest = "sha256:bb268a4fd8d86a9c078035ffd5d4a653166611ed3d2533396600450171f9a3f7"
     assert stream.digest == digest
     assert rain.absent_classes["test"]["2014"] == ["drizzle", "rain", "snow"]
@@ -323,9 +325,8 @@ def test_the_weather_is_as_it_was_measured(tmp_path):
     checked = check_dataset("auto", "weather", cache_dir=tmp_path)
     assert {problem.type for problem in checked.problems} == {"empty-class"}
     assert rain.absent_classes["train"] == {"2014": ["drizzle", "snow"], "2015": ["snow"]}
-    for name, value in (("buckets", "week"), ("standardise", "all")):
-        message = f"has {name}='{value}'; expected"
-        check_error(ConfigError, message, weather, tmp_path, **{name: value})
+    message = "has standardise='all'; expected"
+    check_error(ConfigError, message, weather, tmp_path, standardise="all")
     with pytest.raises(ConfigError, match="is embedded and reads no folder"):
         load_stream("weather", str(tmp_path), cache_dir=tmp_path)
 
@@ -375,7 +376,7 @@ def test_the_weathers_card_states_the_test_days_that_repeat_a_training_day(proje
     for buckets, expected in (("year", 2), ("half", 1)):
         repeats = [
             content
-            for bucket in weather(tmp_path, buckets=buckets).buckets
+            for bucket in weather(tmp_path, borders=buckets).buckets
             for content in bucket.test.contents
             if content in bucket.train.contents
         ]

@@ -77,8 +77,8 @@ def write_sources(root: Path) -> Iterator[tuple[str, str, str, dict[str, object]
     for ending in ("csv", "parquet"):
         table = {"table": f"a.{ending}"}
         for buckets in ("year", "half", "quarter", "month", "equal:5"):
-            yield f"{ending}, {buckets}", "table", str(root / "tree"), {**table, "buckets": buckets}
-        split = {**table, "split": "part", "buckets": "half"}
+            yield f"{ending}, {buckets}", "table", str(root / "tree"), {**table, "borders": buckets}
+        split = {**table, "split": "part", "borders": "half"}
         yield f"{ending}, split", "table", str(root / "tree"), split
     draws = np.random.default_rng(np.random.PCG64(3))
     numbers = draws.integers(-(2**20), 2**20, (len(rows), 3))
@@ -98,11 +98,11 @@ def write_sources(root: Path) -> Iterator[tuple[str, str, str, dict[str, object]
     save_file({"vectors": arrays["vectors"], **codes}, root / "v.safetensors")
     for ending in ("npz", "csv", "parquet"):
         yield f"vectors, {ending}", "vectors", str(root / f"v.{ending}"), {}
-        by_quarter = {"buckets": "quarter"}
+        by_quarter = {"borders": "quarter"}
         yield f"vectors, {ending}, quarter", "vectors", str(root / f"v.{ending}"), by_quarter
     yield "vectors, safetensors", "vectors", str(root / "v.safetensors"), {"standardise": "past"}
     yield "weather", "weather", "auto", {}
-    yield "weather, year", "weather", "auto", {"buckets": "year", "standardise": "none"}
+    yield "weather, year", "weather", "auto", {"borders": "year", "standardise": "none"}
     yield "digits", "digits", "auto", {}
     yield "digits-writers", "digits-writers", "auto", {}
     yield "function", f"{__name__}:photos_by_half", str(root), {}
@@ -134,8 +134,8 @@ def write_hugging_face(
         }  # fmt: skip
         parts[split] = datasets.Dataset.from_dict(table, features=features)
     datasets.DatasetDict(parts).save_to_disk(str(root / "saved"))
-    yield "huggingface", "huggingface", str(root / "saved"), {"buckets": "half"}
-    of_vectors = {"buckets": "half", "vector": "vector"}
+    yield "huggingface", "huggingface", str(root / "saved"), {"borders": "half"}
+    of_vectors = {"borders": "half", "vector": "vector"}
     yield "huggingface, vectors", "huggingface", str(root / "saved"), of_vectors
 
 
@@ -197,8 +197,10 @@ def test_digests_and_orders_stay_as_they_are(tmp_path, write):
     roots = {str(tmp_path / "data"): "ROOT", str(tmp_path): "TMP", PACKAGE: "PACKAGE"}
     (tmp_path / "data").mkdir()
     streams: dict[str, str] = {}
-    for name, *where, arguments in write(tmp_path / "data"):
-        load = partial(load_stream, *where, cache_dir=tmp_path / "cache", arguments=arguments)
+    for name, *where, options in write(tmp_path / "data"):
+        borders = options.pop("borders", "none")
+        options = {"arguments": options, "borders": borders, "cache_dir": tmp_path / "cache"}
+        load = partial(load_stream, *where, **options)
         streams |= list_streams(name, load, roots)
     assert len(streams) > 50
     assert {name: line for name, line in streams.items() if frozen.get(name) != line} == {}

@@ -23,6 +23,7 @@ from clear_mlflow.comparison.page.wording import (
     shorten,
 )
 from clear_mlflow.comparison.result import Comparison
+from clear_mlflow.comparison.tables import format_difference
 from clear_mlflow.comparison.wording import write_assumptions
 from clear_mlflow.metrics import format_value
 from clear_mlflow.report.page import render_page
@@ -73,6 +74,8 @@ def render_comparison_page(
         plots_note=describe_metric_plots(comparison),
         cost_plots=list(build_cost_plots(comparison)),
         curves=list(build_curve_parts(comparison)),
+        across=comparison.across,
+        across_rows=_build_across(comparison),
         **_build_matrices(comparison),
         conditions=[describe_conditions(comparison, i) for i in range(len(comparison.conditions))],
         **content,
@@ -135,6 +138,22 @@ def _build_leaderboard(comparison: Comparison) -> dict[str, Any]:
             for i, group in enumerate(comparison.groups)
         ],
     }
+
+
+def _build_across(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return a row for each pair, with text and outcome for each value of a parameter."""
+    return [
+        {
+            "name": f"{pair.a} − {pair.b}",
+            "cells": [
+                (format_difference(comparison, difference), pair.outcomes[value])
+                for value, difference in pair.differences.items()
+            ],
+            "mean": format_difference(comparison, pair.mean_difference),
+            "share": "" if pair.share is None else f"{100 * pair.share:.0f} %",
+        }
+        for pair in (comparison.across.pairs if comparison.across else ())
+    ]
 
 
 def _format_interval(comparison: Comparison, metric: str, cell: Any) -> str:

@@ -1,9 +1,10 @@
 """Streams of a user's own: one module for each source, named like the ``dataset``.
 
 A module has ``Arguments``, a frozen dataclass of its ``dataset_args`` (see
-:class:`~clear_mlflow.data.images.StreamArguments`), ``NEEDS_FOLDER``, and
-``read_index(root, arguments, cache_dir=...)``. A new module needs no registration. A
-function that returns an index is a source, too: ``package.module:function``.
+:class:`~clear_mlflow.data.images.StreamArguments`), ``NEEDS_FOLDER``, ``HAS_TIMES``, and
+``read_index(root, arguments, cache_dir=...)``, with ``borders=...`` if each image has a time. A
+new module needs no registration. A function that returns an index is a source, too:
+``package.module:function``.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class FunctionSource:
     """A source whose index is returned by a user's function. Has a module's attributes."""
 
     NEEDS_FOLDER = False
+    HAS_TIMES = False
 
     def __init__(self, reference: str) -> None:
         self._reference = reference

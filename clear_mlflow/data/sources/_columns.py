@@ -7,19 +7,19 @@ rows has a few hundred distinct labels, times and splits.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_TABLE_COLUMNS
+from clear_mlflow.core.untrusted import MAX_TABLE_COLUMNS
+from clear_mlflow.data.borders import divide_times
 from clear_mlflow.data.files import format_names
 from clear_mlflow.data.images import (
     NONE,
@@ -29,14 +29,11 @@ from clear_mlflow.data.images import (
     OrderedArguments,
     build_index,
 )
-from clear_mlflow.data.times import HALF, MONTH, QUARTER, YEAR, format_period, parse_time
+from clear_mlflow.data.times import parse_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pandas import Categorical
-
-_PERIODS: Final = {"year": YEAR, "half": HALF, "quarter": QUARTER, "month": MONTH}
-_EQUAL = re.compile("equal:([0-9]{1,8})")
 
 
 @dataclass(frozen=True)
@@ -45,38 +42,24 @@ class ColumnArguments(OrderedArguments):
 
     Args:
         label: column of the class names, texts or integers.
-        time: column of the times, from a year to a second; used unless *buckets* is none.
-        bucket: column of the buckets' names; used if *buckets* is none.
+        time: column of the times, from a year to a second; read if ``borders`` is not none.
+        bucket: column of the buckets' names; read if ``borders`` is none.
         split: column of train and test; without it, no row is a test row.
-        buckets: ``none``: the column *bucket*; ``year``, ``half`` (a half-year), ``quarter`` or
-            ``month`` of the time; ``equal:N``: N buckets of about as many images each, in the order
-            of time.
     """
 
     label: str = "label"
     time: str = "time"
     bucket: str = "bucket"
     split: str = "split"
-    buckets: str = NONE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.buckets in (NONE, *_PERIODS):
-            return
-        number = _EQUAL.fullmatch(self.buckets)
-        if number is None or not 1 <= int(number[1]) <= MAX_BUCKETS:
-            raise ConfigError(
-                f"dataset_args has buckets={safe_repr(self.buckets)}; expected none, year, half, "
-                f"quarter, month, or equal:N with N from 1 to {MAX_BUCKETS}"
-            )
 
 
 def select_columns(
-    arguments: ColumnArguments, names: Sequence[str], source_name: str, **content: str
+    arguments: ColumnArguments, borders: str, names: Sequence[str], source_name: str, **content: str
 ) -> dict[str, str]:
     """Return the column to read for each role, such as label.
 
-    content: columns of further roles. Raises DataError if a column is missing, or has two roles.
+    borders: none, to read buckets, or else how times are divided. content: columns of further
+    roles. Raises DataError if a column is missing, or has two roles.
     """
     if len(names) > MAX_TABLE_COLUMNS or len(set(names)) < len(names):
         raise DataError(
@@ -84,12 +67,10 @@ def select_columns(
             f"expected at most {MAX_TABLE_COLUMNS}, each with a different name"
         )
     columns = {**content, "label": arguments.label}
-    columns |= (
-        {"bucket": arguments.bucket} if arguments.buckets == NONE else {"time": arguments.time}
-    )
+    columns |= {"bucket": arguments.bucket} if borders == NONE else {"time": arguments.time}
     if arguments.split in names or arguments.split != ColumnArguments.split:
         columns["split"] = arguments.split
-    advice = {"bucket": ", or time=COLUMN with buckets=year", "split": ", or leave it out"}
+    advice = {"bucket": ", or time=COLUMN with borders=year", "split": ", or leave it out"}
     for role, name in columns.items():
         if name not in names:
             raise DataError(
@@ -135,6 +116,7 @@ def build_column_index(
     paths: Sequence[Path] | NDArray[Any],
     columns: Mapping[str, Categorical],
     arguments: ColumnArguments,
+    borders: str,
     *,
     root: Path,
     layout: str,
@@ -174,7 +156,7 @@ def build_column_index(
         )
         is_test = np.asarray(columns["split"] == TEST)
     dates = None
-    if arguments.buckets == NONE:
+    if borders == NONE:
         check("bucket", bool, "no bucket; expected a name")
         keys, buckets = list(columns["bucket"].categories), columns["bucket"].codes
     else:
@@ -185,26 +167,19 @@ def build_column_index(
             "2004-05-17T08:30:00Z",
         )
         column = columns["time"]
-        times = [time for value in column.categories if (time := parse_time(value)) is not None]
-        if arguments.buckets in _PERIODS:
-            period = arguments.buckets
-            is_exact = {
-                value: time.precision >= _PERIODS[period]
-                for value, time in zip(column.categories, times, strict=True)
-            }
-            check(
-                "time",
-                is_exact.__getitem__,
-                f"time {{}}, which lacks the {period}; expected times that are exact enough for "
-                f"{period}",
-            )
-            periods = [format_period(time, _PERIODS[period]) for time in times]
-            names, indices = np.unique(periods, return_inverse=True)
-            keys, buckets = names.tolist(), indices[column.codes]
-        else:
-            starts = np.array([time.start for time in times], "datetime64[s]")[column.codes]
-            number = int(arguments.buckets.partition(":")[2])
-            keys, buckets, dates = _assign_equal_counts(starts, number, source_name)
+
+        def describe(category: int) -> str:
+            row = int(np.flatnonzero(column.codes == category)[0])
+            return f"{source_name} row {row + first_row} has time {safe_repr(column[row])}"
+
+        keys, indices, dates = divide_times(
+            [time for value in column.categories if (time := parse_time(value)) is not None],
+            np.bincount(column.codes, minlength=len(column.categories)),
+            borders,
+            source_name=source_name,
+            describe=describe,
+        )
+        buckets = indices[column.codes]
     vectors = paths if isinstance(paths, np.ndarray) else None
     class_names = list(columns["label"].categories)
     entries = (
@@ -236,25 +211,3 @@ def _is_measurement(value: str) -> bool:
         return "." in value and math.isfinite(float(value))
     except ValueError:
         return False
-
-
-def _assign_equal_counts(
-    starts: NDArray[np.datetime64], number: int, source_name: str
-) -> tuple[list[str], NDArray[np.int64], dict[str, str]]:
-    """Return keys, each row's index, and middle dates. Equal times stay together."""
-    _, indices, counts = np.unique(starts, return_inverse=True, return_counts=True)
-    # The index of the middle image of each time, among all images in the order of time.
-    middles = np.cumsum(counts) - (counts + 1) // 2
-    buckets = (middles * number // len(starts))[indices]
-    if (num_buckets := len(np.unique(buckets))) < number:
-        raise DataError(
-            f"{source_name} has images for {num_buckets} buckets of about as many images "
-            f"each, because many have the same time; expected {number}: pass fewer, or buckets=year"
-        )
-    keys = [str(i + 1) for i in range(number)]
-    sorted_starts = [np.sort(starts[buckets == i]) for i in range(number)]
-    dates = {
-        key: str(values[len(values) // 2])[:10]
-        for key, values in zip(keys, sorted_starts, strict=True)
-    }
-    return keys, buckets, dates

@@ -21,6 +21,7 @@ from clear_mlflow.data.images import (
 )
 
 NEEDS_FOLDER = True
+HAS_TIMES = False
 Arguments = OrderedArguments
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pandas import Categorical
 
 NEEDS_FOLDER = False
+HAS_TIMES = True
 CACHE_FOLDER = "huggingface-v1"
 
 _STATE = "state.json"
@@ -73,7 +74,9 @@ class Arguments(ColumnArguments):
             )
 
 
-def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> ImageIndex:
+def read_index(
+    root: Path | None, arguments: Arguments, *, cache_dir: Path, borders: str = NONE
+) -> ImageIndex:
     """Read a dataset. Its images are written to the cache folder unless they are there.
 
     root: folder that ``save_to_disk`` wrote, or None to load the dataset ``hub``, which may
@@ -98,7 +101,7 @@ def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> I
             raise DataError(
                 f"{source_name} has {rows.num_rows} rows; expected 1 to {MAX_TABLE_ROWS}"
             )
-        columns = _read_columns(rows, arguments, source_name)
+        columns = _read_columns(rows, arguments, borders, source_name)
         if has_vectors:
             column = rows.select_columns([arguments.vector]).with_format("numpy", dtype=None)
             content = np.array(column[:][arguments.vector])
@@ -113,6 +116,7 @@ def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> I
         content,
         columns,
         arguments,
+        borders,
         root=Path() if has_vectors else folder,
         layout="huggingface",
         source_name=source_name,
@@ -199,14 +203,16 @@ def _is_file_name(name: object) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\\0]", name)
 
 
-def _read_columns(rows: Any, arguments: Arguments, source_name: str) -> dict[str, Categorical]:
+def _read_columns(
+    rows: Any, arguments: Arguments, borders: str, source_name: str
+) -> dict[str, Categorical]:
     import datasets
     import pyarrow as pa
 
     features = rows.features
     role = "image" if arguments.vector == NONE else "vector"
     content = getattr(arguments, role)
-    roles = select_columns(arguments, list(features), source_name, **{role: content})
+    roles = select_columns(arguments, borders, list(features), source_name, **{role: content})
     if role == "image" and not isinstance(features[content], datasets.Image):
         raise DataError(
             f"{source_name} has {safe_repr(features[content])} as column {safe_repr(content)}; "

@@ -13,7 +13,7 @@ from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.untrusted import MAX_TABLE_BYTES, MAX_TABLE_ROWS
 from clear_mlflow.data import files
 from clear_mlflow.data.files import format_names, path_text, reason
-from clear_mlflow.data.images import ImageIndex
+from clear_mlflow.data.images import NONE, ImageIndex
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     build_column_index,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pandas import Categorical
 
 NEEDS_FOLDER = True
+HAS_TIMES = True
 
 _ENDINGS = (".csv", ".parquet")
 
@@ -44,15 +45,17 @@ class Arguments(ColumnArguments):
     path: str = "path"
 
 
-def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageIndex:
+def read_index(
+    root: Path, arguments: Arguments, *, cache_dir: Path, borders: str = NONE
+) -> ImageIndex:
     """Read the images that a table lists."""
     file = find_file(root, arguments.table, _ENDINGS, limit=MAX_TABLE_BYTES)
     real_root = files.resolve_root(root if files.is_folder(root) else root.parent)
     with convert_errors(file):
         if file.suffix.lower() == ".csv":
-            columns, _ = read_csv(file, arguments, path=arguments.path)
+            columns, _ = read_csv(file, arguments, borders, path=arguments.path)
         else:
-            columns = read_parquet(file, arguments, path=arguments.path)
+            columns = read_parquet(file, arguments, borders, path=arguments.path)
     names = columns["path"]
     paths = [
         files.join_stored_path(name, base=real_root, below=None, list_file=file)
@@ -62,6 +65,7 @@ def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageInd
         [paths[i] for i in names.codes.tolist()],
         columns,
         arguments,
+        borders,
         root=real_root,
         layout=f"table ({file.suffix[1:].lower()})",
         source_name=path_text(file),
@@ -125,7 +129,7 @@ def _check_num_rows(number: int, file: Path) -> None:
 
 
 def read_csv(
-    file: Path, arguments: ColumnArguments, **content: str
+    file: Path, arguments: ColumnArguments, borders: str, **content: str
 ) -> tuple[dict[str, Categorical], pd.DataFrame]:
     """Return the required columns by role, and a frame of all columns as texts.
 
@@ -145,12 +149,14 @@ def read_csv(
     ).fillna("")
     frame.columns = pd.Index(frame.iloc[0])
     _check_num_rows(len(frame) - 1, file)
-    roles = select_columns(arguments, list(frame.columns), path_text(file), **content)
+    roles = select_columns(arguments, borders, list(frame.columns), path_text(file), **content)
     frame = frame.iloc[1:]
     return {role: frame[name].astype("category").array for role, name in roles.items()}, frame
 
 
-def read_parquet(file: Path, arguments: ColumnArguments, **content: str) -> dict[str, Categorical]:
+def read_parquet(
+    file: Path, arguments: ColumnArguments, borders: str, **content: str
+) -> dict[str, Categorical]:
     """Return the columns of a file that are needed, by role: label, bucket or time, and split.
 
     content: columns of further roles, such as ``path``. Raises DataError if a column is missing, or
@@ -161,7 +167,7 @@ def read_parquet(file: Path, arguments: ColumnArguments, **content: str) -> dict
 
     with parquet.ParquetFile(file) as opened:
         metadata, schema = opened.metadata, opened.schema_arrow
-        roles = select_columns(arguments, schema.names, path_text(file), **content)
+        roles = select_columns(arguments, borders, schema.names, path_text(file), **content)
         num_rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     _check_num_rows(sum(num_rows) if all(number >= 0 for number in num_rows) else -1, file)
     # As dictionaries: a long text in a million rows stays one text.

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     _Content: TypeAlias = tuple[dict[str, Categorical], NDArray[Any]]
 
 NEEDS_FOLDER = True
+HAS_TIMES = True
 
 _ARRAY = "vectors"  # in a file of arrays
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None")
@@ -84,20 +85,23 @@ class Arguments(ColumnArguments):
             )
 
 
-def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageIndex:
+def read_index(
+    root: Path, arguments: Arguments, *, cache_dir: Path, borders: str = NONE
+) -> ImageIndex:
     """Read a file with one vector per row as the index of a stream.
 
     Missing numbers become the argument *fill*, if it is set.
     """
     file = find_file(root, arguments.table, tuple(_READERS), limit=MAX_VECTORS_BYTES)
     with convert_errors(file):
-        columns, vectors = _READERS[file.suffix.lower()](file, arguments)
+        columns, vectors = _READERS[file.suffix.lower()](file, arguments, borders)
     if arguments.fill != NONE:
         vectors[np.isnan(vectors)] = float(arguments.fill)
     return build_column_index(
         vectors,
         columns,
         arguments,
+        borders,
         root=file.parent,
         layout=f"vectors ({file.suffix[1:].lower()})",
         source_name=path_text(file),
@@ -108,8 +112,8 @@ def read_index(root: Path, arguments: Arguments, *, cache_dir: Path) -> ImageInd
     )
 
 
-def _read_csv(file: Path, arguments: Arguments) -> _Content:
-    columns, frame = read_csv(file, arguments)
+def _read_csv(file: Path, arguments: Arguments, borders: str) -> _Content:
+    columns, frame = read_csv(file, arguments, borders)
     names = _select_number_columns(list(frame.columns), arguments, file)
     if arguments.text != NONE:
         texts = list(frame[names[0]])
@@ -136,10 +140,10 @@ def _parse_numbers(column: Series) -> NDArray[np.float64]:
         return np.where(column.isin(_MISSING), "nan", texts).astype(np.float64)
 
 
-def _read_parquet(file: Path, arguments: Arguments) -> _Content:
+def _read_parquet(file: Path, arguments: Arguments, borders: str) -> _Content:
     from pyarrow import compute, parquet, types
 
-    columns = read_parquet(file, arguments)
+    columns = read_parquet(file, arguments, borders)
     with parquet.ParquetFile(file) as opened:
         schema = opened.schema_arrow
         names = _select_number_columns(schema.names, arguments, file)
@@ -170,7 +174,7 @@ def _read_parquet(file: Path, arguments: Arguments) -> _Content:
         return columns, vectors
 
 
-def _read_arrays(file: Path, arguments: Arguments) -> _Content:
+def _read_arrays(file: Path, arguments: Arguments, borders: str) -> _Content:
     import pandas as pd
     from safetensors.numpy import load_file
 
@@ -188,7 +192,7 @@ def _read_arrays(file: Path, arguments: Arguments) -> _Content:
     else:
         arrays = load_file(file)
     name = _ARRAY if arguments.columns == "auto" else arguments.columns
-    roles = select_columns(arguments, list(arrays), path_text(file), columns=name)
+    roles = select_columns(arguments, borders, list(arrays), path_text(file), columns=name)
     try:
         by_role = {role: np.asarray(arrays[name]) for role, name in roles.items()}
     except ValueError as error:

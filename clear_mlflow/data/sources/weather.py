@@ -17,10 +17,11 @@ from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.files import path_text
-from clear_mlflow.data.images import ImageIndex, StreamArguments
+from clear_mlflow.data.images import NONE, ImageIndex, StreamArguments
 from clear_mlflow.data.sources import vectors
 
 NEEDS_FOLDER = False
+HAS_TIMES = True
 
 _TABLE = Path(__file__).parents[1] / "embedded" / "seattle_weather.csv"
 
@@ -31,17 +32,20 @@ class Arguments(StreamArguments):
 
     Args:
         licence: NOAA's terms.
-        buckets: period of a bucket; see ``vectors``.
         standardise: scaling of the numbers; see ``vectors``.
     """
 
     licence: str = "public domain (NOAA)"
-    buckets: str = "half"
     standardise: str = "first"
 
 
-def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> ImageIndex:
-    """Read the days in the table of this package. Raises ConfigError if *root* is not None."""
+def read_index(
+    root: Path | None, arguments: Arguments, *, cache_dir: Path, borders: str = NONE
+) -> ImageIndex:
+    """Read the days in the table of this package, in half-years if *borders* is none.
+
+    Raises ConfigError if *root* is not None.
+    """
     if root is not None:
         raise ConfigError(
             f"dataset weather is embedded and reads no folder, but data_root is {path_text(root)}; "
@@ -50,8 +54,9 @@ def read_index(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> I
     columns = vectors.Arguments(
         label="weather",
         time="date",
-        buckets=arguments.buckets,
         standardise=arguments.standardise,
     )
-    index = vectors.read_index(_TABLE, columns, cache_dir=cache_dir)
+    index = vectors.read_index(
+        _TABLE, columns, cache_dir=cache_dir, borders="half" if borders == NONE else borders
+    )
     return dataclasses.replace(index, layout="weather", source="embedded", may_repeat=True)

@@ -17,6 +17,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
 from clear_mlflow.core.text import safe_repr, suggest_nearest
+from clear_mlflow.data.borders import parse_borders
 from clear_mlflow.data.scenarios import SCENARIOS
 from clear_mlflow.data.sources import SOURCES, VECTOR_DATASETS, VECTORS, stream_name
 from clear_mlflow.data.stream import DOMAIN
@@ -160,6 +161,13 @@ class TrainConfig:
         python_type="Mapping[str, object]",
         help="How to read your own stream: name=value,name=value; docs/own-streams.md lists the "
         "arguments.",
+    )
+    borders: str = _option(
+        DATA,
+        parse_borders,
+        default=NONE,
+        help="How your own dated stream is divided into buckets: year, half, quarter, month, "
+        "equal:N, shift:UNIT:F or random:N:SEED (docs/own-streams.md). none: its own buckets.",
     )
     protocol: str = _option(
         DATA,

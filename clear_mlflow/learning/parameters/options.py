@@ -13,6 +13,7 @@ class TrainOptions(TypedDict, total=False):
     dataset: str
     data_root: str | Path
     dataset_args: Mapping[str, object] | None
+    borders: str | None
     protocol: Literal["iid", "streaming"]
     split: int | str
     scenario: Literal["domain", "class", "task"]

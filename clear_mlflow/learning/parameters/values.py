@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.data.sources import DATASETS, is_custom_function
+from clear_mlflow.data.stream import STREAM
 from clear_mlflow.learning.parameters.recipes import AUTO, DEFAULT_WEIGHTS, FULL, NONE
 from clear_mlflow.learning.parameters.strategy_names import list_strategies
 from clear_mlflow.metrics import split_families
@@ -167,14 +168,18 @@ def parse_test_every(text: str) -> str:
 
 
 def parse_split(text: str) -> str:
-    """Parse ``auto``, the number of a split, ``validation``, or ``validation:N``."""
+    """Parse ``auto``, a split's number, ``stream:N``, ``validation`` or ``validation:...``."""
     if text in (AUTO, VALIDATION):
         return text
-    prefix = f"{VALIDATION}:" if text.startswith(f"{VALIDATION}:") else ""
+    number = text.removeprefix(f"{VALIDATION}:").removeprefix(f"{STREAM}:")
+    prefix = text.removesuffix(number)
     try:
-        return f"{prefix}{parse_int(text.removeprefix(prefix), ge=0)}"
+        return f"{prefix}{parse_int(number, ge=0)}"
     except ValueError as error:
-        raise ValueError(f"{error}, or {AUTO}, {VALIDATION} or {VALIDATION}:N") from None
+        raise ValueError(
+            f"{error}, or {AUTO}, {STREAM}:N, {VALIDATION}, {VALIDATION}:N or "
+            f"{VALIDATION}:{STREAM}:N"
+        ) from None
 
 
 def parse_weights(text: str) -> str:

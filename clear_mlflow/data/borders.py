@@ -1,0 +1,185 @@
+"""Where a stream of dated images is divided into buckets: the option ``borders``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.untrusted import MAX_BUCKETS
+from clear_mlflow.data.files import path_text
+from clear_mlflow.data.images import NONE, ImageIndex, ImageTable, find_first_days
+from clear_mlflow.data.times import HALF, MONTH, QUARTER, YEAR, Time, format_period, parse_time
+
+_UNITS: Final = {"year": YEAR, "half": HALF, "quarter": QUARTER, "month": MONTH}
+_MONTHS = {"year": 12, "half": 6, "quarter": 3, "month": 1}
+_UNIT = "year|half|quarter|month"
+_FORM = re.compile(
+    rf"(?P<unit>{_UNIT})|equal:(?P<equal>[0-9]{{1,8}})"
+    rf"|shift:(?P<shifted>{_UNIT}):(?P<fraction>-?(0|0?\.[0-9]{{1,9}}))"
+    "|random:(?P<random>[0-9]{1,8}):(?P<seed>[0-9]{1,18})"
+)
+
+
+class BucketOfTimes(NamedTuple):
+    """The bucket of each time, and the buckets."""
+
+    keys: list[str]
+    indices: NDArray[np.int64]  # of each time's bucket
+    dates: dict[str, str] | None  # key to date; None if the keys are dates themselves
+
+
+def parse_borders(text: str) -> str:
+    """Return *text*. Raises ValueError unless it is none, or divides a stream into buckets."""
+    match = _FORM.fullmatch(text)
+    numbers = [int(n) for n in match.group("equal", "random") if n] if match else [0]
+    if text != NONE and not all(1 <= number <= MAX_BUCKETS for number in numbers):
+        raise ValueError(
+            "expected none, year, half, quarter, month, equal:N, shift:UNIT:F with -1 < F < 1, for "
+            f"example shift:quarter:0.25, or random:N:SEED, with N from 1 to {MAX_BUCKETS}"
+        )
+    return text
+
+
+def divide_times(
+    times: Sequence[Time],
+    counts: NDArray[np.int64],
+    borders: str,
+    *,
+    source_name: str,
+    describe: Callable[[int], str],
+) -> BucketOfTimes:
+    """Return the bucket of each distinct time. Equal times are in one bucket.
+
+    counts: number of images with each time. source_name: of the images, for messages. describe:
+    returns a phrase for the index of a time, such as ``photos.csv row 3``. Raises DataError if a
+    time lacks the unit, or if many equal times leave a bucket without images.
+    """
+    match = _FORM.fullmatch(borders)
+    if match is None:
+        raise ValueError(borders)
+    if unit := match["unit"] or match["shifted"]:
+        for index, time in enumerate(times):
+            if time.precision < _UNITS[unit]:
+                raise DataError(
+                    f"{describe(index)}, which lacks the {unit}; expected times that are exact "
+                    f"enough for {unit}"
+                )
+        if match["unit"]:
+            names = [format_period(time, _UNITS[unit]) for time in times]
+            periods, indices = np.unique(names, return_inverse=True)
+            return BucketOfTimes(periods.tolist(), indices.astype(np.int64), None)
+        return _shift_periods(times, unit, float(match["fraction"]))
+    starts = np.array([time.start for time in times], "datetime64[s]")
+    distinct, order = np.unique(starts, return_inverse=True)
+    totals = np.bincount(order, weights=counts, minlength=len(distinct)).astype(np.int64)
+    # The index of the middle image of each time, among all images in the order of time.
+    middles = np.cumsum(totals) - (totals + 1) // 2
+    if match["equal"]:
+        number = int(match["equal"])
+        buckets = middles * number // totals.sum()
+    else:
+        number = int(match["random"])
+        draws = np.random.default_rng(int(match["seed"]))
+        # Uniform among all divisions in which each bucket has 1 / (2 number) of the images or more.
+        widths = (1 / number + draws.dirichlet(np.ones(number))) / 2
+        buckets = np.searchsorted(np.cumsum(widths)[:-1], middles / totals.sum(), side="right")
+    if (num_buckets := len(np.unique(buckets))) < number:
+        raise DataError(
+            f"{source_name} has images for {num_buckets} buckets, because many have the same time; "
+            f"expected {number}: pass fewer, or borders=year"
+        )
+    indices = buckets[order].astype(np.int64)
+    keys = [str(i + 1) for i in range(number)]
+    return BucketOfTimes(keys, indices, _find_middle_dates(starts, counts, indices, keys))
+
+
+def regroup_buckets(index: ImageIndex, borders: str) -> ImageIndex:
+    """Return the index with buckets that *borders* divides by the dates of its present ones.
+
+    Raises DataError unless the keys of all buckets are dates, or if an own bucket is longer than
+    the unit of *borders*.
+    """
+    times = [parse_time(key) for key in index.buckets]
+    dated = [time for time in times if time is not None]
+    if len(dated) < len(times):
+        raise DataError(
+            f"{index.layout} has a bucket {safe_repr(index.buckets[times.index(None)])}, and "
+            f"borders is {borders}; expected buckets that are dates, such as 2004-05-17, or pass "
+            "borders=none"
+        )
+    divided = divide_times(
+        dated,
+        np.bincount(index.images.buckets, minlength=len(index.buckets)),
+        borders,
+        source_name=index.source or path_text(index.root),
+        describe=lambda i: f"{index.layout} has bucket {index.buckets[i]}",
+    )
+    read_test = index.read_test
+    return replace(
+        index,
+        buckets=tuple(divided.keys),
+        images=_regroup(index.images, divided.indices),
+        read_test=read_test and (lambda: _regroup(read_test(), divided.indices)),
+        read_split=None,
+        times=find_first_days(divided.keys) if divided.dates is None else divided.dates,
+    )
+
+
+def _regroup(images: ImageTable, indices: NDArray[np.int64]) -> ImageTable:
+    """Return images in new buckets, in the order of label and name or content in each."""
+    buckets, labels = indices[images.buckets].tolist(), images.labels.tolist()
+    names = [*zip(images.ids, images.files, strict=True)]
+    order = sorted(range(len(images)), key=lambda row: (buckets[row], labels[row], names[row]))
+    moved = replace(images, buckets=indices[images.buckets])
+    return moved.take(np.array(order, dtype=np.int64))
+
+
+def _shift_periods(times: Sequence[Time], unit: str, fraction: float) -> BucketOfTimes:
+    """Return buckets whose inner borders are moved by a fraction of the bucket that they enter.
+
+    Their keys are the first days: the first one's is where its period starts.
+    """
+    months = _MONTHS[unit]
+    numbers = [12 * time.start.year + time.start.month - 1 for time in times]
+    periods = np.unique([number // months for number in numbers])
+
+    def get_start(period: int) -> datetime:
+        year, month = divmod(period * months, 12)
+        return datetime(year, month + 1, 1)
+
+    borders = []
+    for before, after in pairwise(periods.tolist()):
+        entered = after if fraction >= 0 else before
+        width = get_start(entered + 1) - get_start(entered)
+        start = get_start(after) if fraction >= 0 else get_start(before + 1)
+        borders.append(start + fraction * width)
+    starts = np.array([time.start for time in times], "datetime64[us]")
+    indices = np.searchsorted(np.array(borders, "datetime64[us]"), starts, side="right")
+    keys = [f"{start:%Y-%m-%d}" for start in (get_start(int(periods[0])), *borders)]
+    present, indices = np.unique(indices, return_inverse=True)
+    return BucketOfTimes([keys[i] for i in present], indices.astype(np.int64), None)
+
+
+def _find_middle_dates(
+    starts: NDArray[np.datetime64],
+    counts: NDArray[np.int64],
+    indices: NDArray[np.int64],
+    keys: Sequence[str],
+) -> dict[str, str]:
+    """Return the date of the middle image of each bucket."""
+    dates = {}
+    for bucket, key in enumerate(keys):
+        order = np.argsort(starts[indices == bucket])
+        totals = np.cumsum(counts[indices == bucket][order])
+        middle = order[np.searchsorted(totals, totals[-1] // 2, side="right")]
+        dates[key] = str(starts[indices == bucket][middle])[:10]
+    return dates
