@@ -42,8 +42,8 @@ def test_each_training_is_measured_next_to_a_bare_loop(monkeypatch, gpu, capsys)
         *(["off", name, ""] for name in ("replay", "ewc", "derpp")),
     ]
     assert lines.pop(1)[4] == "not computed in here"
-    for _, _, _, _, bare, ours, ratio, speed, peak in lines:
-        assert math.isclose(float(ours) / float(bare), float(ratio), rel_tol=0.5)
+    for _, _, _, _, bare, loop, ratio, speed, peak in lines:
+        assert math.isclose(float(loop) / float(bare), float(ratio), rel_tol=0.5)
         assert float(speed.replace(",", "")) > 0
         assert float(peak) > 0
     assert compile_model.call_count == 3, "the bare loop's model, and the package's for both sizes"

@@ -145,8 +145,8 @@ def compute_by_loops(values, initial, counts, width) -> dict[str, float]:
         if counts is not None:
             hits = sum(counts[j] * values[last][j] for j in rows)
             by_name["renate/micro_average_accuracy"] = hits / sum(counts[j] for j in rows)
-            lost = sum(counts[j] * (values[j][j] - values[last][j]) for j in rows)
-            by_name["deployment/lost_accuracy"] = lost / sum(counts[j] for j in rows)
+            losses = sum(counts[j] * (values[j][j] - values[last][j]) for j in rows)
+            by_name["deployment/lost_accuracy"] = losses / sum(counts[j] for j in rows)
             arriving = range(1, min(k + 1, width))
             if arriving:
                 hits = sum(counts[j] * values[j - 1][j] for j in arriving)
