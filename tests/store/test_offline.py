@@ -121,7 +121,7 @@ def test_two_continued_copies_double_nothing(store, folder, tmp_path, monkeypatc
 def test_a_folder_whose_clock_is_a_year_off_is_continued_and_synced(
     store, folder, monkeypatch, years
 ):
-    """The copy has the rows and points of the folder, each once; the last value is the last step's."""
+    """The copy has the points of the folder, each once; the last value is the last step's."""
     clock = time.time
     monkeypatch.setattr(time, "time", lambda: clock() + years * 365 * 86400)
     run_id = track_loop(1, offline=folder)

@@ -24,7 +24,7 @@ series = partial(courses.series, metrics=ALL_METRICS)
 summarize = partial(metrics.summarize, metrics=ALL_METRICS)
 # Families that compute_by_loops computes; one that is added brings its own twin.
 TWINS = ("clear", "renate", "gem", "chaudhry", "diaz_rodriguez", "wild_time", "tic", "capymoa")
-TWINS += ("icarl", "worst_bucket", "zscl", "coda_prompt", "published")
+TWINS += ("icarl", "worst_bucket", "zscl", "coda_prompt", "published", "deployment")
 
 # Test images of 40 classified correctly: what the authors' programs were run on. One bucket is
 # known better before it was trained on than after, and some are known better later on.
