@@ -205,15 +205,8 @@ def _iter_runs(node: Any) -> Iterator[dict[str, str]]:
         raise ConfigError(f"is {safe_repr(content, 100)}; {expected}")
     if unknown := [name for name in content if name not in _SECTIONS]:
         raise ConfigError(f"has a section {safe_repr(unknown[0], 100)}; {expected}")
-    fixed = _split_seeds(
-        {
-            name: [_check_text(value, f"fixed: {name}")]
-            for name, value in _check_mapping(content.get("fixed") or {}, "fixed").items()
-        }
-    )
-    grids: list[dict[str, list[str]]] = []
-    if content.get("grid"):
-        grids.append(_read_lists(content["grid"], "grid"))
+    fixed = _read_lists(content["fixed"], "fixed") if content.get("fixed") else {}
+    grids = [_read_lists(content["grid"], "grid")] if content.get("grid") else []
     entries = content.get("runs") or []
     if not isinstance(entries, list):
         raise ConfigError(f"runs is {safe_repr(entries, 100)}; expected a list")
@@ -233,44 +226,31 @@ def _iter_runs(node: Any) -> Iterator[dict[str, str]]:
 
 
 def _read_lists(entry: Any, where: str) -> dict[str, list[str]]:
-    """Return the list of values of each parameter. where: position in the file, for messages."""
-    lists = {}
-    for name, values in _check_mapping(entry, where).items():
-        values = values if isinstance(values, list) else [values]
-        if not values:
+    """Return the values of each parameter; ``seeds``, the option of ``train``, becomes ``seed``.
+
+    where: position in the file, for messages.
+    """
+    if not isinstance(entry, dict) or not entry:
+        is_empty = "empty" if entry == {} else safe_repr(entry, 100)
+        raise ConfigError(f"{where} is {is_empty}; expected parameters and their values")
+    lists: dict[str, list[str]] = {}
+    for name, values in entry.items():
+        position = safe_repr(f"{where}: {name}", 100)
+        # The parameters in fixed have one value each.
+        lists[name] = values if isinstance(values, list) and where != "fixed" else [values]
+        if not lists[name]:
             raise ConfigError(f"{where}: {safe_repr(name, 100)} has no values; expected a list")
-        lists[name] = [_check_text(value, f"{where}: {name}") for value in values]
-    if not lists:
-        raise ConfigError(f"{where} is empty; expected parameters and their values")
-    return _split_seeds(lists)
-
-
-def _split_seeds(lists: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Replace ``seeds``, the option of ``train``, by a list of values of ``seed``."""
+        for value in lists[name]:
+            if not isinstance(value, str):
+                raise ConfigError(f"{position} is {safe_repr(value, 100)}; expected one value")
+            if not value:
+                raise ConfigError(f"{position} has no value; write none, or leave it out")
     seeds = lists.pop("seeds", [NONE])
     if seeds == [NONE]:
         return lists
     if "seed" in lists:
         raise ConfigError(f"seed is {lists['seed'][0]} and seeds is {seeds[0]}; leave one out")
     return {**lists, "seed": [seed.strip() for text in seeds for seed in text.split(",")]}
-
-
-def _check_mapping(content: Any, where: str) -> dict[str, Any]:
-    """Return *content* if it is a dictionary. where: position in the file, for the message."""
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"{where} is {safe_repr(content, 100)}; expected parameters and their values"
-        )
-    return content
-
-
-def _check_text(value: Any, where: str) -> str:
-    """Return *value* if it is a text and not empty. where: position, for the message."""
-    if not isinstance(value, str):
-        raise ConfigError(f"{safe_repr(where, 100)} is {safe_repr(value, 100)}; expected one value")
-    if not value:
-        raise ConfigError(f"{safe_repr(where, 100)} has no value; write none, or leave it out")
-    return value
 
 
 def _plan_run(parameters: dict[str, str], number: int) -> SweepRun:

@@ -26,10 +26,7 @@ def build_next_grids(comparison: Comparison) -> dict[str, str]:
     ``more_seeds.yaml`` has new seeds for undecided pairs, ``chosen.yaml`` tests the best
     parameters of each method after a validation. A sweep without runs is left out.
     """
-    grids = {
-        MORE_SEEDS: _build_more_seeds(comparison),
-        CHOSEN: _build_chosen(comparison),
-    }
+    grids = {MORE_SEEDS: _build_more_seeds(comparison), CHOSEN: _build_chosen(comparison)}
     return {name: text for name, text in grids.items() if text is not None}
 
 
