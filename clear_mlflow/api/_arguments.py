@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
@@ -46,7 +47,7 @@ def resolve_annotation(function: Callable[..., Any], annotation: str, **types: A
     module imports only for type checkers. Raises NameError if another such name occurs.
     """
     source = SimpleNamespace(__annotations__={"value": annotation})
-    namespace = {**inspect.unwrap(function).__globals__, **types}
+    namespace = {**vars(sys.modules[function.__module__]), **types}
     return split_union(get_type_hints(source, namespace)["value"])
 
 

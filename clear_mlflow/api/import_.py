@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,10 +19,11 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.api.bundle import BundleSource, is_bundle_path, read_bundles
+from clear_mlflow.api.import_options import ImportOptions
 from clear_mlflow.api.load import load
 from clear_mlflow.core.dataset import UNKNOWN, DatasetDescription
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError
-from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow, stack_all_rows
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, stack_all_rows
 from clear_mlflow.core.record import (
     ROWS_FOLDER,
     Record,
@@ -32,7 +32,7 @@ from clear_mlflow.core.record import (
     row_file_name,
     utc_now,
 )
-from clear_mlflow.core.score import ACCURACY, Score
+from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import JSON, MAX_IMPORTED_FILES, format_document_name
 from clear_mlflow.core.version import __version__
@@ -83,39 +83,14 @@ class _StoredImport:
     path: Path | None = None  # None for an earlier call
 
 
-def import_runs(
-    paths: Iterable[Path],
-    *,
-    experiment: str | None = None,
-    name: str = AUTO,
-    again: bool = False,
-    format: str = AUTO,  # noqa: A002
-    scale: str = AUTO,
-    score: str = ACCURACY.name,
-    lower_is_better: bool = False,
-    initial: str = AUTO,
-    future: str = AUTO,
-    orientation: str = AUTO,
-    columns: Sequence[str] | str = AUTO,
-    row_labels: str = AUTO,
-    rows: str | None = None,
-    num_instances: str | None = None,
-    buckets: str = AUTO,
-    dataset: str = AUTO,
-    same_data_as: str | None = None,
-    strategy: str = AUTO,
-    seed: int | str = AUTO,
-    protocol: str = "iid",
-    split: str = TEST,
-    metrics: Sequence[str] | str = AUTO,
-) -> Iterator[ActionResult]:
+def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
     """Store each matrix in files and folders as an MLflow run, and log its metrics.
 
     Yields what was done with each run and each file without a run. An error in a file is in its
     result and does not stop the others. A matrix that the experiment has, from any file, is not
-    imported again unless *again*, or with another explicit strategy, seed, dataset, protocol or
-    split. The runs of bundles are copied as they are; an option other than *experiment* is an
-    error in their results. See the command ``clear-mlflow import`` for the options.
+    imported again unless ``again``, or with another explicit strategy, seed, dataset, protocol or
+    split. The runs of bundles are copied as they are; an option other than ``experiment`` is
+    an error in their results.
 
     Raises:
         ConfigError: ``same_data_as``, ``num_instances`` or ``metrics`` is not valid.
@@ -123,45 +98,47 @@ def import_runs(
         DataError: a folder contains more than 10,000 files.
         TrackingError: the store cannot be reached at the start, or lacks that run.
     """
-    arguments = locals()
-    parameters = list(inspect.signature(import_runs).parameters.values())
-    passed = [p.name for p in parameters[2:] if arguments[p.name] != p.default]
     set_up_mlflow()
-    client = preflight(experiment=experiment, can_be_offline=False)
-    experiment_id = get_or_create_experiment(client, experiment)
-    reference = None if same_data_as is None else _read_reference(same_data_as, dataset)
-    options = ReadOptions(
-        scale=scale,
-        initial=initial,
-        future=future,
-        orientation=orientation,
-        columns=() if columns == AUTO else tuple(columns),
-        row_labels=row_labels,
-        rows=rows,
-        num_instances=None if num_instances is None else _parse_counts(num_instances),
+    client = preflight(experiment=options.experiment, can_be_offline=False)
+    experiment_id = get_or_create_experiment(client, options.experiment)
+    reference = None
+    if options.same_data_as is not None:
+        reference = _read_reference(options.same_data_as, options.dataset)
+    counts, buckets = options.num_instances, options.buckets
+    read_options = ReadOptions(
+        scale=options.scale,
+        initial=options.initial,
+        future=options.future,
+        orientation=options.orientation,
+        columns=() if options.columns == AUTO else tuple(options.columns),
+        row_labels=options.row_labels,
+        rows=options.rows,
+        num_instances=None if counts is None else _parse_counts(counts),
         buckets=None if buckets == AUTO else tuple(key.strip() for key in buckets.split(",")),
-        score=Score(score, higher_is_better=not lower_is_better),
+        score=Score(options.score, higher_is_better=not options.lower_is_better),
         same_data_as=None if reference is None else reference.matrix,
     )
     overrides = {
-        "dataset": dataset if reference is None else reference.dataset.name,
-        "strategy": strategy,
-        "seed": str(seed),
-        "protocol": protocol,
-        "split": split,
+        "dataset": options.dataset if reference is None else reference.dataset.name,
+        "strategy": options.strategy,
+        "seed": str(options.seed),
+        "protocol": options.protocol,
+        "split": options.split,
     }
-    families = DEFAULT_FAMILIES if metrics == AUTO else split_families(",".join(metrics))
-    copier = RunCopier(client, experiment)
-    imported = [] if again else _find_imported_runs(client, experiment_id)
-    for path, label, reason in _iter_files(paths, options):
+    families = DEFAULT_FAMILIES
+    if options.metrics != AUTO:
+        families = split_families(",".join(options.metrics))
+    copier = RunCopier(client, options.experiment)
+    imported = [] if options.again else _find_imported_runs(client, experiment_id)
+    for path, label, reason in _iter_files(map(Path, options.paths or ()), read_options):
         if reason is not None:
             yield ActionResult(None, "", SKIPPED, reason, label)
             continue
         try:
             if is_bundle_path(path):
-                yield from _copy_bundle(copier, client, path, label, passed)
+                yield from _copy_bundle(copier, client, path, label, options.list_passed())
                 continue
-            for run in read_runs(load_file(path, options), format):
+            for run in read_runs(load_file(path, read_options), options.format):
                 if same := _find_same_run(imported, run, overrides):
                     detail = f"contains the same matrix as {same.file}"
                     action = SKIPPED if same.path not in (None, path) else STORED
@@ -169,6 +146,7 @@ def import_runs(
                         detail += ", imported before (--again imports it once more)"
                     yield ActionResult(same.run_id, same.run_name, action, detail, label)
                     continue
+                name = options.name
                 title = str(Path(label).with_suffix("")) if name == AUTO else name
                 run_name = truncate(f"{title} {run.label}".rstrip(), _MAX_NAME_LENGTH)
                 file = truncate(path.name, _MAX_NAME_LENGTH)
@@ -182,7 +160,7 @@ def import_runs(
                     None if reference is None else reference.dataset,
                     families,
                     run_name=run_name,
-                    again=again,
+                    again=options.again,
                 )
                 if stored.action != COPIED or stored.is_problem:
                     yield _rename_action(stored, label)

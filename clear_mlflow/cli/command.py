@@ -92,8 +92,8 @@ def command(
     messages name options as they are typed.
 
     Args:
-        source: function whose signature and docstring declare options and help, or None for
-            the decorated function itself.
+        source: function whose signature and docstring declare options and help, or a dataclass
+            that declares only the options; None for the decorated function itself.
         name: name of the command, or None for the name of the decorated function.
         arguments: parameters that are positional, with their placeholders in the help.
             ``[X]`` can be left out, and ``X...`` can be repeated.
@@ -132,7 +132,7 @@ def command(
             name or function.__name__.replace("_", "-"),
             params=params,
             callback=run,
-            help=_parse_docstring(declared)[0],
+            help=_parse_docstring(function if isinstance(source, type) else declared)[0],
             headings=headings or {},
             examples=examples,
         )

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from clear_mlflow.api.import_options import ImportOptions
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import METRICS, command
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.importers import FORMATS
 from clear_mlflow.process.signals import interrupt_on_signal
 
 if TYPE_CHECKING:
     from clear_mlflow.scoring import ActionResult
 
-    _Format = str
-else:
-    _NAMES = ("auto", *FORMATS)
-    _Format = Literal[_NAMES]
-
 
 @command(
+    ImportOptions,
     name="import",
     arguments={"paths": "[FILE|DIR|RUN|EXPERIMENT]..."},
     headings={
@@ -52,33 +47,7 @@ else:
         "clear-mlflow import supplement.tar.xz --experiment theirs",
     ),
 )
-def import_runs(
-    paths: Sequence[str] | None,
-    *,
-    store: str | None,
-    experiment: str | None = None,
-    name: str | Literal["auto"] = "auto",
-    again: bool = False,
-    format: _Format = "auto",  # noqa: A002
-    scale: Literal["auto", "fraction", "percent"] = "auto",
-    score: str = "accuracy",
-    lower_is_better: bool = False,
-    initial: Literal["auto", "first-row"] = "auto",
-    future: Literal["auto", "tested", "not-tested"] = "auto",
-    orientation: Literal["auto", "rows", "columns"] = "auto",
-    columns: Sequence[str] | Literal["auto"] = "auto",
-    row_labels: Literal["auto", "use", "ignore"] = "auto",
-    rows: str | None = None,
-    num_instances: str | None = None,
-    buckets: str | Literal["auto"] = "auto",
-    dataset: str | Literal["auto"] = "auto",
-    same_data_as: str | None = None,
-    strategy: str | Literal["auto"] = "auto",
-    seed: int | Literal["auto"] = "auto",
-    protocol: Literal["iid", "streaming"] = "iid",
-    split: Literal["test", "validation"] = "test",
-    metrics: Sequence[str] | Literal["auto"] = "auto",
-) -> None:
+def import_runs(*, store: str | None, **values: Any) -> None:
     """Import result files of other programs and bundles as MLflow runs, and score them.
 
     Reads plain matrices (CSV, TSV, NumPy, JSON) and the files of Avalanche, Renate, mammoth, PyCIL,
@@ -88,42 +57,10 @@ def import_runs(
     of bundles, which export writes, are copied unless the store already contains them.
 
     Args:
-        paths: files, folders and bundles; with --from, runs and experiments.
         store: another store whose runs are copied.
-        experiment: experiment that gets the runs; created if it does not exist. None means the
-            experiment of MLFLOW_EXPERIMENT_NAME, else Default.
-        name: name of the runs. auto: the file's name.
-        again: import a matrix that the experiment already contains once more, as a new run.
-        format: format of the files. auto: detected from each file.
-        scale: unit of the accuracies. auto: defined by the format or proven by averages in the
-            file, else fractions; a value above 1 is an error.
-        score: what the numbers are: accuracy, or another score, for example rmse.
-        lower_is_better: state that smaller values of the score are better.
-        initial: first-row if the first row is the test of the untrained model. auto: only a row
-            that the file marks as such.
-        future: meaning of zeros above the diagonal: tested with accuracy 0, or not tested. auto:
-            defined by the format; otherwise they are an error.
-        orientation: rows if each row is the test after one bucket, columns if each column is. auto:
-            what the file shows by names, zeros, empty cells or averages; else an error. rows also
-            accepts the log of a run that stopped early.
-        columns: columns that are buckets, in the order of the stream, by name or, in a table
-            without names, by number from 1. auto: all except epoch, avg, mean, std and the like.
-        row_labels: what to do with the first column. use: it labels and orders the rows. ignore:
-            it labels the rows, which are in order. auto: use, if it contains names.
-        rows: regular expression that finds the rows in the lines of a log: its one group is the
-            list of accuracies. Search time is limited.
-        num_instances: numbers of test images of the buckets, separated by commas, or one for all.
-        buckets: names of the buckets, separated by commas. auto: as in the file, else 1 to T.
-        dataset: name of the test data. auto: as in the file.
-        same_data_as: run that was tested on the same images. The files take its dataset, buckets
-            and numbers of test images.
-        strategy: strategy, to group runs by. auto: as in the file.
-        seed: seed of the runs. auto: as in the file.
-        protocol: streaming if each bucket was tested on its own training data.
-        split: images that were tested on. Runs on validation images are compared separately.
-        metrics: families of metrics to log (docs/metrics.md). auto: the default families.
+        **values: fields of :class:`ImportOptions`.
     """
-    options = {name: value for name, value in locals().items() if name not in ("paths", "store")}
+    options = ImportOptions(**values)
     from clear_mlflow.api import import_ as api
     from clear_mlflow.store.client import open_store
     from clear_mlflow.tracking.copy_runs import FAILED
@@ -131,9 +68,9 @@ def import_runs(
     files: list[ActionResult] = []
     with interrupt_on_signal() as received, suppress(KeyboardInterrupt):
         for file in (
-            api.import_runs(map(Path, paths or ()), **options)
+            api.import_runs(options)
             if store is None
-            else api.copy_runs(store, paths or (), experiment)
+            else api.copy_runs(store, options.paths or (), options.experiment)
         ):
             files.append(file)
     failed = [file for file in files if file.action == FAILED]

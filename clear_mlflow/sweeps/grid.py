@@ -226,9 +226,9 @@ def _iter_runs(node: Any) -> Iterator[dict[str, str]]:
 
 
 def _read_lists(entry: Any, where: str) -> dict[str, list[str]]:
-    """Return the values of each parameter; ``seeds``, the option of ``train``, becomes ``seed``.
+    """Return the list of values of each parameter.
 
-    where: position in the file, for messages.
+    ``seeds``, the option of ``train``, becomes ``seed``. where: position in the file, for messages.
     """
     if not isinstance(entry, dict) or not entry:
         is_empty = "empty" if entry == {} else safe_repr(entry, 100)
