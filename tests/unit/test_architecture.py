@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "adapters": {"core", "metrics", "tracking"},
     "server": {*("core", "report", "comparison"), *("store", "scoring", "api")},
     "cli": {
-        *("core", "report", "comparison", "importers", "data"),
+        *("core", "report", "comparison", "data"),
         *("learning", "process", "store", "scoring", "tracking", "sweeps", "api"),
     },
 }
