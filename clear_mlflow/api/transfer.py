@@ -45,10 +45,12 @@ def import_runs(
     """
     _check_online()
     from clear_mlflow.api import import_
+    from clear_mlflow.api.import_options import ImportOptions
 
     names = _list_paths(paths)
     if store is None:
-        return list(import_.import_runs(map(Path, names), experiment=experiment, **options))
+        import_options = ImportOptions(names, experiment=experiment, **options)
+        return list(import_.import_runs(import_options))
     if options:
         raise ConfigError(
             f"{min(options)} is for files, and store copies runs; leave one of them out"
