@@ -11,8 +11,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
 
 if TYPE_CHECKING:
-    from clear_mlflow.api.import_ import ImportedFile
-    from clear_mlflow.tracking.sync import SyncResult
+    from clear_mlflow.scoring import ActionResult
 
 _Paths = str | Path | Iterable[str | Path]
 
@@ -23,7 +22,7 @@ def import_runs(
     store: str | None = None,
     experiment: str | None = None,
     **options: Any,
-) -> list[ImportedFile]:
+) -> list[ActionResult]:
     """Import result files, bundles or the runs of another store as MLflow runs.
 
     Args:
@@ -58,7 +57,7 @@ def import_runs(
     return list(import_.copy_runs(store, names, experiment))
 
 
-def sync(folders: _Paths = (), *, experiment: str | None = None) -> list[SyncResult]:
+def sync(folders: _Paths = (), *, experiment: str | None = None) -> list[ActionResult]:
     """Send runs that were recorded offline, or while their store could not be reached.
 
     Args:

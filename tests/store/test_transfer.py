@@ -21,7 +21,7 @@ def test_a_file_is_imported_once(store, experiment_id, tmp_path):
     paths = [tmp_path / "good.csv", str(tmp_path / "bad.csv")]
     for expected in ("imported", "there already"):
         good, bad = clear_mlflow.import_runs(paths, scale="percent", strategy="replay", seed=3)
-        assert (good.outcome, bad.outcome) == (expected, "failed")
+        assert (good.action, bad.action) == (expected, "failed")
     run = clear_mlflow.load(good.run_id)
     assert run.matrix.values[1].tolist() == [0.8, 0.7]
     assert (run.tags["strategy"], run.tags["seed"]) == ("replay", "3")
