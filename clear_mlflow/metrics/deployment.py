@@ -18,8 +18,8 @@ from clear_mlflow.metrics._metric import (
     Value,
     change,
     compute_mean,
-    declare,
     get_test_counts,
+    level,
     require_future,
     require_trained,
     select_last_row,
@@ -61,6 +61,6 @@ def lost_accuracy(matrix: AccuracyMatrix) -> Value:
 
 
 METRICS = (
-    declare(deployed_accuracy, sensitivity=1.0),
+    level(deployed_accuracy, "deployed_{score}"),
     change(lost_accuracy, higher_is_better=False),
 )

@@ -3,6 +3,7 @@
 import itertools
 import math
 import tracemalloc
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,10 @@ def build_matrix(run: Predictions) -> AccuracyMatrix:
 def compute_by_loops(
     a: Predictions, b: Predictions | None, metric: Metric, resamples: int, seed: int
 ) -> list[float]:
-    """Compute a metric, or its differences, image by image, with the same resamples."""
+    """Compute a metric, or its differences, image by image, with the same resamples.
+
+    Without the resamples on which the metric is undefined.
+    """
     draws, drawn = np.random.default_rng(seed), {}
     for j in range(3):
         places = np.flatnonzero(a.images.bucket == j)
@@ -57,8 +61,10 @@ def compute_by_loops(
                 [sum(int(row.labels[m]) for m in drawn[r, j]) / len(drawn[r, j]) for j in range(3)]
                 for row in run.rows.values()
             ]
-            values.append(metric.function(AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))))
-        results.append(values[0] - sum(values[1:]))
+            with suppress(UndefinedMetricError):
+                values.append(metric.function(AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))))
+        if len(values) == (1 if b is None else 2):
+            results.append(values[0] - sum(values[1:]))
     return results
 
 

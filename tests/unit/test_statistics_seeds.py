@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from clear_mlflow.comparison.wording import write_verdict
+from clear_mlflow.comparison.result import Pair
+from clear_mlflow.comparison.wording import Sample, write_verdict
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.statistics import (
     TTest,
@@ -148,11 +149,14 @@ def test_holm_is_closed_testing_with_bonferroni(numbers: list[float]) -> None:
 
 
 def write_sentence(**values: Any) -> str:
-    pair = {"a": "A", "b": "B", "metric": "clear/accuracy", "higher_is_better": True}
-    pair |= {"in_percent": True, "comparisons": 1, "outcome": "different", "unit": "seeds"}
-    pair |= {"difference": 0.031, "low": 0.012, "high": 0.05, "p": 0.01, "margin": None}
-    pair |= {"cost_ratio": "", "remarks": [], "test": "paired t-test", "sample": "8 shared seeds"}
-    return write_verdict({**pair, **values})
+    """Write the verdict on a pair with these fields of a Pair and a Sample."""
+    of_sample = {"test": "paired t-test", "size": "8 shared seeds", "is_in_percent": True}
+    of_sample |= {"t_test": None, "min_seeds": 8, "difference": 0.031, "unit": "seeds"}
+    of_pair = {"outcome": "different", "difference": 0.031, "low": 0.012, "high": 0.05, "p": 0.01}
+    of_pair |= {"metric": "clear/accuracy", "higher_is_better": True, "unit": "seeds"}
+    sample = Sample(**of_sample | {n: values[n] for n in Sample.__annotations__ if n in values})
+    pair_values = of_pair | {n: values[n] for n in Pair.__annotations__ if n in values}
+    return write_verdict(Pair(a="A", b="B", indices=(0, 1), **pair_values), sample)
 
 
 def test_verdicts_are_plain_sentences() -> None:
@@ -163,14 +167,14 @@ def test_verdicts_are_plain_sentences() -> None:
     assert write_sentence() == expected
     turned = write_sentence(difference=-0.031, low=-0.05, high=-0.012)
     assert turned == expected.replace("A", "_").replace("B", "A").replace("_", "B")
-    lower = {"metric": "x/error", "higher_is_better": False, "in_percent": False}
+    lower = {"metric": "x/error", "higher_is_better": False, "is_in_percent": False}
     assert write_sentence(**lower).startswith(
         "B is significantly better than A in x/error (lower is better: B -0.031, 95 % CI -0.05 to "
         "-0.012, p = 0.01"
     )
-    many = write_sentence(comparisons=6)
+    many = write_sentence(num_comparisons=6)
     assert "p = 0.01, Holm-adjusted for 6 comparisons, paired" in many
-    assert write_sentence(outcome="not shown", p=0.2, low=-0.01, remarks=["seed 3 is odd"]) == (
+    assert write_sentence(outcome="not shown", p=0.2, low=-0.01, notes=("seed 3 is odd",)) == (
         "A and B: no significant difference in clear/accuracy (A +3.1 points, 95 % CI -1.0 to 5.0, "
         "p = 0.2, paired t-test, 8 shared seeds; seed 3 is odd)."
     )
@@ -193,14 +197,14 @@ def test_a_margin_adds_a_test_of_equivalence() -> None:
     assert write_sentence(**equal).startswith(
         "A and B: equivalent in clear/accuracy within 1 point (A +0.1 points, 90 % CI -0.4 to 0.6"
     )
-    both = {**equal, "is_within_margin": True, "outcome": "different", "p": 0.01}
+    both = {**equal, "outcome": "different", "p": 0.01}
     both |= {"low": 0.0005, "high": 0.0015}
     end = "8 shared seeds). The difference is within the margin of 1 point."
     assert write_sentence(**both).endswith(end)
 
 
 def test_the_sentence_on_two_single_runs_is_about_two_models() -> None:
-    models = {"unit": "images", "test": "paired bootstrap", "sample": "300 test images"}
+    models = {"unit": "images", "test": "paired bootstrap", "size": "300 test images"}
     assert write_sentence(difference=-0.031, low=-0.05, high=-0.012, **models) == (
         "The model of B is significantly better than the model of A in clear/accuracy (B +3.1 "
         "points, 95 % CI 1.2 to 5.0, p = 0.01, paired bootstrap, 300 test images)."
