@@ -1,5 +1,6 @@
 """Verdicts for each value of a parameter, and what they have in common."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -19,7 +20,11 @@ from clear_mlflow.comparison.across import (
     summarize_across,
     write_across,
 )
+from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.tables import build_comparison_dict
+from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.report.terminal_tables import render_text
 
 BY = ("strategy", "borders")
 SEEDS = (0, 1, 2, 3)
@@ -67,6 +72,31 @@ def test_a_verdict_that_is_reversed_depends_on_the_parameter():
     assert "depends on the borders" in pair.sentence
     assert pair.share > 0.99
     assert across.values == ("year", "half", "quarter")
+
+
+def test_the_page_and_the_terminal_have_a_cell_for_each_value():
+    """And as JSON; the share is shown if seeds are shared."""
+    levels = {"year": {"naive": 120, "replay": 170}, "half": {"naive": 170, "replay": 120}}
+    comparison = compare(build_runs(levels), BY)
+    across = summarize_across(comparison, "borders")
+    comparison = dataclasses.replace(comparison, across=across)
+    page = render_comparison_page(comparison, title="t", footer="f")
+    section = page[page.index('<section id="across">') :].partition("</section>")[0]
+    (pair,) = across.pairs
+    printed = render_text(*render_comparison(comparison))
+    for difference in pair.differences.values():
+        assert f"<strong>{100 * difference:+.1f}</strong>" in section
+        assert f"{100 * difference:+.1f} {'✓' if difference > 0 else '✗'}" in printed
+    assert '<th scope="col">share</th>' in section
+    assert pair.sentence in section
+    assert f"{pair.sentence}." in printed
+    (content,) = build_comparison_dict(comparison)["across"]["pairs"]
+    assert (content["better"], content["worse"], content["not_decided"]) == (1, 1, 0)
+    one_seed = compare(build_runs(levels, seeds=(0,)), BY)
+    one_seed = dataclasses.replace(one_seed, across=summarize_across(one_seed, "borders"))
+    assert '<th scope="col">share</th>' not in render_comparison_page(
+        one_seed, title="t", footer="f"
+    )
 
 
 def test_the_order_of_a_pair_is_the_same_for_all_values():

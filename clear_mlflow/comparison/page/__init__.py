@@ -23,7 +23,7 @@ from clear_mlflow.comparison.page.wording import (
     shorten,
 )
 from clear_mlflow.comparison.result import Comparison
-from clear_mlflow.comparison.tables import format_difference
+from clear_mlflow.comparison.tables import format_difference, list_percent_metrics
 from clear_mlflow.comparison.wording import write_assumptions
 from clear_mlflow.metrics import format_value
 from clear_mlflow.report.page import render_page
@@ -75,6 +75,10 @@ def render_comparison_page(
         cost_plots=list(build_cost_plots(comparison)),
         curves=list(build_curve_parts(comparison)),
         across=comparison.across,
+        ranked_by=comparison.ranked_by,
+        across_unit=" in points"
+        if comparison.ranked_by in list_percent_metrics(comparison)
+        else "",
         across_rows=_build_across(comparison),
         **_build_matrices(comparison),
         conditions=[describe_conditions(comparison, i) for i in range(len(comparison.conditions))],
