@@ -54,9 +54,8 @@ def test_runs_of_another_store_are_copied(folder):
 
 
 def test_an_offline_folder_is_sent_once(folder):
-    for _ in range(2):
-        (sent,) = clear_mlflow.sync(folder, experiment="sent")
-        assert sent.is_stored
+    actions = [clear_mlflow.sync(folder, experiment="sent")[0].action for _ in range(2)]
+    assert actions == ["copied", "there already"]
     (run,) = clear_mlflow.runs("sent")
     assert run.matrix.values.tolist() == [[0.7]]
 
