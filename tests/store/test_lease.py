@@ -100,7 +100,7 @@ def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store, lo
     own_tags = {tag for tag in run.data.tags if "clear_mlflow." in tag} - {names.COMMIT_TAG}
     assert own_tags == {
         *(names.KIND_TAG, names.VERSION_TAG, names.SOFTWARE_TAG, names.ROWS_TAG),
-        *(names.PROCESS_TAG, names.HOLDER_TAG),
+        *(names.PROCESS_TAG, names.HOLDER_TAG, names.PARAMETERS_TAG),
     }
     assert sorted(file.name for file in rows_folder(run).iterdir()) == [
         "row_000.json",

@@ -57,7 +57,7 @@ def test_every_output_shows_the_split(store, experiment_id, tmp_path, own_cache)
     assert {row.dataset.split for row in rows.values()} == {record.dataset.split} == {"validation"}
     assert record.matrix.num_instances.tolist() == [3, 3, 3]
     tag = read_matrix_tag(run.info.run_id, run.data.tags[names.MATRIX_TAG])
-    assert assemble(parse_rows(tag)).split == "validation"
+    assert assemble(parse_rows(tag)).dataset.split == "validation"
     assert "measured on validation images" in run.data.tags["mlflow.note.content"]
     output = invoke("evaluate", "--runs", run.info.run_id).output
     assert "measured on validation images: use these numbers to choose, not to report" in output

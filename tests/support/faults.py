@@ -38,6 +38,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from row_points import collect_points
 from trainings import NUM_TEST, KnownTraining
 
+from clear_mlflow.core import record
 from clear_mlflow.core.disk import write_durably
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
@@ -117,6 +118,11 @@ class MachineClock(datetime):
         text = cls.file.read_text() if cls.file.exists() else ""
         return super().now(tz) + timedelta(seconds=float(text or 0))
 
+    @classmethod
+    def fromtimestamp(cls, timestamp, tz=None):
+        """Return the machine's time, as rows state it."""
+        return cls.now(tz)
+
 
 def become(machine: Path, uri: str) -> None:
     """Take on a machine's host name, clock, disk and connection to the store."""
@@ -126,7 +132,7 @@ def become(machine: Path, uri: str) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(socket, "gethostname", lambda: machine.name)
     patch.setattr(lease, "_read_clock", lambda: MachineClock.now(timezone.utc))
-    patch.setattr(run_recorder, "datetime", MachineClock)
+    patch.setattr(record, "datetime", MachineClock)
     patch.setattr(lease, "EXPIRY_SECONDS", 3.0)
     patch.setattr(lease, "_POLL_SECONDS", 0.3)
     patch.setattr(lease, "CHECK_SECONDS", 0.01)
