@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import FileStore
 from torch._subclasses import FakeTensorMode
 
 from clear_mlflow.core.distributed import DistributedEnv
@@ -204,7 +205,7 @@ def run_members(tmp_path, *endings):
 
     def run_member(rank, ending):
         faulthandler.disable()
-        store = dist.FileStore(str(tmp_path / "store"), size)
+        store = FileStore(str(tmp_path / "store"), size)
         env = DistributedEnv(rank=rank, size=size, local_rank=rank, local_size=size)
         with groups.watch_peers(store, env):
             store.set(f"present/{rank}", "yes")
@@ -246,7 +247,7 @@ def test_a_process_on_a_gpu_that_waits_for_a_lost_one_is_aborted(tmp_path, endin
 
 def test_strangers_are_not_members(tmp_path):
     """A connection without the token of the store counts neither as a process nor as its end."""
-    store = dist.FileStore(str(tmp_path / "store"), 2)
+    store = FileStore(str(tmp_path / "store"), 2)
     with groups.watch_peers(store, DistributedEnv(rank=0, size=2, local_rank=0, local_size=2)):
         port, _ = store.get("watch").decode().split()
         with socket.create_connection(("127.0.0.1", int(port))) as stranger:

@@ -8,10 +8,11 @@ from mlflow.entities import Metric
 from stored_runs import histories, only_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
-from clear_mlflow.journal.run_folder import MAX_POINTS, RunFolder, default_root
+from clear_mlflow.journal.run_folder import RunFolder, default_root
 from clear_mlflow.learning.measured import CurvePoint, Measurement, ignore
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
+from clear_mlflow.store.client import MAX_POINTS
 from clear_mlflow.store.lease import Lease
 from clear_mlflow.tracking.run_recorder import RunRecorder
 from clear_mlflow.tracking.sync import select_folders, sync_folders

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +16,15 @@ def build_table(
     """Return the training images of one bucket, of class 0 unless there are labels."""
     files = tuple(map(str, paths))
     zeros = np.zeros(len(files), dtype=np.int64)
-    labels = np.asarray(labels, dtype=np.int64) if len(labels) else zeros
-    return ImageTable(files, labels, zeros, zeros == 1, tuple(contents))
+    codes = np.asarray(labels, dtype=np.int64) if len(labels) else zeros
+    return ImageTable(files, codes, zeros, zeros == 1, tuple(contents))
 
 
 def build_test_stream(
     name: str,
     class_names: tuple[str, ...],
     sets: Mapping[str, tuple[ImageTable, ...]],
-    **fields: object,
+    **fields: Any,
 ) -> BucketStream:
     """Return a stream of training and test images by bucket, or of training images alone."""
     tables = [

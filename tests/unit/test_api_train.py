@@ -39,7 +39,13 @@ def test_the_signature_is_the_configuration(function):
 def test_defaults_are_values_of_python():
     """As help(clear_mlflow.train) shows them, with their types."""
     parameters = inspect.signature(clear_mlflow.train).parameters
-    values = {"momentum": 0.9, "compile": False, "resumable": True, "seed": 0, "seeds": None}
+    values: dict[str, object] = {
+        "momentum": 0.9,
+        "compile": False,
+        "resumable": True,
+        "seed": 0,
+        "seeds": None,
+    }
     values |= {"features": None, "test_every": None, "epochs": "auto", "strategy": "naive"}
     for name, value in values.items():
         assert (parameters[name].default, type(parameters[name].default)) == (value, type(value))

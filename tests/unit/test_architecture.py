@@ -104,8 +104,11 @@ def list_lazy_imports(name: str, path: Path, module_names: frozenset[str]) -> se
     texts = {node.value for node in nodes(path) if isinstance(node, ast.Constant)}
     imported_names = set()
     for node in nodes(path):
-        is_import = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")
-        if is_import and isinstance(node.args[0], ast.JoinedStr):
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith("import_module")
+            and isinstance(node.args[0], ast.JoinedStr)
+        ):
             parts = [ast.unparse(part).strip("'{}") for part in node.args[0].values[:-1]]
             prefix = "".join(values.get(part, part) for part in parts)
             endings = {other.removeprefix(prefix) for other in module_names if prefix in other}

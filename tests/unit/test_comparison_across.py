@@ -11,16 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from clear_mlflow.comparison.across import (
-    BETTER,
-    UNDECIDED,
-    UNTESTED,
-    WORSE,
     compute_kendalls_w,
     estimate_share,
     summarize_across,
     write_across,
 )
 from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.result import BETTER, UNDECIDED, UNTESTED, WORSE
 from clear_mlflow.comparison.tables import build_comparison_dict
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ConfigError

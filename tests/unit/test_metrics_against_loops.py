@@ -13,7 +13,7 @@ from published import SECOND_PLACE
 
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.core.matrix import stack_cells
+from clear_mlflow.core.matrix import stack_all_rows, stack_cells
 from clear_mlflow.core.score import Score
 from clear_mlflow.metrics import ALL_METRICS, FAMILIES, Metric, wild_time
 from clear_mlflow.metrics._metric import COSTS
@@ -266,7 +266,7 @@ def test_a_custom_metric_of_one_matrix_is_computed_for_each_of_several():
     """Also if it uses a built-in function, or is a built-in metric with another name."""
     rising = replace(FAMILIES["clear"][0], name="lab/renamed")
     near = Metric(name="lab/near", function=partial(wild_time.stream_average, ahead=1))
-    cells = np.stack([np.vstack([EXAMPLE.initial, EXAMPLE.values]), np.ones((7, 6))])
+    cells = np.stack([stack_all_rows(EXAMPLE)[: 1 + EXAMPLE.num_rows], np.ones((7, 6))])
     stack = stack_cells(EXAMPLE, cells)
     for metric in metrics.load_custom_metrics([rising, near, rows_above_half]):
         expected = [metric.compute(EXAMPLE), metric.compute(AccuracyMatrix(np.ones((6, 6))))]
