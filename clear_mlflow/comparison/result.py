@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from math import nan
+from math import isnan, nan
 from statistics import fmean
 from typing import Any
 
@@ -125,7 +125,7 @@ class PairAcross:
             "a": self.a,
             "b": self.b,
             **counts,
-            "mean_difference": self.mean_difference if any(differences.values()) else None,
+            "mean_difference": None if isnan(self.mean_difference) else self.mean_difference,
             "share": self.share,
             "outcomes": dict(self.outcomes),
             "differences": differences,

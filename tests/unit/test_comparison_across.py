@@ -17,7 +17,7 @@ from clear_mlflow.comparison.across import (
     write_across,
 )
 from clear_mlflow.comparison.page import render_comparison_page
-from clear_mlflow.comparison.result import BETTER, UNDECIDED, UNTESTED, WORSE
+from clear_mlflow.comparison.result import BETTER, UNDECIDED, UNTESTED, WORSE, PairAcross
 from clear_mlflow.comparison.tables import build_comparison_dict
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ConfigError
@@ -119,6 +119,18 @@ def test_one_seed_each_is_not_tested_without_predictions():
     across = summarize({key: {"naive": 120, "replay": 170} for key in ("year", "half")}, seeds=(0,))
     assert across.pairs == ()
     assert across.agreement == 1
+
+
+@pytest.mark.parametrize(
+    ("differences", "mean"),
+    [({"a": 0.0, "b": 0.0}, 0.0), ({"a": 0.5, "b": np.nan}, 0.5), ({"a": np.nan}, None)],
+)
+def test_a_mean_of_zero_is_no_missing_mean(differences, mean):
+    outcomes = dict.fromkeys(differences, UNDECIDED)
+    pair = PairAcross(
+        a="x", b="y", outcomes=outcomes, differences=differences, share=None, sentence=""
+    )
+    assert pair.to_dict()["mean_difference"] == mean
 
 
 def test_a_parameter_that_does_not_differ_is_an_error():
