@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from clear_mlflow.comparison.groups import (
     MAX_NAME,
@@ -155,6 +154,8 @@ def compute_kendalls_w(values: NDArray[np.float64]) -> float | None:
     >>> compute_kendalls_w(np.array([[0.9, 0.8, 0.7], [0.5, 0.4, 0.3]]))
     1.0
     """
+    from scipy.stats import rankdata  # late: it would take a fifth of the time of a comparison
+
     ranks = rankdata(values, axis=1)
     num_judges, num_methods = ranks.shape
     deviation = ((ranks.sum(axis=0) - ranks.sum() / num_methods) ** 2).sum()

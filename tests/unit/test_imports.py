@@ -38,9 +38,10 @@ def test_the_command_line_loads_before_mlflow_and_torch():
 
 
 @pytest.mark.slow
-def test_reading_runs_loads_no_statistics_of_scipy():
-    """They would take a fifth of the time of ``show``."""
-    code = "import clear_mlflow.statistics, sys; sys.exit('scipy.stats' in sys.modules)"
+@pytest.mark.parametrize("package", ["statistics", "comparison", "sweeps", "api.compared"])
+def test_reading_and_comparing_runs_load_no_statistics_of_scipy(package):
+    """They would take a fifth of the time of ``show`` and of ``compare``."""
+    code = f"import clear_mlflow.{package}, sys; sys.exit('scipy.stats' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
