@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +34,7 @@ from clear_mlflow.learning.samples import (
 )
 from clear_mlflow.learning.strategies import load_strategy, parse_strategy_arguments
 from clear_mlflow.learning.strategies._base import build_untrained_model
-from clear_mlflow.learning.training.costs import count_stored_bytes
+from clear_mlflow.learning.training.costs import CountBatch, count_stored_bytes
 from clear_mlflow.learning.training.limits import build_limiter, check_memory
 from clear_mlflow.learning.training.observers import WithinBucketTests
 from clear_mlflow.learning.training.trainer import Trainer
@@ -97,7 +98,7 @@ def train(
 
     def measure_all(*, probabilities: bool = False) -> Evaluation | None:
         """Test the model on all buckets. Its time and FLOPs count as costs of tests."""
-        with costs.test():
+        with costs.test() as count_batch:
             return measure(
                 model,
                 stream.test(),
@@ -105,6 +106,7 @@ def train(
                 precision=config.precision,
                 probabilities=probabilities,
                 group=group,
+                count_batch=count_batch,
             )
 
     if config.test_every != OFF:
@@ -165,13 +167,15 @@ def measure(
     precision: str = "off",
     probabilities: bool = False,
     group: ProcessGroup = SINGLE_PROCESS,
+    count_batch: CountBatch = lambda _: nullcontext(),
 ) -> Evaluation | None:
     """Test a model on all buckets in one pass. Returns None if an output is not finite.
 
     Sets the model to evaluation mode. Takes smaller batches if memory runs out. Each process tests
     its share of the images, and all get the complete result.
 
-    probabilities: also return the probabilities of all classes.
+    probabilities: also return the probabilities of all classes. count_batch: entered around each
+    batch's forward pass, with the shape of its inputs.
     """
     true_labels, side = held_out.labels, held_out.side
     start, stop = group.share(0, len(true_labels))
@@ -182,7 +186,7 @@ def measure(
     buckets = held_out.bucket[start:stop].to(device)
     num_invalid = torch.zeros((), dtype=torch.int64, device=device)
     model.eval()
-    with torch.no_grad(), logits_in_float32(model):  # FLOPs are counted in here
+    with torch.no_grad(), logits_in_float32(model):
         done = start
         batches = held_out.iter_batches(start, stop, step, device)
         while True:
@@ -191,7 +195,7 @@ def measure(
                     break
                 if side is not None:
                     inputs = normalise(inputs, dtype)
-                with autocast(device, precision):
+                with autocast(device, precision), count_batch(inputs.shape):
                     logits: Tensor = model(inputs)
             except RuntimeError as error:
                 step = min(step, stop - done) // 2

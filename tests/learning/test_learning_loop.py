@@ -1,6 +1,7 @@
 """The loop, compared with a literal implementation: its rows, errors and determinism."""
 
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from clear_mlflow.learning.samples import DecodedStream, HeldOutImages, Samples,
 from clear_mlflow.learning.session import StreamTraining, check, check_stream
 from clear_mlflow.learning.strategies import naive
 from clear_mlflow.learning.strategies.naive import Naive
+from clear_mlflow.learning.training.costs import CostMeter
 from clear_mlflow.learning.training.trainer import Trainer
 
 
@@ -260,15 +262,36 @@ class Narrow(nn.Module):
 
     def forward(self, inputs):
         self.given.append(len(inputs))
+        logits = self.layer(inputs)
         if len(inputs) > self.room:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return self.layer(inputs)
+        return logits
 
 
 def held_out_features(count):
     images = torch.rand(count, 5, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(count) % 3
     return HeldOutImages(images, labels, labels * 0, (count,))
+
+
+def measure_test_flops(costs, model, count):
+    """Test a model once, and return all FLOPs of tests so far."""
+    with costs.test() as count_batch:
+        measure(model, held_out_features(count), device=CPU, count_batch=count_batch)
+    costs.end_training()
+    stream = SimpleNamespace(image_bytes=0)
+    strategy = SimpleNamespace(state_dict=dict, count_stored_images=lambda _: 0, stream=stream)
+    return costs.row(model, strategy, trained=0).test_flops
+
+
+def test_the_flops_of_a_test_are_those_of_all_its_batches():
+    """Of several shapes, also if memory ran out within a batch; and of a head that grew since."""
+    costs = CostMeter(CPU)
+    per_image = 2 * 5 * 3
+    assert measure_test_flops(costs, nn.Linear(5, 3), 2500) == 2500 * per_image
+    assert measure_test_flops(costs, Narrow(300), 1500) == (2500 + 1500) * per_image
+    grown = measure_test_flops(costs, nn.Linear(5, 7), 2500)
+    assert grown == (2500 + 1500) * per_image + 2500 * 2 * 5 * 7
 
 
 def test_a_test_without_enough_memory_uses_smaller_batches():
