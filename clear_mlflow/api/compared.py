@@ -25,6 +25,7 @@ from clear_mlflow.comparison.groups import ComparedRun, RunWithoutRows, truncate
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import (
+    add_varying,
     get_common_score,
     get_default_group_by,
     rank_groups,
@@ -287,6 +288,8 @@ def compare_stored_runs(
         metrics = tuple(dict.fromkeys((*metrics, FORGETTING_SINCE_TRAINED)))
     if group_by is None:
         group_by = get_default_group_by(compared_runs, diverged_runs)
+    if across is not None and group_by:
+        group_by = add_varying(compared_runs, group_by, across)
     notes = [
         f"Left out: {truncate_name(run.run_name)} ({truncate_name(run.run_id[:8])}), {run.reason}."
         for run in left_out
@@ -308,6 +311,7 @@ def compare_stored_runs(
         rank_by=rank_by,
         baseline=baseline,
         margin=margin,
+        across=across,
         without_rows=diverged_runs,
         metrics=metrics,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import nan
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,9 @@ from clear_mlflow.comparison.groups import (
     MAX_NAME,
     NOT_LOGGED,
     Group,
+    Labels,
     format_label,
+    split_labels,
     truncate_name,
 )
 from clear_mlflow.comparison.result import (
@@ -32,25 +33,28 @@ from clear_mlflow.comparison.wording import is_a_better
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line, safe_repr, truncate_apart
 
-# Options whose arguments are separate labels, such as dataset/buckets.
-_PREFIXES = {"dataset_args": "dataset/", "scenario_args": "scenario/", "strategy_args": "strategy/"}
-_Labels: TypeAlias = tuple[tuple[str, str], ...]
-
 
 def summarize_across(comparison: Comparison, parameter: str) -> Across:
     """Count for each pair of methods what the verdict is for each value of a parameter.
 
     parameter: a label of the groups, such as ``dataset/buckets``, or an option whose arguments are
-    labels, such as ``dataset_args``. Raises ConfigError if the groups do not differ in it, or if a
-    method has several test sets for one value.
+    labels, such as ``dataset_args``. Raises ConfigError if each run is its own group, the groups do
+    not differ in the parameter or in anything else, or a method has several test sets for one
+    value.
     """
-    values, methods = _split_labels(comparison.groups, parameter)
+    if not comparison.group_by:
+        raise ConfigError(
+            f"across is {safe_repr(parameter)}, which compares methods, and group_by is none, so "
+            "that each run is its own method; leave one of them out",
+            parameter="across",
+        )
+    values, methods = split_labels(comparison.groups, parameter)
     if len(set(values)) < 2:
         raise ConfigError(
             f"across is {safe_repr(parameter)}, in which the compared runs do not differ; expected "
             "a parameter or tag with several values, such as dataset_args"
         )
-    groups: dict[_Labels, dict[str, Group]] = {}
+    groups: dict[Labels, dict[str, Group]] = {}
     for group, method, value in zip(comparison.groups, methods, values, strict=True):
         other = groups.setdefault(method, {}).setdefault(value, group)
         if other is not group:
@@ -59,8 +63,14 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
                 f"value, {truncate_name(value)}, and different test sets; choose runs whose test "
                 "sets differ only by it"
             )
+    if len(groups) < 2:
+        raise ConfigError(
+            f"across is {safe_repr(parameter)}, and the compared runs differ in nothing else; "
+            "expected two methods, such as two strategies",
+            parameter="across",
+        )
     names = dict(zip(groups, _name_methods([*groups]), strict=True))
-    pairs_by_methods: dict[tuple[_Labels, _Labels], dict[str, Pair]] = {}
+    pairs_by_methods: dict[tuple[Labels, Labels], dict[str, Pair]] = {}
     for pair in comparison.pairs:
         a, b = (methods[index] for index in pair.indices)
         key = (b, a) if (b, a) in pairs_by_methods else (a, b)
@@ -165,28 +175,7 @@ def compute_kendalls_w(values: NDArray[np.float64]) -> float | None:
     return float(12 * deviation / largest) if largest else None
 
 
-def _split_labels(groups: Sequence[Group], parameter: str) -> tuple[list[str], list[_Labels]]:
-    """Return for each group the value of a parameter, and the labels that are its method.
-
-    Labels that follow from the value, such as a model that depends on the dataset, are left out.
-    """
-    prefix = _PREFIXES.get(parameter, parameter)
-    values, others = [], []
-    for group in groups:
-        labels = group.labels if parameter in group.labels else group.members[0].labels
-        chosen = {n: v for n, v in group.labels.items() if n.startswith(prefix) and "/" in prefix}
-        texts = [f"{n.removeprefix(prefix)}={v}" for n, v in chosen.items() if v != NOT_LOGGED]
-        values.append(",".join(texts) if chosen else labels.get(parameter, NOT_LOGGED))
-        others.append({n: v for n, v in group.labels.items() if n not in {parameter, *chosen}})
-    by_value: dict[str, dict[str, set[str]]] = {}
-    for value, labels in zip(values, others, strict=True):
-        for name, label in labels.items():
-            by_value.setdefault(value, {}).setdefault(name, set()).add(label)
-    varying = {n for labels in by_value.values() for n, texts in labels.items() if len(texts) > 1}
-    return values, [tuple((n, v) for n, v in labels.items() if n in varying) for labels in others]
-
-
-def _name_methods(methods: Sequence[_Labels]) -> list[str]:
+def _name_methods(methods: Sequence[Labels]) -> list[str]:
     """Return a unique, printable name for the labels of each method."""
     names = [
         one_line(", ".join(format_label(n, v) for n, v in labels if v != NOT_LOGGED))

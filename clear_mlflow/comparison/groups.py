@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,9 @@ _CLEAR_LABELS = frozenset({"strategy", "dataset", "model"})
 # All arguments in one label, as in strategy_args, or a single one, as in strategy/alpha.
 _ARGUMENTS = re.compile(r"(strategy|dataset|scenario)(?:_args|/(.+))", re.DOTALL)
 MAX_NAME = 60  # characters of a group's name
+# Options whose arguments are separate labels, such as dataset/buckets.
+_PREFIXES = {"dataset_args": "dataset/", "scenario_args": "scenario/", "strategy_args": "strategy/"}
+Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -316,6 +320,27 @@ def _list_parts(labels: Mapping[str, str]) -> tuple[dict[str, str], dict[str, st
         else:
             settings[name] = format_label(name, label)
     return settings, arguments
+
+
+def split_labels(groups: Sequence[Group], parameter: str) -> tuple[list[str], list[Labels]]:
+    """Return for each group the value of a parameter, and the labels that are its method.
+
+    Labels that follow from the value, such as a model that depends on the dataset, are left out.
+    """
+    prefix = _PREFIXES.get(parameter, parameter)
+    values, others = [], []
+    for group in groups:
+        labels = group.labels if parameter in group.labels else group.members[0].labels
+        chosen = {n: v for n, v in group.labels.items() if n.startswith(prefix) and "/" in prefix}
+        texts = [f"{n.removeprefix(prefix)}={v}" for n, v in chosen.items() if v != NOT_LOGGED]
+        values.append(",".join(texts) if chosen else labels.get(parameter, NOT_LOGGED))
+        others.append({n: v for n, v in group.labels.items() if n not in {parameter, *chosen}})
+    by_value: dict[str, dict[str, set[str]]] = {}
+    for value, labels in zip(values, others, strict=True):
+        for name, label in labels.items():
+            by_value.setdefault(value, {}).setdefault(name, set()).add(label)
+    varying = {n for labels in by_value.values() for n, texts in labels.items() if len(texts) > 1}
+    return values, [tuple((n, v) for n, v in labels.items() if n in varying) for labels in others]
 
 
 def format_label(name: str, label: str) -> str:

@@ -14,6 +14,7 @@ from clear_mlflow.comparison.groups import (
     RunWithoutRows,
     group_runs,
     is_equal_cost,
+    split_labels,
     truncate_name,
 )
 from clear_mlflow.comparison.result import Comparison
@@ -41,6 +42,7 @@ def rank_groups(
     rank_by: str | None = None,
     baseline: str | None = None,
     margin: float | None = None,
+    across: str | None = None,
     without_rows: Sequence[RunWithoutRows] = (),
     metrics: Sequence[Metric] = METRICS,
 ) -> Comparison:
@@ -51,8 +53,8 @@ def rank_groups(
     group_by: labels; () to make each run its own group. rank_by: metric of the ranking, or None for
     the one that most groups define and, among these, has the highest ``rank_priority``. baseline:
     name or label of the group to test all others against, or None. margin: largest difference that
-    does not matter, or None. Raises
-    ConfigError if an option does not fit the runs.
+    does not matter, or None. across: parameter; only groups with the same value of it are tested
+    against each other. Raises ConfigError if an option does not fit the runs.
     """
     metrics = adapt_metrics(metrics, get_common_score(runs))
     definitions = (*metrics, *WITHIN_BUCKET_METRICS, *SCRATCH_METRICS)
@@ -93,7 +95,10 @@ def rank_groups(
 
     ranked = tuple(sorted(groups, key=get_rank))
     grouped = {run.run_id for group in groups for run in group.without_rows}
-    planned_pairs, num_untested, baselines, leaders = _plan_pairs(ranked, conditions, baseline)
+    values = split_labels(ranked, across)[0] if across else [""] * len(ranked)
+    planned_pairs, num_untested, baselines, leaders = _plan_pairs(
+        ranked, values, conditions, baseline
+    )
     return Comparison(
         groups=ranked,
         conditions=tuple(conditions),
@@ -118,24 +123,27 @@ def rank_groups(
 
 
 def _plan_pairs(
-    groups: Sequence[Group], conditions: Sequence[DatasetDescription], baseline: str | None
+    groups: Sequence[Group],
+    values: Sequence[str],
+    conditions: Sequence[DatasetDescription],
+    baseline: str | None,
 ) -> tuple[list[tuple[int, int]], int, list[int], list[int]]:
-    """Plan the pairs to test: of groups with counted runs, under the same test conditions.
+    """Plan the pairs to test: of groups with counted runs, equal test conditions and values.
 
     With a baseline, each group is paired with it. Otherwise up to MAX_ALL_PAIRS groups are all
     paired, and of more groups, each with the leader. Returns the pairs, the number of further pairs
     to adjust for, baselines and leaders, as indices. Raises ConfigError if no group is the
     baseline, or if several are under the same test conditions.
     """
-    indices_by_conditions: dict[int, list[int]] = defaultdict(list)
-    for index, group in enumerate(groups):
+    indices_by_conditions: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for index, (group, value) in enumerate(zip(groups, values, strict=True)):
         if group.counted:
-            indices_by_conditions[group.conditions_index].append(index)
+            indices_by_conditions[group.conditions_index, value].append(index)
     pairs: list[tuple[int, int]] = []
     num_untested = 0
     baselines: list[int] = []
     leaders: list[int] = []
-    for condition, indices in indices_by_conditions.items():
+    for (condition, _), indices in indices_by_conditions.items():
         if baseline is not None:
             chosen = _find_baseline(groups, indices, baseline, conditions[condition])
             if chosen is not None:
@@ -193,6 +201,18 @@ def get_default_group_by(
         if not mixed:
             return (*group_by, *_find_separating(groups))
         group_by = (*group_by, *dict.fromkeys(varying or [mixed[0][0]]))
+
+
+def add_varying(
+    runs: Sequence[ComparedRun], group_by: Sequence[str], parameter: str
+) -> tuple[str, ...]:
+    """Return labels to group by, with a parameter if it varies within their groups."""
+    values: dict[tuple[object, ...], set[str]] = defaultdict(set)
+    for run in runs:
+        key = (run.record.dataset, *(run.labels.get(name) for name in group_by))
+        values[key].add(run.labels.get(parameter, NOT_LOGGED))
+    is_mixed = any(len(texts) > 1 for texts in values.values())
+    return (*group_by, parameter) if is_mixed else tuple(group_by)
 
 
 def _find_separating(groups: Sequence[Group]) -> Iterator[str]:

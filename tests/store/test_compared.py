@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import sqlite3
 
 import mlflow
@@ -131,6 +132,21 @@ def test_runs_that_cannot_be_compared_are_a_one_line_error(
     assert message in result.output
     assert len(result.output.strip().splitlines()) == 1
     assert len(store.search_runs([experiment_id])) == 4
+
+
+@pytest.mark.parametrize("group_by", ["auto", "strategy"])
+def test_verdicts_across_a_tag(store, experiment_id, group_by):
+    """Runs were grouped by their parameters, and tags were ignored."""
+    levels = {"x": {"naive": 120, "replay": 150}, "y": {"naive": 150, "replay": 120}}
+    for site, strategy, seed in itertools.product(levels, ("naive", "replay"), range(3)):
+        correct = counts(levels[site][strategy], seed)
+        tags = {"site": site}
+        log_run(store, experiment_id, "a run", correct, strategy=strategy, seed=seed, tags=tags)
+    options = ("--across", "site", "--group-by", group_by)
+    (pair,) = compare(store, experiment_id, *options)[1]["across"]["pairs"]
+    sign = 1 if pair["a"] == "replay" else -1
+    assert pair["differences"] == pytest.approx({"x": sign * 0.15, "y": -sign * 0.15}, abs=0.02)
+    assert (pair["better"], pair["worse"]) == (1, 1)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from clear_mlflow.comparison.across import (
     write_across,
 )
 from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.ranking import add_varying
 from clear_mlflow.comparison.result import BETTER, UNDECIDED, UNTESTED, WORSE, PairAcross
 from clear_mlflow.comparison.tables import build_comparison_dict
 from clear_mlflow.comparison.terminal import render_comparison
@@ -145,6 +146,66 @@ def test_several_test_sets_for_one_value_are_an_error():
     runs = [*build_runs(levels), *build_seed_runs("naive", 100, SEEDS, labels={"borders": "half"})]
     with pytest.raises(ConfigError, match="one value, half, and different test sets"):
         summarize_across(compare(runs, BY), "borders")
+
+
+def compare_with(levels, **options):
+    """Compare runs of strategies that differ in epochs and have one test set."""
+    runs = [
+        run
+        for epochs, by_strategy in levels.items()
+        for strategy, level in by_strategy.items()
+        for run in build_seed_runs(strategy, level, SEEDS, labels={"epochs": epochs})
+    ]
+    by = add_varying(runs, ("strategy",), "epochs")
+    runs = [dataclasses.replace(run, run_id=str(i)) for i, run in enumerate(runs)]
+    return compare(runs, by, across="epochs", **options)
+
+
+LEVELS = {
+    "1": {"naive": 120, "replay": 150, "ewc": 130},
+    "5": {"naive": 160, "replay": 130, "ewc": 145},
+    "9": {"naive": 170, "replay": 140, "ewc": 155},
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "num_pairs"),
+    [(("1", "5"), {}, 3), (LEVELS, {}, 3), (LEVELS, {"baseline": "naive"}, 2)],
+)
+def test_methods_are_tested_for_each_value_also_on_one_test_set(values, options, num_pairs):
+    """Groups with different values were tested against each other, as pairs of one value."""
+    levels = {value: LEVELS[value] for value in values}
+    comparison = compare_with(levels, **options)
+    assert len(comparison.pairs) == num_pairs * len(levels)
+    across = summarize_across(comparison, "epochs")
+    assert len(across.pairs) == num_pairs
+    for pair in across.pairs:
+        assert pair.a != pair.b
+        for value, difference in pair.differences.items():
+            expected = (levels[value][pair.a] - levels[value][pair.b]) / 200
+            assert difference == pytest.approx(expected, abs=0.02)
+            assert pair.outcomes[value] == (BETTER if expected > 0 else WORSE)
+
+
+def test_a_value_that_differs_within_a_group_separates_it():
+    """A group had the value of its first run."""
+    runs = build_seed_runs("naive", 120, SEEDS, labels={"site": "a"})
+    runs += build_seed_runs("naive", 150, SEEDS, labels={"site": "b"})
+    assert add_varying(runs, ("strategy",), "site") == ("strategy", "site")
+    assert add_varying(runs, ("strategy", "site"), "site") == ("strategy", "site")
+    assert add_varying(runs, ("strategy",), "dataset") == ("strategy",)
+    apart = build_runs({"year": {"naive": 120}, "half": {"naive": 125}})
+    assert add_varying(apart, ("strategy",), "borders") == ("strategy",)
+
+
+@pytest.mark.parametrize(
+    ("by", "message"),
+    [((), "group_by is none"), (("borders",), "differ in nothing else")],
+)
+def test_without_methods_nothing_can_be_compared_across(by, message):
+    runs = build_runs({"year": {"naive": 120}, "half": {"naive": 125}})
+    with pytest.raises(ConfigError, match=message):
+        summarize_across(compare(runs, by), "borders")
 
 
 def test_labels_that_follow_from_the_value_are_no_other_method():
