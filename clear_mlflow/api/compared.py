@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,7 @@ from clear_mlflow.store.client import (
 )
 from clear_mlflow.store.rows import NO_ROWS, read_matrices
 from clear_mlflow.store.search import MissingRun
+from clear_mlflow.sweeps.next_grids import build_next_grids, find_missing_baselines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,6 +104,16 @@ class ComparedRuns:
     run_id: str | None = None
     links: tuple[str, ...] = ()
 
+    @property
+    def missing_baselines(self) -> list[str]:
+        """Simple baselines that the compared trainings lack, such as from_scratch or joint."""
+        return [*find_missing_baselines(self.comparison)]
+
+    @cached_property
+    def next_sweeps(self) -> Mapping[str, str]:
+        """Sweeps that continue: file name, such as baselines.yaml, to the file's content."""
+        return build_next_grids(self.comparison)
+
     def leaderboard(self, metrics: str | Sequence[str] | None = None) -> DataFrame:
         """Return a data frame with a row for each group of seeds, best first: means of metrics.
 
@@ -135,6 +147,8 @@ class ComparedRuns:
         """Return the comparison for JSON, as docs/json.md describes the fields."""
         return {
             **build_comparison_dict(self.comparison),
+            "missing_baselines": self.missing_baselines,
+            "next_sweeps": dict(self.next_sweeps),
             "left_out": [asdict(run) for run in self.left_out],
             "run_id": self.run_id,
             "links": list(self.links),

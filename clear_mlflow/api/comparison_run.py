@@ -42,7 +42,6 @@ from clear_mlflow.store.ui_urls import (
     format_comparison_links,
     make_run_url_builder,
 )
-from clear_mlflow.sweeps.next_grids import build_next_grids
 from clear_mlflow.tracking.lifecycle import create_run
 
 # Ids have 32 characters, and MLflow silently truncates a tag at 8,000. An artifact lists all ids.
@@ -82,7 +81,7 @@ def log_comparison(
             run_id=run_id,
             params={name: value for name, value in params.items() if value},
         )
-        links = tuple(format_comparison_links(client, run))
+        links = tuple(format_comparison_links(client, run, compared.missing_baselines))
     except TrackingError as error:
         if experiment_id is not None:
             raise
@@ -152,7 +151,7 @@ def _write_files(
     run_address: returns the URL of a run by its id; None for no links.
     """
     comparison = compared.comparison
-    grids = build_next_grids(comparison)
+    grids = compared.next_sweeps
     now = datetime.now(timezone.utc).strftime("%F %H:%M UTC")
     page = render_comparison_page(
         comparison,

@@ -85,6 +85,7 @@ COMPARED_JSON = "compared_runs.json"
 FIGURES_FOLDER = "figures"
 MORE_SEEDS = "more_seeds.yaml"
 CHOSEN = "chosen.yaml"
+BASELINES = "baselines.yaml"
 
 IMAGE_PER_ROW = "accuracy_matrix_by_row"
 IMAGE_FINAL = "accuracy_matrix"

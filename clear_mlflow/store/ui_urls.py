@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -25,7 +25,7 @@ from clear_mlflow.metrics import get_first_ranking_metric, get_headlines
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import is_server, mlflow_errors
-from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS
+from clear_mlflow.store.names import BASELINES, CHOSEN, COMPARISON_PAGE, MORE_SEEDS
 from clear_mlflow.store.offline import get_offline_folder
 from clear_mlflow.store.rows import load_stored_rows
 from clear_mlflow.store.search import (
@@ -113,10 +113,13 @@ def format_server_url(uri: str) -> str:
     return mask_credentials(f"{parts.scheme}://{host}{parts.path}").rstrip("/")
 
 
-def format_comparison_links(client: MlflowClient, run: Run) -> list[str]:
+def format_comparison_links(
+    client: MlflowClient, run: Run, missing_baselines: Sequence[str] = ()
+) -> list[str]:
     """Return labelled lines: how to open a comparison, and commands for the sweeps it proposes.
 
-    Includes the path of its HTML page if the artifacts are on this machine.
+    Includes the path of its HTML page if the artifacts are on this machine. missing_baselines: are
+    named in front of the command that trains them, or () for no such line.
     """
     run_id, lines = run.info.run_id, format_run_links(client, run)
     folder = ArtifactFolder(client, run).local
@@ -124,8 +127,9 @@ def format_comparison_links(client: MlflowClient, run: Run) -> list[str]:
         lines.append(f"page     {folder / COMPARISON_PAGE}")
     with mlflow_errors(f"list the artifacts of run {run_id}"):
         artifacts = {file.path for file in client.list_artifacts(run_id)}
-    for label, name in (("seeds", MORE_SEEDS), ("test", CHOSEN)):
-        if name in artifacts:
+    lacks = f"lacks    {', '.join(missing_baselines)}:"
+    for label, name in (("seeds", MORE_SEEDS), ("test", CHOSEN), (lacks, BASELINES)):
+        if name in artifacts and (name != BASELINES or missing_baselines):
             grid = name if folder is None else shlex.quote(str(folder / name))
             get = "" if folder else f"mlflow artifacts download -r {run_id} -a {name} -d . && "
             experiment = f"MLFLOW_EXPERIMENT_ID={run.info.experiment_id}"

@@ -1,32 +1,47 @@
-"""The sweeps that continue from a comparison: more seeds, and tests of what was validated."""
+"""The sweeps that continue from a comparison: more seeds, tests after a validation, baselines."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import yaml
 
-from clear_mlflow.comparison.groups import Group
+from clear_mlflow.comparison.groups import ComparedRun, Group
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import get_divided_split
-from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
+from clear_mlflow.learning.parameters.config import (
+    DATA,
+    PARAMETERS,
+    TrainConfig,
+    list_parameter_defaults,
+)
 from clear_mlflow.learning.parameters.logged import is_training, select_training_parameters
-from clear_mlflow.learning.parameters.recipes import AUTO
-from clear_mlflow.store.names import CHOSEN, MORE_SEEDS
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.learning.parameters.strategy_names import WITHOUT_STEPS
+from clear_mlflow.learning.parameters.values import OFF
+from clear_mlflow.store.names import BASELINES, CHOSEN, MORE_SEEDS
 
 _NUM_TEST_SEEDS = 5
+_NAIVE_COST = "naive:1"  # budget
+# Parameters in which simple baselines may differ from the compared runs.
+_OF_METHOD = ("strategy", "strategy_args", "memory", "memory_budget", "test_every")
 
 
 def build_next_grids(comparison: Comparison) -> dict[str, str]:
     """Return the sweeps that continue from a comparison: artifact name to YAML text.
 
     ``more_seeds.yaml`` has new seeds for undecided pairs, ``chosen.yaml`` tests the best
-    parameters of each method after a validation. A sweep without runs is left out.
+    parameters of each method after a validation, ``baselines.yaml`` trains simple baselines that
+    are missing. A sweep without runs is left out.
     """
-    grids = {MORE_SEEDS: _build_more_seeds(comparison), CHOSEN: _build_chosen(comparison)}
+    grids = {
+        MORE_SEEDS: _build_more_seeds(comparison),
+        CHOSEN: _build_chosen(comparison),
+        BASELINES: _build_baselines(comparison),
+    }
     return {name: text for name, text in grids.items() if text is not None}
 
 
@@ -66,6 +81,80 @@ def _build_chosen(comparison: Comparison) -> str | None:
     comment = (
         f"# The best of each method by {comparison.ranked_by} on validation images, to be trained "
         "on all\n# training images and tested: clear-mlflow sweep --grid chosen.yaml\n"
+    )
+    return _format_grid(comment, entries)
+
+
+def find_missing_baselines(comparison: Comparison) -> dict[str, list[dict[str, object]]]:
+    """Return the simple baselines that the runs lack: phrase to the entries of a sweep.
+
+    A baseline is trained on the data and with the model of the runs, for each of their test
+    conditions. Runs of other programs lack none, because their data and models are not known.
+    """
+    missing: dict[str, list[dict[str, object]]] = {}
+    for index in range(len(comparison.conditions)):
+        groups = [group for group in comparison.groups if group.conditions_index == index]
+        trained = [(g, p) for g in groups if (p := _find_common_parameters(g)) is not None]
+        # Strategies without steps ignore the model and most parameters.
+        candidates = [p for _, p in trained if p["strategy"] not in WITHOUT_STEPS]
+        settings = Counter(
+            tuple((name, text) for name, text in parameters.items() if name not in _OF_METHOD)
+            for parameters in candidates or [p for _, p in trained]
+        )
+        if not settings:
+            continue
+        runs = [run for group in groups for run in group.members]
+        seeds = sorted({r.seed for g, _ in trained for r in g.members if r.seed is not None})
+        for phrase, parameters in _list_baselines(
+            dict(settings.most_common(1)[0][0]),
+            {run.labels.get("strategy", "") for run in runs},
+            {run.labels.get("strategy", "") for run in runs if _may_have_budget(run)},
+        ):
+            try:
+                TrainConfig.resolve(parameters)
+            except ConfigError:
+                continue
+            entry: dict[str, object] = {**parameters, "seed": [str(n) for n in seeds or [0]]}
+            missing.setdefault(phrase, []).append(entry)
+    return missing
+
+
+def _may_have_budget(run: ComparedRun) -> bool:
+    return not is_training(run.params) or run.params.get("budget", OFF) != OFF
+
+
+def _list_baselines(
+    shared: Mapping[str, str], present: Set[str], with_budget: Set[str]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield a phrase and parameters for each simple baseline that is not present.
+
+    shared: parameters of the compared runs. present: their strategies. with_budget: those that were
+    trained with a budget.
+    """
+    waits = "stream_rate" not in shared
+    if "ncm" not in present:
+        data = {n: text for n, text in shared.items() if PARAMETERS[n].group == DATA}
+        features = {} if TrainConfig.resolve(data).features != NONE else {"features": "pixels"}
+        phrase = "ncm (nearest mean of frozen features)"
+        yield phrase, {"strategy": "ncm", **data, **features}
+    if not present & {"naive", "linear"}:
+        yield "naive (only the newest model)", {"strategy": "naive", **shared}
+    if "from_scratch" not in present:
+        yield "from_scratch", {"strategy": "from_scratch", **shared}
+    if "joint" not in present and waits:
+        others = {name: text for name, text in shared.items() if name != "budget"}
+        yield "joint", {"strategy": "joint", **others}
+    if "cumulative" not in (with_budget if waits else present):
+        budget = {"budget": shared.get("budget", _NAIVE_COST)} if waits else {}
+        yield "cumulative at equal cost", {"strategy": "cumulative", **shared, **budget}
+
+
+def _build_baselines(comparison: Comparison) -> str | None:
+    """Return the YAML that trains simple baselines, or None if none is missing."""
+    entries = [entry for runs in find_missing_baselines(comparison).values() for entry in runs]
+    comment = (
+        "# Simple baselines that were not compared: clear-mlflow sweep --grid baselines.yaml\n# "
+        "Features of a backbone are better than pixels (docs/features.md).\n"
     )
     return _format_grid(comment, entries)
 

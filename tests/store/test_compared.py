@@ -277,6 +277,28 @@ def test_an_inconclusive_verdict_names_the_command_that_trains_more_seeds(store,
     assert names.MORE_SEEDS in (folder / names.COMPARISON_PAGE).read_text()
 
 
+def test_the_last_line_names_missing_baselines(store, experiment_id):
+    """Not as a warning; nothing for runs of other programs."""
+    for seed in range(3):
+        parameters = {"strategy": "naive", "epochs": "3", "seed": str(seed)}
+        log_training(store, experiment_id, counts(150, seed), parameters)
+    output, content = compare(store, experiment_id)
+    _, folder = load_comparison(store, experiment_id)
+    names_of_baselines = (
+        "ncm (nearest mean of frozen features), from_scratch, joint, cumulative at equal cost"
+    )
+    assert content["missing_baselines"] == names_of_baselines.split(", ")
+    assert content["next_sweeps"][names.BASELINES] == (folder / names.BASELINES).read_text()
+    command = f"clear-mlflow sweep --grid {folder / names.BASELINES}"
+    last = f"lacks {names_of_baselines}: MLFLOW_EXPERIMENT_ID={experiment_id} {command}"
+    assert output.endswith(last)  # `compare` joins all words by one space
+    assert not any("joint" in warning for warning in content["warnings"])
+    imported = log_run(store, experiment_id, "x", counts(150, 9), strategy="naive")
+    compared = clear_mlflow.compare(imported.info.run_id)
+    assert compared.missing_baselines == []
+    assert not any(line.startswith("lacks") for line in compared.links)
+
+
 @pytest.mark.slow
 def test_a_baseline_and_a_margin(store, experiment_id, runs):
     compare(store, experiment_id, "--baseline", "naive", "--margin", "1")
