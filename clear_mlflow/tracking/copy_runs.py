@@ -223,7 +223,10 @@ class RunCopier:
         """Create a run like a source, and acquire its lease."""
         tags = _select_tags(source.run)
         tags = {key: value for key, value in tags.items() if key not in _FINAL_TAGS}
-        tags |= self._build_parent_tag(experiment_id, source.run)
+        if (
+            parent_id := self._find_parent(experiment_id, self._get_parent_id(source.run))
+        ) is not None:
+            tags[MLFLOW_PARENT_RUN_ID] = parent_id
         tags |= {**build_lease_tags(), names.COPIED_FROM_TAG: source.run_id}
         info = source.run.info
         with mlflow_errors(f"create a copy of run {source.run_id}"):
@@ -364,7 +367,7 @@ class RunCopier:
         for source in (*written, *waiting):
             with suppress(ClearError):  # it is raised again in its turn
                 sources[self._get_experiment_id(source), source.run_id] = source
-        parent_ids = {self._find_parent_id(source.run) for source in written}
+        parent_ids = {self._get_parent_id(source.run) for source in written}
         for key in [key for key in self._copies if key in sources or key[1] in parent_ids]:
             del self._copies[key]
         if len(sources) < 2:
@@ -390,26 +393,40 @@ class RunCopier:
             self._copies[key] = _sort_copies(search_runs(self._client, [experiment_id], condition))
         return self._copies[key]
 
-    def _find_parent_id(self, run: Run) -> str | None:
+    def _get_parent_id(self, run: Run) -> str | None:
         """Return the id that copies of a run's parent refer to, or None without a parent."""
         parent_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
         return None if parent_id is None else self._original_ids.get(parent_id, parent_id)
 
-    def _build_parent_tag(self, experiment_id: str, run: Run) -> dict[str, str]:
-        """Return the tag that names the copied or original parent, or {}."""
-        parent_id = self._find_parent_id(run)
-        if parent_id is None:
-            return {}
-        copies = self._find_copies(experiment_id, parent_id)
-        parent = copies[0] if copies else self._find_original(parent_id)
-        return {} if parent is None else {MLFLOW_PARENT_RUN_ID: parent.info.run_id}
+    def _find_parent(self, experiment_id: str, source_id: str | None) -> str | None:
+        """Return the id of the copy or original of a source in the target, or None."""
+        if source_id is None:
+            return None
+        copies = self._find_copies(experiment_id, source_id)
+        parent = copies[0] if copies else self._find_original(source_id)
+        return None if parent is None else str(parent.info.run_id)
+
+    def _set_parent(self, child: Run, source_id: str | None) -> None:
+        """Make the copy of a source the parent of a run.
+
+        Another machine may delete that copy as a duplicate. Either it finds this child afterwards,
+        or the search after the tag was set finds another copy.
+        """
+        child_id, experiment_id = child.info.run_id, child.info.experiment_id
+        current = child.data.tags.get(MLFLOW_PARENT_RUN_ID)
+        while (parent_id := self._find_parent(experiment_id, source_id)) not in (None, current):
+            with mlflow_errors(f"name the parent of run {child_id}"):
+                self._client.set_tag(child_id, MLFLOW_PARENT_RUN_ID, parent_id)
+            current = parent_id
+            self._copies.pop((experiment_id, str(source_id)), None)
 
     def _close(self, source: RunSource, result: ActionResult) -> ActionResult:
         """Delete all copies of a run except one, which gets its parent. Return the result for it.
 
         Two machines may each create a copy. Each searches after its own is complete, so one of them
         sees both. The complete copy with the smallest run id is kept, so that both decide the same.
-        Another machine may have deleted the parent meanwhile, as a duplicate.
+        Another machine may have deleted the parent meanwhile, as a duplicate, and the process that
+        made the copy may have been killed before it noticed.
         """
         client = self._client
         experiment_id = self._get_experiment_id(source)
@@ -419,23 +436,17 @@ class RunCopier:
         if not copies:  # the target has the run itself
             return result
         kept_copy, *others = copies
-        kept_id = str(kept_copy.info.run_id)
         for copy in others:
             if _read_state(copy) is not None or not is_in_use(copy):
                 run_id = copy.info.run_id
                 with mlflow_errors(f"delete run {run_id}, a duplicate"):
                     client.delete_run(run_id)
-                    # Children that are created later find their new parent when they are complete.
-                    condition = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
-                    for child in search_runs(client, [experiment_id], condition):
-                        client.set_tag(child.info.run_id, MLFLOW_PARENT_RUN_ID, kept_id)
-        if result.action in (COPIED, UPDATED):
-            tags = kept_copy.data.tags
-            new_tags = self._build_parent_tag(experiment_id, source.run).items() - tags.items()
-            if new_tags:
-                with mlflow_errors(f"name the parent of run {kept_id}"):
-                    log_tags(client, kept_id, dict(new_tags))
-        return replace(result, run_id=kept_id)
+                # Children that are created later find their new parent when they are complete.
+                condition = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
+                for child in search_runs(client, [experiment_id], condition):
+                    self._set_parent(child, source.run_id)
+        self._set_parent(kept_copy, self._get_parent_id(source.run))
+        return replace(result, run_id=str(kept_copy.info.run_id))
 
 
 def _sort_copies(copies: Iterable[Run]) -> list[Run]:

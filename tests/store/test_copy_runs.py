@@ -1,7 +1,9 @@
 """Runs copied from one store to another: equal, once, also after interruptions."""
 
+import itertools
 import json
 import shutil
+import uuid
 from collections import Counter
 from pathlib import Path
 
@@ -283,58 +285,127 @@ def test_children_follow_their_parent(store, target):
     assert tags[MLFLOW_PARENT_RUN_ID] == parent_copy
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["_find_copies", "_build_parent_tag"])
-def test_no_child_has_a_deleted_parent(store, target, moment):
-    """Two machines copy the same ensembles, each of which creates a copy of each parent.
+class LateCopier(RunCopier):
+    """Copier that does not see the copies that exist when it looks first."""
 
-    The second one copies everything after the first has looked for copies of a parent, or while the
-    first creates the copy of a child.
+    def __init__(self, client):
+        super().__init__(client, "copies")
+        self.late = set()
+
+    def _find_copies(self, experiment_id, source_id):
+        copies = super()._find_copies(experiment_id, source_id)
+        if source_id not in self.late:
+            self.late.add(source_id)
+            return []
+        return copies
+
+
+class OvertakenCopier(LateCopier):
+    """Copier that another machine overtakes each time it has looked for a parent.
+
+    That machine creates a copy of the parent, too, and deletes all others.
     """
-    for number in range(5):
-        with mlflow.start_run(run_name=f"parent {number}"), mlflow.start_run(nested=True):
-            mlflow.log_param("x", 1)
-    switch_store(target)
-    client = preflight(opens_run=False)
-    sources = sorted(list_sources(store.tracking_uri), key=lambda s: s.run.info.start_time)
-    parents = [source for source in sources if MLFLOW_PARENT_RUN_ID not in source.run.data.tags]
 
+    def __init__(self, client, parent, times):
+        super().__init__(client)
+        self.parent, self.times = parent, times
+
+    def _find_parent(self, experiment_id, source_id):
+        parent_id = super()._find_parent(experiment_id, source_id)
+        if parent_id is not None and self.times:
+            self.times -= 1
+            list(LateCopier(self._client).copy_runs([self.parent]))
+        return parent_id
+
+
+@pytest.fixture
+def family(store, target):
+    """A client of the target, and a parent and its child as sources."""
+    with mlflow.start_run(run_name="parent"), mlflow.start_run(nested=True):
+        mlflow.log_param("x", 1)
+    sources = sorted(list_sources(store.tracking_uri), key=lambda s: s.run.info.start_time)
+    switch_store(target)
+    return preflight(opens_run=False), *sources
+
+
+def order_run_ids(monkeypatch, step):
+    """Have ids of new runs rise or fall: of several copies, the smallest id is kept."""
+    ids = itertools.count(2**127, step)
+    monkeypatch.setattr("uuid.uuid4", lambda: uuid.UUID(int=next(ids)))
+
+
+def check_family(target):
+    """Check that there is one copy of the parent and one of the child, which names it."""
+    copies = {run.info.run_id: run.data.tags for run in read_copies(target)}
+    parent_ids = [tags.get(MLFLOW_PARENT_RUN_ID) for tags in copies.values()]
+    assert len(copies) == 2
+    assert [parent_id in copies for parent_id in parent_ids if parent_id] == [True]
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_machine_that_another_overtakes_keeps_one_family(family, target, monkeypatch, step):
+    """The other one copies everything after the first has looked for copies of a parent."""
+    client, *sources = family
+    order_run_ids(monkeypatch, step)
     overtaken = set()
 
-    class Interrupted(RunCopier):
-        """Copier that is overtaken once for each run, at the moment of the test."""
+    class Overtaken(RunCopier):
+        """Copier that is overtaken once for each run."""
 
         def _find_copies(self, experiment_id, source_id):
             copies = super()._find_copies(experiment_id, source_id)
-            if moment == "_find_copies" and source_id not in overtaken:
+            if source_id not in overtaken:
                 overtaken.add(source_id)
                 list(RunCopier(client, "copies").copy_runs(sources))
             return copies
 
-        def _build_parent_tag(self, experiment_id, run):
-            tag = super()._build_parent_tag(experiment_id, run)
-            if tag and moment == "_build_parent_tag" and run.info.run_id not in overtaken:
-                overtaken.add(run.info.run_id)
-                list(LateCopier(client, "copies").copy_runs(parents))
-            return tag
-
-    class LateCopier(RunCopier):
-        """Copier that does not see the copies that exist when it looks first."""
-
-        def _find_copies(self, experiment_id, source_id):
-            copies = super()._find_copies(experiment_id, source_id)
-            if source_id in late:
-                late.remove(source_id)
-                return []
-            return copies
-
-    late = {source.run_id for source in parents}
-    results = list(Interrupted(client, "copies").copy_runs(sources))
+    results = list(Overtaken(client, "copies").copy_runs(sources))
     assert not [result.detail for result in results if result.action == FAILED]
-    copies = {run.info.run_id: run.data.tags for run in read_copies(target)}
-    assert len(copies) == len(sources)
-    parent_ids = [tags.get(MLFLOW_PARENT_RUN_ID) for tags in copies.values()]
-    assert sum(parent_id in copies for parent_id in parent_ids) == 5
+    check_family(target)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_child_whose_parent_is_deleted_at_any_moment_gets_another(
+    family, target, monkeypatch, times
+):
+    """Before the child is created, before its parent is set, and before it is set again."""
+    client, parent, child = family
+    order_run_ids(monkeypatch, -1)
+    copier = OvertakenCopier(client, parent, times)
+    results = list(copier.copy_runs([parent, child]))
+    assert [result.action for result in results] == [COPIED] * 2
+    assert copier.times == 0
+    check_family(target)
+
+
+def test_a_child_of_a_duplicate_is_not_moved_to_a_deleted_parent(family, target, monkeypatch):
+    client, parent, child = family
+    order_run_ids(monkeypatch, -1)
+    list(RunCopier(client, "copies").copy_runs([parent, child]))
+    copier = OvertakenCopier(client, parent, times=1)  # when it moves the child
+    assert [result.action for result in copier.copy_runs([parent])] == [COPIED]
+    assert copier.times == 0
+    check_family(target)
+
+
+def test_a_process_that_was_killed_before_it_looked_for_the_parent(family, target, monkeypatch):
+    """The parent was deleted before the child was created. The next call notices."""
+    client, parent, child = family
+    order_run_ids(monkeypatch, -1)
+
+    class KilledCopier(OvertakenCopier):
+        """Copier that ends once the child is copied."""
+
+        def _close(self, source, result):
+            if source is child:
+                raise KeyboardInterrupt
+            return super()._close(source, result)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(KilledCopier(client, parent, times=1).copy_runs([parent, child]))
+    results = list(RunCopier(client, "copies").copy_runs([parent, child]))
+    assert [result.action for result in results] == [STORED] * 2
+    check_family(target)
 
 
 @pytest.mark.slow
