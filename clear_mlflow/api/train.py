@@ -204,9 +204,9 @@ class NotebookProgress(TrainingProgress):
     def __exit__(self, *_: object) -> None:
         self._update(at_once=True)
 
-    def images_decoded(self, done: int, total: int) -> None:
-        """Show how many of *total* images are decoded."""
-        self._text = f"decoding images, {done:,} of {total:,}"
+    def images_prepared(self, step: str, done: int, total: int) -> None:
+        """Show how many of *total* images are hashed or decoded."""
+        self._text = f"{step} images, {done:,} of {total:,}"
         self._num_done, self._num_steps = done, total
         self._update(at_once=done == total)
 

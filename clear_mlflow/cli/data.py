@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +21,7 @@ from clear_mlflow.core.text import printable, safe_repr
 from clear_mlflow.data.files import path_text
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import parse_feature_name
-from clear_mlflow.learning.progress import can_show_bars
+from clear_mlflow.learning.progress import LineInterval, can_show_bars
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -220,16 +221,17 @@ def features(
     torch_device = torch.device(resolve_device(device))
     cache_dir = default_cache_dir()
     frozen = load_backbone(backbone, weights)
-    stream = load_stream(
-        dataset,
-        folder,
-        cache_dir=cache_dir,
-        arguments=arguments,
-        borders=parse_parameter("borders", borders),
-        protocol=protocol,
-        split=split,
-    )
     with _show_steps() as report:
+        stream = load_stream(
+            dataset,
+            folder,
+            cache_dir=cache_dir,
+            arguments=arguments,
+            borders=parse_parameter("borders", borders),
+            protocol=protocol,
+            split=split,
+            on_image=partial(report, "hashing images"),
+        )
         stored = extract(
             stream,
             frozen,
@@ -250,7 +252,9 @@ data = click.Group(
 
 @contextmanager
 def _show_steps() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show progress on standard error: bars on a terminal, otherwise a line for each step.
+    """Show progress on standard error: bars on a terminal, otherwise lines.
+
+    A line for each step, and one a minute with how much of it is done.
 
     Yields a function that takes the name of a step, how much of it is done, and its total: None if
     the total is unknown, or 0 to print only the name.
@@ -262,13 +266,17 @@ def _show_steps() -> Iterator[Callable[[str, int, int | None], None]]:
     shows_bars = can_show_bars(sys.stderr)
     console = Console(file=sys.stderr, force_terminal=shows_bars)
     tasks: dict[str, TaskID] = {}
+    interval = LineInterval()
+    print_line = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     with Progress(console=console, redirect_stdout=False, disable=not shows_bars) as bars:
 
         def report(step: str, done: int, total: int | None) -> None:
             if step not in tasks:
                 tasks[step] = bars.add_task(escape(step), total=total)
                 if not shows_bars or total == 0:
-                    console.print(step, markup=False, highlight=False, soft_wrap=True)
+                    print_line(step)
+            elif not shows_bars and interval.is_over():
+                print_line(f"{step}: {done / total:.0%}" if total else f"{step}: {done:,}")
             bars.update(tasks[step], completed=done, total=total, visible=total != 0)
 
         yield report

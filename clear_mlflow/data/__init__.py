@@ -21,7 +21,7 @@ from clear_mlflow.data.images import ImageIndex as ImageIndex
 from clear_mlflow.data.images import build_index as build_index
 from clear_mlflow.data.layouts import read_layout
 from clear_mlflow.data.sources import CLEAR, is_custom_stream, load_source, stream_name
-from clear_mlflow.data.stream import AUTO, IID, BucketStream, build_stream, check_split
+from clear_mlflow.data.stream import AUTO, IID, BucketStream, OnImage, build_stream, check_split
 from clear_mlflow.data.times import CLEAR10_TIMES
 
 
@@ -34,6 +34,7 @@ def load_stream(
     borders: str = NONE,
     protocol: str = IID,
     split: str = AUTO,
+    on_image: OnImage = lambda done, total: None,
 ) -> BucketStream:
     """Load a dataset of ``train`` as a stream: all files are hashed, and none is decoded.
 
@@ -58,7 +59,14 @@ def load_stream(
         dataset, data_root, cache_dir=cache_dir, arguments=arguments, borders=borders
     )
     name = stream_name(dataset, data_root, arguments or {})
-    stream = build_stream(index, name=name, protocol=protocol, split=split, hash_folder=cache_dir)
+    stream = build_stream(
+        index,
+        name=name,
+        protocol=protocol,
+        split=split,
+        hash_folder=cache_dir,
+        on_image=on_image,
+    )
     if dataset == "clear10" and CLEAR10_TIMES.keys() >= {*stream.keys}:
         stream = replace(stream, times=tuple(CLEAR10_TIMES[key] for key in stream.keys))
     licence = str((arguments or {}).get("licence", "none"))

@@ -34,6 +34,7 @@ _SAMPLES, _SAMPLE_BYTES = 16, 2**14
 _BLOCK_BYTES = 2**20
 _CHECKS = ("sha256", "sampled_sha256", "num_bytes", "mtime_ns")  # in the JSON, not metadata
 _SETTLED_NANOSECONDS = 2 * 10**9  # the coarsest clock in use is FAT's
+_SECONDS_BETWEEN_SAVES = 10.0
 _SECONDS_TO_WAIT = 10.0  # for another process that writes hashes
 
 
@@ -202,6 +203,7 @@ class HashCache:
         self._root = root
         self._stored: dict[bytes, tuple[Any, ...]] = {}  # path to its state and its hash
         self._new: dict[bytes, tuple[Any, ...]] = {}
+        self._saved_at = time.monotonic()
 
     def __enter__(self) -> HashCache:
         if self._file is not None and self._file.is_file():
@@ -210,6 +212,15 @@ class HashCache:
 
     def __exit__(self, *_: object) -> None:
         """Store new hashes, also after an error: hashing continues where it stopped."""
+        self._save()
+
+    def save_at_times(self) -> None:
+        """Store new hashes every ten seconds, so that a killed process need not start again."""
+        if time.monotonic() - self._saved_at >= _SECONDS_BETWEEN_SAVES:
+            self._save()
+            self._saved_at = time.monotonic()
+
+    def _save(self) -> None:
         if self._file is not None and self._new:
             self._use_database(self._file, self._save_hashes)
 
@@ -262,10 +273,13 @@ class HashCache:
             "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, size INTEGER, "
             "mtime_ns INTEGER, ctime_ns INTEGER, inode INTEGER, content TEXT) WITHOUT ROWID"
         )
+        saved = self._new.copy()  # threads may add to it
         database.executemany(
             "INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)",
-            [(path, *row) for path, row in self._new.items()],
+            [(path, *row) for path, row in saved.items()],
         )
+        for path in saved:
+            del self._new[path]
 
 
 def _get_state(status: os.stat_result) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from datetime import date
 from functools import cached_property
 from itertools import combinations, compress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ TEST_RATIO = 0.3
 STORED_SPLITS = range(5)  # the seeds of the splits that the older layout stores
 STREAM = "stream"  # the test set is drawn from the complete stream, whatever its buckets are
 _SPLIT = re.compile(f"auto|({STREAM}:)?[0-9]{{1,18}}|{VALIDATION}(:({STREAM}:)?[0-9]{{1,18}})?")
+
+OnImage: TypeAlias = Callable[[int, int], None]  # receives how many images are done, of how many
 
 DOMAIN = "domain"  # the scenario in which all buckets have the same classes
 _FILES_PER_TASK = 32
@@ -134,16 +136,18 @@ def build_stream(
     protocol: str = IID,
     split: str = AUTO,
     hash_folder: Path | None = None,
+    on_image: OnImage = lambda done, total: None,
 ) -> BucketStream:
     """Apply a split and hash its images. Nothing is decoded.
 
     hash_folder: folder that keeps the hashes of files for later calls, or None to hash every file.
+    on_image: called while images are hashed.
 
     Images that occur twice are warnings of the stream. Raises DataError if two sets share over half
     of the images of the smaller one, or lack a class that the index requires.
     """
     if get_divided_split(split).startswith(f"{STREAM}:"):  # contents decide
-        index = replace(index, images=_hash_images(index.images, index.root, hash_folder))
+        index = replace(index, images=_hash_images(index, index.images, hash_folder, on_image))
     images, split, warnings = apply_split(index, protocol=protocol, split=split)
     if index.needs_all_classes:
         _check_all_classes(index.images, index)
@@ -162,7 +166,7 @@ def build_stream(
         times=tuple(index.times[key] for key in index.buckets) if index.times else (),
         standardise=index.standardise,
     )
-    stream = stream.with_images(_hash_images(images, index.root, hash_folder))
+    stream = stream.with_images(_hash_images(index, images, hash_folder, on_image))
     if not index.may_repeat:
         warnings += _check_disjoint(stream)
     return replace(stream, warnings=(*index.warnings, *warnings))
@@ -320,23 +324,26 @@ def _check_all_classes(images: ImageTable, index: ImageIndex) -> None:
         )
 
 
-def _hash_images(images: ImageTable, root: Path, hash_folder: Path | None) -> ImageTable:
+def _hash_images(
+    index: ImageIndex, images: ImageTable, hash_folder: Path | None, on_image: OnImage
+) -> ImageTable:
     """Return the images with the content of each. Those that are known are not hashed again."""
     contents = list(images.contents or ("",) * len(images))
     unknown = [i for i, content in enumerate(contents) if not content]
     blocks = [unknown[i : i + _FILES_PER_TASK] for i in range(0, len(unknown), _FILES_PER_TASK)]
     # More threads than cores: on a network file system, most of the time is spent on waiting.
     with (
-        HashCache(hash_folder, root) as hashes,
+        HashCache(hash_folder, index.root) as hashes,
         ThreadPoolExecutor(max_workers=4 * count_usable_cores()) as pool,
     ):
 
         def hash_block(rows: Sequence[int]) -> None:
             for row in rows:
-                contents[row] = _hash_file(images.files[row], root, hashes)
+                contents[row] = _hash_file(images.files[row], index.root, hashes)
 
-        for _ in pool.map(hash_block, blocks):
-            pass
+        for num_blocks, _ in enumerate(pool.map(hash_block, blocks), 1):
+            hashes.save_at_times()
+            on_image(min(num_blocks * _FILES_PER_TASK, len(unknown)), len(unknown))
     return replace(images, contents=tuple(contents))
 
 
@@ -438,7 +445,7 @@ def _check_disjoint(stream: BucketStream) -> tuple[str, ...]:
 
 
 def iter_with_progress(
-    sets: Sequence[ImageTable], on_image: Callable[[int, int], None]
+    sets: Sequence[ImageTable], on_image: OnImage
 ) -> Iterator[tuple[ImageTable, Callable[[int], None]]]:
     """Yield each set of images, and a function to report how many of them are done.
 

@@ -17,6 +17,21 @@ from clear_mlflow.learning.measured import CurvePoint, Measurement, OnMessage
 
 # The points of a shorter bucket are sent with its row, which saves a file and a request.
 _SECONDS_BETWEEN_POINTS = 5.0
+_SECONDS_BETWEEN_LINES = 60.0
+
+
+class LineInterval:
+    """Limits lines of progress in log files to one a minute."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Return True a minute after the last time, or after the beginning."""
+        if time.monotonic() - self._last < _SECONDS_BETWEEN_LINES:
+            return False
+        self._last = time.monotonic()
+        return True
 
 
 class TrainingProgress:
@@ -34,8 +49,8 @@ class TrainingProgress:
     def downloading(self, label: str, done: int, total: int | None) -> None:
         """Show a download: *done* of *total* bytes, None if that is not known."""
 
-    def images_decoded(self, done: int, total: int) -> None:
-        """Show how many of *total* images are decoded."""
+    def images_prepared(self, step: str, done: int, total: int) -> None:
+        """Show how many of *total* images are hashed or decoded: *step* is the verb."""
 
     def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
         """Note that training on the bucket at *bucket_index* begins."""
@@ -57,11 +72,13 @@ class TrainingProgress:
 
 
 class LineProgress(TrainingProgress):
-    """Writes one line per bucket to *stream*, for log files."""
+    """Writes a line per bucket, and one a minute in between, to *stream*, for log files."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._started = math.nan
+        self._interval = LineInterval()
+        self._bucket, self._num_done, self._num_steps = "", 0, 0
         self._losses = deque[float](maxlen=10)  # losses of the bucket's last points
         self._downloading = ""
 
@@ -71,13 +88,34 @@ class LineProgress(TrainingProgress):
             self.print_line(label)
         self._downloading = label
 
+    def images_prepared(self, step: str, done: int, total: int) -> None:
+        """Write a line if a minute has passed since the last one."""
+        if self._interval.is_over():
+            self.print_line(f"{step}: {done:,} of {total:,} images")
+
     def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
         """Start measuring the time of the bucket, and forget earlier losses."""
         self._started = time.perf_counter()
         self._losses.clear()
+        self._bucket = f"bucket {bucket_index + 1}/{num_buckets} (key {key})"
+        self._num_done = self._num_steps = 0
+
+    def steps_planned(self, num_steps: int) -> None:
+        """Keep the number for the lines within the bucket."""
+        self._num_steps = num_steps
+
+    def step_done(self) -> None:
+        """Write a line if a minute has passed since the last one."""
+        self._num_done += 1
+        if self._interval.is_over():
+            steps = f"step {self._num_done:,}"
+            if self._num_steps:
+                steps += f" of {self._num_steps:,}"
+            parts = ", ".join([steps, *_format_mean_loss(self._losses)])
+            self.print_line(f"{self._bucket}: {parts}")
 
     def curve_measured(self, point: CurvePoint) -> None:
-        """Keep the loss for the bucket's line."""
+        """Keep the loss for the bucket's lines."""
         self._losses.append(point.loss)
 
     def row_measured(self, row: AccuracyRow) -> None:
@@ -183,9 +221,9 @@ class TerminalProgress(TrainingProgress):
         ends = None if total is None else total // 10**6
         self._move_lower_bar(f"{label}, MB", done // 10**6, ends)
 
-    def images_decoded(self, done: int, total: int) -> None:
+    def images_prepared(self, step: str, done: int, total: int) -> None:
         """Move the lower bar."""
-        self._move_lower_bar("decoding", done, total)
+        self._move_lower_bar(step, done, total)
 
     def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
         """Set the upper bar to the number of buckets trained, and the lower bar to the start."""

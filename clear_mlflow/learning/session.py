@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -136,7 +136,7 @@ def download_missing(config: TrainConfig, progress: TrainingProgress) -> None:
         fetch_clear(config.dataset, progress.downloading)
 
 
-def load_data(config: TrainConfig) -> BucketStream:
+def load_data(config: TrainConfig, progress: TrainingProgress) -> BucketStream:
     """Load a dataset as a stream of undecoded images.
 
     Raises ConfigError or DataError unless parameters, weights and features fit the dataset.
@@ -149,6 +149,7 @@ def load_data(config: TrainConfig) -> BucketStream:
         borders=config.borders,
         protocol=config.protocol,
         split=config.split,
+        on_image=partial(progress.images_prepared, "hashing"),
     )
     stream = apply_scenario(stream, config.scenario, config.scenario_args)
     check_files(config, len(stream.class_names))
@@ -328,15 +329,15 @@ def prepare(
     With ``features``, loads these instead of images. stream: the dataset, or None to load it.
     Raises DataError for a damaged image unless ``damaged=leave_out``, which drops it.
     """
-    stream = stream or load_data(config)
     features, cache, num_left_out = None, None, 0
     with progress:
+        stream = stream or load_data(config, progress)
         if config.features != NONE:
             features = load_features(
                 stream,
                 config.features,
                 cache_dir=default_cache_dir(),
-                on_image=progress.images_decoded,
+                on_image=partial(progress.images_prepared, "decoding"),
             )
         else:
             cache = DecodedCache(default_cache_dir() / DECODED_FOLDER)
@@ -345,7 +346,7 @@ def prepare(
                 cache=cache,
                 resize=build_augmentation(config.augment, config.image_size).resize,
                 damaged=config.damaged,
-                on_image=progress.images_decoded,
+                on_image=partial(progress.images_prepared, "decoding"),
             )
     check_stream(config, stream)  # again, since damaged images may be left out
     return StreamTraining(config, stream, progress, features, cache, num_left_out, group)

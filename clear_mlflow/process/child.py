@@ -93,7 +93,7 @@ def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
     with progress:
         download_missing(config, progress)
         # The supervisor opens a run only after the parameters are known to fit the data.
-        stream = load_data(config)
+        stream = load_data(config, progress)
     send_message("checked", config)
     with process_group(dist_env, config.device, precision=config.precision) as group:
         # While the supervisor opens the run.

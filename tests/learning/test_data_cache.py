@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -506,6 +507,38 @@ def test_a_changed_file_is_hashed_again(tmp_path, file, replaced):
     written.replace(file)
     expected = [hashlib.sha256(b"CONTENT").hexdigest()], [file]
     assert looked_up(tmp_path / "cache", tmp_path, file) == expected
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("seconds", [0, 1000])
+def test_a_killed_process_keeps_what_it_hashed(tmp_path, file, seconds, monkeypatch):
+    """Hashes are stored at times, not only at the end; and each of them once."""
+    monkeypatch.setattr(caching, "_SECONDS_BETWEEN_SAVES", seconds)
+    hashes = HashCache(tmp_path / "cache", tmp_path)
+    hashes.hash_file(str(file), file.stat())
+    hashes.save_at_times()
+    assert looked_up(tmp_path / "cache", tmp_path, file)[1] == ([] if seconds == 0 else [file])
+    (tmp_path / "cache" / HASHES_FILE).unlink()
+    hashes.__exit__()
+    assert looked_up(tmp_path / "cache", tmp_path, file)[1] == ([file] if seconds == 0 else [])
+
+
+@pytest.mark.usefixtures("clock")
+def test_hashes_wait_while_another_process_writes(tmp_path, file, monkeypatch):
+    """Those that cannot be stored now are stored the next time."""
+    looked_up(tmp_path / "cache", tmp_path, file)
+    other = file.with_name("other")
+    other.write_bytes(b"other")
+    monkeypatch.setattr(caching, "_SECONDS_TO_WAIT", 0)
+    with contextlib.closing(sqlite3.connect(tmp_path / "cache" / HASHES_FILE)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        hashes = HashCache(tmp_path / "cache", tmp_path)
+        hashes.hash_file(str(other), other.stat())
+        monkeypatch.setattr(caching, "_SECONDS_BETWEEN_SAVES", 0)
+        hashes.save_at_times()
+        database.rollback()
+    hashes.save_at_times()
+    assert looked_up(tmp_path / "cache", tmp_path, other)[1] == []
 
 
 def test_the_hash_of_a_just_written_file_is_not_cached(tmp_path, file):

@@ -96,6 +96,7 @@ def test_an_interrupted_extraction_continues(root, full_folder, tmp_path, backbo
     assert [path.name for path in stored] == ["000.npy"]
     assert "not of all images" in one_line(load_extracted, root, tmp_path)
     before = stored[0].stat().st_mtime_ns
+    (stored[0].parent / "001.0123456789abcdef.part").write_bytes(b"a writer that was killed")
     folder = extract_features(root, tmp_path, backbone)
     assert stored[0].stat().st_mtime_ns == before
     (complete_folder,) = (full_folder / "features" / "mine").iterdir()

@@ -224,6 +224,16 @@ def test_json_follows_its_documentation(root, project):
     assert {*value, *PROBLEM_TYPES} <= set(re.findall("`([a-z_-]+)`", text))
 
 
+@pytest.mark.parametrize(("seconds", "lines"), [(0, ["40%", "80%", "100%"]), (1000, [])])
+def test_a_log_file_gets_lines_of_progress(tmp_path, monkeypatch, seconds, lines):
+    """One a minute: a check of CLEAR takes several."""
+    monkeypatch.setattr("clear_mlflow.learning.progress._SECONDS_BETWEEN_LINES", seconds)
+    root = LAYOUTS["challenge"](tmp_path / "root", PHOTOS)
+    done = CliRunner().invoke(main, ["data", "check", str(root)])
+    expected = ["decoding images", *(f"decoding images: {line}" for line in lines)]
+    assert done.stderr.splitlines() == expected
+
+
 def test_names_are_shown_escaped(tmp_path):
     root = LAYOUTS["challenge"](tmp_path / "root", PHOTOS)
     (root / "labeled_images/1/bus/\x1b[2J\nnothing is wrong [bold].txt").write_text("")

@@ -3,6 +3,8 @@
 import io
 import re
 
+import pytest
+
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.measured import CurvePoint, ignore
 from clear_mlflow.learning.progress import (
@@ -25,7 +27,7 @@ class Terminal(io.StringIO):
 def report_training(progress):
     """Report a complete training of three buckets, two steps each, to a progress."""
     with progress:
-        progress.images_decoded(3, 3)
+        progress.images_prepared("decoding", 3, 3)
         for i in range(4):
             if i:
                 progress.bucket_started(KEYS[i - 1], bucket_index=i - 1, num_buckets=3)
@@ -44,6 +46,46 @@ def test_lines_are_one_per_bucket_with_the_accuracies():
         "bucket 1/3 (key a): on itself 10.0 %, loss 1.5, TIME",
         "bucket 2/3 (key b): on itself 40.0 %, on past buckets 20.0 %, loss 0.75, TIME",
         "bucket 3/3 (key c): on itself 90.0 %, on past buckets 45.0 %, loss 0.5, TIME",
+    ]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Lets the test set the time: its only element is the number of seconds."""
+    seconds = [0.0]
+    monkeypatch.setattr("clear_mlflow.learning.progress.time.monotonic", lambda: seconds[0])
+    return seconds
+
+
+@pytest.mark.parametrize("step", ["hashing", "decoding"])
+def test_a_line_a_minute_while_images_are_prepared(clock, step):
+    stream = io.StringIO()
+    progress = LineProgress(stream)
+    for images in range(0, 48_400, 100):
+        clock[0] += 0.5
+        progress.images_prepared(step, images, 48_400)
+    assert stream.getvalue().splitlines() == [
+        f"{step}: {images:,} of 48,400 images" for images in (11_900, 23_900, 35_900, 47_900)
+    ]
+
+
+@pytest.mark.parametrize(("num_steps", "total"), [(1300, " of 1,300"), (None, "")])
+def test_a_line_a_minute_within_a_bucket(clock, num_steps, total):
+    """Without a total where the number of steps is not known."""
+    stream = io.StringIO()
+    progress = LineProgress(stream)
+    progress.bucket_started("b", bucket_index=1, num_buckets=3)
+    if num_steps is not None:
+        progress.steps_planned(num_steps)
+    clock[0] = 0.5
+    for step in range(1300):
+        progress.step_done()
+        clock[0] += 0.125
+        if step == 700:
+            progress.curve_measured(CurvePoint(700, 0.5, 0.1, 10.0, 0))
+    assert stream.getvalue().splitlines() == [
+        f"bucket 2/3 (key b): step 477{total}",
+        f"bucket 2/3 (key b): step 957{total}, loss 0.5",
     ]
 
 

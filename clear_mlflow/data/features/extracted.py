@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.data.cache import UnusableFileError, read_array, read_metadata, write_array
+from clear_mlflow.data.cache import (
+    UnusableFileError,
+    lock_folder,
+    read_array,
+    read_metadata,
+    write_array,
+)
 from clear_mlflow.data.decode import get_decoder_version
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.images import ImageTable
@@ -68,8 +74,8 @@ class Extraction:
         Raises DataError if the file cannot be written.
         """
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with write_array(path, self._describe(images)) as file:
+            # The lock also deletes what writers that were killed left behind.
+            with lock_folder(path.parent), write_array(path, self._describe(images)) as file:
                 np.save(file, array, allow_pickle=False)
         except OSError as error:
             raise DataError(
