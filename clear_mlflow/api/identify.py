@@ -139,6 +139,7 @@ def identify(
     scale: Literal["auto", "fraction", "percent"] = "auto",
     future: Literal["auto", "tested", "not-tested"] = "auto",
     orientation: Literal["auto", "rows", "columns"] = "auto",
+    rows: str | None = None,
     num_instances: str | None = None,
 ) -> list[Identification]:
     """Find which definitions produce published numbers, and how many would match by chance.
@@ -159,6 +160,7 @@ def identify(
             tested. auto: as the file defines it.
         orientation: whether a row or a column of a file is one test after training. auto: as the
             file shows it.
+        rows: regular expression that finds the rows in the lines of a log, as for import.
         num_instances: numbers of test images of the buckets, separated by commas, or one for all.
             Weighted averages need them; numbers of classes weight by class.
 
@@ -177,7 +179,7 @@ def identify(
     if not numbers or not sources:
         name, expected = ("matrix", "a file") if numbers else ("values", "numbers such as 6.145")
         raise ConfigError(f"{name} is empty; expected {expected}")
-    options = ReadOptions(scale=scale, future=future, orientation=orientation)
+    options = ReadOptions(scale=scale, future=future, orientation=orientation, rows=rows)
     matrices = [pair for source in sources for pair in _read_matrices(source, options, format)]
     if num_instances is not None:
         matrices = [(name, _set_counts(read, num_instances)) for name, read in matrices]

@@ -113,6 +113,8 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
         columns=() if options.columns == AUTO else tuple(options.columns),
         row_labels=options.row_labels,
         rows=options.rows,
+        table=options.table,
+        row_metric=options.row_metric,
         num_instances=None if counts is None else _parse_counts(counts),
         buckets=None if buckets == AUTO else tuple(key.strip() for key in buckets.split(",")),
         score=Score(options.score, higher_is_better=not options.lower_is_better),
@@ -437,9 +439,12 @@ def _iter_files(
 
 def _find_reason_to_skip(path: Path, options: ReadOptions) -> str | None:
     """Return why a file of a folder is not imported, or None."""
-    if path.suffix.lower() in _ENDINGS:
+    if path.suffix.lower() in (*_ENDINGS, *([".parquet"] if options.table else [])):
         return None  # an error of such a file is reported
     try:
-        return None if detect_format(load_file(path, options)) else "its format is not known"
+        file = load_file(path, options)
+        if (options.rows or options.table) and "\x00" in file.head:  # any other file matches
+            return "it is not a text"
+        return None if detect_format(file) else "its format is not known"
     except DataError as error:
         return str(error)

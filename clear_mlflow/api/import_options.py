@@ -43,6 +43,10 @@ class ImportOptions:
             it labels the rows, which are in order. auto: use, if it contains names.
         rows: regular expression that finds the rows in the lines of a log: its one group is the
             list of accuracies. Search time is limited.
+        table: state that the files are tables with a line per value or per step (docs/import.md).
+            columns then names run,step,metric,value, or run,step if each metric is a column.
+        row_metric: regular expression for the complete names of a table's metrics: its one group is
+            the bucket, as in ``test/acc_([0-9]+)``. Without it, each name is a bucket.
         num_instances: numbers of test images of the buckets, separated by commas, or one for all.
         buckets: names of the buckets, separated by commas. auto: as in the file, else 1 to T.
         dataset: name of the test data. auto: as in the file.
@@ -70,6 +74,8 @@ class ImportOptions:
     columns: Sequence[str] | Literal["auto"] = "auto"
     row_labels: Literal["auto", "use", "ignore"] = "auto"
     rows: str | None = None
+    table: bool = False
+    row_metric: str | None = None
     num_instances: str | None = None
     buckets: str | Literal["auto"] = "auto"
     dataset: str | Literal["auto"] = "auto"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     headings={
         "Where the runs go": "experiment name again store",
         "How the files are read": "format scale score lower_is_better initial future orientation "
-        "columns row_labels rows num_instances buckets",
+        "columns row_labels rows table row_metric num_instances buckets",
         "What the files may not contain": "dataset same_data_as strategy seed protocol split",
         METRICS: "metrics",
     },

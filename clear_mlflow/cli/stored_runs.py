@@ -67,7 +67,7 @@ def compare(**options: Any) -> None:
 @command(
     identify_values,
     arguments={"matrix": "FILE|RUN|BUNDLE", "values": "[FILE|RUN|BUNDLE]... VALUE..."},
-    headings={"How a file is read": "format scale future orientation"},
+    headings={"How a file is read": "format scale future orientation rows"},
     options=[output.JSON_OPTION],
     examples=(
         "clear-mlflow identify RUN_ID 91.04 0.0312",

@@ -73,11 +73,23 @@ def detect_format(file: ResultFile) -> Format | None:
     """Return the first format that matches a file, or None if no format does.
 
     Formats that many programs write (CSV, NumPy, JSON) are tried last. With the option ``rows``,
-    every file is a log.
+    every file is a log, and with ``table``, a table.
     """
-    if file.options.rows is not None:
-        return FORMATS["log-rows"]
+    if stated := _get_stated_format(file.options)[1]:
+        return FORMATS[stated]
     return next((candidate for candidate in FORMATS.values() if candidate.matches(file)), None)
+
+
+def _get_stated_format(options: ReadOptions) -> tuple[str, str]:
+    """Return the option that only one format has, and that format, or empty texts."""
+    if options.rows is not None and options.table:
+        raise ConfigError(
+            f"rows is {safe_repr(options.rows)}, but table states a table; leave one out",
+            parameter="rows",
+        )
+    if options.table:
+        return "table", "long-table"
+    return ("", "") if options.rows is None else ("rows", "log-rows")
 
 
 def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun, ...]:
@@ -92,10 +104,12 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
             f"format is {safe_repr(format_name)}; expected auto or {', '.join(FORMATS)}",
             parameter="format",
         )
-    if file.options.rows is not None and format_name not in ("auto", "log-rows"):
+    parameter, stated = _get_stated_format(file.options)
+    if stated and format_name not in ("auto", stated):
         raise ConfigError(
-            f"rows is {safe_repr(file.options.rows)}, but format is {format_name}; leave rows out",
-            parameter="rows",
+            f"{parameter} is {safe_repr(getattr(file.options, parameter))}, but format is "
+            f"{format_name}; leave {parameter} out",
+            parameter=parameter,
         )
     file_format = detect_format(file) if format_name == "auto" else FORMATS[format_name]
     name = safe_repr(file.name, 120)

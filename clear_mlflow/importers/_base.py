@@ -48,19 +48,30 @@ class ReadOptions:
     score: Score = ACCURACY  # what the numbers are, if the file does not define it
     same_data_as: AccuracyMatrix | None = None  # matrix of a run tested on the same data
     rows: str | None = None  # expression whose group is a row, in the lines of a log
+    table: bool = False  # a table with a line per value or step, whose roles columns has
+    row_metric: str | None = None  # expression whose group is the bucket, for names of metrics
 
     def __post_init__(self) -> None:
-        try:
-            is_valid = self.rows is None or (
-                len(self.rows) <= _MAX_EXPRESSION and re.compile(self.rows).groups == 1
-            )
-        except (re.error, RecursionError, OverflowError):
-            is_valid = False
-        if not is_valid:
+        examples = {"rows": "accuracies: \\[(.*)\\]", "row_metric": "test/acc_(\\d+)"}
+        for name, example in examples.items():
+            expression = getattr(self, name)
+            try:
+                is_valid = expression is None or (
+                    len(expression) <= _MAX_EXPRESSION and re.compile(expression).groups == 1
+                )
+            except (re.error, RecursionError, OverflowError):
+                is_valid = False
+            if not is_valid:
+                raise ConfigError(
+                    f"{name} is {safe_repr(expression)}; expected a regular expression with one "
+                    f"group, such as '{example}'",
+                    parameter=name,
+                )
+        if self.row_metric is not None and not self.table:
             raise ConfigError(
-                f"rows is {safe_repr(self.rows)}; expected a regular expression with one group, "
-                "such as 'accuracies: \\[(.*)\\]'",
-                parameter="rows",
+                f"row_metric is {safe_repr(self.row_metric)}, which is read in tables of metrics; "
+                "pass table=true and columns=... as well",
+                parameter="row_metric",
             )
 
     @property
@@ -240,6 +251,16 @@ def check_end(file: ResultFile, is_complete: bool, end: str) -> None:
         raise RecordError(
             f"lacks {end}: the run stopped early, or the file is truncated. Pass "
             'orientation="rows" to import the tests that it contains'
+        )
+
+
+def check_columns(columns: Sequence[str], names: Sequence[str]) -> None:
+    """Raise ConfigError if a table lacks a column. names: the table's columns."""
+    if missing := [name for name in columns if name not in names]:
+        raise ConfigError(
+            f"columns is {safe_repr(','.join(columns))}, but the file lacks the column "
+            f"{safe_repr(missing[0])}; choose from {safe_repr(','.join(names))}",
+            parameter="columns",
         )
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import ConfigError, RecordError
@@ -25,8 +25,8 @@ _SEPARATOR = re.compile(r"[\s,;]+")
 # An expression can take exponential time, which only the end of its process bounds.
 _SEARCH = """
 import json, re, sys
-expression, lines = json.load(sys.stdin)
-matches = map(re.compile(expression).search, lines)
+expression, method, lines = json.load(sys.stdin)
+matches = map(getattr(re.compile(expression), method), lines)
 print(json.dumps([(n, match[1] or "") for n, match in enumerate(matches, 1) if match]))
 """
 
@@ -50,7 +50,10 @@ class LogRows(Format):
         """
         num_initial = file.options.initial == "first-row"
         runs: list[list[list[float]]] = []
-        for number, text in _find_rows(file):
+        if file.options.rows is None:
+            raise ConfigError("format is 'log-rows', which needs rows; pass a regular expression")
+        lines = untrusted.decode_text(file.content).split("\n")
+        for number, text in search_lines(file.options.rows, lines):
             if "%" in text and file.options.scale != "percent":
                 raise RecordError(f"contains % in line {number}; pass scale=percent")
             row = _parse_cells(text, number)
@@ -66,15 +69,17 @@ class LogRows(Format):
             yield ParsedRun(rows=rows, orientation="rows", label=label)
 
 
-def _find_rows(file: ResultFile) -> list[tuple[int, str]]:
-    """Return number and group of each line that matches, in a process of limited time."""
-    if file.options.rows is None:
-        raise ConfigError("format is 'log-rows', which needs rows; pass a regular expression")
-    lines = untrusted.decode_text(file.content).split("\n")
+def search_lines(
+    expression: str, lines: Sequence[str], *, name: str = "rows", method: str = "search"
+) -> list[tuple[int, str]]:
+    """Return number and group of each line that matches, in a process of limited time.
+
+    name: parameter with the expression. method: "search", or "fullmatch" for complete lines.
+    """
     try:
         done = subprocess.run(  # noqa: S603
             [sys.executable, "-I", "-c", _SEARCH],
-            input=json.dumps([file.options.rows, lines]),
+            input=json.dumps([expression, method, lines]),
             capture_output=True,
             encoding="ascii",
             timeout=_MAX_SECONDS,
@@ -82,15 +87,15 @@ def _find_rows(file: ResultFile) -> list[tuple[int, str]]:
         )
     except subprocess.TimeoutExpired:
         raise RecordError(
-            f"takes over {_MAX_SECONDS} seconds to search for {safe_repr(file.options.rows)}; pass "
-            "rows=... with fewer nested repetitions"
+            f"takes over {_MAX_SECONDS} seconds to search for {safe_repr(expression)}; pass "
+            f"{name}=... with fewer nested repetitions"
         ) from None
     except (subprocess.CalledProcessError, OSError) as error:
         raise RecordError(f"cannot be searched: {safe_repr(str(error), 100)}") from error
-    rows: list[tuple[int, str]] = json.loads(done.stdout)
-    if len(rows) > untrusted.MAX_LINES:
-        raise RecordError(f"contains more than {untrusted.MAX_LINES} rows")
-    return rows
+    matches: list[tuple[int, str]] = json.loads(done.stdout)
+    if len(matches) > untrusted.MAX_LINES:
+        raise RecordError(f"contains more than {untrusted.MAX_LINES} lines that match {name}")
+    return matches
 
 
 def _parse_cells(text: str, line: int) -> list[float]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.dataset import parse_label_numbers
-from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.importers._base import (
@@ -21,6 +21,7 @@ from clear_mlflow.importers._base import (
     PrintedNumber,
     ReadOptions,
     ResultFile,
+    check_columns,
     check_end,
     is_cell,
     is_number,
@@ -333,12 +334,7 @@ def _read_average_column(
 def _choose_columns(names: Sequence[str] | None, width: int, options: ReadOptions) -> list[int]:
     """Return the indices of the columns that are buckets. names: None without a header."""
     all_names = [str(j + 1) for j in range(width)] if names is None else [*names]
-    if missing := [name for name in options.columns if name not in all_names]:
-        raise ConfigError(
-            f"columns is {safe_repr(','.join(options.columns))}, but the file lacks the column "
-            f"{safe_repr(missing[0])}; choose from {safe_repr(','.join(all_names))}",
-            parameter="columns",
-        )
+    check_columns(options.columns, all_names)
     if options.columns or all_names == options.bucket_names:
         return [all_names.index(name) for name in options.columns or all_names]
     buckets = [name for name in all_names if not _NEVER_BUCKETS.fullmatch(name)]

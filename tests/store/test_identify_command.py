@@ -49,6 +49,19 @@ def test_a_file_of_unproven_orientation_is_read_both_ways(tmp_path):
         assert "renate/average_accuracy" in {name for m in result.matches for name in m.names}
 
 
+def test_the_number_of_a_log_is_identified(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("CIL: [42.9]\nmean 1\nCIL: [48.4, 67.3]\n")
+    rows = r"CIL: \[(.*)\]"
+    done = invoke("identify", path, "57.85", "--rows", rows, "--scale", "percent", "--json")
+    (result,) = json.loads(done.stdout)["numbers"]
+    assert "renate/average_accuracy" in result["matches"][0]["names"]
+    expected = clear_mlflow.identify(path, ["57.85"], rows=rows, scale="percent")[0].to_dict()
+    assert result == json.loads(json.dumps(expected))
+    done = invoke("identify", path, "57.85", "--rows", "CIL")
+    assert done.output.startswith("error: --rows is 'CIL'; expected a regular expression")
+
+
 def test_a_mean_over_the_files_of_several_seeds_is_identified(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = ["s0.csv", "s1.csv", "7.csv"]

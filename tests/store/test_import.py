@@ -73,6 +73,25 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, matrix_file):
     assert not verdict.is_problem
 
 
+def test_the_runs_of_a_table_are_imported(store, tmp_path):
+    (tmp_path / "export.csv").write_text(
+        "run,step,metric,value\n"
+        + "".join(
+            f"{run},{step},{name},{value}\n"
+            for run, last in (("s0", 67.3), ("s1", 66.0))
+            for step, name, value in ((0, "acc/1", 42.0), (1, "acc/1", 48.4), (1, "acc/2", last))
+        )
+    )
+    columns = ["--table", "--columns", "run,step,metric,value", "--row-metric", "acc/([0-9]+)"]
+    done = run_import(tmp_path, *columns, "--scale", "percent")
+    assert done.exit_code == 0, done.output
+    assert "mlflow.db" in done.output  # the store's own file, which is passed over
+    matrix = load_record(store, find_runs_by_name(store)["export s1"]).masked_matrix
+    np.testing.assert_allclose(matrix.values, [[0.42, np.nan], [0.484, 0.66]])
+    done = run_import(tmp_path, "--row-metric", "acc/([0-9]+)")
+    assert done.output.startswith("error: --row-metric is 'acc/([0-9]+)', which is read in tables")
+
+
 def test_a_folder_of_logs_is_imported_by_an_expression_for_its_rows(store, tmp_path):
     for seed, last in enumerate(("48.4, 67.3", "47.1, 66.0")):
         (tmp_path / f"seed{seed}.log").write_text(f"start\nCIL: [42.{seed}]\nCIL: [{last}]\n")

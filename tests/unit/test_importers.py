@@ -293,8 +293,8 @@ def test_an_accuracy_is_rounded_to_one_to_five_digits(cell, is_possible):
 
 
 def test_every_format_has_a_sample():
-    # By test_importers_logs.py and test_importers_rows.py.
-    read_as_logs = {"pycil", "libcontinual", "zscl", "mtil", "log-rows"}
+    # By test_importers_logs.py, test_importers_rows.py and test_importers_tables.py.
+    read_as_logs = {"pycil", "libcontinual", "zscl", "mtil", "log-rows", "long-table"}
     assert {sample[0] for sample in SAMPLES} == set(importers.FORMATS) - read_as_logs
 
 
