@@ -23,7 +23,7 @@ from clear_mlflow.tracking.loop_run import LoopRun, track
 
 
 class Adapter:
-    """An MLflow run with an accuracy matrix, which the hooks of a framework fill row by row.
+    """An MLflow run whose matrix is filled by a framework's hooks.
 
     The first row starts the run. The row of the last bucket, ``close()`` or the program's end ends
     it. Until there is a row, properties raise ConfigError.
@@ -63,7 +63,7 @@ class Adapter:
         return self._get_loop_run().metrics
 
     def close(self) -> None:
-        """Log a row that still waits for buckets, log the metrics, and end the run.
+        """Log the row that still waits, log the metrics, and end the run.
 
         Called automatically after the row of the last bucket and at the end of the program. Does
         nothing if the run has ended.
@@ -189,7 +189,7 @@ class Adapter:
         return self._loop_run
 
     def _close_with_program(self) -> None:
-        """Close the run at the end of the program, as failed if an exception ended it."""
+        """Close the run with the program, as failed after an exception."""
         self._log_pending_row()
         self._end_run(getattr(sys, "last_value", None))
 
@@ -200,13 +200,13 @@ class Adapter:
 
 
 class CountingAdapter(Adapter):
-    """An adapter of a framework that does not know which bucket it trains: it counts trainings."""
+    """An adapter that counts trainings: its framework names no bucket."""
 
     _trained: int | None = None  # None until a row, a checkpoint or the user decides
 
     @property
     def trained(self) -> int:
-        """Number of trained buckets. Set it if a loop continues in a run that has rows."""
+        """Number of trained buckets. Set it to continue a run with rows."""
         return self._trained or 0
 
     @trained.setter
@@ -214,7 +214,7 @@ class CountingAdapter(Adapter):
         self._trained = number
 
     def _check_trained(self) -> None:
-        """Raise ConfigError if the run to join has rows, and ``trained`` was not set."""
+        """Raise ConfigError if the run has rows, but ``trained`` is not set."""
         if self._trained is None:
             run_id, rows = read_joined_rows(self._shared_run_id)
             if rows:
@@ -249,7 +249,7 @@ def recover_counts(
 
 
 def convert_metric(name: str, value: Any) -> float:
-    """Return *value* as a float, or raise RecordError naming the metric if it is not a number."""
+    """Convert *value* to a float. Raises RecordError that names the metric."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -257,7 +257,7 @@ def convert_metric(name: str, value: Any) -> float:
 
 
 def count_images(dataloader: Any) -> int | None:
-    """Return the number of images in a dataloader's dataset, or None if unknown."""
+    """Return the number of images in a dataloader's dataset, if known."""
     try:
         return len(dataloader.dataset)
     except (AttributeError, TypeError):

@@ -17,7 +17,7 @@ from clear_mlflow.tracking.joined_run import read_joined_rows
 
 
 class MLflowAccuracyMatrix(Adapter, BaseLogger):
-    """Stores a row of the accuracy matrix after each evaluation of a stream.
+    """Stores a row of the matrix after each evaluation of a stream.
 
     ``EvaluationPlugin(accuracy_metrics(experience=True), loggers=[MLflowAccuracyMatrix()])``
 
@@ -54,7 +54,9 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         self._num_train = 0  # experiences of the training stream; 0 if unknown
 
     def before_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
-        """Log the row of tests since the last training, if any, and start to measure training time.
+        """Log the row of tests since the last training, if any.
+
+        Starts to measure training time.
 
         Before the first experience this is row 0. Experiences that were not tested are NaN. Raises
         ConfigError if the numbers of training and test experiences differ, if an experience is
@@ -138,7 +140,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
                 self._accuracies[experience.current_experience] = convert_metric(name, value.value)
 
     def after_eval(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
-        """Log the row if all experiences were tested since the last training iteration.
+        """Log the row if all experiences were tested since the last training.
 
         Otherwise the accuracies wait for another evaluation. During training, nothing is logged.
         """
@@ -208,6 +210,6 @@ def _name(experiences: Sequence[int]) -> str:
 
 
 def _count_test_images(stream: Any) -> tuple[int, ...]:
-    """Count the images per experience of the complete stream, even of a slice."""
+    """Count the images of all experiences, even of a slice."""
     streams = {} if stream.benchmark is None else stream.benchmark.streams
     return tuple(len(experience.dataset) for experience in streams.get(stream.name, stream))

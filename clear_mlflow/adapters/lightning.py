@@ -18,7 +18,7 @@ from clear_mlflow.tracking.lifecycle import get_active_run_id, get_autolog_run_i
 
 
 class MLflowAccuracyMatrix(CountingAdapter, Callback):
-    """Stores a row of the accuracy matrix after each ``trainer.test`` of all buckets.
+    """Stores a row of the matrix after each ``trainer.test`` of all buckets.
 
     Each ``trainer.fit`` without an error trains one bucket. Pass ``trainer.test`` one dataloader
     per bucket, in stream order. Use one callback for all trainers of a run. A test before any fit
@@ -40,7 +40,7 @@ class MLflowAccuracyMatrix(CountingAdapter, Callback):
 
     @property
     def log(self) -> Any:
-        """The model's ``log`` method. Assigning it makes the MLflow loggers share one run."""
+        """The model's ``log`` method. When it is set, loggers share one run."""
         return self._log
 
     @log.setter
@@ -82,7 +82,7 @@ class MLflowAccuracyMatrix(CountingAdapter, Callback):
         self._start_clock()
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Raise ConfigError if the run to join has rows, and ``trained`` was not set."""
+        """Raise ConfigError if the run has rows, but ``trained`` is not set."""
         if trainer.is_global_zero:
             self._check_trained()
 
@@ -123,7 +123,7 @@ class MLflowAccuracyMatrix(CountingAdapter, Callback):
         self._log_row(self.trained, keys, accuracies, [count_images(loader) for loader in loaders])
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Log the metrics of the rows so far, and end the run as failed or killed."""
+        """Log the metrics so far, and end the run as failed or killed."""
         self._end_run(exception)
 
     def state_dict(self) -> dict[str, Any]:

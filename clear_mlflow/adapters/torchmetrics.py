@@ -52,7 +52,7 @@ class MatrixMetrics(TorchMetric):
             self.add_state(name, default=zeros, dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor, *, row: int, bucket: int | Tensor) -> None:
-        """Add the images of a test batch to the counts of correct and tested images.
+        """Add a test batch to the counts of correct and tested images.
 
         Pass each image once per row. ``reset`` deletes all rows.
 
@@ -87,7 +87,7 @@ class MatrixMetrics(TorchMetric):
 
     @property
     def matrix(self) -> AccuracyMatrix:
-        """Accuracy matrix of the images so far, NaN where a bucket was not tested.
+        """Accuracy matrix so far, NaN where a bucket was not tested.
 
         Without images, it is one row of NaN.
         """
@@ -105,7 +105,7 @@ class MatrixMetrics(TorchMetric):
         )
 
     def compute(self) -> dict[str, Tensor]:
-        """Return metric name to its value as a float64 scalar, without undefined metrics."""
+        """Return the defined metrics as float64 scalars by name."""
         summary = summarize(self.matrix, self.protocol, self.metrics)
         return {
             name: torch.tensor(value, dtype=torch.float64, device=self.total.device)

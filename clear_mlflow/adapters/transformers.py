@@ -17,7 +17,7 @@ from clear_mlflow.tracking.lifecycle import end_shared_run, get_active_run_id, r
 
 
 class MLflowAccuracyMatrix(CountingAdapter, TrainerCallback):
-    """Stores a row of the accuracy matrix after each ``trainer.evaluate`` of all buckets.
+    """Stores a row of the matrix after each ``trainer.evaluate`` of all buckets.
 
     Each ``trainer.train`` without an error trains one bucket. Pass ``trainer.evaluate`` a dict from
     bucket name to test set. Use one callback for all trainers of a run. An evaluation before any
@@ -54,21 +54,21 @@ class MLflowAccuracyMatrix(CountingAdapter, TrainerCallback):
                     self._use_shared_run(run_id)
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Share the run that the Trainer's MLflow callback has just started, if any."""
+        """Share the run that the Trainer's MLflow callback has just started."""
         self._share_run()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Reopen the ended run for a later evaluation, so that the Trainer starts no other run."""
+        """Reopen the ended run, so that the Trainer starts no other."""
         if self._shared_run_id and self._is_closed and get_active_run_id() is None:
             reopen_run(self._shared_run_id)
 
     def on_predict(self, args: Any, state: Any, control: Any, *_: Any, **__: Any) -> None:
-        """End the run again if it was reopened for an evaluation after the last row."""
+        """End the run again if an evaluation had reopened it."""
         if self._shared_run_id and self._is_closed and get_active_run_id() == self._shared_run_id:
             end_shared_run(self._shared_run_id)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Log the row that was measured before this training, NaN for buckets not evaluated.
+        """Log the row measured before this training, NaN for missing buckets.
 
         Starts to measure training time. Raises ConfigError if the run to join has rows, and
         ``trained`` was not set.
@@ -83,7 +83,7 @@ class MLflowAccuracyMatrix(CountingAdapter, TrainerCallback):
     def on_train_end(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
-        """Count a trained bucket, and add the training time to the cost of the next row."""
+        """Count a trained bucket, and add its time to the next row."""
         self._stop_clock(model)
         self._is_training = False
         self.trained += 1
@@ -97,7 +97,7 @@ class MLflowAccuracyMatrix(CountingAdapter, TrainerCallback):
         eval_dataloader: Any = None,
         **_: Any,
     ) -> None:
-        """Remember the accuracy on a bucket, and log the row when all buckets are evaluated.
+        """Remember a bucket's accuracy, and log the row when it is complete.
 
         Ignores evaluations during training and of other datasets. Raises ConfigError if
         ``compute_metrics`` did not return the metric.
@@ -124,7 +124,7 @@ class MLflowAccuracyMatrix(CountingAdapter, TrainerCallback):
             self._log_pending_row()
 
     def _log_pending_row(self) -> None:
-        """Log the accuracies so far as a row, with NaN for other buckets, if there are any."""
+        """Log the accuracies so far as a row, NaN for other buckets."""
         if not self._accuracies:
             return
         cells = [self._accuracies.get(key, math.nan) for key in self._buckets]

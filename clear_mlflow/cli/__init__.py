@@ -63,7 +63,7 @@ class _Commands(Mapping[str, click.Command]):
 
 
 class _MainGroup(click.Group):
-    """The top command: prints user errors in one line, and lets other errors raise.
+    """Prints user errors in one line, and lets other errors raise.
 
     Exit code 2 after a ClearError, 130 after Ctrl-C.
     """
@@ -79,7 +79,7 @@ class _MainGroup(click.Group):
             sys.exit(128 + signal.SIGINT)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands under their headings, each with the first line of its help."""
+        """Write the commands under headings, with the first lines of help."""
         width = max(map(len, self.commands))
         for heading, names in _COMMANDS.items():
             with formatter.section(heading):

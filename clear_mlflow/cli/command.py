@@ -154,7 +154,7 @@ def _build_options(function: Callable[..., Any], omit: Collection[str]) -> list[
 
 
 def build_option(name: str, **keywords: Any) -> click.Option:
-    """Return the option for a parameter. The help does not print a default of "none".
+    """Return the option for a parameter. Prints no default of "none".
 
     keywords: arguments of click.Option.
     """
@@ -163,7 +163,7 @@ def build_option(name: str, **keywords: Any) -> click.Option:
 
 
 def _parse_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the description in a docstring, and the text of each parameter in ``Args:``.
+    """Return a docstring's description, and its ``Args:`` by name.
 
     Markup is removed, and None is written as the command line's word none.
     """
@@ -196,7 +196,9 @@ def _build_argument(
 
 
 def _merge_argument(values: dict[str, Any], parameter: inspect.Parameter) -> None:
-    """Merge the values of an argument and of the option of the same name into values[name].
+    """Merge an argument and the option of the same name.
+
+    The result is in values[name].
 
     If the argument can be repeated, the values of both become a tuple, or None without any; but a
     single value of a parameter annotated as ``Runs`` stays a string. Of any other argument, the
@@ -219,7 +221,7 @@ def _merge_argument(values: dict[str, Any], parameter: inspect.Parameter) -> Non
 
 
 def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) -> dict[str, Any]:
-    """Return type, default and metavar of a parameter's click.Option, without name and help.
+    """Return type, default and metavar of a parameter's click.Option.
 
     They follow from its annotation and default. A bool is a choice of yes and no, and an option for
     a tuple can be repeated.
@@ -250,14 +252,14 @@ def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) 
 
 
 def _describe_default(default: Any) -> str:
-    """Return a default as text of the command line: yes, no, none, or the value."""
+    """Return a default as the command line writes it."""
     if isinstance(default, bool):
         return "yes" if default else "no"
     return _NONE if default in (None, ()) else str(default)
 
 
 class _Value(click.ParamType[Any]):
-    """click type that looks a word up in *words*, and otherwise calls *parse* with it."""
+    """click type that looks a word up, or parses it."""
 
     name = "value"
 
@@ -303,7 +305,9 @@ _PARSERS: Mapping[Any, tuple[Callable[[str], Any], str, str]] = {
 
 
 def spell_error(error: ClearError, params: Sequence[click.Parameter]) -> str:
-    """Return an error's message with its parameter as an option, if the command was called with it.
+    """Return an error's message with its parameter as an option.
+
+    Only if the command was called with it.
 
     params: parameters of the command; an error about NAME may be about its option rows_NAME.
     """
@@ -319,7 +323,7 @@ def spell_error(error: ClearError, params: Sequence[click.Parameter]) -> str:
 
 
 def spell_options(message: str, params: Sequence[click.Parameter]) -> str:
-    """Write each assignment in a message, such as a piece of advice, as an option of the command.
+    """Write each assignment in a message as an option.
 
     params: parameters of the command; others stay as they are. NAME may be its option rows_NAME.
 

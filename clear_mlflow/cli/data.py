@@ -119,7 +119,7 @@ def check(
 
 
 def _print_findings(findings: Findings) -> None:
-    """Print a summary of a checked dataset, a table of its buckets, and its problems by type."""
+    """Print a checked dataset: summary, table of buckets, and problems."""
     from clear_mlflow.data.check import PROBLEM_TYPES
 
     def format_path(path: Path) -> str:

@@ -43,7 +43,9 @@ _MAX_LISTED = 50
     is_entry_point=True,
 )
 def evaluate(**options: Any) -> None:
-    """Score runs one by one, and print what was done, also after Ctrl-C for the runs so far.
+    """Score runs one by one, and print what was done.
+
+    After Ctrl-C, prints the runs so far.
 
     Exits with code 2 if a run has a problem.
     """

@@ -37,7 +37,7 @@ _JSON_FILE = "clear_mlflow.json_file"  # key of a context's meta: the file that 
 
 
 def _reserve_stdout_for_json(context: click.Context, _: click.Parameter, is_passed: bool) -> None:
-    """If --json was passed, reserve standard output for :func:`print_json` until the command ends.
+    """Reserve standard output for :func:`print_json`, if --json was passed.
 
     All other output goes to standard error, also from C libraries and child processes.
     """
@@ -64,12 +64,15 @@ JSON_OPTION = build_option(
 
 
 def wants_json() -> bool:
-    """Return True if the running command was called with --json. RuntimeError outside a command."""
+    """Return True if the running command was called with --json.
+
+    Raises RuntimeError outside a command.
+    """
     return _JSON_FILE in click.get_current_context().meta
 
 
 def print_json(content: object) -> None:
-    """Print an object as JSON to standard output. The command must have been called with --json.
+    """Print an object as JSON, in a command called with --json.
 
     Raises ValueError if it contains NaN or infinity.
     """
@@ -78,7 +81,7 @@ def print_json(content: object) -> None:
 
 
 def build_console() -> Console:
-    """Return a rich console for standard output, 200 characters wide if it is not a terminal."""
+    """Return a rich console, 200 characters wide without a terminal."""
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
@@ -96,7 +99,7 @@ def print_error(message: str) -> None:
 
 
 def print_run_result(result: RunResult) -> None:
-    """Print the matrix, metrics, status and links of a run that has ended.
+    """Print the matrix, metrics, status and links of an ended run.
 
     Its error, if any, is printed to standard error.
     """
@@ -125,7 +128,7 @@ def print_actions(
     is_stopped: bool,
     max_listed: float = math.inf,
 ) -> None:
-    """Print a table of what was done with each run or file, and a line of totals.
+    """Print a table of what was done with runs, and totals.
 
     empty: the line without results. is_stopped: True if Ctrl-C ended the command early. max_listed:
     of more results, the table has those with a problem and those that lack rows.
@@ -151,7 +154,10 @@ def _list_cells(result: ActionResult) -> tuple[str, ...]:
 
 
 def print_action(result: ActionResult) -> None:
-    """Print what was done with a run in one line, to standard error if it is not in the store."""
+    """Print what was done with a run in one line.
+
+    It goes to standard error if the run is not in the store.
+    """
     is_copy = re.fullmatch("[0-9a-f]{32}", result.source)  # the id of the run that was copied
     name = result.source if is_copy else result.run_id
     detail = result.detail
@@ -179,7 +185,7 @@ def print_links(lines: Iterable[str]) -> None:
 
 
 def print_run_links(client: MlflowClient, run_ids: Sequence[str]) -> None:
-    """Print how to open a run in MLflow, or with several runs, the experiment of the last one.
+    """Print how to open a run, or the experiment of several.
 
     That is a URL, or a command if the store is not a server. Prints nothing without runs. Raises
     TrackingError if the last run cannot be read.
@@ -198,7 +204,7 @@ def print_run_links(client: MlflowClient, run_ids: Sequence[str]) -> None:
 
 
 def print_scores(scores: Scores) -> None:
-    """Print a run's accuracy matrix and metrics. Prints nothing if no row is stored."""
+    """Print a run's accuracy matrix and metrics, if rows are stored."""
     if scores.record is None:
         return
     from clear_mlflow.report.terminal_tables import render_run
@@ -208,7 +214,7 @@ def print_scores(scores: Scores) -> None:
 
 
 def _print_members(members: Mapping[int, Scores]) -> None:
-    """Print each metric's mean, sample standard deviation and range over an ensemble's members.
+    """Print mean, sample standard deviation and range over an ensemble's members.
 
     members: results by seed. Metrics that not all members have are left out. The deviation of a
     single member is "-".
@@ -239,7 +245,7 @@ def print_table(
     numbers_from: int | None = None,
     title: str | None = None,
 ) -> None:
-    """Print a table without borders. Each cell is shortened to one line, without markup.
+    """Print a table without borders. Each cell is one short line.
 
     numbers_from: index of the first column that is aligned to the right, or None if no column is.
     """

@@ -48,7 +48,7 @@ _STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 def start_forked_program(
     arguments: Sequence[str], environment: Mapping[str, str], log: str
 ) -> ForkedProcess:
-    """Start ``clear-mlflow ARGUMENTS`` in a process that is forked from one with torch loaded.
+    """Start ``clear-mlflow ARGUMENTS`` in a fork of a process with torch.
 
     Works only on Linux. The first call starts the fork server, which ends with this process.
 
@@ -63,7 +63,7 @@ def start_forked_program(
 
 
 def _start_server(environment: Mapping[str, str]) -> None:
-    """Start the fork server, which loads torch and MLflow, unless it runs already.
+    """Start the fork server, which loads torch and MLflow, if necessary.
 
     It blocks SIGTERM and SIGHUP. environment: environment variables of the server, completed by
     :func:`build_child_environment`; this process has them only during the call.
@@ -86,7 +86,7 @@ def _set_environment(environment: Mapping[str, str]) -> None:
 
 
 def _run_command(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> None:
-    """Run ``clear-mlflow ARGUMENTS`` in a forked process, set up like a new interpreter.
+    """Run ``clear-mlflow ARGUMENTS`` in a forked process, like a new interpreter.
 
     Standard output is discarded, and standard error is appended to the existing file *log*. Ends
     with SystemExit, which has the exit code.

@@ -14,7 +14,7 @@ from clear_mlflow.cli.command import command
     examples=("clear-mlflow show RUN_ID", "clear-mlflow show RUN_ID --json"),
 )
 def show(run: str) -> None:
-    """Show what a run retained of each bucket, its accuracy matrix, and each metric.
+    """Show a run's retained accuracy by bucket, its matrix, and its metrics.
 
     A metric without a value has a reason. Everything is computed from the run's artifacts; nothing
     is written.

@@ -168,7 +168,7 @@ def open_ui(
 
 @contextmanager
 def _run_server(store: str, requested_port: int | Literal["auto"]) -> Iterator[str]:
-    """Start an MLflow server on this machine, yield its URL when it answers, and end it.
+    """Run an MLflow server on this machine, and yield its URL.
 
     store: URI of the tracking store. Raises ConfigError if the port is taken, and TrackingError if
     the server does not answer within two minutes.
@@ -221,7 +221,7 @@ def _run_server(store: str, requested_port: int | Literal["auto"]) -> Iterator[s
     examples=("clear-mlflow sync", "clear-mlflow sync offline_runs --experiment first"),
 )
 def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None) -> None:
-    """Send runs that were recorded offline, or while their tracking store could not be reached.
+    """Send runs recorded offline, or during an outage of their store.
 
     FOLDER is an offline folder or the folder of one run, or contains several. Without it, all
     runs are sent that are in the cache folder (CLEAR_MLFLOW_CACHE), in unsent_rows and

@@ -106,7 +106,9 @@ def sweep(
 
 
 def _print_result(result: SweepResult, *, is_stopped: bool) -> None:
-    """Print the runs with their states, and the comparison. Of over 50 runs, omits those done.
+    """Print the runs with their states, and the comparison.
+
+    Of over 50 runs, omits those done.
 
     is_stopped: True if the sweep ended early.
     """
@@ -127,6 +129,6 @@ def _print_result(result: SweepResult, *, is_stopped: bool) -> None:
 
 
 def _print_runs(runs: Sequence[SweepRun]) -> None:
-    """Print a table of name, state and id of the first 50 runs."""
+    """Print name, state and id of the first 50 runs."""
     rows = ((run.name, run.state, run.run_id or "-") for run in runs[:_MAX_LISTED])
     output.print_table(("run", "state", "run id"), rows)

@@ -38,7 +38,7 @@ for _name, _option in PARAMETERS.items():
 
 
 def _describe_parameter(name: str) -> str:
-    """Return the help of a training parameter, with the values that ``auto`` selects.
+    """Return a parameter's help, with the values of ``auto``.
 
     >>> _describe_parameter("epochs")[-90:]
     'auto: 24 on digits; 18 on digits-writers; 100 on clear10, clear100, own streams, features.'
@@ -171,7 +171,7 @@ def train_distributed(
     offline: bool,
     **parameters: str,
 ) -> None:
-    """Train as `train` does, in several processes on this machine: one per GPU.
+    """Train as `train` does, in several processes: one per GPU.
 
     Each process takes its share of every batch, so the matrix equals the one of one process except
     for rounding. For several machines, start `train` with torchrun: see docs/distributed.md.
@@ -208,7 +208,7 @@ def train_distributed(
 
 
 def _read_parameters(config_file: Path | None, parameters: dict[str, str]) -> dict[str, str]:
-    """Return all parameters of a training as text: passed ones, else the file's, else defaults.
+    """Return all parameters as text: passed ones, the file's, or defaults.
 
     config_file: path of a config.json, or None for no file. parameters: all parameters of the
     command, with their defaults. Raises ConfigError if the file is not a JSON object of texts.
@@ -221,7 +221,7 @@ def _read_parameters(config_file: Path | None, parameters: dict[str, str]) -> di
 
 
 def _check_entry_point(passed: Collection[str]) -> None:
-    """Raise ConfigError if mlflow run passed the defaults of a new run to another one."""
+    """Raise ConfigError if mlflow run passed a new run's defaults elsewhere."""
     if {*PROJECT_PARAMETERS}.issubset(passed):
         raise ConfigError(
             "the entry point main of mlflow run sets the data, method and seed of a new run; pass "
@@ -247,7 +247,7 @@ def apply_run_options(
     resume: str | None = None,
     offline: bool = False,
 ) -> None:
-    """Set the environment variables for store, experiment and tags of runs opened from now on.
+    """Set store, experiment and tags of runs opened from now on.
 
     run_name is only checked. tag: KEY=TEXT each. resume: id of the run that is resumed, or None.
     Raises ConfigError if experiment, run_name or tag is passed although a run is continued (that in

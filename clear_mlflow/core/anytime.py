@@ -70,7 +70,7 @@ class AnytimeRow(msgspec.Struct, frozen=True):
         return tuple(c / n for c, n in zip(self.correct, self.num_instances, strict=True))
 
     def to_json(self, written_at: str) -> str:
-        """Return the text of the test's file. ``written_at`` is ISO 8601 in UTC."""
+        """Return the text of the test's file. written_at: ISO 8601, UTC."""
         fields = {
             "schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION},
             "bucket": self.bucket,
@@ -116,7 +116,7 @@ def anytime_file_name(bucket: int, test: int) -> str:
 
 
 def parse_anytime_file_name(file_name: str) -> tuple[int, int] | None:
-    """Return the bucket and the test of a file name, or None if it is not a test's.
+    """Parse bucket and test from a file name. Returns None otherwise.
 
     >>> parse_anytime_file_name("bucket_003_test_0012.json")
     (3, 12)
@@ -128,7 +128,7 @@ def parse_anytime_file_name(file_name: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, eq=False)
 class AnytimeMatrix:
-    """All tests of a run in order: those within its buckets, and the rows at their ends.
+    """All tests of a run in order: within buckets, and rows.
 
     Args:
         matrix: rows of the run.
@@ -174,7 +174,7 @@ class AnytimeMatrix:
 
     @property
     def is_complete(self) -> bool:
-        """Whether each bucket that was trained to its end has all of its tests, at least one."""
+        """Whether each bucket trained to its end has all its tests."""
         return all(self._describe_gap(bucket_index) is None for bucket_index in range(self.k))
 
     def after(self, k: int) -> AnytimeMatrix:
@@ -186,7 +186,7 @@ class AnytimeMatrix:
         return AnytimeMatrix(self.matrix.after(k), tests, self.protocol)
 
     def sequence(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return all N tests of the k buckets in order: those within a bucket, then its row.
+        """Return all N tests in order: within a bucket, then its row.
 
         Returns (N,), the index of the bucket in training, and (N, T), accuracies. Row 0 is left
         out.
@@ -218,7 +218,7 @@ class AnytimeMatrix:
         return np.array(trained), values
 
     def _describe_gap(self, bucket_index: int) -> str | None:
-        """Return a message with the first missing test of a bucket, or None if all exist."""
+        """Name the first missing test of a bucket, if there is one."""
         tests = self.tests.get(bucket_index, ())
         key = safe_repr(self.matrix.buckets[bucket_index])
         if not tests:
@@ -231,7 +231,7 @@ class AnytimeMatrix:
         return None
 
     def _check_test(self, name: str, test: AnytimeRow, first: AnytimeRow) -> None:
-        """Raise RecordError if a test contradicts the matrix or its bucket's *first* test."""
+        """Raise RecordError if a test contradicts the matrix or *first*."""
         counts = self.matrix.num_instances
         if test.buckets != self.matrix.buckets:
             raise RecordError(

@@ -52,7 +52,7 @@ def _is_file_address(scheme: str, rest: str) -> bool:
 
 
 def _mask_address(scheme: str, rest: str) -> str:
-    """Return *rest*, the part of an address after ``scheme://``, with its credentials masked.
+    """Mask user, password and query of an address after ``scheme://``.
 
     Masked are user and password, and the values of the query; in the address of a file only the
     latter, since an @ belongs to its path.

@@ -53,7 +53,9 @@ def default_data_dir() -> Path:
 
 
 def write_durably(file: Path, content: bytes) -> None:
-    """Write a file to the disk completely or not at all, and replace an existing one.
+    """Write a file to the disk completely or not at all.
+
+    Replaces an existing one.
 
     Makes missing folders.
     """
@@ -86,7 +88,7 @@ def create_durably(file: Path, content: bytes) -> bool:
 
 @contextmanager
 def _write_draft(file: Path, content: bytes) -> Iterator[Path]:
-    """Write a temporary file next to *file*, yield its path, and delete it. Makes folders."""
+    """Write a temporary file next to *file*, and yield its path."""
     _make_folder(file.parent)
     # A unique name: another process may write the same file, here or on another machine.
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")
@@ -99,7 +101,7 @@ def _write_draft(file: Path, content: bytes) -> Iterator[Path]:
 
 
 def flush_file(file: Path, content: bytes) -> None:
-    """Write a file and flush its content to the disk, but not its name in the folder."""
+    """Flush a file's content to the disk, but not its name."""
     with file.open("wb") as stream:
         stream.write(content)
         stream.flush()
@@ -107,7 +109,7 @@ def flush_file(file: Path, content: bytes) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk, if its file system can."""
+    """Flush the names in a folder to the disk, if possible."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -119,7 +121,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, and flush each parent that was changed to the disk."""
+    """Make a folder, and flush each parent that was changed."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -128,7 +130,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def find_offline_folder() -> Path | None:
-    """Return the folder that CLEAR_MLFLOW_OFFLINE names, or None if runs are not recorded offline.
+    """Return the folder that CLEAR_MLFLOW_OFFLINE names, if any.
 
     It is None without the variable and for 0, no and false. 1, yes and true mean "offline_runs" in
     the working folder.
@@ -140,7 +142,7 @@ def find_offline_folder() -> Path | None:
 
 
 def set_offline(folder: bool | str | Path) -> None:
-    """Set CLEAR_MLFLOW_OFFLINE, so that this process records its next runs in an offline folder.
+    """Set CLEAR_MLFLOW_OFFLINE for this process's next runs.
 
     folder: path, True for "offline_runs" in the working folder, or False to change nothing.
     """

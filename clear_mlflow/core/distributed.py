@@ -22,7 +22,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_AD
 
 @dataclass(frozen=True)
 class DistributedEnv:
-    """One process among those that train one model; by default the only one."""
+    """One of the processes that train one model, by default the only."""
 
     rank: int = 0  # 0 keeps the record
     size: int = 1  # processes in all
@@ -31,7 +31,7 @@ class DistributedEnv:
 
     @property
     def keeps_record(self) -> bool:
-        """Whether this is the one process that talks to MLflow and to people."""
+        """Whether this process talks to MLflow and to people."""
         return self.rank == 0
 
 
@@ -41,7 +41,7 @@ SINGLE_PROCESS_ENV = DistributedEnv()
 def count_usable_cores(
     process_groups: Path = Path("/proc/self/cgroup"), cgroup_root: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Return how many cores this process may use, by its affinity and its cgroups' CPU quota.
+    """Return how many cores this process may use, within CPU quotas.
 
     Outside Linux, returns the cores of the machine. process_groups, cgroup_root: paths of Linux.
     """
@@ -59,7 +59,7 @@ def count_usable_cores(
 
 
 def _read_quota(cgroup: Path, default: int) -> int:
-    """Return a cgroup's CPU quota in cores, rounded up, or *default* if no quota is set."""
+    """Return a cgroup's CPU quota in cores, or *default* without one."""
     names = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
     files = [cgroup / name for name in names if (cgroup / name).is_file()]
     numbers = " ".join(file.read_text() for file in files).split()
@@ -69,7 +69,7 @@ def _read_quota(cgroup: Path, default: int) -> int:
 
 
 def count_threads_per_process(processes: int) -> int:
-    """Return how many OpenMP threads each of several processes should use, at least 1.
+    """Return how many OpenMP threads each process should use, at least 1.
 
     They share the physical cores, or the cores that this process may use if those are fewer.
     """
@@ -107,7 +107,7 @@ def read_dist_env(environment: Mapping[str, str] = os.environ) -> DistributedEnv
 
 
 def get_processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the processor's model if it is known, else its architecture such as ``x86_64``."""
+    """Return the processor's model, or its architecture such as ``x86_64``."""
     with suppress(OSError):
         for line in cpuinfo.read_text(errors="replace").splitlines():
             key, _, value = line.partition(":")

@@ -11,7 +11,7 @@ from clear_mlflow.core.credentials import mask_credentials
 
 
 class ClearError(Exception):
-    """Base of all errors that a user can cause and fix. The command line exits with code 2.
+    """Base of all errors that users can fix. Exit code 2.
 
     Messages end on terminals, in tags and in artifacts, so credentials in addresses are masked.
 
@@ -25,7 +25,7 @@ class ClearError(Exception):
         self.parameter = parameter
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook displays: one line as on a terminal, without a traceback."""
+        """Return what a notebook displays: one line without a traceback."""
         return [f"error: {self}"]
 
 
@@ -38,11 +38,11 @@ class DataError(ClearError):
 
 
 class RecordError(ClearError):
-    """A stored row, or a set of rows, is damaged or contradicts itself."""
+    """A stored row, or a set of them, is damaged or contradictory."""
 
 
 class TrackingError(ClearError):
-    """The MLflow store cannot be used as it is configured, or lacks what was requested."""
+    """The MLflow store cannot be used, or lacks what was requested."""
 
 
 class TrainingError(ClearError):
@@ -50,7 +50,7 @@ class TrainingError(ClearError):
 
 
 class DivergedError(TrainingError):
-    """The loss or the model's output is not finite. The run is tagged as diverged."""
+    """The loss or an output is not finite: the run diverged."""
 
 
 class PeerLostError(TrainingError):
@@ -58,7 +58,7 @@ class PeerLostError(TrainingError):
 
 
 class StateError(TrainingError):
-    """A training's state cannot be stored, is damaged, or belongs to another training."""
+    """A training's state cannot be stored, is damaged, or does not fit."""
 
 
 class UndefinedMetricError(ClearError):
@@ -66,12 +66,12 @@ class UndefinedMetricError(ClearError):
 
 
 class FailedMetricError(UndefinedMetricError):
-    """A custom metric raised another error, or returned something other than a number."""
+    """A custom metric raised an error, or returned no number."""
 
 
 @contextmanager
 def require_package(package: str, purpose: str) -> Iterator[None]:
-    """Raise a ConfigError with what to install if a package cannot be imported in the block.
+    """Raise a ConfigError with advice if a package cannot be imported.
 
     purpose: subject of the message, for example "engine ray".
     """

@@ -50,7 +50,7 @@ def check_protocol(protocol: str) -> None:
 
 
 def get_measured_split(split: str) -> str:
-    """Return which images a run is measured on, by the ``split`` that divides its images.
+    """Return ``test`` or ``validation``, the images that a split measures.
 
     >>> get_measured_split("auto"), get_measured_split("3"), get_measured_split("validation:3")
     ('test', 'test', 'validation')
@@ -59,7 +59,7 @@ def get_measured_split(split: str) -> str:
 
 
 def get_divided_split(split: str) -> str:
-    """Return the split whose training images a validation split divides, ``auto`` by default.
+    """Return the split that a validation split divides, ``auto`` by default.
 
     Any other split is returned unchanged.
 
@@ -71,7 +71,7 @@ def get_divided_split(split: str) -> str:
 
 
 class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
-    """Result of one test of all buckets, after training through ``row`` of them.
+    """Result of one test of all buckets, after training ``row`` of them.
 
     A row contains counts. If it was imported from a program that kept no counts, or if its score is
     not accuracy, it contains values instead: ``correct`` is then None, and a bucket that was not
@@ -127,7 +127,7 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
             force_setattr(self, "values", self._check_values(self.values))
 
     def _check_counts(self, name: str, maxima: Sequence[int], minimum: int) -> None:
-        """Convert a field of counts, one per bucket, to a tuple. name: name of the field."""
+        """Convert a field of counts, one per bucket, to a tuple."""
         counts: tuple[int, ...] = convert(getattr(self, name), tuple[int, ...], name)
         if len(counts) != len(self.buckets):
             raise RecordError(
@@ -170,7 +170,7 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
         num_instances: Sequence[int] | None = None,
         score: Score = ACCURACY,
     ) -> AccuracyRow:
-        """Build a row of accuracies without counts, or of another score. NaN = not measured.
+        """Build a row of scores without counts. NaN = not measured.
 
         Raises:
             RecordError: the numbers do not fit each other.
@@ -191,7 +191,7 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     @cached_property
     def cells(self) -> tuple[float, ...]:
-        """The score on each bucket, an accuracy as a fraction. NaN = not measured."""
+        """The score on each bucket, accuracies as fractions. NaN = not measured."""
         if self.correct is None or self.num_instances is None:
             return self.values or ()
         return tuple(c / n for c, n in zip(self.correct, self.num_instances, strict=True))
@@ -334,7 +334,7 @@ class AccuracyMatrix:
 
     @property
     def num_rows(self) -> int:
-        """Number of buckets trained on, k, up to the last row that was measured or has a cost."""
+        """Number of buckets trained on, k, up to the last measured row."""
         return int(self.values.shape[-2])
 
     @property
@@ -348,7 +348,7 @@ class AccuracyMatrix:
         return self.num_rows == self.num_buckets and not bool(np.isnan(self.values).any())
 
     def after(self, k: int) -> AccuracyMatrix:
-        """Return the matrix of the run cut off after k buckets: its first k rows, all columns.
+        """Return the first k rows: the matrix of a shorter run.
 
         It has exactly k rows, even if row k itself was not measured: the score of such a run is
         then not known, and its metrics are undefined.
@@ -385,7 +385,7 @@ class AccuracyMatrix:
         return self._replace(values=-self.values, initial=initial, score=Score(self.score.name))
 
     def equals(self, other: AccuracyMatrix) -> bool:
-        """Return True if both have the same cells, image counts, keys and score.
+        """Return True if cells, image counts, keys and score are equal.
 
         NaN equals NaN. Costs are not compared.
         """
@@ -409,7 +409,7 @@ class AccuracyMatrix:
         return text
 
     def to_frame(self, *, wide: bool = False) -> DataFrame:
-        """Return the matrix as a pandas frame: a line for each cell, or *wide*, as it is printed.
+        """Return a pandas frame with a line per cell, or *wide*.
 
         Columns are ``row`` (0 is the untrained model), ``trained_through``, ``tested_on`` and the
         score's name; wide, ``initial`` and keys are the index, keys the columns. NaN = not
@@ -429,7 +429,9 @@ class AccuracyMatrix:
         return DataFrame(lines, columns=["row", "trained_through", "tested_on", self.score.name])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the matrix as JSON values: fractions, or another score. None = not measured.
+        """Return the matrix as JSON values. None = not measured.
+
+        Accuracies are fractions.
 
         Keys are ``buckets``, ``num_instances``, ``initial``, ``values``, and ``score`` if it is not
         accuracy. Costs are left out.
@@ -466,13 +468,13 @@ class AccuracyMatrix:
         return html
 
     def _replace(self, **changed: object) -> AccuracyMatrix:
-        """Return a copy with other attributes. Unlike construction, it checks and drops nothing."""
+        """Return a copy with other attributes, without checks."""
         derived = object.__new__(AccuracyMatrix)
         derived._set_attributes(**{**vars(self), **changed})
         return derived
 
     def _set_attributes(self, **parts: object) -> None:
-        """Set attributes of this frozen object, and make the arrays among them read-only."""
+        """Set attributes of this frozen object, arrays as read-only."""
         for name, part in parts.items():
             if isinstance(part, np.ndarray):
                 part.setflags(write=False)
@@ -486,7 +488,7 @@ def load_renderer(module: str, name: str) -> Any:
 
 
 def stack_all_rows(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return (T + 1, T): the initialisation row, then a row per bucket. NaN = not measured."""
+    """Return (T + 1, T): initialisation, then rows. NaN = not measured."""
     grid = np.full((matrix.num_buckets + 1, matrix.num_buckets), np.nan)
     if matrix.initial is not None:
         grid[0] = matrix.initial
@@ -495,7 +497,7 @@ def stack_all_rows(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 
 
 def stack_cells(matrix: AccuracyMatrix, cells: NDArray[np.float64]) -> AccuracyMatrix:
-    """Return n matrices as one object, whose values have the shape (n, k, T).
+    """Return n matrices as one object with (n, k, T) values.
 
     They share everything but their cells with *matrix*, also which cells were not measured. Only
     metrics may use the object. cells: (n, T + 1, T), the untrained model first; only the rows of
@@ -513,7 +515,7 @@ def iter_stack(stack: AccuracyMatrix) -> Iterator[AccuracyMatrix]:
 
 
 def iter_measured_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.float64]]]:
-    """Yield ``initial``, if it was measured, and all rows: index (-1 = initial), name, cells."""
+    """Yield index (-1 = initial), name and cells of measured rows."""
     if matrix.initial is not None:
         yield -1, "initial", matrix.initial
     for i, values in enumerate(matrix.values):
@@ -539,7 +541,7 @@ def _check_buckets(keys: object) -> tuple[str, ...]:
 
 
 def _check_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.float64]:
-    """Copy values of any shape to floats, NaN = not measured. name: for the message."""
+    """Copy values to floats, NaN = not measured. name: for the message."""
     name += " of an accuracy matrix" if score.is_accuracy else f" of a matrix of {score.name}"
     numbers = "fractions from 0 to 1 (not percent)" if score.is_accuracy else "finite numbers"
     expected = f"expected {numbers}, NaN where nothing was measured"

@@ -40,7 +40,7 @@ _CONTENT_BYTES = 16  # of each image's SHA-256: enough to distinguish any two im
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EvaluationSet:
-    """The test images of all buckets, in the order in which every row's predictions are stored."""
+    """The test images of all buckets, in the predictions' order."""
 
     buckets: tuple[str, ...]  # keys of all buckets, in stream order
     class_names: tuple[str, ...]  # the index is the label
@@ -99,7 +99,7 @@ class EvaluationSet:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of bucket keys, classes, labels and contents in order, but not of names."""
+        """Hash of bucket keys, classes, labels and contents in order."""
         hasher = hashlib.sha256(json.dumps([list(self.buckets), list(self.class_names)]).encode())
         for array in (self.bucket.astype("<u2"), self.label.astype("<u2"), self.content):
             hasher.update(np.ascontiguousarray(array).tobytes())
@@ -186,7 +186,7 @@ class RowPredictions:
         probabilities.setflags(write=False)
 
     def check(self, images: EvaluationSet, cells: Sequence[float] | None = None) -> None:
-        """Raise RecordError if predictions have other images or classes, or contradict the cells.
+        """Raise RecordError if predictions contradict images, classes or cells.
 
         cells: accuracies of the row, which may be rounded by up to half an image. NaN is not
         compared, nor any cell if it is None.
@@ -256,7 +256,7 @@ def predictions_file_name(row: int) -> str:
 
 @contextmanager
 def _convert_errors(path: Path) -> Iterator[None]:
-    """Turn RecordError and OSError of the block into a RecordError that names the file first."""
+    """Convert errors of the block to RecordErrors that name the file."""
     try:
         yield
     except RecordError as error:

@@ -210,7 +210,7 @@ def row_file_name(row: int) -> str:
 
 
 def parse_row_index(file_name: str) -> int | None:
-    """Return the row that a file is named after, or None for any other name.
+    """Return the row that a file is named after, or None.
 
     >>> parse_row_index("row_004.json"), parse_row_index("row_4.json"), parse_row_index("notes.txt")
     (4, None, None)

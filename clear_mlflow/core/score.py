@@ -57,7 +57,7 @@ class Score:
 
     @property
     def is_accuracy(self) -> bool:
-        """Whether it is the fraction of test images classified correctly, from 0 to 1."""
+        """Whether it is the fraction of images classified correctly."""
         return self.name == "accuracy"
 
     @property
@@ -135,7 +135,7 @@ class StoredScore(msgspec.Struct):
 
 
 def format_significant(value: float, digits: int) -> str:
-    """Format a number with at least so many significant digits, or return a dash for NaN.
+    """Format a number with significant digits, NaN as a dash.
 
     Whole digits are never cut off. Numbers below 1e-4 or from 1e6 on have a power of ten.
 
@@ -195,7 +195,7 @@ class RowCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def parse_row_cost(cost: RowCost | Mapping[str, object] | None) -> RowCost | None:
-    """Return the cost of a row (seconds, FLOPs, images ...) that a custom loop passes, or None.
+    """Convert a row's cost, which a custom loop passes, if any.
 
     Numbers of NumPy and tensors become Python's. Raises RecordError if a value is invalid, and
     ConfigError if a field does not exist.

@@ -12,12 +12,12 @@ NOT_MEASURED = "–"
 
 
 def format_percent(accuracy: float, decimals: int = 1) -> str:
-    """Format a cell in percent, without the sign, or as a dash if it was not measured."""
+    """Format a cell in percent without the sign, NaN as a dash."""
     return NOT_MEASURED if math.isnan(accuracy) else f"{100 * accuracy:.{decimals}f}"
 
 
 def safe_repr(value: object, limit: int = 60) -> str:
-    """Return the repr of an untrusted value on one line, cut to *limit* characters."""
+    """Return an untrusted value's repr on one line, cut to *limit*."""
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits, which Python does not write out
@@ -28,7 +28,7 @@ def safe_repr(value: object, limit: int = 60) -> str:
 
 
 def suggest_nearest(name: str, valid_names: Iterable[str]) -> str:
-    """Return a hint that suggests similar names, or an empty string if none is similar.
+    """Return a hint that suggests similar names, or "".
 
     >>> suggest_nearest("epoch", ("epochs", "lr"))
     'did you mean epochs? '
@@ -61,13 +61,13 @@ def one_line(text: str, limit: int = 2000) -> str:
 
 
 def truncate(text: str, limit: int) -> str:
-    """Return an untrusted text, printable and cut to *limit* characters with an ellipsis."""
+    """Cut an untrusted text to *limit* printable characters."""
     text = printable(text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def truncate_start(key: str, limit: int) -> str:
-    """Return a key, printable, or its end after an ellipsis if it has over *limit* characters.
+    """Return the end of a key, cut to *limit* printable characters.
 
     Keys such as bucket-01 differ at the end.
     """
@@ -76,7 +76,7 @@ def truncate_start(key: str, limit: int) -> str:
 
 
 def truncate_apart(texts: Sequence[str], limit: int) -> list[str]:
-    """Cut texts to *limit* characters, and number those that would then be equal.
+    """Cut texts to *limit* characters, and number equal ones.
 
     The end, the beginning or the common beginning is cut, whichever keeps most texts different.
 

@@ -85,7 +85,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 def read_bytes(path: Path, largest: int) -> bytes:
-    """Read a regular file of at most *largest* bytes. Raises RecordError for any other file."""
+    """Read a regular file of at most *largest* bytes, else raise RecordError."""
     with open(path, "rb", opener=_open_regular_file) as file:
         content = file.read(largest + 1)
     check_size(content, largest)
@@ -93,7 +93,7 @@ def read_bytes(path: Path, largest: int) -> bytes:
 
 
 def hash_file(path: Path | str) -> str:
-    """Return the SHA-256 of a regular file's bytes. Raises RecordError for any other file."""
+    """Return a regular file's SHA-256. Raises RecordError for any other."""
     content = hashlib.sha256()
     with open(path, "rb", buffering=0, opener=_open_regular_file) as file:
         while block := file.read(_MIB):
@@ -108,7 +108,7 @@ def check_size(content: bytes, largest: int) -> None:
 
 
 def decode_text(content: bytes) -> str:
-    """Decode UTF-8 bytes without their byte order mark. Raises RecordError if they are invalid."""
+    """Decode UTF-8 without its byte order mark, else raise RecordError."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -161,13 +161,16 @@ def json_object(content: bytes | str, largest: int) -> dict[str, Any]:
 
 
 def json_texts(content: bytes | str, largest: int) -> dict[str, str]:
-    """Parse a JSON object like :func:`json_object`. Raises RecordError if a value is not a text."""
+    """Parse a JSON object of texts only, like :func:`json_object`.
+
+    Raises RecordError for any other value.
+    """
     texts: dict[str, str] = convert(json_object(content, largest), dict[str, str])
     return texts
 
 
 def convert(document: object, target: Any, name: str = "") -> Any:
-    """Convert a document to a type that msgspec supports, and ignore unknown fields.
+    """Convert a document to a type, ignoring unknown fields.
 
     Raises RecordError, whose message calls the document *name*.
     """
@@ -183,12 +186,12 @@ def convert(document: object, target: Any, name: str = "") -> Any:
 
 
 def format_document_name(source: str) -> str:
-    """Return the name of a file for messages: quoted if it is too long or not printable."""
+    """Return a file's name for messages, quoted if necessary."""
     return source if source.isprintable() and 0 < len(source) <= 200 else safe_repr(source)
 
 
 def format_document(fields: Mapping[str, Any]) -> str:
-    """Return the fields as the text of a JSON object, with a line for each of them.
+    """Return fields as a JSON object, a line for each.
 
     Raises ValueError for NaN and infinity.
     """
@@ -224,7 +227,7 @@ def size_text(size: int) -> str:
 
 
 def _open_regular_file(path: str, flags: int) -> int:
-    """Open a file at once: reading a pipe, a socket or a device may never end."""
+    """Open a file without waiting for a pipe, a socket or a device."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # for a folder, Python raises its own error
@@ -234,7 +237,7 @@ def _open_regular_file(path: str, flags: int) -> int:
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a JSON object. Raises RecordError if a field occurs twice."""
+    """Build a JSON object. Raises RecordError if a field occurs twice."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)

@@ -57,7 +57,7 @@ def import_custom(
 
 @contextmanager
 def report_failure(problem: str, advice: str = "") -> Iterator[None]:
-    """Convert any error of a user's code in the block to a ConfigError of one line."""
+    """Convert errors of a user's code to a ConfigError of one line."""
     try:
         yield
     except Exception as error:
@@ -66,7 +66,7 @@ def report_failure(problem: str, advice: str = "") -> Iterator[None]:
 
 
 def import_attribute(reference: str) -> Any:
-    """Import an attribute of a module in the working folder or of an installed package.
+    """Import an attribute of a module, from the working folder first.
 
     reference: ``package.module:attribute``. The folder comes first, as with ``python -m``: other
     packages have an ``examples``, too. Errors of the import are raised.

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def open_offline_store(store_uri: str, artifact_uri: str | None = None) -> OfflineStore:
-    """Return the store of an offline folder. artifact_uri: not used, artifacts are in the folder.
+    """Return the store of an offline folder. artifact_uri: not used.
 
     An entry point of mlflow.tracking_store.
     """

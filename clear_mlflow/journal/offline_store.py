@@ -87,7 +87,7 @@ def list_offline_runs(root: Path) -> list[Path]:
 
 
 class OfflineStore(AbstractStore):
-    """MLflow's tracking store in an offline folder, with the methods that MLflow calls.
+    """MLflow's tracking store in an offline folder.
 
     The folder has ``offline.json``, a folder for each run, and a file for each experiment. Several
     processes, and threads, may write at the same time.
@@ -279,7 +279,7 @@ class OfflineStore(AbstractStore):
         return page
 
     def search_logged_models(self, *args: object, **options: object) -> PagedList[LoggedModel]:
-        """Return no models: they are logged when the run is copied to another store."""
+        """Return no models: they are logged when the run is copied."""
         return PagedList([], None)
 
     def _refuse(self, *args: object, **options: object) -> NoReturn:
@@ -301,7 +301,7 @@ class OfflineStore(AbstractStore):
 
     @contextmanager
     def _open(self, run_id: str, *, must_be_active: bool = False) -> Iterator[tuple[Path, Content]]:
-        """Yield a run's folder and content, which no other process changes during the block."""
+        """Yield a run's folder and content, which no other process changes."""
         folder = self._get_folder(run_id)
         with self._lock_file(folder / HEADER_JSON):
             content = Content(folder)
@@ -364,7 +364,7 @@ def _replace(folder: Path, name: str, content: object) -> None:
 
 
 def _append_points(folder: Path, stored: Sequence[Metric], points: Sequence[Metric]) -> None:
-    """Add values that are not stored, to the last entry of metrics or to a new one."""
+    """Add new values to the last entry of metrics, or another."""
     identities = {repr(_list_fields(point)) for point in stored} if points else set()
     new = {repr(_list_fields(point)): _list_fields(point) for point in points}
     new_points = [fields for identity, fields in new.items() if identity not in identities]

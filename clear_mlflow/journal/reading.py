@@ -56,7 +56,7 @@ class Content:
 
 
 def _read_entries(folder: Path) -> list[tuple[str, Any]]:
-    """Return name and content of each JSON entry, as they were at one moment."""
+    """Return name and content of each JSON entry at one moment."""
     for _ in range(_MAX_TRIES):
         entries = list_json_entries(folder)
         contents, error = [], None
@@ -73,7 +73,9 @@ def _read_entries(folder: Path) -> list[tuple[str, Any]]:
 
 
 def read_run(folder: Path, run_id: str, experiment_id: str) -> Run:
-    """Return the run in a folder. Raises RecordError or TrackingError if it is damaged.
+    """Return the run in a folder. Raises RecordError or TrackingError.
+
+    It raises them if the folder is damaged.
 
     Its artifacts are those in the folder, wherever the run was recorded.
     """
@@ -106,18 +108,18 @@ def read_run(folder: Path, run_id: str, experiment_id: str) -> Run:
 
 
 def get_run_folder(run: Run) -> Path | None:
-    """Return the folder that a run was read from, or None for a run of another store."""
+    """Return the folder that a run was read from, if any."""
     folder: Path | None = getattr(run, "folder", None)
     return folder
 
 
 def read_points(folder: Path) -> list[Metric]:
-    """Return all values of all metrics in a run folder, in the order in which they were logged."""
+    """Return all values of all metrics in the order of logging."""
     return Content(folder).points
 
 
 def pack_input(dataset_input: DatasetInput) -> StoredInput:
-    """Return MLflow's dataset input in the form in which a run folder contains it."""
+    """Return MLflow's dataset input as a run folder contains it."""
     dataset, tags = dataset_input.dataset, dataset_input.tags
     return StoredInput(**dict(dataset), tags={tag.key: tag.value for tag in tags})
 
@@ -130,7 +132,7 @@ def unpack_input(stored: StoredInput) -> DatasetInput:
 
 
 def _rank(point: Metric) -> tuple[int, int, float]:
-    """Return the key by which the latest of the values of a metric is the largest."""
+    """Return a sort key: the latest value of a metric is largest."""
     return point.step, point.timestamp, point.value
 
 
@@ -141,5 +143,5 @@ def _get_state(file: Path) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=4096)
 def _read_entry(entry: Entry, inode: int, time: int, size: int) -> Any:
-    """Return the content of an entry, from memory while the file is the same."""
+    """Return an entry's content, from memory while the file is unchanged."""
     return entry.read_metrics() if entry.name == METRICS_JSON else entry.read()

@@ -65,7 +65,7 @@ class FolderLockedError(TrackingError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The final status of a run, its error, and whether the training diverged."""
+    """A run's final status, its error, and whether the training diverged."""
 
     status: Status | None  # None: the status in the store stays as it is
     error: str | None = None  # one line
@@ -74,7 +74,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RunHeader:
-    """The content of a folder's run.json: its run, and the store of that run."""
+    """The content of run.json: a run and its store."""
 
     run_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")] | None = None
     tracking_uri: Annotated[str, msgspec.Meta(max_length=2000)] = ""  # without credentials
@@ -117,7 +117,7 @@ _CONTENT_TYPES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of a run folder: an artifact, or JSON with tags, metrics, etc."""
+    """One file of a run folder: an artifact, or JSON."""
 
     file: Path
     artifact: str | None = None  # path among the run's artifacts; None for JSON
@@ -125,7 +125,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The path among the run's artifacts, or for example "tags.json" for other content."""
+        """The artifact's path, or for example "tags.json" for other content."""
         return self.artifact or self.file.name[9:]
 
     @property
@@ -135,7 +135,7 @@ class Entry:
         return self.file.parents[depth]
 
     def read(self) -> Any:
-        """Return the content: the bytes of an artifact, else what its JSON stands for.
+        """Return the bytes of an artifact, or what its JSON stands for.
 
         Raises TrackingError if JSON is damaged.
         """
@@ -156,12 +156,12 @@ class Entry:
         return tags
 
     def read_metrics(self) -> list[Metric]:
-        """Return the values in this metrics.json. Raises TrackingError if the file is damaged."""
+        """Return the values in this metrics.json. Raises TrackingError if damaged."""
         return [Metric(*point) for point in self.read()]
 
     @property
     def is_replaced(self) -> bool:
-        """True if the artifact was written again since, so that another entry stands for it."""
+        """True if the artifact was written again, as another entry."""
         with suppress(OSError):
             return self.inode is not None and self.file.stat().st_ino != self.inode
         return False
@@ -177,7 +177,7 @@ class Entry:
 
 
 class RunFolder:
-    """A folder on local disk with files of one run that are to be uploaded, in order.
+    """A folder on local disk with one run's files to upload.
 
     It exists, and is locked for this process until it is closed. Raises FolderLockedError if
     another process has it locked. is_durable: False to write faster; a power cut may then damage
@@ -268,7 +268,9 @@ class RunFolder:
             file.write_bytes(content)
 
     def append_metrics(self, points: Sequence[Metric]) -> list[Entry]:
-        """Write values of metrics to files of at most 900 values, and return the files, in order.
+        """Write values of metrics to files of at most 900 values.
+
+        Returns the files, in order.
 
         Raises OSError if the disk is full; none of the files remains then.
         """
@@ -285,7 +287,7 @@ class RunFolder:
         return entries
 
     def list_entries(self) -> list[Entry]:
-        """Return the files to upload: rows, other artifacts, then JSON except the outcome."""
+        """Return the files to upload: rows, artifacts, JSON without the outcome."""
         artifacts = sorted(
             list_artifacts(self.folder),
             key=lambda entry: (not entry.name.startswith(f"{ROWS_FOLDER}/"), entry.name),
@@ -293,7 +295,7 @@ class RunFolder:
         return artifacts + [e for e in list_json_entries(self.folder) if e.name != OUTCOME_JSON]
 
     def read_outcome(self) -> Outcome | None:
-        """Return the final status and error of the run, or None if they were not written.
+        """Return the run's final status and error, None if not written.
 
         An error of more than 4,000 characters is truncated. Raises TrackingError if the file is
         damaged.
@@ -332,7 +334,7 @@ class RunFolder:
 
 
 def list_json_entries(folder: Path) -> list[Entry]:
-    """Return the numbered files of a run folder, in order. Skips symbolic links."""
+    """Return a run folder's numbered files in order, without links."""
     return [
         Entry(path)
         for path in sorted(folder.iterdir())
@@ -342,7 +344,7 @@ def list_json_entries(folder: Path) -> list[Entry]:
 
 
 def get_next_number(folder: Path) -> int:
-    """Return the number of the next JSON file of a run folder, from 1."""
+    """Return the number of a run folder's next JSON file."""
     return 1 + max((int(entry.file.name[:8]) for entry in list_json_entries(folder)), default=0)
 
 
@@ -361,7 +363,7 @@ def list_artifacts(folder: Path) -> Iterator[Entry]:
 
 
 def is_safe_path(path: str) -> bool:
-    """Return True if an artifact path is safe to use as a file path and in a URL.
+    """Return True if a path is safe as file path and URL.
 
     Returns False for absolute paths, "..", and characters such as "#", "?", "%" and backslashes.
     """
@@ -369,12 +371,12 @@ def is_safe_path(path: str) -> bool:
 
 
 def default_root() -> Path:
-    """Return the folder of run folders in the user's cache. Raises DataError without a cache."""
+    """Return the user's folder of run folders. Raises DataError without cache."""
     return default_cache_dir() / "unsent"
 
 
 def list_candidate_folders(run_id: str) -> list[Path]:
-    """Return the two folders that a run's files may be written to, the preferred one first.
+    """Return the two folders for a run's files, preferred one first.
 
     The first is in the user's cache, the second in the working folder. They need not exist.
     """
@@ -385,7 +387,9 @@ def list_candidate_folders(run_id: str) -> list[Path]:
 
 
 def find_run_folders(run_id: str | None = None) -> list[Path]:
-    """Return the folders that have a run.json, in the user's cache and in the working folder.
+    """Return the folders that have a run.json, of all runs or one.
+
+    They are in the user's cache and in the working folder.
 
     run_id: only folders of this name; None for all. Skips parent folders that cannot be read.
     """
@@ -405,7 +409,7 @@ def list_run_folders(parent: Path) -> list[Path]:
 
 
 def read_header(folder: Path) -> RunHeader:
-    """Return the content of a folder's run.json: its run and the run's store.
+    """Return the content of a folder's run.json.
 
     Raises TrackingError if the file is damaged or has an unknown format.
     """

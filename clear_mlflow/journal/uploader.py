@@ -50,11 +50,13 @@ _JOIN_SECONDS = 1.0
 
 
 class UnsentError(TrackingError):
-    """Training is over, and some of what it measured is only on local disk."""
+    """Training is over, but measured files are only on local disk."""
 
 
 class Uploader:
-    """Uploads files of one run to MLflow in order, in a thread or in the calling thread.
+    """Uploads files of one run to MLflow in order.
+
+    It does so in a thread or in the calling thread.
 
     Before an upload, it checks that this process still has the run's lease, the right to write to
     the run, unless it did so within the last second. An upload may be repeated: it changes nothing
@@ -80,7 +82,7 @@ class Uploader:
 
     @property
     def is_failing(self) -> bool:
-        """True if the store did not take the last file that was sent."""
+        """True if the store did not take the last file."""
         return self.problem is not None
 
     def start(self) -> None:
@@ -88,7 +90,7 @@ class Uploader:
         self._thread.start()
 
     def enqueue(self, *items: Entry | Callable[[], None]) -> None:
-        """Have the thread upload files or call functions, one by one. Returns at once.
+        """Let the thread upload files or call functions. Returns at once.
 
         A function must handle its own errors: one that raises TrackingError is called again.
         """
@@ -97,7 +99,9 @@ class Uploader:
             self._changed.notify_all()
 
     def wait_until_stored(self, seconds: float = _WAIT_SECONDS) -> None:
-        """Wait until all items are uploaded, at most *seconds*. Returns at once while uploads fail.
+        """Wait until all is uploaded, at most *seconds*.
+
+        Returns at once while uploads fail.
 
         After the time limit, it prints a warning, and later calls return at once until an upload
         has succeeded. Raises LeaseLostError if another process has taken over the run.
@@ -111,7 +115,7 @@ class Uploader:
             raise self.lease.error
 
     def finish(self, seconds: float) -> None:
-        """Upload what is left, also files that the store rejected before, and stop the thread.
+        """Upload the rest, also files that were rejected, and stop the thread.
 
         Gives up when no upload has succeeded for *seconds* (2 at most after :meth:`hurry`), or
         another process has taken over the run. Raises nothing: :meth:`build_unsent_error` reports
@@ -146,7 +150,7 @@ class Uploader:
             return [item for item in (*self._queue, *self._refused) if isinstance(item, Entry)]
 
     def build_unsent_error(self) -> UnsentError | None:
-        """Return the error that names the files not uploaded and how to upload them, or None."""
+        """Return an error that names the files not uploaded, if any."""
         unsent = self.list_unsent()
         if not unsent:
             return None
@@ -159,7 +163,7 @@ class Uploader:
         )
 
     def upload(self, entry: Entry) -> None:
-        """Upload one file of the run folder, in the calling thread and without a second try.
+        """Upload one file in the calling thread, without a second try.
 
         The local file is kept. A row that is stored with the same numbers is left as it is. Raises
         LeaseLostError if another process has taken over the run, RowConflictError if the row is
@@ -184,7 +188,9 @@ class Uploader:
                 self._client.log_batch(run_id, params=params)
 
     def upload_folder(self, run: Run, folder: RunFolder) -> Iterator[Entry]:
-        """Upload what an earlier process left. Delete and yield each file once it is stored.
+        """Upload what an earlier process left, and yield each stored file.
+
+        The file is deleted before.
 
         Acquires the run's lease, and releases it only if this fails. Leaves out the file with the
         run's final status. Deletes and yields, without uploading them, metrics that scoring
@@ -311,7 +317,9 @@ class Uploader:
 
 
 def upload_left_folders(client: MlflowClient, run: Run) -> None:
-    """Upload what earlier processes on this machine left of a run, and delete their folders.
+    """Upload what earlier processes on this machine left of a run.
+
+    Deletes their folders.
 
     Does nothing without such folders. Does not set the final status of the run. Releases the run's
     lease afterwards, since another process may continue the run. Raises FolderLockedError if one of
@@ -336,7 +344,7 @@ def upload_left_folders(client: MlflowClient, run: Run) -> None:
 def store_outcome(
     client: MlflowClient, run_id: str, outcome: Outcome, *, needs_lease: bool = False
 ) -> Run:
-    """Set the final status and error of a run in the store, and return the run.
+    """Set a run's final status and error in the store.
 
     If the training diverged, sets a tag for it. Deletes the tag of the process that trained the
     run, and an outdated error of a run that is FINISHED now. A status of None leaves the status as
@@ -369,7 +377,7 @@ def store_outcome(
 
 
 def read_curve_steps(client: MlflowClient, run: Run) -> set[tuple[str, int]]:
-    """Return metric name and step of each stored loss, learning rate and speed of the training."""
+    """Return name and step of each stored point of training curves."""
     run_id = run.info.run_id
     steps: set[tuple[str, int]] = set()
     for name in run.data.metrics.keys() & names.CURVE:
@@ -379,7 +387,7 @@ def read_curve_steps(client: MlflowClient, run: Run) -> set[tuple[str, int]]:
 
 
 def is_permanent_error(error: ClearError) -> bool:
-    """Return True if sending the same again cannot succeed, because the store rejects it.
+    """Return True if the store would reject the same again.
 
     That is after a lost lease, a row with other numbers, and an HTTP status 400 to 499 except 408,
     425 and 429.
@@ -396,7 +404,9 @@ def is_permanent_error(error: ClearError) -> bool:
 
 
 def read_exit_wait() -> float:
-    """Return how many seconds a training waits at its end for a store that does not respond.
+    """Return for how many seconds a training waits for its store.
+
+    That is at its end, for a store that does not respond.
 
     From the environment variable CLEAR_MLFLOW_EXIT_WAIT, by default 60. Raises TrackingError if it
     is not a number from 0 to 86,400.

@@ -37,7 +37,7 @@ Value = float | NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric of a run: its function, and how its values are named, ranked and displayed.
+    """A metric: its function, and how values are named, ranked and displayed.
 
     Args:
         name: family and metric, for example ``clear/in_domain_accuracy``.
@@ -82,7 +82,9 @@ class Metric:
     score: Score = ACCURACY
 
     def compute(self, measurements: Any) -> float:
-        """Return the value for the input that *needs* names, a matrix with :attr:`score`.
+        """Return the value for the input that *needs* names.
+
+        That is a matrix with :attr:`score` if *needs* is ``matrix``.
 
         Raises UndefinedMetricError if the metric is undefined for it.
         """
@@ -90,7 +92,7 @@ class Metric:
         return value
 
     def compute_stack(self, stack: AccuracyMatrix) -> NDArray[np.float64]:
-        """Compute the values for n matrices, (n,), NaN where the metric is undefined.
+        """Compute the values for n matrices, (n,), NaN where undefined.
 
         stack: result of :func:`stack_cells`. A function that is not vectorized is called n times.
         """
@@ -145,12 +147,12 @@ class Metric:
 
     @property
     def documentation(self) -> str:
-        """Docstring of the function, or of the function inside ``partial``; empty if none."""
+        """Docstring of the function, also inside ``partial``; empty if none."""
         return inspect.getdoc(getattr(self.function, "func", self.function)) or ""
 
     @property
     def meaning(self) -> str:
-        """First line of the function's docstring, naming the score if it is not accuracy."""
+        """First line of the function's docstring, with the score's name."""
         line = self.documentation.partition("\n")[0]
         if self.score.is_accuracy or self.score_role == ACCURACY_ONLY:
             return line
@@ -160,7 +162,7 @@ class Metric:
 
     @property
     def formula(self) -> str:
-        """Formula in the function's docstring, or an empty string if it has none."""
+        """Formula in the function's docstring, empty if it has none."""
         match = re.search(r"Formula: (.+?)\. Defined when ", " ".join(self.documentation.split()))
         return match[1] if match else ""
 
@@ -168,7 +170,7 @@ class Metric:
 def compute_values(
     measurements: Any, metrics: Sequence[Metric]
 ) -> tuple[dict[str, float], dict[str, UndefinedMetricError]]:
-    """Return name to value, and name to error for the metrics that are undefined.
+    """Return values by name, and errors of undefined metrics by name.
 
     Args:
         measurements: input that all the metrics need, for example an AccuracyMatrix.
@@ -207,7 +209,9 @@ def adapt_metrics(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]
 
 
 def declare(function: Callable[[Any], Any], family: str = "", **fields: Any) -> Metric:
-    """Create a metric named after its family and function, vectorized if it needs a matrix.
+    """Create a metric named after its family and function.
+
+    It is vectorized if it needs a matrix.
 
     family: part of the name before the slash; the name of the function's module if empty. fields:
     other fields of :class:`Metric`.
@@ -220,7 +224,7 @@ def declare(function: Callable[[Any], Any], family: str = "", **fields: Any) -> 
 
 
 def level(function: Callable[[AccuracyMatrix], Value], score_name: str, **fields: Any) -> Metric:
-    """Create a metric whose value is in the unit of the score, for example a mean of R[i, j].
+    """Create a metric in the unit of the score, for example a mean.
 
     score_name: name for other scores, without the family, for example ``in_domain_{score}``.
     fields: other arguments of :func:`declare`.
@@ -249,14 +253,14 @@ def require_trained(matrix: AccuracyMatrix, minimum: int, requirement: str) -> N
 
 
 def require_future(matrix: AccuracyMatrix) -> None:
-    """Raise UndefinedMetricError if no bucket was trained or the stream has only one bucket."""
+    """Raise UndefinedMetricError without a trained bucket or a next one."""
     require_trained(matrix, 1, "a trained bucket")
     if matrix.num_buckets < 2:
         raise UndefinedMetricError("needs a future bucket: T >= 2")
 
 
 def count_steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
-    """Return a (k, T) array of j - i, by how many buckets bucket j comes after bucket i.
+    """Return (k, T): by how many buckets j comes after i.
 
     Negative for past buckets, 0 for the bucket just trained.
     """
@@ -264,7 +268,9 @@ def count_steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
 
 
 def select_values(matrix: AccuracyMatrix, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the (..., n) values R[i, j] where *mask* is True, in row order.
+    """Return the (..., n) values R[i, j] where *mask* is True.
+
+    They are in row order.
 
     mask: (k, m), for the first m columns of the matrix. Raises UndefinedMetricError if one of the
     values was not measured.
@@ -290,7 +296,7 @@ def select_trained_values(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 
 
 def select_row(matrix: AccuracyMatrix, row: int, columns: slice) -> NDArray[np.float64]:
-    """Return the values R[row, j] of some columns. A negative row counts from the last.
+    """Return R[row, j] of some columns. Negative rows count from the last.
 
     Raises UndefinedMetricError if one was not measured, or if no bucket was trained.
     """
@@ -301,7 +307,7 @@ def select_row(matrix: AccuracyMatrix, row: int, columns: slice) -> NDArray[np.f
 
 
 def select_last_row(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the k values of the last row on the k buckets trained on.
+    """Return the last row's values on the k buckets trained on.
 
     Raises UndefinedMetricError if one was not measured, or if no bucket was trained.
     """
@@ -309,7 +315,7 @@ def select_last_row(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 
 
 def select_past_diagonal(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the k - 1 values R[j, j] of the buckets before the last one trained on.
+    """Return the k - 1 values R[j, j] of earlier buckets.
 
     Raises UndefinedMetricError if one was not measured.
     """
@@ -338,7 +344,7 @@ def get_test_counts(matrix: AccuracyMatrix, num_buckets: int) -> NDArray[np.floa
 
 
 def compute_mean(values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> Value:
-    """Return the mean of the last axis: a number, or an array for stacked matrices.
+    """Return the mean of the last axis, an array for stacked matrices.
 
     weights: (n,) weights, or None for equal ones.
     """
@@ -348,5 +354,5 @@ def compute_mean(values: NDArray[np.float64], weights: NDArray[np.float64] | Non
 
 
 def to_value(values: Any) -> Value:
-    """Return a number of NumPy as a float, and the values of stacked matrices unchanged."""
+    """Return NumPy's numbers as floats, and arrays unchanged."""
     return float(values) if np.ndim(values) == 0 else values

@@ -17,7 +17,7 @@ from clear_mlflow.core.text import safe_repr
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The predictions of one run for all test images, after each bucket that stored them.
+    """The predictions of one run for all test images, row by row.
 
     Args:
         images: test images of all buckets, with their labels.
@@ -36,7 +36,7 @@ class Predictions:
     num_rows: int | None = None
 
     def __post_init__(self) -> None:
-        """Check all predictions, sort them by row, and set *num_rows* if it is None."""
+        """Check all predictions, sort them, and set *num_rows* if None."""
         check_protocol(self.protocol)
         for row, predictions in self.rows.items():
             if predictions.row != row:
@@ -81,7 +81,7 @@ class Predictions:
             predictions.check(images, accuracies.tolist())
 
     def after(self, k: int) -> Predictions:
-        """Return the predictions of rows 0 to k, as if the run had ended after k buckets."""
+        """Return the predictions of rows 0 to k."""
         rows = {row: predictions for row, predictions in self.rows.items() if row <= k}
         return Predictions(self.images, rows, self.protocol, k)
 
@@ -95,7 +95,7 @@ class Predictions:
         return self.rows[row]
 
     def counted_images(self, row: int) -> NDArray[np.bool_]:
-        """Return an (N,) mask of the test images that the protocol counts after *row* buckets.
+        """Return an (N,) mask of images that count after *row* buckets.
 
         They are all images, or under ``streaming`` the images of buckets not yet trained.
         """
@@ -104,7 +104,7 @@ class Predictions:
         return np.ones(len(self.images), dtype=np.bool_)
 
     def trained_images(self) -> NDArray[np.bool_]:
-        """Return an (N,) mask of the test images of trained buckets, after the last bucket.
+        """Return an (N,) mask of the test images of trained buckets.
 
         Raises UndefinedMetricError if there are none, or if the protocol excludes them.
         """
@@ -119,7 +119,7 @@ class Predictions:
 
 
 def class_accuracies(predictions: Predictions) -> NDArray[np.float64]:
-    """Return the accuracy on each class of each bucket after each row, as (k + 1, T, classes).
+    """Return the accuracy by row, bucket and class, (k + 1, T, classes).
 
     Index 0 of the first axis is the untrained model. A value is NaN if the bucket lacks test images
     of the class, if the predictions were not stored, or if the protocol excludes the bucket.
@@ -138,7 +138,9 @@ def class_accuracies(predictions: Predictions) -> NDArray[np.float64]:
 
 
 def macro_matrix(predictions: Predictions) -> AccuracyMatrix:
-    """Return the matrix whose R[i, j] is the mean over classes of the accuracy on a class.
+    """Return the matrix whose R[i, j] are means over classes.
+
+    Each is the mean of the accuracies on the classes.
 
     A class without test images in bucket j is left out of R[i, j]. R[i, j] is NaN if predictions
     were not stored, or if the protocol excludes it. Raises UndefinedMetricError if the predictions
@@ -160,7 +162,9 @@ def macro_matrix(predictions: Predictions) -> AccuracyMatrix:
 
 
 def confusion(predictions: Predictions, row: int) -> NDArray[np.int64]:
-    """Return the (classes, classes) confusion matrix: row = true class, column = predicted class.
+    """Return the confusion matrix, (classes, classes): rows are true classes.
+
+    Columns are predicted classes.
 
     Counts the test images that the protocol counts after *row* buckets. Raises UndefinedMetricError
     if the predictions of that row were not stored.

@@ -82,12 +82,12 @@ BUILT_IN_FAMILIES = frozenset(metric.family for metric in _DECLARED)
 
 
 def get_family_metrics(families: Iterable[str]) -> tuple[Metric, ...]:
-    """Return the metrics of families, in order. Raises KeyError for an unknown name."""
+    """Return the metrics of families. Raises KeyError for an unknown name."""
     return tuple(metric for family in families for metric in FAMILIES[family])
 
 
 def split_families(family_names: str) -> tuple[str, ...]:
-    """Return the names of families in a text separated by commas, without repetitions.
+    """Return family names from a text separated by commas, each once.
 
     Raises ConfigError if a family does not exist, or if the text is empty.
 
@@ -126,19 +126,19 @@ def lacks_future_tests(matrix: AccuracyMatrix) -> bool:
 
 @lru_cache(maxsize=8)
 def get_built_in_metrics(score: Score) -> Mapping[str, Metric]:
-    """Return name to metric, for all built-in metrics, for matrices of a score."""
+    """Return all built-in metrics of a score by name."""
     others = (*PREDICTION_METRICS, *WITHIN_BUCKET_METRICS, *SCRATCH_METRICS)
     metrics = (*adapt_metrics(ALL_METRICS, score), *others)
     return MappingProxyType({metric.name: metric for metric in metrics})
 
 
 def get_headlines(score: Score) -> tuple[Metric, ...]:
-    """Return the metrics that have a headline: the most important ones, in order."""
+    """Return the metrics with a headline, the most important ones."""
     return tuple(metric for metric in get_built_in_metrics(score).values() if metric.headline)
 
 
 def get_first_ranking_metric(score: Score) -> Metric:
-    """Return the built-in metric with the highest ``rank_priority`` for matrices of a score."""
+    """Return the built-in metric with the highest ``rank_priority``."""
     metrics = [metric for metric in ALL_METRICS if metric.rank_priority is not None]
     if not score.is_accuracy:
         metrics = [metric for metric in metrics if metric.score_role != ACCURACY_ONLY]

@@ -38,7 +38,7 @@ from clear_mlflow.metrics._registry import (
 
 @dataclass(frozen=True, kw_only=True)
 class MetricResult:
-    """Value of one metric for one run, with its history, or the reason why it is undefined.
+    """Value and history of one metric, or why it is undefined.
 
     Attributes:
         name: family and metric, for example ``clear/in_domain_accuracy``.
@@ -79,7 +79,7 @@ class MetricResult:
 
     @property
     def note(self) -> str:
-        """Reason why the value is undefined, "lower is better", or an empty string."""
+        """Why the value is undefined, "lower is better", or ""."""
         return self.reason or ("" if self.higher_is_better else "lower is better")
 
     def _format(self, value: float) -> str:
@@ -148,7 +148,7 @@ def evaluate_metrics(
     predictions: Predictions | None = None,
     tests: AnytimeMatrix | None = None,
 ) -> MetricResults:
-    """Compute metrics with their history: the value after each bucket of the run.
+    """Compute metrics after each bucket of a run.
 
     Undefined metrics have a reason instead of a value, and so have custom metrics that fail. Left
     out are metrics that need predictions, or tests within buckets, if these are None, and metrics
@@ -214,7 +214,7 @@ def build_logged_result(name: str, value: float, score: Score) -> MetricResult:
 
 
 def sort_results(results: Mapping[str, MetricResult]) -> MetricResults:
-    """Return the results of built-in metrics in a fixed order, then of custom metrics."""
+    """Sort results: built-in metrics in a fixed order, then custom ones."""
     built_in = {name: None for r in results.values() for name in get_built_in_metrics(r.score)}
     names = [*(name for name in built_in if name in results), *results]
     return MetricResults((name, results[name]) for name in dict.fromkeys(names))
@@ -232,7 +232,7 @@ def _describe_metric(metric: Metric) -> dict[str, Any]:
 
 
 def _explain_masked_value(error: UndefinedMetricError, protocol: str) -> UndefinedMetricError:
-    """Return the error, or one that names the protocol if it excludes the missing value."""
+    """Return the error, or one that blames the protocol."""
     cell = re.match("row ([0-9]+), column ([0-9]+)", str(error))
     if protocol == "iid" or cell is None or int(cell[2]) > int(cell[1]):
         return error
@@ -281,7 +281,7 @@ def scores(
 
 
 def _convert_matrix(table: Any) -> AccuracyMatrix:
-    """Convert lists, an array, or a data frame with rows labelled by bucket or "initial"."""
+    """Convert lists, arrays or labelled data frames to a matrix."""
     if isinstance(table, AccuracyMatrix):
         return table
     if not hasattr(table, "iterrows"):

@@ -16,7 +16,9 @@ DROP_PARTS = tuple(f"against_scratch/{name}" for name in ("drop", "lead", "harde
 
 @dataclass(frozen=True, eq=False)
 class ScratchMatrix:
-    """The rows of a run, and accuracies of models trained from scratch. Higher is better.
+    """A run's rows, and accuracies of models trained from scratch.
+
+    Higher is better.
 
     Args:
         values: (k, T), R[i, j]; NaN = not measured.
@@ -49,7 +51,7 @@ class ScratchMatrix:
 
 
 def average_cells(cells: NDArray[np.float64], requirement: str) -> float:
-    """Return the mean of cells. Raises UndefinedMetricError without any, or if one is NaN."""
+    """Return the mean of cells. Raises UndefinedMetricError if one is missing."""
     if not cells.size:
         raise UndefinedMetricError(f"needs {requirement}")
     if np.isnan(cells).any():
@@ -58,7 +60,9 @@ def average_cells(cells: NDArray[np.float64], requirement: str) -> float:
 
 
 def find_horizons(matrix: ScratchMatrix, tolerance: float = 0.0) -> list[tuple[int, bool] | None]:
-    """Return for each row how many buckets ahead the model keeps up with training from scratch.
+    """Return for each row how long it keeps up with from_scratch.
+
+    That is the number of buckets ahead.
 
     The horizon of row i is the largest h with R[i, i + g] >= o[i + g] - *tolerance* for all
     g <= h. It is returned with whether h is a lower bound: the end of what was measured was
@@ -81,7 +85,7 @@ def find_horizons(matrix: ScratchMatrix, tolerance: float = 0.0) -> list[tuple[i
 
 
 def format_median_horizon(horizons: Sequence[tuple[int, bool] | None]) -> str:
-    """Return the median of horizons, as ``2``, or ``at least 2`` if it depends on lower bounds.
+    """Return the median of horizons, for example ``2`` or ``at least 2``.
 
     A row that is behind on its own bucket counts as less than 0.
 

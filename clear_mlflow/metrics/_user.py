@@ -69,7 +69,9 @@ def load_custom_metrics(references: Sequence[Any]) -> tuple[Metric, ...]:
 
 
 def _to_metrics(path: str, item: Any) -> list[Metric]:
-    """Convert a function, a metric or a sequence to metrics that fail with FailedMetricError.
+    """Convert a function, a metric or a sequence to metrics.
+
+    Their errors become FailedMetricError.
 
     path: import path of *item*: a function at ``lab.scores:gap`` becomes the metric ``lab/gap``.
     Its attribute ``lower_is_better`` may be True, False or None.
@@ -139,7 +141,7 @@ def _find_input(path: str, function: Any) -> str:
 
 @dataclass(frozen=True)
 class _GuardedFunction:
-    """A custom metric, whose errors become FailedMetricError. Can be pickled if it can."""
+    """A custom metric whose errors become FailedMetricError. Can be pickled."""
 
     path: str
     function: Callable[[Any], Any]
@@ -161,6 +163,6 @@ class _GuardedFunction:
 
 
 def _summarize_error(error: BaseException) -> str:
-    """Return ``TypeName: first line of the message`` in printable characters, cut after 200."""
+    """Return ``TypeName: first line of the message``, printable, in 200 characters."""
     line = printable(str(error).partition("\n")[0][:200])
     return f"{type(error).__name__}: {line}".removesuffix(": ")

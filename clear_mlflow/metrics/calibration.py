@@ -69,7 +69,7 @@ def brier_score(predictions: Predictions) -> float:
 def _bin_by_confidence(
     is_correct: NDArray[np.bool_], confidence: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return count, accuracy and confidence of bins (a, b], (15,) each, NaN if empty."""
+    """Return count, accuracy and confidence of 15 bins, NaN if empty."""
     bins = np.clip(np.ceil(confidence * _NUM_BINS).astype(np.int64) - 1, 0, _NUM_BINS - 1)
     count = np.bincount(bins, minlength=_NUM_BINS)
     with np.errstate(invalid="ignore"):
@@ -81,7 +81,7 @@ def _bin_by_confidence(
 def _get_probabilities(
     predictions: Predictions,
 ) -> tuple[NDArray[np.float16], NDArray[np.uint16]]:
-    """Return (n, classes) probabilities after the last row, and (n,) labels, trained buckets."""
+    """Return (n, classes) probabilities and (n,) labels of trained buckets."""
     mask = predictions.trained_images()
     probabilities = predictions.get_row(predictions.k).probabilities
     if probabilities is None:

@@ -81,7 +81,7 @@ def _has_constant_classes(predictions: Predictions) -> bool:
 
 
 def _get_class_mask(predictions: Predictions) -> NDArray[np.bool_]:
-    """Return a (T, classes) mask: True if a bucket has test images of a class."""
+    """Return a (T, classes) mask of classes with test images."""
     predictions.trained_images()  # raises if the protocol excludes all trained buckets
     if _has_constant_classes(predictions):
         raise UndefinedMetricError("needs classes that some buckets have and others lack")
@@ -89,7 +89,7 @@ def _get_class_mask(predictions: Predictions) -> NDArray[np.bool_]:
 
 
 def _average_just_trained(predictions: Predictions, *, has_new_classes: bool) -> float:
-    """Average over buckets the accuracy just after training, on new or on earlier classes."""
+    """Average the accuracy just after training, on new or old classes."""
     has_class, images, accuracies = _get_class_mask(predictions), predictions.images, []
     for bucket in range(1, predictions.k):
         is_known = has_class[:bucket].max(axis=0)[images.label]

@@ -86,7 +86,9 @@ def windowed_plasticity(matrix: AnytimeMatrix, window: int) -> float:
 def _find_minima(
     trained: NDArray[np.int64], values: NDArray[np.float64], k: int
 ) -> NDArray[np.float64]:
-    """Return the lowest accuracy on each of the first k - 1 buckets, after its training.
+    """Return the lowest accuracy of earlier buckets since their training.
+
+    Shape (k - 1,).
 
     trained: (n,) index of the bucket in training at each of the n tests. values: (n, T) accuracies.
     """
@@ -94,7 +96,7 @@ def _find_minima(
 
 
 def _find_largest_drop(accuracies: NDArray[np.float64], window: int) -> float:
-    """Return the largest drop between two accuracies less than *window* apart, at least 0."""
+    """Return the largest drop within *window* tests, at least 0."""
     largest = 0.0
     for distance in range(1, min(window, len(accuracies))):
         drops = accuracies[:-distance] - accuracies[distance:]

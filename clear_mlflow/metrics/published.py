@@ -329,7 +329,10 @@ def base_harmonic_mean(matrix: AccuracyMatrix) -> Value:
 
 
 def _compute_harmonic_mean(matrix: AccuracyMatrix, num_old: int) -> Value:
-    """Return the harmonic mean of the last row's mean on the first buckets and on the others."""
+    """Return the harmonic mean of the last row's two parts.
+
+    They are its means on the first *num_old* buckets and on the others.
+    """
     require_trained(matrix, 2, "a past bucket")
     row = select_last_row(matrix)
     old, new = row[..., :num_old].mean(axis=-1), row[..., num_old:].mean(axis=-1)
@@ -337,14 +340,14 @@ def _compute_harmonic_mean(matrix: AccuracyMatrix, num_old: int) -> Value:
 
 
 def _select_triangle(matrix: AccuracyMatrix, fill: float = -np.inf) -> NDArray[np.float64]:
-    """Return the (..., k, k) values with j <= i, and a constant above the diagonal."""
+    """Return (..., k, k) values, and a constant above the diagonal."""
     select_trained_values(matrix)
     k = matrix.num_rows
     return np.where(np.tri(k, dtype=np.bool_), matrix.values[..., :k], fill)
 
 
 def _compute_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the best accuracy of each bucket since it was trained, minus its last.
+    """Return each bucket's best accuracy since its training, minus its last.
 
     The last row counts as well, so no drop is negative. The last bucket is included, with 0.
     """
@@ -354,7 +357,7 @@ def _compute_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 
 
 def _compute_earlier_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the drops of the earlier buckets, from their best accuracy before the last row."""
+    """Return the earlier buckets' drops from their best previous accuracy."""
     values = _select_triangle(matrix)[..., :-1]
     drops: NDArray[np.float64] = values[..., :-1, :].max(axis=-2) - values[..., -1, :]
     return drops

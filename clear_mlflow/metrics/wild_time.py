@@ -103,14 +103,14 @@ def stream_worst(matrix: AccuracyMatrix, ahead: int = AHEAD) -> Value:
 
 
 def _get_split_row(matrix: AccuracyMatrix, split: int | None) -> int:
-    """Return the split, or the middle of the stream if it is None."""
+    """Return the split, or the middle of the stream for None."""
     row = (matrix.num_buckets + 1) // 2 - 1 if split is None else split
     require_trained(matrix, row + 1, "the row of the split")
     return row
 
 
 def _select_future_values(matrix: AccuracyMatrix, split: int | None) -> NDArray[np.float64]:
-    """Return the accuracies in the row of the split on the later buckets."""
+    """Return the accuracies of the split's row on later buckets."""
     row = _get_split_row(matrix, split)
     if row + 1 == matrix.num_buckets:
         raise UndefinedMetricError("needs a bucket after the split")
@@ -118,7 +118,7 @@ def _select_future_values(matrix: AccuracyMatrix, split: int | None) -> NDArray[
 
 
 def _select_next_values(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
-    """Return (..., n, K) accuracies on the next K buckets, for rows that K buckets follow."""
+    """Return (..., n, K) accuracies of rows on their next K buckets."""
     require_future(matrix)
     rows = min(matrix.num_rows, matrix.num_buckets - ahead)
     if rows < 1:

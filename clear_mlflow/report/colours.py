@@ -28,12 +28,12 @@ _SCALE = (
 
 
 def is_dark(colour: NDArray[np.float64]) -> bool:
-    """Return True if white text is easier to read on a colour than black text."""
+    """Return True if white text is easier to read than black."""
     return float(colour[:3] @ (0.299, 0.587, 0.114)) < 0.5
 
 
 def get_colours(shades: ArrayLike) -> NDArray[np.float64]:
-    """Return red, green, blue and opacity, (..., 4), of shades from 0 (dark) to 1 (bright)."""
+    """Return red, green, blue and opacity, (..., 4), of shades in [0, 1]."""
     positions = np.asarray(shades, dtype=np.float64) * (len(_SCALE) - 1)
     colours = np.array([[int(code[i : i + 2], 16) / 255 for i in (0, 2, 4)] for code in _SCALE])
     channels = [np.interp(positions, np.arange(len(_SCALE)), channel) for channel in colours.T]
@@ -41,14 +41,14 @@ def get_colours(shades: ArrayLike) -> NDArray[np.float64]:
 
 
 def get_css_colours(shade: float) -> tuple[str, str]:
-    """Return the background colour of a shade from 0 to 1, and a readable text colour."""
+    """Return the background of a shade in [0, 1] and its text colour."""
     colour = get_colours(shade)
     code = "".join(f"{round(255 * channel):02x}" for channel in colour[:3])
     return f"#{code}", "#fff" if is_dark(colour) else "#111"
 
 
 def build_css() -> str:
-    """Return style rules: .v0 to .v100 for cells, and .scale for the complete scale."""
+    """Return style rules: .v0 to .v100 for cells, .scale for the scale."""
     stops = ",".join(f"#{code}" for code in _SCALE)
     rules = [f".ramp .scale{{background:linear-gradient(to right,{stops})}}"]
     for i in range(101):
@@ -59,14 +59,14 @@ def build_css() -> str:
 
 @dataclass(frozen=True)
 class CellScale:
-    """The scale of matrix cells, from the darkest (worst) to the brightest colour (best)."""
+    """The scale of matrix cells, from darkest (worst) to brightest (best)."""
 
     score: Score = ACCURACY
     worst: float = 0.0
     best: float = 1.0
 
     def shade(self, cells: ArrayLike) -> NDArray[np.float64]:
-        """Return the brightness of cells, from 0 for the worst value to 1 for the best.
+        """Return the brightness of cells, from 0 (worst) to 1 (best).
 
         Values outside the scale are clipped, NaN stays NaN, and a scale of one value results in
         0.5.
@@ -82,7 +82,7 @@ class CellScale:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The worst and the best value of the scale with their unit, for the legend."""
+        """The scale's worst and best value with their unit."""
         return (
             f"{self.format_shade(0)}{self.score.unit}",
             f"{self.format_shade(1)}{self.score.unit}",
@@ -90,12 +90,14 @@ class CellScale:
 
     @property
     def note(self) -> str:
-        """A sentence on the colours of a score that is not an accuracy, otherwise empty."""
+        """A sentence on the colours of a score other than accuracy."""
         return "" if self.score.is_accuracy else f"Brighter is better: {self.score.better}."
 
 
 def build_cell_scale(score: Score, grids: list[NDArray[np.float64]]) -> CellScale:
-    """Return one scale for (T + 1, T) matrices that are drawn together: 0 to 1 for accuracies.
+    """Return one scale for (T + 1, T) matrices that are drawn together.
+
+    0 to 1 for accuracies.
 
     For other scores, it is the range of all cells, of which the initialisation row counts only if
     no other row was measured. If no cell was measured, both ends are 0.

@@ -14,7 +14,7 @@ SCHEMA = {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
 
 
 def format_matrix_json(matrix: AccuracyMatrix) -> str:
-    """Return the matrix as JSON in full precision, with null for cells not measured."""
+    """Return the matrix as JSON in full precision, null where not measured."""
     content = {"schema": SCHEMA, **matrix.to_dict()}
     # One line per field, so that two files can be compared by eye.
     lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in content.items())
@@ -22,7 +22,7 @@ def format_matrix_json(matrix: AccuracyMatrix) -> str:
 
 
 def format_matrix_csv(matrix: AccuracyMatrix) -> str:
-    """Return the matrix as CSV in full precision, with empty cells where not measured."""
+    """Return the matrix as CSV in full precision, empty where not measured."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["trained_through", *map(disarm_formula, matrix.buckets)])

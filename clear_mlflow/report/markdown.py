@@ -68,7 +68,7 @@ def format_run_description(
 
 
 def _format_headline(results: MetricResults, score: Score) -> list[str]:
-    """Return a line with the defined headline metrics, and an empty line, or [] without any."""
+    """Return a line with the defined headline metrics, or [] without any."""
     summary = results.values_by_name
     values = [
         f"{metric.headline} **{score.cell(summary[metric.name])}{score.unit}**"
@@ -81,7 +81,7 @@ def _format_headline(results: MetricResults, score: Score) -> list[str]:
 
 
 def _format_matrix(matrix: AccuracyMatrix) -> list[str]:
-    """Return the matrix as a block of code: the UI drops the alignment of tables."""
+    """Return the matrix as a code block, which keeps its alignment."""
     rows = [["", *(_clean_key(key) for key in matrix.buckets)]]
     for i, name, values in iter_measured_rows(matrix):
         label = "initial" if i < 0 else f"after {_clean_key(name)}"
@@ -96,12 +96,12 @@ def _format_matrix(matrix: AccuracyMatrix) -> list[str]:
 
 
 def _clean_key(key: str) -> str:
-    """Cut a key to 24 characters, without punctuation, which could end the block of code."""
+    """Cut a key to 24 characters, without punctuation that ends code blocks."""
     return re.sub(r"[!-,/:-@\[-^`{-~]", "_", truncate(key, _MAX_KEY))
 
 
 def _format_metrics(results: Iterable[MetricResult]) -> list[str]:
-    """Return the lines of a table with name, value and note of each metric."""
+    """Return the lines of a table of metrics."""
     table = [f"| metric | {PAD}value{PAD} | |", "|:--|--:|:--|"]
     for result in results:
         name = f"`{result.name}`" if result.is_built_in else escape(result.name, 60)
@@ -110,7 +110,7 @@ def _format_metrics(results: Iterable[MetricResult]) -> list[str]:
 
 
 def escape(text: str, limit: int) -> str:
-    """Cut an untrusted text to *limit* characters, and escape what Markdown would interpret.
+    """Cut an untrusted text to *limit* characters, and escape its Markdown.
 
     >>> escape("er_ace, lr=0.1: <b>, www.x.y", 60)
     'er_ace, lr=0.1: &#60;b&#62;, www&#46;x.y'
@@ -121,7 +121,7 @@ def escape(text: str, limit: int) -> str:
 
 
 def append_lines(lines: Sequence[str], extra: Sequence[str], limit: int, noun: str) -> list[str]:
-    """Return *lines*, as many *extra* ones as fit in *limit* bytes, and a count of omitted ones.
+    """Append lines up to *limit* bytes, and a count of omitted ones.
 
     noun: what the extra lines are, as in "… 3 more warnings".
     """

@@ -50,7 +50,7 @@ def draw_heatmap(
     *,
     width: float | None = None,
 ) -> Figure:
-    """Draw a matrix with a row per bucket trained and a column per bucket tested.
+    """Draw a matrix: a row per bucket trained, a column per bucket tested.
 
     Cells that were not measured are hatched. title: None for no title. scale: colours, or None for
     the scale of this matrix. width: in inches, or None for cells of 0.5 inches, which are smaller
@@ -137,7 +137,7 @@ def decode_png(content: bytes) -> NDArray[np.uint8]:
 
 
 def load_drawing() -> None:
-    """Draw a small picture, which loads all modules, before installed packages may change."""
+    """Draw a small picture, so that no module must be loaded later."""
     from PIL import Image
 
     decode_png(draw_heatmap_png(AccuracyMatrix([[0.5]]), "0"))
@@ -145,7 +145,7 @@ def load_drawing() -> None:
 
 
 def render_pdf(figures: Iterable[Figure]) -> bytes:
-    """Return figures as pages of a PDF file, drawn one by one with matplotlib's defaults."""
+    """Return figures as a PDF, drawn with matplotlib's defaults."""
     from matplotlib import rc_context, rcdefaults, rcParams
     from matplotlib.backends.backend_pdf import FigureCanvasPdf, PdfPages
 
@@ -163,7 +163,7 @@ def render_pdf(figures: Iterable[Figure]) -> bytes:
 
 
 def check_width(width: float, minimum: float) -> None:
-    """Raise ConfigError if a width, in inches, is below the minimum or not finite."""
+    """Raise ConfigError if a width, in inches, is too small or infinite."""
     if not minimum <= width < math.inf:
         raise ConfigError(
             f"width is {safe_repr(width)}; expected at least {minimum} inches, for example 3.3"
@@ -171,7 +171,7 @@ def check_width(width: float, minimum: float) -> None:
 
 
 def create_figure(width: float, height: float) -> Figure:
-    """Return a white figure, in inches, that notebooks show and whose saved text stays text."""
+    """Return a white figure, in inches, whose saved text stays text."""
     # Imported late: matplotlib takes longer to load than a run takes to score.
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -191,7 +191,7 @@ def create_figure(width: float, height: float) -> Figure:
 
 
 def _create_sheet(width: float, height: float) -> tuple[Figure, Axes]:
-    """Create a figure whose axes have no ticks, and inches from the top left corner."""
+    """Create a figure without ticks, in inches from the top left."""
     figure = create_figure(width, height)
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
@@ -207,7 +207,7 @@ def _draw_cells(
     corner: tuple[float, float],
     cell: tuple[float, float],
 ) -> None:
-    """Draw coloured cells with numbers, hatched if NaN. corner, cell: top left, size, inches."""
+    """Draw coloured cells with numbers, in inches, hatched if NaN."""
     from matplotlib.patches import Rectangle
 
     (rows, columns), (x0, top), (width, height) = values.shape, corner, cell
@@ -229,14 +229,14 @@ def _draw_cells(
 
 
 def _get_line_width(cell: float) -> float:
-    """Return the width of lines between cells, points, 0 for small ones. cell: inches."""
+    """Return the points of lines between cells. cell: inches."""
     return 0.0 if cell < _MIN_CELL_WITH_LINES else min(0.8, 3.6 * cell)
 
 
 def _outline_diagonal(
     axes: Axes, shades: NDArray[np.float64], corner: tuple[float, float], cell: float
 ) -> None:
-    """Outline the diagonal in black or white, by *shades* (k,). corner, cell: inches."""
+    """Outline the diagonal in black or white. corner, cell: inches."""
     from matplotlib.patches import Rectangle
 
     if cell < _MIN_CELL_WITH_LINES:
@@ -266,7 +266,9 @@ def _write(axes: Axes, x: float, y: float, text: str, size: float, **style: Any)
 
 
 def fit_labels(texts: Sequence[str], size: float, width: float, limit: int) -> list[str]:
-    """Shorten texts to *width* inches and *limit* characters so that they stay distinct.
+    """Shorten texts to *width* inches, and keep them distinct.
+
+    No text has more than *limit* characters.
 
     Returns the shortest form if none fits. size: of the font, in points.
     """
@@ -280,7 +282,7 @@ def fit_labels(texts: Sequence[str], size: float, width: float, limit: int) -> l
 
 
 def measure_width(text: str, size: float) -> float:
-    """Return the width in inches of a text of a size in points."""
+    """Return a text's width in inches. size: points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -289,7 +291,7 @@ def measure_width(text: str, size: float) -> float:
 
 
 def replace_missing_glyphs(text: str) -> str:
-    """Replace characters that the font lacks, of which matplotlib would warn, by a box."""
+    """Replace characters that the font lacks by a box."""
     return "".join(c if ord(c) in _list_characters() else "□" for c in text)
 
 
@@ -302,5 +304,5 @@ def _list_characters() -> frozenset[int]:
 
 
 def _choose_ink(colour: NDArray[np.float64]) -> str:
-    """Return the colour of text on a background colour: white on a dark one, else dark."""
+    """Return white on a dark background colour, else a dark colour."""
     return "white" if is_dark(colour) else _INK

@@ -24,7 +24,7 @@ _CELL = 5  # columns of "100.0"
 
 
 def render_run(record: Record, metrics: Iterable[MetricResult]) -> Iterator[RenderableType]:
-    """Yield a run's matrix and metrics, with a note if it is partial or not on test images."""
+    """Yield a run's matrix and metrics, with notes on what is missing."""
     yield build_matrix_table(record.masked_matrix)
     if record.dataset.split != TEST:
         yield Text(
@@ -40,7 +40,7 @@ def render_run(record: Record, metrics: Iterable[MetricResult]) -> Iterator[Rend
 
 
 def describe_retention(matrix: AccuracyMatrix) -> Iterator[str]:
-    """Yield for each earlier bucket its value when it was new and in the last row.
+    """Yield each earlier bucket's value when new and in the last row.
 
     For accuracies also the share that was retained. Buckets that lack a value are left out.
     """
@@ -57,7 +57,7 @@ def describe_retention(matrix: AccuracyMatrix) -> Iterator[str]:
 
 
 def build_matrix_table(matrix: AccuracyMatrix) -> Table:
-    """Return the matrix in 80 characters, without the columns in the middle if it is too wide.
+    """Return the matrix in 80 characters, without middle columns if necessary.
 
     All measured rows are in the table, also the initialisation row.
     """
@@ -101,7 +101,7 @@ def format_matrix(matrix: AccuracyMatrix) -> str:
 
 
 def build_metrics_table(metrics: Iterable[MetricResult]) -> Table:
-    """Return each metric with its value, or with the reason why it is undefined."""
+    """Return each metric's value, or the reason why it is undefined."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("metric", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
@@ -122,7 +122,7 @@ def render_text(*parts: RenderableType) -> str:
 
 
 def _shorten_key(key: str, width: int) -> Text:
-    """Cut the start of a bucket key to *width* terminal columns (wide characters take two)."""
+    """Cut the start of a key to *width* terminal columns."""
     text = truncate_start(key, width)
     while cell_len(text) > width:
         text = truncate_start(key, len(text) - 1)

@@ -28,7 +28,7 @@ from clear_mlflow.store.client import mlflow_errors
 
 @dataclass(frozen=True)
 class Changes:
-    """Files, metric values and tags of a run that have to be written, in this order."""
+    """A run's files, metric values and tags to write, in order."""
 
     reports: bool = False  # the matrix as JSON, CSV and heat map
     page: bool = False  # the HTML report
@@ -42,7 +42,7 @@ class Changes:
         return not (self.reports or self.page or self.metric_values or self.tags)
 
     def __str__(self) -> str:
-        """Return the changes in one line, for example "3 metric values, the page", or "nothing"."""
+        """Return the changes in one line, for example "3 metric values, page"."""
         parts = {
             f"{len(self.metric_values)} metric values": self.metric_values,
             "the reports": self.reports,
@@ -54,7 +54,7 @@ class Changes:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The scores of a run, and the input from which they were computed."""
+    """A run's scores, and the input from which they were computed."""
 
     stored: StoredRun
     results: MetricResults  # metric name to its value and history, or why it is undefined
@@ -62,13 +62,13 @@ class Scores:
 
     @property
     def record(self) -> Record | None:
-        """Accuracy matrix and costs of all stored rows, or None if no row is stored."""
+        """Accuracy matrix and costs of all stored rows, None without rows."""
         return self.stored.record
 
 
 @dataclass(frozen=True)
 class ActionResult:
-    """What was done with one run: it was scored, copied, imported or sent to its store.
+    """What was done with a run: scored, copied, imported or sent.
 
     Attributes:
         run_id: id of the run in the tracking store, or None if it has none.
@@ -95,7 +95,7 @@ class ActionResult:
     links: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Return run, action, detail, metric values and reasons of undefined metrics, for JSON."""
+        """Return run, action, detail, metrics and their reasons for JSON."""
         results = self.scores.results if self.scores else {}
         return {
             "run_id": self.run_id,

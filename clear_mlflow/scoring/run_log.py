@@ -82,7 +82,7 @@ _DATASET_LABELS = {
 
 
 def score(client: MlflowClient, run_id: str) -> Scores:
-    """Compute the metrics of a run from its files, and log those that are missing or outdated.
+    """Compute a run's metrics, and log those missing or outdated.
 
     Returns the metrics with the changes that were logged. Raises RecordError if a row is damaged,
     or was deleted since the run was last scored.
@@ -97,7 +97,7 @@ def score(client: MlflowClient, run_id: str) -> Scores:
 def read_scores(
     client: MlflowClient, run: Run, metrics: Sequence[Metric] = (), *, reread: bool = True
 ) -> Scores:
-    """Compute the metrics of a run, and find what has to be logged. Writes nothing.
+    """Compute a run's metrics, and find what to log. Writes nothing.
 
     metrics: metrics to compute in addition to the run's metric families. reread: True to read all
     files of the run, and to look for deleted files and metric values; False to trust the tags about
@@ -119,7 +119,7 @@ def read_scores(
 def read_measurements(
     client: MlflowClient, run: Run, metrics: Sequence[Metric] = (), *, reread: bool
 ) -> StoredRun:
-    """Read the measurements of a run, without those whose scores are logged unless *reread*.
+    """Read a run's measurements, without scored ones unless *reread*.
 
     For metrics and errors, see :func:`read_record`. reread: True to read the row files even if a
     tag contains all rows, and predictions and tests even if their scores are logged.
@@ -131,7 +131,7 @@ def read_measurements(
 
 
 def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str, float]:
-    """Return metric name to value, for metrics of tests within buckets that are defined.
+    """Return the defined metrics of tests within buckets by name.
 
     The values are the logged ones if all tests are scored, or else computed. Raises RecordError if
     a test is damaged.
@@ -150,7 +150,7 @@ def find_changes(
     reread: bool = True,
     read_history: Callable[[str], Sequence[MlflowMetric]] | None = None,
 ) -> Changes:
-    """Return the changes that bring the tracking store up to date with *results*.
+    """Return the changes that bring the store up to date.
 
     Compares hashes in tags and the last value of each metric; if rows have changed, the complete
     history of each metric. Writes nothing. Without rows, only the tag with the state of the rows
@@ -256,7 +256,7 @@ def _log_final_image(client: MlflowClient, run_id: str, content: bytes) -> None:
 
 
 def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
-    """Build the content of a run's HTML report. Raises RecordError if the run contains no rows."""
+    """Build a run's HTML report. Raises RecordError without rows."""
     record = stored.record
     if record is None:
         raise RecordError(f"run {stored.run_id} contains no rows of an accuracy matrix")
@@ -302,7 +302,7 @@ def build_bucket_series_names(buckets: Sequence[str], score_name: str = "accurac
 def build_row_points(
     masked_matrix: AccuracyMatrix, row: int, values: Mapping[str, float], time: int
 ) -> list[MlflowMetric]:
-    """Return the points of a row: the values of metrics, then the score on each bucket.
+    """Return a row's points: metrics, then the score on each bucket.
 
     masked_matrix: NaN where the protocol excludes a value; such values are left out. Of more than
     100 buckets, 100 evenly spaced ones are included. row: its number, which is the step of the
@@ -317,7 +317,7 @@ def build_row_points(
 
 
 def build_metric_values(stored: StoredRun, results: MetricResults) -> list[MlflowMetric]:
-    """Return the values to log: each computed metric and the score on each bucket after every row.
+    """Return the values to log: metrics and scores after every row.
 
     Step and timestamp are the row's number and time; step 0 is before training. Undefined values
     and metrics that have only a logged value are left out. Empty if the run contains no rows.
@@ -374,18 +374,18 @@ def _find_missing_values(
 
 @lru_cache(maxsize=32)
 def _name_charted_buckets(buckets: tuple[str, ...], score_name: str) -> dict[int, str]:
-    """Return bucket index to metric name for all buckets, or 100 evenly spaced ones of more."""
+    """Return metric names by bucket index, of at most 100 buckets."""
     series = build_bucket_series_names(buckets, score_name)
     return {j: series[j] for j in sample_evenly(len(buckets))}
 
 
 def _has_logged_tests(tags: Mapping[str, str], record: Record) -> bool:
-    """Return True if the metrics of all tests within buckets are logged for these rows."""
+    """Return True if all tests of these rows are logged as metrics."""
     return split_score_hash(tags)[3] == _hash_tests(record)
 
 
 def compute_score_hash(stored: StoredRun, record: Record, versions: Mapping[str, int]) -> str:
-    """Return the hashes of everything that the scores and the HTML report depend on.
+    """Return the hashes of everything that scores and report depend on.
 
     They are joined by dots: rows, other inputs, and predictions and tests if there are any. The
     logged hash stands for predictions and tests that were not read.
@@ -403,7 +403,7 @@ def compute_score_hash(stored: StoredRun, record: Record, versions: Mapping[str,
 
 
 def _is_scored(stored: StoredRun, record: Record) -> bool:
-    """Return True if the tags state that all measurements are scored, including those not read."""
+    """Return True if tags state that all measurements are scored."""
     tags = stored.run.data.tags
     return (
         compute_score_hash(stored, record, _get_versions(stored)) == tags.get(names.SCORED_TAG)
@@ -413,7 +413,7 @@ def _is_scored(stored: StoredRun, record: Record) -> bool:
 
 
 def _get_versions(stored: StoredRun, failed: Collection[str] = ()) -> dict[str, int]:
-    """Return metric name to version, for the metrics to compute and those logged.
+    """Return the versions of computed and logged metrics by name.
 
     failed: names of metrics that have only their logged version.
     """
@@ -437,7 +437,7 @@ def _hash_tests(record: Record) -> str:
 
 
 def _hash_predictions(predictions: Predictions) -> str:
-    """Return ``HASH-N``: a hash of all predictions and images, and the number of rows."""
+    """Return ``HASH-N`` of the predictions of N rows."""
     hasher = hashlib.sha256(predictions.images.digest.encode())
     for row, row_predictions in sorted(predictions.rows.items()):
         hasher.update(f"\0{row}\0".encode() + row_predictions.to_bytes())
@@ -496,7 +496,7 @@ def _read_metadata(stored: StoredRun, record: Record) -> dict[str, Any]:
 
 
 def _find_missing_reports(client: MlflowClient, run: Run) -> frozenset[str]:
-    """Return the artifact paths of the JSON, CSV, PNG and HTML reports that a run lacks."""
+    """Return the paths of JSON, CSV, PNG and HTML that are missing."""
     paths = set()
     for folder in ("", names.MATRIX_FOLDER):
         with mlflow_errors(f"list {folder or 'the artifacts'} of run {run.info.run_id}"):
@@ -524,5 +524,5 @@ def _build_description_tags(
 
 
 def _hash_description(note: str) -> str:
-    """Return a hash by which a later scoring notices that a person edited the description."""
+    """Return a hash that shows whether a person edited the description."""
     return hashlib.sha256(note.encode()).hexdigest()[:32]

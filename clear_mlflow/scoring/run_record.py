@@ -57,7 +57,7 @@ _USED, _REQUESTED = "used/", "asked/"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StoredRun:
-    """The measurements that were read from a run, and the metrics to compute from them."""
+    """The measurements read from a run, and the metrics to compute."""
 
     run: Run
     files: Mapping[str, bytes] = field(default_factory=dict)  # content of each row's file
@@ -77,7 +77,7 @@ class StoredRun:
 
     @property
     def run_name(self) -> str:
-        """Name of the MLflow run, or its id if the name is empty."""
+        """Name of the MLflow run, its id if empty."""
         return str(self.run.info.run_name or self.run_id)
 
     @property
@@ -89,7 +89,7 @@ class StoredRun:
 
     @property
     def problem(self) -> str | None:
-        """Predictions or tests that could not be read, with the reasons, or None if all could."""
+        """What could not be read, with the reasons, or None."""
         reasons = [f"its {name} were left out: {why}" for name, why in self.problems.items()]
         return "; ".join(reasons) or None
 
@@ -101,7 +101,7 @@ def read_record(
     *,
     read_files: bool | None = True,
 ) -> StoredRun:
-    """Read the rows of a run. A run without rows has only ``run`` set.
+    """Read a run's rows. A run without any has only ``run``.
 
     Raises RecordError if a row is damaged or missing. metrics: metrics to compute in addition to
     the run's metric families. read_files: see :func:`load_stored_rows`.
@@ -125,7 +125,7 @@ def read_record(
 def read_predictions_and_tests(
     client: MlflowClient, stored: StoredRun, *, is_live_page: bool = False
 ) -> StoredRun:
-    """Download the predictions of a run and its tests within buckets, and add them to its rows.
+    """Download a run's predictions and tests, and add them to its rows.
 
     Damaged or deleted predictions and damaged tests are left out, and ``problems`` has the reasons.
 
@@ -160,7 +160,7 @@ def read_predictions_and_tests(
 
 
 def read_families(tags: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the metric families that a run logs, even if this version lacks them.
+    """Return the metric families that a run logs, known or not.
 
     Without a tag, these are the default families.
     """
@@ -169,14 +169,14 @@ def read_families(tags: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def build_families_tag(families: Sequence[str], tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tag that replaces a run's metric families, or {} if they are the same already."""
+    """Return the tag that changes a run's metric families, or {}."""
     if tuple(families) == read_families(tags):
         return {}
     return {names.METRICS_TAG: ",".join(families)}
 
 
 def read_versions(tags: Mapping[str, str]) -> dict[str, int]:
-    """Return metric name to logged :attr:`Metric.version`, or {} if the tag is damaged."""
+    """Return logged metric versions by name, {} if the tag is damaged."""
     try:
         versions = json_object(tags.get(names.VERSIONS_TAG) or "{}", MAX_TAG_BYTES)
     except RecordError:
@@ -185,7 +185,7 @@ def read_versions(tags: Mapping[str, str]) -> dict[str, int]:
 
 
 def read_configuration(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters of a training by name, with the values used instead of ``auto``.
+    """Return a training's parameters, with values instead of ``auto``.
 
     A parameter ``used/NAME`` replaces NAME, and parameters ``asked/NAME`` are left out.
     """
@@ -197,7 +197,7 @@ def read_configuration(params: Mapping[str, str]) -> dict[str, str]:
 def read_predictions(
     client: MlflowClient, run: Run, record: Record, *, max_bytes: int | None = None
 ) -> Predictions | None:
-    """Download the predictions for the rows in *record*, or return None if the run stores none.
+    """Download the predictions of rows, or return None without any.
 
     Raises RecordError if they are damaged, contradict the rows in *record*, or are together larger
     than *max_bytes*.
@@ -227,7 +227,7 @@ def read_predictions(
 
 
 def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
-    """Download the tests that a run made during the training of buckets, in the order of training.
+    """Download a run's tests within buckets, in order of training.
 
     Empty if there are none. Raises RecordError if one is damaged, or there are too many.
     """
@@ -242,7 +242,7 @@ def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
 
 
 def read_test_matrix(client: MlflowClient, run: Run, record: Record) -> AnytimeMatrix:
-    """Return all tests of a run: those within buckets, and the rows at the ends of buckets.
+    """Return all tests of a run: within buckets, and its rows.
 
     Raises RecordError if a test is damaged.
     """
@@ -250,7 +250,9 @@ def read_test_matrix(client: MlflowClient, run: Run, record: Record) -> AnytimeM
 
 
 def list_test_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
-    """Return file name to size (bytes, or None if unknown) for a run's tests within buckets.
+    """Return sizes in bytes of a run's test files by name.
+
+    None is an unknown size.
 
     Raises RecordError if one has more than 1 MiB.
     """
@@ -260,7 +262,7 @@ def list_test_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
 
 
 def to_milliseconds(written_at: str) -> int:
-    """Convert an ISO 8601 time to milliseconds since the epoch, the unit of MLflow."""
+    """Convert an ISO 8601 time to milliseconds since the epoch."""
     return round(datetime.fromisoformat(written_at.replace("Z", "+00:00")).timestamp() * 1000)
 
 
@@ -280,5 +282,8 @@ def _select_metrics(
 
 
 def split_score_hash(tags: Mapping[str, str]) -> list[str]:
-    """Return the logged hashes of rows, other inputs, predictions and tests, "" if missing."""
+    """Return the logged hashes, "" if missing.
+
+    In order: rows, other inputs, predictions and tests.
+    """
     return f"{tags.get(names.SCORED_TAG, '')}...".split(".")[:4]

@@ -152,7 +152,7 @@ def _describe_run(query: ComparisonQuery, run: Run) -> dict[str, object]:
 
 
 def describe_state(client: MlflowClient, run: Run) -> list[object]:
-    """Return JSON values that differ if the report of a run would differ.
+    """Return JSON values that differ if a run's report would differ.
 
     They contain its status, parameters, tags, and the sizes of its row files. If the files cannot
     be listed, the values contain the error message.
@@ -179,12 +179,12 @@ def hash_state(state: object) -> str:
 
 
 def format_start(run: Run) -> str:
-    """Return the start time of a run in UTC, for example ``2026-11-24 09:30``."""
+    """Return a run's start in UTC, for example ``2026-11-24 09:30``."""
     return f"{datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc):%Y-%m-%d %H:%M}"
 
 
 def render_live_run(client: MlflowClient, run: Run, state: list[object], workspace: str) -> str:
-    """Return the HTML report of a run, which reloads itself when *state* has changed.
+    """Return a run's report, which reloads itself when *state* has changed.
 
     A run without rows gets a page that states this. Raises RecordError if a row is damaged.
 

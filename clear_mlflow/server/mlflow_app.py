@@ -23,7 +23,7 @@ _ACCOUNTS = "basic-auth"
 
 
 def create_app() -> Any:
-    """Add the pages to MLflow's app and return it, for ``mlflow server`` to serve.
+    """Add the pages to MLflow's app, and return it.
 
     Returns the app that CLEAR_MLFLOW_SERVER_APP names, if set: it wraps MLflow's app.
     """

@@ -33,7 +33,7 @@ SEEN_IN = "3.17"
 
 
 class ServerError(click.ClickException):
-    """The server cannot be started; ``mlflow server`` prints the message as one line."""
+    """The server cannot be started. ``mlflow server`` prints the message."""
 
     exit_code = 2
 
@@ -71,7 +71,7 @@ flask_app: Flask = app
 
 
 class RequestError(ClearError):
-    """An error of MLflow's API for the user of the current request. Status: HTTP status >= 400."""
+    """An error of MLflow's API in the current request. Status >= 400."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -79,7 +79,7 @@ class RequestError(ClearError):
 
 
 class RequestStore(_RestStore):  # type: ignore[misc]
-    """MLflow's REST client, which calls the app in this process instead of sending requests.
+    """MLflow's REST client, which calls the app in this process.
 
     Each call has the headers of the current Flask request, so that the user's permissions apply.
 
@@ -95,7 +95,7 @@ class RequestStore(_RestStore):  # type: ignore[misc]
         return _resolve_artifacts(super().get_run(run_id))
 
     def _search_runs(self, *args: Any, **kwargs: Any) -> tuple[list[Run], str | None]:
-        """Return runs with the storage URIs of their artifacts, and the token of the next page."""
+        """Return runs with their artifacts' storage URIs, and the next token."""
         runs, token = super()._search_runs(*args, **kwargs)
         return [_resolve_artifacts(run) for run in runs], token
 
@@ -135,7 +135,7 @@ def serves_runs() -> bool:
 
 
 def get_workspace() -> str:
-    """Return ``workspace`` from the address of the current request, or "" for the default one."""
+    """Return the request's ``workspace``, or "" for the default one."""
     return request.args.get("workspace", "").strip()
 
 
@@ -156,7 +156,7 @@ def allow_signed_in_users(paths: list[str]) -> None:
 
 
 def hide_addresses(message: str) -> str:
-    """Return a message with the URIs of the server's stores replaced by "of the server"."""
+    """Replace the URIs of the server's stores in a message."""
     destination = os.environ.get(ARTIFACTS_DESTINATION_ENV_VAR, "")
     store = mask_credentials(os.environ[BACKEND_STORE_URI_ENV_VAR])
     for address in (store, destination, destination.removeprefix("file://")):
@@ -165,14 +165,14 @@ def hide_addresses(message: str) -> str:
 
 
 def _run_app(environ: dict[str, Any]) -> tuple[int, str]:
-    """Call MLflow's app with a WSGI environment, and return HTTP status and body."""
+    """Call MLflow's app, and return HTTP status and body."""
     clear_server_request_workspace()
     chunks, status, _ = run_wsgi_app(flask_app.wsgi_app, environ, buffered=True)
     return int(status.split()[0]), b"".join(chunks).decode(errors="replace")
 
 
 def _resolve_artifacts(run: Run) -> Run:
-    """Return a copy of a run whose artifact URI is the storage URI."""
+    """Return a run whose artifact URI is the storage URI."""
     # In its own context: the next request of this thread may be for another workspace.
     uri = copy_context().run(_resolve_artifact_uri, str(run.info.artifact_uri))
     return Run(RunInfo(**{**dict(run.info), "artifact_uri": uri}), run.data, run.inputs)

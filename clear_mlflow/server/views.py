@@ -52,7 +52,10 @@ _logger = logging.getLogger(__name__)
 
 
 class PageCache:
-    """A cache of the HTML of the 16 pages that were used last. Draws one page at a time."""
+    """A cache of the 16 pages that were used last.
+
+    Draws one page at a time.
+    """
 
     def __init__(self, max_wait_seconds: float = 10.0) -> None:
         self._max_wait_seconds = max_wait_seconds
@@ -60,7 +63,7 @@ class PageCache:
         self._lock = threading.Lock()
 
     def get(self, state: object, draw: Callable[[], str]) -> str:
-        """Return the cached HTML page of a state, or call *draw* and cache the page.
+        """Return the cached page of a state, or draw and cache it.
 
         state: key of the page, in types that JSON can contain. Raises RequestError if another page
         is being drawn for longer than *max_wait_seconds*.
@@ -80,7 +83,9 @@ class PageCache:
 
 
 def add_pages(app: Flask, *, has_accounts: bool) -> None:
-    """Add the routes of the pages to MLflow's Flask app, before its first request.
+    """Add the routes of the pages to MLflow's Flask app.
+
+    Call it before the app's first request.
 
     The routes are ``/clear/``, ``/clear/compare``, ``/clear/run`` and ``/clear/run/state``. Does
     nothing on a server that serves only artifacts. With *has_accounts*, users of MLflow's
@@ -101,7 +106,7 @@ def add_pages(app: Flask, *, has_accounts: bool) -> None:
         )
 
     def show_run() -> str:
-        """Return a run's report, from the cache if the run has not changed."""
+        """Return a run's report, drawn anew if the run has changed."""
         run, workspace = _get_run(store), get_workspace()
         state = describe_state(client, run)
         return cache.get(
@@ -109,7 +114,7 @@ def add_pages(app: Flask, *, has_accounts: bool) -> None:
         )
 
     def show_state() -> dict[str, object]:
-        """Return the hash of a run's state and its status, which the page polls."""
+        """Return the hash of a run's state, which the page polls."""
         run = _get_run(store)
         return {"state": hash_state(describe_state(client, run)), "status": run.info.status}
 
@@ -264,7 +269,7 @@ def _answer_error(error: ClearError) -> Response:
 
 
 def _forbid_caching(response: Response) -> Response:
-    """Set the header that makes browsers ask again each time, and return the response."""
+    """Make browsers ask again each time, and return the response."""
     # Another user may use this browser tomorrow, and runs change.
     response.headers["Cache-Control"] = "private, no-cache"
     return response

@@ -30,7 +30,7 @@ _MAX_CELLS, _MAX_STACKED_CELLS = 1 << 23, 1 << 17
 
 
 class ImageBootstrap:
-    """Test whether a metric differs by more than another sample of test images would explain.
+    """Tests whether a difference exceeds what other test images would explain.
 
     Images are drawn with replacement within each bucket. All rows of all runs use the same draws,
     so correlated errors of rows and of runs stay correlated. A maximum of noisy numbers is biased
@@ -73,7 +73,7 @@ class ImageBootstrap:
         self._cache: dict[tuple[int, int], tuple[Predictions, _ResampledRun]] = {}
 
     def test(self, a: Predictions, b: Predictions) -> dict[str, TTest]:
-        """Test the difference of each metric that is defined for both runs, by metric name.
+        """Test the difference of each metric that both runs define.
 
         Only the buckets count that both runs were trained on. The standard error is the standard
         deviation over the draws, and the distribution is normal: t with infinite degrees of
@@ -102,7 +102,7 @@ class ImageBootstrap:
         return tests
 
     def intervals(self, run: Predictions) -> dict[str, Interval]:
-        """Return a percentile interval of each metric that is defined for a run, by its name."""
+        """Return a percentile interval of each metric that a run defines."""
         intervals = {}
         for name, draws in self._resample(run, max(run.rows)).draws.items():
             defined = draws[~np.isnan(draws)]
@@ -112,7 +112,7 @@ class ImageBootstrap:
         return intervals
 
     def _resample(self, run: Predictions, last_row: int) -> _ResampledRun:
-        """Return the metrics of a run, up to a row, on all draws of its images, from a cache."""
+        """Return a run's metrics up to a row on all draws."""
         key = id(run), last_row
         if key not in self._cache:
             truncated, images = run.after(last_row), run.images
@@ -133,14 +133,14 @@ class ImageBootstrap:
 
 
 class _ResampledRun(NamedTuple):
-    """The metrics that are defined for a run, on all its images and on each draw."""
+    """A run's defined metrics, on all its images and on each draw."""
 
     values: dict[str, float]
     draws: dict[str, NDArray[np.float64]]  # (resamples,); NaN if not defined on the draw
 
 
 def _resample_cells(run: Predictions, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
-    """Yield (n, k + 1, T) cells on n draws, untrained model first, NaN without images."""
+    """Yield (n, k + 1, T) cells of draws, NaN without images."""
     images, rows = run.images, list(run.rows)
     # Sums of weights are integers below 2**24, which are exact in single precision.
     is_correct = np.stack([run.rows[row].hits(images) for row in rows], axis=1).astype(np.float32)
@@ -172,7 +172,7 @@ def _resample_cells(run: Predictions, resamples: int, seed: int) -> Iterator[NDA
 
 
 def _split_into_blocks(resamples: int, num_images: int) -> Iterator[int]:
-    """Yield numbers of resamples to draw at a time, which add up to *resamples*."""
+    """Yield numbers of resamples to draw at a time."""
     size = max(1, _MAX_DRAWN_IMAGES // num_images)
     for start in range(0, resamples, size):
         yield min(size, resamples - start)

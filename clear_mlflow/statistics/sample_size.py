@@ -59,7 +59,7 @@ def power(test: TTest, seeds: int, *, alpha: float = 0.05, margin: float | None 
 
 
 def seeds_needed(test: TTest, *, alpha: float = 0.05, margin: float | None = None) -> int | None:
-    """Return the smallest number of seeds of each method with a power of 80 %.
+    """Return how many seeds of each method have a power of 80 %.
 
     Args:
         test: test whose difference and standard error are taken for the true ones.

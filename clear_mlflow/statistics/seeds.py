@@ -31,7 +31,7 @@ class Interval(NamedTuple):
 
 
 def check_level(level: float) -> None:
-    """Raise ConfigError if a confidence level is not strictly between 0 and 1."""
+    """Raise ConfigError unless a confidence level is between 0 and 1."""
     if not 0 < level < 1:
         raise ConfigError(
             f"level is {safe_repr(level)}; expected a fraction between 0 and 1, for example 0.95"
@@ -65,7 +65,7 @@ class TTest:
         return float(2 * stdtr(self.freedom, -abs(self.difference) / self.error))
 
     def interval(self, level: float = 0.95) -> Interval:
-        """Return an interval of the difference at a confidence level, between 0 and 1.
+        """Return an interval of the difference at a confidence level.
 
         It contains 0 if and only if the p-value is above ``1 - level``.
 
@@ -75,7 +75,7 @@ class TTest:
         return _build_interval(self.difference, self.error, self.freedom, level)
 
     def equivalence_p(self, margin: float) -> float:
-        """Return the p-value of two one-sided tests: small if the difference is within a margin.
+        """Return the p-value of two one-sided tests within a margin.
 
         Args:
             margin: largest difference that does not matter, above 0, in the metric's unit.
@@ -99,7 +99,7 @@ class TTest:
 
 
 def seed_summary(values: Sequence[float], *, level: float = 0.95) -> SeedSummary:
-    """Return mean, standard deviation and Student's t interval of a metric over seeds.
+    """Return mean, standard deviation and t interval of a metric over seeds.
 
     If all seeds have the same value, the standard deviation is 0 and the interval is None: one of
     width 0 would claim that the mean is known exactly.
@@ -196,7 +196,7 @@ def welch_t(values_a: Sequence[float], values_b: Sequence[float]) -> TTest | Non
 
 
 def hedges_g(values_a: Sequence[float], values_b: Sequence[float]) -> float | None:
-    """Return the difference of two means in pooled standard deviations, corrected for few seeds.
+    """Return the difference in pooled standard deviations, corrected for few seeds.
 
     Args:
         values_a: value of the metric for each seed of method A.
@@ -226,14 +226,14 @@ def hedges_g(values_a: Sequence[float], values_b: Sequence[float]) -> float | No
 
 
 def _build_interval(center: float, error: float, freedom: float, level: float) -> Interval:
-    """Return Student's t interval of a value with a standard error, after checking the level."""
+    """Return Student's t interval of a value with a standard error."""
     check_level(level)
     half_width = float(stdtrit(freedom, 0.5 + level / 2)) * error
     return Interval(center - half_width, center + half_width)
 
 
 def _convert_values(description: str, values: Sequence[float]) -> NDArray[np.float64]:
-    """Convert the values of a metric, one per seed, to an (n,) array."""
+    """Convert a metric's values, one per seed, to an (n,) array."""
     try:
         array = np.array(values, dtype=np.float64)
     except (TypeError, ValueError):

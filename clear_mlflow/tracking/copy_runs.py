@@ -136,7 +136,7 @@ class RunCopier:
     def _try(
         self, copy: Callable[..., ActionResult], source: RunSource, *arguments: Any
     ) -> ActionResult:
-        """Call a method of this class, and return its result, or the error as one."""
+        """Call a method of this class. Errors become its result."""
         try:
             return copy(source, *arguments)
         except (ClearError, OSError) as error:
@@ -144,7 +144,7 @@ class RunCopier:
             return ActionResult(None, name, FAILED, str(error), source.run_id, is_problem=True)
 
     def _copy(self, source: RunSource) -> ActionResult:
-        """Copy and score a run, continue its copy, or add to the copy what was recorded since.
+        """Copy and score a run, or continue its copy.
 
         Does nothing if the target has the run itself, or a copy in the same or a newer state or
         with the same rows from another continuation, or if a process trains into the run or copies
@@ -253,7 +253,7 @@ class RunCopier:
         rows: Mapping[str, bytes],
         files: Iterable[str],
     ) -> None:
-        """Store the rows, artifacts and inputs that a copy lacks. Repeating it changes nothing."""
+        """Store the files that a copy lacks. Repeating it changes nothing."""
         client, run_id = self._client, target.info.run_id
         artifacts = ArtifactFolder(client, target)
         with (
@@ -280,7 +280,9 @@ class RunCopier:
         new_tags: Mapping[str, str],
         has_reports: bool,
     ) -> tuple[int, str]:
-        """Log histories, parameters, tags and scores of a copy. Repeating it changes nothing.
+        """Log what a copy lacks: histories, parameters, tags and scores.
+
+        Repeating it changes nothing.
 
         Returns the time of the latest metric value, or the start time if that is later, and a
         problem or "". The scores of a new copy are logged in the same request.
@@ -323,7 +325,7 @@ class RunCopier:
         return last_time, problem
 
     def _end_copy(self, run: Run, target: Run, lease: Lease, last_time: int) -> None:
-        """Set status and end time of a copy, and delete the tag of the process that copied it."""
+        """Set a copy's status and end time, and unmark its process."""
         client, run_id = self._client, target.info.run_id
         current = lease.check_recently()
         if (status := _get_copied_status(run)) != "RUNNING":
@@ -334,7 +336,7 @@ class RunCopier:
                 client.delete_tag(run_id, tag)
 
     def _get_experiment_id(self, source: RunSource) -> str:
-        """Return the id of the experiment of a run's copy. Creates it if it is missing."""
+        """Return the experiment id of a run's copy, made if missing."""
         key = source.client, source.run.info.experiment_id
         if key not in self._experiment_ids:
             name = self._experiment or source.experiment
@@ -342,7 +344,10 @@ class RunCopier:
         return self._experiment_ids[key]
 
     def _search_originals(self, source_ids: Sequence[str]) -> None:
-        """Look up which of these runs the target has: no run gets one of these ids later."""
+        """Look up which of these runs the target has.
+
+        No run gets one of these ids later.
+        """
         valid_ids = [run_id for run_id in source_ids if RUN_ID.fullmatch(run_id)]
         with suppress(ClearError):  # each run is looked up in its turn then
             experiment_ids = find_experiment_ids(self._client)
@@ -359,7 +364,7 @@ class RunCopier:
         return self._originals[run_id]
 
     def _search_copies(self, written: Sequence[RunSource], waiting: Sequence[RunSource]) -> None:
-        """Search the copies of runs at once: they have the start times of the runs.
+        """Search the copies of runs at once, by their start times.
 
         written: forgets the copies of their parents as well.
         """
@@ -386,7 +391,7 @@ class RunCopier:
             self._copies |= {key: _sort_copies(runs) for key, runs in copies.items()}
 
     def _find_copies(self, experiment_id: str, source_id: str) -> list[Run]:
-        """Return the copies of a run in an experiment, complete ones first, then by run id."""
+        """Return a run's copies, complete ones first, then by run id."""
         key = experiment_id, source_id
         if key not in self._copies:
             condition = f"tags.`{names.COPIED_FROM_TAG}` = '{source_id}'"
@@ -394,7 +399,7 @@ class RunCopier:
         return self._copies[key]
 
     def _get_parent_id(self, run: Run) -> str | None:
-        """Return the id that copies of a run's parent refer to, or None without a parent."""
+        """Return the parent's id that copies refer to, if any."""
         parent_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
         return None if parent_id is None else self._original_ids.get(parent_id, parent_id)
 
@@ -421,7 +426,9 @@ class RunCopier:
             self._copies.pop((experiment_id, str(source_id)), None)
 
     def _close(self, source: RunSource, result: ActionResult) -> ActionResult:
-        """Delete all copies of a run except one, which gets its parent. Return the result for it.
+        """Delete all copies of a run but one, which gets its parent.
+
+        Returns the result for it.
 
         Two machines may each create a copy. Each searches after its own is complete, so one of them
         sees both. The complete copy with the smallest run id is kept, so that both decide the same.
@@ -455,7 +462,7 @@ def _sort_copies(copies: Iterable[Run]) -> list[Run]:
 
 
 def _read_state(copy: Run) -> str | None:
-    """Return the hash of the source of a complete copy, or None for any other run."""
+    """Return the source's hash of a complete copy, else None."""
     tags = copy.data.tags
     return None if names.PROCESS_TAG in tags else tags.get(names.COPIED_STATE_TAG)
 
@@ -467,7 +474,7 @@ def _score(
     has_reports: bool,
     read_history: Callable[[str], list[Metric]] | None,
 ) -> Scores:
-    """Score a copy from the files of its source, which are on this machine more often.
+    """Score a copy from its source's files, mostly on this machine.
 
     run: the copy, with all tags and metrics of its source. read_history: see
     :func:`find_changes`; it is called only if the source was scored with other rows or versions.
@@ -502,7 +509,7 @@ def _check_rows(
 
 
 def _has_other_files(rows: Mapping[str, bytes], stored: Mapping[str, bytes]) -> bool:
-    """Return True if a complete stored row file has another content than the source's."""
+    """Return True if a complete stored row file differs from the source's."""
     return any(
         stored[name] != content and not is_truncated_row(stored[name])
         for name, content in rows.items()
@@ -510,7 +517,7 @@ def _has_other_files(rows: Mapping[str, bytes], stored: Mapping[str, bytes]) -> 
 
 
 def _check_params(target: Run, params: Mapping[str, str]) -> None:
-    """Raise RowConflictError if a parameter is stored with another value: it cannot be changed."""
+    """Raise RowConflictError if a parameter is stored with another value."""
     for name, value in params.items():
         if (stored := target.data.params.get(name, value)) != value:
             raise RowConflictError(

@@ -68,7 +68,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a training ended: exit code, status and error, and the scores of its run."""
+    """How a training ended: exit code, status, error, and scores."""
 
     exit_code: int  # 0: done, 1: a bug, 2: invalid input, 75: try later, 128 + n: signal n
     status: Status
@@ -83,7 +83,7 @@ class RunResult:
 
     @property
     def unsent(self) -> UnsentError | None:
-        """The error if the store could not be reached and rows are only on local disk, or None."""
+        """The error if rows are only on local disk, or None."""
         return self.problem if isinstance(self.problem, UnsentError) else None
 
     @property
@@ -92,12 +92,12 @@ class RunResult:
         return isinstance(self.problem, LeaseLostError)
 
     def build_outcome(self, *, sets_status: bool = True) -> Outcome:
-        """Return the status and error to store. sets_status: False to keep the run's status."""
+        """Return the outcome to store. sets_status: False to keep the run's."""
         status = self.status if sets_status else None
         return Outcome(status, self.error, self.diverged)
 
     def add_problem(self, problem: ClearError, *, keep_status: bool = False) -> RunResult:
-        """Return a copy with one more error, and an exit code other than 0.
+        """Return a copy with one more error and a nonzero exit code.
 
         FINISHED becomes FAILED, unless *keep_status*.
         """
@@ -114,7 +114,7 @@ class RunResult:
 def build_result(
     error: BaseException | None, run_id: str | None, received_signals: Sequence[int] = ()
 ) -> RunResult:
-    """Return how a training ended, from the exception that ended it and the signals received.
+    """Return how a training ended, from its exception and signals.
 
     The status is KILLED after KeyboardInterrupt, or if a stopping signal ended the training
     process, else FAILED. An UnsentError has the status of the error that caused it.
@@ -153,7 +153,9 @@ def open_run(
     rename: bool = False,
     system_metrics: bool | None = None,
 ) -> str:
-    """Start the run that MLFLOW_RUN_ID names or a new one, and return its id.
+    """Start the run that MLFLOW_RUN_ID names or a new one.
+
+    Returns its id.
 
     Makes it MLflow's active run and acquires its lease, the right of this process to write to it.
     Waits up to three minutes if a process on another machine may have the lease of an existing run.
@@ -185,7 +187,7 @@ def open_run(
 
 
 def build_type_tags(run_type: str) -> dict[str, str]:
-    """Return tags that make a run one of this package. Set them in the call that creates it."""
+    """Return the tags of a run of this package, for its creation."""
     return {names.KIND_TAG: run_type, names.VERSION_TAG: __version__}
 
 
@@ -207,7 +209,7 @@ def reopen_run(run_id: str, tags: Mapping[str, str] | None = None) -> None:
 def create_run(
     client: MlflowClient, experiment_id: str, name: str | None, tags: Mapping[str, str]
 ) -> str:
-    """Create a run without making it MLflow's active one, and return its id.
+    """Create a run that is not MLflow's active one, and return its id.
 
     tags: tags in addition to those that MLflow sets, such as the user's name.
     """
@@ -216,7 +218,7 @@ def create_run(
 
 
 def join_run(client: MlflowClient, run_id: str) -> None:
-    """Acquire the lease of a run that is open: the right of this process to write to it.
+    """Acquire an open run's lease, the right to write to it.
 
     Waits up to three minutes if a process on another machine may have the lease. Raises
     TrackingError if another process is training into the run.
@@ -230,7 +232,7 @@ def join_run(client: MlflowClient, run_id: str) -> None:
 
 
 def get_active_run_id(store_uri: str | None = None) -> str | None:
-    """Return the id of MLflow's active run, or None if there is none.
+    """Return the id of MLflow's active run, None without one.
 
     store_uri: also return None if this is not MLflow's tracking URI.
     """
@@ -241,7 +243,7 @@ def get_active_run_id(store_uri: str | None = None) -> str | None:
 
 
 def get_autolog_run_id() -> str | None:
-    """Return the id of MLflow's active run if its autologging opened it, or None."""
+    """Return the id of the run that MLflow's autologging opened, if any."""
     active = mlflow.active_run()
     if active is None or MLFLOW_AUTOLOGGING not in active.data.tags:
         return None
@@ -256,7 +258,7 @@ def end_run(
     sets_status: bool = True,
     stored_rows: Collection[int] = (),
 ) -> RunResult:
-    """Score the stored rows of a run, log its models and set its final status and error.
+    """Score a run's rows, log its models, and set its status.
 
     Returns the result with scores and links, and with an error if the run's record is incomplete.
     If the store cannot be reached, status and error are written to local disk for ``clear-mlflow
@@ -299,7 +301,7 @@ def end_run(
 
 
 def end_expired_run(client: MlflowClient, run: Run) -> None:
-    """Set a RUNNING run to KILLED because the process that trained it is gone.
+    """Set a RUNNING run to KILLED because its process is gone.
 
     run: the run as it was when its lease was found to have expired. Does nothing if it has ended
     since, and raises TrackingError if a process has acquired or renewed its lease since.
@@ -316,12 +318,14 @@ def end_expired_run(client: MlflowClient, run: Run) -> None:
 
 
 def end_shared_run(run_id: str, error: BaseException | None = None) -> None:
-    """End a run that another logger opened: FINISHED, or FAILED or KILLED because of *error*."""
+    """End another logger's run: FINISHED, or by *error* FAILED or KILLED."""
     store_outcome(MlflowClient(), run_id, build_result(error, run_id).build_outcome())
 
 
 def end_project_run(result: RunResult) -> RunResult:
-    """End the run that ``mlflow run`` opened, unless a process trained into it. Return *result*.
+    """End the run that ``mlflow run`` opened, unless it was trained into.
+
+    Returns *result*.
 
     Ignores failures: ``mlflow run`` sets the status of the run, too.
     """
@@ -339,7 +343,7 @@ def end_project_run(result: RunResult) -> RunResult:
 def log_member_summary(
     client: MlflowClient, run_id: str, scores_by_seed: Mapping[int, Scores]
 ) -> None:
-    """Log mean and sample standard deviation of each metric over the members of an ensemble.
+    """Log mean and sample standard deviation over an ensemble's members.
 
     They are named ``mean/METRIC`` and ``std/METRIC``; with one member, only the mean is logged.
     Also tags the run with the number of members. Skips metrics that are undefined for a member.

@@ -34,7 +34,7 @@ _READY: Literal["READY"] = "READY"
 
 
 def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
-    """Log the weights that a run stored as MLflow models, and return how many were logged.
+    """Log stored weights as MLflow models, and return their number.
 
     Each model gets the accuracies of its row as metrics. Skips models that are logged already, and
     completes those that a killed process left unfinished. Logs nothing if the run lacks rows or its

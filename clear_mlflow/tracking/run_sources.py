@@ -61,7 +61,7 @@ class RunSource:
 
     @property
     def experiment(self) -> str | None:
-        """The name of the run's experiment, or None for Default and for a run read from files.
+        """The experiment's name, None for Default and for files.
 
         Raises TrackingError.
         """
@@ -73,7 +73,7 @@ class RunSource:
 
     @property
     def run_id(self) -> str:
-        """The id of the run, or if this run is itself a copy, the id of the run that was copied."""
+        """The id of the run, or of the original of a copy."""
         tag = self.run.data.tags.get(names.COPIED_FROM_TAG, "")
         return str(tag if RUN_ID.fullmatch(tag) else self.run.info.run_id)
 
@@ -108,7 +108,7 @@ class RunSource:
         return read_row_files(self.client, self.run)
 
     def list_files(self) -> dict[str, int | None]:
-        """Return the size of each artifact by path, or None for an unknown size.
+        """Return artifact sizes by path, None for an unknown size.
 
         Skips row files, report.html, which contains the run's id, links, hidden files on this
         machine, and paths for which :func:`is_safe_path` is False.
@@ -124,7 +124,7 @@ class RunSource:
         }
 
     def fetch_file(self, path: str, scratch: Path) -> Path:
-        """Return the path of an artifact on this machine, downloaded to *scratch* if necessary."""
+        """Return an artifact's path on this machine, downloaded if necessary."""
         folder, _, name = path.rpartition("/")
         return ArtifactFolder(self.client, self.run, folder).fetch_file(name, scratch)
 
@@ -165,7 +165,7 @@ def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
 
 
 def _can_copy(client: MlflowClient, run: Run) -> bool:
-    """Return True if a run is a training, an ensemble or a sweep, or if it contains rows."""
+    """Return True for a training, an ensemble, a sweep, or any rows."""
     tags = run.data.tags
     if tags.get(names.KIND_TAG) in _COPIED_KINDS or names.ROWS_TAG in tags:
         return True
@@ -188,7 +188,10 @@ def _walk_remote(root: ArtifactFolder, path: str = "") -> Iterator[tuple[str, in
 
 
 def _walk_local(root: Path) -> Iterator[tuple[str, int | None]]:
-    """Yield path and size of each file below a folder. Skips links and hidden files."""
+    """Yield path and size of each file below a folder.
+
+    Skips links and hidden files.
+    """
     for folder, _, file_names in os.walk(root):
         for name in file_names:
             file = Path(folder, name)

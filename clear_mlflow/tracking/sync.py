@@ -68,7 +68,9 @@ def find_sync_folders(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Iterator[ActionResult]:
-    """Copy the runs of offline folders to MLflow's tracking store, and yield a result for each run.
+    """Copy the runs of offline folders to the tracking store.
+
+    Yields a result for each run.
 
     An offline folder is an MLflow store on local disk, recorded without a server. The folders are
     not deleted. One that cannot be read yields a single result with the error. Raises TrackingError
@@ -95,7 +97,7 @@ def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Ite
 
 
 def select_folders(folder: Path | None) -> list[Path]:
-    """Return the run folders to upload: *folder* itself, or those directly in it.
+    """Return the run folders to upload: *folder* or those in it.
 
     Raises TrackingError if there are none. folder: None for all run folders in the default
     locations of this machine, which may be none.
@@ -119,7 +121,7 @@ def select_folders(folder: Path | None) -> list[Path]:
 def sync_folders(
     folders: Sequence[Path], *, use_recorded_store: bool = False
 ) -> Iterator[ActionResult]:
-    """Upload the files in run folders, and set each run to the status in which its training ended.
+    """Upload run folders, and set the runs' final status.
 
     Scores the runs and deletes the folders that were uploaded. A run whose process was killed
     becomes KILLED. Yields a result for each folder; an error is in the result and does not stop the

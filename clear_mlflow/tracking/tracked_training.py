@@ -124,7 +124,7 @@ def resume_supervised(
     *,
     can_wait: bool = True,
 ) -> RunResult:
-    """Resume a run in a child process, and end it in any case.
+    """Resume a run in a child process, and end it.
 
     A run that contains all of its rows is only scored and ended. Tags the run that ``mlflow run -P
     resume=RUN`` opened, if any. Errors are in the result. See :func:`train_supervised` for the

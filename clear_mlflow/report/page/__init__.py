@@ -34,7 +34,7 @@ def render_page(page: str, *, extension: str | None = None, **content: object) -
 
 @lru_cache(maxsize=8)
 def _read_style_and_script(pages: tuple[str, ...]) -> tuple[PackageText, PackageText]:
-    """Return the CSS of the frame and of pages, and the JavaScript of pages, if they have any."""
+    """Return the CSS and the JavaScript that pages need."""
     # Group colours come first, because the style sheet replaces them on a dark background.
     colours = "".join(f"--g{i}:{colour};" for i, colour in enumerate(GROUPS))
     styles = [read_file(f"{_PACKAGE}/frame.css"), *(_read_if_exists(f"{p}.css") for p in pages)]
@@ -43,7 +43,7 @@ def _read_style_and_script(pages: tuple[str, ...]) -> tuple[PackageText, Package
 
 
 def render_fragment(name: str, **content: object) -> str:
-    """Return a rendered template without the frame, for example of an SVG file.
+    """Return a rendered template without the frame, for example an SVG file.
 
     name: template as ``PACKAGE/NAME``, without ``.html``. content: its variables, escaped.
     """
@@ -51,7 +51,7 @@ def render_fragment(name: str, **content: object) -> str:
 
 
 def load_page(page: str) -> None:
-    """Read and compile the files of a page now, before the installed package may change."""
+    """Compile a page's files, before the installed package may change."""
     _read_style_and_script((page,))
     for name in (f"{page}.html", f"{_PACKAGE}/frame.html", f"{_PACKAGE}/pieces.html"):
         _get_environment().get_template(name)
@@ -59,19 +59,19 @@ def load_page(page: str) -> None:
 
 @lru_cache(maxsize=32)
 def read_file(name: str) -> str:
-    """Return the text of a package file, ``PACKAGE/NAME``, which is read only once."""
+    """Return the text of a package file, ``PACKAGE/NAME``, from a cache."""
     package, _, file = name.partition("/")
     return files(package).joinpath(file).read_text(encoding="utf-8")
 
 
 def _read_if_exists(name: str) -> str:
-    """Return the text of a package file, or "" without such a file."""
+    """Return the text of a package file, "" if there is none."""
     package, _, file = name.partition("/")
     return read_file(name) if files(package).joinpath(file).is_file() else ""
 
 
 class PackageText(str):
-    """A text of this package, without any untrusted part: templates do not escape it."""
+    """A text of this package, which templates do not escape."""
 
     __slots__ = ()
 
@@ -95,6 +95,6 @@ def _get_environment() -> Environment:
 
 
 def _hash_for_policy(text: str) -> str:
-    """Return a style's or script's hash as a content security policy writes it."""
+    """Return a text's hash as a content security policy writes it."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return PackageText(f"'sha256-{digest}'")

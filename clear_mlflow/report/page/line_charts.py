@@ -34,7 +34,7 @@ class LinePoint:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: its points from left to right, and how it is drawn."""
+    """A curve: points from left to right, and their style."""
 
     colour: int  # index in report.colours.GROUPS
     points: Sequence[LinePoint]
@@ -43,14 +43,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
-    """The y-axis of a chart. Accuracies beyond its ends are drawn at the ends."""
+    """The y-axis of a chart, which clips accuracies at its ends."""
 
     low: float = 0.0
     high: float = 1.0
     score: Score = ACCURACY
 
     def list_ticks(self, *, is_large: bool) -> list[tuple[float, str]]:
-        """Return about 3 round values, of a large chart 5, with labels: accuracies in percent."""
+        """Return 3 or 5 round values with labels, accuracies in percent."""
         count = 5 if is_large else 3
         if not self.score.is_accuracy:
             return list_round_ticks(self.low, self.high, count)
@@ -87,7 +87,7 @@ def build_axis(lines: Sequence[Line], score: Score = ACCURACY) -> Axis:
 
 
 def list_round_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
-    """Return about *count* round numbers in a range that is not a single value, with labels."""
+    """Return about *count* round numbers of a range, with labels."""
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * (1 - 1e-9))
@@ -107,7 +107,7 @@ def pad_range(low: float, high: float) -> tuple[float, float]:
 
 
 def compute_past_means(grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return (T + 1,) means of the rows of a (T + 1, T) grid on the buckets trained on.
+    """Return (T + 1,) means of a grid's rows on buckets trained on.
 
     A mean is NaN if a cell was not measured, and before the first bucket.
     """
@@ -115,7 +115,7 @@ def compute_past_means(grid: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def compute_future_means(grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return (T + 1,) means of the rows of a (T + 1, T) grid on the buckets to come.
+    """Return (T + 1,) means of a grid's rows on buckets to come.
 
     A mean is NaN if a cell was not measured, and after the last bucket.
     """
@@ -209,7 +209,7 @@ def build_curves(
     times: Sequence[date],
     size: tuple[int, int],
 ) -> dict[str, Any] | None:
-    """Return a large chart for each of *means*, a small one for each bucket, and a note.
+    """Return large charts of *means*, small ones of buckets, and a note.
 
     Charts without lines are left out; returns None if all are. means, buckets: titles with lines.
     last, times: as in :func:`build_line_chart`. size: width and height of a large chart, pixels.
@@ -236,7 +236,7 @@ def build_curves(
 
 
 def _place_dates(times: Sequence[date]) -> list[float]:
-    """Return the positions of 0 to T trained buckets on a time axis from 0 to 1.
+    """Return positions of 0 to T trained buckets on a time axis.
 
     The untrained model is one mean interval before the first bucket.
     """
@@ -246,7 +246,7 @@ def _place_dates(times: Sequence[date]) -> list[float]:
 
 
 def _format_dates(times: Sequence[date]) -> list[str]:
-    """Return years if all dates are 1 January, months if all are first days, else ISO dates."""
+    """Return years if possible, else months, else ISO dates."""
     length = 4 if all((t.month, t.day) == (1, 1) for t in times) else 10
     if length == 10 and all(t.day == 1 for t in times):
         length = 7
@@ -254,7 +254,7 @@ def _format_dates(times: Sequence[date]) -> list[str]:
 
 
 def _drop_overlaps(labels: Sequence[tuple[float, str]]) -> list[dict[str, Any]]:
-    """Return ticks of (pixel, label) pairs, without labels that would cover the one before."""
+    """Return (pixel, label) ticks without those that would overlap."""
     ticks: list[dict[str, Any]] = []
     for position, label in labels:
         if not ticks or position - ticks[-1]["at"] >= 8 * len(label):
@@ -269,7 +269,7 @@ def render_svg(
     columns: int,
     legend: Sequence[Mapping[str, Any]] = (),
 ) -> bytes:
-    """Return charts side by side as an SVG file on a white background.
+    """Return charts side by side as an SVG file.
 
     macro: of pieces.html, which draws each chart: ``curves``, ``dots`` or ``costs``. charts: at
     least one, all equally wide. columns: most charts in a row. legend: colour, dash and name of
@@ -294,7 +294,7 @@ def render_svg(
 
 
 def _build_style() -> str:
-    """Return the light style of pages, without variables, which most SVG programs do not know."""
+    """Return the light style of pages without variables, for SVG programs."""
     rules = [
         "text{fill:#5c6570;font:11px sans-serif}.name{fill:#1b1f24}",
         ".title{fill:#1b1f24;font-size:13px;font-weight:bold}.rule{stroke:#d9dee4}",

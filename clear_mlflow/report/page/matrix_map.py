@@ -22,14 +22,14 @@ _MIN_CHANGE = 0.05  # of a class's share of a bucket, for such a map to be shown
 
 
 def sample_evenly(count: int) -> list[int]:
-    """Return at most MAX_SHOWN indices of *count* items, evenly spaced, with the first and last."""
+    """Return at most MAX_SHOWN indices, evenly spaced, with first and last."""
     if count <= MAX_SHOWN:
         return list(range(count))
     return [round(i * (count - 1) / (MAX_SHOWN - 1)) for i in range(MAX_SHOWN)]
 
 
 def choose_rows(grid: NDArray[np.float64]) -> list[int]:
-    """Return at most MAX_SHOWN rows of a (T + 1, T) grid to show, evenly spaced.
+    """Return at most MAX_SHOWN evenly spaced rows of a (T + 1, T) grid.
 
     Row 0, the untrained model, is left out if it was not measured.
     """
@@ -68,7 +68,7 @@ def build_matrix_map(
 
 
 def build_class_map(images: EvaluationSet) -> dict[str, Any] | None:
-    """Return a map of the test images of each class in each bucket, as shares.
+    """Return a map of the share of each class in each bucket.
 
     Returns None if all shares change by less than 5 percentage points. Of over _MAX_CLASSES
     classes, those that change most are shown.
@@ -96,12 +96,12 @@ def build_class_map(images: EvaluationSet) -> dict[str, Any] | None:
 
 
 def _build_heads(buckets: Sequence[str], columns: Sequence[int]) -> list[dict[str, str]]:
-    """Return the ``short`` and the ``full`` key of the buckets with the indices *columns*."""
+    """Return the ``short`` and ``full`` keys of columns."""
     return [{"short": shorten_key(buckets[j]), "full": printable(buckets[j])} for j in columns]
 
 
 def shorten_key(key: str) -> str:
-    """Return a bucket's key in at most 8 characters, its end, where keys of one stream differ."""
+    """Cut a bucket's key to its last 8 characters, where keys differ."""
     return truncate_start(key, _MAX_KEY)
 
 

@@ -59,7 +59,7 @@ _MAX_CLASS_NAME = 60  # characters
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """The content of a run's page; the run may be incomplete. All texts may be untrusted."""
+    """The content of a run's page. All texts may be untrusted."""
 
     name: str
     run_id: str
@@ -150,19 +150,19 @@ def render_run_page(report: RunReport, *, extension: str | None = None, **conten
 
 
 def _select_results(metrics: Sequence[Metric], results: MetricResults) -> list[MetricResult]:
-    """Return the results of metrics, in their order, and skip metrics without a result."""
+    """Return the results of metrics, in their order, where they exist."""
     return [results[metric.name] for metric in metrics if metric.name in results]
 
 
 def _round(value: float, score: Score) -> float | None:
-    """Return a cell with _DIGITS digits for the page's script, or None for NaN."""
+    """Round a cell for the page's script. Returns None for NaN."""
     if math.isnan(value):
         return None
     return round(float(value), _DIGITS) if score.is_accuracy else float(f"{value:.{_DIGITS}g}")
 
 
 def _format_mean(cells: NDArray[np.float64], score: Score) -> tuple[str, int]:
-    """Return the mean over the measured cells as text, "" without any, and their number."""
+    """Return the mean of the measured cells as text, and their number."""
     measured = cells[~np.isnan(cells)]
     return (score.cell(float(measured.mean())) if measured.size else ""), measured.size
 
@@ -174,7 +174,7 @@ def _name_instances(record: Record) -> str:
 
 
 def _build_subtitle(report: RunReport) -> str:
-    """Return dataset, strategy, model, seed and number of buckets trained, in one line."""
+    """Return dataset, strategy, model, seed and trained buckets in one line."""
     record = report.record
     parts = [one_line(record.dataset.name, 80)]
     parts += [
@@ -209,7 +209,7 @@ def _list_warnings(report: RunReport) -> list[str]:
 
 
 def _describe_matrix(record: Record, colour_note: str) -> str:
-    """Explain rows, columns and cells of the matrix, and which are shown if there are too many."""
+    """Explain the matrix, and which of its cells are shown."""
     matrix = record.matrix
     sentences = [
         f"Rows: bucket trained last. Columns: bucket tested. Cells: {matrix.score.label} on "
@@ -224,7 +224,7 @@ def _describe_matrix(record: Record, colour_note: str) -> str:
 
 
 def _pack_predictions(predictions: Predictions | None) -> tuple[dict[str, Any] | None, str]:
-    """Return class names, image counts and predicted classes for the page, in compressed form.
+    """Return classes, image counts and compressed predictions for the page.
 
     The second value is a sentence on what is missing, or "". The first is None without predictions,
     or with too many classes.
@@ -270,7 +270,7 @@ def _compress(numbers: NDArray[Any]) -> str:
 def _build_curves(
     grid: NDArray[np.float64], columns: Sequence[int], record: Record
 ) -> dict[str, Any] | None:
-    """Return the charts of past, current and future buckets, and of each of *columns*, or None."""
+    """Return charts of past, current and future buckets, and of *columns*."""
     score, keys = record.matrix.score, record.matrix.buckets
 
     def build_lines(colour: int, name: str, values: Iterable[float]) -> list[Line]:
@@ -304,7 +304,7 @@ def _build_curves(
 
 
 def _describe_dataset(report: RunReport) -> dict[str, str]:
-    """Return names and values for the page, first of the run, then of ``report.dataset``."""
+    """Return names and values of the run, then of its dataset."""
     record = report.record
     counts = record.matrix.num_instances
     instances = _name_instances(record)
@@ -327,7 +327,7 @@ def render_run_html(
     *,
     progress: Mapping[str, str] | None = None,
 ) -> str:
-    """Return a run for a notebook as HTML: title, progress bar, matrix, metrics and links.
+    """Return a run as HTML for a notebook.
 
     links: lines. A name, spaces and a web address become a link; any other line is shown as text.
     progress: ``text``, ``done`` and ``total`` of the progress bar, or None for no bar.
@@ -345,7 +345,7 @@ def render_run_html(
 def render_progress_html(
     text: str, done: float, total: float, matrix: AccuracyMatrix | None
 ) -> str:
-    """Return a run in training for a notebook as HTML: a progress bar and the rows so far.
+    """Return a run in training as HTML for a notebook.
 
     text: next to the bar. matrix: None before the first row.
     """
@@ -354,7 +354,7 @@ def render_progress_html(
 
 
 def _build_inline_map(matrix: AccuracyMatrix) -> dict[str, Any]:
-    """Return the map of the rows so far, with its style in every cell and an explanation."""
+    """Return a map of the rows so far, styled cell by cell."""
     grid = stack_all_rows(matrix)
     scale = build_cell_scale(matrix.score, [grid])
     note = f"Rows: bucket trained last. Columns: bucket tested. Cells: {matrix.score.label}."

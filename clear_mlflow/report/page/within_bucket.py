@@ -105,7 +105,7 @@ class _History:
     def build_line(
         self, colour: int, name: str, indices: NDArray[np.int64], values: NDArray[np.float64]
     ) -> Line:
-        """Return a curve through values without NaN, with a dot at each row."""
+        """Return a curve through finite values, with a dot at each row."""
         points = [
             LinePoint(t, value, self._describe(name, t, value), has_dot=bool(self.is_row[t]))
             for t, value in zip(indices.tolist(), values.tolist(), strict=True)
@@ -116,7 +116,7 @@ class _History:
     def draw(
         self, title: str, lines: Sequence[Line], size: tuple[int, int], axis: Axis
     ) -> dict[str, Any]:
-        """Return what the template ``chart`` draws over the steps. size: width, height, pixels."""
+        """Return what the template ``chart`` draws. size: width, height, pixels."""
         ends = np.flatnonzero(self.is_row & (self.buckets >= 0)).tolist()
         return build_line_chart(
             title,
@@ -131,7 +131,7 @@ class _History:
         )
 
     def _describe(self, name: str, t: int, value: float) -> str:
-        """Return the tooltip of a row, or "" for a test within a bucket, which gets none."""
+        """Return the tooltip of a row, "" for a test within a bucket."""
         if not self.is_row[t]:
             return ""
         bucket = self.buckets[t]
@@ -139,7 +139,7 @@ class _History:
         return f"{name}, {time}: {format_percent(value)} %"
 
     def _thin_out(self, points: list[LinePoint]) -> list[LinePoint]:
-        """Keep only rows and the extrema of _BINS parts if there are many points."""
+        """Keep rows and the extrema of _BINS parts of many points."""
         if len(points) <= 4 * _BINS:
             return points
         chosen = {point.num_trained: point for point in points if point.has_dot}
