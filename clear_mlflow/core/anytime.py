@@ -69,6 +69,20 @@ class AnytimeRow(msgspec.Struct, frozen=True):
         """Fraction of test images classified correctly, per bucket."""
         return tuple(c / n for c, n in zip(self.correct, self.num_instances, strict=True))
 
+    def check_agrees(self, other: AnytimeRow) -> None:
+        """Raise RecordError if another test of the same bucket contradicts this one."""
+        name = anytime_file_name(self.bucket, self.test)
+        if (self.num_tests, self.num_steps) != (other.num_tests, other.num_steps):
+            raise RecordError(
+                f"{name} is one of {self.num_tests} tests in {self.num_steps} steps, and test "
+                f"{other.test} of its bucket one of {other.num_tests} in {other.num_steps}"
+            )
+        if (self.test - other.test) * (self.step - other.step) < 0:
+            raise RecordError(
+                f"{name} follows {self.step} steps, and test {other.test} of its bucket "
+                f"{other.step}; expected tests in the order of their steps"
+            )
+
     def to_json(self, written_at: str) -> str:
         """Return the text of the test's file. written_at: ISO 8601, UTC."""
         fields = {
@@ -151,7 +165,8 @@ class AnytimeMatrix:
                 is_later = number == 0 or tests[number - 1].test < test.test
                 if test.bucket != bucket_index + 1 or not is_later:
                     raise RecordError(f"{name} is out of its order")
-                self._check_test(name, test, tests[0])
+                self._check_test(name, test)
+                test.check_agrees(tests[max(number - 1, 0)])
         object.__setattr__(self, "tests", MappingProxyType(dict(sorted(self.tests.items()))))
 
     @classmethod
@@ -230,8 +245,8 @@ class AnytimeMatrix:
             return f"test {missing} of {tests[0].num_tests} inside bucket {key} is not stored"
         return None
 
-    def _check_test(self, name: str, test: AnytimeRow, first: AnytimeRow) -> None:
-        """Raise RecordError if a test contradicts the matrix or *first*."""
+    def _check_test(self, name: str, test: AnytimeRow) -> None:
+        """Raise RecordError if a test contradicts the matrix."""
         counts = self.matrix.num_instances
         if test.buckets != self.matrix.buckets:
             raise RecordError(
@@ -242,9 +257,4 @@ class AnytimeMatrix:
             raise RecordError(
                 f"{name} has {safe_repr(test.num_instances)} images per bucket, but the rows have "
                 f"{safe_repr(counts.tolist())}"
-            )
-        if (test.num_tests, test.num_steps) != (first.num_tests, first.num_steps):
-            raise RecordError(
-                f"{name} is one of {test.num_tests} tests in {test.num_steps} steps, and the "
-                f"first of its bucket one of {first.num_tests} in {first.num_steps}"
             )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.environment_variables import MLFLOW_RUN_ID
 
-from clear_mlflow.core.anytime import AnytimeRow
+from clear_mlflow.core.anytime import AnytimeRow, anytime_file_name
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
@@ -47,12 +49,20 @@ def read_joined_run(
     rows: dict[int, AccuracyRow] = {}
     for file_name, record in records.items():
         row = record.row.reorder(dataset.buckets)
-        _check_same_loop(row, record, dataset, seed, f"run {run_id} contains {file_name}")
+        _check_same_loop(row, record, dataset, seed, f"{run_id} contains {file_name}")
         rows[row.row] = row
     images, tags = dataset.evaluation_set, run.data.tags
     if rows and images is not None and names.PREDICTIONS_TAG in tags:
         _check_test_images(client, run, images)
     tests = read_tests(client, run) if names.ANYTIME_TAG in tags else []
+    for test in tests:  # a run may contain tests before its first row
+        _check_same(
+            {
+                "buckets": (test.buckets, dataset.buckets),
+                "num_instances": (test.num_instances, dataset.num_test),
+            },
+            f"{run_id} contains {anytime_file_name(test.bucket, test.test)}",
+        )
     return run, rows, {(test.bucket, test.test): test for test in tests}
 
 
@@ -76,7 +86,7 @@ def _check_same_loop(
     row: the row of *record*, with its buckets in the order of *dataset*.
     """
     stored = record.dataset
-    pairs: dict[str, tuple[object, object]] = {
+    pairs = {
         "buckets": (row.buckets, dataset.buckets),
         "num_instances": (row.num_instances, dataset.num_test),
         "score": (row.score, dataset.score),
@@ -86,6 +96,14 @@ def _check_same_loop(
         "dataset_digest": (stored.digest, dataset.digest),
         "seed": (record.seed, seed),
     }
+    _check_same(pairs, location)
+
+
+def _check_same(pairs: Mapping[str, tuple[object, object]], location: str) -> None:
+    """Raise TrackingError if a stored value differs from the loop's.
+
+    pairs: the stored value and the loop's, by the argument of track.
+    """
     for name, (stored_value, value) in pairs.items():
         if stored_value != value:
             advice = "pass it to track, or " if value is None else ""

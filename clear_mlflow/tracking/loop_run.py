@@ -471,6 +471,9 @@ class LoopRun(DisplayedRun):
                     f"test {row.test} inside bucket {row.bucket} is stored already with other "
                     "numbers; a test is what was measured once: start a new run"
                 )
+            for stored_row in self._tests.values():
+                if stored_row.bucket == row.bucket:
+                    row.check_agrees(stored_row)
             if not self._tests:
                 recorder.write_tags({names.ANYTIME_TAG: "own"})  # in place of an interval
             recorder.write_test(row)

@@ -497,6 +497,46 @@ def test_tests_within_a_bucket_are_stored_and_scored(store, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ((10, 2, 30), (20, 3, 30), "_0002.json is one of 3 tests in 30 steps, and test 1 of its"),
+        ((10, 2, 30), (20, 2, 40), "_0002.json is one of 2 tests in 40 steps, and test 1 of its"),
+        ((20, 2, 30), (10, 2, 30), "_0002.json follows 10 steps, and test 1 of its bucket 20"),
+    ],
+)
+def test_tests_that_contradict_each_other_are_not_stored(store, first, second, message):
+    """Else no metric of the tests within buckets could be computed, and no bundle imported."""
+    with clear_mlflow.track(buckets=1, num_instances=100) as run:
+        for number, (step, num_tests, num_steps) in enumerate((first, second), start=1):
+            with pytest.raises(RecordError, match=message) if number == 2 else nullcontext():
+                run.log_test(
+                    1, [50], test=number, num_tests=num_tests, step=step, num_steps=num_steps
+                )
+        run.log_test(1, [60], test=2, num_tests=2, step=25, num_steps=30)
+        run.log_counts(1, [90])
+    assert run.metrics["continual_evaluation/average_anytime_accuracy"].value is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_instances": 99}, "^run [0-9a-f]+ contains bucket_001_test_0001.json with num_ins"),
+        ({"buckets": ["a", "b", "c"]}, r"test_0001.json with buckets \('1', '2', '3'\), but this"),
+        ({"num_instances": None}, "but this loop has None; pass it to track, or start a new run"),
+    ],
+)
+def test_a_run_with_tests_and_no_rows_is_continued_with_the_same_images(
+    store, monkeypatch, changes, message
+):
+    loop = {"buckets": 3, "num_instances": 100}
+    with clear_mlflow.track(**loop) as run:
+        run.log_test(1, INSIDE[1][0], test=1, num_tests=2, step=1, num_steps=3)
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
+    with pytest.raises(TrackingError, match=message), clear_mlflow.track(**{**loop, **changes}):
+        pass
+
+
+@pytest.mark.parametrize(
     ("changes", "part"),
     [
         ({"loop": {}}, "num_instances is not known; pass it to track"),
