@@ -20,7 +20,7 @@ from clear_mlflow.api.compared_run import (
     read_predicted_classes,
 )
 from clear_mlflow.api.load import list_existing
-from clear_mlflow.comparison.across import summarize_across
+from clear_mlflow.comparison.across import summarize_across, warn_about_inputs
 from clear_mlflow.comparison.figures import plot_history
 from clear_mlflow.comparison.groups import ComparedRun, RunWithoutRows, truncate_name
 from clear_mlflow.comparison.page import render_comparison_page
@@ -350,6 +350,7 @@ def compare_stored_runs(
     comparison = compare_groups(ranked, predictions_by_run)
     if across is not None:
         comparison = replace(comparison, across=summarize_across(comparison, across))
+        notes += warn_about_inputs(comparison, across)
     failed = (
         f"{name} is left out of {len(reasons)} of {len(compared_runs)} runs: {reasons[0]}."
         for name, reasons in failures.items()

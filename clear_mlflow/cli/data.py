@@ -81,7 +81,8 @@ def check(
         folder: folder of the dataset. May be left out if --dataset reads no folder.
         dataset: your own stream (see train), if DIR is not in a layout of CLEAR. auto: CLEAR.
         dataset_args: arguments of your own stream, name=value,name=value.
-        borders: how your own stream is divided into buckets, as for train.
+        borders: how your own stream is divided into buckets, as for train. Several, separated by
+            commas: their buckets are compared.
     """
     from clear_mlflow.data.check import check_dataset
     from clear_mlflow.data.sources import CLEAR, is_custom_stream, needs_folder
@@ -107,7 +108,9 @@ def check(
             root,
             dataset,
             arguments,
-            borders=parse_parameter("borders", borders),
+            borders=[
+                parse_parameter("borders", text) for text in borders.split(",") if text != NONE
+            ],
             cache_dir=default_cache_dir(),
             on_progress=report,
         )
@@ -137,6 +140,8 @@ def _print_findings(findings: Findings) -> None:
         images[bucket, split].append(number)
     rows = [(*key, f"{sum(n)}", f"{min(n)} to {max(n)}") for key, n in images.items()]
     output.print_table(("bucket", "split", "images", "per class"), rows, numbers_from=2)
+    if findings.drifts:
+        _print_label_drift(findings)
     click.echo("" if findings.problems else "\nnothing is wrong")
     for problem_type in dict.fromkeys(problem.type for problem in findings.problems):
         problems = [problem for problem in findings.problems if problem.type == problem_type]
@@ -147,6 +152,29 @@ def _print_findings(findings: Findings) -> None:
             click.echo(f"{line}; also {others}" if others else line)
     if total := len(findings.problems):
         click.echo(f"\n{total} {'problem' if total == 1 else 'problems'}")
+
+
+def _print_label_drift(findings: Findings) -> None:
+    """Print how labels change from bucket to bucket, and with the borders."""
+    click.echo("\nchange of labels (total variation, from 0 to 1)\n")
+    changes = [
+        (drift.borders, bucket, f"{previous:.3f}", f"{before:.3f}")
+        for drift in findings.drifts
+        for bucket, previous, before in zip(
+            drift.buckets[1:], drift.from_previous, drift.from_all_before, strict=True
+        )
+    ]
+    heads = ("borders", "bucket", "from the previous", "from all before")
+    output.print_table(heads, changes, numbers_from=2)
+    differences = [
+        (drift.borders, f"borders moved by {shift:g} of a bucket", f"{value:.3f}")
+        for drift in findings.drifts
+        for shift, value in drift.sensitivity.items()
+    ]
+    differences += [(a, b, f"{value:.3f}") for (a, b), value in findings.distances.items()]
+    if differences:
+        click.echo()
+        output.print_table(("borders", "compared with", "difference"), differences, numbers_from=2)
 
 
 @command(

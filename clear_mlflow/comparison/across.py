@@ -107,6 +107,18 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
     )
 
 
+def warn_about_inputs(comparison: Comparison, parameter: str) -> list[str]:
+    """Return a sentence if the borders change not only the buckets, but also the inputs."""
+    num_scaled = sum(run.params.get("dataset/standardise") == "first" for run in comparison.runs)
+    if parameter != "borders" or not num_scaled:
+        return []
+    return [
+        f"{num_scaled} of {len(comparison.runs)} runs have standardise=first, which scales inputs "
+        "by the first bucket: with other borders, the inputs differ, too. To change only the "
+        "borders, scale the vectors before and pass standardise=none."
+    ]
+
+
 def write_across(a: str, b: str, outcomes: Sequence[str], parameter: str) -> str:
     """Write what the verdicts for all values of a parameter have in common.
 

@@ -24,6 +24,7 @@ from clear_mlflow.metrics import (
     WITHIN_BUCKET_METRICS,
     Metric,
     adapt_metrics,
+    convert_to_days,
     find_horizons,
     format_median_horizon,
     get_headlines,
@@ -249,10 +250,16 @@ class Comparison:
         return [self.groups[i].results[0] for i in indices]
 
     def format_horizon(self, group: Group) -> str:
-        """Return how many buckets ahead a group keeps up with training from scratch, or ""."""
+        """Return how many buckets ahead a group keeps up with training from scratch, or "".
+
+        With dates of the buckets also in days, as ``2 (60 days)``.
+        """
         if group.scratch is None:
             return ""
-        return format_median_horizon(find_horizons(group.scratch, self.margin or 0.0))
+        horizons = find_horizons(group.scratch, self.margin or 0.0)
+        text, dates = format_median_horizon(horizons), group.members[0].record.dataset.times
+        days = format_median_horizon(convert_to_days(horizons, dates)) if dates else "none"
+        return text if days == "none" else f"{text} ({days} days)"
 
     def list_methods(self) -> list[list[Group]]:
         """Return groups by method, best first: groups of a method differ in tuned parameters."""

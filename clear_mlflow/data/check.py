@@ -6,10 +6,10 @@ A training stops at the first problem. Here all images are decoded, and their co
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,8 +22,9 @@ from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, hash_file
 from clear_mlflow.data import read_stream_index
 from clear_mlflow.data.decode import Resize, UndecodableError, decode_file
+from clear_mlflow.data.drift import LabelDrift, measure_distance, measure_label_drift
 from clear_mlflow.data.files import path_text, reason, stat_file
-from clear_mlflow.data.images import NONE, TRAIN, ImageTable
+from clear_mlflow.data.images import NONE, TRAIN, ImageIndex, ImageTable
 from clear_mlflow.data.stream import AUTO, DIFFERENCES, build_stream, find_copies
 
 SCHEMA = 1
@@ -70,6 +71,15 @@ class Findings:
     class_names: tuple[str, ...]
     counts: Counts
     problems: tuple[Problem, ...]
+    drifts: tuple[LabelDrift, ...] = ()  # of a dated stream, for each of the requested borders
+
+    @property
+    def distances(self) -> dict[tuple[str, str], float]:
+        """How far two requested borders are apart, by the labels of their buckets."""
+        return {
+            (a.borders, b.borders): measure_distance(a.counts, b.counts)
+            for a, b in combinations(self.drifts, 2)
+        }
 
     def as_json(self) -> dict[str, Any]:
         """Return the findings for programs. Docs/data-commands.md has the schema."""
@@ -86,6 +96,11 @@ class Findings:
                 for (split, bucket, class_name), number in self.counts.items()
             ],
             "images": sum(self.counts.values()),
+            "label_drift": [drift.as_json() for drift in self.drifts],
+            "distances": [
+                {"borders": list(pair), "distance": distance}
+                for pair, distance in self.distances.items()
+            ],
             "problems": [
                 {
                     "kind": p.type,
@@ -103,18 +118,23 @@ def check_dataset(
     dataset: str = AUTO,
     arguments: Mapping[str, Any] | None = None,
     *,
-    borders: str = NONE,
+    borders: Sequence[str] = (),
     cache_dir: Path = Path(),
     on_progress: OnImages = lambda step, done, total: None,
 ) -> Findings:
     """Decode all images of a dataset, and return its contents and problems.
 
-    dataset: of your own, or ``auto`` for one in a layout of CLEAR. arguments, borders: as
-    for training. Raises DataError if the index cannot be read.
+    dataset: of your own, or ``auto`` for one in a layout of CLEAR. arguments: as for
+    training. borders: for each of them, the drift of the labels is measured; the first one, if any,
+    divides the dataset that is checked. Raises DataError if the index cannot be read.
     """
-    index = read_stream_index(
-        dataset, data_root, cache_dir=cache_dir, arguments=arguments, borders=borders
-    )
+
+    def read_index(borders: str) -> ImageIndex:
+        return read_stream_index(
+            dataset, data_root, cache_dir=cache_dir, arguments=arguments, borders=borders
+        )
+
+    index = read_index(borders[0] if borders else NONE)
     root, images = index.root, index.images
     problems: list[Problem] = []
     splits = ["all"] if index.read_test is None else [TRAIN]
@@ -177,6 +197,7 @@ def check_dataset(
         class_names=index.class_names,
         counts=counts,
         problems=tuple(sorted(problems, key=lambda p: (order.index(p.type), p.path))),
+        drifts=tuple(measure_label_drift(text, read_index) for text in borders),
     )
 
 

@@ -59,6 +59,7 @@ from clear_mlflow.metrics._results import (
 from clear_mlflow.metrics._scratch import (
     DROP_PARTS,
     ScratchMatrix,
+    convert_to_days,
     find_horizons,
     format_median_horizon,
 )
@@ -93,6 +94,7 @@ __all__ = [
     "class_accuracies",
     "compute_values",
     "confusion",
+    "convert_to_days",
     "evaluate_metrics",
     "find_horizons",
     "format_median_horizon",

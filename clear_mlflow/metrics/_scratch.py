@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,21 @@ def find_horizons(matrix: ScratchMatrix, tolerance: float = 0.0) -> list[tuple[i
         is_bound = reached == len(gap) or bool(np.isnan(gap[reached]))
         horizons.append((reached - 1, is_bound) if reached else None)
     return horizons
+
+
+def convert_to_days(
+    horizons: Sequence[tuple[int, bool] | None], dates: Sequence[date]
+) -> list[tuple[int, bool] | None]:
+    """Convert horizons of rows from buckets to days, by the dates of the buckets.
+
+    >>> dates = [date(2004, 1, 1), date(2004, 7, 1), date(2005, 1, 1)]
+    >>> convert_to_days([(1, False), (1, True), None], dates)
+    [(182, False), (184, True), None]
+    """
+    return [
+        horizon and ((dates[i + horizon[0]] - dates[i]).days, horizon[1])
+        for i, horizon in enumerate(horizons)
+    ]
 
 
 def format_median_horizon(horizons: Sequence[tuple[int, bool] | None]) -> str:

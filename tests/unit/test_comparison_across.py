@@ -14,6 +14,7 @@ from clear_mlflow.comparison.across import (
     compute_kendalls_w,
     estimate_share,
     summarize_across,
+    warn_about_inputs,
     write_across,
 )
 from clear_mlflow.comparison.page import render_comparison_page
@@ -94,6 +95,21 @@ def test_the_page_and_the_terminal_have_a_cell_for_each_value():
     one_seed = dataclasses.replace(one_seed, across=summarize_across(one_seed, "borders"))
     assert '<th scope="col">share</th>' not in render_comparison_page(
         one_seed, title="t", footer="f"
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameter", "standardise", "is_warned"),
+    [("borders", "first", True), ("borders", "none", False), ("dataset", "first", False)],
+)
+def test_borders_that_change_inputs_are_a_warning(parameter, standardise, is_warned):
+    runs = build_runs({"year": {"naive": 120}, "half": {"naive": 125}})
+    runs[3:] = [
+        dataclasses.replace(run, params={"dataset/standardise": standardise}) for run in runs[3:]
+    ]
+    sentences = warn_about_inputs(compare(runs, BY), parameter)
+    assert [sentence[:43] for sentence in sentences] == (
+        ["5 of 8 runs have standardise=first, which s"] if is_warned else []
     )
 
 

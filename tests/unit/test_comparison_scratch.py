@@ -1,6 +1,7 @@
 """Compared runs are measured against runs that were trained from scratch."""
 
 import dataclasses
+from datetime import date
 
 import numpy as np
 import pytest
@@ -53,6 +54,24 @@ def test_the_result_is_in_tables_and_can_rank():
     # At a margin of all points, every model keeps up to the end.
     wide = build_comparison_dict(compare(runs, margin=1.0))["groups"]
     assert [group["horizon"] for group in wide] == ["at least 1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("months", "expected"),
+    [((1, 2, 4, 12), {"at least 1 (at least 244 days)"}), ((), {"at least 1"})],
+)
+def test_a_horizon_is_in_days_if_the_buckets_have_dates(months, expected):
+    """The median of the days, not the days of the median: 334, 306, 244 and 0 days to the end."""
+    dates = tuple(date(2005, month, 1) for month in months)
+    runs, _ = add_scratch_metrics([*build_runs(ORACLE), *build_runs("replay")], ORACLE)
+    dated = []
+    for run in runs:
+        dataset = dataclasses.replace(run.record.dataset, times=dates)
+        dated.append(
+            dataclasses.replace(run, record=dataclasses.replace(run.record, dataset=dataset))
+        )
+    groups = build_comparison_dict(compare(dated, margin=1.0))["groups"]
+    assert {group["horizon"] for group in groups} == expected
 
 
 def test_without_an_oracle_there_is_no_column():

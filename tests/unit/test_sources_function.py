@@ -29,6 +29,13 @@ def outside(root):
     paths = {"x": root.parent / "a" / "b.png", "y": root / "c.png"}
     return build_index([Entry(path, name, "1") for name, path in paths.items()], root=root)
 
+def days(root: Path) -> ImageIndex:
+    paths = sorted(root.glob("*/*/*.png"))
+    days = [f"{p.parts[-3]}-{1 + i % 12:02d}-17" for i, p in enumerate(paths)]
+    return build_index(
+        (Entry(p, p.parts[-2], day) for p, day in zip(paths, days)), root=root
+    )
+
 def odd_split(root):
     return build_index([Entry(root / "c.png", "y", "1", "valid")], root=root)
 
@@ -65,6 +72,16 @@ def root(tmp_path, monkeypatch):
 
 def load(root, function, **arguments):
     return load_source(f"own_photos:{function}", root, **arguments)
+
+
+def test_borders_divide_the_stream_of_a_function(root):
+    """By the dates that its buckets are called: years are the folders again."""
+    folder = load_source("folder", root, split="0")
+    stream = load(root, "days", borders="year", split="0")
+    assert (stream.digest, stream.keys) == (folder.digest, folder.keys)
+    assert load(root, "days", borders="equal:2", split="stream:1").keys == ("1", "2")
+    message = "bucket 2004, which lacks the quarter; expected times that are exact enough"
+    check_error(DataError, message, load, root, "years", borders="quarter", split="0")
 
 
 def test_a_function_returns_the_stream_of_the_folder(root):

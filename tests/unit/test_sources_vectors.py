@@ -192,7 +192,7 @@ def test_numbers_that_float32_makes_equal_are_rejected(table, tmp_path, file_for
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     with pytest.raises(DataError, match=message):
-        check_dataset(str(path), source, arguments, borders="year", cache_dir=tmp_path)
+        check_dataset(str(path), source, arguments, borders=["year"], cache_dir=tmp_path)
 
 
 def test_numbers_that_are_only_rounded_are_accepted(tmp_path):
