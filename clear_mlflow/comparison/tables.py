@@ -26,6 +26,12 @@ _LATEX = str.maketrans(
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "\\": r"\textbackslash{}",
+        # In LaTeX's default font, these are other characters.
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        # At the start of a cell, these are arguments of the line break before it.
+        **{c: f"{{{c}}}" for c in "[*"},
     }
 )
 _MAX_RUN_LINKS = 10  # of each group in a description

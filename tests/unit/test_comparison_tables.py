@@ -116,3 +116,18 @@ def test_a_papers_table_says_what_its_numbers_are():
     assert [row[5:] for row in rows] == [["$0.0$", r"$4.600 \times 10^{11}$ \\"]] * 2
     assert "In-domain" in tables.format_latex(compared, "clear/in_domain_accuracy")
     assert "± 0" not in tables.format_markdown(compared, "cost/training_flops,renate/forgetting")
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("[2, 3]", r"{[}2, 3]"),  # an argument of the line break or rule before it: an error
+        ("*new", r"{*}new"),  # the star of the line break before it: not printed
+        ("a<b|c>d", r"a\textless{}b\textbar{}c\textgreater{}d"),  # a¡b—c¿d
+    ],
+)
+def test_a_name_is_no_part_of_latex(name, cell):
+    latex = tables.format_latex(
+        compare([*seeds_of("plain", 120, range(3)), *seeds_of(name, 180, range(3))])
+    )
+    assert f"\n\\midrule\n{cell} & 3 & " in latex
