@@ -33,7 +33,8 @@ def add_scratch_metrics(
 ) -> tuple[list[ComparedRun], list[str]]:
     """Return the runs with metrics against scratch, and a sentence if some lack them.
 
-    A run is measured against the oracle's run of its seed, or their mean if there is none.
+    A run is measured against the oracle's run of its seed, or their mean if there is none. An
+    oracle's run that diverged or ended early is not used, unless all did.
 
     oracle: label of the runs that were trained from scratch, for example ``from_scratch``. Raises
     ConfigError if no run has it, or if a run was tested on other data, or trained with another
@@ -57,7 +58,7 @@ def add_scratch_metrics(
                 parameter="oracle",
             )
         _check_shared(run, comparable[0], oracle)
-        scratch = _measure(run, comparable)
+        scratch = _measure(run, _select_complete(comparable))
         values, errors = compute_values(scratch, SCRATCH_METRICS)
         undefined += [f"{format_run(run)}: {errors[n]}" for n in DROP_PARTS if n in errors][:1]
         results.append(replace(run, summary={**run.summary, **values}, scratch=scratch))
@@ -77,6 +78,13 @@ def _check_shared(run: ComparedRun, oracle_run: ComparedRun, oracle: str) -> Non
                 "budget, or leave the run out",
                 parameter="oracle",
             )
+
+
+def _select_complete(oracles: Sequence[ComparedRun]) -> Sequence[ComparedRun]:
+    """Return the oracles with most rows of those that did not diverge, or all if all did."""
+    valid = [run for run in oracles if not run.diverged] or oracles
+    most = max(run.record.matrix.num_rows for run in valid)
+    return [run for run in valid if run.record.matrix.num_rows == most]
 
 
 def _measure(run: ComparedRun, oracles: Sequence[ComparedRun]) -> ScratchMatrix:

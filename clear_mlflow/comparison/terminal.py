@@ -107,17 +107,26 @@ def _build_leaderboards(comparison: Comparison) -> Iterator[Table]:
     metrics = [metric for metric in comparison.table_metrics if metric != COST]
     has_costs = COST in comparison.table_metrics
     first = _MAX_METRICS + (not has_costs)
-    yield _build_leaderboard(comparison, metrics[:first], has_costs=has_costs)
-    for start in range(first, len(metrics), _MAX_METRICS):
-        yield _build_leaderboard(comparison, metrics[start : start + _MAX_METRICS])
+    starts = range(first, len(metrics), _MAX_METRICS)
+    yield _build_leaderboard(
+        comparison, metrics[:first], has_costs=has_costs, has_horizons=not starts
+    )
+    for start in starts:
+        has_horizons = start == starts[-1]  # there is no space for them in the first table
+        chosen = metrics[start : start + _MAX_METRICS]
+        yield _build_leaderboard(comparison, chosen, has_horizons=has_horizons)
 
 
 def _build_leaderboard(
-    comparison: Comparison, metrics: Sequence[str], *, has_costs: bool = False
+    comparison: Comparison,
+    metrics: Sequence[str],
+    *,
+    has_costs: bool = False,
+    has_horizons: bool = False,
 ) -> Table:
     """Return a table with a column per metric and a row for each of the first _MAX_GROUPS groups.
 
-    has_costs: add a column of training FLOPs.
+    has_costs: add a column of training FLOPs. has_horizons: keep the column of horizons, if any.
     """
     score = comparison.score
     # One digit less than elsewhere, so that five columns fit.
@@ -130,6 +139,8 @@ def _build_leaderboard(
 
     names = [*metrics, COST] if has_costs else metrics
     columns = build_text_columns(comparison, names, format_cell)
+    if not has_horizons:
+        columns.pop("horizon", None)
     # The only space between columns is the divider of the box.
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for name in columns:
@@ -139,8 +150,9 @@ def _build_leaderboard(
             continue
         family, _, title = name.partition("/")
         head = f"{family}/\n{title}".replace("_", "_\n") if title else name
-        # Group names are folded first.
-        table.add_column("training\nFLOPs" if name == COST else head, justify="right", no_wrap=True)
+        # Names of groups and further columns, such as "5, identical", are folded.
+        head = "training\nFLOPs" if name == COST else head
+        table.add_column(head, justify="right", no_wrap=name in names, overflow="fold")
     unit = ", accuracies as fractions" if score.is_accuracy else ""
     table.caption = f"mean over seeds ± standard deviation{unit}"
     for row in list(zip(*columns.values(), strict=True))[:_MAX_GROUPS]:

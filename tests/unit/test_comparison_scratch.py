@@ -9,7 +9,9 @@ from comparisons import build_seed_runs, compare, compared_run, counts
 
 from clear_mlflow.comparison.scratch import add_scratch_metrics
 from clear_mlflow.comparison.tables import build_comparison_dict
+from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.report.terminal_tables import render_text
 
 ORACLE = "from_scratch"
 NAMES = [f"against_scratch/{name}" for name in ("drop", "lead", "harder", "not_adapted")]
@@ -38,6 +40,50 @@ def test_a_run_is_measured_against_the_oracle_of_its_seed():
         assert original.summary.items() <= run.summary.items()
     assert [run.summary["against_scratch/lead"] for run in runs[:3]] == [0, 0, 0]
     assert notes == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        # It would be the oracle of seed 2, and of all seeds in a mean.
+        compared_run(ORACLE, np.zeros((5, 4), int).tolist(), seed=2, diverged=True),
+        compared_run(ORACLE, counts(100, 2)[:3], seed=2),
+    ],
+    ids=["diverged", "ended early"],
+)
+def test_an_oracle_without_a_result_is_not_used(other):
+    oracles, others = build_runs(ORACLE, (0, 1), level=160), build_runs("replay", (0, 2, 9))
+    expected, _ = add_scratch_metrics([*oracles, *others], ORACLE)
+    runs, notes = add_scratch_metrics([other, *oracles, *others], ORACLE)
+    assert [run.summary for run in runs[3:]] == [run.summary for run in expected[2:]]
+    assert NAMES[3] in runs[-1].summary
+    assert not any(note.startswith("against_scratch is undefined for 3") for note in notes)
+
+
+def test_if_all_oracles_ended_early_the_longest_are_used():
+    oracles = [compared_run(ORACLE, counts(160, s)[: 3 + s], seed=s) for s in range(2)]
+    runs, notes = add_scratch_metrics([*oracles, *build_runs("replay")], ORACLE)
+    assert NAMES[3] not in runs[-1].summary
+    (note,) = notes
+    assert note.startswith("against_scratch is undefined")
+    np.testing.assert_equal(runs[-1].scratch.scratch[:3], oracles[1].grid[1:].diagonal()[:3])
+
+
+def test_the_terminal_has_the_names_of_all_groups_and_horizons():
+    """In 80 columns, further columns left no space for the names of groups."""
+    runs, _ = add_scratch_metrics([*build_runs(ORACLE, level=160), *build_runs("replay")], ORACLE)
+    same = dataclasses.replace(runs[-1], run_id="same", name="same")
+    for number in range(3):
+        record = dataclasses.replace(same.record, seed=number)
+        labels = {**same.labels, "strategy": "steady"}
+        runs.append(dataclasses.replace(same, run_id=f"{number}", record=record, labels=labels))
+    printed = render_text(*render_comparison(compare(runs)))
+    lines = printed.splitlines()
+    for name in ("replay", "steady", "from_"):
+        assert sum(line.startswith(name) for line in lines) == 2
+    assert "…" not in printed
+    assert printed.count("horizon") == 1
+    assert max(map(len, lines)) <= 80
 
 
 def test_the_result_is_in_tables_and_can_rank():
