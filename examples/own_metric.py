@@ -5,9 +5,9 @@ Run it after a training, ``python examples/own_metric.py``, to see it on the run
 project's folder, logs it into them, with a value for every step.
 """
 
-import mlflow
 import numpy as np
 
+import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.core.errors import UndefinedMetricError
 
@@ -22,17 +22,8 @@ def worst_learned(matrix: AccuracyMatrix) -> float:
 
 def main() -> None:
     """Print the metric of all complete runs."""
-    from clear_mlflow.store.rows import read_matrices
-
-    client = mlflow.MlflowClient()
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    runs = client.search_runs(experiments, "tags.`clear_mlflow.rows` = 'complete'")
-    for stored in read_matrices(client, runs):
-        if stored.record is None:
-            print(f"{stored.run.info.run_name:40} {stored.problem}")
-        else:
-            value = worst_learned(stored.record.matrix)
-            print(f"{stored.run.info.run_name:40} worst learned bucket {value:.3f}")
+    for run in clear_mlflow.runs(filter="tags.`clear_mlflow.rows` = 'complete'"):
+        print(f"{run.name:40} worst learned bucket {worst_learned(run.matrix):.3f}")
 
 
 if __name__ == "__main__":

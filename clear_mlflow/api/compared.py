@@ -43,7 +43,8 @@ from clear_mlflow.comparison.tables import (
     format_markdown,
 )
 from clear_mlflow.comparison.terminal import render_comparison
-from clear_mlflow.core.errors import ClearError, ConfigError
+from clear_mlflow.core.errors import ClearError, ConfigError, FailedMetricError
+from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
 from clear_mlflow.metrics import (
@@ -53,6 +54,7 @@ from clear_mlflow.metrics import (
     PREDICTIONS,
     Metric,
     Predictions,
+    adapt_metrics,
     compute_values,
     lacks_future_tests,
     load_metrics,
@@ -63,7 +65,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.client import (
     map_in_threads,
 )
-from clear_mlflow.store.rows import NO_ROWS, read_matrices
+from clear_mlflow.store.rows import NO_ROWS, read_records
 from clear_mlflow.store.search import MissingRun
 from clear_mlflow.sweeps.next_grids import build_next_grids, find_missing_baselines
 
@@ -275,14 +277,14 @@ def compare_stored_runs(
     failures: dict[str, list[str]] = {}  # name of a custom metric to the error of each run
     existing_runs = list_existing(runs, "compare")
     read_files = False if is_live else None
-    for stored in read_matrices(client, existing_runs, metrics=metrics, read_files=read_files):
-        run, record = stored.run, stored.record
-        if record is None:
-            reason = str(stored.problem)
-            if reason == NO_ROWS and has_diverged(run):
-                diverged_runs.append(build_run_without_rows(run))
-            elif reason != NO_ROWS or explicit:
-                left_out.append(LeftOut(run.info.run_id, get_run_name(run), reason))
+    records = read_records(client, existing_runs, read_files=read_files)
+    for run, record in zip(existing_runs, records, strict=True):
+        if record is None and has_diverged(run):
+            diverged_runs.append(build_run_without_rows(run))
+        elif isinstance(record, ClearError) or (record is None and explicit):
+            reason = str(record or NO_ROWS)
+            left_out.append(LeftOut(run.info.run_id, get_run_name(run), reason))
+        if not isinstance(record, Record):
             continue
         test_values: dict[str, float] = {}
         if names.ANYTIME_TAG in run.data.tags:
@@ -291,9 +293,12 @@ def compare_stored_runs(
             except ClearError as error:
                 name = truncate_name(get_run_name(run))
                 warnings.append(f"Tests within buckets of {name} are not used: {error}.")
-        for name, message in stored.failures.items():
-            failures.setdefault(name, []).append(truncate_name(message))
-        compared_runs.append(build_compared_run(run, record, {**stored.summary, **test_values}))
+        adapted = adapt_metrics(metrics, record.matrix.score)
+        values, errors = compute_values(record.masked_matrix, adapted)
+        for name, failure in errors.items():
+            if isinstance(failure, FailedMetricError):
+                failures.setdefault(name, []).append(truncate_name(str(failure)))
+        compared_runs.append(build_compared_run(run, record, {**values, **test_values}))
     if not compared_runs:
         reason = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs has rows of an accuracy matrix{reason}")

@@ -21,7 +21,7 @@ from clear_mlflow.scoring import Scores, load_scores
 from clear_mlflow.scoring.run_record import read_configuration
 from clear_mlflow.store.client import MlflowClient, is_missing_store, open_store
 from clear_mlflow.store.offline import ARCHIVE, get_bundle_path, is_bundle, is_offline_folder
-from clear_mlflow.store.rows import NO_ROWS, read_matrices
+from clear_mlflow.store.rows import NO_ROWS, read_records
 from clear_mlflow.store.search import MissingRun, expand_run_id, has_experiment, select_runs
 from clear_mlflow.store.ui_urls import format_run_links
 
@@ -232,8 +232,9 @@ def runs(
         selected = select_runs(client, filter=filter)
     else:
         selected, _ = choose_runs(client, experiment, filter=filter)
-    matrices = read_matrices(client, list_existing(selected, "read"), metrics=())
-    return [Run(client, read.run, record=read.record) for read in matrices if read.record]
+    stored_runs = list_existing(selected, "read")
+    pairs = zip(stored_runs, read_records(client, stored_runs), strict=True)
+    return [Run(client, run, record=r) for run, r in pairs if isinstance(r, Record)]
 
 
 def list_existing(runs: Iterable[MlflowRun | MissingRun], verb: str) -> list[MlflowRun]:

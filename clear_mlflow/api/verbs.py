@@ -237,7 +237,7 @@ def export(
     from clear_mlflow.api.load import choose_runs, list_existing
     from clear_mlflow.store.client import open_store
     from clear_mlflow.store.offline import ARCHIVE, is_bundle
-    from clear_mlflow.store.rows import NO_ROWS, read_matrices
+    from clear_mlflow.store.rows import read_records
 
     if Path(to).suffix in {".gz", ".tar", ".tgz", ".zip"}:
         raise ConfigError(f"to is {safe_repr(str(to), 200)}; name a folder, or a file in {ARCHIVE}")
@@ -246,8 +246,8 @@ def export(
     stored_runs = list_existing(selected, "export")
     # Sweeps and comparisons of an experiment, and some trainings in an offline folder, lack rows.
     searched = [run for run in stored_runs if not are_named or is_bundle(run)]
-    matrices = read_matrices(client, searched, metrics=())
-    without_rows = [stored.run for stored in matrices if stored.problem == NO_ROWS]
+    records = zip(searched, read_records(client, searched), strict=True)
+    without_rows = [run for run, record in records if record is None]
     stored_runs = [run for run in stored_runs if run not in without_rows]
     if not stored_runs:
         raise ConfigError("none of the chosen runs has rows of an accuracy matrix")

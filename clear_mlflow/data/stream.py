@@ -197,7 +197,9 @@ def apply_split(
     else:
         name, images = "released", images.join(index.read_test())
     if validates:
-        images = _hold_out_validation(images.take(np.flatnonzero(~images.is_test)), index)
+        images = images.take(np.flatnonzero(~images.is_test))
+        is_test, advice = draw_validation_split(images), "pass split=auto, or more images"
+        images = _hold_out(images, index, is_test, "would be held out for validation", advice)
         name = ":".join(filter(None, (VALIDATION, name)))
     return images, name, warnings
 
@@ -229,12 +231,19 @@ def _hold_out_by_content(index: ImageIndex, seed: int) -> ImageTable:
     """Return hashed images, three of ten of which are held out by their content."""
     images = index.images
     is_test = np.array([_is_drawn(content, seed) for content in images.contents], dtype=np.bool_)
+    purpose = f"are in the test set of split={STREAM}:{seed}"
+    return _hold_out(images, index, is_test, purpose, "pass wider borders, or another seed")
+
+
+def _hold_out(
+    images: ImageTable, index: ImageIndex, is_test: NDArray[np.bool_], purpose: str, advice: str
+) -> ImageTable:
     for key, rows in zip(index.buckets, images.group_by_bucket(len(index.buckets)), strict=True):
-        if not 0 < is_test[rows].sum() < len(rows):
+        number = int(is_test[rows].sum())
+        if not 0 < number < len(rows):
             raise DataError(
                 f"bucket {key} of {path_text(index.root)} has {len(rows)} images, of which "
-                f"{is_test[rows].sum()} are in the test set of split={STREAM}:{seed}; expected "
-                "some to train on and some to test on: pass wider borders, or another seed"
+                f"{number} {purpose}; expected some to train on and some to hold out: {advice}"
             )
     return replace(images, is_test=is_test)
 
@@ -295,19 +304,6 @@ def draw_validation_split(images: ImageTable) -> NDArray[np.bool_]:
 def _hash_id(label: int, image_id: str) -> bytes:
     """Return a key to sort by, which depends on no other image."""
     return hashlib.sha256(os.fsencode(f"{VALIDATION}\0{label}\0{image_id}")).digest()
-
-
-def _hold_out_validation(images: ImageTable, index: ImageIndex) -> ImageTable:
-    held_out = draw_validation_split(images)
-    for key, rows in zip(index.buckets, images.group_by_bucket(len(index.buckets)), strict=True):
-        number = int(held_out[rows].sum())
-        if not 0 < number < len(rows):
-            raise DataError(
-                f"bucket {key} of {path_text(index.root)} has {len(rows)} images, of which "
-                f"{number} would be held out for validation; expected some to train on and "
-                "some to hold out: pass split=auto, or a dataset with more images"
-            )
-    return replace(images, is_test=held_out)
 
 
 def _check_all_classes(images: ImageTable, index: ImageIndex) -> None:

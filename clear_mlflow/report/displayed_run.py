@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 from math import nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class DisplayedRun:
+class DisplayedRun(Protocol):
     """A run with an accuracy matrix, shown by notebooks and ``print``.
 
-    Subclasses have these attributes, and override :meth:`_describe_problem`.
+    Subclasses have these attributes and :meth:`_describe_problem`.
     """
 
     name: str  # of the MLflow run
@@ -74,7 +74,6 @@ class DisplayedRun:
 
     def _describe_problem(self) -> str | None:
         """Return a line that replaces the matrix, or None."""
-        raise NotImplementedError
 
     def _repr_html_(self) -> str:
         from clear_mlflow.report.page.run_page import render_run_html

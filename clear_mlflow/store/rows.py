@@ -6,14 +6,13 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.disk import create_durably
-from clear_mlflow.core.errors import ClearError, FailedMetricError, RecordError, TrackingError
+from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, Record, RowRecord, assemble, parse_row_index
 from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.untrusted import (
@@ -22,7 +21,6 @@ from clear_mlflow.core.untrusted import (
     json_object,
     json_texts,
 )
-from clear_mlflow.metrics import METRICS, Metric, adapt_metrics, compute_values
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, is_local, log_durably
 from clear_mlflow.store.client import map_in_threads, mlflow_errors
@@ -32,18 +30,6 @@ _MAX_TAG_LENGTH = 8_000
 # Threads that fetch rows; a server does not answer more of them faster.
 _NUM_THREADS = 8
 NO_ROWS = "contains no rows of an accuracy matrix"
-
-
-@dataclass(frozen=True, eq=False)
-class StoredMatrix:
-    """The accuracy matrix of a run with its metrics, or why it cannot be read."""
-
-    run: Run
-    record: Record | None = None  # None if there is a problem
-    summary: Mapping[str, float] = field(default_factory=dict)  # metric name to defined value
-    # Name of each custom metric whose function failed to its error.
-    failures: Mapping[str, str] = field(default_factory=dict)
-    problem: str | None = None  # one line, NO_ROWS if rows are missing; None if there is a record
 
 
 class RowConflictError(TrackingError):
@@ -229,31 +215,20 @@ def load_stored_rows(
     return files, parse_rows(files)
 
 
-def read_matrices(
-    client: MlflowClient,
-    runs: Iterable[Run],
-    *,
-    metrics: Sequence[Metric] = METRICS,
-    read_files: bool | None = None,
-) -> Iterator[StoredMatrix]:
-    """Yield the accuracy matrix and metrics of each run, in the order of the runs.
+def read_records(
+    client: MlflowClient, runs: Iterable[Run], *, read_files: bool | None = None
+) -> Iterator[Record | ClearError | None]:
+    """Yield the accuracy matrix and costs of each run, in the order of the runs.
 
-    Reads with several threads. If a run cannot be read or contains no rows, its result has
-    *problem* set, and no record. metrics: metrics to compute. read_files: see
-    :func:`load_stored_rows`.
+    None for a run without rows, and the error for one that cannot be read. Reads with several
+    threads. read_files: see :func:`load_stored_rows`.
     """
 
-    def read_matrix(run: Run) -> StoredMatrix:
+    def read_record(run: Run) -> Record | ClearError | None:
         try:
-            _, records = load_stored_rows(client, run, read_files=read_files)
-            if not records:
-                return StoredMatrix(run, problem=NO_ROWS)
-            record = assemble(records)
-            adapted = adapt_metrics(metrics, record.matrix.score)
-            summary, errors = compute_values(record.masked_matrix, adapted)
+            _, rows = load_stored_rows(client, run, read_files=read_files)
+            return assemble(rows) if rows else None
         except ClearError as error:
-            return StoredMatrix(run, problem=str(error))
-        failed = {n: str(e) for n, e in errors.items() if isinstance(e, FailedMetricError)}
-        return StoredMatrix(run, record, summary, failed)
+            return error
 
-    yield from map_in_threads(read_matrix, runs, _NUM_THREADS)
+    yield from map_in_threads(read_record, runs, _NUM_THREADS)

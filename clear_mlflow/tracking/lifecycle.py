@@ -22,7 +22,11 @@ from mlflow.entities import Metric, Run, RunTag
 from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING as _SYSTEM_METRICS
 from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.tracking.context.registry import resolve_tags
-from mlflow.utils.mlflow_tags import MLFLOW_AUTOLOGGING, MLFLOW_PROJECT_ENTRY_POINT
+from mlflow.utils.mlflow_tags import (
+    MLFLOW_AUTOLOGGING,
+    MLFLOW_PARENT_RUN_ID,
+    MLFLOW_PROJECT_ENTRY_POINT,
+)
 from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, TrackingError
@@ -39,7 +43,7 @@ from clear_mlflow.journal.run_folder import (
 )
 from clear_mlflow.journal.uploader import UnsentError, is_permanent_error, store_outcome
 from clear_mlflow.process.training_process import TrainingDied
-from clear_mlflow.scoring import Scores
+from clear_mlflow.scoring import Scores, load_scores
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
@@ -340,29 +344,42 @@ def end_project_run(result: RunResult) -> RunResult:
     return result
 
 
-def log_member_summary(
-    client: MlflowClient, run_id: str, scores_by_seed: Mapping[int, Scores]
-) -> None:
+def log_ensemble_summary(client: MlflowClient, run_id: str) -> None:
     """Log mean and sample standard deviation over an ensemble's members.
 
     They are named ``mean/METRIC`` and ``std/METRIC``; with one member, only the mean is logged.
     Also tags the run with the number of members. Skips metrics that are undefined for a member.
-    Logs nothing if a member lacks rows.
-
-    run_id: id of the ensemble's run.
+    Logs nothing if the run is not an ensemble, if it has a summary, until all members are FINISHED,
+    or if one lacks rows.
     """
-    if not scores_by_seed or any(scores.record is None for scores in scores_by_seed.values()):
+    with mlflow_errors(f"read the members of run {run_id}"):
+        run = client.get_run(run_id)
+        if run.data.tags.get(names.KIND_TAG) != names.KIND_ENSEMBLE or (
+            names.MEMBERS_TAG in run.data.tags
+        ):
+            return
+        members = client.search_runs(
+            [run.info.experiment_id],
+            f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}' "
+            f"AND tags.`{names.KIND_TAG}` = '{names.KIND_TRAIN}'",
+            max_results=1000,
+        )
+    num_seeds = len(run.data.params["seeds"].split(","))
+    if [str(member.info.status) for member in members] != ["FINISHED"] * num_seeds:
+        return
+    scores = [load_scores(client, member) for member in members]
+    if any(each.record is None for each in scores):
         return
     time = get_current_time_millis()
     metrics = []
-    rows = [scores.results.values_by_name for scores in scores_by_seed.values()]
+    rows = [each.results.values_by_name for each in scores]
     for name, column in pd.DataFrame(rows).dropna(axis="columns").items():
         values = column.tolist()
         metrics.append(Metric(f"mean/{name}", statistics.fmean(values), time, 0))
         if len(values) > 1:
             metrics.append(Metric(f"std/{name}", statistics.stdev(values), time, 0))
-    tags = [RunTag(names.MEMBERS_TAG, str(len(scores_by_seed)))]
     with mlflow_errors(f"log the summary of run {run_id}"):
+        tags = [RunTag(names.MEMBERS_TAG, str(num_seeds))]
         client.log_batch(run_id, metrics=metrics, tags=tags)
 
 

@@ -226,7 +226,7 @@ class LoopRun(DisplayedRun):
         label = [grouping.get("strategy", "own loop"), dataset.name]
         label += [] if seed is None else [f"seed {seed}"]
         self.name = run_name or truncate(printable(" ".join(label)), 150)
-        self.links = ()  # until the end of the block
+        self.links: tuple[str, ...] = ()  # until the end of the block
         self._recorder: RunRecorder | None = None
         self._is_joined = False
         self._is_over = False
@@ -307,7 +307,7 @@ class LoopRun(DisplayedRun):
                 sets_status=not self._is_joined,
                 stored_rows=recorder.rows,
             )
-        self._scores, self.links = closed.scores, tuple(closed.links)
+        self._scores, self.links = closed.scores, closed.links
         with suppress(OSError):  # standard error may be closed
             for line in closed.links:
                 print(printable(line), file=sys.stderr, flush=True)

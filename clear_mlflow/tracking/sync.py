@@ -30,14 +30,14 @@ from clear_mlflow.journal.run_folder import (
 )
 from clear_mlflow.journal.uploader import Uploader, store_outcome
 from clear_mlflow.scoring import ActionResult
-from clear_mlflow.scoring.run_log import read_scores, score
+from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
 from clear_mlflow.store.lease import check_not_being_trained, is_expired, read_trainer_token
 from clear_mlflow.store.offline import list_offline_folders
 from clear_mlflow.store.ui_urls import format_run_links
 from clear_mlflow.tracking.copy_runs import FAILED, IN_USE, RunCopier
-from clear_mlflow.tracking.lifecycle import log_member_summary
+from clear_mlflow.tracking.lifecycle import log_ensemble_summary
 from clear_mlflow.tracking.run_sources import open_sources
 
 SENT = "sent"
@@ -184,27 +184,8 @@ def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
         message = f"{what_was_done}, {store_outcome(client, run_id, outcome).info.status}"
     parent_id = run_id if is_ensemble else run.data.tags.get(MLFLOW_PARENT_RUN_ID)
     if parent_id is not None:
-        _log_ensemble_summary(client, parent_id)
+        log_ensemble_summary(client, parent_id)
     return message
-
-
-def _log_ensemble_summary(client: MlflowClient, parent_id: str) -> None:
-    """Log an ensemble's mean and deviation once all members are FINISHED."""
-    with mlflow_errors(f"read the members of run {parent_id}"):
-        parent = client.get_run(parent_id)
-        tags = parent.data.tags
-        if tags.get(names.KIND_TAG) != names.KIND_ENSEMBLE or names.MEMBERS_TAG in tags:
-            return
-        members = client.search_runs(
-            [parent.info.experiment_id],
-            f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{parent_id}' "
-            f"AND tags.`{names.KIND_TAG}` = '{names.KIND_TRAIN}'",
-            max_results=1000,
-        )
-    num_seeds = len(parent.data.params.get("seeds", "").split(","))
-    if [str(member.info.status) for member in members] == ["FINISHED"] * num_seeds:
-        scores = {number: read_scores(client, member) for number, member in enumerate(members)}
-        log_member_summary(client, parent_id, scores)
 
 
 def _connect(header: RunHeader, folder: Path, use_recorded_store: bool) -> MlflowClient:

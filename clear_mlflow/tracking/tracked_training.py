@@ -43,7 +43,7 @@ from clear_mlflow.tracking.lifecycle import (
     end_run,
     get_active_run_id,
     join_run,
-    log_member_summary,
+    log_ensemble_summary,
 )
 from clear_mlflow.tracking.resume import (
     ResumePoint,
@@ -310,8 +310,7 @@ def _train_members(
             raise error
         if results[seed].exit_code:
             raise TrackingError(f"seed {seed}: {results[seed].error}")
-    scores = {seed: result.scores for seed, result in results.items() if result.scores}
-    log_member_summary(client, parent_id, scores)
+    log_ensemble_summary(client, parent_id)
 
 
 def _find_interrupted_run(

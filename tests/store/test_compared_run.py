@@ -8,14 +8,15 @@ from comparisons import counts, log_run, log_training
 from clear_mlflow.api.compared_run import build_compared_run
 from clear_mlflow.comparison.ranking import get_default_group_by
 from clear_mlflow.store.names import PARAMETERS_TAG
-from clear_mlflow.store.rows import read_matrices
+from clear_mlflow.store.rows import read_records
 
 
 @pytest.fixture
 def read_runs(store, experiment_id):
     def read():
-        stored = read_matrices(store, store.search_runs([experiment_id]))
-        runs = [build_compared_run(run.run, run.record, {}) for run in stored]
+        stored = store.search_runs([experiment_id])
+        pairs = zip(stored, read_records(store, stored), strict=True)
+        runs = [build_compared_run(run, record, {}) for run, record in pairs]
         return {run.name: run for run in runs}
 
     return read

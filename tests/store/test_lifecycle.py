@@ -10,6 +10,7 @@ import pytest
 from commands import invoke
 from forked import run_python
 from mlflow import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from offline_folders import create_offline_folder
 from stored_runs import rows_folder, stored_run
 
@@ -33,7 +34,7 @@ from clear_mlflow.tracking.lifecycle import (
     end_expired_run,
     end_project_run,
     end_run,
-    log_member_summary,
+    log_ensemble_summary,
     open_run,
 )
 from clear_mlflow.tracking.resume import has_rows
@@ -131,10 +132,19 @@ def test_an_invalid_record_fails_a_run(store, experiment_id):
 
 def test_the_summary_of_an_ensemble_has_what_all_members_define(store, experiment_id):
     """A member of one bucket has no forgetting."""
-    parent_id = store.create_run(experiment_id).info.run_id
-    members = [((1, 1), (6, 3), (4, 7)), ((1, 1), (8, 3), (2, 9)), ((1, 1), (6, 3))]
-    scores = [score(store, running(store, experiment_id, correct)) for correct in members]
-    log_member_summary(store, parent_id, dict(enumerate(scores)))
+    tags = {names.KIND_TAG: names.KIND_ENSEMBLE}
+    parent_id = store.create_run(experiment_id, tags=tags).info.run_id
+    store.log_param(parent_id, "seeds", "0,1,2")
+    scores = []
+    for correct in ((1, 1), (6, 3), (4, 7)), ((1, 1), (8, 3), (2, 9)), ((1, 1), (6, 3)):
+        log_ensemble_summary(store, parent_id)
+        assert not store.get_run(parent_id).data.metrics
+        run_id = running(store, experiment_id, correct)
+        scores.append(score(store, run_id))
+        store.set_tag(run_id, names.KIND_TAG, names.KIND_TRAIN)
+        store.set_tag(run_id, MLFLOW_PARENT_RUN_ID, parent_id)
+        store.set_terminated(run_id)
+    log_ensemble_summary(store, parent_id)
     data = store.get_run(parent_id).data
     values = [of_member.results["clear/accuracy"].value for of_member in scores]
     assert data.metrics["mean/clear/accuracy"] == pytest.approx(statistics.fmean(values))

@@ -18,15 +18,15 @@ from trainings import FOUR_BUCKETS
 
 from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.record import ROWS_FOLDER
+from clear_mlflow.core.record import ROWS_FOLDER, Record
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES
 from clear_mlflow.store.client import map_in_threads
 from clear_mlflow.store.rows import (
     hash_rows,
     list_row_sizes,
     pack_matrix_tag,
-    read_matrices,
     read_matrix_tag,
+    read_records,
     read_rows,
 )
 from clear_mlflow.store.search import select_runs
@@ -39,8 +39,8 @@ def score_run(client, **options):
     return list(rescore_runs(client, runs, **options))
 
 
-def matrices(client, **options):
-    return list(read_matrices(client, select_runs(client, experiment="test"), **options))
+def records(client, **options):
+    return list(read_records(client, select_runs(client, experiment="test"), **options))
 
 
 def test_a_tag_contains_all_rows():
@@ -94,23 +94,22 @@ def test_a_compression_bomb_in_a_tag_takes_no_memory():
 def test_matrices_are_read_from_search_results(store, experiment_id):
     """No artifact is read, and the matrix is identical to the bit."""
     run = stored_run(store, experiment_id)
-    (from_rows,) = matrices(store)
+    (from_rows,) = records(store)
     score_run(store)
     for path in rows_folder(run).iterdir():
         path.unlink()
-    (from_tag,) = matrices(store, read_files=False)
-    assert from_tag.record.matrix.equals(from_rows.record.matrix)
-    assert from_tag.summary == from_rows.summary
+    (from_tag,) = records(store, read_files=False)
+    assert from_tag.matrix.equals(from_rows.matrix)
 
 
-def test_a_run_without_a_matrix_has_a_problem(store, experiment_id):
+def test_a_run_without_a_matrix_has_no_record_or_an_error(store, experiment_id):
     store.create_run(experiment_id)
     run = stored_run(store, experiment_id)
     (rows_folder(run) / "row_001.json").write_text("{")
-    damaged, empty = matrices(store)
-    assert (damaged.record, empty.record) == (None, None)
-    assert "row_001.json" in damaged.problem
-    assert empty.problem == "contains no rows of an accuracy matrix"
+    damaged, empty = records(store)
+    assert isinstance(damaged, RecordError)
+    assert "row_001.json" in str(damaged)
+    assert empty is None
 
 
 def test_the_matrix_tag_of_an_open_run_is_not_trusted(store, experiment_id):
@@ -118,8 +117,8 @@ def test_the_matrix_tag_of_an_open_run_is_not_trusted(store, experiment_id):
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     score_run(store)
     (rows_folder(run) / "row_003.json").write_text(row_texts()["row_003.json"])
-    (matrix,) = matrices(store, read_files=False)
-    assert matrix.record.rows == (0, 1, 2, 3)
+    (record,) = records(store, read_files=False)
+    assert record.rows == (0, 1, 2, 3)
 
 
 def test_local_files_take_precedence_over_the_tag(store, experiment_id):
@@ -186,7 +185,7 @@ def test_matrices_behind_a_server(store, server, monkeypatch):
     # The second time, the tags are enough.
     away = artifacts.rename(artifacts.with_name("away"))
     assert [v.action for v in score_run(client)] == ["unchanged"] * 3
-    assert all(m.record for m in matrices(client))
+    assert all(isinstance(record, Record) for record in records(client))
     away.rename(artifacts)
 
     file = folders[0] / "row_002.json"
