@@ -62,7 +62,7 @@ STUDIES = {
         "bucket. The memory is a tenth of the days. `naive` is the same as `linear`.",
         "Most strategies that preserve the past have a lower score than `linear`: they lose more "
         "on the newest half-year than they gain on earlier ones. `linear` has the same matrix for "
-        "every seed, so strategies that depend on the seed cannot be tested against it.",
+        "every seed.",
     ),
 }
 
@@ -94,8 +94,8 @@ clear-mlflow sweep benchmarks/results/digits.yaml --experiment digits    # train
 - *score* is the mean of the four accuracies: in-domain, next-domain, backward and forward.
 - *against* is the difference in score, tested by a paired t-test over seeds. In italics, both
   methods have one matrix, and the test is a paired bootstrap over test images. If only one of
-  them has, the cell is empty: they cannot be tested. Interval and *p* are adjusted for all tests of
-  the table.
+  them has, the seeds of the other are tested against its result; without three seeds of each, the
+  cell is empty. Interval and *p* are adjusted for all tests of the table.
 - *FLOPs* are [training FLOPs](cost.md).
 - Each figure shows the first eight methods of its table.
 """
@@ -167,7 +167,7 @@ def write_table(compared: clear_mlflow.api.compared.ComparedRuns, baseline: str)
             ahead = test["difference"] * (-1 if test["a"] == baseline else 1)
             difference = format_points(ahead, (test["high"] - test["low"]) / 2, "+.1f")
             p = "<.0001" if test["p"] < 0.0001 else f"{test['p']:.4f}".removeprefix("0")
-            if test["test"] != "paired t-test":
+            if test["test"] == "paired bootstrap":
                 difference = f"*{difference}*"
         flops = format_significant(group.metrics[FLOPS].mean, 3)
         lines.append(f"|{'|'.join([group.name, score, difference, p, *others, flops])}|")

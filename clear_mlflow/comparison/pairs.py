@@ -21,6 +21,7 @@ from clear_mlflow.comparison.result import (
 )
 from clear_mlflow.comparison.wording import (
     BOOTSTRAP,
+    ONE_SAMPLE,
     PAIRED,
     WELCH,
     Sample,
@@ -191,7 +192,7 @@ def _add_sentences(pair: Pair, sample: Sample, few: int, margin: float | None) -
     few: number of comparisons to adjust for once pairs with too few seeds are tested as well.
     """
     details, effect, more_seeds = list[str](), None, None
-    if pair.p is not None and sample.values is not None:
+    if pair.p is not None and sample.values is not None and sample.test != ONE_SAMPLE:
         effect = hedges_g(*sample.values)
         if effect is not None:
             details.append(f"Effect size: Hedges' g {abs(effect):.1f}.")
@@ -271,9 +272,17 @@ def _compare_over_seeds(a: Group, b: Group, metric: str) -> Sample | None:
     """Compare two groups over seeds, or return None if one has fewer than two values.
 
     If the seeds of one group, including diverged ones, are all seeds of the other, too, the values
-    of shared seeds are paired; otherwise, or if a seed is repeated, it is Welch's test.
+    of shared seeds are paired; otherwise, or if a seed is repeated, it is Welch's test. A group
+    whose seeds all have one matrix is a constant, which the seeds of the other are tested against.
     """
     values_a, values_b = a.list_values(metric), b.list_values(metric)
+    constants = [group for group in (a, b) if _is_constant(group)]
+    if len(constants) == 1:
+        # The constant next to each seed of the other: with that, the paired test has one sample.
+        if a in constants:
+            values_a = [(run, value) for run, _ in values_b for _, value in values_a]
+        else:
+            values_b = [(run, value) for run, _ in values_a for _, value in values_b]
     if min(len(values_a), len(values_b)) < 2:
         return None
     by_seed_a = {run.seed: value for run, value in values_a}
@@ -293,6 +302,9 @@ def _compare_over_seeds(a: Group, b: Group, metric: str) -> Sample | None:
         seeds = [run.seed for run, _ in values_a], [run.seed for run, _ in values_b]
         values = [value for _, value in values_a], [value for _, value in values_b]
         method, size, test = WELCH, f"{len(values_a)} and {len(values_b)} seeds", welch_t(*values)
+    if len(constants) == 1:
+        method = ONE_SAMPLE
+        size = f"{len(values[0])} seeds, {constants[0].name} has one result for all seeds"
     mean_a, mean_b = (math.fsum(side) / len(side) for side in values)
     return Sample(
         test=method,
@@ -304,6 +316,10 @@ def _compare_over_seeds(a: Group, b: Group, metric: str) -> Sample | None:
         seeds=seeds,
         min_seeds=min(map(len, values)),
     )
+
+
+def _is_constant(group: Group) -> bool:
+    return group.is_deterministic and len(group.counted) >= MIN_SEEDS
 
 
 def _build_image_sample(test: TTest) -> Sample:
@@ -349,7 +365,7 @@ def _list_remarks(a: Group, b: Group, sample: Sample) -> Iterator[str]:
             yield f"{diverged} of {total} seeds of {name} diverged and {verb} no value"
     if sample.values is None or sample.seeds is None:
         return
-    if sample.test == PAIRED:
+    if sample.test != WELCH:
         outlier = _find_outlier(np.subtract(*sample.values))
         if outlier is not None:
             yield f"seed {sample.seeds[0][outlier]} is an outlier"

@@ -28,9 +28,14 @@ from clear_mlflow.statistics import MAX_SEEDS, MIN_SEEDS, TTest
 
 _MAX_NAME_LENGTH = 120  # of a run that stores a comparison
 PAIRED, WELCH, BOOTSTRAP = "paired t-test", "Welch's t-test", "paired bootstrap"
+ONE_SAMPLE = "one-sample t-test"
 _ASSUMPTIONS = {
     PAIRED: "The paired t-test assumes that the differences by seed are normally distributed.",
     WELCH: "Welch's t-test assumes that the values of each method are normally distributed.",
+    ONE_SAMPLE: (
+        "The one-sample t-test assumes that the values of the method whose seeds differ are "
+        "normally distributed."
+    ),
     BOOTSTRAP: (
         "The paired bootstrap compares two trained models over test images; other seeds may differ."
     ),
@@ -352,8 +357,8 @@ def _warn_about_group(group: Group) -> Iterator[str]:
     if group.is_deterministic:
         yield (
             f"All {len(group.counted)} seeds of {group.name} have the same matrix: its training "
-            "does not depend on the seed. They are one result, like a single run: without an "
-            "interval over seeds, and not tested against methods whose seeds differ."
+            "does not depend on the seed. They are one result, like a single run, without an "
+            "interval over seeds."
         )
 
 

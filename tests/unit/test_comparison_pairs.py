@@ -1,5 +1,6 @@
 """Verdicts over seeds: significant, inconclusive and equivalent differences, and sentences."""
 
+import dataclasses
 import html
 import io
 import itertools
@@ -18,6 +19,7 @@ from scipy import stats
 from clear_mlflow.comparison import tables
 from clear_mlflow.comparison.groups import ComparedRun, RunWithoutRows
 from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.pairs import _compare_over_seeds
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.terminal import render_comparison
@@ -251,18 +253,70 @@ def test_a_method_whose_seeds_all_diverged_is_shown() -> None:
 def test_a_method_without_randomness_is_one_result(name: str, copies: int) -> None:
     same = [compared_run(name, counts(150, 0), seed=seed) for seed in range(copies)]
     comparison = compare([*runs("replay", 90, range(3)), *same])
-    assert comparison.pairs == ()
     group = next(group for group in comparison.groups if group.name == name)
     summary = group.metrics[SCORE]
     assert (summary.n, summary.std, summary.interval) == (1, None, None)
     assert len(group.counted) == copies
-    assert "1 of 1 pairs could not be tested" in " ".join(comparison.warnings)
+    is_untested = "1 of 1 pairs could not be tested" in " ".join(comparison.warnings)
+    assert is_untested == (copies < 3)
+    assert len(comparison.pairs) == (copies >= 3)
     sentence = f"All {copies} seeds of {name} have the same matrix"
     assert any(sentence in warning for warning in comparison.warnings) == (copies > 1)
     assert (f"{copies}, identical" in print_text(comparison)) == (copies > 1)
     assert "±0.000" not in print_text(comparison)
     other = [compared_run("other", counts(140, 0), seed=seed) for seed in range(3)]
     assert compare([*same, *other]).pairs == ()
+
+
+@pytest.mark.parametrize("seeds", [range(3), range(1, 7), (None,) * 4])
+@pytest.mark.parametrize("level", [140, 160])
+def test_seeds_are_tested_against_a_method_without_randomness(seeds, level):
+    """As scipy's test of one sample against a constant, whichever of the two is better."""
+    same = [compared_run("ncm", counts(150, 0), seed=seed) for seed in range(3)]
+    others = [compared_run("replay", counts(level, i), seed=s) for i, s in enumerate(seeds)]
+    others = [dataclasses.replace(run, run_id=f"{i}") for i, run in enumerate(others)]
+    (pair,) = compare([*same, *others]).pairs
+    differences = [run.summary[SCORE] - same[0].summary[SCORE] for run in others]
+    expected = stats.ttest_1samp(differences, 0)
+    sign = 1 if pair.a == "replay" else -1
+    assert pair.p == pytest.approx(expected.pvalue)
+    interval = expected.confidence_interval()
+    assert sorted((sign * pair.low, sign * pair.high)) == pytest.approx([*interval])
+    assert f"{len(others)} seeds, ncm has one result for all seeds" in pair.sentence
+    assert (pair.test, pair.hedges_g) == ("one-sample t-test", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_seeds", [3, 5, 10])
+def test_a_method_without_randomness_is_found_different_in_5_percent(num_seeds):
+    """If the mean over seeds is its value; with ten seeds, one standard deviation is found."""
+    groups = compare(
+        [
+            *(compared_run("ncm", counts(150, 0), seed=seed) for seed in range(3)),
+            *runs("replay", 90, range(num_seeds)),
+        ]
+    ).groups
+    constant, seeded = sorted(groups, key=lambda group: group.name)
+    draws = np.random.default_rng(num_seeds)
+
+    def draw_group(group, values):
+        members = [
+            dataclasses.replace(run, summary={SCORE: value})
+            for run, value in zip(group.members, values, strict=True)
+        ]
+        return dataclasses.replace(group, members=tuple(members))
+
+    def measure_rate(shift):
+        fixed = draw_group(constant, [0.7] * 3)
+        tests = [
+            _compare_over_seeds(fixed, draw_group(seeded, values), SCORE).t_test
+            for values in draws.normal(0.7 + shift, 0.01, (4000, num_seeds))
+        ]
+        return np.mean([test.p_value <= 0.05 for test in tests])
+
+    assert 0.04 < measure_rate(0) < 0.06
+    if num_seeds == 10:
+        assert measure_rate(0.01) > 0.75
 
 
 def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
