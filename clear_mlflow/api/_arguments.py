@@ -41,7 +41,7 @@ _DESCRIPTIONS: Mapping[Any, str] = {
 
 
 def resolve_annotation(function: Callable[..., Any], annotation: str, **types: Any) -> list[Any]:
-    """Return the types in a parameter's annotation: int and NoneType for "int | None".
+    """Return the types in an annotation: int, NoneType for "int | None".
 
     function: whose module the names in the annotation are from. types: types by name that the
     module imports only for type checkers. Raises NameError if another such name occurs.
@@ -52,13 +52,13 @@ def resolve_annotation(function: Callable[..., Any], annotation: str, **types: A
 
 
 def split_union(annotation: Any) -> list[Any]:
-    """Return the types in a union, or any other type in a list."""
+    """Return the types in a union, or the only type."""
     is_union = get_origin(annotation) in (Union, UnionType)
     return list(get_args(annotation)) if is_union else [annotation]
 
 
 def validate_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Return a function that raises ConfigError for an argument without its annotated type.
+    """Return a function that checks its arguments' types. Raises ConfigError.
 
     Skips annotations with a type that is imported only for type checkers, such as Runs.
     """
@@ -85,7 +85,7 @@ def _check_argument(
 
 
 def check_type(name: str, value: object, types: Sequence[Any]) -> None:
-    """Raise ConfigError if the value of a parameter has none of these types."""
+    """Raise ConfigError if a parameter's value has none of these types."""
     if not any(_has_type(value, expected) for expected in types):
         expected = " or ".join(map(_describe_type, types))
         message = f"{name} is {safe_repr(value, 100)}; expected {expected}"
@@ -107,7 +107,7 @@ def _has_type(value: Any, expected: Any) -> bool:
 
 
 def _describe_type(expected: Any) -> str:
-    """Return words for a type in an error message, such as "a list", or "'local' or 'ray'"."""
+    """Return words for a type, such as "'local' or 'ray'"."""
     if get_origin(expected) is Literal:
         return " or ".join(map(repr, get_args(expected)))
     expected = get_origin(expected) or expected

@@ -56,7 +56,7 @@ def log_comparison(
     run_id: str | None,
     params: Mapping[str, str | None],
 ) -> ComparedRuns:
-    """Store a comparison in a run, and return it with the run's id and links.
+    """Store a comparison in a run, and return it with links.
 
     If only bundles are compared and the store cannot be written, no error is raised: the result's
     run id is None, and its links state the problem.
@@ -177,7 +177,7 @@ def _write_files(
 
 
 def _build_tags(comparison: Comparison, page: str) -> dict[str, str]:
-    """Return the tags of a run that stores a comparison. page: link to its HTML page."""
+    """Return the tags of a comparison's run. page: link to it."""
     table = {"path": names.LEADERBOARD_TABLE, "type": "table"}
     has_leader = bool(build_leader_metrics(comparison))
     return {
@@ -192,5 +192,5 @@ def _build_tags(comparison: Comparison, page: str) -> dict[str, str]:
 
 
 def join_run_ids(run_ids: Sequence[str]) -> str:
-    """Join run ids with commas. After the first 200, ``...`` replaces the rest."""
+    """Join run ids with commas, ``...`` after the first 200."""
     return ",".join([*run_ids[:_MAX_LISTED_IDS], *(["..."] if run_ids[_MAX_LISTED_IDS:] else [])])

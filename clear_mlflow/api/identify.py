@@ -35,7 +35,7 @@ _PLUS_MINUS = re.compile(r"\s*(?:\+/?-|±|\$?\\pm\$?)\s*")
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A definition that produces a number, and how the matrix and the number must be read.
+    """A definition that produces a number, and how both are read.
 
     Attributes:
         names: metrics with this definition, for example ``renate/forgetting``.
@@ -142,7 +142,7 @@ def identify(
     rows: str | None = None,
     num_instances: str | None = None,
 ) -> list[Identification]:
-    """Find which definitions produce published numbers, and how many would match by chance.
+    """Find which definitions produce published numbers, and how many by chance.
 
     Tries every built-in metric of the matrix, published variants included, at each step, on the
     matrix as it is and transposed, as a fraction and in percent, rounded and cut off. If the matrix
@@ -211,7 +211,7 @@ def identify(
 
 
 def is_number(text: str) -> bool:
-    """Return True if a text is a number that :func:`identify` accepts, with a deviation or not."""
+    """Return True for numbers that :func:`identify` accepts, such as "66 +- 1"."""
     try:
         return bool(_parse_number(text))
     except ConfigError:
@@ -221,7 +221,7 @@ def is_number(text: str) -> bool:
 def _read_matrices(
     source: AccuracyMatrix | Path | str, options: ReadOptions, file_format: str
 ) -> list[tuple[str, AccuracyMatrix]]:
-    """Load the matrices of a file, a run or a bundle, with their names if a file has several."""
+    """Load the matrices of a file, run or bundle, with names."""
     if isinstance(source, AccuracyMatrix):
         return [("", source)]
     if not isinstance(source, (Path, str)) or source == "":
@@ -259,7 +259,7 @@ def _get_reading_without_rounding(match: Match) -> tuple[str, str, str]:
 
 
 def _find_cell_error(matrix: AccuracyMatrix) -> float:
-    """Return half a unit of the last decimal of the cells, or 0 if they are not rounded."""
+    """Return half a unit of the cells' last decimal, 0 if unrounded."""
     cells = matrix.values if matrix.initial is None else np.vstack([matrix.initial, matrix.values])
     error = find_cell_error(cells)
     if matrix.num_instances is None:
@@ -302,7 +302,7 @@ def _iter_candidates(name: str, matrix: AccuracyMatrix) -> Iterator[_Candidate]:
 
 
 def _average_candidates(candidates: Sequence[_Candidate], num_matrices: int) -> list[_Candidate]:
-    """Return the means over matrices of the definitions that all of them have."""
+    """Return the means of definitions that all matrices have."""
     groups: dict[Any, list[_Candidate]] = {}
     for match, error, values in candidates:
         key = match.names, match.step, match.orientation, match.scale
@@ -372,13 +372,13 @@ def _identify_number(
 
 
 def _compute_widths(unit: float, error: float) -> NDArray[np.float64]:
-    """Return the lengths of the intervals of numbers that a value matches: exactly, and at all."""
+    """Return the lengths of the intervals of exact and rounded matches."""
     exact = 1.5 * unit  # rounded or cut off
     return np.array([exact, exact + error + max(error - unit / 2, 0)])
 
 
 def _compute_deviation_factors(num_values: int) -> dict[str, float]:
-    """Return kind of deviation over seeds to its ratio to the standard deviation of n values."""
+    """Return each deviation's ratio to the standard deviation of n values."""
     if num_values < 2:
         return {}
     from scipy.special import stdtrit  # the command line must load without it
@@ -423,7 +423,7 @@ def _match_deviation(
 
 
 def _parse_number(text: str) -> list[tuple[float, float]]:
-    """Return a number with the unit of its last digit, and the same for a deviation after +-.
+    """Return a number and a deviation with their last digits' units.
 
     Raises ConfigError if one is not finite, or the deviation is negative.
     """

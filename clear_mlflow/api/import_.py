@@ -72,7 +72,7 @@ _ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd")
 
 @dataclass(frozen=True)
 class _StoredImport:
-    """An imported run of the experiment, from an earlier call or this one."""
+    """An imported run of the experiment, earlier or now."""
 
     run_id: str
     run_name: str
@@ -84,7 +84,9 @@ class _StoredImport:
 
 
 def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
-    """Store each matrix in files and folders as an MLflow run, and log its metrics.
+    """Store each matrix in files or folders as an MLflow run.
+
+    Its metrics are logged as well.
 
     Yields what was done with each run and each file without a run. An error in a file is in its
     result and does not stop the others. A matrix that the experiment has, from any file, is not
@@ -197,7 +199,9 @@ def _copy_bundle(
 def copy_runs(
     store: str, runs: Sequence[str], experiment: str | None = None
 ) -> Iterator[ActionResult]:
-    """Copy runs of another store, and yield what was done with each. An error is in its result.
+    """Copy runs of another store, and yield what was done.
+
+    An error is in its result.
 
     store, runs: see :func:`clear_mlflow.tracking.copy_runs.open_sources`. experiment: see
     :class:`clear_mlflow.tracking.copy_runs.RunCopier`.
@@ -209,7 +213,10 @@ def copy_runs(
 
 
 def _rename_action(copy: ActionResult, file: str | None = None) -> ActionResult:
-    """Return the result of copying a run as one of an import. file: its bundle, or None."""
+    """Return a copied run's result as an import's.
+
+    file: its bundle, or None.
+    """
     action = {COPIED: IMPORTED, IN_USE: SKIPPED}.get(copy.action, copy.action)
     return replace(copy, action=action, source=file or copy.source)
 
@@ -226,7 +233,7 @@ def _store_run(
     run_name: str,
     again: bool,
 ) -> ActionResult:
-    """Write a matrix to a run folder, and store that as a closed run.
+    """Write a matrix to a run folder, and store a run.
 
     The next import of the same matrix continues one that was killed, unless *again*. dataset: of
     the run in ``same_data_as``, or None.
@@ -266,7 +273,7 @@ def build_records(
     origin: JSON,
     dataset: DatasetDescription | None = None,
 ) -> list[RowRecord]:
-    """Convert each row of a matrix that has a measured value to the format in which it is stored.
+    """Convert each measured row of a matrix to its stored format.
 
     metadata: must contain protocol and split. origin: format of the file and hash of its matrix.
     dataset: name and hash of the test data; None to use the name in *metadata*.
@@ -297,7 +304,7 @@ def build_records(
 
 
 def parse_seed(text: str | None) -> int | None:
-    """Return a seed as an integer, or None if it is not a 64-bit integer."""
+    """Return a seed as an integer, None if above 64 bits."""
     if text is None or not text.isascii() or not text.removeprefix("-").isdecimal():
         return None
     seed = int(text) if len(text) <= 20 else 2**64
@@ -344,7 +351,7 @@ def _find_imported_runs(client: MlflowClient, experiment_id: str) -> list[_Store
 
 
 def _read_tagged_matrix(run: Run) -> AccuracyMatrix | None:
-    """Return the matrix in a run's tag, or None if it lacks a readable one."""
+    """Return the matrix in a run's tag, None if not readable."""
     rows = read_matrix_tag(run.info.run_id, run.data.tags.get(names.MATRIX_TAG))
     with suppress(RecordError):  # for example in a newer format
         return assemble(parse_rows(rows)).matrix if rows else None
@@ -372,7 +379,7 @@ def _find_same_run(
 
 
 def _hash_matrix(matrix: AccuracyMatrix) -> str:
-    """Return "sha256:..." of a matrix with its buckets and counts, in single precision."""
+    """Return "sha256:..." of a matrix, buckets and counts, in float32."""
     counts = None if matrix.num_instances is None else matrix.num_instances.tolist()
     cells = stack_all_rows(matrix).astype(np.float32).tolist()
     content = repr((matrix.score, matrix.buckets, counts, cells))
@@ -392,7 +399,7 @@ def _is_same_matrix(matrix: AccuracyMatrix, other: AccuracyMatrix) -> bool:
 
 
 def _parse_counts(text: str) -> tuple[int, ...]:
-    """Parse numbers with commas between. Raises ConfigError if one is not a number."""
+    """Parse numbers with commas between, else raise ConfigError."""
     numbers = [number.strip() for number in text.split(",")]
     if not all(n.isascii() and n.isdecimal() and len(n) <= 16 for n in numbers):
         raise ConfigError(

@@ -87,6 +87,6 @@ class ImportOptions:
     metrics: Sequence[str] | Literal["auto"] = "auto"
 
     def list_passed(self) -> list[str]:
-        """Return the names of options that differ from their defaults, except the experiment."""
+        """Return the options that differ from defaults, without the experiment."""
         names = (field.name for field in fields(self) if getattr(self, field.name) != field.default)
         return [name for name in names if name not in ("paths", "experiment")]

@@ -55,7 +55,7 @@ def rescore_runs(
     jobs: int | None = None,
     prepare: Callable[[MlflowClient, Run], object] | None = None,
 ) -> Iterator[ActionResult]:
-    """Compute metrics of runs from their stored rows, and yield a result for each run in order.
+    """Compute runs' metrics from stored rows, and yield results in order.
 
     Logs metrics, tags and artifacts that the store lacks. Closes runs whose process is dead as
     KILLED. An error of one run is in its result and does not stop the others.
@@ -195,7 +195,7 @@ def _choose_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
 def copy_foreign_rows(
     client: MlflowClient, run: Run, pattern: RowPattern, options: ReadOptions
 ) -> None:
-    """Convert a matrix that another program logged as artifacts of a run, and store it as rows.
+    """Convert another program's logged matrix to rows of the run.
 
     Does nothing if no artifact matches, or if the run has rows that were not imported. Rows that
     were already stored are kept. Dataset, protocol, split and seed are the run's parameters or tags

@@ -50,7 +50,7 @@ def _declare_options(function: _Function) -> _Function:
 
 @_declare_options
 def train(*, offline: bool | str | Path = False, **options: Unpack[TrainOptions]) -> Run:
-    """Train on a stream of buckets, track it in MLflow, and return the stored run.
+    """Train on a stream of buckets, and return the stored run.
 
     An active MLflow run is used and left open; without one, a run is opened and closed. The
     options are the parameters of ``clear-mlflow train`` as values of Python: numbers, True or
@@ -86,7 +86,9 @@ def train(*, offline: bool | str | Path = False, **options: Unpack[TrainOptions]
 def train_ensemble(
     *, offline: bool | str | Path = False, **options: Unpack[TrainOptions]
 ) -> dict[int, Run]:
-    """Train one seed after another on data loaded once, each tracked as its own MLflow run.
+    """Train one seed after another on data loaded once.
+
+    Each is its own MLflow run.
 
     They are child runs of one run, which contains the means of their metrics: the active run,
     which is left open, or a new run, which is closed.
@@ -124,7 +126,7 @@ def _resolve_options(
 
 
 def _format_options(options: Mapping[str, object]) -> dict[str, str]:
-    """Return options as text for the command line, without those that have their default."""
+    """Return options that differ from defaults as command-line texts."""
     texts = {name: _format_option(name, value) for name, value in options.items()}
     return {name: text for name, text in texts.items() if text != PARAMETERS[name].default}
 
@@ -155,7 +157,7 @@ def _format_option(name: str, value: object) -> str:
 def _train_and_load(
     config: TrainConfig, requested: Mapping[str, str], offline: bool | str | Path
 ) -> dict[int, Run]:
-    """Load or download the data, train each seed, and return the stored runs by seed."""
+    """Load the data, train each seed, and return runs by seed."""
     if (size := read_dist_env().size) > 1:
         raise ConfigError(
             f"this is one of {size} processes, each of which would train and open a run; "
@@ -220,7 +222,7 @@ class NotebookProgress(TrainingProgress):
         self._num_steps = num_steps
 
     def step_done(self) -> None:
-        """Count a training step. The output is updated at most twice a second."""
+        """Count a training step, and update the output twice a second."""
         self._num_done += 1
         self._update()
 
@@ -231,13 +233,13 @@ class NotebookProgress(TrainingProgress):
         self._start_bar_segment(row.row, len(row.buckets), text)
 
     def _start_bar_segment(self, bucket_index: int, num_buckets: int, text: str) -> None:
-        """Set the bar to *bucket_index* buckets done, with a text, and update the output."""
+        """Set the bar to *bucket_index* buckets done, and update the output."""
         self._bucket_index, self._num_buckets, self._text = bucket_index, num_buckets, text
         self._num_done = self._num_steps = 0
         self._update(at_once=True)
 
     def _update(self, *, at_once: bool = False) -> None:
-        """Replace the output, unless it was replaced within 0.5 s and *at_once* is False."""
+        """Replace the output, at most each 0.5 s without *at_once*."""
         clock = time.monotonic()
         if self._display is not None and (at_once or clock - self._updated_at > 0.5):
             from IPython.display import HTML
@@ -246,7 +248,7 @@ class NotebookProgress(TrainingProgress):
             self._display.update(HTML(self._build_html()))
 
     def _build_html(self) -> str:
-        """Return text, bar and the matrix of the rows so far as HTML."""
+        """Return text, bar and the rows so far as HTML."""
         done = self._bucket_index + min(self._num_done / max(self._num_steps, 1), 1.0)
         matrix = AccuracyMatrix.from_rows(self._rows) if self._rows else None
         masked_matrix = None if matrix is None else matrix.mask(self._protocol)
@@ -254,6 +256,6 @@ class NotebookProgress(TrainingProgress):
 
 
 def is_notebook() -> bool:
-    """Return True if this process is a notebook's kernel, and False in IPython on a terminal."""
+    """Return True in a notebook's kernel, False in a terminal's IPython."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

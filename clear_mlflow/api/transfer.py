@@ -23,7 +23,7 @@ def import_runs(
     experiment: str | None = None,
     **options: Any,
 ) -> list[ActionResult]:
-    """Import result files, bundles or the runs of another store as MLflow runs.
+    """Import result files, bundles or another store's runs as runs.
 
     Args:
         paths: files, folders and bundles; with *store*, ids of runs and names of experiments, or
@@ -58,7 +58,7 @@ def import_runs(
 
 
 def sync(folders: _Paths = (), *, experiment: str | None = None) -> list[ActionResult]:
-    """Send runs that were recorded offline, or while their store could not be reached.
+    """Send runs recorded offline, or during an outage of their store.
 
     Args:
         folders: offline folders and folders of runs. Without any, all of the cache folder, and
@@ -118,7 +118,7 @@ def _list_paths(paths: _Paths) -> list[str]:
 
 
 def _check_online() -> None:
-    """Raise ConfigError if this process records offline: the store would be the folder itself."""
+    """Raise ConfigError if this process records offline."""
     if folder := find_offline_folder():
         raise ConfigError(
             f"this process records in {folder} ({OFFLINE_VARIABLE}, or offline=True), so no "

@@ -42,7 +42,7 @@ _PAPER = 6.5  # inches, of a page's text
 
 
 def render_figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of each file: the page's charts as SVG, and a PDF for papers.
+    """Yield files: the page's charts as SVG, a PDF for papers.
 
     Charts without content are left out.
     """
@@ -59,7 +59,7 @@ def render_figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
 
 
 def _draw_pages(comparison: Comparison) -> Iterator[Figure]:
-    """Yield the pages of the PDF: the ranking metric after each row, then matrices of groups.
+    """Yield the PDF's pages: ranking metric by row, matrices of groups.
 
     The first page is left out unless the ranking metric is computed from the matrix. The matrices
     belong to the first _MOST_MAPS groups.
@@ -77,7 +77,7 @@ def _draw_pages(comparison: Comparison) -> Iterator[Figure]:
 def plot_history(
     comparison: Comparison, metric: str | None = None, *, width: float | None = None
 ) -> Figure:
-    """Plot a metric over the buckets, one line per group with its interval.
+    """Plot a metric over the buckets, one line per group.
 
     Runs that diverged or were trained on fewer buckets than others are left out.
 
@@ -153,7 +153,7 @@ def plot_history(
 def find_y_limits(
     means: Sequence[float], intervals: Sequence[tuple[float, float]]
 ) -> tuple[float, float]:
-    """Return a y-range in which very wide intervals are cut off, so that all means are readable.
+    """Return a y-range that shows all means, and cuts wide intervals.
 
     Returns (0, 1) without means.
 

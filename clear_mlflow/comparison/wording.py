@@ -44,7 +44,7 @@ _ASSUMPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The values of a pair that its test compares, and what only its sentence contains."""
+    """The values that a pair's test compares, and what its sentence needs."""
 
     test: str
     unit: str  # seeds or images
@@ -60,7 +60,7 @@ class Sample:
 
 
 def write_verdict(pair: Pair, sample: Sample) -> str:
-    """Write one sentence on a pair: result, size, interval, p, test and seeds."""
+    """Write one sentence on a pair: result, size, interval and test."""
     metric, names = pair.metric, [pair.a, pair.b]
     lead = _describe_difference(pair, sample)
     if pair.p is None:
@@ -95,7 +95,7 @@ def write_verdict(pair: Pair, sample: Sample) -> str:
 
 
 def _write_untested(metric: str, sample: Sample, both: str, lead: str) -> str:
-    """Write why a pair was not tested: too few seeds, equal values, or equal differences.
+    """Write why a pair was not tested.
 
     both: names of the groups. lead: result of :func:`_describe_difference`.
     """
@@ -115,7 +115,7 @@ def _write_untested(metric: str, sample: Sample, both: str, lead: str) -> str:
 
 
 def build_comparison_name(comparison: Comparison) -> str:
-    """Return a run name for a comparison, for example "compare replay vs naive (6 runs)".
+    """Return a run's name, such as "compare replay vs naive (6 runs)".
 
     One group results in "replay: 3 runs". With more than three groups, or if their names are too
     long, it is "compare replay vs 3 others (12 runs)".
@@ -142,7 +142,7 @@ def write_seeds_needed(seeds: int | None, result: str) -> str:
 
 
 def is_a_better(pair: Pair, difference: float | None) -> bool:
-    """Return True if group A of a pair is better than B, by a difference A - B."""
+    """Return True if a difference A - B means A is better."""
     return ((difference or 0.0) > 0) == pair.higher_is_better
 
 
@@ -197,12 +197,12 @@ def _format_result(
 
 
 def format_p(value: float) -> str:
-    """Return a p-value after ``=`` or ``<``, for example ``= 0.031`` or ``< 0.0001``."""
+    """Return a p-value, such as ``= 0.031`` or ``< 0.0001``."""
     return "< 0.0001" if value < 0.0001 else f"= {value:.2g}"
 
 
 def write_exploratory(pairs: Sequence[Pair], ranked_by: str | None) -> str:
-    """Write one line on the exploratory difference with the smallest p, or "" without any.
+    """Write the exploratory difference with the smallest p, "" without any.
 
     pairs: significant differences in other metrics than *ranked_by*.
     """
@@ -218,7 +218,7 @@ def write_exploratory(pairs: Sequence[Pair], ranked_by: str | None) -> str:
 
 
 def write_assumptions(pairs: Sequence[Pair]) -> str:
-    """Write what the tests assume and how they are adjusted, or "" without tests."""
+    """Write what the tests assume, and how they are adjusted."""
     tests = {pair.test for pair in pairs}
     sentences = [text for test, text in _ASSUMPTIONS.items() if test in tests]
     if not sentences:
@@ -266,7 +266,7 @@ def write_warnings(
 
 
 def _warn_about_selection(ranked: Comparison) -> Iterator[str]:
-    """Warn of validation images, and of tuned parameters that were tested on test images."""
+    """Warn of validation images, and of parameters tuned on test images."""
     if any(conditions.split == VALIDATION for conditions in ranked.conditions):
         runs = "All runs" if ranked.is_validation else "The groups called validation"
         yield (
@@ -294,12 +294,12 @@ def _warn_about_selection(ranked: Comparison) -> Iterator[str]:
 
 
 def list_test_intervals(ranked: Comparison) -> list[str]:
-    """Return the different values of test_every of all runs that were tested within buckets."""
+    """Return the values of test_every of runs tested within buckets."""
     return sorted({run.test_every for run in ranked.runs if run.test_every})
 
 
 def _warn_about_missing_values(ranked: Comparison) -> Iterator[str]:
-    """Warn if runs lack tests within buckets or costs, or were tested at different intervals."""
+    """Warn if tests within buckets or costs are missing or differ."""
     intervals, runs = list_test_intervals(ranked), ranked.runs
     if num_without := sum(not run.test_every for run in runs) if intervals else 0:
         yield (
@@ -321,7 +321,7 @@ def _warn_about_missing_values(ranked: Comparison) -> Iterator[str]:
 
 
 def _warn_about_group(group: Group) -> Iterator[str]:
-    """Warn of a group's runs that diverged, are partial or were trained on fewer buckets.
+    """Warn of a group's diverged and partial runs.
 
     Also warns of runs with different parameters, and of seeds with one and the same matrix.
     """
@@ -365,7 +365,7 @@ def _warn_about_group(group: Group) -> Iterator[str]:
 def _warn_about_tests(
     ranked: Comparison, pairs: Sequence[Pair], unequal_images: Set[tuple[int, int]]
 ) -> Iterator[str]:
-    """Warn about groups of one run, untested pairs, tests against leaders, and missing baselines.
+    """Warn of groups of one run, untested pairs, and missing baselines.
 
     Also warns of the first of *unequal_images*. Arguments: see :func:`write_warnings`.
     """
@@ -408,7 +408,7 @@ def _warn_about_tests(
 
 
 def format_mixed_params(group: Group) -> str:
-    """Return the parameters that differ within a group, with their values, in 200 characters."""
+    """Return the parameters that differ in a group, in 200 characters."""
     params = (f"{name} {' and '.join(values)}" for name, values in group.mixed_params.items())
     return truncate(", ".join(params), 200)
 

@@ -36,7 +36,7 @@ def load_stream(
     split: str = AUTO,
     on_image: OnImage = lambda done, total: None,
 ) -> BucketStream:
-    """Load a dataset of ``train`` as a stream: all files are hashed, and none is decoded.
+    """Load a dataset as a stream: files are hashed, none is decoded.
 
     With the data root ``auto``, a missing CLEAR dataset is downloaded, and an embedded dataset is
     written to *cache_dir*, which also keeps the hashes of files.
@@ -112,7 +112,7 @@ def read_stream_index(
     arguments: Mapping[str, Any] | None = None,
     borders: str = NONE,
 ) -> ImageIndex:
-    """Read the index of a dataset that is not embedded. Image files are not hashed.
+    """Read the index of a dataset on disk, without hashing its images.
 
     dataset: ``auto`` for any dataset in one of CLEAR's layouts. See :func:`load_stream`.
     """

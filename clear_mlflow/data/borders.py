@@ -38,7 +38,10 @@ class BucketOfTimes(NamedTuple):
 
 
 def parse_borders(text: str) -> str:
-    """Return *text*. Raises ValueError unless it is none, or divides a stream into buckets."""
+    """Return *text* if it divides a stream. Raises ValueError otherwise.
+
+    ``none`` divides nothing, and is returned as well.
+    """
     match = _FORM.fullmatch(text)
     numbers = [int(n) for n in match.group("equal", "random") if n] if match else [0]
     if text != NONE and not all(1 <= number <= MAX_BUCKETS for number in numbers):
@@ -57,7 +60,9 @@ def divide_times(
     source_name: str,
     describe: Callable[[int], str],
 ) -> BucketOfTimes:
-    """Return the bucket of each distinct time. Equal times are in one bucket.
+    """Return the bucket of each distinct time.
+
+    Equal times are in one bucket.
 
     counts: number of images with each time. source_name: of the images, for messages. describe:
     returns a phrase for the index of a time, such as ``photos.csv row 3``. Raises DataError if a
@@ -103,7 +108,7 @@ def divide_times(
 
 
 def regroup_buckets(index: ImageIndex, borders: str) -> ImageIndex:
-    """Return the index with buckets that *borders* divides by the dates of its present ones.
+    """Return the index with new buckets, by its present buckets' dates.
 
     Raises DataError unless the keys of all buckets are dates, or if an own bucket is longer than
     the unit of *borders*.
@@ -135,7 +140,7 @@ def regroup_buckets(index: ImageIndex, borders: str) -> ImageIndex:
 
 
 def _regroup(images: ImageTable, indices: NDArray[np.int64]) -> ImageTable:
-    """Return images in new buckets, in the order of label and name or content in each."""
+    """Return images in new buckets, sorted by label, name or content."""
     buckets, labels = indices[images.buckets].tolist(), images.labels.tolist()
     names = [*zip(images.ids, images.files, strict=True)]
     order = sorted(range(len(images)), key=lambda row: (buckets[row], labels[row], names[row]))
@@ -144,7 +149,9 @@ def _regroup(images: ImageTable, indices: NDArray[np.int64]) -> ImageTable:
 
 
 def _shift_periods(times: Sequence[Time], unit: str, fraction: float) -> BucketOfTimes:
-    """Return buckets whose inner borders are moved by a fraction of the bucket that they enter.
+    """Return buckets whose inner borders are moved by a fraction.
+
+    It is a fraction of the bucket that they enter.
 
     Their keys are the first days: the first one's is where its period starts.
     """

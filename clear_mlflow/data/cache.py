@@ -39,7 +39,10 @@ _SECONDS_TO_WAIT = 10.0  # for another process that writes hashes
 
 
 class UnusableFileError(Exception):
-    """A file of the cache is damaged or not private; the message begins with its path."""
+    """A file of the cache is damaged or not private.
+
+    The message begins with its path.
+    """
 
 
 class ForeignFileError(UnusableFileError):
@@ -48,7 +51,7 @@ class ForeignFileError(UnusableFileError):
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Make a folder, and lock it for the block, so that one process at a time builds arrays in it.
+    """Make a folder, and lock it against other processes for the block.
 
     Waits until no other process has the lock. Deletes the unfinished files of builders that were
     killed.
@@ -63,7 +66,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_array(path: Path, metadata: dict[str, Any]) -> Iterator[BinaryIO]:
-    """Open a new array file for writing, and write its JSON file when the block ends.
+    """Open a new array file, and write its JSON at the end.
 
     Both get their names only when they are complete. metadata: content of the JSON file, which the
     block may still change.
@@ -86,7 +89,10 @@ def write_array(path: Path, metadata: dict[str, Any]) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _write_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its name when it is on the disk. SIGKILL may leave a ``.part``."""
+    """Open a file that gets its name when it is on disk.
+
+    SIGKILL may leave a ``.part``.
+    """
     part = path.with_suffix(f".{secrets.token_hex(8)}.part")
     try:
         # Whatever else the umask would allow, others may not write to it.
@@ -102,7 +108,9 @@ def _write_file(path: Path) -> Iterator[BinaryIO]:
 def read_array(
     path: Path, expected: Mapping[str, Any]
 ) -> tuple[NDArray[Any], dict[str, Any]] | None:
-    """Map an array copy-on-write and return it with its metadata, or None if a file is missing.
+    """Map an array copy-on-write, and return it with its metadata.
+
+    Returns None if a file is missing.
 
     Its size, its modification time and a sample of its bytes are checked. If the time differs, as
     after copying the cache, all bytes are checked instead, and the file gets the recorded time.
@@ -136,7 +144,7 @@ def read_array(
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Read the JSON file of an array: its description and hashes, which are not checked.
+    """Read an array's JSON file, whose hashes are not checked.
 
     path: of the JSON file. Raises UnusableFileError if it is not a JSON object.
     """
@@ -147,7 +155,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def check_private(path: Path) -> os.stat_result:
-    """Return the status of a regular file of this user or of root.
+    """Return the status of a regular file of this user or root.
 
     Raises UnusableFileError if another user could have written to it, or it is not a regular file;
     ForeignFileError if it belongs to another user; and FileNotFoundError if it is missing.
@@ -169,7 +177,7 @@ def _build_damage_error(path: Path) -> UnusableFileError:
 
 @cache
 def _hash_all_cached(path: Path, state: tuple[int, ...], metadata_text: str) -> str:
-    """Hash a file, cached in this process by its *state*: size, times and inode."""
+    """Hash a file, cached in this process by size, times, inode."""
     with path.open("rb") as file:
         return _hash_all(file, metadata_text)
 
@@ -183,7 +191,7 @@ def _hash_all(file: BinaryIO, metadata_text: str) -> str:
 
 
 def _hash_sample(file: BinaryIO, metadata_text: str) -> str:
-    """Hash the metadata and 16 blocks at equal distances, from the first to the last bytes."""
+    """Hash the metadata and 16 blocks at equal distances."""
     content = hashlib.sha256(metadata_text.encode())
     last = max(0, os.fstat(file.fileno()).st_size - _SAMPLE_BYTES)
     for n in range(_SAMPLES):
@@ -192,7 +200,9 @@ def _hash_sample(file: BinaryIO, metadata_text: str) -> str:
 
 
 class HashCache:
-    """SHA-256 sums of the files below *root*, stored in a database in *folder*.
+    """SHA-256 sums of the files below *root*, in a database.
+
+    It is stored in *folder*.
 
     A stored sum is used while a file's size, times and inode are the same. Use it as a context
     manager, which reads and writes the database. Without a folder, every file is hashed.
@@ -215,7 +225,7 @@ class HashCache:
         self._save()
 
     def save_at_times(self) -> None:
-        """Store new hashes every ten seconds, so that a killed process need not start again."""
+        """Store new hashes every ten seconds, so that a kill loses little."""
         if time.monotonic() - self._saved_at >= _SECONDS_BETWEEN_SAVES:
             self._save()
             self._saved_at = time.monotonic()
@@ -225,7 +235,7 @@ class HashCache:
             self._use_database(self._file, self._save_hashes)
 
     def hash_file(self, path: str, status: os.stat_result) -> str:
-        """Return the SHA-256 of a file, hexadecimal, from the database if it has it.
+        """Return a file's SHA-256, hexadecimal, from the database if known.
 
         The hash of a file that was changed in the last two seconds, or meanwhile, is not stored.
         Threads may call it at the same time. status: what ``stat`` returns, links followed.
@@ -243,7 +253,7 @@ class HashCache:
 
     @staticmethod
     def _use_database(file: Path, use: Callable[[sqlite3.Connection], None]) -> None:
-        """Call *use* with the open database if possible. Deletes a damaged or unsafe database."""
+        """Call *use* with the open database, and delete a damaged one."""
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
@@ -283,6 +293,6 @@ class HashCache:
 
 
 def _get_state(status: os.stat_result) -> tuple[int, ...]:
-    """Return the size, times and inode of a file. Nobody can set ``ctime``."""
+    """Return a file's size, times and inode. Nobody can set ``ctime``."""
     inode = status.st_ino % 2**63  # the most that the database stores
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)

@@ -68,7 +68,7 @@ _DECODER = 3  # to be raised with any change to this module that changes a pixel
 
 @dataclass(frozen=True)
 class Resize:
-    """A geometry in which the shorter side of an image is scaled to *side* pixels."""
+    """A geometry that scales the shorter side to *side* pixels."""
 
     side: int
     square: bool = False  # keep only the central square, not the complete image
@@ -79,7 +79,7 @@ class Resize:
 
 @dataclass(frozen=True, eq=False)
 class LibraryTransform:
-    """Another library's transform of an image that is upright, and on white if transparent."""
+    """Another library's transform of an upright image, on white if transparent."""
 
     make: Callable[[Image.Image], NDArray[np.float32]]  # of the image in RGB; in several threads
     side: int  # pixels to which it scales the shorter side at most
@@ -91,7 +91,7 @@ class LibraryTransform:
 
 @dataclass(frozen=True, eq=False)
 class DecodedImages:
-    """Images end to end, each line by line, each pixel as red, green and blue."""
+    """Images end to end, line by line, pixels as RGB."""
 
     pixels: NDArray[np.uint8]  # (sum of height * width * 3,)
     sizes: NDArray[np.int64]  # (N, 2), height and width of each
@@ -101,11 +101,14 @@ class DecodedImages:
 
 
 class UndecodableError(Exception):
-    """The bytes of a file are not an image that can be decoded; the message is the reason."""
+    """The bytes of a file are no image that can be decoded.
+
+    The message is the reason.
+    """
 
 
 def get_decoder_version() -> str:
-    """Return the versions on which pixels depend: this module, Pillow, and its JPEG library."""
+    """Return the versions on which pixels depend: module, Pillow, JPEG library."""
     libraries = (features.version("pil"), features.version("jpg"))
     return "-".join(("clear_mlflow", str(_DECODER), *(str(version) for version in libraries)))
 
@@ -117,7 +120,7 @@ def decode(
     write: Callable[[memoryview], object] | None = None,
     on_image: Callable[[int], None] | None = None,
 ) -> DecodedImages:
-    """Decode images in their order, into memory, or only pass the pixels of each to *write*.
+    """Decode images in order, into memory or only to *write*.
 
     Raises the errors of :func:`iter_decoded`.
     """
@@ -125,7 +128,7 @@ def decode(
 
 
 def decode_bytes(contents: Sequence[bytes], resize: Resize) -> DecodedImages:
-    """Decode the contents of image files into memory. Raises DataError if one is damaged."""
+    """Decode image files' contents into memory. Raises DataError if damaged."""
     decoded = _collect(_decode_image(content, resize) for content in contents)
     for row, problem in decoded.damages.items():
         raise DataError(
@@ -159,7 +162,7 @@ def iter_decoded(
     *,
     on_image: Callable[[int], None] | None = None,
 ) -> Iterator[NDArray[Any] | UndecodableError]:
-    """Decode images in threads, and yield each, or why it is damaged, in order.
+    """Decode images in threads, and yield them or errors in order.
 
     on_image: receives the number of images done, at times. Raises DataError if a file cannot be
     read or differs from its content hash, if the table has vectors, or if the geometry is too
@@ -215,7 +218,9 @@ def iter_decoded(
 
 
 def build_damage_error(damages: Mapping[str, str], *, advice: str = "") -> DataError:
-    """Return the error that counts damaged files and names the first, followed by *advice*.
+    """Return an error that counts damaged files and names the first.
+
+    *advice* follows.
 
     damages: why each file cannot be decoded.
     """
@@ -238,7 +243,9 @@ def check_decodable(images: ImageTable, decoded: DecodedImages) -> None:
 def decode_file(
     file: str, content_hash: str | None, geometry: Resize | LibraryTransform
 ) -> NDArray[Any] | UndecodableError:
-    """Decode an image file to (height, width, 3) bytes, or to the library's result.
+    """Decode an image file to (height, width, 3) bytes.
+
+    Or to the library's result.
 
     content_hash: SHA-256 that the file must have, or None for any. Raises DataError if it cannot
     be read, has another hash, or needs too much memory.
@@ -265,7 +272,7 @@ def decode_file(
 def _decode_image(
     data: bytes, geometry: Resize | LibraryTransform
 ) -> NDArray[Any] | UndecodableError:
-    """Decode the bytes of an image file: the only way in which pixels are made."""
+    """Decode an image file's bytes: the only way pixels are made."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
@@ -292,7 +299,10 @@ def _decode_image(
 
 
 def _compute_long_side(image: Image.Image, side: int) -> int:
-    """Return the longer side of an image whose shorter one is scaled to *side* pixels."""
+    """Return the longer side of an image scaled to *side* pixels.
+
+    The shorter side has *side* pixels then.
+    """
     short, long = sorted(image.size)
     long = int(side * long / short)  # rounded down, as torchvision does
     if side * long > _MAX_PIXELS:
@@ -304,7 +314,7 @@ def _compute_long_side(image: Image.Image, side: int) -> int:
 
 
 def _resize(image: Image.Image, side: int) -> NDArray[np.uint8]:
-    """Scale an image byte for byte as torchvision's image loader and ``Resize(side)`` do."""
+    """Scale an image byte for byte as torchvision's ``Resize(side)``."""
     long = _compute_long_side(image, side)
     size = (side, long) if image.width <= image.height else (long, side)
     image = _reduce_depth(image).convert("RGB")
@@ -312,7 +322,7 @@ def _resize(image: Image.Image, side: int) -> NDArray[np.uint8]:
 
 
 def _resize_square(image: Image.Image, side: int) -> NDArray[np.uint8]:
-    """Scale the central square of an image to (side, side, 3), and turn it upright by EXIF."""
+    """Scale an image's central square to (side, side, 3), upright."""
     # Only JPEG has a draft mode. It keeps both sides at least as large as requested; half of the
     # reduction is left to the better filter below.
     image.draft("RGB", (2 * side, 2 * side))
@@ -336,7 +346,10 @@ def _convert_upright(image: Image.Image) -> Image.Image:
 
 
 def _convert_to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image to RGB: transparent pixels become white, 16 bits become 8."""
+    """Convert an image to RGB, transparent pixels to white.
+
+    16 bits become 8.
+    """
     image = _reduce_depth(image)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
@@ -348,7 +361,7 @@ def _convert_to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _reduce_depth(image: Image.Image) -> Image.Image:
-    """Convert 16 bits to 8, whatever the bits in use. Returns other images unchanged."""
+    """Convert 16 bits to 8, whatever bits are in use."""
     if not image.mode.startswith("I"):
         return image
     # Pillow's own conversion clips at 255, which turns most of a 16-bit image white.
@@ -356,7 +369,7 @@ def _reduce_depth(image: Image.Image) -> Image.Image:
 
 
 def _read_orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 to 8, or 1 if there is none or it is damaged."""
+    """Return the EXIF orientation, 1 to 8, 1 if missing."""
     try:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:  # damaged EXIF is common in collected photos, whose pixels may be intact
@@ -364,7 +377,7 @@ def _read_orientation(image: Image.Image) -> int:
 
 
 class DecodedCache:
-    """Decoded images that are kept from run to run; one line warns if they cannot be.
+    """Decoded images that are kept from run to run, if possible.
 
     folder: where they are kept, or None to decode them into memory.
     """
@@ -398,7 +411,7 @@ class DecodedCache:
         *,
         on_image: Callable[[int], None] | None = None,
     ) -> Mapping[int, str]:
-        """Decode images into the cache unless they are there. Return why rows cannot be decoded.
+        """Decode images into the cache, and return why rows cannot be.
 
         If the folder cannot be used, the decoded images are dropped, and a warning is printed.
         """
@@ -441,7 +454,7 @@ class DecodedCache:
         return None
 
     def _read_unless_damaged(self, path: Path) -> DecodedImages | None:
-        """Return a cached file's content, or None if it is missing or, with a warning, damaged."""
+        """Return a cached file's content, None if missing or damaged."""
         try:
             return _read(path)
         except caching.ForeignFileError:  # so this user does not replace it
@@ -457,7 +470,7 @@ class DecodedCache:
         resize: Resize,
         on_image: Callable[[int], None] | None,
     ) -> None:
-        """Decode the images into a file, or write the list of damaged images."""
+        """Decode images into a file, or list the damaged ones."""
         num_bytes = len(images) * resize.side**2 * 3 * (1 if resize.square else _PHOTO_RATIO)
         # The cache must not fill a disk that others need.
         if shutil.disk_usage(path.parent).free < num_bytes:
@@ -498,7 +511,9 @@ def drop_undecodable(
     damaged: str,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[BucketStream, int]:
-    """Decode every image into the cache, and return the decodable stream and how many were dropped.
+    """Decode every image into the cache, and drop what is damaged.
+
+    Returns the stream, and how many images were dropped.
 
     If some were dropped, the stream has a new digest, and warnings that name up to 100 of them.
     damaged: ``leave_out`` to drop damaged images, or ``stop`` to raise DataError if there are any.
@@ -539,7 +554,7 @@ def drop_undecodable(
 
 
 def _npy_header(num_bytes: int) -> bytes:
-    """Return the header of a .npy file of bytes. Its length does not depend on their number."""
+    """Return the header of a .npy file of bytes, always equally long."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "|u1", "fortran_order": False, "shape": (num_bytes,)}

@@ -45,7 +45,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Release:
-    """A dataset that its authors published in a dataset repository on the hub."""
+    """A dataset that its authors published on the hub."""
 
     name: str
     repository: str
@@ -116,7 +116,7 @@ def download(
 
 
 def fetch_clear(name: str, on_progress: OnProgress = lambda step, done, total: None) -> Path:
-    """Return the folder of CLEAR-10 or CLEAR-100 below the data folder. Downloads a missing one."""
+    """Return CLEAR-10's or CLEAR-100's folder, downloaded if missing."""
     root = default_data_dir() / name
     try:
         is_complete = not (root / WORK_FOLDER).exists() and bool(find_layout(root, names=(name,)))
@@ -132,7 +132,7 @@ def _list_missing(release: Release, root: Path) -> list[Archive]:
 
 
 def _is_finished(root: Path, archive: Archive) -> bool:
-    """Return True if an archive is unpacked. Raises DataError if its folder has other files."""
+    """Return True if an archive is unpacked. Raises DataError for others."""
     folder = root / archive.folder
     if not os.path.lexists(folder):
         return False
@@ -148,7 +148,7 @@ def _is_finished(root: Path, archive: Archive) -> bool:
 
 @contextmanager
 def _lock(root: Path, on_progress: OnProgress) -> Iterator[Path]:
-    """Lock, empty and yield the folder for unfinished files, but keep downloads. Waits."""
+    """Lock, empty and yield the folder for unfinished files, keeping downloads."""
     work = root / WORK_FOLDER
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ class _Hub:
     on_progress: OnProgress
 
     def fetch(self, archive: Archive) -> Path:
-        """Return an archive's path. Downloads it if missing, once more after a wrong checksum."""
+        """Return an archive's path, downloaded if missing, twice after wrong checksums."""
         file = self.work / archive.file
         part = self.work / f"{archive.file}.part"
         if file.is_file():
@@ -211,7 +211,7 @@ class _Hub:
         )
 
     def fetch_size(self, archive: Archive) -> int | None:
-        """Return the archive's size in bytes, or None if the hub does not state it."""
+        """Return an archive's size in bytes, None if not stated."""
         from huggingface_hub import get_hf_file_metadata
 
         try:
@@ -272,7 +272,7 @@ class _Hub:
             time.sleep(wait)
 
     def _receive(self, archive: Archive, part: Path) -> None:
-        """Try once to append the remaining bytes, all if the server cannot continue."""
+        """Try to append the remaining bytes, or all if necessary."""
         from huggingface_hub import get_session
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
             build_hf_headers,
@@ -303,7 +303,7 @@ class _Hub:
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
-    """Return the base classes of the errors of the hub client's HTTP library."""
+    """Return the base errors of the hub client's HTTP library."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return (OSError, *HfHubHTTPError.__bases__)
@@ -314,7 +314,7 @@ def _get_file_size(part: Path) -> int:
 
 
 def _check_disk(hub: _Hub, missing: list[Archive]) -> None:
-    """Report the size of a download and the free disk space, unless the hub states no size."""
+    """Report a download's size and the free disk space, if known."""
     to_fetch = unpacked = needed = 0
     for archive in missing:
         if (size := hub.fetch_size(archive)) is None:
@@ -358,7 +358,7 @@ def _compute_md5(path: Path, archive: Archive, on_progress: OnProgress) -> str:
 def _unpack_split(
     source: Path, archive: Archive, *, root: Path, work: Path, on_progress: OnProgress
 ) -> None:
-    """Unpack a verified archive below *root*, and mark its folder with name and MD5."""
+    """Unpack a verified archive, and mark its folder with the MD5."""
     unpacking = work / f"{archive.file}.unpacking"
     try:
         with zipfile.ZipFile(source) as opened:

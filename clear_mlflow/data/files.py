@@ -45,7 +45,7 @@ _LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
 
 
 def path_text(path: Path | str) -> str:
-    """Return a path as part of a one-line message, with unprintable characters escaped."""
+    """Return a path for one-line messages, unprintable characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(path))
 
 
@@ -56,7 +56,10 @@ def reason(error: BaseException) -> str:
 
 
 def is_folder(path: Path) -> bool:
-    """Return True if a path is a folder, or a link to one, and False if that is not known."""
+    """Return True if a path is known to be a folder.
+
+    A link to one counts.
+    """
     try:
         return path.is_dir()
     except OSError:
@@ -91,7 +94,7 @@ def _build_link_error(path: Path | str, root: Path) -> DataError:
 
 
 def resolve_root(root: Path) -> Path:
-    """Return the data root as an absolute path without links. Raises DataError if it is missing."""
+    """Return the data root, absolute, without links. Raises DataError if missing."""
     try:
         return root.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:
@@ -99,7 +102,7 @@ def resolve_root(root: Path) -> Path:
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the sorted names in a folder, without hidden ones and system files.
+    """Return the sorted names in a folder, without hidden and system files.
 
     Raises DataError if the folder cannot be read.
     """
@@ -111,13 +114,13 @@ def list_names(folder: Path) -> list[str]:
 
 
 def format_names(names: Sequence[str]) -> str:
-    """Return names for a message, at most twelve of them, or "nothing" without names."""
+    """Return at most twelve names for a message, or "nothing"."""
     others = f" and {len(names) - 12} more" if len(names) > 12 else ""
     return ", ".join(safe_repr(name) for name in names[:12]) + others or "nothing"
 
 
 def list_images(folder: Path, *, root: Path) -> list[Path]:
-    """Return the sorted paths in the folder of a class, without hidden and system files.
+    """Return the sorted paths in a class's folder, without hidden files.
 
     Their types are not checked. Raises DataError if the folder is missing, a file, or a link out of
     *root*.
@@ -127,7 +130,7 @@ def list_images(folder: Path, *, root: Path) -> list[Path]:
 
 
 def is_class_name(name: str) -> bool:
-    """Return True if a name is a printable line without blanks at its ends."""
+    """Return True for a printable line without blanks at its ends."""
     return bool(name) and name == name.strip() and name.isprintable()
 
 
@@ -167,7 +170,7 @@ def read_image_list(
 
 
 def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
-    """Read a class list: one name per line. Raises DataError unless they are sorted."""
+    """Read a class list, a name per line. DataError unless sorted."""
     lines = read_lines(path, root=root, limit=MAX_CLASS_LIST_BYTES)
     for number, (before, name) in enumerate(pairwise(["", *lines]), start=1):
         if not is_class_name(name):
@@ -184,18 +187,18 @@ def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
 
 
 def read_json_object(path: Path, *, root: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises DataError if it is empty or anything else."""
+    """Read a JSON object. Raises DataError if it is empty."""
     return check_object(_read_json(path, root=root), source=path_text(path))
 
 
 def read_json_strings(path: Path, *, root: Path) -> list[str]:
-    """Read a JSON list of strings. Raises DataError if it is empty or anything else."""
+    """Read a JSON list of strings. Raises DataError if it is empty."""
     strings: list[str] = _read_json(path, Annotated[list[str], Meta(min_length=1)], root=root)
     return strings
 
 
 def check_object(value: object, *, source: str) -> dict[str, Any]:
-    """Return the value if it is a JSON object that is not empty. Else raises DataError."""
+    """Return a JSON object. Raises DataError if it is empty."""
     if not isinstance(value, dict):
         raise DataError(f"{source} contains {safe_repr(value)}; expected a JSON object")
     if not value:
@@ -204,7 +207,9 @@ def check_object(value: object, *, source: str) -> dict[str, Any]:
 
 
 def join_stored_path(stored: object, *, base: Path, below: str | None, list_file: Path) -> Path:
-    """Join a path named in a file to *base*. Raises DataError if it leaves ``base/below``.
+    """Join a path from a file to *base*. DataError if outside.
+
+    It must stay in ``base/below``.
 
     The path need not exist. below: None for *base* itself. list_file: file that names the path, for
     the message.
@@ -224,7 +229,7 @@ def join_stored_path(stored: object, *, base: Path, below: str | None, list_file
 
 @lru_cache(maxsize=4096)
 def _join_folder(stored: str, base: Path, below: str | None) -> Path | None:
-    """Join a stored relative path to *base*, or return None if it leaves ``base/below``."""
+    """Join a stored relative path to *base*, None if outside ``base/below``."""
     path = PurePosixPath(stored)
     parts = path.parts
     if path.is_absolute() or ".." in parts or (below is not None and parts[:1] != (below,)):
@@ -233,7 +238,7 @@ def _join_folder(stored: str, base: Path, below: str | None) -> Path | None:
 
 
 def check_folder(folder: Path, *, root: Path) -> None:
-    """Raise DataError unless a folder exists, and is below *root* after its links are followed."""
+    """Raise DataError unless a folder exists, below *root* without links."""
     try:
         real = folder.resolve(strict=True)
     except FileNotFoundError:
@@ -249,7 +254,7 @@ def check_folder(folder: Path, *, root: Path) -> None:
 
 
 def _read_json(path: Path, target_type: Any = Any, *, root: Path) -> Any:
-    """Read a JSON file below *root* as this type. Raises DataError if it is anything else."""
+    """Read a JSON file below *root* as a type, else DataError."""
     content = _read_bytes(path, root=root, limit=MAX_METADATA_BYTES)
     try:
         return convert(json_value(content, MAX_METADATA_BYTES), target_type)
@@ -258,7 +263,7 @@ def _read_json(path: Path, target_type: Any = Any, *, root: Path) -> Any:
 
 
 def check_file(path: Path, *, root: Path, limit: int) -> None:
-    """Raise DataError unless a plain file is below *root* and has at most *limit* bytes."""
+    """Raise DataError unless a plain file has at most *limit* bytes."""
     check_folder(path.parent, root=root)
     size = stat_file(path, root=root).st_size
     if size > limit:
@@ -266,7 +271,7 @@ def check_file(path: Path, *, root: Path, limit: int) -> None:
 
 
 def check_unpacked_size(path: Path, limit: int) -> None:
-    """Raise DataError if a zip file unpacks to more than *limit* bytes. Ignores other files."""
+    """Raise DataError if a zip file unpacks to over *limit* bytes."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
@@ -277,7 +282,7 @@ def check_unpacked_size(path: Path, limit: int) -> None:
 
 
 def _read_bytes(path: Path, *, root: Path, limit: int) -> bytes:
-    """Read a plain file below *root*. Raises DataError if it has more than *limit* bytes."""
+    """Read a plain file below *root* of at most *limit* bytes."""
     check_file(path, root=root, limit=limit)
     try:
         return path.read_bytes()

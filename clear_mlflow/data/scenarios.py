@@ -67,7 +67,7 @@ class ScenarioArguments:
 def apply_scenario(
     stream: BucketStream, scenario: str, arguments: Mapping[str, Any] | None = None
 ) -> BucketStream:
-    """Return a stream with the same images, in which each bucket has some of the classes.
+    """Return a stream whose buckets each have some of the classes.
 
     Each class is in one bucket. With ``times=own``, the default, a bucket has the images of its
     classes from its part of the stream's time, with ``times=all`` all of them. Test images stay

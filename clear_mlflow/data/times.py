@@ -41,7 +41,7 @@ class Time(NamedTuple):
 
 
 def parse_time(text: str) -> Time | None:
-    """Parse a year, half-year, quarter, month, day or moment, or return None for other texts.
+    """Parse a year, half-year, quarter, month, day or moment, if any.
 
     A moment, in the format of ISO 8601, is converted to UTC; without a zone, it is UTC.
 
@@ -78,7 +78,7 @@ def parse_time(text: str) -> Time | None:
 
 
 def format_period(time: Time, level: int) -> str:
-    """Return the name of the year, half-year, quarter or month that contains a time.
+    """Return the name of the period that contains a time.
 
     >>> [format_period(parse_time("2004-05-17"), level) for level in (YEAR, HALF, QUARTER, MONTH)]
     ['2004', '2004-H1', '2004-Q2', '2004-05']

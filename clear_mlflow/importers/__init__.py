@@ -70,7 +70,7 @@ def load_file(path: Path, options: ReadOptions | None = None) -> ResultFile:
 
 
 def detect_format(file: ResultFile) -> Format | None:
-    """Return the first format that matches a file, or None if no format does.
+    """Return the first format that matches a file, if any does.
 
     Formats that many programs write (CSV, NumPy, JSON) are tried last. With the option ``rows``,
     every file is a log, and with ``table``, a table.
@@ -93,7 +93,7 @@ def _get_stated_format(options: ReadOptions) -> tuple[str, str]:
 
 
 def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun, ...]:
-    """Parse a result file, and return the accuracy matrix and metadata of each run in it.
+    """Parse a result file, and return matrix and metadata of each run.
 
     format_name: a key of :data:`FORMATS`, or "auto" to detect it. Raises RecordError if the file
     is invalid, ambiguous, without a run or in an unknown format, and ConfigError if *format_name*
@@ -135,7 +135,7 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
 
 
 def find_skipped_files(names: Sequence[str]) -> dict[str, str]:
-    """Return the files of a folder that need not be read, as a dictionary from name to reason.
+    """Return files of a folder that need not be read, with reasons.
 
     Only names are compared: an earlier state of another file, or a table next to the matrix.
 

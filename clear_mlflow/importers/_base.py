@@ -35,7 +35,7 @@ _Rows = Annotated[list[_Floats], msgspec.Meta(max_length=MAX_BUCKETS + 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What the user states about result files; "auto" means that the file must prove it."""
+    """What the user states about result files. "auto" needs proof there."""
 
     scale: str = "auto"  # "fraction" or "percent"
     initial: str = "auto"  # "first-row": the first row is the untrained model
@@ -83,7 +83,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class ResultFile:
-    """A result file: its name without the folder, its bytes, and the options to read it."""
+    """A result file: name without folder, bytes, and options to read it."""
 
     name: str
     content: bytes  # at most untrusted.MAX_LOG_BYTES
@@ -91,7 +91,7 @@ class ResultFile:
 
     @cached_property
     def head(self) -> str:
-        """The first 4096 bytes as text. Bytes that are not UTF-8 are replaced."""
+        """The first 4096 bytes as text, invalid ones replaced."""
         return self.content[:4096].decode("utf-8", "replace").removeprefix("\ufeff")
 
     def iter_lines(self, max_lines: int = untrusted.MAX_LINES) -> Iterator[str]:
@@ -117,12 +117,15 @@ class ResultFile:
 
     @cached_property
     def looks_like_json(self) -> bool:
-        """Whether the file begins with [ or {, and not with an array as NumPy prints it."""
+        """Whether the file begins with [ or {, like JSON.
+
+        Arrays as NumPy prints them do not count.
+        """
         return self.head.lstrip()[:1] in ("[", "{") and not self.is_printed_array
 
     @cached_property
     def is_printed_array(self) -> bool:
-        """Whether the file begins with an array as NumPy or torch prints it.
+        """Whether the file begins with a printed array of NumPy or torch.
 
         It has brackets without commas, or ``tensor(`` or ``array(`` before them, after up to twenty
         lines of text.
@@ -144,7 +147,7 @@ EARLIER: Final = "accuracy on earlier tasks"  # mean of all cells below the diag
 
 @dataclass(frozen=True)
 class PrintedNumber:
-    """A number that a file prints next to its matrix, by which the matrix is checked."""
+    """A number next to a matrix, by which the matrix is checked."""
 
     name: str  # one of the names above
     value: float
@@ -168,7 +171,7 @@ class PrintedNumber:
 
 @dataclass(frozen=True)
 class ParsedRun:
-    """One run as its file contains it: not yet checked, reordered or converted to fractions."""
+    """One run as its file contains it: not checked or converted."""
 
     rows: Sequence[Sequence[float]]  # a row per bucket trained; NaN = not measured
     initial: Sequence[float] | None = None  # row of the untrained model, if the format marks it
@@ -185,7 +188,7 @@ class ParsedRun:
 
 
 class Format(ABC):
-    """Base class of file formats. Each subclass in this package detects and parses one format."""
+    """Base class of file formats. Each subclass detects and parses one."""
 
     name: str  # value of --format
     scale: str | None = None  # "fraction" or "percent", if the program that writes it defines it
@@ -196,14 +199,14 @@ class Format(ABC):
 
     @abstractmethod
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the name and content of a file look like this format."""
+        """Return True if a file's name and content look like this format."""
 
     @abstractmethod
     def parse(self, file: ResultFile) -> Iterable[ParsedRun]:
-        """Yield the runs of a file. Raises RecordError if the file is not valid."""
+        """Yield the runs of a file. Raises RecordError if it is invalid."""
 
     def find_skipped(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the files of a folder that need not be read, as a dictionary from name to reason.
+        """Return files of a folder that need not be read, with reasons.
 
         Without an override, none. names: names of all files in the folder.
         """
@@ -211,7 +214,9 @@ class Format(ABC):
 
 
 def build_rows(cells: Mapping[tuple[int, int], float]) -> list[list[float]]:
-    """Build rows of equal length from cells by (row, column) from 0, with NaN in the gaps.
+    """Build rows from cells by (row, column), NaN in the gaps.
+
+    Both count from 0.
 
     cells: at least one.
     """
@@ -221,17 +226,17 @@ def build_rows(cells: Mapping[tuple[int, int], float]) -> list[list[float]]:
 
 
 def is_cell(text: str) -> bool:
-    """Return True if a cell is a number, empty, or "nan", "n/a", "none", "null" or a dash."""
+    """Return True for a number, an empty cell, or words like "n/a"."""
     return text.lower() in _NOT_MEASURED or is_number(text)
 
 
 def is_number(text: str) -> bool:
-    """Return True if a text is a finite decimal number, with an exponent or not."""
+    """Return True for a finite decimal number, with an exponent or not."""
     return bool(_NUMBER.fullmatch(text))
 
 
 def parse_cell(text: str) -> float:
-    """Convert a cell to a number, NaN if it is empty, or "nan", "n/a", "none", "null" or a dash.
+    """Convert a cell to a number, NaN if empty or like "n/a".
 
     Raises RecordError if it is anything else.
     """
@@ -265,12 +270,14 @@ def check_columns(columns: Sequence[str], names: Sequence[str]) -> None:
 
 
 def suggest_buckets(names: Sequence[str]) -> str:
-    """Return a text for errors: pass buckets=NAMES, if the first line (*names*) names buckets."""
+    """Suggest buckets=NAMES for errors, if the first line names buckets."""
     return f"if the first line names the buckets, pass buckets={safe_repr(','.join(names))}"
 
 
 def to_floats(values: object, name: str) -> list[float]:
-    """Convert a JSON list, called *name* in errors, to floats. Null becomes NaN.
+    """Convert a JSON list to floats, null to NaN.
+
+    name: of the list, in errors.
 
     Raises RecordError if it is not a list of numbers, or has more than ``MAX_BUCKETS``.
     """
@@ -278,7 +285,9 @@ def to_floats(values: object, name: str) -> list[float]:
 
 
 def to_rows(values: object, name: str) -> list[list[float]]:
-    """Convert a JSON list of lists, called *name* in errors, to rows of floats, null to NaN.
+    """Convert a JSON list of lists to floats, null to NaN.
+
+    name: of the list, in errors.
 
     The rows may differ in length. Raises RecordError as :func:`to_floats` does.
     """

@@ -39,7 +39,7 @@ _Cells: TypeAlias = "NDArray[np.float64]"
 
 
 class OrientationError(RecordError):
-    """Nothing proves whether a row or a column is one test after training."""
+    """Nothing proves whether rows or columns are tests after training."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ImportedRun:
 
 
 def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> ImportedRun:
-    """Convert a parsed run to a matrix of fractions with NaN where nothing was measured.
+    """Convert a parsed run to fractions, NaN where nothing was measured.
 
     Applies ``file.options``: makes rows of columns, orders rows by their labels, separates the row
     of the untrained model, and masks future buckets. A score other than accuracy keeps its unit.
@@ -129,7 +129,7 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
 
 
 def _build_array(initial: Sequence[float] | None, rows: Sequence[Sequence[float]]) -> _Cells:
-    """Stack *initial* (NaN if None) and rows, filled with NaN to the longest."""
+    """Stack *initial* (NaN if None) and rows, filled with NaN."""
     lengths = [len(row) for row in rows]
     width = max(lengths, default=0) if initial is None else len(initial)
     if not 1 <= width <= MAX_BUCKETS or len(rows) > MAX_BUCKETS:
@@ -150,7 +150,7 @@ def _build_array(initial: Sequence[float] | None, rows: Sequence[Sequence[float]
 def _detect_orientation(
     file_format: Format, parsed: ParsedRun, options: ReadOptions
 ) -> tuple[str, str]:
-    """Return "rows" if a row is one test after training, "columns" if a column is, and the proof.
+    """Return "rows" or "columns", whichever are tests, and the proof.
 
     The proof is a text that names the averages in the file that the matrix fits, or "". An
     orientation that the options state is returned unchecked.
@@ -178,7 +178,7 @@ def _detect_orientation(
 
 
 def _order_rows(parsed: ParsedRun, options: ReadOptions) -> ParsedRun:
-    """Return the run with its tests in the order of their labels, NaN for those missing."""
+    """Return the run with tests in label order, NaN if missing."""
     labels, keys, rows = parsed.labels, parsed.buckets, parsed.rows
     orientation = parsed.orientation if options.orientation == "auto" else options.orientation
     if labels is None or (orientation == "columns" and keys is None):
@@ -219,7 +219,7 @@ def _transpose(rows: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def _check_against_counts(cells: _Cells, num_instances: NDArray[np.int64]) -> None:
-    """Raise RecordError if an accuracy cannot result from the number of test images.
+    """Raise RecordError if an accuracy contradicts the number of images.
 
     It must be h / num_instances for an integer h, exactly or rounded to 1 to 5 decimals.
 
@@ -239,7 +239,7 @@ def _check_against_counts(cells: _Cells, num_instances: NDArray[np.int64]) -> No
 
 
 def _choose_score(file_format: Format, parsed: ParsedRun, options: ReadOptions) -> Score:
-    """Return what the numbers are (accuracy or another score), from the file or the options."""
+    """Return the score of the numbers, from the file or options."""
     score = parsed.score
     if options.score not in (ACCURACY, score):
         if not file_format.is_general or score != ACCURACY:
@@ -259,7 +259,7 @@ def _choose_score(file_format: Format, parsed: ParsedRun, options: ReadOptions) 
 
 
 def _convert_to_fractions(cells: _Cells, file_format: Format, options: ReadOptions) -> _Cells:
-    """Check the range of accuracies, and divide by 100 if a scale is stated as percent."""
+    """Check the range of accuracies, and divide percent by 100."""
     scale = file_format.scale or options.scale
     if options.scale not in ("auto", scale):
         raise ConfigError(
@@ -282,7 +282,10 @@ def _convert_to_fractions(cells: _Cells, file_format: Format, options: ReadOptio
 
 
 def _mask_future(values: _Cells, file_format: Format, options: ReadOptions) -> _Cells:
-    """Set future cells to NaN if future="not-tested", and drop untrained rows of zeros."""
+    """Set future cells to NaN if future="not-tested".
+
+    Then drops untrained rows of zeros.
+    """
     future = ~np.tri(*values.shape, dtype=np.bool_)
     measured = values[future & ~np.isnan(values)]
     if file_format.is_general and options.future == "auto" and measured.size and not measured.any():
@@ -305,7 +308,7 @@ def _mask_future(values: _Cells, file_format: Format, options: ReadOptions) -> _
 def _find_orientation(
     cells: _Cells, printed: Sequence[PrintedNumber], marked_orientation: str
 ) -> tuple[str, str]:
-    """Return which is one test after training, "rows" or "columns", and a text with the proof.
+    """Return "rows" or "columns", whichever are tests, and a proof.
 
     A matrix that is not square is "rows" unless marked. The text names the averages in the file
     that the matrix fits ("" without averages). cells: NaN or 0 where nothing was measured. printed:
@@ -345,7 +348,7 @@ def _find_orientation(
 
 
 def _find_orientation_by_shape(cells: _Cells) -> str:
-    """Return "rows" or "columns" for a square matrix whose empty cells prove it, else "".
+    """Return "rows" or "columns" if a square's empty cells prove it.
 
     Empty means NaN or 0. "columns" if all cells below the diagonal are empty, and some above and
     none on it. "" if neither all cells below nor all above it are empty, unless the matrix is
@@ -366,7 +369,7 @@ def _find_orientation_by_shape(cells: _Cells) -> str:
 
 
 def _match_printed(cells: _Cells, printed: Sequence[PrintedNumber]) -> int:
-    """Return 2 if all printed numbers fit the matrix, 1 if within its rounding, else 0.
+    """Return 2 if all printed numbers fit, 1 within rounding, else 0.
 
     In either unit. 2 without printed numbers.
     """
@@ -394,7 +397,7 @@ def _match_printed(cells: _Cells, printed: Sequence[PrintedNumber]) -> int:
 def _compute_candidates(
     cells: _Cells, number: PrintedNumber, printed: Sequence[PrintedNumber]
 ) -> Sequence[np.floating]:
-    """Compute the values that a printed number should have by each of its usual definitions.
+    """Compute a printed number's values by each of its usual definitions.
 
     Returns [] if the matrix lacks the row, or the number is not defined after one bucket.
 

@@ -12,7 +12,7 @@ _MAX_DECIMALS = 5  # more are the digits of a float
 
 
 def find_cell_error(cells: NDArray[np.float64]) -> float:
-    """Return half a unit of the last decimal of rounded cells, or 0 if they are not rounded.
+    """Return half a unit of the cells' last decimal, 0 if unrounded.
 
     Fractions have at least two decimals: 0.5 next to 0.25 is 0.50. NaN is skipped.
 
@@ -32,7 +32,9 @@ def find_cell_error(cells: NDArray[np.float64]) -> float:
 def match_number(
     value: float, number: float, unit: float, *, cell_error: float = 0, slack: float = 1e-9
 ) -> str:
-    """Return how a value becomes a number with digits down to *unit*, or "" if it does not.
+    """Return how a value becomes a printed number, or "".
+
+    The number has digits down to *unit*.
 
     cell_error: largest error of the value from the rounding of cells. slack: error of sums.
 

@@ -33,7 +33,7 @@ _PLACEHOLDER = re.compile(r"(\{row0?\}|\*|\?)")
 
 
 class RowPattern:
-    """Pattern of the paths of artifacts that each contain one row of an accuracy matrix.
+    """Pattern of artifact paths that each contain one row.
 
     ``{row}`` means the number of trained buckets, ``{row0}`` for one less, and * and ? for
     any characters of a name. Raises ConfigError if the pattern is not a path within a run.
@@ -60,14 +60,14 @@ class RowPattern:
             )
 
     def matches_part(self, depth: int, name: str) -> bool:
-        """Return True if the name of a folder or file matches the pattern's part at *depth*.
+        """Return True if a name matches the pattern's part at *depth*.
 
         depth: index of the part in the path, from 0.
         """
         return bool(_compile_pattern(self.parts[depth]).fullmatch(name))
 
     def find_rows(self, paths: Iterable[str]) -> dict[int | None, str]:
-        """Return the paths that match, by their number of trained buckets, in order.
+        """Return the matching paths by number of trained buckets, in order.
 
         Returns {} if none matches. A pattern without {row} or {row0} matches a complete matrix,
         whose key is None. Raises RecordError if two paths have the same number, a number is above
@@ -96,7 +96,7 @@ class RowPattern:
 
 
 def read_row(file: ResultFile) -> list[float]:
-    """Return the numbers of a file that contains a single row of a matrix.
+    """Return the numbers of a file with a single row.
 
     The file is a JSON list, a JSON object with the list as ``accuracy``, ``accuracies``, ``acc`` or
     ``values``, a line or column of text, or a .npy array. NaN = not measured. Raises RecordError
@@ -121,7 +121,9 @@ def read_row(file: ResultFile) -> list[float]:
 
 
 def combine_rows(rows: Mapping[int, Sequence[float]], options: ReadOptions) -> AccuracyMatrix:
-    """Build an accuracy matrix from rows by number of trained buckets, 0 for the untrained model.
+    """Build a matrix from rows by number of trained buckets.
+
+    0 is the untrained model.
 
     Missing rows become NaN; the option ``orientation`` is ignored. Raises RecordError if the rows
     are ambiguous or invalid, and ConfigError if an option contradicts them.
@@ -139,6 +141,6 @@ def combine_rows(rows: Mapping[int, Sequence[float]], options: ReadOptions) -> A
 
 
 def _compile_pattern(pattern: str) -> re.Pattern[str]:
-    """Convert a pattern with {row}, * and ? to a regular expression with the group row."""
+    """Convert a pattern with {row}, * and ? to a regular expression."""
     parts = (_PLACEHOLDERS.get(part) or re.escape(part) for part in _PLACEHOLDER.split(pattern))
     return re.compile("".join(parts), re.ASCII)

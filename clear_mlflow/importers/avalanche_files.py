@@ -47,14 +47,16 @@ class AvalancheCSV(Format):
     marks_initial = True
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the first line has the columns of one of CSVLogger's two files.
+        """Return True for the first line of one of CSVLogger's files.
 
         They are eval_results.csv, and training_results.csv, which :meth:`parse` does not accept.
         """
         return file.head.startswith((_EVAL_HEADER, _TRAINING_HEADER))
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield the file's one run. An accuracy written as 0, not 0.0000, is "not measured".
+        """Yield the file's one run. An accuracy "0" was not measured.
+
+        0.0000 was.
 
         Rows and columns are in the order in which experiences were trained. Raises RecordError if
         the file is not eval_results.csv, contains no accuracy, two accuracies of one experience
@@ -122,17 +124,17 @@ class AvalancheCSV(Format):
 
 
 class AvalancheResults(Format):
-    """JSON of ``strategy.eval``: a list of metrics per test, or a dictionary of all values."""
+    """JSON of ``strategy.eval``: metrics per test, or a dictionary of all."""
 
     name = "avalanche-results"
     scale = "fraction"
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the file is JSON with a name like ``eval_phase/`` near its beginning."""
+        """Return True for JSON with names like ``eval_phase/`` near its beginning."""
         return file.looks_like_json and "_phase/" in file.head
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield the file's one run, a row for each test in the file.
+        """Yield the file's one run, a row for each test.
 
         If several streams were tested, the stream named "test" is read. Raises RecordError if none
         of them has this name, or if the file contains no accuracy of a test.

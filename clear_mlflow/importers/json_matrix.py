@@ -29,7 +29,7 @@ class _Parts(msgspec.Struct):
 
 
 class JSONMatrix(Format):
-    """A list of rows, or an object with ``matrix`` (or ``values``) and its other parts."""
+    """A list of rows, or an object with ``matrix`` or ``values``."""
 
     name = "json"
     is_general = True
@@ -80,5 +80,5 @@ class JSONMatrix(Format):
 
 
 def _is_string_or_integer(value: object) -> bool:
-    """Return True for a string or an integer of at most 64 bits, not for a bool."""
+    """Return True for a string or 64-bit integer, not a bool."""
     return isinstance(value, str) or (type(value) is int and abs(value) < 2**64)

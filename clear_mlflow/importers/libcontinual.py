@@ -34,7 +34,7 @@ _NAMES = {
 
 
 class LibContinual(Format):
-    """The output of LibContinual's trainer, or the log file with the same lines."""
+    """The output or log file of LibContinual's trainer."""
 
     name = "libcontinual"
     scale = "percent"

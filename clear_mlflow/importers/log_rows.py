@@ -32,7 +32,7 @@ print(json.dumps([(n, match[1] or "") for n, match in enumerate(matches, 1) if m
 
 
 class LogRows(Format):
-    """Lines of a log that each contain the accuracies of one test, as the option ``rows`` finds."""
+    """Lines of a log with a test's accuracies, found by ``rows``."""
 
     name = "log-rows"
     is_general = True
@@ -99,7 +99,7 @@ def search_lines(
 
 
 def _parse_cells(text: str, line: int) -> list[float]:
-    """Return the numbers of a row, without brackets, % and deviations such as +- 0.3."""
+    """Return a row's numbers, without brackets, % and deviations."""
     cells = _SEPARATOR.split(DEVIATION.sub("", text).strip("[]() \t\r,;"))
     cells = [cell.removesuffix("%") for cell in cells]
     for index, cell in enumerate(cells, start=1):

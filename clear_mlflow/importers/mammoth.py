@@ -40,7 +40,7 @@ class Mammoth(Format):
     max_bytes = MAX_LOG_BYTES
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the name ends in .pyd, or the file is a dictionary with accmean_task1."""
+        """Return True for .pyd, or a dictionary with accmean_task1."""
         return file.name.lower().endswith(".pyd") or (
             file.head.startswith("{'") and b"'accmean_task1'" in file.content
         )
@@ -71,7 +71,7 @@ class Mammoth(Format):
 
 
 def _build_rows(entries: dict[str, str]) -> list[list[float]]:
-    """Return row i, the accuracies on tasks 1 to i, and with eval_future on all."""
+    """Return row i, accuracies on tasks 1 to i, or all."""
     tests: dict[int, dict[int, float]] = {}
     for name, value in entries.items():
         if match := _CELL.fullmatch(name):
@@ -108,7 +108,7 @@ def _build_rows(entries: dict[str, str]) -> list[list[float]]:
 
 
 def _split_entries(line: str) -> dict[str, str]:
-    """Parse a dictionary's repr to texts, without nested values or strings with ``,:[](){}``."""
+    """Parse a dictionary's repr to texts, without nested values."""
     if len(line) > MAX_LINE_CHARACTERS:
         raise RecordError(f"has {len(line)} characters; at most {MAX_LINE_CHARACTERS} are read")
     if not (line.startswith("{") and line.endswith("}")):

@@ -20,13 +20,13 @@ _MATRIX_NAMES = ("matrix", "accuracy", "accuracies", "acc", "values", "R", "arr_
 
 
 class NumpyFile(Format):
-    """A ``.npy`` file, or a ``.npz`` file with the matrix and its other parts."""
+    """A ``.npy`` file, or a ``.npz`` file with matrix and other parts."""
 
     name = "numpy"
     is_general = True
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the content is a .npy file, or a zip archive whose name ends in .npz."""
+        """Return True for a .npy file, or a zip archive named .npz."""
         is_archive = file.content[:4] == b"PK\x03\x04" and file.name.lower().endswith(".npz")
         return is_npy(file.content) or is_archive
 
@@ -89,7 +89,7 @@ def _read_npz(content: bytes) -> dict[str, NDArray[np.generic]]:
 
 
 def _read_npy(content: bytes) -> NDArray[np.generic]:
-    """Return the array of a .npy file as a read-only view of its bytes, without unpickling."""
+    """Return the array of a .npy file, without copying or unpickling."""
     file = io.BytesIO(content)
     try:
         version = npy.read_magic(file)
@@ -114,7 +114,7 @@ def _read_npy(content: bytes) -> NDArray[np.generic]:
 
 
 def _to_rows(array: NDArray[np.generic]) -> list[list[float]]:
-    """Convert a matrix, or one row, to lists. Raises RecordError if it does not contain numbers."""
+    """Convert a matrix or row to lists. Raises RecordError without numbers."""
     if array.dtype.kind not in "fiu":
         raise RecordError(f"contains entries of type {array.dtype}; expected numbers")
     with np.errstate(over="ignore"):

@@ -56,13 +56,15 @@ _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+([eE][-+]?[0-9]{1,5})?")
 
 
 class PlainText(Format):
-    """Text with a matrix of numbers, optionally with column names and row labels."""
+    """Text with a matrix of numbers, with or without names."""
 
     name = "text"
     is_general = True
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if one of the first three lines without comments is a row of numbers.
+        """Return True if a row of numbers begins the text.
+
+        One of the first three lines without comments must be one.
 
         Also for a printed NumPy array, but not for JSON.
         """
@@ -133,7 +135,7 @@ class PlainText(Format):
 
 
 def find_unreadable_cell(file: ResultFile, unreadable: str = "") -> str:
-    """Return "'x' in line 3, cell 2" of a cell that is not a number, for messages.
+    """Return "'x' in line 3, cell 2" of a cell without a number.
 
     unreadable: the cell, which may be a name of a column as well; "" for the first one in a line
     with a number.
@@ -152,7 +154,7 @@ def find_unreadable_cell(file: ResultFile, unreadable: str = "") -> str:
 
 
 def read_table(file: ResultFile) -> list[list[str]]:
-    """Split a text into lines of cells, as strings, and leave out blank lines and remarks.
+    """Split a text into lines of cells, without blank lines and remarks.
 
     Remarks are lines that begin with #, print an average, or are Excel's "sep=;". A NumPy array as
     ``print`` writes it is read, too. Raises RecordError if there are more lines or cells than a
@@ -182,12 +184,14 @@ def read_table(file: ResultFile) -> list[list[str]]:
 
 
 def _is_remark(line: str) -> bool:
-    """Return True if a line begins with #, prints an average, or only divides or frames a table."""
+    """Return True for comments, printed averages, and lines that divide tables."""
     return bool(_REMARK.match(line) or _PRINTED_AVERAGE.fullmatch(line[:200]))
 
 
 def _split_line(line: str) -> list[str]:
-    """Split at tabs, else semicolons, else commas, else spaces. Decimal commas become points.
+    """Split at tabs, else semicolons, else commas, else spaces.
+
+    Decimal commas become points.
 
     Rows of Markdown and LaTeX are split at their own signs. Deviations such as +- 0.3 are left out.
     """
@@ -215,12 +219,12 @@ def _split_line(line: str) -> list[str]:
 
 
 def _unescape(name: str) -> str:
-    """Remove the apostrophe that our own CSV puts before a name that could be a formula."""
+    """Remove the apostrophe that our CSV puts before possible formulas."""
     return name.removeprefix("'")
 
 
 def _looks_numeric(line: str) -> bool:
-    """Return True if a line can be split, has a number, and no text except in its first cell."""
+    """Return True for a line of numbers, perhaps after a text."""
     try:
         cells = _split_line(line)
     except RecordError:
@@ -230,7 +234,7 @@ def _looks_numeric(line: str) -> bool:
 
 
 def _is_label_title(name: str) -> bool:
-    """Return True if a column's name shows that it contains row labels and is not a bucket."""
+    """Return True if a column's name is one of row labels."""
     names_axis = bool(_TRAINED.search(name) or _TESTED.search(name))
     return name.lower() in _LABEL_TITLES or (names_axis and not re.search("[0-9]", name))
 
@@ -238,7 +242,10 @@ def _is_label_title(name: str) -> bool:
 def _has_labels(
     table: Sequence[Sequence[str]], names: Sequence[str] | None, options: ReadOptions
 ) -> bool:
-    """Return True if the first column contains row labels. names: None without a header."""
+    """Return True if the first column has row labels.
+
+    names: None without a header.
+    """
     column = [row[0] for row in table]
     is_wide = names is not None and len(names) == max(map(len, table), default=0)
     return bool(
@@ -250,7 +257,7 @@ def _has_labels(
 
 
 def _has_column_names(table: Sequence[Sequence[str]], bucket_names: list[str]) -> bool:
-    """Return True if the first line contains column names and no numbers of the matrix."""
+    """Return True if the first line has column names, no numbers."""
     first, *rest = table[0]
     if bucket_names and bucket_names in (table[0], rest):
         return True
@@ -274,7 +281,7 @@ def _has_column_names(table: Sequence[Sequence[str]], bucket_names: list[str]) -
 
 
 def _repeats_labels(table: Sequence[Sequence[str]]) -> bool:
-    """Return True if the numbers of the row labels, such as years, are in the first line."""
+    """Return True if the row labels' numbers are in the first line."""
     keys, labels = table[0], [row[0] for row in table[1:]]
     if len(keys) == max(map(len, table)):
         keys = [] if re.search("[0-9]", keys[0]) else keys[1:]
@@ -285,14 +292,14 @@ def _repeats_labels(table: Sequence[Sequence[str]]) -> bool:
 
 
 def _is_range(cells: Sequence[str]) -> bool:
-    """Return True if cells are 0, 1, 2 ... or 1, 2, 3 ..."""
+    """Return True for cells 0, 1, 2 ... or 1, 2, 3 ..."""
     return list(cells) in ([str(start + j) for j in range(len(cells))] for start in (0, 1))
 
 
 def _find_orientation_words(
     corner: str, names: Sequence[str] | None, labels: Sequence[str] | None
 ) -> str:
-    """Return the orientation of a matrix in a text file, from words in its header and labels.
+    """Return a matrix's orientation from words in header and labels.
 
     "rows" if each row has the accuracies after one training, "columns" if each column has them,
     and "auto" without a word such as "train", "after", "test" or "eval".
@@ -322,7 +329,7 @@ def _find_printed_averages(file: ResultFile, step: int) -> list[PrintedNumber]:
 def _read_average_column(
     names: Sequence[str], table: Sequence[Sequence[str]]
 ) -> list[PrintedNumber]:
-    """Return the numbers in the first column like "avg", each at its row's step, or []."""
+    """Return the first column like "avg" by step, or []."""
     column = next((j for j, name in enumerate(names) if _AVERAGE_COLUMN.fullmatch(name)), None)
     return [
         PrintedNumber.parse(LINE_AVERAGE, row[column], step)
@@ -332,7 +339,10 @@ def _read_average_column(
 
 
 def _choose_columns(names: Sequence[str] | None, width: int, options: ReadOptions) -> list[int]:
-    """Return the indices of the columns that are buckets. names: None without a header."""
+    """Return the indices of columns that are buckets.
+
+    names: None without a header.
+    """
     all_names = [str(j + 1) for j in range(width)] if names is None else [*names]
     check_columns(options.columns, all_names)
     if options.columns or all_names == options.bucket_names:

@@ -48,7 +48,7 @@ _METADATA_NAMES = {  # their name to ours
 
 @dataclass
 class _Training:
-    """One training in a log: several seeds, or runs with one name, are written to one file."""
+    """One training in a log, which may contain several."""
 
     arguments: dict[str, str]
     num_classes: int
@@ -85,7 +85,7 @@ class PyCIL(Format):
 
 
 def _read_trainings(file: ResultFile) -> list[_Training]:
-    """Split a log at lists of all classes. The first training may be empty."""
+    """Split a log at lists of all classes. The first may be empty."""
     trainings = [_Training({}, 0)]
     arguments: dict[str, str] = {}
     for line in file.iter_lines():
@@ -116,7 +116,7 @@ def _build_run(
     tests: list[dict[str, float]],
     label: str,
 ) -> ParsedRun:
-    """Build the run of a classifier, "CNN" or "NME". tests: percentages by group of each task."""
+    """Build a run of "CNN" or "NME". tests: percentages by group."""
     rows = []
     groups: list[str] = []
     for step, test in enumerate(tests, start=1):
@@ -160,7 +160,7 @@ def _build_run(
 def _find_weights(
     groups: Sequence[str], rows: Sequence[Sequence[float]], totals: Sequence[float]
 ) -> list[int]:
-    """Return the number of classes of each group if most totals are averages by it, else []."""
+    """Return the groups' numbers of classes if totals prove them."""
     bounds = [map(int, name.split("-")) for name in groups]
     weights = [1 + abs(last - first) for first, last in bounds]
     averages = [np.average(row, weights=weights[: len(row)]) for row in rows]

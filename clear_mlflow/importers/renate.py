@@ -30,7 +30,7 @@ class RenateCSV(Format):
     marks_initial = True
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the file begins with "Task ID,": Renate's CSV files do."""
+        """Return True if the file begins with Renate's "Task ID,"."""
         return file.head.startswith("Task ID,")
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
@@ -74,7 +74,7 @@ class RenateCSV(Format):
 
 
 class RenateResults(Format):
-    """JSON of Renate's results: a list of rows per metric, and the row of the untrained model."""
+    """JSON of Renate's results: rows per metric, and the untrained model's."""
 
     name = "renate-results"
     scale = "fraction"

@@ -39,7 +39,7 @@ _EVENT = re.compile(
 
 
 class _Line(msgspec.Struct):
-    """A line of metrics.json; the last one has only last and avg, and DyTox's only avg."""
+    """A line of metrics.json. The last one has only averages."""
 
     task: int | None = None
     acc: float = NAN
@@ -59,7 +59,7 @@ class ClassIncremental(Format):
     is_log = True
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the first line is an object with task and acc_per_task."""
+        """Return True if the first line has task and acc_per_task."""
         return file.head.startswith('{"task": ') and '"acc_per_task": [' in file.head
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
@@ -102,12 +102,12 @@ class MultiDomain(Format):
     max_bytes = MAX_LOG_BYTES
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the file contains a checkpoint, a data set and an accuracy."""
+        """Return True for a checkpoint, a data set and an accuracy."""
         parts = (b"Checkpoint loaded from ", b"Evaluating on ", b"Top-1 accuracy: ")
         return all(part in file.content for part in parts)
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield the file's one run, in the order that the option ``buckets`` or the log has.
+        """Yield the file's one run, in the order of ``buckets`` or log.
 
         Raises RecordError unless each checkpoint was tested on each data set, or, with
         future="not-tested", on those up to its own.

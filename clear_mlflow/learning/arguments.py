@@ -26,7 +26,7 @@ _EXPECTED = {int: "a whole number", float: "a finite number", str: "a text"}
 def parse_arguments(
     parameter: str, owner: str, arguments_class: type[T], values: Mapping[str, Argument]
 ) -> T:
-    """Return an instance of *arguments_class* with these values, and defaults for the others.
+    """Return an instance of *arguments_class* with values, others by default.
 
     parameter, owner: for messages, for example ``strategy_args`` and ``strategy ewc``.
     values: by name; a text is parsed as the type of its field, and other values are passed on.
@@ -102,7 +102,7 @@ def complete_dataset_arguments(
 def complete_scenario_arguments(
     scenario: str, values: Mapping[str, Argument]
 ) -> dict[str, Argument]:
-    """Return all arguments of a scenario as typed values, with defaults, or {} for ``domain``.
+    """Return a scenario's arguments as typed values, with defaults.
 
     values: ``scenario_args``. Raises ConfigError if one is invalid, or if ``domain`` has one.
     """
@@ -117,7 +117,7 @@ def complete_scenario_arguments(
 def parse_dataset_arguments(
     dataset: str, data_root: str, text: str
 ) -> tuple[str, dict[str, Argument]]:
-    """Return a dataset's name and all its arguments as typed values, with defaults.
+    """Return a dataset's name and arguments, typed, with defaults.
 
     dataset, data_root, text: options ``dataset``, ``data_root`` and ``dataset_args`` as texts.
     Raises ConfigError if one is invalid.
@@ -127,7 +127,10 @@ def parse_dataset_arguments(
 
 
 def _parse_value(hint: Any, text: str) -> Argument:
-    """Parse a text as a type: bool (yes, no), Literal, int, finite float or str, or None."""
+    """Parse a text as a type: bool (yes, no), number, or str.
+
+    Also Literal and None.
+    """
     options = get_args(hint)
     words: dict[str, Argument] = {}
     if get_origin(hint) in (Union, UnionType) and NoneType in options and len(options) == 2:

@@ -23,7 +23,7 @@ from clear_mlflow.learning.photos import SampleIndices, join_indices, list_bucke
 
 
 class Buffer(ABC):
-    """A memory of the indices and labels of images, not of pixels. Starts empty.
+    """A memory of images' indices and labels, not pixels. Starts empty.
 
     Its random numbers depend only on seed and bucket.
 
@@ -55,7 +55,7 @@ class Buffer(ABC):
         labels: NDArray[np.int64],
         indices: NDArray[np.int64] | None = None,
     ) -> NDArray[np.int64]:
-        """Replace the buffer's images by a selection from them and from a bucket's images.
+        """Replace the buffer's images by some of them and a bucket's.
 
         labels: classes of all images of the bucket, (N,).
         indices: which of these images may be selected, or None for all.
@@ -105,7 +105,7 @@ class Buffer(ABC):
 
 
 class Reservoir(Buffer):
-    """A uniform sample, without replacement, of all images so far, whatever their class.
+    """A uniform sample, without replacement, of all images so far.
 
     Every image draws one priority, uniform in [0, 1); the images with the lowest ones are kept.
 
@@ -129,7 +129,7 @@ class Reservoir(Buffer):
 
 
 class ClassBalanced(Buffer):
-    """A uniform sample of each class's images so far, with equal numbers per class.
+    """A uniform sample of equally many images per class so far.
 
     Every image draws one priority, uniform in [0, 1). For each class, the buffer keeps the images
     with the lowest priorities, up to the class's quota (:func:`compute_class_quotas`). So all
@@ -163,7 +163,7 @@ class ClassBalanced(Buffer):
 
 
 def compute_class_quotas(num_seen: NDArray[np.int64], memory: int) -> NDArray[np.int64]:
-    """Divide a buffer of *memory* images among the classes so far, as equally as possible.
+    """Divide a buffer of *memory* images equally among classes so far.
 
     num_seen: images of each class so far, (classes,). Returns the images to keep of each class.
 
@@ -190,7 +190,7 @@ def compute_class_quotas(num_seen: NDArray[np.int64], memory: int) -> NDArray[np
 def select_lowest_per_class(
     labels: NDArray[np.int64], priorities: NDArray[np.float64], quotas: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return ascending indices of the images with the lowest priorities of each class.
+    """Return ascending indices of each class's images with the lowest priorities.
 
     labels, priorities: (N,). quotas: number of images per class, (classes,).
     """
@@ -201,7 +201,7 @@ def select_lowest_per_class(
 
 
 class GreedyBalanced(Buffer):
-    """GDumb's sampler: first come, first served, up to an equal share of the buffer for each class.
+    """GDumb's sampler: first come, first served, equal shares per class.
 
     Images arrive one by one, those of a bucket in random order. An image is added if its class is
     new, or has fewer images in the buffer than the capacity divided by the number of classes so
@@ -245,7 +245,7 @@ class GreedyBalanced(Buffer):
 
 
 class BiasedReservoir(Buffer):
-    """CLEAR's reservoir, which adds new images with a higher probability than a uniform sample.
+    """CLEAR's reservoir, which prefers new images to a uniform sample.
 
     Images arrive one by one. The first k, the buffer's capacity, fill it. Image n is added with
     probability ``min(1, alpha * k / n)`` and replaces a uniformly drawn image of the buffer.
@@ -324,7 +324,7 @@ class AuthorsReservoir(BiasedReservoir):
 
 
 def parse_alpha(text: str) -> tuple[float, bool]:
-    """Parse alpha, the factor of the probability with which an image replaces an older one.
+    """Parse alpha, the factor of the probability of replacing older images.
 
     Returns its number, and True if it is multiplied by n / k: n images so far, k of capacity.
     Raises ConfigError if the text is not such a number.
@@ -357,7 +357,7 @@ BUFFERS: dict[str, type[Buffer]] = {
 
 @dataclass(frozen=True)
 class BufferArguments:
-    """Arguments that choose a buffer, for all strategies with a choice of buffers."""
+    """Arguments that choose a buffer, for strategies with a choice."""
 
     buffer: str = "class_balanced"  # of BUFFERS
     alpha: str = NONE
@@ -373,7 +373,7 @@ class BufferArguments:
 
 
 def load_buffer(name: str) -> type[Buffer]:
-    """Return the class of a buffer. Raises ConfigError if no buffer has that name."""
+    """Return a buffer's class. Raises ConfigError for an unknown name."""
     if name not in BUFFERS:
         raise ConfigError(
             f"unknown buffer {name!r} in strategy_args; expected one of {', '.join(BUFFERS)}"

@@ -50,7 +50,7 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class SavedTraining:
-    """The content of a state file: the last row, and the state to resume from."""
+    """The content of a state file: last row, and training state."""
 
     row: AccuracyRow
     predictions: bytes | None  # content of the row's predictions file, or None if it has none
@@ -58,7 +58,7 @@ class SavedTraining:
 
 
 def capture(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
-    """Copy the states of model, strategy, trainer and the process's random generators to the CPU.
+    """Copy the states of model, strategy, trainer and generators to the CPU.
 
     Includes which weights are not frozen. Raises StateError if an attribute of the strategy cannot
     be stored.
@@ -77,12 +77,12 @@ def capture(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
 
 
 def check_state(strategy: Strategy) -> None:
-    """Raise StateError if an attribute of a strategy that was just built cannot be stored."""
+    """Raise StateError if an attribute of a new strategy cannot be stored."""
     _pack(strategy.state_dict(), "strategy", {})
 
 
 def restore(snapshot: Snapshot, model: nn.Module, strategy: Strategy, trainer: Trainer) -> None:
-    """Load a snapshot into a model, a strategy and a trainer that were just built.
+    """Load a snapshot into a new model, strategy and trainer.
 
     Freezes the weights that were frozen, and sets the random generators of the process. Raises
     StateError if the snapshot does not fit.
@@ -104,7 +104,7 @@ def restore(snapshot: Snapshot, model: nn.Module, strategy: Strategy, trainer: T
 
 
 def to_bytes(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) -> bytes:
-    """Return the content of a state file: a snapshot, and the row that was measured last.
+    """Return a state file's content: a snapshot, and the last row.
 
     predictions: content of the row's predictions file, or None to store none.
     """
@@ -156,7 +156,7 @@ def _report_damage(problem: str) -> Iterator[None]:
 
 
 def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to JSON data. Adds its arrays to *tensors*, by path."""
+    """Convert a value to JSON, and add its arrays to *tensors*."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (Tensor, np.ndarray)):
@@ -210,7 +210,7 @@ def _unpack(node: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def copy_unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors on the CPU that do not share memory. Copies only if necessary."""
+    """Return tensors on the CPU that share no memory."""
     result, pointers = {}, set()
     for name, tensor in tensors.items():
         content = tensor.cpu().contiguous()
@@ -221,7 +221,7 @@ def copy_unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _get_random_states() -> dict[str, Any]:
-    """Return the states of the global generators, with ``cuda`` only if it is initialised."""
+    """Return the global generators' states, ``cuda`` only if initialised."""
     algorithm, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
         "torch": torch.get_rng_state().numpy(),
@@ -235,7 +235,7 @@ def _get_random_states() -> dict[str, Any]:
 
 
 def _set_random_states(states: Mapping[str, Any]) -> None:
-    """Set the global generators, of CUDA if initialized. A damaged state may raise any error."""
+    """Set the global generators. A damaged state may raise any error."""
     torch.set_rng_state(torch.from_numpy(states["torch"]))
     algorithm, keys, position, *rest = states["numpy"]
     if not 0 <= position <= len(keys):

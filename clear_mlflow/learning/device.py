@@ -50,7 +50,7 @@ class RngPurpose(enum.IntEnum):
 
 
 def resolve_device(requested: str) -> str:
-    """Return ``cpu`` or ``cuda``. ``auto`` is cuda if torch can use it, else cpu.
+    """Return ``cpu`` or ``cuda``. ``auto`` is cuda if torch can.
 
     Raises ConfigError if cuda is requested and torch cannot use it.
     """
@@ -67,7 +67,9 @@ def resolve_device(requested: str) -> str:
 
 
 def resolve_precision(requested: str, device: str) -> str:
-    """Return the precision. ``auto`` is bf16 on a GPU with bf16 or a CPU with AMX, else ``off``.
+    """Return the precision. ``auto`` is bf16 on fast devices, else ``off``.
+
+    Those are a GPU with bf16, and a CPU with AMX.
 
     device: ``cpu`` or ``cuda``. Raises ConfigError if tf32 is requested on a CPU or an older GPU,
     or bf16 on a GPU without it.
@@ -99,7 +101,7 @@ def get_convolution_dtype(precision: str) -> torch.dtype:
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
-    """Return torch's autocast for ``bf16`` or ``fp16``, or a context that does nothing."""
+    """Return torch's autocast for ``bf16`` or ``fp16``, else an empty context."""
     dtype = get_convolution_dtype(precision)
     if dtype == torch.float32:
         return contextlib.nullcontext()
@@ -108,7 +110,7 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
 
 @contextlib.contextmanager
 def allow_tf32(allowed: bool) -> Iterator[None]:
-    """Allow or forbid TF32, which rounds factors to ten bits. Restores the settings at the end."""
+    """Allow or forbid TF32 within the block, which rounds to ten bits."""
     backends: Any = torch.backends
     cudnn, mkldnn, matmul = backends.cudnn, backends.mkldnn, backends.cuda.matmul
     # The newer switches (torch 2.9), from the top down: "none" inherits from the switch above. All
@@ -146,7 +148,7 @@ def allow_tf32(allowed: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cudnn_benchmark(allowed: bool = True) -> Iterator[None]:
-    """Let cuDNN search its fastest algorithm for each size, or forbid it. Restores the setting."""
+    """Let cuDNN search its fastest algorithms within the block, or forbid it."""
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, allowed
     try:
         yield
@@ -155,7 +157,9 @@ def cudnn_benchmark(allowed: bool = True) -> Iterator[None]:
 
 
 def select_storage_device(num_bytes: int, device: torch.device) -> torch.device:
-    """Return *device* if it is a GPU with at least twice as much free memory, else the CPU.
+    """Return *device* if it is a GPU with room, else the CPU.
+
+    Room is twice as much free memory.
 
     num_bytes: size of the samples to store.
     """
@@ -172,7 +176,7 @@ def count_free_bytes(device: torch.device) -> int:
 
 
 def is_other_device(home: torch.device, device: torch.device) -> bool:
-    """Return True if tensors on *home* must be copied to be used on *device*.
+    """Return True if tensors on *home* must be copied to *device*.
 
     Compares only the types, so all GPUs are the same.
     """
@@ -180,7 +184,10 @@ def is_other_device(home: torch.device, device: torch.device) -> bool:
 
 
 def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a CPU tensor to a GPU without waiting for the GPU. For the CPU, return it unchanged."""
+    """Copy a CPU tensor to a GPU, without waiting for it.
+
+    Returns it unchanged for the CPU.
+    """
     if device.type != "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
@@ -203,7 +210,9 @@ class _CpuEvent:
 
 
 def record_event(device: torch.device) -> Any:
-    """Return a torch.cuda.Event that occurs when a device has done all work queued so far.
+    """Return an event after all work that a device has queued.
+
+    It is a torch.cuda.Event, or for the CPU an object with the same methods.
 
     For the CPU, return an object with the same methods that has already occurred.
     """
@@ -214,7 +223,7 @@ def record_event(device: torch.device) -> Any:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load the state of an optimizer, which may have been on another type of device.
+    """Load an optimizer's state, perhaps from another type of device.
 
     Whether the optimizer is fused, and the device of its counters, stay as they are.
     """
@@ -233,7 +242,7 @@ def is_memory_error(error: RuntimeError) -> bool:
 
 @contextlib.contextmanager
 def translate_oom(advice: str) -> Iterator[None]:
-    """Turn torch's errors for lack of memory into a TrainingError that ends with the advice."""
+    """Turn torch's out-of-memory errors into a TrainingError with advice."""
     try:
         yield
     except RuntimeError as error:
@@ -245,7 +254,9 @@ def translate_oom(advice: str) -> Iterator[None]:
 
 
 def derive_seed(seed: int, purpose: RngPurpose, *indices: int) -> int:
-    """Derive a seed in [0, 2**63) from these numbers only, so a resumed run has the same seeds.
+    """Derive a seed in [0, 2**63) from these numbers only.
+
+    A resumed run so has the same seeds.
 
     indices: for example of the bucket, the epoch and the process, if they apply.
     """

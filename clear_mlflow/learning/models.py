@@ -67,7 +67,7 @@ def build_model(
 
 
 def prepare_custom_model(model: Any, name: str, inputs: Tensor, num_classes: int) -> nn.Module:
-    """Initialise the lazy layers of a user's model, and return it if it computes logits.
+    """Initialise a user's model, and return it if it computes logits.
 
     name: for messages. inputs: two of them. Raises ConfigError if it is not a module with weights,
     or does not return one row of logits for each input.
@@ -99,14 +99,17 @@ def freeze_backbone(model: nn.Module, num_classes: int) -> None:
 
 
 def get_head(model: nn.Module, num_classes: int | None = None) -> nn.Linear | nn.Conv2d:
-    """Return the layer that computes the logits: the last linear or convolutional one."""
+    """Return the layer that computes the logits, the last suitable one.
+
+    It is linear or convolutional.
+    """
     return find_head(model, num_classes)[1]
 
 
 def find_head(
     model: nn.Module, num_classes: int | None = None
 ) -> tuple[str, nn.Linear | nn.Conv2d]:
-    """Return the name of the layer that computes the logits, and the layer.
+    """Return name and layer of what computes the logits.
 
     Raises ConfigError if there is none, or none with *num_classes* outputs.
     """
@@ -125,7 +128,10 @@ def find_head(
 
 @contextmanager
 def logits_in_float32(model: nn.Module) -> Iterator[None]:
-    """Let a model's head compute in float32 within the block, so that fewer logits are equal."""
+    """Let a model's head compute in float32: fewer logits are equal.
+
+    Within the block.
+    """
     heads = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1:]
     for head in heads:
 
@@ -144,7 +150,9 @@ def logits_in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def get_input_dtype(model: nn.Module, precision: str) -> torch.dtype:
-    """Return the dtype for input images: the convolutions' if the first layer is one, else float32.
+    """Return the dtype for input images.
+
+    The convolutions' if the first layer is one, else float32.
 
     Returns float32 for a model that transforms its input, too.
     """
@@ -165,7 +173,7 @@ def set_training_mode(model: nn.Module, freeze: str) -> None:
 
 
 def build_feature_model(name: str, width: int, *, num_classes: int) -> nn.Module:
-    """Build a model on stored features: ``linear``, or ``mlp:256-128`` with two hidden layers.
+    """Build a model on features: ``linear``, or ``mlp:256-128``, hidden layers.
 
     The weights of ``linear`` are zeros, others are random. width: numbers per image.
     """
@@ -206,7 +214,9 @@ def check_weights(name: str, weights: str, *, image_size: int, num_classes: int 
 def check_model(
     name: str, *, image_size: int, batch_size: int, num_classes: int | None = None
 ) -> None:
-    """Raise ConfigError unless a model accepts one test image and a training batch of this size.
+    """Raise ConfigError unless a model accepts a test image and a batch.
+
+    The batch is one of training.
 
     Tries them without data, on the meta device. Remembers models that accept them.
 
@@ -236,7 +246,7 @@ def check_model(
 def _try_forward(
     name: str, image_size: int, batch_size: int, num_classes: int = 3, *, training: bool
 ) -> str:
-    """Return why a model fails or returns other shapes than logits, or ""."""
+    """Return why a model fails or returns no logits, or ""."""
     try:
         model = _build_to_check(name, num_classes=num_classes, image_size=image_size)
         device = next(model.parameters()).device
@@ -253,7 +263,7 @@ def _try_forward(
 
 
 def _build_to_check(name: str, *, num_classes: int, image_size: int) -> nn.Module:
-    """Build a model on the meta device, or a user's model on the CPU: it may need numbers."""
+    """Build a model on the meta device, a user's on the CPU."""
     if is_custom_function(name):
         return _build_with_random_weights(name, num_classes=num_classes, image_size=image_size)
     try:
@@ -289,7 +299,7 @@ def _check_model_exists(name: str) -> None:
 
 
 def _build_with_random_weights(name: str, *, num_classes: int, image_size: int) -> nn.Module:
-    """Build the small network of this package, a torchvision model, or a user's model."""
+    """Build this package's small network, a torchvision model, or a user's."""
     if is_custom_function(name):
         build = import_custom("model", name, "function")
         with report_failure(f"model {name} fails for {num_classes} classes, {image_size} pixels"):
@@ -320,7 +330,7 @@ def build_torchvision_model(name: str, *, image_size: int, **options: Any) -> nn
 
 
 def download_default_weights(name: str) -> Path:
-    """Return the path of torchvision's best weights, downloaded unless torch has cached them.
+    """Return the path of torchvision's best weights, downloaded if missing.
 
     Raises ConfigError if the download fails.
     """
@@ -334,13 +344,13 @@ def _get_default_weights(name: str) -> Any:
 
 
 def parse_hash_prefix(url: str) -> str | None:
-    """Return the first characters of a file's SHA-256 from its URL, or None if there are none."""
+    """Return the first characters of a file's SHA-256 from its URL."""
     match = re.search(r"-([0-9a-f]{8,64})\.", url)
     return match[1] if match else None
 
 
 def _build_pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
-    """Build a model with torchvision's best weights and a new head. Downloads missing weights."""
+    """Build a model with torchvision's best weights and a new head."""
     download_default_weights(name)  # torchvision would download without a timeout
     model = build_torchvision_model(name, image_size=image_size, weights=DEFAULT_WEIGHTS)
     head_name, head = find_head(model)
@@ -355,7 +365,7 @@ def _build_pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Mod
 
 
 def _load_weights_file(model: nn.Module, path: Path, *, name: str, with_head: bool = True) -> None:
-    """Load a file of weights, without the head if the file lacks it or with_head is False."""
+    """Load a file of weights, without the head if necessary."""
     head_name, head = find_head(model)
     head_state = {f"{head_name}.{key}": tensor for key, tensor in head.state_dict().items()}
     try:
@@ -378,7 +388,7 @@ def _load_weights_file(model: nn.Module, path: Path, *, name: str, with_head: bo
 
 
 def _build_small_cnn(num_classes: int) -> nn.Module:
-    """Build three convolutions of 16, 32 and 64 channels, and a linear head."""
+    """Build three convolutions of 16 to 64 channels, and a head."""
     grid = 4  # pooling to one pixel would learn digits slowly; images need at least 4 pixels
     return nn.Sequential(
         *_build_convolution(3, 16),
@@ -393,7 +403,7 @@ def _build_small_cnn(num_classes: int) -> nn.Module:
 
 
 def _build_convolution(width_in: int, width_out: int) -> tuple[nn.Module, ...]:
-    """Return a 3 x 3 convolution that keeps the size, its batch normalisation and a ReLU."""
+    """Return a 3 x 3 convolution, its batch normalisation and ReLU."""
     return (
         nn.Conv2d(width_in, width_out, 3, padding=1, bias=False),
         nn.BatchNorm2d(width_out),

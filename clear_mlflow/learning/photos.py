@@ -43,7 +43,7 @@ class SampleIndices:
 
 
 def list_bucket_indices(bucket_index: int, count: int) -> SampleIndices:
-    """Return the indices of all *count* images of a bucket, in their order."""
+    """Return the indices of a bucket's *count* images, in order."""
     return SampleIndices(np.full(count, bucket_index, dtype=np.int64), np.arange(count))
 
 
@@ -56,13 +56,13 @@ def join_indices(*indices: SampleIndices) -> SampleIndices:
 
 
 def list_indices(counts: Sequence[int]) -> SampleIndices:
-    """Return the indices of all images of the first buckets, *counts* of them in each."""
+    """Return the indices of the first buckets' images, *counts* each."""
     return join_indices(*(list_bucket_indices(n, count) for n, count in enumerate(counts)))
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augmentation of training images. Tests use the centre of the same resized images."""
+    """Augmentation of training images. Tests use the resized images' centre."""
 
     resize: Resize  # geometry in which images are decoded
     size: int  # side of the crops and the model's input, pixels
@@ -71,7 +71,7 @@ class Augmentation:
 
 
 def build_augmentation(name: str, image_size: int) -> Augmentation:
-    """Return the augmentation *name* for a model's input of *image_size* pixels a side.
+    """Return the augmentation *name* for inputs of *image_size* pixels.
 
     Raises ValueError if no augmentation has that name.
     """
@@ -86,7 +86,10 @@ def build_augmentation(name: str, image_size: int) -> Augmentation:
 
 @dataclass(frozen=True, eq=False)
 class Photos:
-    """Photographs on one device: on a GPU in one tensor, in main memory in one per bucket."""
+    """Photographs on one device, in one tensor or one per bucket.
+
+    It is one tensor on a GPU.
+    """
 
     parts: tuple[Tensor, ...]  # each (bytes,), uint8; on an accelerator only one
     part: NDArray[np.int64]  # (N,), index of each image's part
@@ -105,7 +108,7 @@ class Photos:
         return int((self.sizes.prod(axis=1) * 3).sum())
 
     def to(self, device: torch.device) -> Photos:
-        """Return a copy on an accelerator, with all pixels in one flat tensor."""
+        """Return a copy on an accelerator, all pixels in one tensor."""
         num_bytes = self.sizes.prod(axis=1) * 3
         first = _compute_offsets(num_bytes)
         pixels = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
@@ -120,7 +123,7 @@ class Photos:
         return Photos((pixels,), np.zeros_like(self.part), first, self.sizes, self.augmentation)
 
     def training_crops(self, order: Tensor, generator: torch.Generator) -> Crops:
-        """Return a crop of each image in *order*, (M,), int64, on a CPU.
+        """Return a crop of each image in *order*, (M,), int64.
 
         It is the central crop unless the augmentation draws random offsets, and is mirrored at
         random if the augmentation flips.
@@ -141,18 +144,21 @@ class Photos:
         return self._build_crops(chosen, self._compute_centre(chosen), None)
 
     def _compute_slack(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return (M, 2), pixels of height and width that a crop of each chosen image omits."""
+        """Return (M, 2), pixels that crops of chosen images omit.
+
+        Of height and width.
+        """
         return self.sizes[chosen] - self.augmentation.size
 
     def _compute_centre(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return (M, 2), row and column of the first pixel of each chosen image's central crop."""
+        """Return (M, 2), the first pixel of chosen images' central crops."""
         # torchvision rounds a half to the even number: 1, 3, 5, 7 become 0, 2, 2, 4.
         return np.rint(self._compute_slack(chosen) / 2).astype(np.int64)
 
     def _build_crops(
         self, chosen: NDArray[np.int64], corners: NDArray[np.int64], mirrored: Tensor | None
     ) -> Crops:
-        """Crop the chosen images, (M,). corners: rows and columns, (M, 2). mirrored: (M,)."""
+        """Crop the chosen images, (M,). corners: (M, 2). mirrored: (M,)."""
         step = self.sizes[chosen, 1] * 3
         first = self.first[chosen] + corners[:, 0] * step + corners[:, 1] * 3
         return Crops(
@@ -185,7 +191,7 @@ class Crops:
         return self.photos.augmentation.size
 
     def cut(self, start: int, stop: int) -> Tensor:
-        """Copy the pixels of crops from index *start* to *stop*, mirrored where that was drawn.
+        """Copy the pixels of crops, mirrored where that was drawn.
 
         Returns (stop - start, side, side, 3), uint8, on the photos' device.
         """
@@ -215,7 +221,7 @@ class Crops:
 def select_photos(
     decoded: Mapping[int, DecodedImages], indices: SampleIndices, augmentation: Augmentation
 ) -> Photos:
-    """Select decoded images of several buckets in the order of *indices*, without copying them.
+    """Select decoded images in the order of *indices*, without copying them.
 
     decoded: all images of each bucket, by the bucket's index.
     """
@@ -237,12 +243,12 @@ def wrap_photos(decoded: DecodedImages, augmentation: Augmentation) -> Photos:
 
 
 def _compute_offsets(num_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the first byte of each image if all are stored end to end."""
+    """Return each image's first byte if all are end to end."""
     return np.cumsum(num_bytes) - num_bytes
 
 
 def _gather_lines(pixels: Tensor, offsets: Tensor, side: int) -> Tensor:
-    """Copy *side* pixels from each of (M, side) offsets: (M, side, side, 3)."""
+    """Copy *side* pixels from offsets: (M, side) to (M, side, side, 3)."""
     lines = pixels.unfold(0, side * 3, 1)  # a view with a row for each offset
     return lines.index_select(0, offsets.reshape(-1)).view(-1, side, side, 3)
 

@@ -46,7 +46,7 @@ _PEER_GONE = (
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process is number *rank* of *size*. With one process, nothing is communicated.
+    """This process is number *rank* of *size*, perhaps the only one.
 
     Tensors, bytes and models are then returned unchanged.
     """
@@ -66,7 +66,7 @@ class ProcessGroup:
         return start + count * self.rank // self.size, start + count * (self.rank + 1) // self.size
 
     def all_reduce(self, numbers: Tensor) -> Tensor:
-        """Replace *numbers* in place by their sum over all processes, and return them."""
+        """Replace *numbers* by their sum over processes, and return them."""
         if self.size > 1:
             dist.all_reduce(numbers)
         return numbers
@@ -83,7 +83,7 @@ class ProcessGroup:
         return self.all_reduce(rows)  # exact: only one process has a row that is not 0
 
     def broadcast(self, content: bytes | None) -> bytes | None:
-        """Return the *content* of rank 0 in all processes, and ignore all others."""
+        """Return the *content* of rank 0 in all processes."""
         if self.size == 1:
             return content
         where = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -99,7 +99,7 @@ class ProcessGroup:
         return received.cpu().numpy().tobytes()
 
     def weight(self, num_images: int, total: int) -> float:
-        """Return the factor by which this process multiplies the mean over its images.
+        """Return the factor of this process's mean over its images.
 
         The mean of all processes' products is the mean over the batch.
 
@@ -135,7 +135,9 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 def check_devices(dist_env: DistributedEnv, device: str, *, one_each: bool = False) -> None:
-    """Raise ConfigError unless each process of this machine has a GPU, or *device* is cpu.
+    """Raise ConfigError unless each local process has a GPU.
+
+    Also accepts the device cpu.
 
     one_each: accept a single visible GPU per process, as Slurm may set it up.
     """
@@ -147,7 +149,7 @@ def check_devices(dist_env: DistributedEnv, device: str, *, one_each: bool = Fal
 
 
 def _build_gpu_count_error(processes: int, present: int) -> ConfigError:
-    """Return the error of more processes on a machine than the GPUs that are present."""
+    """Return the error of more processes on a machine than GPUs."""
     return ConfigError(
         f"{processes} processes share {present} GPUs, but each process needs one; pass "
         f"processes={present} (with torchrun: --nproc-per-node), or device=cpu"
@@ -158,7 +160,7 @@ def _build_gpu_count_error(processes: int, present: int) -> ConfigError:
 def process_group(
     dist_env: DistributedEnv, device: str, *, precision: str = "off"
 ) -> Iterator[ProcessGroup]:
-    """Connect all processes by NCCL on GPUs, else by gloo, and yield their group.
+    """Connect all processes by NCCL or gloo, and yield their group.
 
     Waits for all of them, selects this process's GPU, and disconnects at the end. A single process
     gets SINGLE_PROCESS at once.
@@ -180,7 +182,7 @@ def process_group(
         store, _, _ = next(rendezvous("env://", timeout=WAIT))
 
         def exchange_texts(key: str, text: str) -> list[str]:
-            """Return the text of each process by rank, after all have sent theirs."""
+            """Return each process's text by rank, after all sent theirs."""
             store.set(f"{key}/{dist_env.rank}", text)
             return [store.get(f"{key}/{rank}").decode() for rank in range(dist_env.size)]
 
@@ -219,7 +221,9 @@ def process_group(
 
 @contextlib.contextmanager
 def watch_peers(store: Any, dist_env: DistributedEnv) -> Iterator[None]:
-    """Abort this process soon after rank 0, or on rank 0 any process, has ended within the block.
+    """Abort this process soon after rank 0 has ended, or any.
+
+    Rank 0 watches all processes, the others rank 0.
 
     NCCL does not notice it, waits for ten minutes, and then aborts the process in the same way.
     Without a connection to rank 0, that is what happens.
@@ -278,7 +282,7 @@ def watch_peers(store: Any, dist_env: DistributedEnv) -> Iterator[None]:
 
 @contextlib.contextmanager
 def translate_lost_peers() -> Iterator[None]:
-    """Convert the errors that the end or silence of another process causes to PeerLostError."""
+    """Convert errors of another process's end or silence to PeerLostError."""
     try:
         yield
     except RuntimeError as error:
@@ -299,7 +303,7 @@ def translate_lost_peers() -> Iterator[None]:
 
 
 class SynchronizedBatchNorm(_BatchNorm):
-    """Batch normalisation with the mean and variance of all processes' images, in training only.
+    """Batch normalisation over all processes' images, in training only.
 
     torch's SyncBatchNorm supports only GPUs. With autocast, its processes without images send zeros
     in bfloat16 and the others statistics in float32, so all wait forever. It also selects the
@@ -311,7 +315,7 @@ class SynchronizedBatchNorm(_BatchNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name of the method replaced)
-        """Normalise (N, C, ...). N may be 0 here if another process has images."""
+        """Normalise (N, C, ...). N may be 0 in some processes."""
         if not (self.training or self.running_mean is None):
             return super().forward(input)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)
@@ -332,13 +336,13 @@ class SynchronizedBatchNorm(_BatchNorm):
 
 
 class _Normalize(torch.autograd.Function):
-    """Normalises with one exchange forward and one backward, and with statistics in float32."""
+    """Normalises with one exchange each way, and statistics in float32."""
 
     @staticmethod
     def forward(
         ctx: Any, images: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the output, and each channel's mean, biased variance and number of values."""
+        """Return the output, and each channel's mean, variance and count."""
         channels = images.shape[1]
         axes = [d for d in range(images.dim()) if d != 1]
         count = images.numel() // channels

@@ -35,7 +35,7 @@ class LineInterval:
 
 
 class TrainingProgress:
-    """Receives the events of a training, and displays nothing. Used as a context manager."""
+    """Receives a training's events, and displays nothing. A context manager."""
 
     def __enter__(self) -> TrainingProgress:
         return self
@@ -47,22 +47,22 @@ class TrainingProgress:
         """Print a line between bars or lines of progress."""
 
     def downloading(self, label: str, done: int, total: int | None) -> None:
-        """Show a download: *done* of *total* bytes, None if that is not known."""
+        """Show a download: *done* of *total* bytes, None if unknown."""
 
     def images_prepared(self, step: str, done: int, total: int) -> None:
-        """Show how many of *total* images are hashed or decoded: *step* is the verb."""
+        """Show how many of *total* images are done. step: the verb."""
 
     def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
         """Note that training on the bucket at *bucket_index* begins."""
 
     def steps_planned(self, num_steps: int) -> None:
-        """Note the number of optimiser steps of the bucket. Not called if it takes none."""
+        """Note the bucket's number of optimiser steps, if any."""
 
     def step_done(self) -> None:
         """Count an optimiser step. Called in the innermost loop."""
 
     def curve_measured(self, point: CurvePoint) -> None:
-        """Note the loss over some steps. On a GPU, it arrives some time after these steps."""
+        """Note the loss over some steps. On a GPU, it arrives later."""
 
     def test_done(self, test: AnytimeRow) -> None:
         """Note a test on all buckets within the training of a bucket."""
@@ -72,7 +72,7 @@ class TrainingProgress:
 
 
 class LineProgress(TrainingProgress):
-    """Writes a line per bucket, and one a minute in between, to *stream*, for log files."""
+    """Writes a line per bucket and minute to *stream*, for logs."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -83,7 +83,7 @@ class LineProgress(TrainingProgress):
         self._downloading = ""
 
     def downloading(self, label: str, done: int, total: int | None) -> None:
-        """Write the label as a line, unless it is the last one again."""
+        """Write the label as a line, unless it was the last."""
         if label != self._downloading:
             self.print_line(label)
         self._downloading = label
@@ -119,7 +119,7 @@ class LineProgress(TrainingProgress):
         self._losses.append(point.loss)
 
     def row_measured(self, row: AccuracyRow) -> None:
-        """Write the bucket's line: accuracies, mean loss and seconds since the bucket began.
+        """Write the bucket's line: accuracies, mean loss and seconds.
 
         Writes nothing for the untrained model.
         """
@@ -136,7 +136,7 @@ class LineProgress(TrainingProgress):
 
 
 class CollectingProgress(TrainingProgress):
-    """Forwards events to *display*, and sends the loss curve and tests as messages.
+    """Forwards events to *display*, and sends loss curve and tests.
 
     Does not forward downloads and decoding.
     """
@@ -178,7 +178,7 @@ class CollectingProgress(TrainingProgress):
 
 
 class TerminalProgress(TrainingProgress):
-    """A bar for the stream, with the current accuracies, and a bar for the bucket's steps."""
+    """A bar for the stream with accuracies, one for the steps."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -226,7 +226,7 @@ class TerminalProgress(TrainingProgress):
         self._move_lower_bar(step, done, total)
 
     def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
-        """Set the upper bar to the number of buckets trained, and the lower bar to the start."""
+        """Set the upper bar to trained buckets, the lower to start."""
         self._bucket = f"bucket {key}"
         self._losses.clear()
         self._bars.update(self._stream_bar, total=num_buckets, completed=bucket_index, visible=True)
@@ -241,13 +241,13 @@ class TerminalProgress(TrainingProgress):
         self._bars.advance(self._step_bar)
 
     def curve_measured(self, point: CurvePoint) -> None:
-        """Show the mean of the bucket's last ten losses next to the lower bar."""
+        """Show the mean of the last ten losses at the lower bar."""
         self._losses.append(point.loss)
         description = " · ".join([self._bucket, *_format_mean_loss(self._losses)])
         self._bars.update(self._step_bar, description=description)
 
     def row_measured(self, row: AccuracyRow) -> None:
-        """Show the accuracies next to the upper bar, and move it to the row."""
+        """Show the accuracies at the upper bar, and move it."""
         self._bars.update(
             self._stream_bar,
             description=" · ".join(["stream", *format_accuracies(row)]),
@@ -256,14 +256,14 @@ class TerminalProgress(TrainingProgress):
         )
 
     def _move_lower_bar(self, label: str, done: int, total: int | None) -> None:
-        """Show *done* of *total* on the lower bar with a label. total: None if not known."""
+        """Show *done* of *total* with a label. total: None if unknown."""
         self._bars.update(
             self._step_bar, description=label, total=total, completed=done, visible=True
         )
 
 
 def build_progress(stream: TextIO | None) -> TrainingProgress:
-    """Return a progress with bars if *stream* can show them, else with lines of text.
+    """Return a progress with bars if possible, else with lines.
 
     Without a stream, return one that shows nothing.
     """
@@ -278,7 +278,7 @@ def can_show_bars(stream: TextIO) -> bool:
 
 
 def format_accuracies(row: AccuracyRow) -> list[str]:
-    """Return texts of a row's accuracy on its newest bucket and mean accuracy on past buckets.
+    """Return a row's accuracies on its newest and past buckets.
 
     Omits past buckets if there are none. Row 0 has one text, the mean over all buckets.
 
@@ -293,10 +293,10 @@ def format_accuracies(row: AccuracyRow) -> list[str]:
 
 
 def _format_mean_loss(losses: Collection[float]) -> list[str]:
-    """Return a list with the mean loss as a text, or an empty list without losses."""
+    """Return the mean loss as a text, [] without losses."""
     return [f"loss {sum(losses) / len(losses):.3g}"] if losses else []
 
 
 def _format_mean(name: str, fractions: Sequence[float]) -> str:
-    """Return a name and the mean in percent, for example ``untrained 10.0 %``."""
+    """Return a name and the mean, like ``untrained 10.0 %``."""
     return f"{name} {100 * sum(fractions) / len(fractions):.1f} %"

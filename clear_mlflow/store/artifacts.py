@@ -24,7 +24,7 @@ from clear_mlflow.store.client import download_file, map_in_threads, mlflow_erro
 
 
 class ArtifactFolder:
-    """A folder of a run's artifacts, on this machine or behind a server.
+    """A folder of a run's artifacts, here or behind a server.
 
     name: path of the folder in the run's artifacts, by default their root. Methods that read raise
     TrackingError if the artifact store does not answer.
@@ -43,7 +43,7 @@ class ArtifactFolder:
         return get_artifact_repository(self._uri, tracking_uri=self._tracking_uri)
 
     def list_sizes(self) -> dict[str, int | None]:
-        """Return the size of each file in bytes, by file name. None if it is unknown.
+        """Return the size of each file in bytes, None if unknown.
 
         Skips subfolders and symbolic links. Returns {} if the folder does not exist.
         """
@@ -57,7 +57,7 @@ class ArtifactFolder:
             return {f.name: f.stat().st_size for f in files if f.is_file() and not f.is_symlink()}
 
     def list_numbered(self, parse: Callable[[str], Any], max_bytes: int) -> dict[str, int | None]:
-        """Return the sizes of numbered files by file name, in the order of their numbers.
+        """Return the sizes of numbered files in order of their numbers.
 
         parse: returns the number in a file name, or None for other files. Raises RecordError if a
         file has more than *max_bytes*.
@@ -80,7 +80,7 @@ class ArtifactFolder:
             yield Path(folder)
 
     def fetch_file(self, name: str, scratch: str | Path) -> Path:
-        """Return the path of a file, downloaded to *scratch* unless it is on this machine.
+        """Return the path of a file, downloaded unless it is here.
 
         A file on this machine need not exist.
         """
@@ -92,7 +92,7 @@ class ArtifactFolder:
         return file
 
     def write_file(self, name: str, content: bytes, *, is_durable: bool = True) -> None:
-        """Store a file, replacing it if it exists. On a local disk, it survives a power cut.
+        """Store a file, or replace it. A local one survives power cuts.
 
         Errors of the disk or of MLflow are raised unchanged. name: path in this folder. is_durable:
         False to write faster.
@@ -129,7 +129,10 @@ class ArtifactFolder:
 
 
 def check_size(name: str, size: int | None, max_bytes: int) -> None:
-    """Raise RecordError if a file has more than *max_bytes*. An unknown size (None) is accepted."""
+    """Raise RecordError if a file has more than *max_bytes*.
+
+    An unknown size (None) is accepted.
+    """
     if size is not None and size > max_bytes:
         raise RecordError(f"{name} has {size} bytes; expected at most {size_text(max_bytes)}")
 

@@ -70,7 +70,7 @@ _Result = TypeVar("_Result")
 
 
 def limit_retries() -> None:
-    """Set MLflow's limits so that calls to a dead server fail within seconds, not minutes.
+    """Make calls to a dead server fail within seconds, not minutes.
 
     Keeps the environment variables that the user set.
     """
@@ -82,7 +82,7 @@ def limit_retries() -> None:
 
 
 def set_up_mlflow() -> None:
-    """Limit MLflow's retries, and silence its links, progress bars and messages below WARNING.
+    """Limit MLflow's retries, and silence its links, bars and messages.
 
     Sets environment variables of this process, unless the user set them, and levels of loggers.
     """
@@ -98,7 +98,7 @@ def set_up_mlflow() -> None:
 
 @contextmanager
 def mlflow_errors(action: str) -> Iterator[None]:
-    """Turn any error in the block into a TrackingError with one line, without credentials.
+    """Turn errors of the block into one-line TrackingErrors without credentials.
 
     action: what failed, for the message: "cannot *action* in the tracking store". Errors of this
     package (ClearError) pass unchanged.
@@ -163,7 +163,7 @@ def is_server(tracking_uri: str) -> bool:
 
 
 def resolve_store_uri(tracking_uri: str) -> str:
-    """Return an sqlite URI with an absolute path, and any other URI unchanged.
+    """Return an sqlite URI with an absolute path, others unchanged.
 
     A relative path of an sqlite URI starts from the working folder.
     """
@@ -184,7 +184,7 @@ def use_store(tracking_uri: str) -> None:
 
 
 def switch_store(tracking_uri: str) -> None:
-    """Make MLflow use the store at a tracking URI in this process, but not in its children."""
+    """Make MLflow use a store in this process, not its children."""
     environment_uri = MLFLOW_TRACKING_URI.get()
     mlflow.set_tracking_uri(tracking_uri)
     MLFLOW_TRACKING_URI.unset()
@@ -193,7 +193,7 @@ def switch_store(tracking_uri: str) -> None:
 
 
 def use_offline_store(*, creates: bool) -> None:
-    """Make MLflow use the offline folder that CLEAR_MLFLOW_OFFLINE names, if it names one.
+    """Make MLflow use the offline folder of CLEAR_MLFLOW_OFFLINE, if set.
 
     Makes the paths in the environment absolute, for child processes. If ``mlflow run`` opened a run
     of another store, warns that the run remains empty, and unsets MLFLOW_RUN_ID and
@@ -227,7 +227,7 @@ def use_offline_store(*, creates: bool) -> None:
 
 
 def is_missing_store(tracking_uri: str) -> bool:
-    """Return True if a tracking URI names an sqlite database or a folder that does not exist."""
+    """Return True if an sqlite database or a folder does not exist."""
     if folder := get_offline_folder(tracking_uri):
         return not is_offline_folder(folder)
     database = get_sqlite_path(tracking_uri)
@@ -235,7 +235,7 @@ def is_missing_store(tracking_uri: str) -> bool:
 
 
 class _LazyClient:
-    """Client that connects to the store at its first use: bundles are read without a store."""
+    """Client that connects at its first use: bundles need no store."""
 
     def __init__(self) -> None:
         self.tracking_uri = name_sqlite_driver(mlflow.get_tracking_uri())
@@ -249,7 +249,7 @@ class _LazyClient:
 
 
 def open_store() -> MlflowClient:
-    """Return a client of the offline folder, if one is set, or else of MLflow's tracking store.
+    """Return a client of the offline folder or MLflow's tracking store.
 
     Calls :func:`set_up_mlflow` and :func:`use_offline_store`. The client connects when one of its
     methods is first called, which raises TrackingError if the store does not exist or cannot be
@@ -263,7 +263,7 @@ def open_store() -> MlflowClient:
 def preflight(
     *, opens_run: bool = True, experiment: str | None = None, can_be_offline: bool = True
 ) -> MlflowClient:
-    """Connect to the tracking store, check that a run can be stored there, and return the client.
+    """Connect to the store, and check that runs can be stored.
 
     Uses the offline folder if one is set. Raises TrackingError if the store cannot be reached.
 
@@ -372,7 +372,7 @@ def check_artifact_root(tracking_uri: str, name: str, artifact_root: str) -> Non
 
 
 def retry_on_conflict(find_or_create: Callable[[], _Result]) -> _Result:
-    """Return the function's result, after a second call if the first meets a conflict.
+    """Return the function's result, after a second call on a conflict.
 
     That is an MlflowException because another process has just created the same thing. The second
     call's errors are raised.
@@ -389,7 +389,7 @@ def retry_on_conflict(find_or_create: Callable[[], _Result]) -> _Result:
 def map_in_threads(
     function: Callable[[_Item], _Result], items: Iterable[_Item], num_threads: int
 ) -> Iterator[_Result]:
-    """Yield the function's result for each item, in the order of the items.
+    """Yield the function's result for each item, in order.
 
     At most four items per thread are started before their results are requested. With one thread,
     the caller's thread computes each result when it is requested. An error of the function is
@@ -416,7 +416,7 @@ def map_in_threads(
 
 
 def is_generated_name(name: str | None) -> bool:
-    """Return True if MLflow generated a run's name, such as ``upbeat-foal-91``, or if it is empty.
+    """Return True if MLflow generated a run's name, or it is empty.
 
     >>> is_generated_name("upbeat-foal-91"), is_generated_name("replay-3"), is_generated_name(None)
     (True, False, True)
@@ -428,18 +428,18 @@ def is_generated_name(name: str | None) -> bool:
 
 
 def download_file(repository: ArtifactRepository, name: str, to: Path) -> None:
-    """Download one artifact with a single request. to: the local file to write."""
+    """Download one artifact with one request. to: local file to write."""
     repository._download_file(name, str(to))
 
 
 def forget_active_run(run_id: str) -> None:
-    """Make MLflow forget this thread's active run, so that it does not set the run's status."""
+    """Make MLflow forget this thread's active run and its status."""
     stack = _active_run_stack.get()
     stack[:] = [run for run in stack if run.info.run_id != run_id]
 
 
 def forget_system_metrics(run_id: str) -> SystemMetricsMonitor | None:
-    """Remove and return MLflow's system metrics monitor of a run, or return None if it has none.
+    """Remove and return MLflow's system metrics monitor of a run, if any.
 
     MLflow then does not wait for the monitor when the run ends.
     """

@@ -43,11 +43,11 @@ _PROC = Path("/proc")
 
 
 class LeaseLostError(TrackingError):
-    """Another process has taken over the run: this process may store nothing more in it."""
+    """Another process took over the run: this one may store nothing."""
 
 
 class LeaseHeldError(TrackingError):
-    """A process on another machine may be training into the run, and the caller did not wait."""
+    """Another machine may be training into the run."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class _LeaseTag:
 
     @property
     def age_seconds(self) -> float:
-        """The time since the last renewal by the clocks of both machines. It can be negative."""
+        """The time since the last renewal by both clocks. May be negative."""
         return (_read_clock() - self.renewed_at).total_seconds()
 
     @property
     def is_recent(self) -> bool:
-        """True if it was renewed within three minutes, by the clocks of both machines."""
+        """True if renewed within three minutes by both machines' clocks."""
         return abs(self.age_seconds) <= EXPIRY_SECONDS
 
     @property
@@ -87,10 +87,10 @@ class _LeaseTag:
 
 
 class Lease:
-    """The right of this process to write to one run. Only one process at a time has it."""
+    """The right of one process at a time to write a run."""
 
     def __init__(self, client: MlflowClient, run_id: str, created: Run | None = None) -> None:
-        """Make the lease of a run. created: the run, if this process has just created it."""
+        """Make a run's lease. created: the run, if just created here."""
         self._client = client
         self._run_id = run_id
         self._is_acquired = False
@@ -101,7 +101,7 @@ class Lease:
         self.error: LeaseLostError | None = None  # set by the first check that fails, then kept
 
     def acquire(self) -> None:
-        """Take the lease, also from another process, which then cannot write to the run any more.
+        """Take the lease, also from another process, which then cannot write.
 
         The run does not count as being trained until :meth:`renew` is called.
         """
@@ -112,7 +112,7 @@ class Lease:
         self._is_acquired = True
 
     def renew(self, is_over: threading.Event | None = None) -> None:
-        """Report that this process is alive and training into the run. Call it every 30 seconds.
+        """Report that this process is alive and trains. Call every 30 seconds.
 
         Sets the run back to RUNNING if ``evaluate`` set it to KILLED during an outage, unless
         *is_over* is set: this process has ended the run, and nothing is written. Raises
@@ -128,12 +128,12 @@ class Lease:
                 self._client.update_run(self._run_id, status="RUNNING")
 
     def renew_if_due(self) -> None:
-        """Renew the lease if that was not done for 30 seconds. Call it between writes."""
+        """Renew the lease if 30 seconds have passed. Call it between writes."""
         if _read_uptime() - self._renewed_at > RENEW_SECONDS:
             self.renew()
 
     def check(self) -> Run:
-        """Read and return the run. Raises LeaseLostError unless this process has its lease.
+        """Read the run. Raises LeaseLostError unless this process has its lease.
 
         After that, every further call raises the same error.
         """
@@ -150,7 +150,7 @@ class Lease:
         return run
 
     def check_recently(self) -> Run:
-        """Like :meth:`check`, but return the run of a check that succeeded within the last second.
+        """Like :meth:`check`, but repeat a success of the last second.
 
         For uploads, several per row, most of which are faster than reading the run. What deletes or
         replaces training states calls :meth:`check`. Time for which this process was suspended
@@ -163,7 +163,7 @@ class Lease:
         return self.check()
 
     def release(self) -> None:
-        """Undo :meth:`acquire`: return the lease to the process that had it before, if any.
+        """Return the lease to the process that had it before, if any.
 
         Does nothing if it was not acquired, or another process has it now.
         """
@@ -180,7 +180,7 @@ class Lease:
 
 
 def _read_uptime() -> float:
-    """Return seconds on a clock that cannot be set, and goes on while the machine is suspended."""
+    """Return seconds of a clock that nothing sets or suspends."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -206,12 +206,12 @@ def format_lease() -> str:
 
 
 def build_lease_tags() -> dict[str, str]:
-    """Return tags that assign a run's lease to this process and mark it as training."""
+    """Return tags that assign a run's lease to this process."""
     return dict.fromkeys((names.PROCESS_TAG, names.HOLDER_TAG), format_lease())
 
 
 def check_has_lease(run: Run) -> None:
-    """Raise LeaseLostError unless a run's tags, as they were read, name this process as holder."""
+    """Raise LeaseLostError unless a run's tags name this process."""
     if _is_held_by_this_process(run):
         return
     name, holder = "nobody with a readable lease", _parse_lease(run.data.tags.get(names.HOLDER_TAG))
@@ -245,7 +245,9 @@ def is_being_trained(client: MlflowClient, run: Run) -> bool:
 
 
 def is_in_use(run: Run) -> bool:
-    """Return True if a process may be training into a run. Never waits.
+    """Return True if a process may be training into a run.
+
+    Never waits.
 
     A process on another machine counts if it has renewed its lease within three minutes, by the
     clocks of both machines.
@@ -257,7 +259,7 @@ def is_in_use(run: Run) -> bool:
 
 
 def is_expired(client: MlflowClient, run: Run) -> bool:
-    """Return True if a run is RUNNING although the process that trained it is gone.
+    """Return True if a run is RUNNING, but its process is gone.
 
     Returns False if no process of this package trained the run. A process on this machine is looked
     up. Another machine's counts as gone if its lease was seen unchanged for three minutes: waits
@@ -281,7 +283,7 @@ def wait_for_expiry(
     can_wait: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Wait until it is clear whether a process on another machine is still training into a run.
+    """Wait until it is clear whether another machine still trains.
 
     Returns when its lease was renewed, was not renewed for three minutes, or the run has ended; at
     once if the process is on this machine or there is none.
@@ -313,7 +315,7 @@ def read_trainer_token(run: Run) -> str | None:
 
 
 def is_recent_reservation(reservation: str) -> bool:
-    """Return True if another process, not known to be dead, reserved a resume recently.
+    """Return True if a living process reserved a resume recently.
 
     reservation: JSON text of that process's lease, which is recent for three minutes. If it is
     invalid or of this process, the result is False.
@@ -325,7 +327,10 @@ def is_recent_reservation(reservation: str) -> bool:
 
 
 def _describe_holder(run: Run) -> str:
-    """Return which process is training into a run and how to end it, for an error message."""
+    """Name the process that trains into a run for an error.
+
+    Says how to end it.
+    """
     lease = _read_lease(run)
     if lease is None:
         return "its lease cannot be read"
@@ -342,7 +347,7 @@ def _describe_holder(run: Run) -> str:
 
 
 def _has_trainer(run: Run) -> bool:
-    """Return True if a run is RUNNING and has the tag of a training process, alive or not."""
+    """Return True if a RUNNING run has a training process's tag."""
     return run.info.status == "RUNNING" and names.PROCESS_TAG in run.data.tags
 
 
@@ -353,7 +358,7 @@ def _is_held_by_this_process(run: Run) -> bool:
 
 
 def _read_lease(run: Run) -> _LeaseTag | None:
-    """Parse the lease of a run's training process. Returns None if it is missing or invalid."""
+    """Parse the lease of a run's training process, None if invalid."""
     return _parse_lease(_select_lease_text(run))
 
 
@@ -370,7 +375,7 @@ def _select_lease_text(run: Run) -> str | None:
 
 
 def _parse_lease(text: str | None) -> _LeaseTag | None:
-    """Parse the JSON text of a lease, or return None if it is invalid."""
+    """Parse the JSON text of a lease, None if invalid."""
     try:
         lease: _LeaseTag = convert(json_value(text or "", MAX_TAG_BYTES), _LeaseTag)
     except RecordError:
@@ -432,7 +437,7 @@ def _read_clock() -> datetime:
 
 @functools.cache
 def _create_token(pid: int) -> str:
-    """Return a random text for a process: the same in each call, another in a fork."""
+    """Return a random text for a process, another in a fork."""
     return secrets.token_hex(8)
 
 

@@ -26,12 +26,12 @@ _FORMAT = "2.0"
 
 
 def is_bundle(run: Run) -> bool:
-    """Return True if a run was read from a bundle or an offline folder, not from the store."""
+    """Return True if a run was read from files, not a store."""
     return bool(run.info.experiment_id == NO_EXPERIMENT)
 
 
 def get_bundle_path(run: Run) -> Path | None:
-    """Return the path that a run was read from, such as ARCHIVE/NAME, or None if from the store."""
+    """Return the path that a run was read from, if any."""
     path: Path | None = getattr(run, "bundle_path", None)
     return path
 
@@ -48,7 +48,7 @@ def is_offline_folder(path: Path) -> bool:
 
 
 def list_offline_folders(path: Path) -> list[Path]:
-    """Return the path if it is an offline folder, or else the ones directly in it, sorted by name.
+    """Return the path or those in it that are offline folders.
 
     Empty if there are none.
     """
@@ -63,7 +63,7 @@ def format_offline_uri(folder: Path) -> str:
 
 
 def get_offline_folder(tracking_uri: str) -> Path | None:
-    """Return the offline folder that a tracking URI names, or None for any other store."""
+    """Return the offline folder that a tracking URI names, if any."""
     if not tracking_uri.startswith(_SCHEME):
         return None
     return Path(unquote(tracking_uri.removeprefix(_SCHEME)))
@@ -117,5 +117,5 @@ def locate_artifacts(folder: Path, run: Run) -> Run:
 
 
 def replace_info(run: Run, **changes: str | None) -> Run:
-    """Return a copy of a run with changed values of its RunInfo, by name."""
+    """Return a run with changed values of its RunInfo."""
     return Run(RunInfo(**{**dict(run.info), **changes}), run.data, run.inputs, run.outputs)

@@ -32,7 +32,7 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
 
 @dataclass(frozen=True)
 class MissingRun:
-    """A run that was requested by its id but does not exist, or is deleted."""
+    """A run that was requested, but does not exist or is deleted."""
 
     run_id: str
     run_name: str
@@ -47,7 +47,7 @@ def select_runs(
     filter: str | None = None,  # noqa: A002
     unscored_only: bool = False,
 ) -> Iterator[Run | MissingRun]:
-    """Yield the runs with these ids, or else the runs of an experiment that can have rows.
+    """Yield the runs with these ids, or the runs of an experiment.
 
     Each id is looked up once. The runs of an experiment come newest first, without deleted ones and
     those that only refer to other runs, such as sweeps and comparisons. The id of a run that does
@@ -70,7 +70,7 @@ def select_runs(
 
 
 def expand_run_id(client: MlflowClient, prefix: str) -> str:
-    """Return the id of the only run that starts with *prefix*, 6 to 31 hexadecimal digits.
+    """Return the id of the only run that starts with *prefix*.
 
     Returns *prefix* unchanged if it is anything else, or if no run starts with it. Raises
     TrackingError if several runs do.
@@ -90,7 +90,7 @@ def expand_run_id(client: MlflowClient, prefix: str) -> str:
 def search_runs(
     client: MlflowClient, experiment_ids: list[str], filter_string: str
 ) -> Iterator[Run]:
-    """Yield all runs of experiments that match an MLflow filter and are not deleted, newest first.
+    """Yield the runs that match an MLflow filter, newest first.
 
     Runs that start during the search do not shift its pages. Raises ConfigError if the filter has
     more than 50 conditions.
@@ -128,7 +128,7 @@ def search_runs(
 
 
 def get_project_run(client: MlflowClient, entry_point: str) -> Run | None:
-    """Return the run that ``mlflow run -e ENTRY_POINT`` opened for this process, or None.
+    """Return the run that ``mlflow run -e ENTRY_POINT`` opened, if any.
 
     None if MLFLOW_RUN_ID is not set, or its run has another entry point. Raises TrackingError if
     the run that MLFLOW_RUN_ID names cannot be read.
@@ -142,7 +142,7 @@ def get_project_run(client: MlflowClient, entry_point: str) -> Run | None:
 
 
 def tag_project_run(client: MlflowClient, entry_point: str) -> str | None:
-    """Set the entry point as the kind tag of the run of :func:`get_project_run`.
+    """Tag the run of :func:`get_project_run` with its entry point.
 
     Returns the run's id, or None without such a run.
     """
@@ -155,7 +155,7 @@ def tag_project_run(client: MlflowClient, entry_point: str) -> str | None:
 
 
 def get_or_create_experiment(client: MlflowClient, name: str | None = None) -> str:
-    """Return the id of the experiment with a name, which is created if it is missing.
+    """Return the id of an experiment, created if it is missing.
 
     Without a name, uses MLFLOW_EXPERIMENT_NAME, or else returns MLFLOW_EXPERIMENT_ID or "0", which
     is not looked up. Raises TrackingError if the name is longer than 200 characters or not
@@ -179,7 +179,7 @@ def get_or_create_experiment(client: MlflowClient, name: str | None = None) -> s
 
 
 def get_run_or_none(client: MlflowClient, run_id: str) -> Run | None:
-    """Return a run, or None if it does not exist or is deleted.
+    """Return a run, None if it does not exist or is deleted.
 
     Raises TrackingError if the store cannot be read.
     """
@@ -206,7 +206,7 @@ def _get_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
 
 
 def is_missing_error(error: MlflowException) -> bool:
-    """Return True if a run could not be read because none has such an id.
+    """Return True if an error means that no such run exists.
 
     Servers with accounts deny the permission then, as for a run that the user may not read.
     """
@@ -215,7 +215,9 @@ def is_missing_error(error: MlflowException) -> bool:
 
 
 def find_experiment_ids(client: MlflowClient, name_or_id: str | None = None) -> list[str]:
-    """Return the ids of the experiments with a name or id, or of all experiments for None.
+    """Return the ids of the experiments with a name or id.
+
+    None for all experiments.
 
     Deleted experiments are left out. A name takes precedence over an id. Raises TrackingError if no
     experiment matches.
@@ -237,7 +239,7 @@ def find_experiment_ids(client: MlflowClient, name_or_id: str | None = None) -> 
 
 
 def has_experiment(client: MlflowClient, name_or_id: str) -> bool:
-    """Return True if an experiment that is not deleted has this name or id."""
+    """Return True if an undeleted experiment has this name or id."""
     experiments = _list_experiments(client)
     return any(name_or_id in (e.name, e.experiment_id) for e in experiments)
 

@@ -25,7 +25,7 @@ _ABANDONED_SECONDS = 10.0
 
 @contextmanager
 def lock_store_opening(tracking_uri: str) -> Iterator[None]:
-    """Lock an sqlite store while the caller opens it. Create the database if it is missing.
+    """Lock an sqlite store while it is opened, created if missing.
 
     Waits until no other process has the lock, and until another program that is setting up the
     database has finished, or has written nothing for 10 seconds. Does nothing for any other store,
@@ -56,7 +56,7 @@ def lock_store_opening(tracking_uri: str) -> Iterator[None]:
 
 @contextmanager
 def lock_store_writes(tracking_uri: str) -> Iterator[None]:
-    """Let only one thread of this user on this machine write to an sqlite store at a time.
+    """Let only one thread of this machine's user write to sqlite.
 
     Waits for the others, without a limit. Does nothing for any other store.
     """
@@ -75,7 +75,7 @@ def lock_store_writes(tracking_uri: str) -> Iterator[None]:
 
 
 def get_sqlite_path(tracking_uri: str) -> Path | None:
-    """Return the database file of an sqlite store, or None for any other store.
+    """Return the database file of an sqlite store, None for others.
 
     >>> get_sqlite_path("sqlite:////data/mlflow.db"), get_sqlite_path("http://127.0.0.1:5000")
     (PosixPath('/data/mlflow.db'), None)
@@ -88,7 +88,7 @@ def get_sqlite_path(tracking_uri: str) -> Path | None:
 
 
 def name_sqlite_driver(tracking_uri: str) -> str:
-    """Return a percent-encoded sqlite URI with its driver, and any other URI unchanged.
+    """Return a percent-encoded sqlite URI with its driver, others unchanged.
 
     MLflow 3.17 creates the parent folder of an sqlite store without decoding its name, such as
     ``my%20project``, unless the URI names the driver.
@@ -135,7 +135,7 @@ def _wait_until_set_up(database: Path) -> None:
 
 
 def _has_experiment(database: Path) -> bool:
-    """Return True if a database has an experiment, which MLflow creates last in its set-up."""
+    """Return True if a database has an experiment, MLflow's last set-up step."""
     try:
         with closing(
             sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)

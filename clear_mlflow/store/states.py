@@ -34,7 +34,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The metadata of a stored training state, in a JSON file: its row, size and hash."""
+    """The metadata of a stored training state: row, size and hash."""
 
     row: int  # row that was measured last
     written_at: str  # time in the file of that row
@@ -66,14 +66,17 @@ class Manifest:
 
 @dataclass(frozen=True, eq=False)
 class StoredState:
-    """A complete training state (weights, optimiser, random numbers) in a file of this machine."""
+    """A complete training state in a file of this machine.
+
+    It has weights, optimiser and random numbers.
+    """
 
     manifest: Manifest
     file: Path
 
 
 def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: bytes) -> None:
-    """Store a training state and then its manifest. On a local disk, they survive a power cut.
+    """Store a training state, then its manifest. Local ones survive power cuts.
 
     content: the bytes of the state's file. Raises TrackingError if the store does not take them.
     """
@@ -85,7 +88,7 @@ def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: 
 
 
 def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) -> None:
-    """Delete the training states of rows before *before*, or all if it is None. Errors are ignored.
+    """Delete training states of rows before *before*, or all. Ignores errors.
 
     Some stores cannot delete, and nothing depends on it. Manifests are deleted, too.
     """
@@ -103,7 +106,7 @@ def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) 
 
 
 def list_state_rows(client: MlflowClient, run: Run) -> tuple[int, ...]:
-    """Return the numbers of the rows with a training state and its manifest, ascending.
+    """Return the rows with a training state and its manifest, ascending.
 
     Only file names are read: a state may be damaged.
     """
@@ -115,7 +118,7 @@ def list_state_rows(client: MlflowClient, run: Run) -> tuple[int, ...]:
 def read_newest_state(
     client: MlflowClient, run: Run, scratch: Path
 ) -> tuple[StoredState | None, list[str]]:
-    """Return the newest intact training state, or None, and a message for each damaged newer one.
+    """Return the newest intact training state, and messages on damaged ones.
 
     The state is downloaded to *scratch* unless it is on this machine.
     """
@@ -149,7 +152,7 @@ def _read_state(folder: ArtifactFolder, row: int, scratch: Path) -> StoredState:
 
 
 def _format_file_names(row: int) -> tuple[str, str]:
-    """Return the file names of a row's state, ``after_004.safetensors``, and of its manifest."""
+    """Return the file names of a row's state and its manifest."""
     return names.format_model_file_name(row), f"after_{row:03d}.json"
 
 

@@ -53,7 +53,7 @@ class _Training:
 
 
 class LocalEngine:
-    """Runs several ``clear-mlflow train`` at a time, each with its share of cores and one GPU.
+    """Runs several ``clear-mlflow train`` at a time, on cores and GPUs.
 
     Args:
         jobs: largest number of trainings at a time.
@@ -96,7 +96,7 @@ class LocalEngine:
         return self._jobs - len(self._running)
 
     def start(self, run: SweepRun, experiment_id: str, tracking_uri: str) -> None:
-        """Start to train a run on the GPU with the fewest trainings, and return at once.
+        """Start to train a run on the freest GPU, and return.
 
         Does not check that :meth:`count_free_slots` is above 0.
         """
@@ -114,7 +114,7 @@ class LocalEngine:
         self._running.append(_Training(run, process, log, gpu))
 
     def wait_for_ended(self, timeout: float) -> Sequence[SweepRun]:
-        """Wait until a training has ended, at most *timeout* seconds, and return its run.
+        """Wait at most *timeout* seconds for a training's end, return its run.
 
         Returns all runs whose training ended since the last call, with their exit codes and errors.
         Waits also if none is running.
@@ -164,7 +164,7 @@ def _list_visible_gpus() -> tuple[str, ...]:
 
 
 def _collect_result(training: _Training) -> SweepRun:
-    """Wait for a training's end, delete its log, and return the run with exit code and error."""
+    """Wait for a training's end, and return its exit code and error."""
     code = training.process.wait()
     with training.log as log:
         log.seek(0, os.SEEK_END)

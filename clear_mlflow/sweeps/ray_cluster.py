@@ -118,7 +118,7 @@ class RayEngine:
         return [node for node in self._ray.nodes() if node.get("Alive")]
 
     def count_slots(self) -> int:
-        """Return how many runs the machines have room for at a time, those in training included.
+        """Return how many runs fit the machines at a time.
 
         Ignores *jobs*, and what other programs use of the cluster.
         """
@@ -129,12 +129,12 @@ class RayEngine:
         )
 
     def describe_capacity(self) -> str:
-        """Return a text for the user: how many more runs can be started, with what resources."""
+        """Say how many more runs can start, with what resources."""
         resources = f"{self.cpus:g} CPUs and {self.gpus:g} GPUs"
         return f"{self.count_free_slots()} at a time, each with {resources}"
 
     def check_store(self, tracking_uri: str) -> None:
-        """Raise ConfigError if the store is a file or folder, and workers are on other machines."""
+        """Raise ConfigError if workers elsewhere cannot reach a local store."""
         node_id = self._ray.get_runtime_context().get_node_id()
         check_store_is_shared(tracking_uri, self.list_nodes(), node_id)
 
@@ -144,7 +144,7 @@ class RayEngine:
         return min(self._jobs or num_slots, num_slots) - len(self._running)
 
     def start(self, run: SweepRun, experiment_id: str, tracking_uri: str) -> None:
-        """Submit the training of a run to the cluster, and return at once.
+        """Submit a run's training to the cluster, and return at once.
 
         Does not check that :meth:`count_free_slots` is above 0.
         """
@@ -154,7 +154,7 @@ class RayEngine:
         self._running[reference] = run
 
     def wait_for_ended(self, timeout: float) -> Sequence[SweepRun]:
-        """Wait until a training has ended, at most *timeout* seconds, and return its run.
+        """Wait at most *timeout* seconds for a training's end, return its run.
 
         The run has exit code and error. Returns [] at once if none is running.
         """
@@ -220,7 +220,7 @@ def _check_reachable(address: str) -> None:
 def check_store_is_shared(
     tracking_uri: str, nodes: Iterable[Mapping[str, Any]], node_id: str
 ) -> None:
-    """Raise ConfigError if the store is a file or folder, and workers are on other machines.
+    """Raise ConfigError if workers elsewhere cannot reach a local store.
 
     nodes: machines of the cluster, as Ray describes them. node_id: Ray's id of this machine.
     """

@@ -55,7 +55,7 @@ def describe_metric_plots(comparison: Comparison) -> str:
 
 
 def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield what the template ``dots`` draws for each metric: a dot and an interval per group.
+    """Yield what the template ``dots`` draws for each metric.
 
     Costs, and groups after the first _MAX_DOTS, are left out.
     """
@@ -99,7 +99,7 @@ def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield what the template ``costs`` draws: the ranking metric against the training FLOPs.
+    """Yield what the template ``costs`` draws: metric against training FLOPs.
 
     There is a plot for each of the test conditions whose groups differ in cost by over 1 %. Groups
     with 0 FLOPs, and those after the first _MAX_DOTS, are left out. The x-axis is logarithmic if
@@ -182,7 +182,7 @@ def _build_dot(
     point: tuple[float, float],
     ends: tuple[float, float] | None,
 ) -> dict[str, Any]:
-    """Return a group's dot for a template: colour, name, tooltip (``title``) and pixels.
+    """Return a group's dot: colour, name, tooltip (``title``) and pixels.
 
     position: index of the group, which selects its colour. text: tooltip, after the group's name.
     point: x and y of the dot. ends: pixels of the ends of its interval, or None without one.
@@ -202,7 +202,7 @@ def _build_dot(
 def separate_positions(
     positions: Sequence[float], gap: float, limits: tuple[float, float]
 ) -> list[float]:
-    """Move sorted positions so that they are at least *gap* apart, within limits if possible.
+    """Move sorted positions at least *gap* apart, within limits if possible.
 
     >>> separate_positions([10, 12, 13, 90], 10, (0, 100))
     [10, 20, 30, 90]
@@ -220,7 +220,9 @@ def separate_positions(
 
 
 def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return indices of (cost, value) pairs, cheapest first, whose value exceeds all cheaper ones.
+    """Return indices of (cost, value) pairs that exceed all cheaper ones.
+
+    The cheapest is first.
 
     >>> find_pareto_front([(2.0, 0.8), (1.0, 0.5), (3.0, 0.7), (2.0, 0.6)])
     [1, 0]
@@ -233,7 +235,10 @@ def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _to_pixel(ends: tuple[float, float], pixels: tuple[int, int], value: float) -> float:
-    """Return the pixel of a value on an axis. ends: values at the first and last of *pixels*."""
+    """Return the pixel of a value on an axis.
+
+    ends: values at the first and last of *pixels*.
+    """
     (low, high), (first, last) = ends, pixels
     return round(first + (last - first) * (value - low) / (high - low), 1)
 
@@ -297,7 +302,7 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def _build_line(position: int, group: Group, history: _History, score: Score) -> Line:
-    """Return the chart line of a group: the mean of *history* over the seeds that define it.
+    """Return a group's line: the mean of *history* over seeds.
 
     position: index of the group, which selects colour and dashes. history: function from the
     (T + 1, T) cells of a run to a value after each of 0 to T buckets.
@@ -316,12 +321,12 @@ def _build_line(position: int, group: Group, history: _History, score: Score) ->
 
 
 def _get_style(position: int) -> tuple[int, int]:
-    """Return the indices of colour and dash of the group with an index."""
+    """Return the indices of a group's colour and dash."""
     return position % len(GROUPS), position // len(GROUPS) % 3
 
 
 def build_matrix_scales(comparison: Comparison) -> list[CellScale]:
-    """Return a colour scale for each of ``comparison.conditions``, for its runs and groups."""
+    """Return a colour scale for each of ``comparison.conditions``."""
     grids: list[list[NDArray[np.float64]]] = [[] for _ in comparison.conditions]
     for group in comparison.groups:
         grids[group.conditions_index] += [run.grid for run in group.members]

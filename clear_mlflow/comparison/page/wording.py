@@ -12,12 +12,12 @@ _MAX_NAME = 80  # characters
 
 
 def shorten(name: str, limit: int = _MAX_NAME) -> str:
-    """Shorten an untrusted name in its middle, because names differ at their ends."""
+    """Shorten an untrusted name in its middle: names end differently."""
     return one_line(name, limit)
 
 
 def format_count(count: int, noun: str) -> str:
-    """Return a count with its noun, such as ``1 run`` or ``2 runs``."""
+    """Return a count with its noun, such as ``2 runs``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -43,7 +43,7 @@ def name_group(comparison: Comparison, group: Group) -> str:
 
 
 def format_interval(interval: Interval | None, decimals: int = 4, *, score: Score) -> str:
-    """Return an interval in brackets, or an empty text if there is none."""
+    """Return an interval in brackets, "" without one."""
     if interval is None:
         return ""
     number = f"{{:.{decimals}f}}".format if score.is_accuracy else score.number

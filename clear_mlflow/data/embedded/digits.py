@@ -45,7 +45,7 @@ _SHADE = (0, 60)  # levels that the background changes by, from corner to corner
 
 
 def load_scans() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the scans in stored order, (1797, 8, 8), 0 to 16, and their labels."""
+    """Return the scans, (1797, 8, 8), 0 to 16, and their labels."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -53,7 +53,7 @@ def load_scans() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def write_images(folder: Path, numbers: NDArray[np.int64], pixels: NDArray[np.uint8]) -> None:
-    """Write *pixels* (N, height, width, 3) of the scans with these *numbers* (N,).
+    """Write *pixels* (N, height, width, 3) of scans as .bmp.
 
     Files are ``NUMBER.bmp`` in *folder*, which must not exist.
     """
@@ -76,7 +76,7 @@ def write(root: Path) -> None:
 
 
 def _render(scans: NDArray[np.int64], numbers: NDArray[np.int64], bucket: int) -> NDArray[np.uint8]:
-    """Render the images of a bucket: (N, 8, 8), 0 to 16, to (N, 32, 32, 3), red first."""
+    """Render a bucket's scans to (N, 32, 32, 3), red first."""
     draws = np.array([_draw_numbers(number, bucket) for number in numbers.tolist()])
     # From here on all numbers are integers, except each scan's angle and size, which are rounded
     # before a pixel depends on them.
@@ -106,7 +106,10 @@ def _draw_numbers(number: int, bucket: int) -> list[float]:
 
 
 def _interpolate(ends: tuple[int, int], position: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Interpolate linearly in integers, (N,). position: (N,), drift of each image, 0 to _END."""
+    """Interpolate linearly in integers, (N,).
+
+    position: (N,), 0 to _END.
+    """
     first, last = ends
     value: NDArray[np.int64] = first + (last - first) * position // _END
     return value
@@ -115,7 +118,10 @@ def _interpolate(ends: tuple[int, int], position: NDArray[np.int64]) -> NDArray[
 def _mix_colour(
     colours: tuple[tuple[int, int, int], ...], position: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Interpolate colours, (N, 1, 1, 3). position: (N,), drift of each image, 0 to _END."""
+    """Interpolate colours, (N, 1, 1, 3).
+
+    position: (N,), 0 to _END.
+    """
     span = _END // (len(colours) - 1)
     start = np.minimum(position // span, len(colours) - 2)
     step = (position - start * span)[:, np.newaxis]
@@ -131,7 +137,7 @@ def _warp(
     scale: NDArray[np.float64],  # (N,), pixels of the image for each pixel of the scan
     shift: NDArray[np.int64],  # (N, 2), to the left and upwards, in half pixels
 ) -> NDArray[np.int64]:
-    """Turn, enlarge and move scans: (N, 8, 8), 0 to 16, to (N, 32, 32), 0 to 16 * 256."""
+    """Turn, enlarge and move scans to (N, 32, 32), 0 to 4096."""
     angle = np.radians(degrees)
     # The source's step, in fixed point, for half a pixel of the image.
     along = np.rint(_ONE * np.cos(angle) / scale / 2).astype(np.int64)[:, np.newaxis, np.newaxis]

@@ -42,7 +42,7 @@ class StoredFeatures:
 
 
 def check_features(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
-    """Return the extracted features of this name, or None for vectors, pixels and shipped ones.
+    """Return the extracted features of a name, None for other kinds.
 
     Shipped features are part of the dataset. Raises DataError if no features have this name, or
     those extracted lack an image; and ConfigError if the stream has vectors and the name is another
@@ -72,7 +72,7 @@ def load_features(
     cache_dir: Path,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> StoredFeatures:
-    """Load the features of a stream: its vectors, its pixels, shipped or extracted features.
+    """Load a stream's features: vectors, pixels, shipped or extracted.
 
     Raises the errors of :func:`check_features`, and DataError if the widths differ.
     """
@@ -112,7 +112,9 @@ def load_features(
 def compute_pixel_features(
     images: ImageTable, *, cache_dir: Path, on_image: Callable[[int], None] | None = None
 ) -> NDArray[np.float32]:
-    """Return (N, 768), float32, -1/4 to 1/4: the central square, 16 x 16 pixels, line by line.
+    """Return (N, 768), float32: the central 16 x 16 pixels.
+
+    From -1/4 to 1/4, line by line.
 
     Decodes the images into the cache unless they are there.
     """
@@ -125,7 +127,7 @@ def compute_pixel_features(
 
 
 def check_extraction_name(stream: BucketStream, extraction: Extraction, *, cache_dir: Path) -> None:
-    """Raise ConfigError if the name of an extraction is used by other features."""
+    """Raise ConfigError if other features have an extraction's name."""
     if extraction.name in (PIXELS, VECTORS, *list_shipped_names(stream)):
         raise ConfigError(
             f"name {extraction.name} is used by features that are built in or part of the dataset; "

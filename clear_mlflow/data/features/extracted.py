@@ -46,7 +46,9 @@ class Extraction:
     weights_tag: str = ""
 
     def folder(self, stream: BucketStream, *, cache_dir: Path) -> Path:
-        """Return the folder for the features of a stream's images, which may not exist yet.
+        """Return the folder for features of a stream's images.
+
+        It may not exist yet.
 
         Its name depends on the settings, the decoder and the contents of all images.
         """
@@ -58,7 +60,7 @@ class Extraction:
         return cache_dir / _FOLDER / self.name / key.hexdigest()[:32]
 
     def read(self, path: Path, images: ImageTable) -> NDArray[np.float32] | None:
-        """Read the features of images, (N, width), or return None if they must be computed.
+        """Read images' features, (N, width), None if they must be computed.
 
         That is the case if the file is missing, damaged, or has other metadata.
         """
@@ -89,12 +91,12 @@ class Extraction:
 
 
 def get_array_path(folder: Path, number: int) -> Path:
-    """Return the file for the features of the set with this number in ``stream.image_sets``."""
+    """Return the file for features of one of ``stream.image_sets``."""
     return folder / f"{number:03d}.npy"
 
 
 def list_extracted_names(cache_dir: Path) -> tuple[str, ...]:
-    """Return the names of all features that were extracted into a cache folder, sorted."""
+    """Return the sorted names of all features extracted into a cache."""
     return tuple(sorted({folder.parent.name for folder in _list_folders(cache_dir, "*")}))
 
 
@@ -179,7 +181,7 @@ class ExtractedFeatures:
 
 
 def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
-    """Find features of this name for all images of a stream, or return None.
+    """Find features of this name for all images of a stream.
 
     Raises DataError if features of this name exist, but not for all images.
     """

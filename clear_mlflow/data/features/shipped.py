@@ -63,26 +63,26 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES, advice: 
 
 
 def _load_torch_file_below(path: Path, *, root: Path) -> Any:
-    """Read a torch file. Raises DataError if it is too large, or a link leads out of *root*."""
+    """Read a torch file below *root*. Raises DataError if too large."""
     files.check_file(path, root=root, limit=MAX_FEATURES_BYTES)
     return load_torch_file(path, advice=": download the file again from its publisher")
 
 
 def is_dense_on_cpu(value: Tensor) -> bool:
-    """Return True if a tensor is not sparse, nested or quantised, and on the CPU."""
+    """Return True for a dense tensor on the CPU, not quantised."""
     import torch
 
     return value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
 
 
 def has_all_values(value: Tensor) -> bool:
-    """Return True if a tensor's memory has as many numbers as its shape claims."""
+    """Return True if a tensor's memory is as large as claimed."""
     # A tensor may repeat one number a billion times without any memory, until it is copied.
     return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def list_shipped_names(stream: BucketStream) -> tuple[str, ...]:
-    """Return the names of the features next to any of a stream's images, sorted."""
+    """Return the sorted names of features next to a stream's images."""
     parents = {Path(os.path.dirname(file)) for file in stream.images.files}  # noqa: PTH120
     bases = {base for parent in parents if (base := _find_base(parent)) is not None}
     folders = (base / name for base in bases for name in (_RELEASED_FOLDER, _OLDER_FOLDER))
@@ -90,7 +90,7 @@ def list_shipped_names(stream: BucketStream) -> tuple[str, ...]:
 
 
 def _find_base(path: Path) -> Path | None:
-    """Return the folder above ``labeled_images`` in a path, or None if the path lacks it."""
+    """Return the folder above ``labeled_images`` in a path, if any."""
     folders = (folder.parent for folder in path.parents if folder.name == files.IMAGE_FOLDER)
     return next(folders, None)
 
@@ -135,7 +135,7 @@ def _load_released(
     indices: Collection[int],
     class_names: Sequence[str],
 ) -> dict[int, Tensor]:
-    """Return features of a bucket's images by index, found by their ids in files per class."""
+    """Return features of images by index, found by their ids."""
     index = base / _RELEASED_FOLDER / name / _RELEASED_INDEX
     source = f"{path_text(index)}, bucket {bucket},"
     buckets = files.read_json_object(index, root=base.resolve())
@@ -172,7 +172,7 @@ def _load_older(
     indices: Collection[int],
     num_classes: int,
 ) -> dict[int, Tensor]:
-    """Return features of a bucket's images by index, found by their rows in the file list."""
+    """Return features of images by index, found by their rows."""
     root = base.resolve()
     file = base / _OLDER_FOLDER / name / bucket / _OLDER_FILE
     list_file = base / _OLDER_LISTS / bucket / files.ALL_IMAGES
@@ -201,7 +201,10 @@ def _load_older(
 
 
 def _check_tensor(value: Any, *, dims: int, source: str) -> Tensor:
-    """Return a finite tensor of *dims* dimensions as float32. source: name for the message."""
+    """Return a finite tensor of *dims* dimensions as float32.
+
+    source: name for the message.
+    """
     import torch
 
     if not (
@@ -227,7 +230,7 @@ def _check_tensor(value: Any, *, dims: int, source: str) -> Tensor:
 
 
 def _convert_labels(value: Any) -> list[int]:
-    """Return labels as integers, from a tensor or a list, or [] for anything else."""
+    """Return labels as integers from a tensor or list, else []."""
     import torch
 
     def convert(item: Any) -> Any:

@@ -17,7 +17,7 @@ EXPECTED = "the folder labeled_images with nothing but <bucket>/<class>/<id>.jpg
 
 
 def matches(root: Path) -> bool:
-    """Return True if *root* has images, and none of the lists that the other layouts have."""
+    """Return True if *root* has images, but no layout's lists."""
     return files.is_folder(root / files.IMAGE_FOLDER) and not any(
         os.path.lexists(root / name)
         for name in (files.CLASS_LIST, files.METADATA, files.TRAINING_FOLDER)
@@ -25,7 +25,7 @@ def matches(root: Path) -> bool:
 
 
 def read_index(root: Path) -> ImageIndex:
-    """Read a dataset in the challenge layout. Hidden and system files are skipped.
+    """Read a dataset in the challenge layout, without hidden files.
 
     Raises DataError at the first problem.
     """

@@ -28,7 +28,7 @@ _SPLITS = "testset_ratio_0.3"
 
 
 def matches(root: Path) -> bool:
-    """Return True if *root* has ``training_folder``, or images, a class list and no metadata."""
+    """Return True for ``training_folder``, or images and classes without metadata."""
     if files.is_folder(root / files.TRAINING_FOLDER):
         return True
     # Without training_folder, the tree is a damaged one of this layout.
@@ -68,7 +68,7 @@ def read_index(root: Path) -> ImageIndex:
 
 
 def _read_split(number: int, index: ImageIndex) -> NDArray[np.bool_] | None:
-    """Return the test images of a stored split, (N,), bool, or None if it is not stored."""
+    """Return the test images of a stored split, (N,), if any."""
     lists = index.root / files.TRAINING_FOLDER
     folder = lists / _SPLITS / f"split_{number}"
     if not os.path.lexists(folder):

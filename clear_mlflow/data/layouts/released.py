@@ -38,7 +38,7 @@ def matches(root: Path) -> bool:
 
 
 def read_index(root: Path) -> ImageIndex:
-    """Read the training images of CLEAR's released layout, and prepare to read the test images.
+    """Read the released layout's training images, and prepare its test images.
 
     Raises DataError at the first problem. Problems of the test images are raised by ``read_test``
     of the index.

@@ -44,7 +44,7 @@ def is_custom_function(name: str) -> bool:
 
 
 def is_custom_stream(dataset: str) -> bool:
-    """Return True if a dataset is read by a module of this package, or by a function."""
+    """Return True if a module or function of a stream reads it."""
     return dataset in SOURCES or is_custom_function(dataset)
 
 
@@ -54,7 +54,7 @@ def needs_folder(dataset: str) -> bool:
 
 
 def load_source(dataset: str) -> Any:
-    """Return the module that reads a dataset, or an object with the same attributes.
+    """Return the module that reads a dataset, or an equal object.
 
     Imports a user's function, and raises ConfigError if that fails. For CLEAR and the embedded
     datasets, the object has only ``Arguments``, without fields.
@@ -68,7 +68,7 @@ def load_source(dataset: str) -> Any:
 
 
 def stream_name(dataset: str, data_root: str, arguments: Mapping[str, object]) -> str:
-    """Return the name of a stream in records: the argument, or the name of its folder or file.
+    """Return a stream's name in records: argument, folder or file.
 
     >>> stream_name("folder", "/data/yearbook", {}), stream_name("lab.photos:by_year", "auto", {})
     ('yearbook', 'by_year')
@@ -92,7 +92,7 @@ def stream_name(dataset: str, data_root: str, arguments: Mapping[str, object]) -
 
 
 class FunctionSource:
-    """A source whose index is returned by a user's function. Has a module's attributes."""
+    """A source of a user's function, with a module's attributes."""
 
     NEEDS_FOLDER = False
     HAS_TIMES = False

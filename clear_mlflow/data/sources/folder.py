@@ -26,7 +26,7 @@ Arguments = OrderedArguments
 
 
 def read_index(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> ImageIndex:
-    """Read the images in BUCKET/CLASS/ of a folder, or of its folders train and test.
+    """Read the images in BUCKET/CLASS/, or in folders train and test.
 
     Skips hidden files, and files next to the buckets. Raises DataError if another folder is next to
     train and test, or one of them is missing.

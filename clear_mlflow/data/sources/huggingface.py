@@ -77,7 +77,7 @@ class Arguments(ColumnArguments):
 def read_index(
     root: Path | None, arguments: Arguments, *, cache_dir: Path, borders: str = NONE
 ) -> ImageIndex:
-    """Read a dataset. Its images are written to the cache folder unless they are there.
+    """Read a dataset, and write its images to the cache folder.
 
     root: folder that ``save_to_disk`` wrote, or None to load the dataset ``hub``, which may
     download it. Raises ConfigError unless exactly one of both is set, and DataError if it cannot be
@@ -147,7 +147,7 @@ def _load_dataset(root: Path | None, arguments: Arguments, source_name: str) -> 
 def _join_splits(
     dataset: Any, arguments: Arguments, source_name: str
 ) -> tuple[Any, tuple[str, ...]]:
-    """Return the rows of train and test with their split, and a warning of other splits."""
+    """Return the rows and splits of train and test, and warnings."""
     import datasets
 
     if not isinstance(dataset, datasets.DatasetDict):
@@ -173,7 +173,7 @@ def _join_splits(
 
 
 def _check_files(root: Path) -> None:
-    """Raise DataError if a saved dataset names a file outside its own folder."""
+    """Raise DataError if a saved dataset names files elsewhere."""
     folders = [root]
     if (root / _SPLITS).is_file():
         splits = files.read_json_object(root / _SPLITS, root=root).get("splits")
@@ -232,7 +232,7 @@ def _read_columns(
 
 
 def _write_images(rows: Any, column: str, folder: Path, source_name: str) -> list[Path]:
-    """Write missing images to folders of content and copy number. Returns each row's path."""
+    """Write missing images by content, and return each row's path."""
     import datasets
 
     undecoded = datasets.Image(decode=False)

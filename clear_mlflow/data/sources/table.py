@@ -75,12 +75,12 @@ def read_index(
 
 
 def find_first_row(file: Path) -> int:
-    """Return the number of the first row: in a CSV file, the header is row 1."""
+    """Return the first row's number. A CSV file's header is 1."""
     return 2 if file.suffix.lower() == ".csv" else 1
 
 
 def find_file(root: Path, table: str, endings: tuple[str, ...], *, limit: int) -> Path:
-    """Return the path of a stream's file: the data root itself, or a file in it.
+    """Return a stream's file: the data root, or a file there.
 
     table: path of the file in the folder, or ``auto`` for the only file with one of *endings*.
     Raises DataError if it is missing, has another ending or more than *limit* bytes, or there are
@@ -108,7 +108,7 @@ def find_file(root: Path, table: str, endings: tuple[str, ...], *, limit: int) -
 
 @contextmanager
 def convert_errors(file: Path) -> Iterator[None]:
-    """Convert what reading a damaged or hostile file in the block raises to a DataError."""
+    """Convert errors of reading a damaged or hostile file to DataErrors."""
     import pyarrow as pa
     from safetensors import SafetensorError
 
@@ -131,7 +131,7 @@ def _check_num_rows(number: int, file: Path) -> None:
 def read_csv(
     file: Path, arguments: ColumnArguments, borders: str, **content: str
 ) -> tuple[dict[str, Categorical], pd.DataFrame]:
-    """Return the required columns by role, and a frame of all columns as texts.
+    """Return required columns by role, and all columns as texts.
 
     content: columns of further roles, such as ``path``. Raises DataError if a column or all rows
     are missing.
@@ -157,7 +157,7 @@ def read_csv(
 def read_parquet(
     file: Path, arguments: ColumnArguments, borders: str, **content: str
 ) -> dict[str, Categorical]:
-    """Return the columns of a file that are needed, by role: label, bucket or time, and split.
+    """Return a file's required columns by role: label, bucket, time, split.
 
     content: columns of further roles, such as ``path``. Raises DataError if a column is missing, or
     the table is empty or too large.

@@ -88,7 +88,7 @@ class Arguments(ColumnArguments):
 def read_index(
     root: Path, arguments: Arguments, *, cache_dir: Path, borders: str = NONE
 ) -> ImageIndex:
-    """Read a file with one vector per row as the index of a stream.
+    """Read a file with one vector per row as a stream.
 
     Missing numbers become the argument *fill*, if it is set.
     """
@@ -132,7 +132,7 @@ def _read_csv(file: Path, arguments: Arguments, borders: str) -> _Content:
 
 
 def _parse_numbers(column: Series) -> NDArray[np.float64]:
-    """Convert texts as ``float`` does, exactly. Missing numbers, such as "" or NA, become NaN."""
+    """Convert texts as ``float`` does. Missing numbers become NaN."""
     texts: NDArray[np.object_] = column.to_numpy(object)
     try:
         return texts.astype(np.float64)
@@ -218,7 +218,10 @@ def _read_arrays(file: Path, arguments: Arguments, borders: str) -> _Content:
 def _hash_texts(
     texts: Sequence[str], width: int, source_name: str, *, first_row: int
 ) -> NDArray[np.float32]:
-    """Return (N, width), word counts by hash, normalised. Raises DataError for an empty text."""
+    """Return (N, width), normalised word counts by hash, of texts.
+
+    Raises DataError for an empty text.
+    """
     from sklearn.feature_extraction.text import HashingVectorizer
 
     empty = next((row for row, text in enumerate(texts, first_row) if not text), None)
@@ -229,7 +232,7 @@ def _hash_texts(
 
 
 def _select_number_columns(all_names: Sequence[str], arguments: Arguments, file: Path) -> list[str]:
-    """Return the columns of numbers, or the column of the text, in order."""
+    """Return the columns of numbers, or of the text, in order."""
     others = {arguments.label, arguments.time, arguments.bucket, arguments.split}
     # pandas writes the index as a further column.
     names = [n for n in all_names if n and n not in others and not n.startswith("__index_level_")]

@@ -42,7 +42,7 @@ class Arguments(StreamArguments):
 def read_index(
     root: Path | None, arguments: Arguments, *, cache_dir: Path, borders: str = NONE
 ) -> ImageIndex:
-    """Read the days in the table of this package, in half-years if *borders* is none.
+    """Read the days in this package's table, by default in half-years.
 
     Raises ConfigError if *root* is not None.
     """

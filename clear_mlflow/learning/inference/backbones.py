@@ -68,7 +68,7 @@ class Backbone:
 
 
 def load_backbone(name: str, weights: str) -> Backbone:
-    """Build a frozen backbone without its head, in evaluation mode, on the CPU.
+    """Build a frozen backbone without head, in evaluation mode, on CPU.
 
     name: of a torchvision model, or timm:NAME.
     weights: ``DEFAULT`` for published ones (downloaded if they are missing), ``none`` for random
@@ -83,7 +83,7 @@ def load_backbone(name: str, weights: str) -> Backbone:
 
 
 def _load_torchvision(name: str, weights: str) -> Backbone:
-    """Build a torchvision backbone, with the transform that torchvision publishes for its weights.
+    """Build a torchvision backbone with its weights' published transform.
 
     Random weights, and a file that torchvision does not publish, get the usual transform: 256
     pixels, of which the central 224 are cropped. Raises the errors of :func:`load_backbone`.
@@ -114,7 +114,7 @@ def _load_torchvision(name: str, weights: str) -> Backbone:
 
 
 def find_preset(name: str, digest: str) -> tuple[Any, str]:
-    """Return the transform and the tag of the torchvision weights whose file has a SHA-256.
+    """Return transform and tag of the torchvision weights with a SHA-256.
 
     Returns the usual transform and an empty tag if torchvision lacks such weights for the model.
     digest: hexadecimal, without ``sha256:``.
@@ -129,7 +129,7 @@ def find_preset(name: str, digest: str) -> tuple[Any, str]:
 
 
 def _standard_preset() -> Any:
-    """Return the usual transform: 256 pixels, of which the central 224 are cropped."""
+    """Return the usual transform: the central 224 of 256 pixels."""
     from torchvision.models import ResNet18_Weights
 
     return ResNet18_Weights.IMAGENET1K_V1.transforms()
@@ -144,7 +144,7 @@ def build_torchvision_transform(preset: Any) -> LibraryTransform:
 def _convert_output_to_array(
     transform: Callable[[Image.Image], Tensor],
 ) -> Callable[[Image.Image], Any]:
-    """Return a function that applies the transform, and converts its tensor to an array."""
+    """Return a function that applies the transform, and returns an array."""
 
     def transform_to_array(image: Image.Image) -> NDArray[np.float32]:
         array: NDArray[np.float32] = transform(image).numpy()
@@ -154,7 +154,9 @@ def _convert_output_to_array(
 
 
 def _load_timm(name: str, weights: str) -> Backbone:
-    """Build a timm backbone with the transform of the tag in its name, or of its default tag.
+    """Build a timm backbone with its tag's transform.
+
+    The tag is in the name, or the default.
 
     weights: ``DEFAULT`` for the tag's (downloaded if they are missing), or ``none`` for random
     ones. Raises ConfigError for other weights, an unknown name, or if timm is not installed.
@@ -194,7 +196,7 @@ def _load_timm(name: str, weights: str) -> Backbone:
 
 
 def _download_timm_weights(config: Any, full_name: str) -> Path:
-    """Return the path of a tag's weights in the Hugging Face cache. Downloads missing ones."""
+    """Return the cached path of a tag's weights, downloaded if missing."""
     if not config.hf_hub_id:
         raise ConfigError(
             f"{full_name} is not published with weights; pass --weights {RANDOM_WEIGHTS}, or "
@@ -224,7 +226,7 @@ def _download_timm_weights(config: Any, full_name: str) -> Path:
 
 
 def _build_timm_transform(config: Any) -> LibraryTransform:
-    """Wrap timm's transform for evaluation with the weights of one tag. config: the tag's."""
+    """Wrap timm's evaluation transform of a tag. config: the tag's."""
     from timm.data import create_transform, resolve_data_config
 
     data_config = resolve_data_config(pretrained_cfg=config.to_dict())
@@ -243,7 +245,7 @@ def _build_timm_transform(config: Any) -> LibraryTransform:
 
 
 def _hash_weights(path: Path) -> str:
-    """Return ``sha256:`` and the hash of a file of weights. Raises DataError if that fails."""
+    """Return ``sha256:`` and a weights file's hash, else raise DataError."""
     try:
         return f"sha256:{hash_file(path)}"
     except OSError as error:
@@ -262,7 +264,9 @@ def extract(
     device: torch.device,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Compute and store the features of all sets of images that have none, and return their folder.
+    """Compute and store all missing features of a stream.
+
+    Returns their folder.
 
     name: name of the features. on_image: called with the numbers of images that are done and of all
     images. Raises ConfigError if other features have the name, DataError if an image is damaged or
@@ -356,7 +360,7 @@ def compute_features(
 def _transform_batches(
     images: ImageTable, geometry: LibraryTransform, batch_size: int
 ) -> Iterator[Tensor]:
-    """Yield batches of (N, 3, H, W) images on the CPU, transformed for the backbone."""
+    """Yield batches of (N, 3, H, W) images, transformed, on the CPU."""
     pending: list[NDArray[np.float32]] = []
     for file, image in zip(images.files, iter_decoded(images, geometry), strict=True):
         if isinstance(image, UndecodableError):

@@ -21,7 +21,7 @@ _LARGEST_SIDE = 9433  # pixels: a square of 89 million, above which no image is 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """A model after some buckets, as read from a file that anybody may have written."""
+    """A model after some buckets, from a file by anybody."""
 
     model: str  # name for build_model
     num_classes: int

@@ -32,7 +32,10 @@ _BATCH = 64
 
 
 class ServedModel:
-    """Predicts classes for images of any size, or for features, as in the tests of its run."""
+    """Predicts classes of images or features, as in a run's tests.
+
+    Images may have any size.
+    """
 
     def __init__(
         self, model: nn.Module, description: ModelDescription, device: torch.device
@@ -42,7 +45,7 @@ class ServedModel:
         self._model = model.eval().to(device)
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Predict the classes of encoded images or of features, one row per input in their order.
+        """Predict the classes of images or features, a row per input.
 
         Returns columns ``class`` (number), ``label`` (name of the class) and ``probability``.
 
@@ -78,7 +81,7 @@ class ServedModel:
         )
 
     def _mask_classes(self, bucket: Any) -> Tensor:
-        """Return a (classes,) mask, True for classes that the scenario ``task`` rules out."""
+        """Return a (classes,) mask of classes that ``task`` rules out."""
         names, classes = self._description.class_names, self._description.classes_by_bucket
         if classes and bucket not in classes:
             raise RecordError(
@@ -107,7 +110,7 @@ class ServedModel:
 
 
 def _read_image_column(model_input: Any) -> Sequence[bytes]:
-    """Return the column of encoded images. Raises RecordError for anything but such a table."""
+    """Return the column of encoded images, else raise RecordError."""
     if not isinstance(model_input, pd.DataFrame) or IMAGE_COLUMN not in model_input:
         raise RecordError(
             f"got a {type(model_input).__name__}; expected a table with a column "
@@ -117,7 +120,7 @@ def _read_image_column(model_input: Any) -> Sequence[bytes]:
 
 
 def load_served_model(path: Path) -> ServedModel:
-    """Build the model that is described in a safetensors file, with the file's weights.
+    """Build the model that a safetensors file describes, with its weights.
 
     The model is on a GPU if torch can use one. Raises RecordError if the file cannot be read, lacks
     a description, if the weights do not fit it, or if it needs a user's function that

@@ -25,7 +25,9 @@ _DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
 
 
 def read_weights(path: Path, name: str) -> dict[str, Tensor]:
-    """Read a state dict from a .safetensors or torch file, without running code in it.
+    """Read a state dict without running code in its file.
+
+    It is a .safetensors or torch file.
 
     name: of the model, for messages. Raises DataError if the file is too large, cannot be read, or
     contains anything else.
@@ -75,7 +77,7 @@ def load_weights(
     name: str,
     defaults: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Load a state dict into a model. Ignores the tensors of auxiliary heads.
+    """Load a state dict into a model, without auxiliary heads.
 
     path, name: file of the weights and name of the model, for messages. defaults: tensors for keys
     that may be missing. Raises DataError if a number is not finite, or if the weights do not fit
@@ -105,7 +107,7 @@ def load_weights(
 
 
 def download_weights(url: str, *, hash_prefix: str | None) -> Path:
-    """Return the path of a published file in torch's cache, after downloading it if necessary.
+    """Return a published file's path in torch's cache, downloaded if missing.
 
     Shows a progress bar. Raises ConfigError if the download fails or has another hash.
 
@@ -130,7 +132,9 @@ def download_weights(url: str, *, hash_prefix: str | None) -> Path:
 def build_download_error(
     name: str, url: str, error: Exception, advice: str = "pass the file by --weights PATH"
 ) -> ConfigError:
-    """Return the error for weights that cannot be downloaded, with their URL and the cause.
+    """Return the error for weights that cannot be downloaded.
+
+    It names the URL and the cause.
 
     advice: what to do with the file after it was fetched on another machine.
     """

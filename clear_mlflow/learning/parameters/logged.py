@@ -33,7 +33,7 @@ _UNLOGGED = {name: text for name, text in list_parameter_defaults().items() if t
 def select_parameters_to_log(
     config: TrainConfig, requested: Mapping[str, str], stored: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the parameters to log to a run in addition to *stored*, which it has already.
+    """Return the parameters to log in addition to *stored*.
 
     ``lr`` is the value in force, ``asked/lr`` the text that was passed if it does not name that
     value or has no effect, and ``used/lr`` the value in force if the run has another ``lr``.
@@ -77,7 +77,7 @@ def _argument_prefix(option_name: str) -> str:
 
 
 def _is_in_force(config: TrainConfig, name: str, text: str) -> bool:
-    """Return True if a text means the value in force. ``auto`` does only if it stays so."""
+    """Return True if a text means the value in force."""
     if name in config.replaced:
         return text == config.format_record()[name]
     try:
@@ -91,7 +91,7 @@ def _is_in_force(config: TrainConfig, name: str, text: str) -> bool:
 
 
 def select_training_parameters(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return the options that a run was trained with, from all that it logged.
+    """Return the options that a run was trained with.
 
     ``device`` and ``precision`` are as they were requested, possibly ``auto``, and so is what the
     strategy replaces. Options that were not logged are missing, and so are names that are not
@@ -110,7 +110,7 @@ def select_training_parameters(logged: Mapping[str, str]) -> dict[str, str]:
 
 
 def list_unlogged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters that a training logs only if they differ from none or off.
+    """Return the parameters that are logged only if used.
 
     Returns all of them with that value, also those that *logged* contains: let *logged* override
     them. Returns {} for a run of another program.
@@ -119,7 +119,7 @@ def list_unlogged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
 
 
 def describe_parameters(config: TrainConfig) -> str:
-    """Return JSON that groups runs of one method, also by a later version.
+    """Return JSON that groups runs of one method, also later.
 
     ``tuned`` and ``method`` contain the parameters that affect results, name to the text in force,
     or null for one without effect: those that are usually chosen by their results, and others.
@@ -143,7 +143,7 @@ def is_training(logged: Mapping[str, str]) -> bool:
 
 
 def list_custom_code(parameters: Mapping[str, str]) -> list[str]:
-    """Return the options that name a user's code, which runs when it is loaded.
+    """Return the options that name a user's code.
 
     >>> list_custom_code({"dataset": "lab.streams:seasons", "model": "mlp:64"})
     ['dataset']
@@ -153,7 +153,7 @@ def list_custom_code(parameters: Mapping[str, str]) -> list[str]:
 
 
 def read_config_file(path: Path) -> dict[str, str]:
-    """Read parameters as text from the ``config.json`` of a run, or from one that a user wrote.
+    """Read parameters as text from a ``config.json``.
 
     Checks neither names nor values. Raises ConfigError if the file is missing or too large, or is
     not a JSON object of texts.

@@ -178,7 +178,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                 setattr(self, name, _move_to_device(value, self.stream.device))
 
     def count_stored_images(self, bucket_index: int) -> int:
-        """Return how many images the strategy still needs after a bucket, by default 0."""
+        """Return how many images the strategy still needs, by default 0."""
         return 0
 
     @classmethod
@@ -188,7 +188,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
 
     @classmethod
     def build_model(cls, config: TrainConfig, stream: TrainingStream) -> nn.Module | None:
-        """Return the strategy's own model, or None for the model that the parameters name."""
+        """Return the strategy's own model, None for the parameters' model."""
         return None
 
     @classmethod
@@ -198,7 +198,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
 
     @classmethod
     def list_replaced_parameters(cls, config: TrainConfig, arguments: Any) -> set[str]:
-        """Return the names of parameters that the strategy replaces, so that runs do not log them.
+        """Return the parameters that the strategy replaces, not logged then.
 
         By default: ``model`` and ``weights`` if it overrides :meth:`build_model`,
         ``label_smoothing`` if it overrides :meth:`criterion`, and ``epochs`` if
@@ -215,7 +215,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return replaced
 
     def learn(self, bucket_index: int, trainer: Trainer) -> None:
-        """Train the model while the stream is at a bucket, by default in optimiser steps."""
+        """Train the model on a bucket, by default in optimiser steps."""
         trainer.train_bucket(
             self.load_training_set(bucket_index), bucket_index=bucket_index, strategy=self
         )
@@ -246,7 +246,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return itertools.repeat((), num_steps)
 
     def compute_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Return the loss of a step: a scalar, the mean over the batch. By default the criterion.
+        """Return a step's loss, a scalar, by default the criterion's mean.
 
         Args:
             forward: the model in training mode. Call this instead of the model: it may be compiled
@@ -256,7 +256,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return self.criterion(forward(batch.inputs), batch.labels)
 
     def compute_loss_share(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Return this process's share of the loss. The mean over processes is the batch's loss.
+        """Return this process's share of the loss. Their mean counts.
 
         By default, this is :meth:`compute_loss` weighted by the share of the batch. Override it if
         the loss contains means over other images, each computed by :func:`compute_mean_share`.
@@ -276,7 +276,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
 
     def before_step(self) -> None:
-        """Change gradients after they are computed and before they are clipped and used."""
+        """Change gradients before they are clipped and used."""
         return
 
     def after_step(self) -> None:
@@ -296,7 +296,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
 
 
 def _get_generator_state(generator: Any) -> Any:
-    """Return the state of a random generator: a tensor, or numbers and texts."""
+    """Return a random generator's state: tensor, numbers or texts."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random):
@@ -319,7 +319,7 @@ def _set_generator_state(generator: Any, state: Any) -> None:
 
 
 def _move_to_device(value: Any, device: torch.device) -> Any:
-    """Return a value with its tensors moved to a device, also those in lists, tuples and dicts."""
+    """Move tensors in a value to a device, also nested ones."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, (list, tuple)):
@@ -332,7 +332,7 @@ def _move_to_device(value: Any, device: torch.device) -> Any:
 def compute_mean_share(
     batch: Batch, logits: Tensor, mean: Callable[[Tensor, Tensor], Tensor], target: Tensor
 ) -> Tensor:
-    """Return this process's term of a batch's mean loss, or 0 if its share is empty.
+    """Return this process's term of a batch's mean loss, perhaps 0.
 
     The mean of all processes' terms is the mean loss. mean: function of *logits* and *target* that
     returns a mean over images. logits, target: of this process's share.
@@ -350,7 +350,9 @@ def build_buffer(
     *,
     extra_bytes: int = 0,
 ) -> Buffer:
-    """Build an empty buffer for as many images as ``memory`` or ``memory_budget`` allows.
+    """Build an empty buffer of the size that the parameters allow.
+
+    That is ``memory`` or ``memory_budget``.
 
     extra_bytes: bytes that the strategy stores with each image, for example its logits.
 
@@ -387,7 +389,7 @@ def build_untrained_model(
     config: TrainConfig,
     bucket_index: int | None = None,
 ) -> nn.Module:
-    """Build the model as it is before training, with the run's ``weights``, on the stream's device.
+    """Build the model as it is before training, on the stream's device.
 
     That is the strategy's own model, a model on features, or the named model for images. Seeds the
     generators of the process, and downloads ``DEFAULT`` weights if they are missing.

@@ -44,7 +44,7 @@ class RehearsalStrategy(Strategy):
         self._buffer_samples: Samples | None = None  # the buffer's images
 
     def _count_extra_bytes(self) -> int:
-        """Return the bytes that the strategy stores with each image in the buffer."""
+        """Return the bytes stored with each image in the buffer."""
         return 0
 
     @property
@@ -54,7 +54,7 @@ class RehearsalStrategy(Strategy):
 
     @property
     def rehearsal_batch_size(self) -> int | Literal["full"]:
-        """Number of images in a rehearsed batch, or fewer if the buffer has fewer."""
+        """Number of images in a rehearsed batch, fewer if necessary."""
         return self.config.batch_size
 
     def count_stored_images(self, bucket_index: int) -> int:
@@ -62,7 +62,7 @@ class RehearsalStrategy(Strategy):
         return len(self._buffer)
 
     def load_training_set(self, bucket_index: int) -> Samples:
-        """Return the bucket's images. Loads the buffer's, unless it is empty, to rehearse them."""
+        """Return the bucket's images, and load the buffer's to rehearse."""
         if len(self._buffer):
             self._buffer_samples = self.stream.select(self._buffer.sample_indices)
         return self.stream.train(bucket_index)
@@ -70,7 +70,7 @@ class RehearsalStrategy(Strategy):
     def load_rehearsal_batches(
         self, bucket_index: int, epoch: int, num_steps: int
     ) -> Iterable[tuple[Batch, ...]]:
-        """Return a tuple of batches from the buffer for each step, empty while the buffer is."""
+        """Return a tuple of buffer batches for each step."""
         if self._buffer_samples is None:
             return super().load_rehearsal_batches(bucket_index, epoch, num_steps)
         config = replace(self.config, batch_size=self.rehearsal_batch_size)
@@ -103,7 +103,7 @@ def draw_buffer_batches(
     group: ProcessGroup = SINGLE_PROCESS,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[Batch]:
-    """Return a batch from the buffer for each step, of ``batch_size`` images or of all if fewer.
+    """Yield a batch from the buffer for each step.
 
     samples: images in the buffer. All of them are used before they are shuffled again.
     seed_indices: numbers that seed the draws together with the run's seed.
@@ -125,6 +125,6 @@ def draw_buffer_batches(
 
 
 def compute_joint_logits(forward: Callable[[Tensor], Tensor], *parts: Batch) -> Sequence[Tensor]:
-    """Return the logits of each batch, from one pass, so that batch norm uses all of them."""
+    """Return each batch's logits from one pass, with one batch norm."""
     joined = torch.cat([part.inputs for part in parts])
     return torch.split(forward(joined), [len(part.labels) for part in parts])

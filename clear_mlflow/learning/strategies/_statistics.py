@@ -19,7 +19,7 @@ _ROWS = 1024
 
 
 class ClosedFormStrategy(Strategy):
-    """Computes a linear head in closed form, from one pass over each bucket's features."""
+    """Computes a linear head in closed form, in one pass."""
 
     needs_features = True
     supports_distributed = True
@@ -28,7 +28,7 @@ class ClosedFormStrategy(Strategy):
     temporary_attributes = ("_head",)
 
     def setup(self) -> None:
-        """Set the mean and the number of images of each class to zero."""
+        """Set each class's mean and number of images to zero."""
         self._head = cast("nn.Linear", self.model)
         shape, device = self._head.weight.shape, self.stream.device
         self._means = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -36,13 +36,13 @@ class ClosedFormStrategy(Strategy):
 
     @classmethod
     def list_replaced_parameters(cls, config: TrainConfig, arguments: Any) -> set[str]:
-        """Return the names of all parameters of the optimiser, which takes no steps."""
+        """Return the names of the optimiser's parameters: it takes no steps."""
         steps = {name for name, option in PARAMETERS.items() if option.group == OPTIMISATION}
         return super().list_replaced_parameters(config, arguments) | steps
 
     @classmethod
     def count_bucket_flops(cls, *, images: int, width: int, classes: int) -> int:
-        """Return the FLOPs of a bucket: differences to the means, their sums, and new means."""
+        """Return a bucket's FLOPs: differences to means, sums, new means."""
         return 2 * images * width + 2 * classes * width
 
     def iter_bucket_blocks(
@@ -59,7 +59,7 @@ class ClosedFormStrategy(Strategy):
         yield from iter_blocks(self.load_training_set(bucket_index), self.stream.device)
 
     def add_to_means(self, features: Tensor, labels: Tensor) -> None:
-        """Update the running means with features, (N, width), float64, and their labels, (N,)."""
+        """Update the means with features, (N, width), float64, by label."""
         new = count_labels(labels, len(self._counts))
         # Sums differences instead of features: small numbers lose fewer digits.
         differences = torch.zeros_like(self._means)
@@ -69,7 +69,7 @@ class ClosedFormStrategy(Strategy):
 
 
 def iter_blocks(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield up to 1024 features, (n, width), float64, and their labels, (n,), on *device*."""
+    """Yield up to 1024 features, (n, width), float64, and labels."""
     features = cast("Tensor", samples.images)
     for start in range(0, len(samples), _ROWS):
         rows = slice(start, start + _ROWS)
@@ -80,13 +80,13 @@ def iter_blocks(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor
 
 
 def count_labels(labels: Tensor, num_classes: int) -> Tensor:
-    """Return (classes,), int64: the number of each label. A GPU does not wait, as for bincount."""
+    """Return (classes,), int64: each label's number, without waiting."""
     counts = torch.zeros(num_classes, dtype=torch.int64, device=labels.device)
     return counts.index_add_(0, labels, torch.ones_like(labels))
 
 
 def set_head(head: nn.Linear, weight: Tensor, bias: Tensor, has_images: Tensor) -> None:
-    """Set a head's weight, (classes, width), and bias, (classes,), minus their means over classes.
+    """Set a head's weight and bias, minus their means over classes.
 
     has_images: (classes,), bool: classes in these means. Other classes are never predicted.
     """

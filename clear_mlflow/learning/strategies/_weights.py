@@ -30,7 +30,7 @@ def copy_weights(weights: list[Tensor]) -> list[Tensor]:
 def compute_penalty_gradients(
     weights: list[Tensor], anchor: list[Tensor], coefficients: list[Tensor]
 ) -> list[Tensor]:
-    """Return the gradients of ``sum(coefficient * (weight - anchor) ** 2) / 2``, one per weight."""
+    """Return the gradients of ``sum(coefficient * (weight - anchor) ** 2) / 2``."""
     result = torch._foreach_sub(weights, anchor)
     torch._foreach_mul_(result, coefficients)
     return list(result)

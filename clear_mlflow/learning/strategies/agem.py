@@ -55,7 +55,7 @@ class Agem(RehearsalStrategy):
 
     @property
     def _precision(self) -> str:
-        """The run's precision, but float32 instead of float16: the loss is not scaled here."""
+        """The run's precision, but float32 for float16: losses are unscaled."""
         return "off" if self.config.precision == "fp16" else self.config.precision
 
     @property
@@ -65,16 +65,16 @@ class Agem(RehearsalStrategy):
 
     @property
     def rehearsal_batch_size(self) -> int | Literal["full"]:
-        """Number of images in a rehearsed batch: ``batch``, or the run's batch size."""
+        """Number of rehearsed images: ``batch``, or the run's batch size."""
         return self.arguments.batch or self.config.batch_size
 
     def compute_loss_share(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Return the loss on the bucket's batch. Keeps the buffer's batch for before_step."""
+        """Return the bucket's loss, and keep the buffer's batch."""
         (self._reference,) = batch.rehearsed or (None,)
         return super().compute_loss_share(forward, batch)
 
     def before_step(self) -> None:
-        """Project the gradient as :func:`project` does, with the gradient on the buffer's batch.
+        """Project the gradient by the buffer's, if it has images.
 
         Without such a batch, the gradient stays as it is.
         """

@@ -8,7 +8,7 @@ from clear_mlflow.learning.strategies._base import Strategy
 
 
 class Cumulative(Strategy):
-    """Continue training the model on all images of all buckets so far, without a memory limit.
+    """Continue training on all images of all buckets so far.
 
     An upper bound for other strategies. Epochs grow with the stream: bucket k takes k times as many
     steps as the first.

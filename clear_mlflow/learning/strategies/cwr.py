@@ -46,11 +46,11 @@ class Cwr(Strategy):
 
     @property
     def _head(self) -> list[Tensor]:
-        """The head's weight and bias, which share memory with the model, without gradients."""
+        """The head's weight and bias, without gradients, in shared memory."""
         return [part.detach() for part in get_head(self.model).parameters()]
 
     def learn(self, bucket_index: int, trainer: Trainer) -> None:
-        """Train the head from its consolidated weights, and 0 for classes that the bucket lacks.
+        """Train the head from consolidated weights, 0 for missing classes.
 
         After the first bucket, everything but the head is frozen first. :meth:`after_bucket`
         consolidates what was trained.
@@ -71,7 +71,7 @@ class Cwr(Strategy):
             get_head(self.model).train()
 
     def after_bucket(self, bucket_index: int) -> None:
-        """Average the trained head into its consolidated weights, and use these for the test."""
+        """Average the trained head into its consolidated weights, and use these."""
         counts = self._count_images_by_class(bucket_index)
         present = np.flatnonzero(counts)
         for part, consolidated in zip(self._head, self._consolidated, strict=True):

@@ -17,7 +17,7 @@ from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, compu
 
 
 class Derpp(RehearsalStrategy):
-    r"""Dark experience replay with labels: a buffer of images, labels and logits z.
+    r"""Dark experience replay with labels: images, labels and logits z.
 
     Each step trains on a batch of the bucket and two independent batches of the same size from the
     buffer (equation 6):
@@ -79,11 +79,11 @@ class Derpp(RehearsalStrategy):
         return super().load_training_set(bucket_index)
 
     def begin_epoch(self, bucket_index: int, epoch: int, num_steps: int) -> None:
-        """Record logits in the last epoch, or in all epochs if a budget may end any of them."""
+        """Record logits in the last epoch, or all within a budget."""
         self._recording = self.config.budget != "off" or epoch == self.config.epochs - 1
 
     def compute_loss_share(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Return this process's share of the loss on a batch and two from the buffer (equation 6).
+        """Return this process's share of the loss, equation 6.
 
         In the last epoch, or with a budget in each, keeps the batch's logits for the buffer.
         """
@@ -110,7 +110,7 @@ class Derpp(RehearsalStrategy):
         return loss
 
     def after_bucket(self, bucket_index: int) -> None:
-        """Update the buffer with the images that have logits, and store the logits of kept images.
+        """Update the buffer with images that have logits, and store their logits.
 
         An image lacks logits if a budget ended the bucket before a step trained on it.
         """

@@ -40,7 +40,7 @@ class ErAce(RehearsalStrategy):
     """
 
     def compute_loss_share(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Return this process's share of the loss: the sum of two mean cross-entropies.
+        """Return this process's share of two mean cross-entropies' sum.
 
         New images compete only with classes of their batch, and those from the buffer with all.
         Without images from the buffer, it is the usual cross-entropy.
@@ -64,7 +64,7 @@ class ErAce(RehearsalStrategy):
 def find_present_classes(
     labels: Tensor, num_classes: int, group: ProcessGroup = SINGLE_PROCESS
 ) -> Tensor:
-    """Return (classes,), True for classes with a label in the batch, over all processes."""
+    """Return (classes,), True for classes in the batch of all processes."""
     counts = torch.zeros(num_classes, dtype=torch.int32, device=labels.device)
     return group.all_reduce(counts.index_fill_(0, labels, 1)) > 0
 

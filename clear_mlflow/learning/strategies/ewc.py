@@ -32,7 +32,7 @@ _MAX_ELEMENTS, _MAX_ELEMENTS_ON_GPU = 2**26, 2**28
 
 
 class Ewc(Strategy):
-    r"""A quadratic penalty on the distance of each weight to its values after past buckets.
+    r"""A quadratic penalty on each weight's distance to its past values.
 
     In bucket k, the loss has the additional term
 
@@ -102,7 +102,7 @@ class Ewc(Strategy):
         torch._foreach_add_(collect_gradients(self._weights), penalty)
 
     def after_bucket(self, bucket_index: int) -> None:
-        """Estimate the bucket's Fisher information, and add its quadratic term to the penalty.
+        """Estimate the bucket's Fisher information, and add its penalty.
 
         Skips a bucket of which a stream that does not wait left no image.
         """
@@ -126,7 +126,7 @@ class Ewc(Strategy):
         self._stiffness = compute_penalty_coefficients(self._curvature, strength, lr=self.config.lr)
 
     def count_flops_after(self, bucket_index: int) -> int:
-        """Return the FLOPs of the Fisher information, counted for one image without computing."""
+        """Return the FLOPs of the Fisher information, without computing it."""
         num_images = self.stream.train_counts[bucket_index]
         model = copy.deepcopy(self.model).to("meta").eval()
         inputs = build_meta_inputs(self.config, self.stream, 1)
@@ -140,7 +140,7 @@ class Ewc(Strategy):
     # Each pass has other sizes, and cuDNN's search takes longer than a few passes.
     @cudnn_benchmark(False)
     def _compute_fisher(self, bucket_index: int) -> list[Tensor]:
-        """Average the Fisher diagonal over images of all processes. Ends in evaluation mode."""
+        """Average the Fisher diagonal over all processes' images."""
         samples = self.stream.train(bucket_index)
         draws = [
             build_generator(self.config.seed, RngPurpose.FISHER, bucket_index, n) for n in (0, 2)
@@ -165,7 +165,7 @@ class Ewc(Strategy):
     def _add_fisher(
         self, fisher: list[Tensor], batch: Batch, num_images: int, max_gradients: int
     ) -> None:
-        """Add a batch to *fisher* in place, which is a mean over *num_images* images."""
+        """Add a batch to *fisher*, a mean over *num_images* images."""
         labels, probabilities = self._select_labels(batch)
         share = probabilities / num_images
         for start in range(0, labels.shape[1], max_gradients):  # only huge models need several
@@ -177,14 +177,14 @@ class Ewc(Strategy):
 
     @torch.no_grad()
     def _select_labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return all labels for each image, and the model's probabilities, (B, classes) each."""
+        """Return all labels and the model's probabilities, (B, classes) each."""
         probabilities = self.model(batch.inputs).float().softmax(dim=1)
         labels = torch.arange(probabilities.shape[1], device=probabilities.device)
         return labels.expand(len(probabilities), -1), probabilities
 
 
 def count_gradients_at_once(size: int, device: torch.device) -> int:
-    """Return how many gradients of *size* elements fit on a device at a time, from 1 to 256."""
+    """Return how many gradients fit on a device, 1 to 256."""
     max_elements = _MAX_ELEMENTS_ON_GPU if device.type == "cuda" else _MAX_ELEMENTS
     return max(1, min(_MAX_GRADIENTS, max_elements // size))
 

@@ -7,7 +7,9 @@ from clear_mlflow.learning.training.trainer import Trainer
 
 
 class FromScratch(Strategy):
-    """Start from an untrained model in each bucket, and train it only on that bucket.
+    """Start from an untrained model in each bucket, and train it.
+
+    It is trained only on that bucket.
 
     The model keeps nothing from past buckets: it cannot forget, and cannot benefit from the past.
     The difference to another strategy is what that strategy gains from the stream. The untrained

@@ -15,7 +15,7 @@ from clear_mlflow.learning.training.trainer import Trainer
 
 
 class Gdumb(Strategy):
-    """Greedy sampler and dumb learner: trains an untrained model on the memory after each bucket.
+    """Greedy sampler, dumb learner: trains a new model on the memory.
 
     The sampler updates the memory with the bucket's images. Then an untrained model is trained on
     the memory only. A strategy that is not better than GDumb does not benefit from its method.
@@ -38,7 +38,7 @@ class Gdumb(Strategy):
 
     @dataclass(frozen=True)
     class Arguments(BufferArguments):
-        """The buffer, and how long and how the model is trained on it."""
+        """The buffer, and how the model is trained on it."""
 
         buffer: str = "greedy_balanced"
         epochs: int = 0  # passes over the memory; 0: the run's epochs
@@ -70,7 +70,7 @@ class Gdumb(Strategy):
         self._buffer = build_buffer(self.config, self.stream, self.arguments, buffer_class)
 
     def learn(self, bucket_index: int, trainer: Trainer) -> None:
-        """Update the buffer, then train a model on it, by default an untrained one."""
+        """Update the buffer, then train a model on it, usually untrained."""
         self._buffer.update(bucket_index, self.stream.labels(bucket_index))
         if bucket_index > 0 and self.arguments.update == "paper":
             trainer.restart(

@@ -14,7 +14,9 @@ from clear_mlflow.learning.training.trainer import Trainer
 
 
 class Joint(Strategy):
-    """Train on all buckets, including future ones, in the first bucket, and skip all others.
+    """Train on all buckets, including future ones, in the first bucket.
+
+    Skips all others.
 
     This is impossible for a method that learns from a stream: it is an upper bound for the model
     and recipe. All rows except the untrained model's belong to one model, so they are equal, and

@@ -54,7 +54,7 @@ class Lwf(Strategy):
         self._old: nn.Module | None = None  # the model before the bucket
 
     def learn(self, bucket_index: int, trainer: Trainer) -> None:
-        """Train with the current model as the old one, except in the first bucket."""
+        """Train with the current model as old one, after bucket 1."""
         if bucket_index > 0:
             self._old = copy.deepcopy(self.model).eval().requires_grad_(False)
         super().learn(bucket_index, trainer)
@@ -75,7 +75,7 @@ class Lwf(Strategy):
 
 
 def compute_distillation_loss(logits: Tensor, old_logits: Tensor, *, temperature: float) -> Tensor:
-    """Return the mean cross-entropy of a model's predictions, the old model's as target.
+    """Return the mean cross-entropy to the old model's predictions.
 
     logits, old_logits: (B, classes), which are divided by *temperature* before the softmax.
     """

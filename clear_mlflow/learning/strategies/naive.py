@@ -6,7 +6,7 @@ from clear_mlflow.learning.strategies._base import Strategy
 
 
 class Naive(Strategy):
-    """Fine-tune the model on the new bucket; the baseline that shows how much is forgotten.
+    """Fine-tune the model on the new bucket: the baseline of forgetting.
 
     Source:
         Lin et al., The CLEAR Benchmark, arXiv:2201.06289: "finetuning".

@@ -7,7 +7,7 @@ from clear_mlflow.learning.training.trainer import Trainer
 
 
 class Ncm(ClosedFormStrategy):
-    """Nearest class mean: the running mean of each class over all buckets so far.
+    """Nearest class mean: each class's running mean over all buckets.
 
     Each image is read once, without gradients, so the seed and all parameters of the optimiser have
     no effect. The logit of class c is -||x - mu_c||^2 plus a term that all classes share. Without

@@ -53,7 +53,7 @@ class Replay(RehearsalStrategy):
         return self.stream.select(join_indices(new, self._buffer.sample_indices))
 
     def compute_loss_share(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Return this process's share of the mean loss on the new batch and the buffer's."""
+        """Return this process's share of the loss on both batches."""
         if not batch.rehearsed:
             return super().compute_loss_share(forward, batch)
         (old,) = batch.rehearsed

@@ -62,12 +62,12 @@ class Slda(ClosedFormStrategy):
 
     @classmethod
     def count_bucket_flops(cls, *, images: int, width: int, classes: int) -> int:
-        """Return the FLOPs of the means, the scatter, a Cholesky factor, and solving with it."""
+        """Return the FLOPs of means, scatter, Cholesky factor, and solving."""
         means = super().count_bucket_flops(images=images, width=width, classes=classes)
         return means + 2 * images * width**2 + width**3 // 3 + 2 * classes * width**2
 
     def learn(self, bucket_index: int, trainer: Trainer) -> None:
-        """Add the bucket to the means and the covariance, and set the head."""
+        """Add the bucket to means and covariance, and set the head."""
         for features, labels in self.iter_bucket_blocks(bucket_index, trainer):
             self._add_scatter(features, labels)
             self.add_to_means(features, labels)
@@ -79,7 +79,7 @@ class Slda(ClosedFormStrategy):
         set_head(self._head, weight, -(weight * means).sum(dim=1) / 2, counts > 0)
 
     def _add_scatter(self, features: Tensor, labels: Tensor) -> None:
-        """Add images as if one by one. Call it before the means include them."""
+        """Add images one by one in effect, before the means do."""
         means, counts = self._means, self._counts
         order = torch.argsort(labels, stable=True)
         sorted_labels = labels[order]

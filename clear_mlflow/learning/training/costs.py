@@ -33,7 +33,7 @@ _ATTENTION_BACKWARD = {
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the FLOPs of what runs while it is entered, with torch.utils.flop_counter's formulas.
+    """Counts the FLOPs in its block by torch.utils.flop_counter's formulas.
 
     torch's own counter also tracks modules, which costs more and leaves hooks, and it counts the
     gradient of a grouped convolution's weight as if there were one group.
@@ -66,7 +66,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class CostMeter:
-    """Counts what training and tests cost from row to row, the same in each process of a group."""
+    """Counts the costs of training and tests from row to row.
+
+    The same in each process of a group.
+    """
 
     def __init__(self, device: torch.device, group: ProcessGroup = SINGLE_PROCESS) -> None:
         self.flops = 0  # of the bucket so far, without tests
@@ -76,7 +79,7 @@ class CostMeter:
         self.begin_bucket()
 
     def begin_bucket(self) -> None:
-        """Reset counts, clocks and the GPU's peak memory, at the start of a bucket.
+        """Reset counts, clocks and the GPU's peak memory for a bucket.
 
         Keeps the FLOPs of each shape of step, which :meth:`count_step` has measured.
         """
@@ -89,7 +92,7 @@ class CostMeter:
 
     @contextmanager
     def count_step(self, shape: StepShape) -> Iterator[bool]:
-        """Add the FLOPs of the step in the block to the bucket's. Yields True if it measures them.
+        """Add a step's FLOPs. Yields True if it measures them.
 
         It measures only the first step of each shape, and adds that number for every later one.
         All processes take the first step of a shape at once. It must not be compiled.
@@ -109,13 +112,13 @@ class CostMeter:
 
     @contextmanager
     def count(self) -> Iterator[None]:
-        """Count the FLOPs of the block in all processes, and add them to the bucket's."""
+        """Count the block's FLOPs in all processes, for the bucket."""
         with FlopCounter() as counter:
             yield
         self.flops += self._sum_over_processes(counter.flops)
 
     def end_training(self) -> None:
-        """Store the seconds of a bucket's training, before the test of its row.
+        """Store the seconds of a bucket's training, before its test.
 
         Without tests: this process's seconds, and their sum over all processes (of CPU time if the
         device is a CPU).
@@ -128,7 +131,7 @@ class CostMeter:
 
     @contextmanager
     def test(self) -> Iterator[CountBatch]:
-        """Count FLOPs and seconds of the test in the block, and exclude them from the training.
+        """Count the FLOPs and seconds of a test, not as training.
 
         Batches that are entered are counted. The first batch of each shape is measured, and its
         number added for every later one: measuring all took 10 to 65 % of a test.
@@ -196,7 +199,10 @@ class CostMeter:
         return int(self._group.all_reduce(torch.tensor(number, device=self._device)))
 
     def _take_peak_bytes(self) -> int:
-        """Return the peak of the GPU's memory since the last call, or of this process so far."""
+        """Return the GPU's peak memory since the last call.
+
+        Or the peak of this process so far.
+        """
         if self._device.type != "cuda":
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return peak if sys.platform == "darwin" else peak * 1024
@@ -212,7 +218,7 @@ class CostMeter:
 
 
 def count_stored_bytes(strategy: Any, bucket_index: int) -> int | None:
-    """Return the bytes of a strategy's state and stored images after a bucket.
+    """Return the bytes of a strategy's state and stored images.
 
     Returns None if a custom strategy's ``state_dict`` raises StateError.
     """
@@ -225,7 +231,7 @@ def count_stored_bytes(strategy: Any, bucket_index: int) -> int | None:
 
 
 def _count_bytes(value: Any) -> int:
-    """Return the bytes of tensors and arrays, 8 for each other number, 0 for other values."""
+    """Return the bytes of tensors and arrays, 8 per other number."""
     if isinstance(value, (Tensor, np.ndarray)):
         return int(value.nbytes)
     if isinstance(value, Mapping):
