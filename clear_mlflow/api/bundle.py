@@ -81,7 +81,7 @@ _ENTRY = rf"\d{{8}}-({INFO_JSON}|{PARAMS_JSON}|{TAGS_JSON}|{INPUTS_JSON}|{METRIC
 _ARTIFACTS = {
     "": rf"{names.CONFIG_JSON}|own_loop\.json",
     ROWS_FOLDER: r"row_\d{3,9}\.json",
-    PREDICTIONS_FOLDER: r"(row_\d{3,9}|evaluation_set)\.safetensors",
+    PREDICTIONS_FOLDER: r"(row_\d{3,9}|evaluation_set|prequential)\.safetensors",
     ANYTIME_FOLDER: r"bucket_\d{3,9}_test_\d{4,9}\.json",
 }
 

@@ -60,7 +60,7 @@ from clear_mlflow.metrics import (
     load_metrics,
 )
 from clear_mlflow.report.terminal_tables import render_text
-from clear_mlflow.scoring.run_log import read_test_values
+from clear_mlflow.scoring.run_log import read_prequential_values, read_test_values
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
     map_in_threads,
@@ -287,12 +287,17 @@ def compare_stored_runs(
         if not isinstance(record, Record):
             continue
         test_values: dict[str, float] = {}
-        if names.ANYTIME_TAG in run.data.tags:
+        for tag, label, read_values in (
+            (names.ANYTIME_TAG, "Tests within buckets", read_test_values),
+            (names.PREQUENTIAL_TAG, "Predictions before training", read_prequential_values),
+        ):
+            if tag not in run.data.tags:
+                continue
             try:
-                test_values = read_test_values(client, run, record)
+                test_values |= read_values(client, run, record)
             except ClearError as error:
                 name = truncate_name(get_run_name(run))
-                warnings.append(f"Tests within buckets of {name} are not used: {error}.")
+                warnings.append(f"{label} of {name} are not used: {error}.")
         adapted = adapt_metrics(metrics, record.matrix.score)
         values, errors = compute_values(record.masked_matrix, adapted)
         for name, failure in errors.items():

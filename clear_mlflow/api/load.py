@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from mlflow.entities import Run as MlflowRun
 
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
+from clear_mlflow.core.prequential import PrequentialRecord
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.metrics import MATRIX, MetricResult, MetricResults, Predictions
@@ -143,6 +144,14 @@ class Run(DisplayedRun):
         None if predictions are not stored, or if they are damaged.
         """
         return self.scores.stored.predictions
+
+    @property
+    def prequential(self) -> PrequentialRecord | None:
+        """The batches in the order of training, with those predicted right before it.
+
+        None if the run was trained without ``prequential``, or if the file is damaged.
+        """
+        return self.scores.stored.prequential
 
     def to_dict(self) -> dict[str, Any]:
         """Return the run in the format of ``show --json``, which docs/json.md describes.

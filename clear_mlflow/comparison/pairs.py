@@ -35,6 +35,7 @@ from clear_mlflow.comparison.wording import (
 )
 from clear_mlflow.core.score import format_significant
 from clear_mlflow.metrics import (
+    PREQUENTIAL_METRICS,
     SCRATCH_METRICS,
     WITHIN_BUCKET_METRICS,
     Metric,
@@ -89,7 +90,7 @@ def compare_groups(
     metrics: list[Metric] = [*ranked.definitions]
     if len(list_test_intervals(ranked)) < 2:  # minima over different intervals are not comparable
         metrics += WITHIN_BUCKET_METRICS
-    metrics += SCRATCH_METRICS
+    metrics += (*PREQUENTIAL_METRICS, *SCRATCH_METRICS)
     ranking_metric = [metric for metric in metrics if metric.name == ranked.ranked_by]
     pairs = compare_pairs(ranked, ranking_metric, image_tests, margin=ranked.margin)
     names = {*ranked.headline_metrics} - {ranked.ranked_by, COST}

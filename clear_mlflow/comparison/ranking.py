@@ -24,6 +24,7 @@ from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import (
     METRICS,
+    PREQUENTIAL_METRICS,
     SCRATCH_METRICS,
     WITHIN_BUCKET_METRICS,
     Metric,
@@ -57,7 +58,7 @@ def rank_groups(
     against each other. Raises ConfigError if an option does not fit the runs.
     """
     metrics = adapt_metrics(metrics, get_common_score(runs))
-    definitions = (*metrics, *WITHIN_BUCKET_METRICS, *SCRATCH_METRICS)
+    definitions = (*metrics, *WITHIN_BUCKET_METRICS, *PREQUENTIAL_METRICS, *SCRATCH_METRICS)
     groups, conditions, notes = group_runs(runs, group_by, without_rows)
     defined = {name for group in groups for name in group.metrics}
     names = tuple(metric.name for metric in definitions if metric.name in defined)

@@ -20,6 +20,7 @@ from clear_mlflow.metrics import (
     COST_METRICS,
     DROP_PARTS,
     METRICS,
+    PREQUENTIAL_METRICS,
     SCRATCH_METRICS,
     WITHIN_BUCKET_METRICS,
     Metric,
@@ -233,7 +234,12 @@ class Comparison:
 
         Returns True for None, and for a metric that the comparison lacks.
         """
-        definitions = (*self.definitions, *WITHIN_BUCKET_METRICS, *SCRATCH_METRICS)
+        definitions = (
+            *self.definitions,
+            *WITHIN_BUCKET_METRICS,
+            *PREQUENTIAL_METRICS,
+            *SCRATCH_METRICS,
+        )
         return next((m.higher_is_better for m in definitions if m.name == metric), True)
 
     def list_runs_to_bootstrap(self) -> list[ComparedRun]:

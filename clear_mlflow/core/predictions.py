@@ -127,15 +127,15 @@ class EvaluationSet:
 
         Raises RecordError if it cannot be read, is invalid, or has another digest than it states.
         """
-        with _convert_errors(path):
+        with convert_file_errors(path):
             arrays, metadata = read_tensors(path, {"bucket", "label", "content", "names"})
             try:
                 names = tuple(arrays["names"].astype(np.uint8).tobytes().decode().split("\n"))
             except UnicodeDecodeError as error:
                 raise RecordError("names is not a Unicode text") from error
             images = cls(
-                buckets=_parse_texts(metadata, "buckets"),
-                class_names=_parse_texts(metadata, "class_names"),
+                buckets=parse_texts(metadata, "buckets"),
+                class_names=parse_texts(metadata, "class_names"),
                 bucket=arrays["bucket"],
                 label=arrays["label"],
                 content=arrays["content"],
@@ -232,7 +232,7 @@ class RowPredictions:
 
         Raises RecordError if it cannot be read, is invalid, or is named after another row.
         """
-        with _convert_errors(path):
+        with convert_file_errors(path):
             arrays, metadata = read_tensors(path, {"labels"}, {"probabilities"})
             row = metadata.get("row", "")
             if not re.fullmatch(r"[0-9]{1,9}", row) or predictions_file_name(int(row)) != path.name:
@@ -255,7 +255,7 @@ def predictions_file_name(row: int) -> str:
 
 
 @contextmanager
-def _convert_errors(path: Path) -> Iterator[None]:
+def convert_file_errors(path: Path) -> Iterator[None]:
     """Convert errors of the block to RecordErrors that name the file."""
     try:
         yield
@@ -265,7 +265,7 @@ def _convert_errors(path: Path) -> Iterator[None]:
         raise RecordError(f"{path.name}: cannot be read ({error.strerror or error})") from error
 
 
-def _parse_texts(metadata: dict[str, str], name: str) -> tuple[str, ...]:
+def parse_texts(metadata: dict[str, str], name: str) -> tuple[str, ...]:
     """Return the texts of a metadata field, which is a JSON list."""
     texts = untrusted.json_value(metadata.get(name, ""), untrusted.MAX_METADATA_BYTES)
     checked: tuple[str, ...] = untrusted.convert(texts, tuple[str, ...], name)

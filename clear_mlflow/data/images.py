@@ -11,6 +11,8 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timezone
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -72,6 +74,7 @@ class ImageTable:
     # before hashing.
     contents: tuple[str, ...] = ()
     vectors: Vectors | None = None  # instead of files
+    times: NDArray[np.int64] | None = None  # (N,), seconds since 1970, UTC; None if not known
 
     def __post_init__(self) -> None:
         self.labels.setflags(write=False)
@@ -91,6 +94,17 @@ class ImageTable:
             return self.contents
         return tuple(Path(file).stem for file in self.files)
 
+    @cached_property
+    def time_order(self) -> NDArray[np.int64]:
+        """The rows in the order of time. Equal times are in the order of contents, not of labels.
+
+        Raises DataError if the times are not known, or are all the same.
+        """
+        if self.times is None or (len(self) > 1 and np.ptp(self.times) == 0):
+            known = "no times" if self.times is None else "one time for all its images"
+            raise DataError(f"has {known}, so that their order is not known")
+        return np.lexsort((np.array(self.contents), self.times))
+
     def take(self, rows: NDArray[np.int64]) -> ImageTable:
         """Return the images of these rows, in that order."""
         order = rows.tolist()
@@ -101,6 +115,7 @@ class ImageTable:
             is_test=self.is_test[rows],
             contents=tuple(self.contents[i] for i in order) if self.contents else (),
             vectors=self.vectors and Vectors(self.vectors.array, self.vectors.rows[rows]),
+            times=None if self.times is None else self.times[rows],
         )
 
     def join(self, other: ImageTable) -> ImageTable:
@@ -109,6 +124,9 @@ class ImageTable:
         if vectors is not None and other.vectors is not None:
             rows = np.concatenate([vectors.rows, other.vectors.rows])
             vectors = Vectors(vectors.array, rows)
+        times = None
+        if self.times is not None and other.times is not None:
+            times = np.concatenate([self.times, other.times])
         return ImageTable(
             files=self.files + other.files,
             labels=np.concatenate([self.labels, other.labels]),
@@ -116,6 +134,7 @@ class ImageTable:
             is_test=np.concatenate([self.is_test, other.is_test]),
             contents=self.contents + other.contents,
             vectors=vectors,
+            times=times,
         )
 
     def group_by_bucket(self, number: int) -> list[Rows]:
@@ -184,6 +203,7 @@ class Entry(NamedTuple):
     class_name: str
     bucket: str
     split: str = TRAIN  # or "test"
+    time: str = ""  # from a year to a second, such as 2004-05-17; empty if not known
 
 
 def build_index(
@@ -233,6 +253,7 @@ def build_index(
     real_root = resolve_root(root)
     source_name = source_name or path_text(real_root)
     array = None if vectors is None else _check_vectors(vectors, source_name)
+    seconds = cache(_count_seconds)
     train, test, folders = _group_entries(entries, source_name, listed_below, class_names)
     names = _sort_class_names(train, test, class_names, source_name)
     test_keys = {entry.bucket for entry in test}
@@ -253,16 +274,17 @@ def build_index(
 
     def build_table(entries: Iterable[Entry], is_test: bool) -> ImageTable:
         rows = sorted(
-            (bucket_indices[bucket], labels[name], *get_sort_key(path), path)
-            for path, name, bucket, _ in entries
+            (bucket_indices[bucket], labels[name], *get_sort_key(path), path, time)
+            for path, name, bucket, _, time in entries
             if bucket in bucket_indices
         )
-        buckets, row_labels, contents, *_, paths = zip(*rows, strict=True)
+        buckets, row_labels, contents, *_, paths, times = zip(*rows, strict=True)
         table = ImageTable(
             tuple(map(str, paths)),
             labels=np.array(row_labels, dtype=np.int64),
             buckets=np.array(buckets, dtype=np.int64),
             is_test=np.full(len(rows), is_test),
+            times=np.array([seconds(time) for time in times], np.int64) if all(times) else None,
         )
         if array is None:
             return table
@@ -289,6 +311,16 @@ def build_index(
         ),
         standardise=NONE if array is None else standardise,
     )
+
+
+def _count_seconds(text: str) -> int:
+    time = parse_time(text)
+    if time is None:
+        raise DataError(
+            f"an image has the time {safe_repr(text)}; expected a year, a date or a moment, for "
+            "example 2004-05-17 or 2004-05-17T08:30:00Z"
+        )
+    return int(time.start.replace(tzinfo=timezone.utc).timestamp())
 
 
 def check_test_buckets(
@@ -382,7 +414,7 @@ def _group_entries(
     groups: set[tuple[str, str, str]] = set()
     paths: set[Path] = set()
     for entry in entries:
-        path, class_name, bucket, split = entry
+        path, class_name, bucket, split, _ = entry
         if split not in rows:
             raise DataError(
                 f"{source_name} has a split {safe_repr(split)}; expected {TRAIN} or {TEST}"

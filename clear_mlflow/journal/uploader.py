@@ -23,6 +23,7 @@ from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.anytime import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ClearError, TrackingError
+from clear_mlflow.core.prequential import PREQUENTIAL_FILE
 from clear_mlflow.core.record import ROWS_FOLDER, assemble
 from clear_mlflow.core.text import warn
 from clear_mlflow.journal.run_folder import (
@@ -216,7 +217,9 @@ class Uploader:
                     if name == METRICS_JSON:
                         self._upload_curve(entry, read_steps())
                     # If another process trained on a bucket again, the tests of that process stay.
-                    elif parent != ANYTIME_FOLDER or name not in list_tests():
+                    elif (parent != ANYTIME_FOLDER or name not in list_tests()) and not (
+                        self._is_outdated(entry)
+                    ):
                         self.upload(entry)
                 except RowConflictError as error:
                     raise RowConflictError(
@@ -236,6 +239,15 @@ class Uploader:
             with suppress(ClearError):
                 self.lease.release()
             raise
+
+    def _is_outdated(self, entry: Entry) -> bool:
+        """Return True if another process stored this file with the batches of more rows."""
+        folder, _, name = (entry.artifact or "").rpartition("/")
+        if name != PREQUENTIAL_FILE:
+            return False
+        run = self._client.get_run(self._run_id)
+        size = ArtifactFolder(self._client, run, folder).list_sizes().get(name)
+        return size is not None and size > len(entry.read())
 
     def _upload_curve(self, entry: Entry, stored_steps: Set[tuple[str, int]]) -> None:
         """Upload values of the training curve that are not stored.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.prequential import PrequentialRecord
 from clear_mlflow.learning.checkpoint import (
     SavedTraining,
     Snapshot,
@@ -37,6 +38,7 @@ from clear_mlflow.learning.strategies._base import build_untrained_model
 from clear_mlflow.learning.training.costs import CountBatch, count_stored_bytes
 from clear_mlflow.learning.training.limits import build_limiter, check_memory
 from clear_mlflow.learning.training.observers import WithinBucketTests
+from clear_mlflow.learning.training.prequential import PrequentialTests
 from clear_mlflow.learning.training.trainer import Trainer
 
 # Images in one step of a test, if they fit into memory. On a CPU, the activations of more images
@@ -64,6 +66,7 @@ class TrainedBucket:
     model: nn.Module  # training continues with it: read it before the next row is requested
     snapshot: Callable[[], Snapshot]  # copies the training state, before the next row is requested
     standardised: Mapping[str, Tensor]  # see TrainingStream
+    prequential: PrequentialRecord | None = None  # of the buckets so far, if that is requested
 
 
 def train(
@@ -93,7 +96,7 @@ def train(
         check_state(strategy)
     check_memory(config, count_stored_bytes(strategy, len(stream.keys) - 1))
     trainer = Trainer(model, config, bucket_keys=stream.keys, progress=progress, group=group)
-    costs = trainer.costs
+    costs, label_delay = trainer.costs, 0 if config.label_delay == OFF else int(config.label_delay)
     trainer.limiter = limiter = build_limiter(config, meta_model, stream, costs)
 
     def measure_all(*, probabilities: bool = False) -> Evaluation | None:
@@ -119,6 +122,11 @@ def train(
             on_test=progress.test_done,
         )
 
+    if config.time_order == "on":
+        trainer.sort_by_time = stream.sort_by_time
+    if config.prequential != OFF:
+        trainer.prequential = PrequentialTests(model, config, stream)
+
     def test(num_trained: int) -> TrainedBucket:
         """Measure the row after *num_trained* buckets. Raises DivergedError or ConfigError."""
         costs.end_training()
@@ -128,7 +136,7 @@ def train(
                 f"after training on {num_trained} buckets the model's output is not a finite "
                 "number; pass a lower lr"
             )
-        cost = costs.row(model, strategy, trained=num_trained)
+        cost = costs.row(model, strategy, trained=max(0, num_trained - label_delay))
         check_memory(config, cost.stored_bytes)
         row = AccuracyRow(
             row=num_trained,
@@ -138,8 +146,16 @@ def train(
             cost=cost,
         )
         progress.row_measured(row)
+        prequential = None
+        if trainer.prequential is not None and num_trained:
+            prequential = trainer.prequential.build_record(num_trained)
         return TrainedBucket(
-            row, evaluation, model, lambda: capture(model, strategy, trainer), stream.standardised
+            row,
+            evaluation,
+            model,
+            lambda: capture(model, strategy, trainer),
+            stream.standardised,
+            prequential,
         )
 
     if saved is None:
@@ -151,11 +167,13 @@ def train(
         stream.begin_bucket(bucket_index)
         progress.bucket_started(key, bucket_index=bucket_index, num_buckets=len(stream.keys))
         costs.begin_bucket()
-        limiter.begin_bucket(bucket_index, key, strategy)
-        strategy.learn(bucket_index, trainer)
-        with costs.count():
-            strategy.after_bucket(bucket_index)
-        limiter.end_bucket()
+        labelled = bucket_index - label_delay  # the bucket whose labels have arrived
+        if labelled >= 0:
+            limiter.begin_bucket(labelled, stream.keys[labelled], strategy)
+            strategy.learn(labelled, trainer)
+            with costs.count():
+                strategy.after_bucket(labelled)
+            limiter.end_bucket()
         yield test(bucket_index + 1)
 
 

@@ -29,6 +29,7 @@ class Measurement:
 
     row: AccuracyRow | None = None
     predictions: bytes | None = None  # content of the row's predictions file
+    prequential: bytes | None = None  # content of the run's file of predictions before training
     model: bytes | None = None  # content of the row's file of weights
     state: bytes | None = None  # to resume after the last row: content of the state file
     state_problem: str | None = None  # reason why that state cannot be stored

@@ -19,7 +19,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.data.decode import DecodedCache
 from clear_mlflow.data.features import StoredFeatures
-from clear_mlflow.data.images import TRAIN
+from clear_mlflow.data.images import TRAIN, ImageTable
 from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.learning.device import (
@@ -61,6 +61,10 @@ class Samples:
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
+
+    def list_indices(self, bucket_index: int) -> SampleIndices:
+        """Return ``indices``, or those of all images of the bucket that is trained on."""
+        return self.indices or list_bucket_indices(bucket_index, len(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +151,35 @@ class TrainingStream(ABC):
         """
         indices = self.seen_indices.get(bucket_index, slice(None))
         return self._sets[TRAIN][bucket_index].labels[indices]
+
+    def sort_by_time(self, order: Tensor, indices: SampleIndices, bucket_index: int) -> Tensor:
+        """Return an order of samples, (N,), with a bucket's images sorted by time in their places.
+
+        Images of other buckets, which are replayed, stay where they are.
+        """
+        arranged = order.numpy().copy()
+        is_new = indices.bucket[arranged] == bucket_index
+        ranks = np.argsort(self._sets[TRAIN][bucket_index].time_order)
+        new = arranged[is_new]
+        arranged[is_new] = new[np.argsort(ranks[indices.index[new]], kind="stable")]
+        return torch.from_numpy(arranged)
+
+    def take_in_time_order(self, bucket_index: int, count: int) -> ImageTable:
+        """Return the first *count* training images of a bucket in the order of time."""
+        table = self._sets[TRAIN][bucket_index]
+        return table.take(table.time_order[:count])
+
+    def load_in_time_order(self, bucket_index: int, count: int) -> HeldOutImages:
+        """Load these images as a test set. They are not cached."""
+        order = self._sets[TRAIN][bucket_index].time_order[:count]
+        images = self._fetch(SampleIndices(np.full_like(order, bucket_index), order))
+        labels = torch.from_numpy(self._sets[TRAIN][bucket_index].labels[order])
+        return HeldOutImages(
+            images.centre_crops() if isinstance(images, Photos) else images,
+            copy_to_device(labels, self.device),
+            torch.full((count,), bucket_index),
+            (count,),
+        )
 
     def keep_only(self, bucket_index: int, indices: NDArray[np.int64]) -> None:
         """Drop all training images of a bucket except these: no method returns the others again.

@@ -16,7 +16,7 @@ from torch import Tensor
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.distributed import SINGLE_PROCESS_ENV, DistributedEnv
-from clear_mlflow.core.errors import StateError
+from clear_mlflow.core.errors import ConfigError, DataError, StateError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import RowPredictions
 from clear_mlflow.core.version import __version__
@@ -43,6 +43,7 @@ from clear_mlflow.learning.measured import Measurement, OnMessage, ignore
 from clear_mlflow.learning.models import check_model, check_weights, download_default_weights
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import AUTO, DEFAULT_WEIGHTS, FULL, NONE
+from clear_mlflow.learning.parameters.values import OFF
 from clear_mlflow.learning.photos import build_augmentation
 from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup, check_devices
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
@@ -122,7 +123,23 @@ def check_files(config: TrainConfig, num_classes: int | None = None) -> None:
 
 
 def check_stream(config: TrainConfig, stream: BucketStream) -> None:
-    """Raise ConfigError if the model does not fit the stream."""
+    """Raise ConfigError if parameters do not fit the stream."""
+    if config.label_delay != OFF and int(config.label_delay) >= len(stream.keys):
+        raise ConfigError(
+            f"label_delay is {config.label_delay} and {stream.name} has {len(stream.keys)} buckets;"
+            " nothing would be trained: pass fewer",
+            parameter="label_delay",
+        )
+    for bucket in stream.buckets if config.time_order == "on" else ():
+        try:
+            bucket.train.time_order  # noqa: B018
+        except DataError as error:
+            raise ConfigError(
+                f"time_order is on, but bucket {bucket.key} of {stream.name} {error}; pass a "
+                "dataset with a column of times and borders=UNIT (docs/own-streams.md), or "
+                "time_order=off",
+                parameter="time_order",
+            ) from None
     smallest = min(2, *(len(bucket.train) for bucket in stream.buckets))
     if smallest == 1 or is_custom_function(config.model):  # others were tried without data
         _check_model(config, smallest, len(stream.class_names))
@@ -230,7 +247,8 @@ class StreamTraining:
         if self.group.rank == 0 and self._keeps_model(trained.row):
             weights = {**trained.model.state_dict(), **trained.standardised}
             model = self._build_model_file(weights, trained.row)
-        return Measurement(trained.row, predictions, model)
+        prequential = trained.prequential and trained.prequential.to_bytes()
+        return Measurement(trained.row, predictions, prequential, model)
 
     def _is_resumable_after(self, row: AccuracyRow) -> bool:
         is_last = row.row == len(row.buckets)
@@ -263,7 +281,7 @@ class StreamTraining:
             stream.begin_bucket(max(saved.row.row - 1, 0))
             weights = {**saved.snapshot.model, **stream.standardised}
             model = self._build_model_file(weights, saved.row)
-        return Measurement(saved.row, saved.predictions, model)
+        return Measurement(saved.row, saved.predictions, model=model)
 
     def _build_model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
         """Serialize weights, with a description if possible."""

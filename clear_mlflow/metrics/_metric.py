@@ -22,6 +22,7 @@ MATRIX = "matrix"  # an AccuracyMatrix
 COSTS = "costs"  # an AccuracyMatrix whose rows have costs
 PREDICTIONS = "predictions"  # a Predictions
 WITHIN_BUCKET = "within_bucket"  # an AnytimeMatrix
+PREQUENTIAL = "prequential"  # a PrequentialRecord
 SCRATCH = "scratch"  # a ScratchMatrix
 
 # Role of a metric for matrices of another score than accuracy. Its function then receives values
@@ -44,8 +45,8 @@ class Metric:
         function: computes the value from the input that *needs* names. Raises
             UndefinedMetricError if the metric is undefined for a run.
         needs: input of the function: ``matrix``, ``costs`` (a matrix whose rows have costs),
-            ``predictions``, ``within_bucket`` (tests within buckets) or ``scratch`` (a matrix, and
-            runs that were trained from scratch).
+            ``predictions``, ``within_bucket`` (tests within buckets), ``prequential`` (predictions
+            before training) or ``scratch`` (a matrix, and runs that were trained from scratch).
         higher_is_better: False if lower values are better, or None if not declared.
         unit: unit of the value; empty for a fraction and for values in the unit of the score.
         version: version number of the formula. Increase it when the formula changes: logged values

@@ -22,6 +22,7 @@ from clear_mlflow.metrics._metric import (
     COSTS,
     MATRIX,
     PREDICTIONS,
+    PREQUENTIAL,
     SCRATCH,
     WITHIN_BUCKET,
     Metric,
@@ -63,6 +64,7 @@ DEFAULT_FAMILIES = tuple(DEFAULT_TITLES)
 _DECLARED = check_metric_names(metric for module in _MODULES.values() for metric in module.METRICS)
 PREDICTION_METRICS = tuple(m for m in _DECLARED if m.needs == PREDICTIONS)
 WITHIN_BUCKET_METRICS = tuple(m for m in _DECLARED if m.needs == WITHIN_BUCKET)
+PREQUENTIAL_METRICS = tuple(m for m in _DECLARED if m.needs == PREQUENTIAL)
 SCRATCH_METRICS = tuple(m for m in _DECLARED if m.needs == SCRATCH)
 COST_METRICS = tuple(m for m in _DECLARED if m.needs == COSTS)
 _CHOOSABLE = tuple(m for m in _DECLARED if m.needs in (MATRIX, COSTS))
@@ -127,8 +129,8 @@ def lacks_future_tests(matrix: AccuracyMatrix) -> bool:
 @lru_cache(maxsize=8)
 def get_built_in_metrics(score: Score) -> Mapping[str, Metric]:
     """Return all built-in metrics of a score by name."""
-    others = (*PREDICTION_METRICS, *WITHIN_BUCKET_METRICS, *SCRATCH_METRICS)
-    metrics = (*adapt_metrics(ALL_METRICS, score), *others)
+    others = (*PREDICTION_METRICS, *WITHIN_BUCKET_METRICS, *PREQUENTIAL_METRICS)
+    metrics = (*adapt_metrics(ALL_METRICS, score), *others, *SCRATCH_METRICS)
     return MappingProxyType({metric.name: metric for metric in metrics})
 
 

@@ -13,12 +13,14 @@ from clear_mlflow.core.anytime import AnytimeMatrix
 from clear_mlflow.core.dataset import find_row_indices
 from clear_mlflow.core.errors import FailedMetricError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix, load_renderer
+from clear_mlflow.core.prequential import PrequentialRecord
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import NOT_MEASURED, one_line, printable
 from clear_mlflow.metrics._metric import (
     COSTS,
     MATRIX,
     PREDICTIONS,
+    PREQUENTIAL,
     WITHIN_BUCKET,
     Metric,
     adapt_metrics,
@@ -147,15 +149,16 @@ def evaluate_metrics(
     *,
     predictions: Predictions | None = None,
     tests: AnytimeMatrix | None = None,
+    prequential: PrequentialRecord | None = None,
 ) -> MetricResults:
     """Compute metrics after each bucket of a run.
 
     Undefined metrics have a reason instead of a value, and so have custom metrics that fail. Left
-    out are metrics that need predictions, or tests within buckets, if these are None, and metrics
-    that :attr:`Metric.skip_if` excludes. Built-in metrics come first.
+    out are metrics that need predictions, tests within buckets or predictions before training if
+    these are None, and metrics that :attr:`Metric.skip_if` excludes. Built-in metrics come first.
 
     protocol: applies to the matrix; predictions and tests have their own. tests: tests within
-    buckets.
+    buckets. prequential: predictions of batches before they were trained on.
     """
     masked_matrix = matrix.mask(protocol)
     inputs: dict[str, Any] = {
@@ -163,6 +166,7 @@ def evaluate_metrics(
         COSTS: masked_matrix,
         PREDICTIONS: predictions,
         WITHIN_BUCKET: tests,
+        PREQUENTIAL: prequential,
     }
     results: dict[str, MetricResult] = {}
     for needs, measurements in inputs.items():

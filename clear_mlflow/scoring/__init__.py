@@ -140,6 +140,7 @@ def evaluate(stored: StoredRun) -> MetricResults:
         record.dataset.protocol,
         predictions=stored.predictions,
         tests=stored.tests,
+        prequential=stored.prequential,
     )
     # Most runs store only labels, so that metrics of probabilities would be listed as undefined.
     for metric in PREDICTION_METRICS:

@@ -26,6 +26,7 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record, RowRecord, row_file_name
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, json_object
 from clear_mlflow.metrics import (
+    PREQUENTIAL_METRICS,
     WITHIN_BUCKET_METRICS,
     Metric,
     MetricResults,
@@ -43,6 +44,7 @@ from clear_mlflow.scoring.run_record import (
     build_families_tag,
     read_configuration,
     read_predictions_and_tests,
+    read_prequential,
     read_record,
     read_test_matrix,
     read_versions,
@@ -140,6 +142,12 @@ def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str
     if _has_logged_tests(tags, record):
         return {m.name: logged[m.name] for m in WITHIN_BUCKET_METRICS if m.name in logged}
     return compute_values(read_test_matrix(client, run, record), WITHIN_BUCKET_METRICS)[0]
+
+
+def read_prequential_values(client: MlflowClient, run: Run, record: Record) -> dict[str, float]:
+    """Compute metrics of predictions before training: name to value, if it is defined."""
+    stored = read_prequential(client, run, record)
+    return {} if stored is None else compute_values(stored, PREQUENTIAL_METRICS)[0]
 
 
 def find_changes(
@@ -393,13 +401,16 @@ def compute_score_hash(stored: StoredRun, record: Record, versions: Mapping[str,
     """
     rows_hash = hash_rows(stored.run_id, stored.files)
     other_inputs = _hash([PAGE_VERSION, stored.run_name, versions, _read_metadata(stored, record)])
-    predictions_hash, tests_hash = split_score_hash(stored.run.data.tags)[2:]
+    predictions_hash, tests_hash, prequential_hash = split_score_hash(stored.run.data.tags)[2:]
     if stored.predictions is not None:
         predictions_hash = _hash_predictions(stored.predictions)
     if stored.tests is not None:
         # Missing tests may still arrive, for example by sync: they are looked for again.
         tests_hash = _hash_tests(record) if stored.tests.is_complete else ""
-    return ".".join((rows_hash, other_inputs, predictions_hash, tests_hash)).rstrip(".")
+    if stored.prequential is not None:
+        prequential_hash = hashlib.sha256(stored.prequential.to_bytes()).hexdigest()[:16]
+    hashes = (rows_hash, other_inputs, predictions_hash, tests_hash, prequential_hash)
+    return ".".join(hashes).rstrip(".")
 
 
 def _is_scored(stored: StoredRun, record: Record) -> bool:
@@ -408,6 +419,7 @@ def _is_scored(stored: StoredRun, record: Record) -> bool:
     return (
         compute_score_hash(stored, record, _get_versions(stored)) == tags.get(names.SCORED_TAG)
         and (bool(split_score_hash(tags)[2]) or names.PREDICTIONS_TAG not in tags)
+        and (bool(split_score_hash(tags)[4]) or names.PREQUENTIAL_TAG not in tags)
         and (_has_logged_tests(tags, record) or names.ANYTIME_TAG not in tags)
     )
 

@@ -1,4 +1,4 @@
-"""Read what was measured in a run: rows, predictions, and tests within buckets."""
+"""Read what was measured in a run: rows, predictions, tests within buckets and prequential ones."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from clear_mlflow.core.predictions import (
     RowPredictions,
     predictions_file_name,
 )
+from clear_mlflow.core.prequential import PREQUENTIAL_FILE, PrequentialRecord
 from clear_mlflow.core.record import Record, RowRecord, assemble
 from clear_mlflow.core.untrusted import (
     MAX_ANYTIME_FILES,
@@ -36,6 +37,7 @@ from clear_mlflow.metrics import (
     DEFAULT_FAMILIES,
     FAMILIES,
     PREDICTION_METRICS,
+    PREQUENTIAL_METRICS,
     WITHIN_BUCKET_METRICS,
     Metric,
     Predictions,
@@ -68,6 +70,7 @@ class StoredRun:
     metrics: tuple[Metric, ...] = ()  # metrics to compute
     predictions: Predictions | None = None  # None if not stored, or not read
     tests: AnytimeMatrix | None = None  # tests within buckets, or None likewise
+    prequential: PrequentialRecord | None = None  # predictions before training, likewise
     problems: Mapping[str, str] = field(default_factory=dict)  # input that is left out, to reason
 
     @property
@@ -156,7 +159,15 @@ def read_predictions_and_tests(
             tests = read_test_matrix(client, run, record)
         except tolerated as error:
             problems["tests inside buckets"] = str(error)
-    return replace(stored, predictions=predictions, tests=tests, problems=problems)
+    prequential = None
+    if names.PREQUENTIAL_TAG in tags:
+        try:
+            prequential = read_prequential(client, run, record)
+        except tolerated as error:
+            problems["predictions before training"] = str(error)
+    return replace(
+        stored, predictions=predictions, tests=tests, prequential=prequential, problems=problems
+    )
 
 
 def read_families(tags: Mapping[str, str]) -> tuple[str, ...]:
@@ -226,6 +237,22 @@ def read_predictions(
     return predictions
 
 
+def read_prequential(client: MlflowClient, run: Run, record: Record) -> PrequentialRecord | None:
+    """Download the predictions before training for the rows in *record*, or None if none is stored.
+
+    Raises RecordError if they are damaged, or contradict the rows.
+    """
+    folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
+    sizes = folder.list_sizes()
+    if PREQUENTIAL_FILE not in sizes or record.matrix.num_rows == 0:
+        return None
+    check_size(PREQUENTIAL_FILE, sizes[PREQUENTIAL_FILE], MAX_PREDICTIONS_BYTES)
+    with folder.open_scratch() as scratch:
+        stored = PrequentialRecord.load(folder.fetch_file(PREQUENTIAL_FILE, scratch))
+    stored.check(record.matrix)
+    return stored.after(record.matrix.num_rows)
+
+
 def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
     """Download a run's tests within buckets, in order of training.
 
@@ -274,6 +301,7 @@ def _select_metrics(
         *get_family_metrics(family for family in families if family in FAMILIES),
         *PREDICTION_METRICS,
         *WITHIN_BUCKET_METRICS,
+        *PREQUENTIAL_METRICS,
     )
     by_name = {metric.name: metric for metric in (*built_in, *metrics)}
     return adapt_metrics(
@@ -284,6 +312,6 @@ def _select_metrics(
 def split_score_hash(tags: Mapping[str, str]) -> list[str]:
     """Return the logged hashes, "" if missing.
 
-    In order: rows, other inputs, predictions and tests.
+    In order: rows, other inputs, predictions, tests within buckets, predictions before training.
     """
-    return f"{tags.get(names.SCORED_TAG, '')}...".split(".")[:4]
+    return f"{tags.get(names.SCORED_TAG, '')}....".split(".")[:5]

@@ -24,6 +24,7 @@ from clear_mlflow.core.predictions import (
     PREDICTIONS_FOLDER,
     predictions_file_name,
 )
+from clear_mlflow.core.prequential import PREQUENTIAL_FILE
 from clear_mlflow.core.record import RowRecord, utc_now
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.version import __version__
@@ -44,6 +45,7 @@ from clear_mlflow.tracking.lifecycle import open_run
 from clear_mlflow.tracking.resume import ResumePoint, describe_data
 from clear_mlflow.tracking.run_recorder import RunRecorder, log_dataset
 
+_PREQUENTIAL_PATH = f"{PREDICTIONS_FOLDER}/{PREQUENTIAL_FILE}"
 _SOURCE_FOLDER = Path(__file__).parents[2]  # the checkout of this program, if it is one
 
 
@@ -142,6 +144,7 @@ class TrainingRun:
         files = {
             f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}": measured.predictions,
             f"{names.MODELS_FOLDER}/{names.format_model_file_name(row.row)}": measured.model,
+            _PREQUENTIAL_PATH: measured.prequential,
         }
         contents = {path: content for path, content in files.items() if content is not None}
         self._last_row, self._row_time = row.row, utc_now()
@@ -155,7 +158,10 @@ class TrainingRun:
             self.recorder.write_row(record, files=contents, curve=measured.curve)
             return
         missing = {
-            path: content for path, content in contents.items() if path not in point.artifacts
+            path: content
+            for path, content in contents.items()
+            # One file contains what belongs to all rows: the stored one may be of an earlier row.
+            if path not in point.artifacts or path == _PREQUENTIAL_PATH
         }
         if stored_row != row:
             missing = {}  # they would belong to the other numbers
@@ -248,6 +254,8 @@ class TrainingRun:
             tags[names.PROCESSES_TAG] = str(num_processes)
         if config.test_every != OFF:
             tags[names.ANYTIME_TAG] = config.test_every
+        if config.prequential != OFF:
+            tags[names.PREQUENTIAL_TAG] = config.prequential
         user_commit = _read_commit(Path.cwd())
         if user_commit is not None and "git_commit" not in run.data.tags:
             grouping["git_commit"] = user_commit

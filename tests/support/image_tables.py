@@ -1,6 +1,7 @@
 """Tables and streams of images for tests, without a dataset's reader."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +45,10 @@ def build_test_stream(
     if all(len(parts) == 1 for parts in sets.values()):
         fields = {"protocol": "streaming", **fields}
     return BucketStream(name, class_names, tuple(sets), joined, "sha256:0", **fields)
+
+
+def add_times(stream: BucketStream, *, days: int = 90, seed: int = 0) -> BucketStream:
+    """Return a stream with a random day for each image, some of which are the same."""
+    images = stream.images
+    draws = np.random.default_rng(seed).integers(0, days, len(images))
+    return replace(stream, images=replace(images, times=86_400 * (days * images.buckets + draws)))

@@ -182,13 +182,15 @@ def build_column_index(
         buckets = indices[column.codes]
     vectors = paths if isinstance(paths, np.ndarray) else None
     class_names = list(columns["label"].categories)
+    times = columns["time"] if "time" in columns else [""] * len(paths)
     entries = (
-        Entry(path, class_names[label], keys[bucket], TEST if test else TRAIN)
-        for path, label, bucket, test in zip(
+        Entry(path, class_names[label], keys[bucket], TEST if test else TRAIN, time)
+        for path, label, bucket, test, time in zip(
             paths if vectors is None else range(len(vectors)),
             columns["label"].codes.tolist(),
             buckets.tolist(),
             is_test.tolist(),
+            times,
             strict=True,
         )
     )

@@ -16,6 +16,7 @@ from typing import Any, Literal, ParamSpec
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
+from clear_mlflow.core.prequential import DISTANCES
 from clear_mlflow.core.text import safe_repr, suggest_nearest
 from clear_mlflow.data.borders import parse_borders
 from clear_mlflow.data.scenarios import SCENARIOS
@@ -49,8 +50,10 @@ from clear_mlflow.learning.parameters.values import (
     parse_feature_name,
     parse_float,
     parse_int,
+    parse_label_delay,
     parse_memory,
     parse_path,
+    parse_prequential,
     parse_seeds,
     parse_split,
     parse_strategy,
@@ -262,6 +265,22 @@ class TrainConfig:
         "speed of naive learning; naive:2, twice as fast; or images per PFLOP, for example 5e4. "
         "off: the stream waits (docs/cost.md).",
     )
+    time_order: str = _option(
+        METHOD,
+        choices=("off", "on"),
+        default=OFF,
+        is_ignored=lambda config: config.strategy in WITHOUT_STEPS,
+        help="on: in the first epoch of a bucket, batches are in the order of time; the dataset "
+        "needs a time for each image. off: they are shuffled.",
+    )
+    label_delay: str = _option(
+        METHOD,
+        parse_label_delay,
+        default=OFF,
+        python_type="int",
+        help="Buckets by which labels arrive late: with 1, the model is trained on a bucket while "
+        "the stream is at the next one, and not at all on the last (docs/training.md).",
+    )
     model: str = _option(
         MODEL,
         help="small_cnn; the name of a torchvision classification model, for example resnet18; "
@@ -396,6 +415,15 @@ class TrainConfig:
         python_type="int | str",
         help="Interval of additional tests within each bucket: in epochs, for example 1, or in "
         "steps, for example 200steps. off: test only after each bucket.",
+    )
+    prequential: str = _option(
+        RECORD,
+        parse_prequential,
+        default=OFF,
+        python_type="Sequence[int]",
+        help="Predict batches before the model is trained on them: the next batch (0), and the one "
+        f"that many batches later; some of {', '.join(map(str, DISTANCES))}, separated by commas. "
+        "Needs time_order=on (docs/training.md).",
     )
     metrics: str = _option(
         RECORD,

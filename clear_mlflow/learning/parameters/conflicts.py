@@ -126,6 +126,35 @@ CONFLICTS = (
     _conflict_about_steps("budget", "test_every"),
     _conflict_about_steps("stream_rate", "test_every"),
     _conflict_about_steps("stream_rate", "budget"),
+    _conflict_about_steps("budget", "prequential"),
+    _conflict_about_steps("stream_rate", "prequential"),
+    Conflict(
+        "prequential",
+        lambda c: c.prequential != OFF and c.time_order == OFF,
+        "prequential is {prequential} and time_order is off; it measures how well a model predicts "
+        "what comes next: pass time_order=on",
+    ),
+    Conflict(
+        "prequential",
+        lambda c: c.prequential != OFF and c.scenario != DOMAIN,
+        "prequential is {prequential} and scenario is {scenario}, whose buckets are not in the "
+        "order of time; pass scenario=domain, or leave prequential at off",
+    ),
+    Conflict(
+        "label_delay",
+        lambda c: OFF not in (c.label_delay, c.prequential),
+        "label_delay is {label_delay} and prequential is {prequential}, whose distances already "
+        "are delays of labels, in batches; leave label_delay at off",
+    ),
+    *(
+        Conflict(
+            "label_delay",
+            lambda c, other=other: OFF not in (c.label_delay, getattr(c, other)),
+            f"label_delay is {{label_delay}} and {other} is {{{other}}}, which is defined while "
+            f"the stream is at the bucket that is trained on; leave {other} at off",
+        )
+        for other in ("test_every", "stream_rate")
+    ),
     Conflict(
         "stream_rate",
         lambda c: c.stream_rate != OFF and c.dataset_args.get("standardise") == "past",
@@ -172,6 +201,18 @@ STRATEGY_CONFLICTS = (
         lambda c: c.test_every.isdecimal() and int(c.test_every) >= c.num_epochs,
         "test_every is {test_every} and a bucket takes no more epochs than that; each bucket is "
         "tested at its end in any case: pass steps, for example test_every=10steps",
+    ),
+    Conflict(
+        "prequential",
+        lambda c: c.prequential != OFF and not c.strategy_class.steps_in_every_bucket,
+        "prequential is {prequential}, but strategy {strategy} does not take optimiser steps in "
+        "every bucket: leave prequential at off",
+    ),
+    Conflict(
+        "prequential",
+        lambda c: c.prequential != OFF and c.num_processes > 1,
+        "prequential is {prequential} and this is one of {num_processes} processes; batches are "
+        "predicted in one process: train in one, or leave prequential at off",
     ),
     Conflict(
         "budget",

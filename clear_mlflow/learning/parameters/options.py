@@ -26,6 +26,8 @@ class TrainOptions(TypedDict, total=False):
     memory_budget: int
     budget: float | str | None
     stream_rate: float | str | None
+    time_order: bool
+    label_delay: int | None
     model: str
     weights: str | Path | None
     freeze: Literal["none", "backbone"] | None
@@ -48,6 +50,7 @@ class TrainOptions(TypedDict, total=False):
     compile: bool
     predictions: Literal["labels", "none", "probs"] | None
     test_every: int | str | None
+    prequential: Sequence[int] | None
     metrics: str | Sequence[str]
     log_models: Literal["none", "last", "all"] | None
     resumable: bool

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from clear_mlflow.core.matrix import VALIDATION
+from clear_mlflow.core.prequential import DISTANCES
 from clear_mlflow.data.sources import DATASETS, is_custom_function
 from clear_mlflow.data.stream import STREAM
 from clear_mlflow.learning.parameters.recipes import AUTO, DEFAULT_WEIGHTS, FULL, NONE
@@ -165,6 +166,27 @@ def parse_test_every(text: str) -> str:
             "expected off, a whole number of epochs, such as 1, or of steps, such as 200steps"
         )
     return f"{match[1]}steps" if match[2] else match[1]
+
+
+def parse_label_delay(text: str) -> str:
+    """Parse a number of buckets, at least 1, or ``off``."""
+    return text if text == OFF else str(parse_int(text, ge=1))
+
+
+def parse_prequential(text: str) -> str:
+    """Parse distinct distances in batches, separated by commas, or ``off``. Returns them sorted.
+
+    >>> parse_prequential("10, 0"), parse_prequential("off")
+    ('0,10', 'off')
+    """
+    if text == OFF:
+        return text
+    parts = [part.strip() for part in text.split(",")]
+    distances = [str(distance) for distance in DISTANCES if str(distance) in parts]
+    if len(distances) < len(parts):
+        names = ", ".join(map(str, DISTANCES))
+        raise ValueError(f"expected off, or some of {names}, each once, separated by commas")
+    return ",".join(distances)
 
 
 def parse_split(text: str) -> str:

@@ -54,7 +54,7 @@ class Limiter:
         bounds: where each batch of an epoch starts and stops.
         """
         self._bucket_index = bucket_index
-        self._indices = samples.indices or list_bucket_indices(bucket_index, len(samples))
+        self._indices = samples.list_indices(bucket_index)
         self._epochs, self._num_steps, self._steps_done = epochs, epochs * len(bounds), 0
         return self._num_steps
 

@@ -223,7 +223,7 @@ class WithinBucketTests:
         self._step += 1
         if self._step % self._interval_steps or self._step == self._num_steps:
             return
-        with _preserve_modes(self._model):
+        with preserve_modes(self._model):
             evaluation = self._measure()
         if evaluation is None:
             raise DivergedError(
@@ -256,7 +256,7 @@ def count_interval_steps(test_every: str, epoch_steps: int) -> int:
 
 
 @contextmanager
-def _preserve_modes(model: nn.Module) -> Iterator[None]:
+def preserve_modes(model: nn.Module) -> Iterator[None]:
     """Restore torch's random state after the block, and unless it raises, layers' modes."""
     modes = [(layer, layer.training) for layer in model.modules()]
     device = next(model.parameters()).device

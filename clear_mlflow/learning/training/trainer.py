@@ -23,6 +23,7 @@ from clear_mlflow.learning.device import (
 )
 from clear_mlflow.learning.models import get_input_dtype, set_training_mode
 from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.photos import SampleIndices
 from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import (
@@ -35,6 +36,7 @@ from clear_mlflow.learning.samples import (
 from clear_mlflow.learning.training.costs import CostMeter
 from clear_mlflow.learning.training.limits import Limiter
 from clear_mlflow.learning.training.observers import FetchedTensor, LossCurve, WithinBucketTests
+from clear_mlflow.learning.training.prequential import PrequentialTests
 
 _FUSED_DEVICE = "cuda"  # type of the devices on which one kernel updates all weights
 # Smallest scale of the loss in float16: only gradients above 2e9 would overflow at it.
@@ -44,7 +46,8 @@ _LEAST_SCALE = 2.0**-15
 class Trainer:
     """Trains one model through the stream, each process of a group on its share of a batch.
 
-    ``limiter`` may end a bucket or skip batches. ``curve``, ``costs`` and ``tests`` observe steps.
+    ``limiter`` may end a bucket or skip batches. ``curve``, ``costs``, ``tests`` and
+    ``prequential`` observe steps.
     Wraps the model for the group at once, but builds the optimiser when the first bucket begins.
 
     Args:
@@ -77,6 +80,9 @@ class Trainer:
         self.costs = CostMeter(self._device, group)
         self.limiter = Limiter()
         self.tests: WithinBucketTests | None = None
+        self.prequential: PrequentialTests | None = None
+        # Sorts the order of samples in the first epoch of a bucket.
+        self.sort_by_time: Callable[[Tensor, SampleIndices, int], Tensor] | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._has_warned = group.rank > 0  # that images do not fit; one process warns
         self._wrap_model()
@@ -103,6 +109,12 @@ class Trainer:
             ranks = (self._group.rank,) if self._group.size > 1 else ()
             seed_everything(config.seed, RngPurpose.MODEL, bucket_index, epoch, *ranks)
             order = draw_order(len(samples), config.seed, bucket_index, epoch)
+            if epoch == 0 and self.sort_by_time is not None:
+                indices = samples.list_indices(bucket_index)
+                order = self.sort_by_time(order, indices, bucket_index)
+                if self.prequential is not None:
+                    ordered = indices.take(order.numpy())
+                    self.prequential.begin_bucket(bucket_index, ordered, bounds)
             limiter.begin_epoch(order)
             strategy.begin_epoch(bucket_index, epoch, len(bounds))
             batches = iter_batches(
@@ -129,6 +141,8 @@ class Trainer:
                 if rehearsed:
                     batch = replace(batch, rehearsed=rehearsed)
                 replayed = [part.total for part in rehearsed]
+                if epoch == 0 and self.prequential is not None:
+                    self.prequential.predict_before_step()
                 # The FLOPs of a step depend on these values only.
                 shape = (bucket_index > 0, len(self._trained), batch.total, *replayed)
                 with costs.count_step(shape) as is_new_shape:
@@ -252,7 +266,7 @@ class Trainer:
             ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return steps, costs, the limiter's state, and the optimiser's if it is kept."""
+        """Return steps, costs, counts, the limiter's state, and the optimiser's if it is kept."""
         optimizer = self._optimizer if self._config.optimizer_state == "keep" else None
         state: dict[str, Any] = {
             "steps": self.curve.steps,
@@ -261,6 +275,8 @@ class Trainer:
         }
         if self._scaler.is_enabled():
             state["scaler"] = self._scaler.state_dict()
+        if self.prequential is not None:
+            state["prequential"] = self.prequential.correct
         return {**state, **self.limiter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -270,6 +286,8 @@ class Trainer:
         self.limiter.load_state_dict(state)
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(state["scaler"])
+        if self.prequential is not None:
+            self.prequential.correct.copy_(state["prequential"])
         if state["optimizer"] is not None:
             self._optimizer = build_optimizer(self._model, self._config)
             load_optimizer_state(self._optimizer, state["optimizer"])
