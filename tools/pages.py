@@ -24,6 +24,7 @@ from clear_mlflow.metrics import (
     ALL_METRICS,
     CHANGE,
     PREDICTION_METRICS,
+    PREQUENTIAL_METRICS,
     SCRATCH_METRICS,
     WITHIN_BUCKET_METRICS,
     Metric,
@@ -157,6 +158,7 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
     ),
     "prediction metrics": lambda: list_metrics(PREDICTION_METRICS),
     "within-bucket metrics": lambda: list_metrics(WITHIN_BUCKET_METRICS),
+    "prequential metrics": lambda: list_metrics(PREQUENTIAL_METRICS),
     "metrics against scratch": lambda: list_metrics(SCRATCH_METRICS),
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,7 @@ class PrequentialRecord:
         last_time: (B,), time of the last image.
         label: (N,), class of each image, batch by batch.
         correct: (B, D), images predicted right; -1 if no model predicted the batch at a distance.
-        num_rows: number of buckets trained, k; that of the last batch if None.
+        num_rows: number of buckets trained, k; the last batch's if None.
     """
 
     distances: tuple[int, ...]
@@ -65,7 +66,7 @@ class PrequentialRecord:
     num_rows: int | None = None
 
     def __post_init__(self) -> None:
-        shapes = dict.fromkeys(_ARRAYS, (self.size.size,))
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_ARRAYS, (self.size.size,))
         shapes |= {"label": (self.label.size,), "correct": (self.size.size, len(self.distances))}
         for name, dtype in _ARRAYS.items():
             array = getattr(self, name)
@@ -82,7 +83,7 @@ class PrequentialRecord:
         count = len(self.label)
         has_sizes = len(self.size) > 0 and self.size.min() >= 1 and self.size.max() <= count
         if not has_sizes or self.size.sum() != count:
-            raise RecordError(f"the sizes of the batches are not those of {count} labels in all")
+            raise RecordError(f"the sizes of the batches do not add up to {count} labels")
         steps = np.diff(self.bucket.astype(np.int64), prepend=-1)
         is_in_order = steps[0] == 1 and ((steps == 0) | (steps == 1)).all()
         is_in_order = is_in_order and (self.first_time <= self.last_time).all()
@@ -97,7 +98,7 @@ class PrequentialRecord:
         return int(self.bucket[-1]) + 1 if self.num_rows is None else self.num_rows
 
     def check(self, matrix: AccuracyMatrix) -> None:
-        """Raise RecordError if the buckets are not those of an accuracy matrix."""
+        """Raise RecordError if an accuracy matrix has other buckets."""
         if self.buckets != matrix.buckets:
             raise RecordError(
                 f"the batches have buckets {safe_repr(self.buckets)}, but the rows have "
@@ -152,8 +153,9 @@ class PrequentialRecord:
         with convert_file_errors(path):
             arrays, metadata = read_tensors(path, _ARRAYS.keys())
             distances = untrusted.json_value(metadata.get("distances", ""), 1000)
+            fields: dict[str, Any] = dict(arrays)
             return cls(
                 distances=untrusted.convert(distances, tuple[int, ...], "distances"),
                 buckets=parse_texts(metadata, "buckets"),
-                **arrays,
+                **fields,
             )

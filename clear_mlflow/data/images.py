@@ -100,9 +100,10 @@ class ImageTable:
 
         Raises DataError if the times are not known, or are all the same.
         """
-        if self.times is None or (len(self) > 1 and np.ptp(self.times) == 0):
-            known = "no times" if self.times is None else "one time for all its images"
-            raise DataError(f"has {known}, so that their order is not known")
+        if self.times is None:
+            raise DataError("lacks times, so that the order of its images is not known")
+        if len(self) > 1 and np.ptp(self.times) == 0:
+            raise DataError("has one time for all its images, so that their order is not known")
         return np.lexsort((np.array(self.contents), self.times))
 
     def take(self, rows: NDArray[np.int64]) -> ImageTable:

@@ -63,7 +63,7 @@ class Samples:
         return int(self.labels.shape[0])
 
     def list_indices(self, bucket_index: int) -> SampleIndices:
-        """Return ``indices``, or those of all images of the bucket that is trained on."""
+        """Return ``indices``, or the indices of all images of the bucket."""
         return self.indices or list_bucket_indices(bucket_index, len(self))
 
 
@@ -161,7 +161,7 @@ class TrainingStream(ABC):
         is_new = indices.bucket[arranged] == bucket_index
         ranks = np.argsort(self._sets[TRAIN][bucket_index].time_order)
         new = arranged[is_new]
-        arranged[is_new] = new[np.argsort(ranks[indices.index[new]], kind="stable")]
+        arranged[is_new] = new[np.argsort(ranks[indices.index[new]])]
         return torch.from_numpy(arranged)
 
     def take_in_time_order(self, bucket_index: int, count: int) -> ImageTable:

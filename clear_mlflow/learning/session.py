@@ -247,7 +247,8 @@ class StreamTraining:
         if self.group.rank == 0 and self._keeps_model(trained.row):
             weights = {**trained.model.state_dict(), **trained.standardised}
             model = self._build_model_file(weights, trained.row)
-        prequential = trained.prequential and trained.prequential.to_bytes()
+        record = trained.prequential
+        prequential = None if record is None else record.to_bytes()
         return Measurement(trained.row, predictions, prequential, model)
 
     def _is_resumable_after(self, row: AccuracyRow) -> bool:

@@ -6,10 +6,10 @@ counts each training image of the k buckets once, without the first D batches, f
 existed D batches before.
 
 A label often repeats the labels before it, and a model that only repeats them has a high online
-accuracy. Therefore each value has next to it that of the best blind classifier: it predicts the
+accuracy. Therefore each value has the best blind classifier next to it, which predicts the
 most frequent of the last K labels that the model has seen, for the best K of 1, 10, 100 and 1000
 (of several, the class with the lowest index). At distance 0 and with batches of one image, K = 1
-repeats the label before. Where the blind classifiers are no better than the most frequent class,
+repeats the label before. Where the blind classifiers are not better than the most frequent class,
 labels are not correlated any more, and the accuracy was learned from the images.
 
 Source: Hammoud et al., Rapid Adaptation in Online Continual Learning: Are We Evaluating It Right?,
@@ -137,10 +137,10 @@ class _BlindClassifiers:
 
     def _measure(self, predicted: NDArray[np.int64], distance: int) -> float:
         """Return the accuracy of one class for each batch from *distance* on."""
-        wanted = np.arange(distance, len(self.sizes)) * self.num_classes + predicted
-        places = np.minimum(np.searchsorted(self.pairs, wanted), len(self.pairs) - 1)
-        is_present = (self.pairs[places] == wanted) & (predicted >= 0)
-        return float(self.counts[places][is_present].sum() / self.sizes[distance:].sum())
+        codes = np.arange(distance, len(self.sizes)) * self.num_classes + predicted
+        indices = np.minimum(np.searchsorted(self.pairs, codes), len(self.pairs) - 1)
+        is_present = (self.pairs[indices] == codes) & (predicted >= 0)
+        return float(self.counts[indices][is_present].sum() / self.sizes[distance:].sum())
 
 
 def _declare(name: str, function: Callable[..., float], distance: int) -> Metric:

@@ -73,7 +73,7 @@ class WatchedReplay(Watched, Replay):
 
 
 class Product(nn.Module):
-    """A layer for torch's device without numbers, which has no autocast."""
+    """A layer for torch's meta device, which does not support autocast."""
 
     def __init__(self):
         super().__init__()
@@ -126,21 +126,21 @@ def test_counts_are_those_of_each_model_on_each_later_batch(epochs):
 
 
 def test_no_image_is_trained_on_before_it_is_predicted_if_others_are_replayed():
-    """The images of the buffer are between those of the bucket, which stay in their order."""
+    """Images of the buffer are between images of the bucket, which stay in their order."""
     STEPS.clear()
     stream = dated_features()
     parameters = on_features(strategy=f"{__name__}:WatchedReplay", epochs=1, **ONLINE)
     record = train_all(stream, parameters)[-1].prequential
     inputs, labels = list_in_order(stream)
     new = iter(range(len(labels)))
-    wanted, models, bounds = next(new), [], list_bounds(COUNTS)
+    next_image, models, bounds = next(new), [], list_bounds(COUNTS)
     starts = {start for start, _ in bounds}
     for model, _, trained in STEPS:
         for image in trained:
-            if wanted is not None and torch.equal(image, inputs[wanted]):
-                models += [model] if wanted in starts else []
-                wanted = next(new, None)
-    assert wanted is None  # all of them, in the order of time
+            if next_image is not None and torch.equal(image, inputs[next_image]):
+                models += [model] if next_image in starts else []
+                next_image = next(new, None)
+    assert next_image is None  # all of them, in the order of time
     assert len(STEPS) > len(bounds)
     assert record.correct.tolist() == count_right(models, inputs, labels, bounds)
 
@@ -317,7 +317,7 @@ def test_a_stream_whose_order_is_not_time_is_rejected():
     stream, _ = made_up()
     parameters = on_features(time_order="on")
     message = check_error(
-        ConfigError, "bucket 1 of made-up has no times", check_stream, parameters, stream
+        ConfigError, "bucket 1 of made-up lacks times", check_stream, parameters, stream
     )
     assert "pass a dataset with a column of times and borders=UNIT" in message
     same_day = add_times(stream, days=1)

@@ -31,8 +31,8 @@ def measure_blind(labels, sizes, distance, window):
     starts = [sum(sizes[:t]) for t in range(len(sizes))]
     hits = total = 0
     for t in range(distance, len(sizes)):
-        seen = labels[: starts[t - distance]][-window:]
-        counts = Counter(seen)
+        labels_before = labels[: starts[t - distance]][-window:]
+        counts = Counter(labels_before)
         guess = min(counts, key=lambda label: (-counts[label], label)) if counts else None
         batch = labels[starts[t] : starts[t] + sizes[t]]
         hits += sum(label == guess for label in batch)

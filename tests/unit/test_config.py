@@ -168,7 +168,7 @@ def test_all_parameters_but_these_affect_results():
     """Runs that differ in others are not seeds of one method."""
     of_test_set = {"dataset", "data_root", "protocol", "split"}
     of_machine = {"precision", "compile", "device"}
-    of_record = {"predictions", "test_every", "metrics", "log_models", "resumable"}
+    of_record = {"predictions", "test_every", "prequential", "metrics", "log_models", "resumable"}
     compared_by_argument = {"dataset_args", "scenario_args", "strategy_args"}
     others = of_test_set | of_machine | of_record | compared_by_argument
     others |= {"strategy", "seed", "seeds"}

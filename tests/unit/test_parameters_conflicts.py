@@ -27,6 +27,13 @@ CONFLICTING = [  # one example for each row of the table, in its order
     {"stream_rate": "naive:1", "test_every": "1"},
     {"stream_rate": "naive:1", "budget": "naive:1"},
     {"dataset": "weather", "stream_rate": "naive:1", "dataset_args": PAST},
+    {"budget": "naive:1", "prequential": "0"},
+    {"stream_rate": "naive:1", "prequential": "0"},
+    {"prequential": "0"},
+    {"prequential": "0", "time_order": "on", "scenario": "class"},
+    {"prequential": "0", "time_order": "on", "label_delay": "1"},
+    {"label_delay": "1", "test_every": "1"},
+    {"label_delay": "1", "stream_rate": "naive:1"},
 ]
 
 

@@ -52,6 +52,16 @@ def _conflict_about_steps(first: str, second: str) -> Conflict:
     )
 
 
+def _conflict_about_delay(name: str) -> Conflict:
+    """Return the rule that ``label_delay`` excludes *name*."""
+    return Conflict(
+        "label_delay",
+        lambda c: OFF not in (c.label_delay, getattr(c, name)),
+        f"label_delay is {{label_delay}} and {name} is {{{name}}}, which is defined only while the "
+        f"stream is at the bucket that is trained on: leave {name} at off",
+    )
+
+
 # The conditions below need only the parameters. c.passed: names of those passed for this run.
 CONFLICTS = (
     Conflict(
@@ -126,6 +136,12 @@ CONFLICTS = (
     _conflict_about_steps("budget", "test_every"),
     _conflict_about_steps("stream_rate", "test_every"),
     _conflict_about_steps("stream_rate", "budget"),
+    Conflict(
+        "stream_rate",
+        lambda c: c.stream_rate != OFF and c.dataset_args.get("standardise") == "past",
+        "stream_rate is {stream_rate} and standardise is past, which also uses images that are "
+        "missed: pass standardise=first or none",
+    ),
     _conflict_about_steps("budget", "prequential"),
     _conflict_about_steps("stream_rate", "prequential"),
     Conflict(
@@ -146,21 +162,8 @@ CONFLICTS = (
         "label_delay is {label_delay} and prequential is {prequential}, whose distances already "
         "are delays of labels, in batches; leave label_delay at off",
     ),
-    *(
-        Conflict(
-            "label_delay",
-            lambda c, other=other: OFF not in (c.label_delay, getattr(c, other)),
-            f"label_delay is {{label_delay}} and {other} is {{{other}}}, which is defined while "
-            f"the stream is at the bucket that is trained on; leave {other} at off",
-        )
-        for other in ("test_every", "stream_rate")
-    ),
-    Conflict(
-        "stream_rate",
-        lambda c: c.stream_rate != OFF and c.dataset_args.get("standardise") == "past",
-        "stream_rate is {stream_rate} and standardise is past, which also uses images that are "
-        "missed: pass standardise=first or none",
-    ),
+    _conflict_about_delay("test_every"),
+    _conflict_about_delay("stream_rate"),
 )
 
 # The conditions below need the strategy's class, c.strategy_class, which brings torch.

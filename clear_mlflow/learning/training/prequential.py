@@ -49,7 +49,7 @@ class PrequentialTests:
     def begin_bucket(
         self, bucket_index: int, samples: SampleIndices, bounds: Sequence[tuple[int, int]]
     ) -> None:
-        """Load the images of the bucket, and those of the next buckets that it predicts.
+        """Load the images of the bucket, and images of the next buckets that it predicts.
 
         samples: images of the first epoch in the order of training, with the bucket's sorted by
         time. bounds: where each step starts and stops. Raises ConfigError unless the bucket's
