@@ -217,10 +217,9 @@ class Uploader:
                     if name == METRICS_JSON:
                         self._upload_curve(entry, read_steps())
                     # If another process trained on a bucket again, the tests of that process stay.
-                    elif (parent != ANYTIME_FOLDER or name not in list_tests()) and not (
-                        self._is_outdated(entry)
-                    ):
-                        self.upload(entry)
+                    elif parent != ANYTIME_FOLDER or name not in list_tests():
+                        if not self._is_outdated(entry):
+                            self.upload(entry)
                 except RowConflictError as error:
                     raise RowConflictError(
                         f"{error}; {entry.file} was measured again: remove that file if the stored "

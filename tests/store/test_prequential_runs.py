@@ -14,11 +14,16 @@ from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.prequential import PREQUENTIAL_FILE, PrequentialRecord
 from clear_mlflow.journal.run_folder import RunFolder
+from clear_mlflow.learning.measured import Measurement
 from clear_mlflow.metrics import PREQUENTIAL_METRICS, compute_values
 from clear_mlflow.scoring.run_log import read_scores
 from clear_mlflow.store import names
+from clear_mlflow.store.lease import Lease
+from clear_mlflow.store.rows import parse_rows, read_row_files
+from clear_mlflow.tracking.resume import ResumePoint
 from clear_mlflow.tracking.sync import select_folders, sync_folders
 from clear_mlflow.tracking.tracked_training import train_in_process
+from clear_mlflow.tracking.training_run import TrainingRun
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -116,6 +121,29 @@ def test_a_run_folder_does_not_replace_the_file_of_more_rows(store, finished, tm
         assert synced.action == "sent", synced.detail
         assert get_file(finished).read_bytes() == content
         shutil.rmtree(journal.folder, ignore_errors=True)
+
+
+def test_a_resumed_run_completes_the_file_of_a_stored_row(store, finished):
+    """A process was killed after the last row and before its file."""
+    content, run_id = get_file(finished).read_bytes(), finished.info.run_id
+    get_file(finished).write_bytes(PrequentialRecord.load(get_file(finished)).after(7).to_bytes())
+    training = prepare_training(PARAMETERS)
+    rows = parse_rows(read_row_files(store, finished, may_be_missing=None))
+    records = {record.row.row: record for record in rows.values()}
+    point = ResumePoint(
+        run=finished,
+        config=training.config,
+        records=records,
+        damaged_rows=frozenset(),
+        state_rows=(),
+        state=None,
+        artifacts=frozenset({f"{PREDICTIONS_FOLDER}/{PREQUENTIAL_FILE}"}),
+    )
+    Lease(store, run_id).acquire()
+    with TrainingRun(store, run_id, training.config, {}, resume_point=point) as run:
+        run.log_dataset(training.dataset)
+        run.log(Measurement(records[8].row, prequential=content))
+    assert get_file(finished).read_bytes() == content
 
 
 def test_a_value_is_undefined_while_the_file_lacks_the_last_row(store, finished):
