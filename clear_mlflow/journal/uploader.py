@@ -218,8 +218,7 @@ class Uploader:
                         self._upload_curve(entry, read_steps())
                     # If another process trained on a bucket again, the tests of that process stay.
                     elif parent != ANYTIME_FOLDER or name not in list_tests():
-                        if not self._is_outdated(entry):
-                            self.upload(entry)
+                        self._upload_unless_outdated(entry)
                 except RowConflictError as error:
                     raise RowConflictError(
                         f"{error}; {entry.file} was measured again: remove that file if the stored "
@@ -239,14 +238,15 @@ class Uploader:
                 self.lease.release()
             raise
 
-    def _is_outdated(self, entry: Entry) -> bool:
-        """Return True if another process stored this file with the batches of more rows."""
+    def _upload_unless_outdated(self, entry: Entry) -> None:
+        """Upload a file unless another process stored it with the batches of more rows."""
         folder, _, name = (entry.artifact or "").rpartition("/")
-        if name != PREQUENTIAL_FILE:
-            return False
-        run = self._client.get_run(self._run_id)
-        size = ArtifactFolder(self._client, run, folder).list_sizes().get(name)
-        return size is not None and size > len(entry.read())
+        if name == PREQUENTIAL_FILE:
+            run = self._client.get_run(self._run_id)
+            size = ArtifactFolder(self._client, run, folder).list_sizes().get(name)
+            if (size or 0) > len(entry.read()):
+                return
+        self.upload(entry)
 
     def _upload_curve(self, entry: Entry, stored_steps: Set[tuple[str, int]]) -> None:
         """Upload values of the training curve that are not stored.
