@@ -102,8 +102,10 @@ clear-mlflow sweep benchmarks/results/digits.yaml --experiment digits    # train
 PUBLISHED = """
 ## CLEAR, as published
 
-These are single runs of the 1st CLEAR challenge at CVPR 2022, from
-[its page](https://linzhiqiu.gitbook.io/the-clear-benchmark/introduction/1st-clear-challenge-cvpr22).
+These are single runs of the 1st CLEAR challenge at CVPR 2022, as the teams of the
+[first](https://github.com/TencentYoutuResearch/VPLOW_CLEAR22) and
+[second](https://github.com/eashenyang/CLEAR-AIPrime) place published them;
+`compare --published` shows [these and others](compare.md#published-results).
 The columns are computed as above; images, models and budgets differ from the tables above. None of
 these runs was trained with clear_mlflow.
 

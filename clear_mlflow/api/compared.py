@@ -25,6 +25,7 @@ from clear_mlflow.comparison.figures import plot_history
 from clear_mlflow.comparison.groups import ComparedRun, RunWithoutRows, truncate_name
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.pairs import compare_groups
+from clear_mlflow.comparison.published_results import select_published
 from clear_mlflow.comparison.ranking import (
     add_varying,
     get_common_score,
@@ -242,6 +243,7 @@ def compare_stored_runs(
     at_equal: str | None = None,
     oracle: str | None = None,
     across: str | None = None,
+    published: bool = False,
     explicit: bool,
     is_live: bool = False,
 ) -> ComparedRuns:
@@ -259,6 +261,7 @@ def compare_stored_runs(
         oracle: label of runs that were trained from scratch, which all are measured against, or
             None.
         across: parameter or tag for whose values verdicts are counted, or None.
+        published: add published results for the same streams.
         explicit: True if the user named the runs one by one: a run without rows is then listed as
             left out, and runs with different scores are a ConfigError. False: the former are
             skipped, and only the runs with the most common score are compared.
@@ -361,6 +364,11 @@ def compare_stored_runs(
     if across is not None:
         comparison = replace(comparison, across=summarize_across(comparison, across))
         notes += warn_about_inputs(comparison, across)
+    if published:
+        selected = select_published(comparison.conditions, comparison.metrics)
+        comparison = replace(comparison, published=selected)
+        if not selected:
+            warnings.append("No result is published for this stream, protocol and metrics.")
     failed = (
         f"{name} is left out of {len(reasons)} of {len(compared_runs)} runs: {reasons[0]}."
         for name, reasons in failures.items()

@@ -33,6 +33,7 @@ def compare(
     at_equal: Literal["training_flops", "images", "stored_bytes", "seconds"] | None = None,
     oracle: str | None = None,
     across: str | None = None,
+    published: bool = False,
     log: bool = True,
 ) -> ComparedRuns:
     """Compare runs: a leaderboard, matrices, curves, and which differences are real.
@@ -62,6 +63,8 @@ def compare(
             (docs/metrics.md)?
         across: parameter or tag, for example dataset_args or dataset: are verdicts the same for
             all its values (docs/compare.md)?
+        published: show published results for the same stream and protocol below the leaderboard
+            (docs/compare.md). They are never tested against.
         log: store the result in a run.
 
     Raises:
@@ -91,6 +94,7 @@ def compare(
         at_equal=at_equal,
         oracle=oracle,
         across=across,
+        published=published,
         explicit=are_named,
     )
     if not log:
@@ -107,6 +111,7 @@ def compare(
         "at_equal": at_equal,
         "oracle": oracle,
         "across": across,
+        "published": "true" if published else None,
     }
     from clear_mlflow.api.comparison_run import log_comparison
 

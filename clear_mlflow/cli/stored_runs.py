@@ -40,7 +40,7 @@ _POLL_SECONDS = 0.25
     arguments={"runs": "[RUN|EXPERIMENT|BUNDLE]..."},
     headings={
         SELECTION: "runs filter",
-        COMPARISON: "group_by rank_by baseline margin at_equal oracle across",
+        COMPARISON: "group_by rank_by baseline margin at_equal oracle across published",
         METRICS: "metrics",
     },
     options=[output.JSON_OPTION],

@@ -12,6 +12,7 @@ from typing import Any
 from pandas import DataFrame, Index, MultiIndex, Series
 
 from clear_mlflow.comparison.groups import COST, LEVEL, ComparedRun, Group, RunWithoutRows
+from clear_mlflow.comparison.published_results import PublishedResult
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.core.score import Score
@@ -188,6 +189,7 @@ class Comparison:
     # Indices of groups that are significantly better than all others under the same conditions.
     best: frozenset[int] = frozenset()
     across: Across | None = None  # the verdicts for each value of a parameter, if requested
+    published: tuple[PublishedResult, ...] = ()  # shown below the leaderboard, if requested
     # A line on the clearest difference in another headline metric, for pairs that do not differ in
     # the metric of the ranking; empty without any.
     exploratory: str = ""
@@ -228,6 +230,12 @@ class Comparison:
         """The headline metrics that fit into a table: with costs, all but the second one."""
         names = self.headline_metrics
         return names[:1] + names[2:] if COST in names[2:] else names
+
+    @property
+    def published_metrics(self) -> list[str]:
+        """The metrics in published results, the one of the ranking first."""
+        names = dict.fromkeys([self.ranked_by, *self.headline_metrics, *self.metrics])
+        return [n for n in names if n and any(n in result.values for result in self.published)]
 
     def is_higher_better(self, metric: str | None) -> bool | None:
         """Return True if higher values of a metric are better, or None if that is not declared.

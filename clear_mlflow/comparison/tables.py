@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from textwrap import wrap
 from typing import Any
@@ -71,6 +72,7 @@ def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
         "groups": groups,
         "verdicts": [pair.to_dict() for pair in comparison.pairs],
         "across": comparison.across and comparison.across.to_dict(),
+        "published": [asdict(result) for result in comparison.published],
         "exploratory": comparison.exploratory or None,
         "warnings": list(comparison.warnings),
     }

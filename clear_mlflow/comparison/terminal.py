@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.comparison.groups import COST
+from clear_mlflow.comparison.published_results import NOTE
 from clear_mlflow.comparison.result import (
     BETTER,
     DIFFERENT,
@@ -50,6 +51,9 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
         yield table
     if len(comparison.groups) > _MAX_GROUPS:
         yield Text(f"… {len(comparison.groups) - _MAX_GROUPS} more groups", style="dim")
+    if comparison.published:
+        yield Text()
+        yield from _render_published(comparison)
     pairs = comparison.pairs
     for pair in pairs:
         is_decided = pair.outcome in (DIFFERENT, EQUIVALENT)
@@ -71,6 +75,23 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
         yield Text()
     for warning in comparison.warnings:
         yield Text.assemble(("! ", "yellow"), warning)
+
+
+def _render_published(comparison: Comparison) -> Iterator[RenderableType]:
+    """Yield a table of published results in italics, and their sources."""
+    metrics = comparison.published_metrics[:_MAX_METRICS]
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, style="italic")
+    table.add_column("published", overflow="fold")
+    for name in metrics:
+        table.add_column(name.replace("/", "/\n").replace("_", "_\n"), justify="right")
+    for result in comparison.published:
+        cells = [result.values.get(name, "") for name in metrics]
+        names = f"{result.method}: {result.recipe}"
+        table.add_row(*(Text(cell, style="italic") for cell in (names, *cells)))
+    table.caption = NOTE
+    yield table
+    for source in dict.fromkeys(result.source for result in comparison.published):
+        yield Text(source, style="dim italic", overflow="fold")
 
 
 def _render_across(comparison: Comparison, across: Across) -> Iterator[RenderableType]:

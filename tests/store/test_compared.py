@@ -95,6 +95,24 @@ def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
         assert part in output
 
 
+def test_published_results_are_shown_and_stored_on_request(store, experiment_id, runs):
+    output, content = compare(store, experiment_id, "--published")
+    assert "CLEAR challenge 2022" in output
+    assert content["published"][0]["values"][SCORE] == "0.927"
+    assert count_runs(content) == {"replay": 2, "naive": 2}
+    run, folder = load_comparison(store, experiment_id)
+    assert run.data.params["published"] == "true"
+    assert 'id="published"' in (folder / "comparison.html").read_text()
+    assert "0.927" not in (folder / "leaderboard.csv").read_text()
+
+
+def test_a_stream_without_published_results_is_named(store, experiment_id):
+    log_run(store, experiment_id, "a", counts(150, 0), strategy="a", seed=0, dataset="mine")
+    output, content = compare(store, experiment_id, "--published")
+    assert content["published"] == []
+    assert "No result is published for this stream" in output
+
+
 @pytest.mark.slow
 def test_compare_and_evaluate_skip_comparisons(store, experiment_id, runs):
     invoke("compare", "--runs", "test")

@@ -22,6 +22,7 @@ from clear_mlflow.comparison.page.wording import (
     name_group,
     shorten,
 )
+from clear_mlflow.comparison.published_results import NOTE
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.tables import format_difference, list_percent_metrics
 from clear_mlflow.comparison.wording import write_assumptions
@@ -74,6 +75,9 @@ def render_comparison_page(
         plots_note=describe_metric_plots(comparison),
         cost_plots=list(build_cost_plots(comparison)),
         curves=list(build_curve_parts(comparison)),
+        published=comparison.published,
+        published_metrics=comparison.published_metrics,
+        published_note=NOTE,
         across=comparison.across,
         ranked_by=comparison.ranked_by,
         across_unit=" in points"
