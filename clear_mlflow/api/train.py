@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from clear_mlflow.api._arguments import check_type, split_union
 from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.distributed import read_dist_env
-from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError, require_package
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig, suggest_parameters
 from clear_mlflow.learning.parameters.options import TrainOptions
@@ -165,7 +165,9 @@ def _train_and_load(
         )
     # Imported here: the pure core loads neither torch nor mlflow.
     from clear_mlflow.api.load import Run
-    from clear_mlflow.learning.session import check, download_missing, prepare
+
+    with require_package("torch", "training"):
+        from clear_mlflow.learning.session import check, download_missing, prepare
     from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
     from clear_mlflow.tracking.tracked_training import train_in_process
 

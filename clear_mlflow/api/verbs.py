@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clear_mlflow.api._arguments import validate_arguments
 from clear_mlflow.core.disk import set_offline
-from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError, require_package
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
 
@@ -309,7 +309,8 @@ def sweep(
         KeyboardInterrupt: Ctrl-C was pressed; active runs were scored. Another signal that stops
             the sweep raises SystemExit.
     """
-    from clear_mlflow.api.sweep import run_sweep
+    with require_package("torch", "training"):
+        from clear_mlflow.api.sweep import run_sweep
 
     set_offline(offline)
     result, signals = run_sweep(

@@ -73,12 +73,15 @@ class FailedMetricError(UndefinedMetricError):
 def require_package(package: str, purpose: str) -> Iterator[None]:
     """Raise a ConfigError with advice if a package cannot be imported.
 
-    purpose: subject of the message, for example "engine ray".
+    purpose: subject of the message, for example "engine ray". The message names the package that is
+    missing if it is another one, such as torchvision.
     """
     try:
         yield
     # A library that PyTorch links to is missing (OSError), or its version is not torchvision's.
     except (ImportError, OSError, RuntimeError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            package = error.name.partition(".")[0]
         raise ConfigError(
             f"{purpose} needs the package {package}, which cannot be imported: {error}; "
             f"pip install {package}"

@@ -10,9 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import mlflow
+import pyarrow as pa
 import pytest
 from commands import invoke
 from forked import run_forked
+from pyarrow import parquet
 from stored_runs import stored_run
 
 import clear_mlflow
@@ -101,8 +103,8 @@ WITHOUT = """
 import importlib.abc, sys
 class Missing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "{package}":
-            raise {error}(f"no {{name}} here")
+        if name.partition(".")[0] in "{package}".split():
+            raise {error}(f"no {{name}} here"{keywords})
 sys.meta_path.insert(0, Missing())
 """
 # Runs commands, or Python after "!", and prints exit codes.
@@ -125,7 +127,9 @@ def run_without(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
 
     def run(package, *lines, error="ModuleNotFoundError"):
-        (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(package=package, error=error))
+        keywords = ", name=name" if error == "ModuleNotFoundError" else ""
+        text = WITHOUT.format(package=package, error=error, keywords=keywords)
+        (tmp_path / "sitecustomize.py").write_text(text)
         command, pipes = [sys.executable, "-c", RUN_LINES], {"capture_output": True, "text": True}
         done = subprocess.run(command, input="\n".join(lines), cwd=tmp_path, check=False, **pipes)
         return done.stderr, [x for x in done.stderr.splitlines() if x.startswith(("exit", "err"))]
@@ -135,15 +139,38 @@ def run_without(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_recorded_results_can_be_read_and_compared_without_torch(run_without, tmp_path):
+    """What docs/install.md promises without torch and torchvision."""
     (tmp_path / "x.csv").write_text(".75,.50\n.70,.90\n")
+    table = {"step": [1, 2], "acc/1": [0.7, 0.6], "acc/2": [0.2, 0.9]}
+    parquet.write_table(pa.table(table), tmp_path / "t.parquet")
     lines = [
         "!run = clear_mlflow.track(buckets=2, num_instances=9, seed=0)",
         "!with run: run.log_counts(1, [3, 4])",
         *("import x.csv --orientation rows", "evaluate Default", "identify x.csv 0.8"),
-        *("compare Default", "export Default out", "!main(['show', run.run_id])"),
+        "import t.parquet --table --columns step --row-metric acc/(.)",
+        *("compare Default --published", "export Default out", "!main(['show', run.run_id])"),
     ]
-    stderr, ends = run_without("torch", *lines)
+    stderr, ends = run_without("torch torchvision", *lines)
     assert ends == [f"exit 0 {line}" for line in lines[2:]], stderr
+
+
+CALL = (
+    '!exec("try: {call}\\nexcept clear_mlflow.ClearError as error: '
+    "print('error:', error, file=sys.stderr)\")"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["torch", "torchvision", "torch torchvision"])
+def test_a_training_in_python_names_the_package_that_is_missing(run_without, package):
+    calls = ("clear_mlflow.train(model='resnet18')", "clear_mlflow.sweep({'grid': {'seed': [0]}})")
+    calls = calls[: 1 if package == "torchvision" else 2]  # the sweep's model does not need it
+    stderr, messages = run_without(package, *(CALL.format(call=call) for call in calls))
+    name = package.split()[0]
+    assert len(messages) == len(calls), stderr
+    for message in messages:
+        assert f" needs the package {name}, which cannot be imported" in message, stderr
+        assert message.endswith(f"pip install {name}"), stderr
 
 
 @pytest.mark.slow

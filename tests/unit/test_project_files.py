@@ -22,6 +22,13 @@ MLPROJECT = yaml.safe_load((ROOT / "MLproject").read_text())
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
+def test_the_installation_without_pytorch_lists_all_other_dependencies():
+    page = (ROOT / "docs" / "install.md").read_text()
+    line = page[page.index("constraints.txt click") :].partition("\n")[0]
+    names = {Requirement(text).name for text in PYPROJECT["project"]["dependencies"]}
+    assert {*line.split()[1:]} == names - {"torch", "torchvision"}
+
+
 def test_conda_environment_is_pyprojects_dependencies():
     conda = yaml.safe_load((ROOT / MLPROJECT["conda_env"]).read_text())
     python, pip, packages = conda["dependencies"]
