@@ -12,6 +12,7 @@ from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.importers._base import (
+    DECIMAL_COMMA,
     DEVIATION,
     Format,
     ParsedRun,
@@ -21,7 +22,7 @@ from clear_mlflow.importers._base import (
 )
 
 _MAX_SECONDS = 20
-_SEPARATOR = re.compile(r"[\s,;]+")
+_SEPARATOR, _SPACE = re.compile(r"[\s,;]+"), re.compile(r"[\s;]+")
 # An expression can take exponential time, which only the end of its process bounds.
 _SEARCH = """
 import json, re, sys
@@ -100,8 +101,12 @@ def search_lines(
 
 def _parse_cells(text: str, line: int) -> list[float]:
     """Return a row's numbers, without brackets, % and deviations."""
-    cells = _SEPARATOR.split(DEVIATION.sub("", text).strip("[]() \t\r,;"))
-    cells = [cell.removesuffix("%") for cell in cells]
+    numbers = DEVIATION.sub("", text).replace("%", " ").strip("[]() \t\r,;")
+    cells = _SPACE.split(numbers)
+    if len(cells) > 1 and all(map(DECIMAL_COMMA.fullmatch, cells)):  # 91,2 52,0
+        cells = [cell.replace(",", ".") for cell in cells]
+    else:
+        cells = _SEPARATOR.split(numbers)
     for index, cell in enumerate(cells, start=1):
         if not is_cell(cell):
             raise RecordError(

@@ -13,6 +13,7 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.importers._base import (
     AVERAGE,
+    DECIMAL_COMMA,
     DEVIATION,
     FORGETTING,
     LINE_AVERAGE,
@@ -46,13 +47,13 @@ _PRINTED_AVERAGE = re.compile(
 )
 # A comment, Excel's sep=;, the line below the names in Markdown, and commands around rows in LaTeX.
 _REMARK = re.compile(
-    r"\s*#|sep=.$|[\s|:-]{0,9}-{3}[\s|:-]*$|\s*\\(?:[hc]line|(?:c?mid|top|bottom)rule|begin|end)\b"
+    r"\s*[#%]|sep=.$|[\s|:-]{0,9}(?:---|-:|:-)[\s|:-]*$"
+    r"|\s*\\(?:[hc]line|(?:c?mid|top|bottom)rule|begin|end)\b"
 )
 _EMPHASIS = re.compile(r"\*\*|\$|\\(?:textbf|mathbf|underline|textit)\{([^{}]*)\}")
 _LEADING_NUMBER = re.compile(r"[-+]?\.?[0-9]")
 # Before the name of a bucket, as in CLArena's test_on_task_1.
 _TESTED_ON = re.compile(r"(test|eval)[a-z]*_on_(task_(?=[0-9]))?", re.I)
-_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+([eE][-+]?[0-9]{1,5})?")
 
 
 class PlainText(Format):
@@ -156,9 +157,9 @@ def find_unreadable_cell(file: ResultFile, unreadable: str = "") -> str:
 def read_table(file: ResultFile) -> list[list[str]]:
     """Split a text into lines of cells, without blank lines and remarks.
 
-    Remarks are lines that begin with #, print an average, or are Excel's "sep=;". A NumPy array as
-    ``print`` writes it is read, too. Raises RecordError if there are more lines or cells than a
-    matrix can have, or a line is not valid CSV.
+    Remarks are lines that begin with # or %, print an average, or are Excel's "sep=;". A NumPy
+    array as ``print`` writes it is read, too. Raises RecordError if there are more lines or cells
+    than a matrix can have, or a line is not valid CSV.
     """
     if file.is_printed_array:
         text = untrusted.decode_text(file.content)
@@ -211,9 +212,9 @@ def _split_line(line: str) -> list[str]:
                 raise RecordError(f"contains a line that is not CSV: {safe_repr(line)}") from error
             cells = [cell.strip() for cell in cells]
             # Excel in most of Europe writes 0,75;0,5.
-            is_number_with_comma = separator != "," and any(map(_DECIMAL_COMMA.fullmatch, cells))
+            is_number_with_comma = separator != "," and any(map(DECIMAL_COMMA.fullmatch, cells))
             if is_number_with_comma and not any(is_number(c) and "." in c for c in cells):
-                cells = [c.replace(",", ".") if _DECIMAL_COMMA.fullmatch(c) else c for c in cells]
+                cells = [c.replace(",", ".") if DECIMAL_COMMA.fullmatch(c) else c for c in cells]
             return cells
     return line.split(maxsplit=_MAX_CELLS)
 

@@ -42,6 +42,10 @@ def stack(rows) -> np.ndarray:
         (LOG.replace("]", "%]").replace(", ", "%, "), r"CIL: \[(.*)\]"),
         (LOG.replace("]", " +- 0.3]").replace(", ", " ± 1.25, "), r"CIL: \[(.*)\]"),
         (LOG.replace("\n", "\r\n"), r"CIL: \[(.*)\]"),
+        # A percent sign after a space was a cell that was not measured.
+        (LOG.replace("]", " %]").replace(", ", " %, "), r"CIL: \[(.*)\]"),
+        (LOG.replace("]", " %]").replace(", ", " % "), r"CIL: \[(.*)\]"),
+        (LOG.replace("]", "±0.3 %]").replace(", ", " ± 1 %; "), r"CIL: \[(.*)\]"),
     ],
 )
 def test_the_rows_of_a_log_are_found(text, rows):
@@ -50,6 +54,16 @@ def test_the_rows_of_a_log_are_found(text, rows):
     assert (run.format_name, run.label) == ("log-rows", "")
     (explicit,) = read(text, rows, "log-rows")
     np.testing.assert_array_equal(explicit.matrix.values, run.matrix.values)
+
+
+@pytest.mark.parametrize("separator", ["; ", " ", ";"])
+def test_decimal_commas_are_no_separators(separator):
+    """91,2 was the cells 91 and 2. A list of one such number is not known from a list of two."""
+    text = f"acc [91,2{separator}52,0]\nacc [82,5{separator}93,44]\n"
+    (run,) = read(text, "acc (.*)")
+    np.testing.assert_allclose(run.matrix.values, [[0.912, 0.52], [0.825, 0.9344]])
+    (run,) = read("acc 91,2\nacc 82,5\n", "acc (.*)")
+    assert run.matrix.values.tolist() == [[0.91, 0.02], [0.82, 0.05]]
 
 
 def test_a_shorter_row_or_one_after_a_square_begins_another_run():
@@ -125,13 +139,35 @@ A3 & 60.5 & \underline{70.5} & $\mathbf{95.5}$ \\
 """
 
 
-@pytest.mark.parametrize("text", [MARKDOWN, LATEX, LATEX.split("\n", 4)[4]])
+@pytest.mark.parametrize(
+    "text",
+    [
+        MARKDOWN,
+        LATEX,
+        LATEX.split("\n", 4)[4],
+        # As leaderboards of this package are written, and as short as Markdown permits.
+        MARKDOWN.replace("|:---|---:|---:|---:|", "|:--|--:|--:|--:|"),
+        MARKDOWN.replace("|:---|---:|---:|---:|", "|:-:|-:|:-|-:|"),
+        # A comment was a row.
+        LATEX.replace("\nA2 &", "\n%A2 & 1 & 2 & 3 \\\\\nA2 &"),
+    ],
+)
 def test_a_table_of_a_paper_is_read(text):
     """With its rules, bold numbers and deviations; also without the lines around the rows."""
     file = ResultFile("table.txt", text.encode(), ReadOptions(scale="percent", orientation="rows"))
     (run,) = read_runs(file)
     expected = [[90.5, 20, 10.5], [70.5, 80.25, 30], [60.5, 70.5, 95.5]]
     np.testing.assert_allclose(run.matrix.values, np.array(expected) / 100)
+
+
+@pytest.mark.parametrize("dash", ["-", "--", "---", "–", "—"])
+@pytest.mark.parametrize("text", [MARKDOWN, LATEX])
+def test_a_dash_in_such_a_table_is_a_cell_that_was_not_measured(text, dash):
+    """LaTeX has longer dashes, with which this package writes tables, too."""
+    text = text.replace(" 30 ", f" {dash} ")
+    file = ResultFile("table.txt", text.encode(), ReadOptions(scale="percent", orientation="rows"))
+    (run,) = read_runs(file)
+    assert np.argwhere(np.isnan(run.matrix.values)).tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize(
