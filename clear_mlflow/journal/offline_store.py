@@ -44,11 +44,17 @@ from mlflow.store.tracking.abstract_store import AbstractStore
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 from mlflow.utils.search_utils import SearchExperimentsUtils, SearchUtils
 from mlflow.utils.time import get_current_time_millis
+from mlflow.utils.validation import (
+    _validate_batch_log_data,
+    _validate_dataset_inputs,
+    _validate_param_keys_unique,
+    _validate_tag,
+)
 
 from clear_mlflow.core.disk import write_durably
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.text import warn
-from clear_mlflow.core.untrusted import convert, json_value, read_bytes
+from clear_mlflow.core.untrusted import convert, json_value, read_bytes, size_text
 from clear_mlflow.journal.reading import Content, pack_input, read_points, read_run
 from clear_mlflow.journal.run_folder import (
     FORMAT,
@@ -62,6 +68,7 @@ from clear_mlflow.journal.run_folder import (
     RunState,
     StoredInfo,
     get_next_number,
+    limit_value,
     list_json_entries,
 )
 from clear_mlflow.store.client import MAX_POINTS
@@ -69,6 +76,7 @@ from clear_mlflow.store.offline import HEADER
 
 _EXPERIMENTS = "experiments"
 _DEFAULT = "0"
+_MAX_INTEGER = 2**63 - 1  # in MLflow's databases
 _RUN_ID = re.compile("[0-9a-f]{32}")
 
 
@@ -163,7 +171,8 @@ class OfflineStore(AbstractStore):
         run_name: str | None,
     ) -> Run:
         self.get_experiment(experiment_id)  # raises if it does not exist
-        all_tags = {tag.key: str(tag.value) for tag in tags or ()}
+        valid_tags = [_validate_tag(tag.key, str(tag.value)) for tag in tags or ()]
+        all_tags = {tag.key: tag.value for tag in valid_tags}
         name = run_name or all_tags.get(MLFLOW_RUN_NAME) or f"run {uuid4().hex[:8]}"
         run_id = uuid4().hex
         folder = self._root / run_id
@@ -207,6 +216,9 @@ class OfflineStore(AbstractStore):
         params: Sequence[Param],
         tags: Sequence[RunTag],
     ) -> None:
+        # What no other store accepts could not be copied to one later.
+        metrics, params, tags = _validate_batch_log_data(metrics, params, tags)
+        _validate_param_keys_unique(params)
         with self._open(run_id, must_be_active=True) as (folder, content):
             new_params = {param.key: str(param.value) for param in params}
             for key, value in new_params.items():
@@ -238,6 +250,7 @@ class OfflineStore(AbstractStore):
     def log_inputs(
         self, run_id: str, datasets: Sequence[DatasetInput] | None = None, models: object = None
     ) -> None:
+        _validate_dataset_inputs(datasets or [])
         with self._open(run_id, must_be_active=True) as (folder, content):
             new_inputs = [pack_input(dataset) for dataset in datasets or ()]
             stored_ids = {(stored.name, stored.digest) for stored in content.inputs}
@@ -351,7 +364,20 @@ def closing_descriptor(descriptor: int) -> Iterator[int]:
 
 def _append(folder: Path, name: str, content: object) -> Path:
     file = folder / f"{get_next_number(folder) if folder.exists() else 1:08d}-{name}"
-    write_durably(file, json.dumps(msgspec.to_builtins(content)).encode())
+    text = json.dumps(msgspec.to_builtins(content), ensure_ascii=False)
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError as error:
+        raise MlflowException(
+            f"{error.object[error.start]!r} is not a Unicode text", INVALID_PARAMETER_VALUE
+        ) from error
+    if len(encoded) > MAX_ENTRY_BYTES:
+        raise MlflowException(
+            f"The {name.removesuffix('.json')} of a run in an offline folder may have up to "
+            f"{size_text(MAX_ENTRY_BYTES)} in all.",
+            INVALID_PARAMETER_VALUE,
+        )
+    write_durably(file, encoded)
     return file
 
 
@@ -380,7 +406,15 @@ def _append_points(folder: Path, stored: Sequence[Metric], points: Sequence[Metr
 
 
 def _list_fields(point: Metric) -> list[Any]:
-    return [point.key, float(point.value), int(point.timestamp), int(point.step)]
+    """Return the fields of a value. Raises MlflowException if no database could store them."""
+    timestamp, step = int(point.timestamp), int(point.step)
+    if max(timestamp, abs(step)) > _MAX_INTEGER:
+        raise MlflowException(
+            f"Metric {point.key!r} has the timestamp {timestamp} and the step {step}, and may "
+            "have 64-bit integers.",
+            INVALID_PARAMETER_VALUE,
+        )
+    return [point.key, limit_value(float(point.value)), timestamp, step]
 
 
 def _get_info(content: Content) -> StoredInfo:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import stat
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -278,7 +279,7 @@ class RunFolder:
         try:
             for start in range(0, len(points), MAX_POINTS):
                 batch = points[start : start + MAX_POINTS]
-                values = [[p.key, p.value, p.timestamp, p.step] for p in batch]
+                values = [[p.key, limit_value(p.value), p.timestamp, p.step] for p in batch]
                 entries.append(self.append_json(METRICS_JSON, values))
         except OSError:
             for entry in entries:
@@ -406,6 +407,15 @@ def list_run_folders(parent: Path) -> list[Path]:
     Raises OSError if *parent* cannot be read, for example because it is missing.
     """
     return sorted(path for path in parent.iterdir() if (path / HEADER_JSON).is_file())
+
+
+def limit_value(value: float) -> float:
+    """Return a metric's value as MLflow's databases store it.
+
+    Infinity, which JSON lacks, is the largest float. NaN is kept.
+    """
+    largest = sys.float_info.max
+    return min(max(value, -largest), largest)  # in this order, since NaN is in no order
 
 
 def read_header(folder: Path) -> RunHeader:

@@ -1,5 +1,6 @@
 """The store of an offline folder does what MLflow's own store does, and no kill damages it."""
 
+import math
 import multiprocessing
 import shutil
 from contextlib import suppress
@@ -19,12 +20,12 @@ from clear_mlflow.journal import offline_store, run_folder
 from clear_mlflow.journal.reading import read_points
 from clear_mlflow.store.offline import format_offline_uri
 
-NAMES = st.sampled_from(["a", "b/c", "loss"])
-TEXTS = st.text("xy'%\n ä", min_size=1, max_size=9)
+NAMES = st.sampled_from(["a", "b/c", "loss", "a?b", "../a"])
+TEXTS = st.text("xy'%\n ä\udc80", min_size=1, max_size=9)
 POINTS = st.builds(
     Metric,
     NAMES,
-    st.floats(-1e9, 1e9) | st.sampled_from([0.1, 1e-300]),
+    st.floats(-1e9, 1e9) | st.sampled_from([0.1, 1e-300, math.inf, -math.inf]),
     st.integers(0, 2**40),
     st.integers(-3, 2**40),
 )
@@ -106,6 +107,43 @@ def test_it_does_what_mlflows_store_does(store, experiment_id, tmp_path_factory,
         assert codes[0] == codes[1] or None not in codes, (operation, value)
     expected, described = (describe(c, i) for (c, _), i in zip(pairs, runs, strict=True))
     assert described == expected
+
+
+@pytest.mark.parametrize(
+    ("operation", "value"),
+    [
+        ("points", [Metric("loss", math.inf, 1, 0), Metric("loss", -math.inf, 1, 1)]),
+        ("points", [Metric("a?b", 1.0, 1, 0)]),
+        ("points", [Metric("a", 1.0, -1, 0)]),
+        ("points", [Metric("a", 1.0, 1, 2**63)]),
+        ("param", ("a" * 251, "x")),
+        ("param", ("a", "x" * 7000)),
+        ("param", ("a", "\udc80")),
+        ("tag", ("a", "\udc80")),
+        ("tag", ("../a", "x")),
+        ("tag", ("a", "x" * 20_000_000)),
+    ],
+)
+def test_no_value_makes_a_run_unreadable(store, experiment_id, tmp_path, operation, value):
+    """As MLflow's store: refused, truncated, or stored so that it can be read and copied."""
+    client, offline_id = create_offline_folder(tmp_path / "recorded")
+    results = []
+    for store_client, experiment in ((store, experiment_id), (client, offline_id)):
+        run = store_client.create_run(experiment, start_time=5, run_name="one").info
+        is_refused = apply(store_client, run.run_id, operation, value) is not None
+        results.append((is_refused, describe(store_client, run.run_id)))
+    assert results[1] == results[0]
+
+
+def test_the_params_of_a_run_are_limited_as_its_files_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(offline_store, "MAX_ENTRY_BYTES", 20_000)
+    client, experiment_id = create_offline_folder(tmp_path / "recorded")
+    run_id = client.create_run(experiment_id).info.run_id
+    for number in range(3):
+        client.log_param(run_id, str(number), "x" * 6000)
+    with pytest.raises(MlflowException, match="params of a run in an offline folder may have up"):
+        client.log_param(run_id, "3", "x" * 6000)
+    assert len(client.get_run(run_id).data.params) == 3
 
 
 def test_runs_are_searched_as_in_mlflows_store(store, experiment_id, tmp_path):

@@ -1,7 +1,9 @@
 """Run folders: entries are flushed before they count, and read in order."""
 
 import json
+import math
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,6 +164,13 @@ def test_a_nan_point_is_read_back(journal):
     journal.append_metrics([Metric("loss", float("nan"), 1_000, 3)])
     ((point,),) = [entry.read_metrics() for entry in journal.list_entries()]
     assert str(point.value) == "nan"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_infinite_point_is_the_largest_number_that_databases_store(journal, sign):
+    journal.append_metrics([Metric("loss", sign * math.inf, 1_000, 3)])
+    (entry,) = journal.list_entries()
+    assert entry.read_metrics()[0].value == sign * sys.float_info.max
 
 
 def test_foreign_files_are_neither_sent_nor_removed(journal, tmp_path):
