@@ -250,7 +250,7 @@ class OfflineStore(AbstractStore):
     def log_inputs(
         self, run_id: str, datasets: Sequence[DatasetInput] | None = None, models: object = None
     ) -> None:
-        _validate_dataset_inputs(datasets or [])
+        _validate_dataset_inputs(list(datasets or ()))
         with self._open(run_id, must_be_active=True) as (folder, content):
             new_inputs = [pack_input(dataset) for dataset in datasets or ()]
             stored_ids = {(stored.name, stored.digest) for stored in content.inputs}
