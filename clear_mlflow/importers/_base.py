@@ -30,6 +30,12 @@ DECIMAL_COMMA: Final = re.compile(r"[-+]?[0-9]+,[0-9]+([eE][-+]?[0-9]{1,5})?")
 _MAX_EXPRESSION = 500
 _NOT_MEASURED = frozenset(["", "nan", "na", "n/a", "none", "null", "-", "--", "---", "–", "—"])
 _NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,5})?")
+# Not a line of a log, such as "[INFO] test" or "[2026-01-31 12:00:00] test".
+_NUMERIC = r"[-+]?(?:[0-9.]+(?:[eE][-+]?[0-9]+)?|nan|NaN|inf|Infinity)"
+_JSON_START = re.compile(
+    rf"\{{|\[\s*(?:[\[{{\"]|\]\s*$|(?:{_NUMERIC}|null|true|false)\s*(?:,|\]\s*$|$))"
+)
+_ARRAY_START = re.compile(rf"\s*\[\s*(?:\[\s*)?{_NUMERIC}\s+[-+.0-9ni]")
 _Floats = Annotated[list[float | None], msgspec.Meta(max_length=MAX_BUCKETS)]
 _Rows = Annotated[list[_Floats], msgspec.Meta(max_length=MAX_BUCKETS + 1)]
 
@@ -122,7 +128,7 @@ class ResultFile:
 
         Arrays as NumPy prints them do not count.
         """
-        return self.head.lstrip()[:1] in ("[", "{") and not self.is_printed_array
+        return bool(_JSON_START.match(self.head.lstrip())) and not self.is_printed_array
 
     @cached_property
     def is_printed_array(self) -> bool:
@@ -135,7 +141,7 @@ class ResultFile:
             return True
         array = re.match(r"(?:[^\[\n]*\n){0,20}\s*(?=\[\s*\[)", self.head)
         start = array.end() if array else 0
-        return bool(re.match(r"\s*\[\s*(\[\s*)?[-+.\w]+\s+[-+.\w]", self.head[start:]))
+        return bool(_ARRAY_START.match(self.head[start:]))
 
 
 AVERAGE: Final = "average accuracy"

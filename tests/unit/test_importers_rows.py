@@ -114,6 +114,37 @@ def test_an_expression_that_takes_exponential_time_is_stopped(monkeypatch):
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[DEBUG] Loading models...\nTest Accuracy: 0.81",
+        "[Exp 0] acc=78.00% AA=78.00% updates=79",
+        "[2024-10-19 15:46:40,974] acc 0.9",
+        "[1] acc 0.9",
+        "[12:30:01] acc 0.9",
+    ],
+)
+def test_a_log_whose_lines_begin_with_a_bracket_is_neither_json_nor_an_array(line):
+    file = ResultFile("train.log", f"{line}\n{line}\n".encode())
+    assert not file.looks_like_json
+    assert not file.is_printed_array
+    check_error(RecordError, "is in an unknown format", read_runs, file)
+    (run,) = read(f"{line}\nCIL: [0.5]\n", scale="fraction")
+    assert run.matrix.values.tolist() == [[0.5]]
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "[0.5]\n", "[1e-5, 2]", "[NaN, 1]", "[null]", '["a"]', "{}"]
+)
+def test_json_is_recognized(text):
+    assert ResultFile("m.json", text.encode()).looks_like_json
+
+
+@pytest.mark.parametrize("text", ["[[0.5 nan]\n [1. 2.]]", "[0.5 0.25]", "[[-1.e-05  2.]]"])
+def test_a_printed_array_is_recognized(text):
+    assert ResultFile("m.txt", text.encode()).is_printed_array
+
+
 def test_rows_of_another_format_are_a_one_line_error():
     check_error(ConfigError, "but format is pycil; leave rows out", read, LOG, "(a)", "pycil")
     file = ResultFile("train.log", LOG.encode())
