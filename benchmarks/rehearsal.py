@@ -337,9 +337,9 @@ def train(on: Rehearsal) -> None:
     on.program("`train` at 32 pixels, killed while it decodes", *command, kill=decodes)
     on.program("again, to the end", *command)
     complete = hash_runs(on.name)
-    on.program("again, killed in bucket 3", *command, kill=lambda text: "bucket 2/" in text)
+    on.program("again, killed in bucket 3", *command, kill=lambda text: "(key 1): on" in text)
     (run_id,) = hash_runs(on.name).keys() - complete.keys()
-    resume, second = ("train", "--resume", run_id), lambda text: "bucket 5/" in text
+    resume, second = ("train", "--resume", run_id), lambda text: "(key 4): on" in text
     on.program("resume, killed a second after bucket 5", *resume, kill=second, after=1)
     on.program("resume, to the end", *resume)
     print("results:", *hash_runs(on.name).values(), sep="\n")
@@ -403,7 +403,7 @@ def first(on: Rehearsal) -> None:
         parameters = [word for value in values for word in ("-P", value)]
         command = ("mlflow", "run", str(PROJECT), "--env-manager", "local", *parameters)
         label = f"`mlflow run`, ResNet-18, 224 pixels, epochs={epochs}, to the first row"
-        print(on.run(label, *command, kill=lambda text: "bucket 1/" in text).splitlines()[-1])
+        print(on.run(label, *command, kill=lambda text: "on itself" in text).splitlines()[-1])
 
 
 _PARTS = (download, load, check, train, pixels, heads, runs, features, first)

@@ -374,6 +374,7 @@ def _unpack_split(
         marker = {"archive": archive.file, "md5": archive.md5}
         (split / MARKER).write_text(json.dumps(marker) + "\n", encoding="utf-8")
         # Write all files to the disk before the rename: a power cut could leave empty files.
+        on_progress(f"writing {archive.folder} to the disk", 0, 0)  # this may take minutes
         os.sync()
         split.rename(root / archive.folder)
     except OSError as error:

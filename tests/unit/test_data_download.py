@@ -111,6 +111,7 @@ def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
     for stage in ("downloading", "checking", "unpacking"):
         reports = [report for report in reported if report[0] == f"{stage} {TRAIN}"]
         assert reports[-1][1] == reports[-1][2] > 0
+    assert reported[-1] == ("writing test to the disk", 0, 0)  # which may take minutes
     num_requests = len(hub.requests)
     assert fetch(release, root, hub) == ()
     assert len(hub.requests) == num_requests
