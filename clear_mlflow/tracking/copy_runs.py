@@ -570,11 +570,11 @@ def _build_score_tags(run: Run, target: Run, rows: Mapping[str, bytes]) -> dict[
 
     The page's hash is left out: the page contains the run's id.
     """
-    rows_hash, _, predictions_hash, tests_hash = split_score_hash(run.data.tags)
+    rows_hash, _, *other_hashes = split_score_hash(run.data.tags)
     if names.SCORED_TAG in target.data.tags or rows_hash != hash_rows(run.info.run_id, rows):
         return {}
     run_id = target.info.run_id
-    hashes = hash_rows(run_id, rows), "", predictions_hash, tests_hash
+    hashes = hash_rows(run_id, rows), "", *other_hashes
     matrix_tag = pack_matrix_tag(run_id, rows)
     return {
         names.SCORED_TAG: ".".join(hashes).rstrip("."),
