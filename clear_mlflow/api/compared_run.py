@@ -66,7 +66,7 @@ def build_compared_run(run: Run, record: Record, summary: Mapping[str, float]) -
         record=record,
         summary=summary,
         labels={**test_conditions, **_get_labels(run, params, described)},
-        method_params=_find_method_parameters(params, described),
+        method_params=_find_method_parameters(run, params, described),
         tuned=frozenset(described.get("tuned", _TUNED)),
         params=params,
         diverged=has_diverged(run),
@@ -84,7 +84,7 @@ def build_run_without_rows(run: Run) -> RunWithoutRows:
         name=get_run_name(run),
         seed=int(seed) if seed.isascii() and seed.isdecimal() and len(seed) < 20 else None,
         labels=labels,
-        method_params=_find_method_parameters(params, described),
+        method_params=_find_method_parameters(run, params, described),
     )
 
 
@@ -113,30 +113,32 @@ def _get_labels(
         **params,
         **{n: tag for n, tag in tags.items() if not n.startswith(("mlflow.", "clear_mlflow."))},
         **{n.removeprefix("used/"): text for n, text in params.items() if n.startswith("used/")},
-        **_find_method_parameters(params, described),
+        **_find_method_parameters(run, params, described),
     }
 
 
 def _find_method_parameters(
-    params: Mapping[str, str], described: Mapping[str, Mapping[str, str | None]]
+    run: Run, params: Mapping[str, str], described: Mapping[str, Mapping[str, str | None]]
 ) -> dict[str, str]:
     """Return the parameters that affect results, by name, or "not logged" for one without effect.
 
-    Of other programs' runs, returns all but those whose names are about the test set, seeds,
-    folders or machines.
+    Adds the stream that they were tuned on, if it is tagged. Of other programs' runs, returns all
+    but those whose names are about the test set, seeds, folders or machines.
     """
+    tags = {n: tag for n, tag in run.data.tags.items() if n == names.TUNED_ON}
     if described:
         stated = {**described.get("method", {}), **described.get("tuned", {})}
         return {
             **{name: NOT_LOGGED if text is None else text for name, text in stated.items()},
             **{name: text for name, text in params.items() if name.startswith(_ARGUMENTS)},
+            **tags,
         }
     words = {name: {*re.split(r"[^a-z0-9]+", name.lower())} for name in params}
     return {
         name.removeprefix("used/"): params[name]
         for name in sorted(params, key=lambda name: name.startswith("used/"))
         if name not in _TEST_SET and not words[name] & _RUN_WORDS
-    }
+    } | tags
 
 
 def _get_params(run: Run) -> dict[str, str]:

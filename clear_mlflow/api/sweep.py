@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clear_mlflow.api.compared import ComparedRuns, compare_stored_runs, split_group_by
 from clear_mlflow.api.comparison_run import store_comparison
 from clear_mlflow.core.errors import ClearError, ConfigError
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.journal.run_folder import Outcome, Status
 from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -25,6 +26,7 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
     is_missing_store,
+    log_tags,
     mlflow_errors,
     open_store,
     preflight,
@@ -33,17 +35,41 @@ from clear_mlflow.store.client import (
 )
 from clear_mlflow.store.search import get_or_create_experiment, get_project_run, select_runs
 from clear_mlflow.store.ui_urls import format_comparison_links, read_sweep_comparison
-from clear_mlflow.sweeps.grid import DONE, DONE_BEFORE, FAILED, Grid, SweepRun, hash_json
+from clear_mlflow.sweeps.grid import (
+    DONE,
+    DONE_BEFORE,
+    FAILED,
+    NOT_DONE,
+    Grid,
+    SweepRun,
+    hash_json,
+    parse_content,
+    plan_grid,
+)
 from clear_mlflow.sweeps.local import LocalEngine
 from clear_mlflow.sweeps.parent import close_parent_run, open_parent_run
 from clear_mlflow.sweeps.run import (
     Engine,
     build_engine,
+    check_grid,
     print_line,
     read_checked_grid,
     train_runs,
 )
 from clear_mlflow.sweeps.store import SweepStore
+from clear_mlflow.sweeps.study import (
+    COMPLETE,
+    Study,
+    StudyReport,
+    build_report,
+    choose,
+    compute_mean,
+    format_choices,
+    iter_seeds,
+    list_distinct,
+    read_study,
+    read_values,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,6 +83,7 @@ class SweepResult:
     runs: tuple[SweepRun, ...]
     comparison: ComparedRuns | None = None
     problems: tuple[str, ...] = ()  # one line each, about anything except single runs
+    study: StudyReport | None = None  # None for other files than a study
 
     @property
     def counts(self) -> Counter[str]:
@@ -86,12 +113,13 @@ class SweepResult:
         return f"SweepResult({self.summary})"
 
     def __str__(self) -> str:
-        parts = [self.summary, *self.problems]
-        return "\n\n".join(parts if self.comparison is None else [*parts, str(self.comparison)])
+        results = [str(part) for part in (self.comparison, self.study) if part is not None]
+        return "\n\n".join([self.summary, *self.problems, *results])
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<p>{html.escape(line)}</p>" for line in (self.summary, *self.problems))
-        return lines if self.comparison is None else lines + self.comparison._repr_html_()
+        lines += "" if self.comparison is None else self.comparison._repr_html_()
+        return lines if self.study is None else f"{lines}<pre>{html.escape(str(self.study))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the runs with their states, the comparison and the problems, for JSON."""
@@ -100,6 +128,7 @@ class SweepResult:
             "runs": [run.to_dict() for run in self.runs],
             "compared": None if self.comparison is None else self.comparison.to_dict(),
             "problems": list(self.problems),
+            "study": None if self.study is None else self.study.to_dict(),
         }
 
 
@@ -111,6 +140,7 @@ def run_sweep(
     retries: int,
     group_by: str | Sequence[str],
     rank_by: str,
+    regret: bool = False,
     **engine_options: Any,
 ) -> tuple[SweepResult, StoppingSignals]:
     """Train and compare the runs of a grid, like :func:`clear_mlflow.sweep`.
@@ -124,7 +154,13 @@ def run_sweep(
         raise ConfigError(
             f"retries is {retries}; expected a whole number of at least 0", parameter="retries"
         )
-    checked_grid = read_checked_grid(grid, engine_options["engine"])
+    study, checked_grid = _read_sweep(grid, engine_options["engine"])
+    if regret and study is None:
+        raise ConfigError(
+            "regret is on, but the grid lacks the sections tune and test; pass a study, or leave "
+            "it out",
+            parameter="regret",
+        )
     engine = build_engine(checked_grid, **engine_options)
     set_up_mlflow()
     client = preflight(experiment=experiment)
@@ -137,24 +173,145 @@ def run_sweep(
         else str(project_run.info.experiment_id),
     )
     store.read_states(checked_grid)
-    if not checked_grid.num_waiting:
+    if study is None and not checked_grid.num_waiting:
         engine = LocalEngine()  # no cluster is started without need
     # The engine is entered first: Ray takes the signals for itself when it starts.
     with engine, StoppingSignals() as signals:
         if num_waiting := checked_grid.num_waiting:
             num_runs, capacity = len(checked_grid.runs), engine.describe_capacity()
             print_line(f"{num_waiting} of {num_runs} runs to train, {capacity}")
-        result = train_and_compare(
-            store,
-            checked_grid,
-            engine,
-            retries=retries,
-            group_by=group_by,
-            rank_by=rank_by,
-            run_name=run_name,
-            should_stop=lambda: bool(signals.received),
-        )
+
+        def train(grid: Grid, **options: Any) -> SweepResult:
+            """Train and compare the runs of a grid, whose states are read."""
+            requested = {"group_by": group_by, "rank_by": rank_by, **options}
+            return train_and_compare(
+                store,
+                grid,
+                engine,
+                retries=retries,
+                run_name=run_name,
+                should_stop=lambda: bool(signals.received),
+                **requested,
+            )
+
+        if study is None:
+            result = train(checked_grid)
+        else:
+            result = _run_study(
+                store,
+                study,
+                checked_grid,
+                train,
+                engine=engine_options["engine"],
+                with_regret=regret,
+            )
     return result, signals
+
+
+def _read_sweep(
+    grid: Mapping[str, Any] | str | Path | None, engine: str
+) -> tuple[Study | None, Grid]:
+    """Return a checked grid, of a study its tuning runs. The study is None for other files."""
+    study = None
+    if grid is not None:
+        study = read_study(grid if isinstance(grid, Mapping) else Path(grid))
+    if study is None:
+        return None, read_checked_grid(grid, engine)
+    for method in study.methods:  # an invalid test is an error before anything is trained
+        _plan_checked(study, study.test, [method.defaults, *method.draws], engine)
+    draws = (draw for method in study.methods for draw in method.draws)
+    return study, list_distinct(_plan_checked(study, study.tune, draws, engine))
+
+
+def _plan_checked(
+    study: Study,
+    stream: Mapping[str, Sequence[str]],
+    combinations: Iterable[Mapping[str, str]],
+    engine: str,
+) -> Grid:
+    """Return the checked runs of combinations on a stream, which may repeat each other."""
+    grid = study.plan(stream, combinations)
+    check_grid(grid, engine)
+    return grid
+
+
+def _run_study(
+    store: SweepStore,
+    study: Study,
+    tune_grid: Grid,
+    train: Callable[..., SweepResult],
+    *,
+    engine: str,
+    with_regret: bool,
+) -> SweepResult:
+    """Train the tuning runs, choose, and only then train the test runs.
+
+    Ends with the result so far if a run was not trained or nothing can be chosen: the next call
+    continues. train: trains and compares a grid. engine: "local" or "ray".
+    """
+    client = store.client
+    by_metric = study.metric if study.select_on == COMPLETE else AUTO
+    tuned = train(tune_grid, group_by=AUTO, rank_by=by_metric)
+    try:
+        if unfinished := [run for run in tuned.runs if not _is_compared(store, run)]:
+            raise ConfigError(
+                f"{len(unfinished)} of {len(tuned.runs)} tuning runs are not done, such as "
+                f"{safe_repr(unfinished[0].name)}; repeat the command, or leave it out of the file"
+            )
+        comparison = tuned.compared.comparison
+        draws = (draw for method in study.methods for draw in method.draws)
+        tune_runs = _plan_checked(study, study.tune, draws, engine).runs
+        choices, metric = choose(study, comparison, tune_runs, tuned.runs)
+        chosen = format_choices(study, comparison, choices, metric)
+    except ClearError as error:
+        return replace(tuned, problems=(*tuned.problems, f"nothing was chosen: {error}"))
+    stream = comparison.conditions[0]
+    tags = {names.TUNED_ON: stream.name, names.TUNED_ON_DIGEST: stream.digest}
+    with mlflow_errors(f"store the choice in run {tuned.run_id}"):
+        client.log_text(tuned.run_id, chosen, names.CHOSEN)
+        log_tags(client, tuned.run_id, tags)
+    chosen_grid = plan_grid(chosen, parse_content(chosen))
+    check_grid(chosen_grid, engine)
+    for choice, runs in zip(choices, iter_seeds(chosen_grid.runs, study.test), strict=True):
+        print_line(f"chosen on {stream.name}: {choice} ({metric} {choice.mean:.4f})")
+        num_draws = str(len(choice.method.draws))
+        for run in runs:
+            run.tags = {**tags, names.TUNED_DRAWS: num_draws, names.TUNED_IN: tuned.run_id}
+    test_grid = list_distinct(chosen_grid)
+    store.read_states(test_grid)
+    tested = train(test_grid)
+    result = replace(tested, runs=(*tuned.runs, *tested.runs))
+    if any(run.state == NOT_DONE for run in tested.runs) or tested.comparison is None:
+        return result
+    grids = [
+        _plan_checked(study, study.test, choice.list_tested(with_regret=with_regret), engine)
+        for choice in choices
+    ]
+    hashes = {run.config_hash for run in test_grid.runs}
+    others = [run for grid in grids for run in grid.runs if run.config_hash not in hashes]
+    values = read_values(tested.comparison.comparison, tested.runs)
+    if others:
+        other_grid = list_distinct(replace(grids[0], runs=tuple(others)))
+        store.read_states(other_grid)
+        untuned = train(other_grid, group_by=AUTO, rank_by=AUTO)
+        problems = (*result.problems, *untuned.problems)
+        result = replace(result, runs=(*result.runs, *untuned.runs), problems=problems)
+        if any(run.state == NOT_DONE for run in untuned.runs):
+            return result
+        if untuned.comparison is not None:
+            values |= read_values(untuned.comparison.comparison, untuned.runs)
+    means = [
+        [compute_mean(runs, values, metric) for runs in iter_seeds(grid.runs, study.test)]
+        for grid in grids
+    ]
+    is_higher_better = tested.comparison.comparison.is_higher_better(metric)
+    report = build_report(choices, means, metric, stream.name, sign=1 if is_higher_better else -1)
+    with mlflow_errors(f"store the report in run {tested.run_id}"):
+        client.log_text(tested.run_id, study.text, names.STUDY_FILE)
+        client.log_text(tested.run_id, json.dumps(report.to_dict(), indent=2), names.STUDY_JSON)
+        if report.tau is not None:
+            client.log_metric(tested.run_id, names.STUDY_TAU, report.tau)
+    return replace(result, study=report)
 
 
 def plan_sweep(
@@ -167,7 +324,7 @@ def plan_sweep(
 
     engine_options: arguments of :func:`build_engine`.
     """
-    checked_grid = read_checked_grid(grid, engine_options["engine"])
+    _, checked_grid = _read_sweep(grid, engine_options["engine"])
     engine = build_engine(checked_grid, **engine_options)
     client, name = open_store(), MLFLOW_EXPERIMENT_NAME.get()
     if not is_missing_store(client.tracking_uri) and (

@@ -17,6 +17,7 @@ from clear_mlflow.cli.train import apply_run_options
 from clear_mlflow.core.errors import require_package
 from clear_mlflow.sweeps.grid import DONE, DONE_BEFORE, FAILED, SweepRun, read_grid
 from clear_mlflow.sweeps.local import start_program
+from clear_mlflow.sweeps.study import read_study
 
 if TYPE_CHECKING:
     from clear_mlflow.api.sweep import SweepResult
@@ -32,7 +33,7 @@ _MIN_FORKED_RUNS = 3  # loading torch once saves about three seconds per run
         "What to train": "grid",
         "Run": "experiment run_name tag offline",
         WORK: "engine jobs address cpus gpus retries dry_run",
-        COMPARISON: "group_by rank_by",
+        COMPARISON: "group_by rank_by regret",
     },
     examples=(
         "clear-mlflow sweep examples/sweep.yaml",
@@ -67,12 +68,15 @@ def sweep(
     """
     apply_run_options(experiment, run_name, tag, offline=offline)
     # An invalid file is reported before MLflow and torch are loaded.
-    num_runs = len(read_grid(grid).runs) if grid else 0
+    num_runs = 0
+    if grid is not None:
+        study = read_study(grid)
+        num_runs = len(read_grid(grid).runs) if study is None else study.num_tuning_runs
     with require_package("torch", "training"):
         from clear_mlflow.api.sweep import plan_sweep, run_sweep
 
     if dry_run:
-        for name in ("retries", "group_by", "rank_by"):
+        for name in ("retries", "group_by", "rank_by", "regret"):
             del options[name]
         planned, plan = plan_sweep(grid, **options)
         if output.wants_json():
@@ -122,6 +126,8 @@ def _print_result(result: SweepResult, *, is_stopped: bool) -> None:
         if (compared := result.comparison) is not None:
             click.echo()
             output.print_comparison(compared.comparison)
+            if result.study is not None:
+                click.echo(f"\n{result.study}")
             click.echo(f"\ncompared in run {compared.run_id}")
             output.print_links(compared.links)
         if is_stopped:

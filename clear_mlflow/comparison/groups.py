@@ -27,6 +27,8 @@ NOT_LOGGED = "not logged"  # label of a run without the parameter, which is not 
 _CLEAR_LABELS = frozenset({"strategy", "dataset", "model"})
 # All arguments in one label, as in strategy_args, or a single one, as in strategy/alpha.
 _ARGUMENTS = re.compile(r"(strategy|dataset|scenario)(?:_args|/(.+))", re.DOTALL)
+# Labels of runs whose parameters were tuned on another stream: of its name and its digest.
+TUNED_ON, TUNED_ON_DIGEST = "tuned_on", "tuned_on_digest"
 MAX_NAME = 60  # characters of a group's name
 # Options whose arguments are separate labels, such as dataset/buckets.
 _PREFIXES = {"dataset_args": "dataset/", "scenario_args": "scenario/", "strategy_args": "strategy/"}
@@ -192,6 +194,7 @@ def group_runs(
 ) -> tuple[list[Group], list[DatasetDescription], list[str]]:
     """Group runs with equal labels and test conditions, without repetitions of a run.
 
+    Runs that were tuned on different streams are in different groups, whatever *group_by* is.
     Of runs in a group with the same seed, parameters and matrix, one is kept, if possible one with
     tests within buckets. Runs without rows join the groups with their labels and test conditions,
     or none.
@@ -210,10 +213,11 @@ def group_runs(
     notes: list[str] = []
     unique = [*{run.run_id: run for run in reversed(runs)}.values()][::-1]
     conditions = list(dict.fromkeys(run.record.dataset for run in unique))
-    members_by_key: dict[tuple[tuple[str, ...], int], list[ComparedRun]] = {}
+    members_by_key: dict[tuple[tuple[str, ...], int, str], list[ComparedRun]] = {}
     for run in unique:
         labels = tuple(run.labels.get(name, NOT_LOGGED) for name in group_by) or (run.run_id,)
-        members = members_by_key.setdefault((labels, conditions.index(run.record.dataset)), [])
+        key = labels, conditions.index(run.record.dataset), _get_tuning_digest(run)
+        members = members_by_key.setdefault(key, [])
         duplicate = _find_duplicate(run, members)
         if duplicate is None:
             members.append(run)
@@ -240,9 +244,10 @@ def group_runs(
                 run
                 for run in without_rows
                 if _belongs_to_group(run, group_by, labels, conditions[index])
+                and _get_tuning_digest(run) == digest
             ),
         )
-        for name, ((labels, index), members) in zip(
+        for name, ((labels, index, digest), members) in zip(
             _build_names(members_by_key, group_by, conditions), members_by_key.items(), strict=True
         )
     ]
@@ -271,7 +276,7 @@ def _belongs_to_group(
 
 
 def _build_names(
-    members_by_key: Mapping[tuple[tuple[str, ...], int], Sequence[ComparedRun]],
+    members_by_key: Mapping[tuple[tuple[str, ...], int, str], Sequence[ComparedRun]],
     group_by: Sequence[str],
     conditions: Sequence[DatasetDescription],
 ) -> list[str]:
@@ -283,7 +288,7 @@ def _build_names(
     runs = [members[0] for members in members_by_key.values()]
     names: list[list[str]] = [[] for _ in runs]
     if group_by:
-        labels = [dict(zip(group_by, labels, strict=True)) for labels, _ in members_by_key]
+        labels = [dict(zip(group_by, labels, strict=True)) for labels, *_ in members_by_key]
         parts = [_list_parts(label_by_name) for label_by_name in labels]
         _append_varying(names, [settings for settings, _ in parts], [None] * len(names))
         strategies = [run.labels.get("strategy") for run in runs]
@@ -296,7 +301,12 @@ def _build_names(
         for name, run in zip(names, runs, strict=True):
             name[0] = f"{run.record.dataset.split}: {name[0]}"
     fields = [
-        {n: f"{n}={value}" for n, value in format_conditions(run.record.dataset).items()}
+        {
+            **{n: f"{n}={value}" for n, value in format_conditions(run.record.dataset).items()},
+            TUNED_ON: f"{TUNED_ON}={run.labels.get(TUNED_ON)} ({_get_tuning_digest(run)[:8]})"
+            if TUNED_ON in run.labels
+            else "not tuned",
+        }
         for run in runs
     ]
     if not group_by:
@@ -305,6 +315,10 @@ def _build_names(
         ]
     _append_varying(names, fields, [tuple(name) for name in names])
     return truncate_apart([one_line(", ".join(name)) for name in names], MAX_NAME)
+
+
+def _get_tuning_digest(run: ComparedRun | RunWithoutRows) -> str:
+    return run.labels.get(TUNED_ON_DIGEST, "").removeprefix("sha256:")
 
 
 def _list_parts(labels: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

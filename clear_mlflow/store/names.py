@@ -41,6 +41,17 @@ SWEEP_COMPARISON_TAG = "mlflow.clear_mlflow.sweep_comparison"
 SWEEP_RUN_TAG = "clear_mlflow.sweep_run"
 SWEEP_GOES_ON_TAG = "clear_mlflow.sweep_goes_on"
 
+# What the parameters of a run were chosen on: name and digest of the stream, how many combinations
+# were tried, and the sweep that tried them. Runs that differ in them belong to different groups.
+TUNED_ON, TUNED_ON_DIGEST, TUNED_DRAWS, TUNED_IN = (
+    "tuned_on",
+    "tuned_on_digest",
+    "draws",
+    "tuned_in",
+)
+TUNED_TAGS = (TUNED_ON, TUNED_ON_DIGEST, TUNED_DRAWS, TUNED_IN)
+STUDY_TAU = "study/kendall_tau"
+
 COMPARED_TAG = "clear_mlflow.compared_runs"
 COMPARED_COUNT_TAG = "clear_mlflow.compared_count"
 
@@ -77,6 +88,8 @@ STATE_FOLDER = "training_state"
 
 SWEEP_GRID = "sweep.yaml"
 SWEEP_RUNS_JSON = "sweep_runs.json"
+STUDY_FILE = "study.yaml"
+STUDY_JSON = "study.json"
 
 COMPARISON_PAGE = "comparison.html"
 LEADERBOARD_TABLE = "leaderboard.json"

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ class SweepRun:
     parameters: Mapping[str, str]  # those that the file sets, as text; paths are absolute
     config: TrainConfig = field(repr=False)
     config_hash: str = field(repr=False)  # see hash_config
+    # Tags of the MLflow run. Runs with other tags are other runs, also if they train the same.
+    tags: Mapping[str, str] = field(default_factory=dict)
     name: str = ""  # of the MLflow run: strategy, dataset, seed and the other varied parameters
     state: str = NOT_DONE
     run_id: str | None = None
@@ -49,6 +52,11 @@ class SweepRun:
     resumes_before: str | None = field(default=None, repr=False)
     # Attempts that cannot be resumed: run id to reason.
     refusals: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def run_hash(self) -> str:
+        """Hash of parameters and tags, by which the store knows the run."""
+        return hash_with_tags(self.config_hash, self.tags)
 
     @property
     def passed_parameters(self) -> dict[str, str]:
@@ -88,7 +96,7 @@ class Grid:
     @property
     def digest(self) -> str:
         """Hash of the runs. Equal for files with the same runs in any order."""
-        return hash_json(sorted(run.config_hash for run in self.runs))
+        return hash_json(sorted(run.run_hash for run in self.runs))
 
     @property
     def group_by(self) -> tuple[str, ...]:
@@ -109,16 +117,39 @@ def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
     combinations are trained) and ``runs`` (a list of such grids). Raises ConfigError if the file
     cannot be read, or a run is invalid or occurs twice.
     """
-    path = "grid" if isinstance(grid, Mapping) else grid
-    try:
+    text, content = read_content(grid)
+    with sweep_errors(grid):
+        parsed_grid = plan_grid(text, content)
+        check_runs_differ(parsed_grid.runs)
+    return parsed_grid
+
+
+def read_content(grid: Path | Mapping[str, Any]) -> tuple[str, Any]:
+    """Read a sweep's file, and return its text and its content, numbers as written.
+
+    Raises ConfigError if the file cannot be read, or is not YAML.
+    """
+    with sweep_errors(grid):
         if isinstance(grid, Mapping):
-            text = _to_yaml(grid)
+            text = format_yaml(grid)
         else:
             text = decode_text(read_bytes(grid, MAX_CONFIG_BYTES))
-        # Only nodes are parsed; no object is built from the file.
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        runs = [_plan_run(run, number) for number, run in enumerate(_iter_runs(node), start=1)]
-        check_runs_differ(runs)
+        return text, parse_content(text)
+
+
+def parse_content(text: str) -> Any:
+    """Return the content of a YAML text, numbers as written. Raises YAMLError and ConfigError."""
+    # Only nodes are parsed; no object is built from the file.
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    return None if node is None else _read_node(node, set())
+
+
+@contextmanager
+def sweep_errors(grid: Path | Mapping[str, Any]) -> Iterator[None]:
+    """Raise errors of reading and parsing as ConfigError that names the sweep's file."""
+    path = "grid" if isinstance(grid, Mapping) else grid
+    try:
+        yield
     except (OSError, RecordError) as error:
         raise ConfigError(
             f"cannot read the sweep {path}: {getattr(error, 'strerror', error)}"
@@ -127,6 +158,14 @@ def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
         raise ConfigError(f"the sweep {path}: {error}") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"the sweep {path} is not YAML: {' '.join(str(error).split())}") from None
+
+
+def plan_grid(text: str, content: Any) -> Grid:
+    """Return the grid of a file's content, whose runs may repeat each other.
+
+    text: content of the file. Raises ConfigError if a run is invalid.
+    """
+    runs = [_plan_run(run, number) for number, run in enumerate(_iter_runs(content), start=1)]
     texts = [run.config.as_text() for run in runs]
     set_names = {name for run in runs for name in run.parameters}  # others follow from these
     varied = tuple(n for n in texts[0] if n in set_names and len({t[n] for t in texts}) > 1)
@@ -142,6 +181,11 @@ def hash_config(config: TrainConfig) -> str:
     """
     ignored = {"metrics", *config.ignored_parameters}  # metrics are computed from the rows
     return hash_json({name: t for name, t in config.as_text().items() if name not in ignored})
+
+
+def hash_with_tags(config_hash: str, tags: Mapping[str, str]) -> str:
+    """Return a hash of a run's parameters and tags: *config_hash* without tags."""
+    return hash_json([config_hash, dict(tags)]) if tags else config_hash
 
 
 def hash_json(content: Any) -> str:
@@ -183,7 +227,7 @@ def _read_node(node: Any, node_ids: set[int]) -> Any:
     return str(node.value)
 
 
-def _to_yaml(content: Any) -> str:
+def format_yaml(content: Any) -> str:
     """Return a dictionary as the YAML text of a file. Booleans become on and off."""
 
     def to_plain(value: Any) -> Any:
@@ -197,20 +241,19 @@ def _to_yaml(content: Any) -> str:
     return text
 
 
-def _iter_runs(node: Any) -> Iterator[dict[str, str]]:
+def _iter_runs(content: Any) -> Iterator[dict[str, str]]:
     """Yield each run's parameters, of ``grid``, then ``runs``, which may override ``fixed``."""
-    content = None if node is None else _read_node(node, set())
     expected = "expected fixed, grid and runs, with at least grid or runs"
     if not isinstance(content, dict):
         raise ConfigError(f"is {safe_repr(content, 100)}; {expected}")
     if unknown := [name for name in content if name not in _SECTIONS]:
         raise ConfigError(f"has a section {safe_repr(unknown[0], 100)}; {expected}")
-    fixed = _read_lists(content["fixed"], "fixed") if content.get("fixed") else {}
-    grids = [_read_lists(content["grid"], "grid")] if content.get("grid") else []
+    fixed = read_lists(content["fixed"], "fixed") if content.get("fixed") else {}
+    grids = [read_lists(content["grid"], "grid")] if content.get("grid") else []
     entries = content.get("runs") or []
     if not isinstance(entries, list):
         raise ConfigError(f"runs is {safe_repr(entries, 100)}; expected a list")
-    grids += [_read_lists(entry, f"runs, entry {i}") for i, entry in enumerate(entries, start=1)]
+    grids += [read_lists(entry, f"runs, entry {i}") for i, entry in enumerate(entries, start=1)]
     if not grids:
         raise ConfigError(f"has no runs; {expected}")
     # Entries of runs may override fixed; in grid it would be a mistake.
@@ -225,7 +268,7 @@ def _iter_runs(node: Any) -> Iterator[dict[str, str]]:
             yield dict(zip(grid, values, strict=True))
 
 
-def _read_lists(entry: Any, where: str) -> dict[str, list[str]]:
+def read_lists(entry: Any, where: str) -> dict[str, list[str]]:
     """Return the list of values of each parameter.
 
     ``seeds``, the option of ``train``, becomes ``seed``. where: position in the file, for messages.

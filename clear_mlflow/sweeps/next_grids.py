@@ -58,7 +58,7 @@ def _build_more_seeds(comparison: Comparison) -> str | None:
     first = max((seed for seed in used_seeds if seed is not None), default=-1) + 1
     entries = []
     for group_index, count in sorted(needed.items()):
-        parameters = _find_common_parameters(comparison.groups[group_index])
+        parameters = find_common_parameters(comparison.groups[group_index])
         if count and parameters is not None:
             seeds = [str(first + i) for i in range(count)]
             entries.append({**parameters, "seed": seeds})
@@ -72,17 +72,30 @@ def _build_chosen(comparison: Comparison) -> str | None:
     """Return the YAML that tests the best groups, or None if runs used no validation images."""
     entries = []
     for best, *_ in comparison.list_methods() if comparison.is_validation else ():
-        parameters = _find_common_parameters(best) if comparison.ranked_by in best.metrics else None
+        parameters = find_common_parameters(best) if comparison.ranked_by in best.metrics else None
         if parameters is not None:
-            split = get_divided_split(parameters.pop("split"))
-            test_split = {} if split == AUTO else {"split": split}
             seeds = [str(seed) for seed in range(_NUM_TEST_SEEDS)]
-            entries.append({**parameters, **test_split, "seed": seeds})
+            entries.append({**replace_split(parameters), "seed": seeds})
+    return format_chosen(str(comparison.ranked_by), "", entries)
+
+
+def replace_split(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters that train on all images that a validation split divides."""
+    split = get_divided_split(parameters.get("split", AUTO))
+    others = {name: text for name, text in parameters.items() if name != "split"}
+    return others if split == AUTO else {**others, "split": split}
+
+
+def format_chosen(metric: str, source: str, entries: Sequence[Mapping[str, object]]) -> str | None:
+    """Return the YAML that tests chosen parameters, or None without entries.
+
+    source: further line of the comment, or "".
+    """
     comment = (
-        f"# The best of each method by {comparison.ranked_by} on validation images, to be trained "
+        f"# The best of each method by {metric} on validation images, to be trained "
         "on all\n# training images and tested: clear-mlflow sweep --grid chosen.yaml\n"
     )
-    return _format_grid(comment, entries)
+    return _format_grid(comment + source, entries)
 
 
 def find_missing_baselines(comparison: Comparison) -> dict[str, list[dict[str, object]]]:
@@ -94,7 +107,7 @@ def find_missing_baselines(comparison: Comparison) -> dict[str, list[dict[str, o
     missing: dict[str, list[dict[str, object]]] = {}
     for index in range(len(comparison.conditions)):
         groups = [group for group in comparison.groups if group.conditions_index == index]
-        trained = [(g, p) for g in groups if (p := _find_common_parameters(g)) is not None]
+        trained = [(g, p) for g in groups if (p := find_common_parameters(g)) is not None]
         # Strategies without steps ignore the model and most parameters.
         candidates = [p for _, p in trained if p["strategy"] not in WITHOUT_STEPS]
         settings = Counter(
@@ -168,7 +181,7 @@ def _format_grid(comment: str, entries: Sequence[Mapping[str, object]]) -> str |
     return comment + re.sub(r"'([\w.+-]+)'$", r"\1", text, flags=re.MULTILINE)
 
 
-def _find_common_parameters(group: Group) -> dict[str, str] | None:
+def find_common_parameters(group: Group) -> dict[str, str] | None:
     """Return the parameters of a group's runs, or None if they cannot be trained."""
     choices = {tuple(_select_changed(member.params).items()) for member in group.members}
     if len(choices) != 1:

@@ -35,6 +35,8 @@ def open_parent_run(client: MlflowClient, experiment_id: str, grid: Grid, name: 
     name: name of the parent run if the grid has none yet, or None to build it from the grid.
     """
     project_run = get_project_run(client, names.KIND_SWEEP)
+    if project_run and project_run.data.tags.get(names.SWEEP_TAG, grid.digest) != grid.digest:
+        project_run = None  # an earlier sweep of this study uses it
     tags = {
         names.KIND_TAG: names.KIND_SWEEP,
         names.SWEEP_TAG: grid.digest,

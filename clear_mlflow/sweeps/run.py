@@ -52,7 +52,17 @@ def read_checked_grid(grid: Mapping[str, Any] | str | Path | None, engine: str) 
             "grid is none; pass a YAML file, for example examples/sweep.yaml", parameter="grid"
         )
     checked_grid = read_grid(grid if isinstance(grid, Mapping) else Path(grid))
-    for run in checked_grid.runs:
+    check_grid(checked_grid, engine)
+    check_runs_differ(checked_grid.runs)
+    return checked_grid
+
+
+def check_grid(grid: Grid, engine: str) -> None:
+    """Check the parameters of every run, and complete their hashes.
+
+    Raises ConfigError if a run is invalid.
+    """
+    for run in grid.runs:
         try:
             check_parameters(run.config)
             if engine == "local":  # the machines of a cluster have their own files
@@ -60,8 +70,6 @@ def read_checked_grid(grid: Mapping[str, Any] | str | Path | None, engine: str) 
             run.config_hash = hash_config(complete_arguments(run.config))
         except ClearError as error:
             raise ConfigError(f"a run of the sweep, {safe_repr(run.name)}: {error}") from None
-    check_runs_differ(checked_grid.runs)
-    return checked_grid
 
 
 def build_engine(

@@ -36,6 +36,7 @@ from clear_mlflow.sweeps.grid import (
     Grid,
     SweepRun,
     hash_config,
+    hash_with_tags,
 )
 from clear_mlflow.tracking.lifecycle import build_type_tags, create_run
 from clear_mlflow.tracking.logged_models import log_models
@@ -66,7 +67,7 @@ class SweepStore:
         for stored_run in self._search_sweep_runs("!= ''"):
             attempts.setdefault(_hash_stored_config(stored_run, grid), []).append(stored_run)
         for run in grid.runs:
-            if not self._set_done_or_active(run, attempts.get(run.config_hash, [])):
+            if not self._set_done_or_active(run, attempts.get(run.run_hash, [])):
                 run.state, run.run_id = NOT_DONE, None
 
     def claim(self, run: SweepRun) -> None:
@@ -153,7 +154,8 @@ class SweepStore:
         tags = {
             **build_type_tags(names.KIND_TRAIN),
             MLFLOW_PARENT_RUN_ID: str(self.parent_id),
-            names.SWEEP_RUN_TAG: run.config_hash,
+            names.SWEEP_RUN_TAG: run.run_hash,
+            **run.tags,
         }
         run_id = create_run(self.client, self.experiment_id, run.name, tags)
         self.client.update_run(run_id, status="SCHEDULED")
@@ -168,7 +170,7 @@ class SweepStore:
         """Return the MLflow runs with a run's parameters, newest first."""
         return [
             attempt
-            for attempt in self._search_sweep_runs(f"= '{run.config_hash}'")
+            for attempt in self._search_sweep_runs(f"= '{run.run_hash}'")
             if attempt.info.status != "FAILED" or not self._is_in_other_live_sweep(attempt)
         ]
 
@@ -236,5 +238,6 @@ def _hash_stored_config(stored_run: Run, grid: Grid) -> str:
     with suppress(ConfigError):
         config = TrainConfig.resolve(parameters)
         if parameters and (config.strategy, config.dataset) in trusted:
-            return hash_config(complete_arguments(config))
+            tags = {n: t for n, t in stored_run.data.tags.items() if n in names.TUNED_TAGS}
+            return hash_with_tags(hash_config(complete_arguments(config)), tags)
     return str(stored_run.data.tags[names.SWEEP_RUN_TAG])

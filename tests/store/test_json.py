@@ -18,7 +18,16 @@ SHAPES = {
 }
 KINDS = {"text": str, "boolean": bool, "number": (int, float)}
 # Null where it is not known, not defined, or not asked for, as the page says below the blocks.
-MAY_BE_NULL = {"across", "num_instances", "initial", "interval", "compared", "cost[]", "nearest"}
+MAY_BE_NULL = {
+    "study",
+    "across",
+    "num_instances",
+    "initial",
+    "interval",
+    "compared",
+    "cost[]",
+    "nearest",
+}
 
 
 def misfits(value, shape, where=""):
