@@ -28,9 +28,16 @@ SHORTER = {
 # Shells out to what CI has no right to change, or is parsed below; test_paper.py runs the sweep.
 OUTSIDE = ("createdb", "pip install", "mlflow server", "export ", "clear-mlflow sweep")
 COMMANDS = [line for line in LINES if not line.startswith(OUTSIDE)]
-# Read below, in test_paper.py, test_clusters.py (Docker, Slurm, Kubernetes) and test_notebook.py.
+# Read below, in test_paper.py, test_results.py (borders.yaml), test_clusters.py (Docker, Slurm,
+# Kubernetes) and test_notebook.py.
 ELSEWHERE = {
-    *("sweep.yaml", "notebook.ipynb", "server/docker-compose.yaml", "slurm/train.sbatch"),
+    *(
+        "sweep.yaml",
+        "borders.yaml",
+        "notebook.ipynb",
+        "server/docker-compose.yaml",
+        "slurm/train.sbatch",
+    ),
     *("docker/MLproject", "kubernetes/job.yaml"),
 }
 COMPOSE = yaml.safe_load((ROOT / "examples" / "server" / "docker-compose.yaml").read_text())

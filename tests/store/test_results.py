@@ -24,7 +24,7 @@ def test_the_page_and_its_figures_follow_from_the_archives(store):
         assert path.read_bytes() == content, f"{path.name}: run python benchmarks/results.py"
 
 
-@pytest.mark.parametrize("study", [*PAGE["STUDIES"], PAGE["BORDERS"][0]])
+@pytest.mark.parametrize("study", [*PAGE["STUDIES"], *PAGE["BORDERS"]])
 def test_an_archive_holds_what_its_grid_trains(study):
     """Each combination once, with software versions. All strategies are included."""
     planned = read_grid(BENCHMARKS / "results" / f"{study}.yaml").runs
@@ -94,6 +94,33 @@ def test_a_verdict_that_depends_on_the_borders_is_found(store):
     assert outcomes == ["all 4 borders"] * 2
     content = compared.to_dict()["across"]
     assert [content["parameter"], sorted(content["values"])] == ["borders", sorted(pair.outcomes)]
+
+
+def test_the_example_of_borders_is_a_valid_sweep():
+    """Each strategy and seed with each of the borders, on one test set."""
+    configs = [run.config for run in read_grid(BENCHMARKS.parent / "examples/borders.yaml").runs]
+    combinations = {(c.strategy, c.borders, c.seed) for c in configs}
+    assert len(combinations) == len(configs) == 36
+    assert {c.split for c in configs} == {"stream:0"}
+
+
+def test_the_flights_contain_nothing_of_the_future():
+    """As many as are known, late as often as is known; only of schedule and weather."""
+    table = runpy.run_path(str(BENCHMARKS.parent / "examples" / "flights.py"))["read_flights"]()
+    assert len(table) == 327_346
+    late = table["arrival"].eq("late").groupby(table["time"].str[5:7]).mean()
+    assert (late["01"], late["07"], late["09"]) == pytest.approx((0.227, 0.315, 0.132), abs=5e-4)
+    words = {name.partition("_")[0] for name in table.columns}
+    assert words == {
+        *("time", "arrival", "carrier", "origin", "hour", "weekday", "minute", "distance"),
+        *("temp", "dewp", "humid", "wind", "precip", "pressure", "visib"),
+    }
+    assert not table.isna().any().any()
+    # The first flight from Newark leaves at 5:15, which is 10:15 in UTC. There were 39.92 degrees
+    # at 9:00, and 39.02 at 10:00.
+    first = table[table["origin_EWR"].eq(1)].iloc[0]
+    assert first["time"] == "2013-01-01T05:15:00"
+    assert first["temp"] == pytest.approx((39.92 - 55) / 18)
 
 
 def test_an_archive_that_was_changed_is_refused(tmp_path):
