@@ -1,7 +1,8 @@
-"""Predictions of a stream's batches before they were trained on: the counts, and all labels.
+"""Batches of a stream that were predicted before they were trained on.
 
-A run has one file, which grows with each row, in the format of its predictions. Windows and blind
-classifiers are computed from it. docs/record-format.md describes it for authors of other programs.
+A run has one file, which grows with each row, in the format of its predictions: the counts of right
+predictions, and the labels of all images. Windows and blind classifiers are computed from it.
+docs/record-format.md describes it for authors of other programs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _ARRAYS = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PrequentialRecord:
-    """The B batches of a stream in the order of training, and which of them a model predicted.
+    """The B batches of a stream, and how well a model predicted them.
 
     Args:
         distances: for D columns of ``correct``, how many batches after the next one to train on a
@@ -113,7 +114,7 @@ class PrequentialRecord:
         return replace(self, **arrays, num_rows=k)
 
     def select_counts(self, distance: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (n,), images predicted right, and (n,), all images, of batches from *distance* on.
+        """Return right predictions and images, (n,) each, of batches from *distance* on.
 
         Raises UndefinedMetricError if a bucket's batches or predictions are not stored.
         """
@@ -129,10 +130,11 @@ class PrequentialRecord:
         return correct, self.size[distance:]
 
     def compute_windows(self, distance: int, num_images: int) -> NDArray[np.float64]:
-        """Return (n,), accuracy over the last batches of at least *num_images* after each batch.
+        """Return the accuracy over the last *num_images* after each batch, (n,).
 
-        The first windows, with fewer images, are those since the start. Raises
-        UndefinedMetricError like :meth:`select_counts`.
+        Windows consist of complete batches, so they have at least so many images; the first ones
+        begin with the stream and have fewer. Raises UndefinedMetricError like
+        :meth:`select_counts`.
         """
         correct, sizes = (np.cumsum([0, *counts]) for counts in self.select_counts(distance))
         starts = np.searchsorted(sizes, np.maximum(sizes[1:] - num_images, 0), side="right") - 1

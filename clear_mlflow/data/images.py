@@ -96,9 +96,10 @@ class ImageTable:
 
     @cached_property
     def time_order(self) -> NDArray[np.int64]:
-        """The rows in the order of time. Equal times are in the order of contents, not of labels.
+        """The rows in the order of time.
 
-        Raises DataError if the times are not known, or are all the same.
+        Equal times are in the order of contents, so that labels do not form runs. Raises DataError
+        if the times are not known, or are all the same.
         """
         if self.times is None:
             raise DataError("lacks times, so that the order of its images is not known")

@@ -153,7 +153,7 @@ class TrainingStream(ABC):
         return self._sets[TRAIN][bucket_index].labels[indices]
 
     def sort_by_time(self, order: Tensor, indices: SampleIndices, bucket_index: int) -> Tensor:
-        """Return an order of samples, (N,), with a bucket's images sorted by time in their places.
+        """Sort a bucket's images within an order of samples, (N,), by time.
 
         Images of other buckets, which are replayed, stay where they are.
         """
@@ -165,7 +165,7 @@ class TrainingStream(ABC):
         return torch.from_numpy(arranged)
 
     def take_in_time_order(self, bucket_index: int, count: int) -> ImageTable:
-        """Return the first *count* training images of a bucket in the order of time."""
+        """Return a bucket's first *count* training images in the order of time."""
         table = self._sets[TRAIN][bucket_index]
         return table.take(table.time_order[:count])
 

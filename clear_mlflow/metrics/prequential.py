@@ -1,4 +1,4 @@
-"""Accuracy on each batch before the model is trained on it, next to classifiers that see no images.
+"""Accuracy on batches before training on them, next to blind classifiers.
 
 Batches arrive in the order of time. Before step t, the model predicts batch t (distance 0: online
 accuracy) and batch t + D (distance D: near-future accuracy), and then it trains on batch t. A value
@@ -35,7 +35,7 @@ _MAX_DISTANCE = 1000  # batches; at larger ones, correlation of labels is not lo
 
 
 def accuracy(record: PrequentialRecord, distance: int) -> float:
-    """Accuracy on each batch of the model that is trained on it next.
+    """Accuracy on each batch of the model before training on it.
 
     Formula: images predicted right / images, over batches t >= D, by the model before step t - D,
     with D = 0. Defined when k >= 1.
@@ -45,7 +45,7 @@ def accuracy(record: PrequentialRecord, distance: int) -> float:
 
 
 def near_future(record: PrequentialRecord, distance: int) -> float:
-    """Accuracy on each batch of the model that had D batches less than it could have had.
+    """Accuracy on each batch of the model D batches earlier.
 
     Formula: images predicted right / images, over batches t >= D, by the model before step t - D.
     Defined when k >= 1 and there are more than D batches.
@@ -54,7 +54,7 @@ def near_future(record: PrequentialRecord, distance: int) -> float:
 
 
 def blind(record: PrequentialRecord, distance: int) -> float:
-    """Accuracy of the best classifier that only repeats labels seen by the same model.
+    """Accuracy of the best classifier that repeats labels without seeing images.
 
     Formula: max over K of (images of the class that is most frequent among the last K labels before
     batch t - D / images), over batches t >= D. Defined when k >= 1 and there are more than D
@@ -74,7 +74,7 @@ def most_frequent_class(record: PrequentialRecord) -> float:
 
 
 def label_correlation(record: PrequentialRecord) -> float:
-    """Smallest distance, in batches, at which labels seen before do not predict labels.
+    """Smallest distance in batches at which earlier labels predict no labels.
 
     Formula: smallest D at which blind_D <= share of the most frequent class of all k buckets, both
     over batches t >= D. Defined when k >= 1 and there is such a D of up to 1000 batches.
@@ -93,7 +93,7 @@ def label_correlation(record: PrequentialRecord) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _BlindClassifiers:
-    """What blind classifiers know before each of the B batches, and the labels of the batches."""
+    """The classes that blind classifiers predict for B batches, and the labels."""
 
     sizes: NDArray[np.int64]  # (B,), images of each batch
     predicted: NDArray[np.int64]  # (windows, B), class predicted before each batch; -1 without any
@@ -128,11 +128,11 @@ class _BlindClassifiers:
         )
 
     def measure(self, distance: int) -> float:
-        """Return the accuracy of the best window at a distance, which is below B."""
+        """Return the accuracy of the best window at a distance below B."""
         return max(self._measure(row[: len(row) - distance], distance) for row in self.predicted)
 
     def measure_mode(self, distance: int) -> float:
-        """Return the accuracy of always predicting the most frequent class on the same batches."""
+        """Return the accuracy of the most frequent class on the same batches."""
         return self._measure(np.full(len(self.sizes) - distance, self.mode), distance)
 
     def _measure(self, predicted: NDArray[np.int64], distance: int) -> float:

@@ -145,7 +145,7 @@ def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str
 
 
 def read_prequential_values(client: MlflowClient, run: Run, record: Record) -> dict[str, float]:
-    """Compute metrics of predictions before training: name to value, if it is defined."""
+    """Compute metrics of predictions before training: name to defined value."""
     stored = read_prequential(client, run, record)
     return {} if stored is None else compute_values(stored, PREQUENTIAL_METRICS)[0]
 

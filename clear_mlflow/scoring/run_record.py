@@ -1,4 +1,4 @@
-"""Read what was measured in a run: rows, predictions, tests within buckets and prequential ones."""
+"""Read what was measured in a run: rows, predictions and further tests."""
 
 from __future__ import annotations
 
@@ -238,9 +238,9 @@ def read_predictions(
 
 
 def read_prequential(client: MlflowClient, run: Run, record: Record) -> PrequentialRecord | None:
-    """Download the predictions before training for the rows in *record*, or None if none is stored.
+    """Download the predictions before training, up to the last row in *record*.
 
-    Raises RecordError if they are damaged, or contradict the rows.
+    Returns None if none are stored. Raises RecordError if they are damaged, or contradict the rows.
     """
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
     sizes = folder.list_sizes()

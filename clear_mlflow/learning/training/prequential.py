@@ -1,4 +1,4 @@
-"""Predictions of the batches of a bucket before they are trained on, in the order of time."""
+"""Predictions of batches, in the order of time, before training on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clear_mlflow.learning.training.observers import preserve_modes
 
 
 class PrequentialTests:
-    """Counts how many images of later batches a model predicts right, before each step.
+    """Counts right predictions of a model for later batches before each step.
 
     The counts stay on the device until a row is measured. Predictions do not change the training.
     Batches are parts of the stream, of ``batch_size`` images of one bucket. A batch is predicted
@@ -49,7 +49,7 @@ class PrequentialTests:
     def begin_bucket(
         self, bucket_index: int, samples: SampleIndices, bounds: Sequence[tuple[int, int]]
     ) -> None:
-        """Load the images of the bucket, and images of the next buckets that it predicts.
+        """Load the images that are predicted during a bucket.
 
         samples: images of the first epoch in the order of training, with the bucket's sorted by
         time. bounds: where each step starts and stops. Raises ConfigError unless the bucket's
@@ -78,9 +78,9 @@ class PrequentialTests:
                 self._images[later] = self._stream.load_in_time_order(later, count)
 
     def predict_before_step(self) -> None:
-        """Predict the batches that start in the next step, and later ones. The host does not wait.
+        """Predict the batches that start in the next step, and later ones.
 
-        Call it before each step of the first epoch.
+        The host does not wait. Call it before each step of the first epoch.
         """
         for _ in range(next(self._num_starts)):
             with preserve_modes(self._model), torch.no_grad(), logits_in_float32(self._model):
@@ -105,7 +105,7 @@ class PrequentialTests:
         self.correct[batch, column] = (labels == images.labels[bounds]).sum()
 
     def build_record(self, num_trained: int) -> PrequentialRecord:
-        """Return the batches of the first buckets, at least one, with what was counted."""
+        """Return the batches and counts of the first *num_trained* buckets, at least one."""
         tables = [
             self._stream.take_in_time_order(bucket_index, self._stream.train_counts[bucket_index])
             for bucket_index in range(num_trained)
