@@ -112,6 +112,11 @@ def mlflow_errors(action: str) -> Iterator[None]:
         reason = mask_credentials(message, mlflow.get_tracking_uri())[:500]
         if "database is locked" in reason:
             reason += "; does a process write to it that was stopped (ps -o pid,stat,args)?"
+        if "got unsupported URI 'clear-offline:" in reason:
+            reason = (
+                "the installed clear_mlflow is an older version, without offline folders; install "
+                "the version that you run (pip install -e . in its folder)"
+            )
         if not isinstance(error, MlflowException):
             reason = f"{type(error).__name__}: {reason}"
         raise TrackingError(
@@ -333,7 +338,16 @@ def _check_experiment(client: MlflowClient, name: str | None) -> None:
         if name:
             experiment = client.get_experiment_by_name(name)
         else:
-            experiment = client.get_experiment(experiment_id or DEFAULT_EXPERIMENT_ID)
+            try:
+                experiment = client.get_experiment(experiment_id or DEFAULT_EXPERIMENT_ID)
+            except MlflowException as error:
+                if experiment_id or error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                raise TrackingError(
+                    f"{mask_credentials(client.tracking_uri)} lacks the experiment Default, like "
+                    "each workspace except default; pass experiment=NAME, or set "
+                    "MLFLOW_EXPERIMENT_NAME"
+                ) from error
     if experiment is None:  # MLflow will create it
         return
     if experiment.lifecycle_stage == LifecycleStage.DELETED:

@@ -5,8 +5,10 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import time
+from contextlib import closing
 
 import mlflow
 import pytest
@@ -14,6 +16,7 @@ from click.testing import CliRunner
 from copying import check_equal, describe_run, track_loop
 from mlflow import MlflowClient
 from mlflow.entities import Metric
+from mlflow.tracking._tracking_service.utils import _tracking_store_registry
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from offline_folders import use_store
 from ports import free_port
@@ -27,6 +30,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight
 from clear_mlflow.store.offline import format_offline_uri, locate_artifacts
 from clear_mlflow.store.rows import read_rows
+from clear_mlflow.store.sqlite import get_sqlite_path
 from clear_mlflow.tracking.run_sources import open_sources
 
 FAST = ("--strategy", "ncm", "--features", "pixels")
@@ -229,6 +233,29 @@ def test_an_active_run_of_another_store_is_not_joined(store, folder, monkeypatch
     use_store(monkeypatch, store.tracking_uri)
     with mlflow.start_run(), pytest.raises(TrackingError, match="an MLflow run of another store"):
         track_loop(offline=True)
+
+
+def test_an_older_installed_version_is_reported(folder, monkeypatch):
+    """MLflow takes offline folders from the metadata of the installed version."""
+    monkeypatch.delitem(_tracking_store_registry._registry, "clear-offline")
+    with pytest.raises(TrackingError, match="the installed clear_mlflow is an older version"):
+        track_loop(1, offline=folder)
+
+
+def test_a_workspace_without_the_default_experiment_needs_a_name(store, folder, monkeypatch):
+    """MLflow creates Default only in the default workspace."""
+    track_loop(1, offline=folder)
+    with closing(sqlite3.connect(get_sqlite_path(store.tracking_uri))) as database, database:
+        database.execute("DELETE FROM experiments WHERE experiment_id = 0")
+    use_store(monkeypatch, store.tracking_uri)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_ID", raising=False)
+    refused = CliRunner().invoke(main, ["sync", str(folder)])
+    assert refused.exit_code == 2
+    assert "lacks the experiment Default, like each" in refused.stderr
+    assert "pass --experiment NAME" in refused.stderr
+    sent = CliRunner().invoke(main, ["sync", str(folder), "--experiment", "own"])
+    assert sent.exit_code == 0, sent.output
 
 
 def test_ids_in_a_database_are_never_followed_as_paths(store, experiment_id, tmp_path):
