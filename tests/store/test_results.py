@@ -1,6 +1,7 @@
 """The page of results follows from the archives in the repository."""
 
 import runpy
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,31 @@ def test_the_flights_contain_nothing_of_the_future():
     first = table[table["origin_EWR"].eq(1)].iloc[0]
     assert first["time"] == "2013-01-01T05:15:00"
     assert first["temp"] == pytest.approx((39.92 - 55) / 18)
+
+
+def test_the_report_of_a_study_follows_from_the_runs_in_its_archive(store):
+    """By loops over the logged scores of replay, whose choice is not the best."""
+    runs = read_bundles(BENCHMARKS / "results" / f"{PAGE['STUDY'][0]}.tar.xz")
+    tags = Counter(run.data.tags.get("tuned_on", "") for run in runs)
+    # 24 tuning runs and 18 of the other combinations, with three seeds; six choices.
+    assert tags == {"": 24 + 18 * 3, "digits-writers": 6 * 3}
+    scores: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        if run.data.params["strategy"] == "replay":
+            key = run.data.params["dataset"], run.data.params["lr"]
+            scores.setdefault(key, []).append(run.data.metrics["clear/challenge_score"])
+    means = {key: sum(values) / len(values) for key, values in scores.items()}
+    tuned, tested = (
+        {lr: mean for (name, lr), mean in means.items() if name == dataset}
+        for dataset in ("digits-writers", "digits")
+    )
+    report = PAGE["compute_report"](PAGE["STUDY"][0])
+    (row,) = (row for row in report.methods if row["method"] == "replay")
+    chosen = max(tuned, key=tuned.__getitem__)
+    assert row["chosen"] == {"lr": chosen}
+    assert row["regret"] == pytest.approx(max(tested.values()) - tested[chosen])
+    assert 0 < row["regret"] < 0.001
+    assert round(report.tau, 2) == 0.97
 
 
 def test_an_archive_that_was_changed_is_refused(tmp_path):
