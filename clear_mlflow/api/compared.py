@@ -243,7 +243,6 @@ def compare_stored_runs(
     at_equal: str | None = None,
     oracle: str | None = None,
     across: str | None = None,
-    published: bool = False,
     explicit: bool,
     is_live: bool = False,
 ) -> ComparedRuns:
@@ -261,7 +260,6 @@ def compare_stored_runs(
         oracle: label of runs that were trained from scratch, which all are measured against, or
             None.
         across: parameter or tag for whose values verdicts are counted, or None.
-        published: add published results for the same streams.
         explicit: True if the user named the runs one by one: a run without rows is then listed as
             left out, and runs with different scores are a ConfigError. False: the former are
             skipped, and only the runs with the most common score are compared.
@@ -364,17 +362,23 @@ def compare_stored_runs(
     if across is not None:
         comparison = replace(comparison, across=summarize_across(comparison, across))
         notes += warn_about_inputs(comparison, across)
-    if published:
-        selected = select_published(comparison.conditions, comparison.metrics)
-        comparison = replace(comparison, published=selected)
-        if not selected:
-            warnings.append("No result is published for this stream, protocol and metrics.")
     failed = (
         f"{name} is left out of {len(reasons)} of {len(compared_runs)} runs: {reasons[0]}."
         for name, reasons in failures.items()
     )
     all_warnings = (*notes, *dict.fromkeys(warnings), *failed, *comparison.warnings)
     return ComparedRuns(replace(comparison, warnings=all_warnings), tuple(left_out))
+
+
+def add_published(compared: ComparedRuns) -> ComparedRuns:
+    """Return the comparison with published results for its streams, or a warning without any."""
+    comparison = compared.comparison
+    selected = select_published(comparison.conditions, comparison.metrics)
+    warnings = comparison.warnings
+    if not selected:
+        warnings += ("No result is published for this stream, protocol and metrics.",)
+    comparison = replace(comparison, published=selected, warnings=warnings)
+    return replace(compared, comparison=comparison)
 
 
 def _add_forgetting_since_trained(run: ComparedRun) -> ComparedRun:
