@@ -53,10 +53,12 @@ from mlflow.utils.validation import (
 
 from clear_mlflow.core.disk import write_durably
 from clear_mlflow.core.errors import ClearError, RecordError
-from clear_mlflow.core.text import warn
+from clear_mlflow.core.record import ROWS_FOLDER
+from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.untrusted import convert, json_value, read_bytes, size_text
 from clear_mlflow.journal.reading import Content, pack_input, read_points, read_run
 from clear_mlflow.journal.run_folder import (
+    ARTIFACTS,
     FORMAT,
     HEADER_JSON,
     INFO_JSON,
@@ -92,6 +94,21 @@ def list_offline_runs(root: Path) -> list[Path]:
     """Return the run folders in an offline folder, sorted by their ids."""
     headers = sorted(root.glob(f"*/{HEADER_JSON}"))
     return [header.parent for header in headers if _RUN_ID.fullmatch(header.parent.name)]
+
+
+def list_headless_runs(root: Path) -> list[Path]:
+    """Return the folders in an offline folder with rows, but without run.json."""
+    rows = root.glob(f"*/{ARTIFACTS}/{ROWS_FOLDER}")
+    folders = sorted(folder.parents[len(Path(ROWS_FOLDER).parts)] for folder in rows)
+    return [folder for folder in folders if not (folder / HEADER_JSON).is_file()]
+
+
+def read_offline_run(folder: Path) -> Run:
+    """Return the run in a folder of an offline folder.
+
+    Raises RecordError or TrackingError if it is damaged.
+    """
+    return read_run(folder, folder.name, _read_experiment_id(folder))
 
 
 class OfflineStore(AbstractStore):
@@ -185,8 +202,7 @@ class OfflineStore(AbstractStore):
         return self.get_run(run_id)
 
     def get_run(self, run_id: str) -> Run:
-        folder = self._get_folder(run_id)
-        return read_run(folder, run_id, _read_experiment_id(folder))
+        return read_offline_run(self._get_folder(run_id))
 
     def update_run_info(
         self, run_id: str, run_status: int | None, end_time: int | None, run_name: str | None
@@ -423,9 +439,21 @@ def _get_info(content: Content) -> StoredInfo:
     return content.info
 
 
-@lru_cache(maxsize=4096)
 def _read_experiment_id(folder: Path) -> str:
-    header: Mapping[str, Any] = _read_json(folder / HEADER_JSON, dict[str, Any])
+    file = folder / HEADER_JSON
+    status = file.stat()
+    return _read_header(file, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=4096)
+def _read_header(file: Path, inode: int, time: int, size: int) -> str:
+    """Return the experiment's id in a run.json, from memory while the file is the same."""
+    header: Mapping[str, Any] = _read_json(file, dict[str, Any])
+    if header.get("format") != FORMAT:
+        raise RecordError(
+            f"{file} has format {safe_repr(header.get('format'), 40)}; this program reads "
+            f"{FORMAT}: update it"
+        )
     return str(header.get("experiment_id"))
 
 

@@ -15,8 +15,11 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.disk import find_offline_folder
 from clear_mlflow.core.errors import ClearError, TrackingError
-from clear_mlflow.journal.offline_store import list_offline_runs
-from clear_mlflow.journal.reading import read_run
+from clear_mlflow.journal.offline_store import (
+    list_headless_runs,
+    list_offline_runs,
+    read_offline_run,
+)
 from clear_mlflow.journal.run_folder import (
     HEADER_JSON,
     FolderLockedError,
@@ -87,9 +90,12 @@ def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Ite
             continue
         for path in list_offline_runs(folder):
             try:
-                read_run(path, path.name, "")
+                read_offline_run(path)
             except ClearError as error:
                 yield ActionResult(None, "", FAILED, str(error), path.name, is_problem=True)
+        for path in list_headless_runs(folder):
+            message = f"{path} contains rows, but lacks its {HEADER_JSON}"
+            yield ActionResult(None, "", FAILED, message, path.name, is_problem=True)
         if copier is None:
             client = preflight(experiment=experiment, can_be_offline=False)
             copier = RunCopier(client, experiment)

@@ -137,6 +137,9 @@ def test_one_run_needs_no_name(store, tmp_path):
         ("*-info.json", b'{"name": "x", "status": "LOST", "start_time": 0}', "is damaged"),
         ("*-tags.json", b'{"strategy": 1}', "is damaged"),
         ("*-metrics.json", b"[1]", "is damaged"),
+        ("run.json", b'{"format"', "cut off"),
+        ("run.json", b"", "cut off"),
+        ("run.json", b'{"format": "3.0", "experiment_id": "0"}', "has format '3.0'"),
     ],
 )
 def test_a_damaged_run_stops_no_other(store, tmp_path, monkeypatch, capsys, name, content, problem):
@@ -158,6 +161,17 @@ def test_a_damaged_run_stops_no_other(store, tmp_path, monkeypatch, capsys, name
     assert sent.exit_code == 2
     assert f"run {intact}: copied" in sent.stdout
     assert re.search(f"run {damaged}: .*{problem}", sent.stderr)
+
+
+def test_rows_in_a_folder_without_its_header_are_reported(store, tmp_path, monkeypatch):
+    folder = tmp_path / "recorded"
+    client, experiment_id = create_offline_folder(folder)
+    run_id = stored_run(client, experiment_id).info.run_id
+    (folder / run_id / "run.json").unlink()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.tracking_uri)
+    sent = CliRunner().invoke(main, ["sync", str(folder)])
+    assert sent.exit_code == 2
+    assert f"{run_id} contains rows, but lacks its run.json" in sent.stderr
 
 
 def test_nothing_in_a_hostile_folder_leads_out_of_it(store, tmp_path):
