@@ -87,7 +87,7 @@ _ARTIFACTS = {
 
 
 class _Header(msgspec.Struct, kw_only=True):
-    """Metadata of an exported run, stored in its folder as JSON with a hash of itself."""
+    """Metadata of an exported run, as JSON with its own hash."""
 
     format: str
     run_id: str
@@ -97,7 +97,7 @@ class _Header(msgspec.Struct, kw_only=True):
 
 
 def list_bundles(path: Path) -> list[Path]:
-    """Return the paths of the bundles (exported runs) and offline folders at a path.
+    """Return the paths of bundles and offline folders at a path.
 
     That is the path itself if it is one of them, or names a run in one; otherwise those directly in
     the folder, in order of their names. Empty if there are none.
@@ -112,7 +112,7 @@ def list_bundles(path: Path) -> list[Path]:
 
 
 def is_bundle_path(path: Path) -> bool:
-    """Return True if a path is a bundle, an archive, an offline folder, or names a run in these.
+    """Return True for a bundle, archive, offline folder, or run there.
 
     It is not checked that an archive or offline folder contains the named run.
     """
@@ -128,7 +128,7 @@ def is_bundle_path(path: Path) -> bool:
 
 
 def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licence: str) -> None:
-    """Write runs to a new folder, or to a new archive if the name of *to* ends in .tar.xz.
+    """Write runs to a new folder, or to an archive .tar.xz.
 
     A single run is written to the root of it, several runs to a folder each. Missing parent folders
     are created. licence: text that is stored with each run's metadata.
@@ -156,7 +156,7 @@ def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licenc
 
 
 def read_bundles(path: Path) -> list[Run]:
-    """Read the runs of a bundle: a folder, an archive, or one run of it as ARCHIVE/NAME.
+    """Read the runs of a bundle: folder, archive, or ARCHIVE/NAME.
 
     An archive is unpacked to a temporary folder, which is deleted when the last of the returned
     runs is garbage-collected. The path may also be an offline folder, or one run of it as
@@ -194,7 +194,7 @@ def read_bundles(path: Path) -> list[Run]:
 
 
 def _read_offline_runs(path: Path) -> list[Run]:
-    """Read the runs of an offline folder that can have rows, newest first, or one as FOLDER/RUN.
+    """Read an offline folder's runs, newest first, or one, FOLDER/RUN.
 
     RUN is an id or at least its first six digits. Without it, sweeps and comparisons are left out.
     Raises RecordError if it finds none, and TrackingError if the folder's format is unknown or RUN
@@ -232,7 +232,7 @@ class BundleSource(RunSource):
 def drop_copies(
     client: MlflowClient, runs: Iterable[Run | MissingRun]
 ) -> Iterator[Run | MissingRun]:
-    """Yield each run once: of copies with the same run id or source, the most complete one.
+    """Yield each run once: of copies, the most complete one.
 
     A run may be in the store and in bundles. The source is the run that a copy was made of. A
     MissingRun is yielded only if the run lacks a copy. Reads all runs first. Raises ConfigError if
@@ -259,7 +259,7 @@ def drop_copies(
 
 
 def read_metric_points(client: MlflowClient, run: Run) -> list[Metric]:
-    """Return all values of a run's metrics, ordered by metric, step and time.
+    """Return all values of a run's metrics by metric, step, time.
 
     client: client of the store, which is not used for a run of a bundle or an offline folder.
     """
@@ -279,13 +279,13 @@ def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
 
 
 def _describe_source(run: Run) -> str:
-    """Return where a run was read from, for a message: "the tracking store", or a path."""
+    """Say where a run was read from: "the tracking store", or path."""
     path = get_bundle_path(run)
     return "the tracking store" if path is None else safe_repr(str(path), 200)
 
 
 def _build_folder_name(run: Run) -> str:
-    """Return a folder name for a run, from its name and id, of at most 49 characters."""
+    """Return a folder name of at most 49 characters for a run."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.info.run_name or "").strip("-._")
     return f"{name[:40] or 'run'}-{re.sub('[^0-9a-f]', '', run.info.run_id)[:8]}"
 
@@ -296,12 +296,12 @@ def _is_in_offline_folder(path: Path) -> bool:
 
 
 def _is_archive(path: Path) -> bool:
-    """Return True if a path is an existing file whose name ends in .tar.xz. It is not read."""
+    """Return True for an existing file named .tar.xz, without reading it."""
     return path.name.endswith(ARCHIVE) and path.is_file()
 
 
 def _list_files(folder: Path) -> list[str]:
-    """Return the paths of all files below a folder, relative to it, in no order."""
+    """Return the relative paths of all files below a folder, unordered."""
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir()]
 
 
@@ -410,7 +410,7 @@ def _is_bundle_file(path: str) -> bool:
 
 
 def _pack_archive(root: Path, to: Path) -> Path:
-    """Write a folder to a .tar.xz, whose bytes depend only on the files. Returns *to*."""
+    """Write a folder to a .tar.xz that depends only on files."""
     with tarfile.open(to, "w:xz", format=_TAR_FORMAT) as archive:
         for name in sorted(_list_files(root)):
             with (root / name).open("rb") as file:
@@ -419,14 +419,17 @@ def _pack_archive(root: Path, to: Path) -> Path:
 
 
 def _build_tar_entry(name: str, size: int) -> tarfile.TarInfo:
-    """Return a tar header with this name and size, and no time, owner or mode of the file."""
+    """Return a tar header without a file's time, owner or mode."""
     member = tarfile.TarInfo(name)
     member.size = size
     return member
 
 
 class _XzReader:
-    """Reads an xz file in parts. Raises LZMAError if decoding needs more than 128 MiB."""
+    """Reads an xz file in parts, within 128 MiB of memory.
+
+    Raises LZMAError if decoding needs more.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -82,7 +82,7 @@ _READ_JOBS = 8  # runs whose predictions are read at a time
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A run that was chosen but could not be compared, and the reason."""
+    """A chosen run that could not be compared, and the reason."""
 
     run_id: str
     run_name: str
@@ -118,7 +118,9 @@ class ComparedRuns:
         return build_next_grids(self.comparison)
 
     def leaderboard(self, metrics: str | Sequence[str] | None = None) -> DataFrame:
-        """Return a data frame with a row for each group of seeds, best first: means of metrics.
+        """Return a row for each group of seeds, best first.
+
+        The frame has the means of metrics.
 
         Args:
             metrics: names of metrics, or None for the metric of the ranking, the most important
@@ -130,11 +132,11 @@ class ComparedRuns:
         return build_leaderboard_frame(self.comparison, metrics)
 
     def runs(self) -> DataFrame:
-        """Return a data frame with a row for each run: group, seed, parameters and metrics."""
+        """Return a row for each run: group, seed, parameters and metrics."""
         return self.comparison.runs_frame
 
     def verdicts(self) -> DataFrame:
-        """Return a data frame with a row for each pair of groups that was tested or lacks seeds.
+        """Return a row for each pair that was tested or lacks seeds.
 
         Two groups of one run each are tested over test images, others over seeds. Columns: outcome,
         difference a - b, interval, p-value, test, numbers of seeds, and a sentence, among others.
@@ -143,7 +145,7 @@ class ComparedRuns:
         return build_pairs_frame(self.comparison)
 
     def to_frame(self) -> DataFrame:
-        """Return a data frame: group, metric, mean, std, 95 % interval over seeds, and n."""
+        """Return groups by metric: mean, std, 95 % interval, and n."""
         return build_metrics_frame(self.comparison)
 
     def to_dict(self) -> dict[str, Any]:
@@ -158,7 +160,9 @@ class ComparedRuns:
         }
 
     def to_latex(self, metrics: str | Sequence[str] | None = None) -> str:
-        """Return the leaderboard as a LaTeX table for booktabs: mean ± standard deviation.
+        """Return the leaderboard as a LaTeX table for booktabs.
+
+        Cells are mean ± standard deviation.
 
         Fractions are in percent, and arrows show the better direction. Bold is a mean that is
         significantly better than all others. metrics: see :meth:`leaderboard`.
@@ -174,7 +178,7 @@ class ComparedRuns:
         return format_markdown(self.comparison, metrics)
 
     def plot(self, metric: str | None = None, *, width: float | None = None) -> Figure:
-        """Plot a metric over the buckets, a line for each group: mean over seeds, 95 % interval.
+        """Plot a metric over the buckets: means over seeds with intervals.
 
         Args:
             metric: name of a metric, or None for the metric of the ranking.
@@ -391,7 +395,7 @@ def _add_forgetting_since_trained(run: ComparedRun) -> ComparedRun:
 def _keep_most_common_score(
     compared_runs: list[ComparedRun],
 ) -> tuple[list[ComparedRun], list[str]]:
-    """Return the runs with the most common score, and a sentence on the runs of each other score.
+    """Return the runs with the most common score, and a warning.
 
     A score is, for example, accuracy or rmse. A tie keeps the first score.
     """
@@ -409,7 +413,7 @@ def _keep_most_common_score(
 
 
 def _convert_margin(margin: float, score: Score) -> float:
-    """Convert a margin to the score's unit: percentage points of accuracy become a fraction.
+    """Convert a margin from percentage points to the score's unit.
 
     Raises ConfigError if the margin is not above 0, or above 100 percentage points.
     """

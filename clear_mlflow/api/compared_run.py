@@ -29,7 +29,7 @@ _ARGUMENTS = ("strategy/", "dataset/", "scenario/")  # each is a logged paramete
 
 
 def read_predicted_classes(client: MlflowClient, run: Run, record: Record) -> Predictions | None:
-    """Read the predicted classes of a run, without probabilities, or return None if not stored.
+    """Read a run's predicted classes, if stored, without probabilities.
 
     Raises RecordError if they are damaged, and TrackingError if the store cannot be reached.
     """
@@ -42,17 +42,20 @@ def read_predicted_classes(client: MlflowClient, run: Run, record: Record) -> Pr
 
 
 def get_run_name(run: Run) -> str:
-    """Return the name of a run, or its id if it has none."""
+    """Return a run's name, or its id without one."""
     return str(run.info.run_name or run.info.run_id)
 
 
 def has_diverged(run: Run) -> bool:
-    """Return True if a run is tagged as diverged: its loss or output was not finite."""
+    """Return True if a run is tagged as diverged."""
     return bool(run.data.tags.get(names.DIVERGED_TAG) == "true")
 
 
 def build_compared_run(run: Run, record: Record, summary: Mapping[str, float]) -> ComparedRun:
-    """Return a run with its labels and parameters. summary: metric name to value."""
+    """Return a run with labels and parameters.
+
+    summary: values by metric name.
+    """
     test_conditions = {
         "dataset": record.dataset.name,
         "protocol": record.dataset.protocol,
@@ -75,7 +78,7 @@ def build_compared_run(run: Run, record: Record, summary: Mapping[str, float]) -
 
 
 def build_run_without_rows(run: Run) -> RunWithoutRows:
-    """Return a diverged run as a comparison lists it. Its seed is None if none is logged."""
+    """Return a diverged run without rows as comparisons list it."""
     params, described = _get_params(run), _read_described(run)
     labels = _get_labels(run, params, described)
     seed = labels.get("seed", "")
@@ -89,7 +92,7 @@ def build_run_without_rows(run: Run) -> RunWithoutRows:
 
 
 def _read_described(run: Run) -> dict[str, dict[str, str | None]]:
-    """Return the parameters that a training described, or {} for a run of another program."""
+    """Return the parameters that a training described, {} without any."""
     with suppress(RecordError):
         content = json_object(run.data.tags.get(names.PARAMETERS_TAG, "{}"), MAX_TAG_BYTES)
         described: dict[str, dict[str, str | None]] = convert(
@@ -102,7 +105,7 @@ def _read_described(run: Run) -> dict[str, dict[str, str | None]]:
 def _get_labels(
     run: Run, params: Mapping[str, str], described: Mapping[str, Mapping[str, str | None]]
 ) -> dict[str, str]:
-    """Return parameters and tags of a run by name, to group runs by.
+    """Return a run's parameters and tags by name, for groups.
 
     Skips tags of MLflow and this package. ``auto`` is replaced by the value that was used, and a
     value without effect in the run by "not logged".
@@ -120,7 +123,7 @@ def _get_labels(
 def _find_method_parameters(
     run: Run, params: Mapping[str, str], described: Mapping[str, Mapping[str, str | None]]
 ) -> dict[str, str]:
-    """Return the parameters that affect results, by name, or "not logged" for one without effect.
+    """Return the parameters that affect results, or "not logged" by name.
 
     Adds the stream that they were tuned on, if it is tagged. Of other programs' runs, returns all
     but those whose names are about the test set, seeds, folders or machines.
@@ -150,7 +153,7 @@ def _get_params(run: Run) -> dict[str, str]:
 
 
 def _remove_shell_quotes(value: str) -> str:
-    """Return a value as it was before shlex.quote. Other values are returned unchanged."""
+    """Return a value as it was before shlex.quote."""
     with suppress(ValueError):
         words = shlex.split(value)
         if len(words) == 1 and shlex.quote(words[0]) == value:

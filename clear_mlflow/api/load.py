@@ -75,7 +75,7 @@ class Run(DisplayedRun):
 
     @property
     def config(self) -> Mapping[str, str]:
-        """All parameters of the training, with ``auto`` replaced by the value that was chosen."""
+        """All parameters of the training, with ``auto`` resolved."""
         # Imported here and in other methods: show needs only the rows and metrics of a stored run.
         from clear_mlflow.learning.parameters.logged import list_unlogged_parameters
 
@@ -89,12 +89,12 @@ class Run(DisplayedRun):
 
     @property
     def is_bundle(self) -> bool:
-        """True if the run was read from a bundle or an offline folder instead of a store."""
+        """True if the run was read from a bundle or folder."""
         return is_bundle(self._run)
 
     @property
     def links(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Lines of text: how to open the run in MLflow, or the path of its bundle.
+        """Lines: how to open the run, or its bundle's path.
 
         Without a server, the lines have commands instead of URLs.
         """
@@ -104,7 +104,7 @@ class Run(DisplayedRun):
 
     @cached_property
     def record(self) -> Record:  # type: ignore[override]
-        """The accuracy matrix with its protocol, split, dataset and seed, from the stored rows.
+        """The stored rows: accuracy matrix, protocol, split, dataset and seed.
 
         Raises:
             RecordError: the run lacks rows, or a row is damaged.
@@ -116,7 +116,7 @@ class Run(DisplayedRun):
 
     @cached_property
     def metrics(self) -> Mapping[str, MetricResult]:
-        """All metrics by name: value, history and interval, or why the value is undefined.
+        """All metrics by name: value, history and interval, or a reason.
 
         The intervals (95 %, bootstrap over test images) need stored predictions, and accuracy as
         the score; metrics without them have None.
@@ -196,7 +196,7 @@ class Run(DisplayedRun):
 
 
 def load(run: str | Path) -> Run:
-    """Return a stored run by its id, or a bundle by its path: ``paper.tar.xz/NAME`` in an archive.
+    """Return a stored run by its id, or a bundle's path.
 
     The first six digits of an id are enough if no other run starts with them. The path may also
     name an offline folder with one run, or a run of it: ``offline_runs/RUN``.
@@ -223,7 +223,7 @@ def runs(
     experiment: str | Path | None = None,
     filter: str | None = None,  # noqa: A002
 ) -> list[Run]:
-    """Return all runs of an experiment that have an accuracy matrix, newest first.
+    """Return an experiment's runs with an accuracy matrix, newest first.
 
     Runs with damaged rows are left out. The runs of bundles are in the order of the bundles' names.
 
@@ -247,7 +247,7 @@ def runs(
 
 
 def list_existing(runs: Iterable[MlflowRun | MissingRun], verb: str) -> list[MlflowRun]:
-    """Return the runs as a list, or raise TrackingError if one of them does not exist.
+    """Return the runs as a list. TrackingError if one is missing.
 
     verb: what the caller does with them, for the message, for example "export".
     """
@@ -265,7 +265,7 @@ def choose_runs(
     filter: str | None = None,  # noqa: A002
     unscored_only: bool = False,
 ) -> tuple[Iterator[MlflowRun | MissingRun], bool]:
-    """Return the chosen runs, and True if any was passed as a run, an id or a bundle.
+    """Return the chosen runs, and True if any was named.
 
     Runs of experiments come first, then named runs, then bundles. Bundles are read at once, other
     runs during the iteration; a run that the store lacks is a MissingRun. If bundles were passed,
@@ -342,7 +342,7 @@ def choose_runs(
 
 
 def _read_bundles(path: Path) -> list[MlflowRun]:
-    """Read the runs of the bundles and offline folders at a path. Empty if there are none."""
+    """Read the runs of bundles and offline folders at a path."""
     from clear_mlflow.api.bundle import list_bundles, read_bundles
 
     return [run for bundle in list_bundles(path) for run in read_bundles(bundle)]
@@ -355,5 +355,5 @@ def _is_path(name: str | Path) -> bool:
 
 
 def _is_experiment(client: MlflowClient, name: str) -> bool:
-    """Return True if the store exists and has an experiment of this name or id."""
+    """Return True if the store has this experiment, by name or id."""
     return not is_missing_store(client.tracking_uri) and has_experiment(client, name)

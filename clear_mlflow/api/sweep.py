@@ -74,7 +74,7 @@ from clear_mlflow.sweeps.study import (
 
 @dataclass(frozen=True, repr=False)
 class SweepResult:
-    """The runs of a sweep and their comparison, which notebooks and ``print`` show.
+    """The runs of a sweep and their comparison, which ``print`` shows.
 
     ``clear_mlflow.runs(EXPERIMENT)`` returns the runs as objects.
     """
@@ -92,7 +92,7 @@ class SweepResult:
 
     @property
     def is_complete(self) -> bool:
-        """True if every run is done and nothing else went wrong, such as the comparison."""
+        """True if every run is done, and nothing else went wrong."""
         return not self.problems and all(run.state in (DONE, DONE_BEFORE) for run in self.runs)
 
     @property
@@ -122,7 +122,7 @@ class SweepResult:
         return lines if self.study is None else f"{lines}<pre>{html.escape(str(self.study))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the runs with their states, the comparison and the problems, for JSON."""
+        """Return runs with states, the comparison and problems for JSON."""
         return {
             "run_id": self.run_id,
             "runs": [run.to_dict() for run in self.runs],
@@ -317,7 +317,7 @@ def _run_study(
 def plan_sweep(
     grid: Mapping[str, Any] | str | Path | None, **engine_options: Any
 ) -> tuple[Grid, str]:
-    """Return a grid with the states of its runs, and how many would train at a time, as text.
+    """Return a grid with its runs' states, and its capacity in words.
 
     The text is empty if no run would be trained. Writes nothing to the store. Connects to the Ray
     cluster, or starts one, if the engine is ray and runs would be trained.
@@ -348,7 +348,9 @@ def train_and_compare(
     run_name: str | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> SweepResult:
-    """Train the runs of a grid that are not done, compare all, and store the result.
+    """Train the open runs of a grid, and compare all.
+
+    Stores the result.
 
     Prints a line to standard error when a run starts or ends. The parent run is opened, and closed
     with the comparison. If an error is raised, it is FAILED. See :func:`clear_mlflow.sweep` for the
@@ -380,7 +382,7 @@ def train_and_compare(
 def _compare(
     store: SweepStore, result: SweepResult, labels: Sequence[str], rank_by: str
 ) -> tuple[SweepResult, Run | None]:
-    """Compare the runs. Return the result with the comparison, and the run that stores it.
+    """Compare the runs, and store that, unless it is stored already.
 
     A stored comparison of the same runs is reused. If the runs cannot be compared, the error
     is added to the problems of the result, and the run is None.

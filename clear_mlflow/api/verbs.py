@@ -136,7 +136,7 @@ def evaluate(
     dry_run: bool = False,
     on_result: Callable[[ActionResult], ActionResult] | None = None,
 ) -> list[ActionResult]:
-    """Rebuild the accuracy matrix of stored runs from their rows, and log what MLflow lacks.
+    """Rebuild stored runs' matrices, and log what MLflow lacks.
 
     Metrics are written into the runs themselves. A second call changes nothing. A call that was
     stopped can be repeated and does the rest. A run with an error does not stop the others.
@@ -219,7 +219,7 @@ def export(
     filter: str | None = None,  # noqa: A002
     licence: str = "not stated",
 ) -> Path:
-    """Write rows, predictions, tests, parameters, tags and metric histories of runs as bundles.
+    """Write runs with all their measurements as bundles.
 
     load, show and compare read bundles like a store, and reject a bundle that was changed. The
     command ``clear-mlflow import`` makes runs of them.
@@ -278,7 +278,7 @@ def sweep(
     regret: bool = False,
     offline: bool | str | Path = False,
 ) -> SweepResult:
-    """Train each combination of a grid as a child run of one parent run, and compare the runs.
+    """Train a grid's combinations as child runs, and compare them.
 
     Runs that the experiment already contains are skipped, and interrupted ones are resumed, so the
     same call continues where it stopped. A run that fails does not stop the others.

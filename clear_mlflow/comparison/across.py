@@ -35,7 +35,7 @@ from clear_mlflow.core.text import one_line, safe_repr, truncate_apart
 
 
 def summarize_across(comparison: Comparison, parameter: str) -> Across:
-    """Count for each pair of methods what the verdict is for each value of a parameter.
+    """Count each pair's verdicts over the values of a parameter.
 
     parameter: a label of the groups, such as ``dataset/buckets``, or an option whose arguments are
     labels, such as ``dataset_args``. Raises ConfigError if each run is its own group, the groups do
@@ -120,7 +120,7 @@ def warn_about_inputs(comparison: Comparison, parameter: str) -> list[str]:
 
 
 def write_across(a: str, b: str, outcomes: Sequence[str], parameter: str) -> str:
-    """Write what the verdicts for all values of a parameter have in common.
+    """Write what the verdicts for all values of a parameter share.
 
     >>> write_across("replay", "naive", [BETTER, BETTER, UNDECIDED], "borders")
     'replay is better than naive under 2 of 3 borders, and never worse'
@@ -146,7 +146,7 @@ def write_across(a: str, b: str, outcomes: Sequence[str], parameter: str) -> str
 
 
 def estimate_share(differences: NDArray[np.float64]) -> float | None:
-    """Return the part of the variance of differences that is due to their columns.
+    """Return the columns' part of the variance of differences.
 
     Two-way analysis of variance without repetition, with random columns: the variance between
     columns is the mean square of the columns minus the rest, over the number of rows, and
@@ -169,7 +169,7 @@ def estimate_share(differences: NDArray[np.float64]) -> float | None:
 
 
 def compute_kendalls_w(values: NDArray[np.float64]) -> float | None:
-    """Return Kendall's coefficient of concordance, corrected for ties, or None if all are equal.
+    """Return Kendall's W, corrected for ties, None if all are equal.
 
     values: (N, M), N >= 2 judges of M >= 2 methods.
 
@@ -199,7 +199,7 @@ def _name_methods(methods: Sequence[Labels]) -> list[str]:
 def _measure_share(
     groups: Sequence[Mapping[str, Group]], values: Sequence[str], metric: str | None
 ) -> float | None:
-    """Return the share of a parameter in the variance of a pair's difference, or None.
+    """Return a parameter's share in the variance of a pair's difference.
 
     groups: the groups of both methods by value.
     """

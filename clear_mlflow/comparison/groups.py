@@ -61,7 +61,7 @@ class ComparedRun:
 
     @cached_property
     def grid(self) -> NDArray[np.float64]:
-        """(T + 1, T) cells of the masked matrix, the untrained model first, or NaN."""
+        """(T + 1, T) cells of the masked matrix, untrained model first."""
         cells = stack_all_rows(self.record.masked_matrix)
         cells.setflags(write=False)
         return cells
@@ -69,7 +69,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunWithoutRows:
-    """A run that diverged before its first row: a result of its method without a matrix."""
+    """A run that diverged before its first row, without a matrix."""
 
     run_id: str
     name: str
@@ -113,17 +113,17 @@ class Group:
 
     @cached_property
     def diverged(self) -> tuple[ComparedRun | RunWithoutRows, ...]:
-        """The runs whose loss or output was not finite: they count as seeds, without a value."""
+        """The diverged runs, which count as seeds, without a value."""
         return (*(run for run in self.members if run.diverged), *self.without_rows)
 
     @cached_property
     def is_deterministic(self) -> bool:
-        """True if several seeds have one and the same matrix: the seed changes nothing."""
+        """True if several seeds have the same matrix: they change nothing."""
         return len(self.counted) > 1 and len({run.grid.tobytes() for run in self.counted}) == 1
 
     @property
     def results(self) -> tuple[ComparedRun, ...]:
-        """The members with a value in means and tests: of seeds with the same matrix, the first."""
+        """The members with values: of seeds with equal matrices, the first."""
         return self.counted[:1] if self.is_deterministic else self.counted
 
     @cached_property
@@ -137,7 +137,7 @@ class Group:
 
     @cached_property
     def metrics(self) -> Mapping[str, SeedSummary]:
-        """Summary of each metric over the seeds that define it, without undefined metrics."""
+        """Summary of each metric over the seeds that define it."""
         values: dict[str, list[float]] = defaultdict(list)
         for run in self.results:
             for name, value in run.summary.items():
@@ -145,16 +145,19 @@ class Group:
         return {name: seed_summary(seeds, level=LEVEL) for name, seeds in values.items()}
 
     def list_values(self, metric: str) -> list[tuple[ComparedRun, float]]:
-        """Return the runs of *results* that define a metric, ordered by seed, with their values."""
+        """Return the *results* that define a metric by seed, with values."""
         return [(run, run.summary[metric]) for run in self.results if metric in run.summary]
 
     def format_partial_seeds(self, metric: str) -> str:
-        """Return such as ``1 of 3`` if only some seeds define a metric, or "" if all or none do."""
+        """Return such as ``1 of 3`` if some seeds define a metric.
+
+        Returns "" if all or none do.
+        """
         n = self.metrics[metric].n if metric in self.metrics else 0
         return f"{n} of {len(self.results)}" if 0 < n < len(self.results) else ""
 
     def format_seeds(self) -> str:
-        """Return the number of seeds with values, and of diverged ones, as ``4, 1 diverged``."""
+        """Return the number of seeds with values, like ``4, 1 diverged``."""
         diverged = f", {len(self.diverged)} diverged" if self.diverged else ""
         return f"{len(self.counted)}{', identical' if self.is_deterministic else ''}{diverged}"
 
@@ -166,7 +169,10 @@ class Group:
 
     @cached_property
     def grid(self) -> NDArray[np.float64]:
-        """(T + 1, T) means over the members that measured each cell, or NaN."""
+        """(T + 1, T) means over members that measured each cell.
+
+        NaN without any.
+        """
         seeds, total = self.seeds_per_cell, np.nansum([run.grid for run in self.members], axis=0)
         return np.where(seeds > 0, total / np.maximum(seeds, 1), np.nan)
 
@@ -192,7 +198,7 @@ def group_runs(
     group_by: Sequence[str],
     without_rows: Sequence[RunWithoutRows] = (),
 ) -> tuple[list[Group], list[DatasetDescription], list[str]]:
-    """Group runs with equal labels and test conditions, without repetitions of a run.
+    """Group runs with equal labels and test conditions, each run once.
 
     Runs that were tuned on different streams are in different groups, whatever *group_by* is.
     Of runs in a group with the same seed, parameters and matrix, one is kept, if possible one with
@@ -260,7 +266,7 @@ def _belongs_to_group(
     labels: Sequence[str],
     conditions: DatasetDescription,
 ) -> bool:
-    """Return True if a run without rows has the labels and the test conditions of a group.
+    """Return True if a run without rows fits a group.
 
     Of the test conditions, dataset, protocol and split are compared. Returns False if *group_by* is
     empty: each group is then one run.
@@ -280,7 +286,9 @@ def _build_names(
     group_by: Sequence[str],
     conditions: Sequence[DatasetDescription],
 ) -> list[str]:
-    """Return a unique, printable name for each group: labels that differ, or its run's name.
+    """Return a unique name for each group: labels that differ.
+
+    Alternatively its run's name.
 
     Arguments are shown if they differ between groups of one strategy, and test conditions if names
     would be equal.
@@ -322,7 +330,7 @@ def _get_tuning_digest(run: ComparedRun | RunWithoutRows) -> str:
 
 
 def _list_parts(labels: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return a group's logged labels as texts by name: those without arguments, and arguments."""
+    """Return a group's labels by name: without arguments, and arguments."""
     settings, arguments = dict[str, str](), dict[str, str]()
     for name, label in labels.items():
         if label == NOT_LOGGED:
@@ -337,7 +345,7 @@ def _list_parts(labels: Mapping[str, str]) -> tuple[dict[str, str], dict[str, st
 
 
 def split_labels(groups: Sequence[Group], parameter: str) -> tuple[list[str], list[Labels]]:
-    """Return for each group the value of a parameter, and the labels that are its method.
+    """Return each group's value of a parameter, and its method's labels.
 
     Labels that follow from the value, such as a model that depends on the dataset, are left out.
     """
@@ -365,7 +373,7 @@ def format_label(name: str, label: str) -> str:
 def _append_varying(
     names: Sequence[list[str]], parts: Sequence[Mapping[str, str]], keys: Sequence[Hashable]
 ) -> None:
-    """Append to each name the parts that differ between groups with the same key."""
+    """Append to names what differs between groups of the same key."""
     for part in dict.fromkeys(part for texts in parts for part in texts):
         texts = [group.get(part, "") for group in parts]
         texts_by_key = defaultdict[Hashable, set[str]](set)
@@ -391,7 +399,7 @@ def _describe_repeated_seeds(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _find_duplicate(run: ComparedRun, members: Sequence[ComparedRun]) -> ComparedRun | None:
-    """Return a member with the same seed, parameters and matrix as a run, or None.
+    """Return a member with a run's seed, parameters and matrix, if any.
 
     Returns None for a run without a seed.
     """
@@ -404,17 +412,17 @@ def _find_duplicate(run: ComparedRun, members: Sequence[ComparedRun]) -> Compare
 
 
 def _get_seed_order(run: ComparedRun) -> tuple[bool, int, str]:
-    """Return a key that sorts runs by seed, then by id, with runs without a seed last."""
+    """Return a sort key: by seed, then id, no seed last."""
     return run.seed is None, run.seed or 0, run.run_id
 
 
 def format_run(run: ComparedRun | RunWithoutRows) -> str:
-    """Return the name and the beginning of the id of a run, for a sentence."""
+    """Return a run's name and the beginning of its id."""
     return f"{truncate_name(run.name)} ({truncate_name(run.run_id[:8])})"
 
 
 def truncate_name(name: str) -> str:
-    """Return an untrusted name for a sentence: printable, and cut to 60 characters."""
+    """Return an untrusted name, printable, cut to 60 characters."""
     return truncate(name, 60)
 
 

@@ -61,7 +61,7 @@ _MAX_DISTANCE, _MAX_RATIO, _MIN_SEEDS_FOR_REMARKS = 3, 6, 5
 def compare_groups(
     ranked: Comparison, predictions: Mapping[str, Predictions] | None = None
 ) -> Comparison:
-    """Test the planned pairs, and return the comparison with results, intervals and warnings.
+    """Test the planned pairs, and return the comparison with results.
 
     Two groups with a single result each are tested over test images, others over seeds. If a pair
     does not differ in the ranking metric, the other headline metrics are tested as well, and the
@@ -115,7 +115,10 @@ def compare_groups(
 
 
 def _find_best(ranked: Comparison, pairs: Sequence[Pair]) -> frozenset[int]:
-    """Return the groups that are significantly better than all others under their conditions."""
+    """Return the groups that are significantly better than all others.
+
+    Others have the same conditions.
+    """
     num_groups = Counter(group.conditions_index for group in ranked.groups)
     num_worse = Counter(
         pair.indices[not is_a_better(pair, pair.difference)]
@@ -216,7 +219,7 @@ def _sample_pairs(
     metric: str,
     image_tests: Mapping[tuple[int, int], Mapping[str, TTest]],
 ) -> dict[tuple[int, int], Sample]:
-    """Return the unadjusted test of each planned pair by its indices: over images, or over seeds.
+    """Return each pair's unadjusted test, over images or over seeds.
 
     Seeds are used without a test over images. If a group then has fewer than two values, the pair
     is left out.
@@ -255,7 +258,7 @@ def _add_test(pair: Pair, test: TTest, factor: float) -> Pair:
 
 
 def _add_equivalence(pair: Pair, test: TTest, margin: float, comparisons: int) -> Pair:
-    """Add the numbers of a test of equivalence, whose p is multiplied by *comparisons*."""
+    """Add a test of equivalence, whose p is multiplied by *comparisons*."""
     # The level 1 - 2 alpha: the interval is within the margin if p is at most alpha.
     low, high = test.interval(1 - 2 * (1 - LEVEL) / comparisons)
     pair = replace(
@@ -270,7 +273,7 @@ def _add_equivalence(pair: Pair, test: TTest, margin: float, comparisons: int) -
 
 
 def _compare_over_seeds(a: Group, b: Group, metric: str) -> Sample | None:
-    """Compare two groups over seeds, or return None if one has fewer than two values.
+    """Compare two groups over seeds, if both have two values.
 
     If the seeds of one group, including diverged ones, are all seeds of the other, too, the values
     of shared seeds are paired; otherwise, or if a seed is repeated, it is Welch's test. A group
@@ -335,7 +338,7 @@ def _build_image_sample(test: TTest) -> Sample:
 
 
 def _describe_cost(a: Group, b: Group, pair: Pair, sample: Sample) -> Iterator[str]:
-    """Yield what a better mean costs, such as ``replay at 1.9 times the training FLOPs``.
+    """Yield what a better mean costs, such as ``1.9 times the training FLOPs``.
 
     Yields nothing if costs are within 1 % or not both above 0, and for a metric that is a cost.
     """
@@ -351,7 +354,7 @@ def _describe_cost(a: Group, b: Group, pair: Pair, sample: Sample) -> Iterator[s
 
 
 def _list_remarks(a: Group, b: Group, sample: Sample) -> Iterator[str]:
-    """Yield remarks on mixed parameters and, in a test over seeds, on the values of the seeds.
+    """Yield remarks on mixed parameters, and on the seeds' values.
 
     Those name diverged seeds, outliers, and without pairing very different standard deviations.
     """
@@ -381,7 +384,7 @@ def _list_remarks(a: Group, b: Group, sample: Sample) -> Iterator[str]:
 
 
 def _find_outlier(values: ArrayLike) -> int | None:
-    """Return the index of a value that is far from all others, or None.
+    """Return the index of a value far from all others, if any.
 
     Its gap to the next value is more than _MAX_DISTANCE times the range of the others. With fewer
     than _MIN_SEEDS_FOR_REMARKS values, there is none.
@@ -402,7 +405,7 @@ def _find_outlier(values: ArrayLike) -> int | None:
 def _count_new_seeds(
     test: TTest | None, alpha: float, margin: float | None
 ) -> tuple[int | None, str]:
-    """Return how many new seeds per method a significant result needs, and a sentence on it.
+    """Return the new seeds that a significant result needs, and words.
 
     The result is a difference or, if that takes fewer seeds, equivalence within the margin. The
     number is None if 100 seeds are not enough, and MIN_SEEDS if *test* is None. alpha: largest

@@ -47,7 +47,7 @@ def rank_groups(
     without_rows: Sequence[RunWithoutRows] = (),
     metrics: Sequence[Metric] = METRICS,
 ) -> Comparison:
-    """Group runs by labels, rank the groups, and choose the pairs to test.
+    """Group runs by labels, rank the groups, and choose pairs.
 
     Groups are sorted by test conditions, then best first, those without the metric last.
 
@@ -129,7 +129,7 @@ def _plan_pairs(
     conditions: Sequence[DatasetDescription],
     baseline: str | None,
 ) -> tuple[list[tuple[int, int]], int, list[int], list[int]]:
-    """Plan the pairs to test: of groups with counted runs, equal test conditions and values.
+    """Plan the pairs to test: groups with runs, conditions, and values.
 
     With a baseline, each group is paired with it. Otherwise up to MAX_ALL_PAIRS groups are all
     paired, and of more groups, each with the leader. Returns the pairs, the number of further pairs
@@ -168,7 +168,7 @@ def _plan_pairs(
 def _find_baseline(
     groups: Sequence[Group], indices: Sequence[int], baseline: str, conditions: DatasetDescription
 ) -> int | None:
-    """Return the index of the group with a name or else a label, or None if no group has it.
+    """Return the index of the baseline's group, by name or label.
 
     indices: of the groups to search. Raises ConfigError if several match.
     """
@@ -187,7 +187,7 @@ def _find_baseline(
 def get_default_group_by(
     runs: Sequence[ComparedRun], without_rows: Sequence[RunWithoutRows] = ()
 ) -> tuple[str, ...]:
-    """Return strategy and dataset, if logged, and the parameters that vary within their groups.
+    """Return strategy and dataset, and the parameters that vary within.
 
     Only parameters that affect results count. One that only some runs log is added if nothing else
     separates these runs. Groups that would have equal labels and differ in their test sets are
@@ -207,7 +207,7 @@ def get_default_group_by(
 def add_varying(
     runs: Sequence[ComparedRun], group_by: Sequence[str], parameter: str
 ) -> tuple[str, ...]:
-    """Return labels to group by, with a parameter if it varies within their groups."""
+    """Return labels to group by, with a parameter if it varies."""
     values: dict[tuple[object, ...], set[str]] = defaultdict(set)
     for run in runs:
         key = (run.record.dataset, *(run.labels.get(name) for name in group_by))
@@ -217,7 +217,7 @@ def add_varying(
 
 
 def _find_separating(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield parameters in which groups with equal labels differ, in the order of the first ones."""
+    """Yield parameters in which groups with equal labels differ, in order."""
     by_labels: dict[tuple[str, ...], list[ComparedRun]] = defaultdict(list)
     for group in groups:
         by_labels[tuple(group.labels.values())].append(group.members[0])
@@ -233,7 +233,7 @@ def _find_separating(groups: Sequence[Group]) -> Iterator[str]:
 def select_equal_cost(
     runs: Sequence[ComparedRun], cost: str, group_by: Sequence[str]
 ) -> tuple[list[ComparedRun], list[str]]:
-    """Select runs whose costs differ by at most 1 %, so that most methods remain.
+    """Select runs of equal cost within 1 %, of most methods.
 
     Returns the runs, and sentences about the other runs, among them all without this cost. Seconds
     are equal only on one device. Raises ConfigError if no two methods have equal costs.
@@ -304,13 +304,13 @@ def select_equal_cost(
 
 
 def _format_devices(run: ComparedRun) -> str:
-    """Return the devices that a run's seconds were measured on, or "an unknown device"."""
+    """Return the devices of a run's seconds, or "an unknown device"."""
     devices = {cost.device for cost in run.record.masked_matrix.costs if cost and cost.device}
     return truncate_name(" and ".join(sorted(devices))) or "an unknown device"
 
 
 def get_common_score(runs: Sequence[ComparedRun]) -> Score:
-    """Return the score of all runs. Raises ConfigError without runs, or with several scores."""
+    """Return the score of all runs. Raises ConfigError unless there is one."""
     counts = Counter(run.record.matrix.score for run in runs)
     if not counts:
         raise ConfigError("none of the runs has a row of an accuracy matrix; nothing to compare")

@@ -41,7 +41,7 @@ MAX_PREDICTIONS = 24  # single runs whose predictions are read, megabytes each
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Test of two groups on a metric: the fields, except the indices, are columns of all outputs.
+    """Test of two groups on a metric. Its fields are columns.
 
     Numbers are None if the pair was not tested. The others are adjusted for several comparisons, if
     their names do not start with ``unadjusted``.
@@ -110,7 +110,7 @@ class PairAcross:
 
     @property
     def mean_difference(self) -> float:
-        """Mean of a - b over the values of the parameter that were tested, or NaN."""
+        """Mean of a - b over the tested values of the parameter."""
         tested = [
             difference for difference in self.differences.values() if difference == difference
         ]
@@ -218,7 +218,7 @@ class Comparison:
 
     @property
     def headline_metrics(self) -> list[str]:
-        """The metric of the ranking, the most important ones, and requested further ones."""
+        """The ranking metric, the most important ones, and requested ones."""
         headlines = (metric.name for metric in get_headlines(self.score))
         default = {metric.name for metric in (*adapt_metrics(METRICS, self.score), *COST_METRICS)}
         requested = (metric.name for metric in self.definitions if metric.name not in default)
@@ -227,7 +227,7 @@ class Comparison:
 
     @property
     def table_metrics(self) -> list[str]:
-        """The headline metrics that fit into a table: with costs, all but the second one."""
+        """The headline metrics of a table: with costs, without the second."""
         names = self.headline_metrics
         return names[:1] + names[2:] if COST in names[2:] else names
 
@@ -238,7 +238,7 @@ class Comparison:
         return [n for n in names if n and any(n in result.values for result in self.published)]
 
     def is_higher_better(self, metric: str | None) -> bool | None:
-        """Return True if higher values of a metric are better, or None if that is not declared.
+        """Return True if higher values are better, None if not declared.
 
         Returns True for None, and for a metric that the comparison lacks.
         """
@@ -251,7 +251,7 @@ class Comparison:
         return next((m.higher_is_better for m in definitions if m.name == metric), True)
 
     def list_runs_to_bootstrap(self) -> list[ComparedRun]:
-        """Return one run of each group with a single result, groups in planned pairs first.
+        """Return one run of each group with a single result.
 
         They are compared over test images. At most MAX_PREDICTIONS runs; [] if the score is not an
         accuracy.
@@ -264,7 +264,9 @@ class Comparison:
         return [self.groups[i].results[0] for i in indices]
 
     def format_horizon(self, group: Group) -> str:
-        """Return how many buckets ahead a group keeps up with training from scratch, or "".
+        """Return how many buckets a group keeps up with training from scratch.
+
+        "" if that is not known.
 
         With dates of the buckets also in days, as ``2 (60 days)``.
         """
@@ -276,7 +278,10 @@ class Comparison:
         return text if days == "none" else f"{text} ({days} days)"
 
     def list_methods(self) -> list[list[Group]]:
-        """Return groups by method, best first: groups of a method differ in tuned parameters."""
+        """Return the groups by method, best first.
+
+        Groups of a method differ in tuned parameters.
+        """
         methods: dict[tuple[object, ...], list[Group]] = {}
         for group in self.groups:
             labels = tuple((n, label) for n, label in group.labels.items() if n not in self.tuned)
@@ -285,7 +290,7 @@ class Comparison:
         return list(methods.values())
 
     def get_interval(self, index: int, metric: str) -> tuple[Interval | None, bool]:
-        """Return the interval of a group's metric, and whether it is over test images.
+        """Return a metric's interval, and whether it is over test images.
 
         The interval is None if there is neither one over seeds nor over test images.
         """
@@ -332,7 +337,7 @@ class Comparison:
 
     @cached_property
     def runs_frame(self) -> DataFrame:
-        """One row per run: id, name, group, seed, rows, parameters, tags and metrics."""
+        """One row per run: names, group, seed, parameters, tags and metrics."""
         rows = []
         for group in self.groups:
             for run in group.members:
@@ -355,7 +360,7 @@ class Comparison:
 
 
 def build_frame(rows: Sequence[Mapping[Any, Any]]) -> DataFrame:
-    """Return a data frame of rows. Strings, and integers next to None, stay Python objects.
+    """Return a data frame whose strings and integers stay Python objects.
 
     A value that a row lacks is None, or NaN in a column of floats.
     """

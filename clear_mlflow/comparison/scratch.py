@@ -31,7 +31,7 @@ _SHARED = (
 def add_scratch_metrics(
     runs: Sequence[ComparedRun], oracle: str
 ) -> tuple[list[ComparedRun], list[str]]:
-    """Return the runs with metrics against scratch, and a sentence if some lack them.
+    """Return the runs with metrics against scratch, and a warning.
 
     A run is measured against the oracle's run of its seed, or their mean if there is none. An
     oracle's run that diverged or ended early is not used, unless all did.
@@ -88,7 +88,7 @@ def _select_complete(oracles: Sequence[ComparedRun]) -> Sequence[ComparedRun]:
 
 
 def _measure(run: ComparedRun, oracles: Sequence[ComparedRun]) -> ScratchMatrix:
-    """Return the rows of a run, and what training from scratch reached with its seed.
+    """Return a run's rows, and what training from scratch reached.
 
     Without a run of that seed, or for a run without one: the mean of all seeds.
     """

@@ -39,7 +39,7 @@ _MAX_RUN_LINKS = 10  # of each group in a description
 
 
 def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
-    """Return the comparison for JSON. A group lacks the metrics that no seed defines."""
+    """Return the comparison for JSON, without metrics that no seed defines."""
     frame = comparison.groups_frame
     groups = []
     for index, group in enumerate(comparison.groups):
@@ -79,7 +79,7 @@ def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def build_metrics_frame(comparison: Comparison) -> DataFrame:
-    """Return a row for each group and each metric that it defines: labels, mean, interval, n.
+    """Return a row for each group and each metric that it defines.
 
     n is the number of seeds that define the metric.
     """
@@ -102,7 +102,7 @@ def build_metrics_frame(comparison: Comparison) -> DataFrame:
 def build_leaderboard_frame(
     comparison: Comparison, metrics: str | Sequence[str] | None = None
 ) -> DataFrame:
-    """Return a row for each group, best first, with the mean of each metric.
+    """Return a row for each group, best first: means of metrics.
 
     A metric that some seeds do not define has a second column, with the number of seeds that do.
 
@@ -118,7 +118,7 @@ def build_leaderboard_frame(
 
 
 def build_pairs_frame(comparison: Comparison) -> DataFrame:
-    """Return a row for each pair that was tested, or has too few seeds."""
+    """Return a row for each pair that was tested or lacks seeds."""
     rows = [pair.to_dict() for pair in comparison.pairs]
     return build_frame(rows).reindex(columns=PAIR_COLUMNS)
 
@@ -140,13 +140,13 @@ def build_leader_metrics(comparison: Comparison) -> dict[str, float]:
 
 
 def format_leaderboard_json(comparison: Comparison) -> str:
-    """Return the leaderboard as a table artifact of MLflow, with null for what is not defined."""
+    """Return the leaderboard as MLflow's table artifact, null where undefined."""
     frame = _truncate_cells(build_leaderboard_frame(comparison))
     return str(frame.to_json(orient="split", index=False, double_precision=15))
 
 
 def format_leaderboard_csv(comparison: Comparison) -> str:
-    """Return all groups and metrics for spreadsheets, where no cell is read as a formula."""
+    """Return all groups and metrics as CSV without formulas."""
     frame = _truncate_cells(build_metrics_frame(comparison))
     frame = frame.map(lambda cell: disarm_formula(cell) if isinstance(cell, str) else cell)
     frame.columns = [disarm_formula(name) for name in frame.columns]
@@ -161,7 +161,7 @@ def _truncate_cells(frame: DataFrame) -> DataFrame:
 def build_text_columns(
     comparison: Comparison, metrics: Sequence[str], format_cell: Callable[[str, Any], str]
 ) -> dict[str, list[str]]:
-    """Return the cells of a leaderboard by column: group, further columns, and metrics.
+    """Return a leaderboard's cells by column.
 
     format_cell: returns the text for the name of a metric, and a group's mean, std, low, high, n,
     partial and best.
@@ -225,7 +225,7 @@ def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = N
 
 
 def format_difference(comparison: Comparison, difference: float) -> str:
-    """Return a difference in the ranking metric with its sign, in points if it is a fraction.
+    """Return a difference with its sign, in points if a fraction.
 
     Returns "" for NaN.
     """
@@ -250,7 +250,7 @@ def _format_powers(formula: str) -> str:
 
 
 def build_titles(comparison: Comparison, names: Sequence[str]) -> dict[str, str]:
-    """Return a readable title of each metric with its unit, and its family if titles are equal."""
+    """Return each metric's title with unit, and family if necessary."""
     percent = list_percent_metrics(comparison)
     titles = {}
     for name in names:
@@ -279,7 +279,7 @@ def format_markdown(comparison: Comparison, metrics: str | Sequence[str] | None 
 def _format_markdown_rows(
     comparison: Comparison, metrics: str | Sequence[str] | None = None
 ) -> list[str]:
-    """Return the lines of the table: header, alignment, and a line for each group."""
+    """Return the table's lines: header, alignment, and groups."""
 
     def format_cell(name: str, cell: Any) -> str:
         text = format_mean(cell, partial(format_value, name, score=comparison.score))
@@ -295,7 +295,7 @@ def _format_markdown_rows(
 
 
 def format_mean(cell: Any, number: Callable[[float], str], sign: str = "± ") -> str:
-    """Return mean and standard deviation, if above 0, of a group, or a dash without a mean.
+    """Return a group's mean and standard deviation, a dash without mean.
 
     cell: row of a metric in :attr:`Comparison.groups_frame`. number: formats a number. sign: text
     before the standard deviation.
@@ -306,7 +306,7 @@ def format_mean(cell: Any, number: Callable[[float], str], sign: str = "± ") ->
 
 
 def _choose_metrics(comparison: Comparison, metrics: str | Sequence[str] | None) -> list[str]:
-    """Return requested metrics, a text split at commas, or the headline metrics for None.
+    """Return requested metrics, or the headline metrics for None.
 
     Raises ConfigError if no run defines a requested metric.
     """
@@ -353,7 +353,9 @@ def format_description(comparison: Comparison, *, page: str) -> str:
 
 
 def _format_leaders(comparison: Comparison) -> list[str]:
-    """Return the first four groups on one line, and an empty line, or [] without a ranking metric.
+    """Return the first four groups on one line, and "".
+
+    [] without a ranking metric.
 
     On one line, because MLflow folds descriptions after four lines.
     """
@@ -373,7 +375,7 @@ def _format_leaders(comparison: Comparison) -> list[str]:
 
 
 def _format_run_links(group: Group) -> str:
-    """Return links to the first _MAX_RUN_LINKS runs of a group, labelled by seed."""
+    """Return links to a group's first _MAX_RUN_LINKS runs."""
     links = []
     for run in group.members[:_MAX_RUN_LINKS]:
         label = "run" if run.seed is None else str(run.seed)

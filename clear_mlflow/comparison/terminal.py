@@ -41,7 +41,7 @@ _MAX_VALUES = 6  # columns of a table of values of a parameter
 
 
 def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
-    """Yield leaderboards, verdicts, assumptions of the tests and warnings, as they are printed.
+    """Yield leaderboards, verdicts, the tests' assumptions, and warnings.
 
     At most _MAX_GROUPS groups are listed. Verdicts have details if there are at most _MAX_DETAILED.
     """
@@ -95,7 +95,7 @@ def _render_published(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def _render_across(comparison: Comparison, across: Across) -> Iterator[RenderableType]:
-    """Yield a table with a row for each pair and a column for each value, and the sentences.
+    """Yield a table of pairs and values, and the sentences.
 
     With more than _MAX_VALUES values, the table has the numbers of outcomes instead.
     """
@@ -124,7 +124,7 @@ def _render_across(comparison: Comparison, across: Across) -> Iterator[Renderabl
 
 
 def _build_leaderboards(comparison: Comparison) -> Iterator[Table]:
-    """Yield a table of headline metrics with costs, then of other metrics, 80 characters wide."""
+    """Yield tables of headline metrics, then others, 80 characters wide."""
     metrics = [metric for metric in comparison.table_metrics if metric != COST]
     has_costs = COST in comparison.table_metrics
     first = _MAX_METRICS + (not has_costs)
@@ -145,7 +145,7 @@ def _build_leaderboard(
     has_costs: bool = False,
     has_horizons: bool = False,
 ) -> Table:
-    """Return a table with a column per metric and a row for each of the first _MAX_GROUPS groups.
+    """Return a table: metrics are columns, the first _MAX_GROUPS groups rows.
 
     has_costs: add a column of training FLOPs. has_horizons: keep the column of horizons, if any.
     """

@@ -206,7 +206,7 @@ def _describe_error(error: DataError, root: Path) -> Problem:
 
 
 def _list_empty_classes(counts: Counts, root: Path) -> list[Problem]:
-    """Return one problem for each split in which classes lack images in a bucket."""
+    """Return a problem for each split whose buckets lack classes."""
     problems = []
     for split, noun in (("all", "images"), (TRAIN, "training images"), (TEST, "test images")):
         empty = [key for key, number in counts.items() if key[0] == split and not number]
@@ -223,7 +223,7 @@ def _list_empty_classes(counts: Counts, root: Path) -> list[Problem]:
 def _decode_images(
     images: ImageTable, root: Path, on_progress: OnImages
 ) -> tuple[ImageTable, dict[int, str], NDArray[np.int64]]:
-    """Return the images with their contents, why rows are unreadable, and their brightest areas."""
+    """Return images with contents, why rows are unreadable, and brightest areas."""
     if images.vectors is not None:  # read already
         return images, {}, np.full(len(images), 255)
     starts = range(0, len(images), _FILES_PER_TASK)
@@ -243,7 +243,7 @@ def _decode_images(
 
 
 def _decode_image(file: str, root: Path) -> tuple[str, str, int]:
-    """Return an image's hash (or ""), why it is unreadable (or ""), and its brightest area."""
+    """Return an image's hash, why it is unreadable, and brightest area."""
     try:
         num_bytes = stat_file(file, root=root).st_size
         if num_bytes > MAX_IMAGE_BYTES:

@@ -44,7 +44,7 @@ Rows: TypeAlias = NDArray[np.int64]  # ascending indices of rows of a table
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Rows of an array, which may be a mapped file. They are read when they are indexed."""
+    """Rows of an array or mapped file, read when indexed."""
 
     array: NDArray[np.float32]  # (all rows, width)
     rows: NDArray[np.int64]  # (N,), indices into the array
@@ -121,7 +121,10 @@ class ImageTable:
         )
 
     def join(self, other: ImageTable) -> ImageTable:
-        """Return these images and *other* ones, which have vectors of the same array or none."""
+        """Return these images and *other* ones.
+
+        Both have vectors of the same array, or none.
+        """
         vectors = self.vectors
         if vectors is not None and other.vectors is not None:
             rows = np.concatenate([vectors.rows, other.vectors.rows])
@@ -153,7 +156,9 @@ def group_rows(codes: NDArray[np.int64], number: int) -> list[Rows]:
 
 @dataclass(frozen=True, eq=False)
 class ImageIndex:
-    """The images of a dataset: their paths, labels, buckets and splits. Nothing is decoded.
+    """The images of a dataset: paths, labels, buckets and splits.
+
+    Nothing is decoded.
 
     Args:
         layout: its name, for people.
@@ -222,7 +227,7 @@ def build_index(
     class_names: Sequence[str] = (),
     listed_below: Path | None = None,
 ) -> ImageIndex:
-    """Build the index of images, or of the rows of an array, from one entry for each.
+    """Build the index of images or vectors from an entry each.
 
     Labels follow the sorted names of the classes; names that are all numbers are sorted as numbers.
     Buckets are in the order of their numbers or dates, or in *order*. In a bucket, images are in
@@ -367,7 +372,7 @@ def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float3
 def round_column(
     numbers: NDArray[Any], name: str, source_name: str, original: Sequence[object] | None = None
 ) -> NDArray[np.float32]:
-    """Convert a column to float32. Raises DataError if many distinct numbers become equal.
+    """Convert a column to float32. DataError if distinct numbers become equal.
 
     original: the numbers before they became float64. A sample of 10,000 rows is checked.
     """
@@ -441,7 +446,7 @@ def _group_entries(
 def _sort_class_names(
     train: Iterable[Entry], test: Iterable[Entry], class_names: Sequence[str], source_name: str
 ) -> tuple[str, ...]:
-    """Return *class_names*, or the sorted names of the classes in the training set."""
+    """Return *class_names*, or the training classes' sorted names."""
     names = {entry.class_name for entry in train}
     bucket_by_test_name = {entry.class_name: entry.bucket for entry in test}
     if class_names:
@@ -470,7 +475,7 @@ def _sort_class_names(
 
 
 def sort_buckets(keys: Collection[str], *, order: Sequence[str], source_name: str) -> list[str]:
-    """Sort the keys of buckets by *order*, or by number or date if *order* is empty.
+    """Sort the keys of buckets by *order*, or number or date.
 
     Raises DataError if a key is invalid, there are too many, or their order is not clear.
     """
@@ -512,7 +517,7 @@ def sort_buckets(keys: Collection[str], *, order: Sequence[str], source_name: st
 
 
 def find_first_days(keys: Collection[str]) -> dict[str, str]:
-    """Return the first day of each bucket, or nothing unless all keys are dates."""
+    """Return each bucket's first day, {} unless all keys are dates."""
     times = {key: parse_time(key) for key in keys}
     dates = {key: f"{time.start:%Y-%m-%d}" for key, time in times.items() if time is not None}
     return dates if len(dates) == len(keys) else {}
@@ -544,7 +549,7 @@ class StreamArguments:
 
 @dataclass(frozen=True)
 class OrderedArguments(StreamArguments):
-    """Every stream's arguments, and the order of its buckets, if their names do not define one.
+    """Arguments of every stream, and the order of its buckets.
 
     Args:
         order: all buckets, separated by colons.

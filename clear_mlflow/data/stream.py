@@ -53,7 +53,7 @@ DIFFERENCES = {
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """One step of the stream: the training images, and the test or validation images."""
+    """One step of the stream: training images, test or validation images."""
 
     key: str
     train: ImageTable
@@ -62,7 +62,7 @@ class Bucket:
 
 @dataclass(frozen=True, eq=False)
 class BucketStream:
-    """A dataset as a sequence of buckets in time order, over the same classes."""
+    """A dataset as buckets in time order, over the same classes."""
 
     name: str
     class_names: tuple[str, ...]  # the index is the label
@@ -83,7 +83,7 @@ class BucketStream:
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The images of each bucket: under ``streaming``, one set to train and to test on."""
+        """The images of each bucket, under ``streaming`` one set for both."""
         codes = 2 * self.images.buckets + self.images.is_test
         sets = [self.images.take(rows) for rows in group_rows(codes, 2 * len(self.keys))]
         tests = sets[::2] if self.protocol == STREAMING else sets[1::2]
@@ -96,7 +96,7 @@ class BucketStream:
         return train + [bucket.test for bucket in self.buckets if bucket.test is not bucket.train]
 
     def list_classes(self, split: str) -> list[list[str]]:
-        """Return the classes that each bucket has images of in ``train`` or ``test``."""
+        """Return the classes with images in each bucket of a split."""
         sets = (np.unique(getattr(bucket, split).labels).tolist() for bucket in self.buckets)
         return [[self.class_names[label] for label in labels] for labels in sets]
 
@@ -120,11 +120,11 @@ class BucketStream:
 
     @property
     def tested_on(self) -> str:
-        """The split that is tested on: ``test``, or ``validation`` of the training images."""
+        """The split that is tested on: ``test`` or ``validation``."""
         return get_measured_split(self.split)
 
     def with_images(self, images: ImageTable, **changes: Any) -> BucketStream:
-        """Return this stream with other images, whose contents are hashed, and their digest."""
+        """Return this stream with other, hashed images, and their digest."""
         stream = replace(self, images=images, **changes)
         return replace(stream, digest=_compute_digest(stream))
 
@@ -175,7 +175,9 @@ def build_stream(
 def apply_split(
     index: ImageIndex, *, protocol: str, split: str
 ) -> tuple[ImageTable, str, tuple[str, ...]]:
-    """Return the images, the split (released, N, none or a validation split), and warnings.
+    """Return the images, the split in words, and warnings.
+
+    The split is released, N, none or a validation split.
 
     Reads the lists of released test images or of stored splits if they are used. Raises DataError
     if a bucket has too few images to hold some out.
@@ -205,7 +207,7 @@ def apply_split(
 
 
 def _hold_out_test(index: ImageIndex, number: int) -> tuple[ImageTable, tuple[str, ...]]:
-    """Return the images with the test set of a stored split, or of one that is drawn."""
+    """Return the images with a stored or drawn test set."""
     images, is_test = index.images, index.read_split and index.read_split(number)
     warnings: tuple[str, ...] = ()
     if is_test is None:
@@ -228,7 +230,7 @@ def _hold_out_test(index: ImageIndex, number: int) -> tuple[ImageTable, tuple[st
 
 
 def _hold_out_by_content(index: ImageIndex, seed: int) -> ImageTable:
-    """Return hashed images, three of ten of which are held out by their content."""
+    """Return hashed images, three of ten held out by content."""
     images = index.images
     is_test = np.array([_is_drawn(content, seed) for content in images.contents], dtype=np.bool_)
     purpose = f"are in the test set of split={STREAM}:{seed}"
@@ -249,13 +251,13 @@ def _hold_out(
 
 
 def _is_drawn(content: str, seed: int) -> bool:
-    """Return whether an image is a test image: the same one in every division into buckets."""
+    """Return whether an image is tested, in every division into buckets."""
     digest = hashlib.sha256(f"{seed}\0{content}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < TEST_RATIO * 2**64
 
 
 def check_split(protocol: str, split: str) -> None:
-    """Raise ConfigError if a protocol or a split does not exist, or they contradict each other."""
+    """Raise ConfigError if protocol and split do not exist or fit."""
     if protocol not in (IID, STREAMING):
         raise ConfigError(
             f"protocol is {safe_repr(protocol)}; expected {IID} or {STREAMING}",
@@ -276,7 +278,7 @@ def check_split(protocol: str, split: str) -> None:
 
 
 def draw_split(num_images: int, seed: int) -> Rows:
-    """Draw the test images of a bucket, int(0.3 n) of them, and return their indices, ascending.
+    """Draw a bucket's int(0.3 n) test images, and return ascending indices.
 
     The last shuffled images are held out, as in CLEAR's prepare_training_folder.py.
     """
@@ -286,7 +288,9 @@ def draw_split(num_images: int, seed: int) -> Rows:
 
 
 def draw_validation_split(images: ImageTable) -> NDArray[np.bool_]:
-    """Return which images are held out for validation: a tenth of each bucket's and class's.
+    """Return which images are held out for validation: a tenth.
+
+    It is a tenth of each bucket's and class's.
 
     At least one image of each class that has two is held out. The hash of an image's id decides,
     so the split is the same for all seeds.
@@ -323,7 +327,7 @@ def _check_all_classes(images: ImageTable, index: ImageIndex) -> None:
 def _hash_images(
     index: ImageIndex, images: ImageTable, hash_folder: Path | None, on_image: OnImage
 ) -> ImageTable:
-    """Return the images with the content of each. Those that are known are not hashed again."""
+    """Return the images with contents, hashed where not known."""
     contents = list(images.contents or ("",) * len(images))
     unknown = [i for i, content in enumerate(contents) if not content]
     blocks = [unknown[i : i + _FILES_PER_TASK] for i in range(0, len(unknown), _FILES_PER_TASK)]
@@ -357,7 +361,7 @@ def _hash_file(file: str, root: Path, hashes: HashCache) -> str:
 
 
 def _compute_digest(stream: BucketStream) -> str:
-    """Hash split, bucket, class and content of all images, whatever their paths and order."""
+    """Hash split, bucket, class and content of all images, without paths."""
     images = stream.images
     lines = []
     for is_test, split in ((False, TRAIN), (True, stream.tested_on)):
@@ -379,7 +383,7 @@ def _compute_digest(stream: BucketStream) -> str:
 
 
 def find_copies(images: ImageTable) -> list[tuple[str, list[int]]]:
-    """Group the rows with equal contents, with the worst column in which they differ.
+    """Group the rows of equal contents by what differs most.
 
     The column is a key of ``DIFFERENCES``, or empty for copies in one bucket, split and class.
     """
@@ -395,14 +399,17 @@ def find_copies(images: ImageTable) -> list[tuple[str, list[int]]]:
 
 
 def _select_distinct(images: ImageTable, rows: Sequence[int], *columns: str) -> list[int]:
-    """Return the first row for each value of these columns, which are keys of ``DIFFERENCES``."""
+    """Return the first row for each value of these columns.
+
+    They are keys of ``DIFFERENCES``.
+    """
     arrays = {"split": images.is_test, "bucket": images.buckets, "class_name": images.labels}
     values = [tuple(arrays[column][row] for column in columns) for row in rows]
     return list(dict(zip(reversed(values), reversed(rows), strict=True)).values())[::-1]
 
 
 def _check_disjoint(stream: BucketStream) -> tuple[str, ...]:
-    """Return a warning for each type of difference between copies of an image."""
+    """Return a warning for each type of difference between copies."""
     images, noun = stream.images, "row" if stream.has_vectors else "image"
 
     def format_pair(rows: Sequence[int]) -> str:
@@ -443,7 +450,7 @@ def _check_disjoint(stream: BucketStream) -> tuple[str, ...]:
 def iter_with_progress(
     sets: Sequence[ImageTable], on_image: OnImage
 ) -> Iterator[tuple[ImageTable, Callable[[int], None]]]:
-    """Yield each set of images, and a function to report how many of them are done.
+    """Yield each set of images, and a function to report progress.
 
     That function calls *on_image* with the number done in all sets, and their total.
     """
@@ -458,7 +465,7 @@ def iter_with_progress(
 
 
 def build_evaluation_set(stream: BucketStream) -> EvaluationSet:
-    """Return the test images of all buckets: labels, content hashes and names of files."""
+    """Return all buckets' test images: labels, hashes and file names."""
     tests = [bucket.test for bucket in stream.buckets]
     contents = b"".join(bytes.fromhex(c)[:16] for images in tests for c in images.contents)
     return EvaluationSet(
@@ -474,7 +481,7 @@ def build_evaluation_set(stream: BucketStream) -> EvaluationSet:
 def describe_stream(
     stream: BucketStream, scenario_arguments: Mapping[str, Any] | None = None
 ) -> DatasetDescription:
-    """Describe a stream, with a warning if buckets lack training images of a class."""
+    """Describe a stream, with a warning on missing training classes."""
     absent = stream.absent_classes
     missing = [(name, key) for key, names in absent.get("train", {}).items() for name in names]
     warnings = [

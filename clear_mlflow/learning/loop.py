@@ -77,7 +77,7 @@ def train(
     group: ProcessGroup = SINGLE_PROCESS,
     saved: SavedTraining | None = None,
 ) -> Iterator[TrainedBucket]:
-    """Yield the rows from 0 (untrained model) on, or those after a saved one.
+    """Yield the rows from 0 (untrained model), or after a saved one.
 
     The next bucket is trained when its row is requested. Raises DivergedError if the loss or an
     output is not finite, and ConfigError if the strategy keeps more than memory_budget allows.
@@ -100,7 +100,7 @@ def train(
     trainer.limiter = limiter = build_limiter(config, meta_model, stream, costs)
 
     def measure_all(*, probabilities: bool = False) -> Evaluation | None:
-        """Test the model on all buckets. Its time and FLOPs count as costs of tests."""
+        """Test the model on all buckets, as costs of tests."""
         with costs.test() as count_batch:
             return measure(
                 model,
@@ -187,7 +187,7 @@ def measure(
     group: ProcessGroup = SINGLE_PROCESS,
     count_batch: CountBatch = lambda _: nullcontext(),
 ) -> Evaluation | None:
-    """Test a model on all buckets in one pass. Returns None if an output is not finite.
+    """Test a model on all buckets. Returns None unless finite.
 
     Sets the model to evaluation mode. Takes smaller batches if memory runs out. Each process tests
     its share of the images, and all get the complete result.

@@ -83,7 +83,7 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class HeldOutImages:
-    """The test sets of all buckets, end to end, so that one pass measures a complete row."""
+    """The test sets of all buckets, end to end, for one pass."""
 
     images: Crops | Tensor  # the model's input as bytes; or features, (N, width), float32
     labels: Tensor  # (N,), int64
@@ -105,7 +105,7 @@ class HeldOutImages:
     def iter_batches(
         self, start: int, stop: int, batch_size: int, device: torch.device
     ) -> Iterator[Tensor]:
-        """Yield images or features from index *start* to *stop* on *device*, by batch.
+        """Yield images or features from *start* to *stop*, by batch.
 
         Yields one empty batch for an empty range. On the way from main memory to a GPU, batches are
         gathered ahead in pinned memory.
@@ -119,7 +119,7 @@ class HeldOutImages:
 
 
 class TrainingStream(ABC):
-    """A stream whose images or features are fetched on request. Strategies keep indices."""
+    """A stream that fetches images or features. Strategies keep indices."""
 
     image_bytes: int  # bytes of an image or its features in a buffer
 
@@ -182,7 +182,7 @@ class TrainingStream(ABC):
         )
 
     def keep_only(self, bucket_index: int, indices: NDArray[np.int64]) -> None:
-        """Drop all training images of a bucket except these: no method returns the others again.
+        """Drop all training images of a bucket except these, for good.
 
         indices: ascending. Raises ConfigError if called twice for a bucket.
         """
@@ -197,11 +197,11 @@ class TrainingStream(ABC):
         self.train_counts = tuple(counts)
 
     def train(self, bucket_index: int) -> Samples:
-        """Return the training images of one bucket that are not dropped, with their labels."""
+        """Return one bucket's training images, without dropped ones, with labels."""
         return self.select(list_bucket_indices(bucket_index, self.train_counts[bucket_index]))
 
     def select(self, indices: SampleIndices) -> Samples:
-        """Return training images with labels in the order of *indices*. Caches the last result.
+        """Return training images by *indices*, with labels. Caches the result.
 
         They are on the GPU if they fit there. indices: among the images that are not dropped.
         """
@@ -220,7 +220,7 @@ class TrainingStream(ABC):
         return self._selected[1]
 
     def test(self) -> HeldOutImages:
-        """Return the test images of all buckets, cropped at the centre, or their features.
+        """Return all test images, cropped at the centre, or their features.
 
         They are on the GPU if they fit there, and cached.
         """
@@ -240,7 +240,7 @@ class TrainingStream(ABC):
 
     @abstractmethod
     def _fetch(self, indices: SampleIndices, split: str = TRAIN) -> Photos | Tensor:
-        """Return images or features by index in complete buckets, on the GPU if they fit."""
+        """Return images or features by index, on the GPU if possible."""
 
 
 def _build_class_masks(stream: BucketStream) -> Tensor:
@@ -251,7 +251,10 @@ def _build_class_masks(stream: BucketStream) -> Tensor:
 
 
 class DecodedStream(TrainingStream):
-    """A stream of images that are decoded once, and copied to an accelerator if there is one."""
+    """A stream of images that are decoded once.
+
+    They are copied to an accelerator if there is one.
+    """
 
     def __init__(
         self,
@@ -268,7 +271,7 @@ class DecodedStream(TrainingStream):
         self._cache = cache or DecodedCache(None)
 
     def _fetch(self, indices: SampleIndices, split: str = TRAIN) -> Photos:
-        """Decode complete buckets, and copy the selected images to the GPU if they fit there."""
+        """Decode complete buckets, and copy selected images to the GPU if possible."""
         decoded = {
             n: self._cache.load(self._sets[split][n], self.augmentation.resize)
             for n in np.unique(indices.bucket).tolist()
@@ -301,7 +304,7 @@ class FeatureStream(TrainingStream):
             self.standardised = self._compute_statistics(bucket_index + 1)
 
     def _compute_statistics(self, num_buckets: int) -> dict[str, Tensor]:
-        """Return mean and 1 / standard deviation, (width,) each, 1 for a constant column."""
+        """Return mean and 1 / standard deviation, (width,) each."""
         number, total = 0, np.zeros((2, self.width))
         middle = self._features.train[0][:1].astype(np.float64)  # so that squares do not cancel
         for features in self._features.train[:num_buckets]:
@@ -332,7 +335,7 @@ class FeatureStream(TrainingStream):
 
 @lru_cache
 def _build_pixel_factors(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return scale and shift that standardize a line's bytes, (3 * width,) each. Cached."""
+    """Return scale and shift that standardize bytes, (3 * width,) each."""
     # For a complete line, since broadcasting three channels is 7 times slower.
     scale = torch.tensor([1 / (255 * std) for std in _STD])
     shift = torch.tensor([-mean / std for mean, std in zip(_MEAN, _STD, strict=True)])
@@ -340,7 +343,9 @@ def _build_pixel_factors(width: int, device: torch.device) -> tuple[Tensor, Tens
 
 
 def normalise(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Convert (N, H, W, 3), uint8, contiguous, to the model's input, (N, 3, H, W), channels-last.
+    """Convert (N, H, W, 3), uint8, to the model's input.
+
+    That is (N, 3, H, W), channels-last. The images are contiguous.
 
     Values are divided by 255, and standardised by ImageNet's mean and standard deviation.
     """
@@ -354,13 +359,13 @@ def normalise(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def multiply_and_add(numbers: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return numbers * scale + shift in *dtype*, computed in one pass and rounded once."""
+    """Return numbers * scale + shift in *dtype*, rounded once."""
     inputs = torch.empty(numbers.shape, dtype=dtype, device=numbers.device)
     return torch.addcmul(shift, numbers, scale, out=inputs)
 
 
 def draw_order(count: int, seed: int, bucket_index: int, epoch: int) -> Tensor:
-    """Return a random order of *count* samples, the same for equal seed, bucket and epoch."""
+    """Return a random order of *count* samples for these numbers."""
     return torch.randperm(
         count, generator=build_generator(seed, RngPurpose.ORDER, bucket_index, epoch)
     )
@@ -407,7 +412,7 @@ def iter_batches(
 def _gather_ahead(
     gather: Callable[[tuple[int, int]], tuple[Tensor, ...]], shares: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Gather and pin batches on a thread. shares: (start, stop) of this process's parts."""
+    """Gather and pin batches on a thread. shares: (start, stop) each."""
 
     def gather_pinned(share: tuple[int, int]) -> tuple[Tensor, ...]:
         return tuple(part.pin_memory() for part in gather(share))
@@ -423,7 +428,7 @@ def _gather_ahead(
 
 
 def compute_batch_bounds(count: int, batch_size: int | Literal["full"]) -> list[tuple[int, int]]:
-    """Return where batches of *batch_size* images start and stop. The last may be smaller.
+    """Return where batches of *batch_size* images start and stop.
 
     count: number of images, above 0. ``full`` is one batch of all. A single remaining image joins
     the batch before it: batch normalisation cannot train on one image that the network has shrunk

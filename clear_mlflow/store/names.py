@@ -111,7 +111,7 @@ def shorten_digest(digest: str) -> str:
 
 
 def is_bucket_series(metric: str) -> bool:
-    """Return True if a metric belongs to a single bucket, such as "test_rmse/bucket_01"."""
+    """Return True if a metric belongs to one bucket, like "test_rmse/bucket_01"."""
     return _BUCKET_SERIES.match(metric) is not None
 
 
@@ -121,6 +121,6 @@ def format_model_file_name(row: int) -> str:
 
 
 def parse_model_file_name(name: str) -> int | None:
-    """Return the number of trained buckets in a weights file's name, or None for any other name."""
+    """Return the trained buckets in a weights file's name, else None."""
     match = re.fullmatch(r"after_([0-9]{3,9})\.safetensors", name)
     return int(match[1]) if match and format_model_file_name(int(match[1])) == name else None

@@ -33,11 +33,11 @@ NO_ROWS = "contains no rows of an accuracy matrix"
 
 
 class RowConflictError(TrackingError):
-    """A row is already stored with other numbers; a stored row is never overwritten."""
+    """A row is stored with other numbers, which are never overwritten."""
 
 
 def hash_rows(run_id: str, files: Mapping[str, bytes]) -> str:
-    """Return a hash (32 digits) of a run's id and the names and contents of its row files."""
+    """Return a hash of a run's id and its row files."""
     hasher = hashlib.sha256(run_id.encode())
     for name, content in sorted(files.items()):
         hasher.update(f"\0{name}\0{len(content)}\0".encode() + content)
@@ -45,7 +45,7 @@ def hash_rows(run_id: str, files: Mapping[str, bytes]) -> str:
 
 
 def pack_matrix_tag(run_id: str, files: Mapping[str, bytes]) -> str | None:
-    """Return a tag value that contains all row files, compressed, and their hash.
+    """Return a tag that contains all row files, compressed, and their hash.
 
     Returns None without files, or if the value has more than 8,000 characters.
     """
@@ -55,7 +55,7 @@ def pack_matrix_tag(run_id: str, files: Mapping[str, bytes]) -> str | None:
 
 
 def read_matrix_tag(run_id: str, value: str | None) -> dict[str, bytes]:
-    """Unpack the row files in a run's matrix tag, and return their contents by file name.
+    """Unpack the row files in a run's matrix tag, by name.
 
     Returns {} if *value* is None, damaged, or was copied from another run.
     """
@@ -72,7 +72,7 @@ def read_matrix_tag(run_id: str, value: str | None) -> dict[str, bytes]:
 
 
 def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None:
-    """Store a file with one row of the accuracy matrix, unless the run has the same row already.
+    """Store a row's file, unless the run has the same row.
 
     A stored file that a power cut truncated is replaced, with a warning. Raises RowConflictError if
     the stored row has other numbers or cannot be parsed, for example in a newer format.
@@ -95,7 +95,7 @@ def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None
 
 
 def is_truncated_row(content: bytes) -> bool:
-    """Return True if a row file is not a JSON object, as if a power cut left only a part of it."""
+    """Return True if a row file is cut off, as by power cuts."""
     try:
         json_object(content, MAX_ROW_BYTES)
     except RecordError:
@@ -104,7 +104,7 @@ def is_truncated_row(content: bytes) -> bool:
 
 
 def _create_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -> bytes | None:
-    """Store a row file and return None, or return the content of a stored file of that name."""
+    """Store a row file, or return the content of a stored one."""
     folder = ArtifactFolder(client, run, ROWS_FOLDER)
     if folder.local is not None:
         if create_durably(folder.local / name, content):
@@ -116,7 +116,9 @@ def _create_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -
 
 
 def is_same_row(content: bytes, other_content: bytes, name: str) -> bool:
-    """Return True if two row files have equal numbers and the same dataset. Times may differ.
+    """Return True if row files have equal numbers and dataset.
+
+    Times may differ.
 
     name: their file name, for the RecordError that is raised if one is invalid.
     """
@@ -125,7 +127,9 @@ def is_same_row(content: bytes, other_content: bytes, name: str) -> bool:
 
 
 def list_row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
-    """Return the size in bytes of each row file in row order, by file name. None if unknown.
+    """Return the size of each row file in row order.
+
+    Bytes by file name, None if unknown.
 
     Raises RecordError if a row file is too large, or missing although the run's tags name it.
     """
@@ -135,7 +139,7 @@ def list_row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
 
 
 def check_has_no_rows(client: MlflowClient, run: Run) -> None:
-    """Raise TrackingError if a run has rows: a second training could contradict them.
+    """Raise TrackingError if a run has rows, which training could contradict.
 
     Raises RecordError like :func:`list_row_sizes`.
     """
@@ -149,7 +153,7 @@ def check_has_no_rows(client: MlflowClient, run: Run) -> None:
 def read_row_files(
     client: MlflowClient, run: Run, *, may_be_missing: Collection[str] | None = ()
 ) -> dict[str, bytes]:
-    """Return the contents of a run's row files in row order, by file name.
+    """Return the contents of row files in row order, by name.
 
     Empty for a run without rows. may_be_missing: names of files that need not exist, or None if no
     file needs to. Raises RecordError if another row file is missing although the run's tags name
@@ -163,7 +167,7 @@ def read_row_files(
 
 
 def parse_rows(files: Mapping[str, bytes]) -> dict[str, RowRecord]:
-    """Parse row files, from and to a dict by file name. Raises RecordError if one is invalid."""
+    """Parse row files by name. Raises RecordError if one is invalid."""
     return {name: RowRecord.from_json(content, source=name) for name, content in files.items()}
 
 
@@ -198,7 +202,7 @@ def _check_for_missing_rows(run: Run, row_files: Collection[str]) -> None:
 def load_stored_rows(
     client: MlflowClient, run: Run, *, read_files: bool | None = None
 ) -> tuple[Mapping[str, bytes], Mapping[str, RowRecord]]:
-    """Load the rows of a run from its matrix tag or its artifacts.
+    """Load a run's rows from its matrix tag or its artifacts.
 
     Returns file name to content and file name to row, in row order; empty if there are none.
 

@@ -31,7 +31,7 @@ _ALWAYS_NAMED = ("strategy", "dataset", "seed")
 
 @dataclass(eq=False)
 class SweepRun:
-    """A run of a sweep: one combination of parameters, with its state and MLflow run."""
+    """A run of a sweep: parameters, state and MLflow run."""
 
     parameters: Mapping[str, str]  # those that the file sets, as text; paths are absolute
     config: TrainConfig = field(repr=False)
@@ -60,12 +60,12 @@ class SweepRun:
 
     @property
     def passed_parameters(self) -> dict[str, str]:
-        """Parameters to train with: without a memory that a strategy without a buffer rejects."""
+        """Parameters to train with, without a memory that nothing uses."""
         ignored = {"memory"} & self.config.ignored_parameters
         return {name: text for name, text in self.parameters.items() if name not in ignored}
 
     def set_end(self, exit_code: int, error: str | None, *, is_lost: bool = False) -> SweepRun:
-        """Set how the last training ended, as its engine knows it, and return the run.
+        """Set how the last training ended, and return the run.
 
         exit_code: of ``clear-mlflow train``. error: one line, or None if the engine knows none.
         is_lost: its process was killed or its machine is gone.
@@ -95,12 +95,12 @@ class Grid:
 
     @property
     def digest(self) -> str:
-        """Hash of the runs. Equal for files with the same runs in any order."""
+        """Hash of the runs, equal for any order in the file."""
         return hash_json(sorted(run.run_hash for run in self.runs))
 
     @property
     def group_by(self) -> tuple[str, ...]:
-        """The parameters that seeds of one method share: strategy, dataset, and what varies."""
+        """The parameters that seeds of one method share."""
         names = (name for name in self.varied if name not in _ALWAYS_NAMED)
         return ("strategy", "dataset", *names)
 
@@ -111,7 +111,7 @@ class Grid:
 
 
 def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
-    """Read and check a sweep from a YAML file, or from a dictionary with the same content.
+    """Read and check a sweep from a YAML file or dictionary.
 
     It has the sections ``fixed`` (parameters of all runs), ``grid`` (lists of values, of which all
     combinations are trained) and ``runs`` (a list of such grids). Raises ConfigError if the file
@@ -175,7 +175,7 @@ def plan_grid(text: str, content: Any) -> Grid:
 
 
 def hash_config(config: TrainConfig) -> str:
-    """Return a hash of the parameters that affect training: equal if two runs train the same.
+    """Return a hash of the parameters that affect training.
 
     Leaves out ``metrics`` and parameters without effect.
     """
@@ -194,7 +194,7 @@ def hash_json(content: Any) -> str:
 
 
 def check_runs_differ(runs: Sequence[SweepRun]) -> None:
-    """Raise ConfigError if two runs have the same ``config_hash``, and so would train the same."""
+    """Raise ConfigError if two runs would train the same."""
     first_numbers: dict[str, int] = {}  # by hash
     for number, run in enumerate(runs, start=1):
         first = first_numbers.setdefault(run.config_hash, number)
@@ -210,7 +210,10 @@ def check_runs_differ(runs: Sequence[SweepRun]) -> None:
 
 
 def _read_node(node: Any, node_ids: set[int]) -> Any:
-    """Return a YAML node's content, numbers as written. node_ids: of all nodes so far."""
+    """Return a YAML node's content, numbers as written.
+
+    node_ids: of all nodes so far.
+    """
     where = f"line {node.start_mark.line + 1}"
     if id(node) in node_ids:
         raise ConfigError(f"{where} is an alias (*); write it out")
@@ -297,7 +300,7 @@ def read_lists(entry: Any, where: str) -> dict[str, list[str]]:
 
 
 def _plan_run(parameters: dict[str, str], number: int) -> SweepRun:
-    """Return a run with its checked parameters, absolute paths, and an empty name."""
+    """Return a run with checked parameters, absolute paths, and no name."""
     try:
         config = TrainConfig.resolve(parameters)
     except ConfigError as error:
@@ -308,7 +311,10 @@ def _plan_run(parameters: dict[str, str], number: int) -> SweepRun:
 
 
 def _format_name(config: TrainConfig, varied: Sequence[str]) -> str:
-    """Name a run, at most 240 characters, like "ncm digits seed 0 features=pixels"."""
+    """Name a run in at most 240 characters.
+
+    For example "ncm digits seed 0 features=pixels".
+    """
     texts = config.as_text()
     values = (f"{name}={Path(texts[name]).name or texts[name]}" for name in varied)
     return " ".join([config.strategy, config.stream_name, f"seed {config.seed}", *values])[:240]

@@ -31,7 +31,7 @@ _OF_METHOD = ("strategy", "strategy_args", "memory", "memory_budget", "test_ever
 
 
 def build_next_grids(comparison: Comparison) -> dict[str, str]:
-    """Return the sweeps that continue from a comparison: artifact name to YAML text.
+    """Return the sweeps that continue from a comparison, as YAML by name.
 
     ``more_seeds.yaml`` has new seeds for undecided pairs, ``chosen.yaml`` tests the best
     parameters of each method after a validation, ``baselines.yaml`` trains simple baselines that
@@ -46,7 +46,7 @@ def build_next_grids(comparison: Comparison) -> dict[str, str]:
 
 
 def _build_more_seeds(comparison: Comparison) -> str | None:
-    """Return the YAML of new seeds for undecided pairs, or None if none needs them."""
+    """Return the YAML of new seeds for undecided pairs, if any."""
     needed: Counter[int] = Counter()
     for pair in comparison.pairs:
         if pair.more_seeds is not None:
@@ -69,7 +69,7 @@ def _build_more_seeds(comparison: Comparison) -> str | None:
 
 
 def _build_chosen(comparison: Comparison) -> str | None:
-    """Return the YAML that tests the best groups, or None if runs used no validation images."""
+    """Return the YAML that tests the best groups, if tuned on validation."""
     entries = []
     for best, *_ in comparison.list_methods() if comparison.is_validation else ():
         parameters = find_common_parameters(best) if comparison.ranked_by in best.metrics else None
@@ -173,7 +173,7 @@ def _build_baselines(comparison: Comparison) -> str | None:
 
 
 def _format_grid(comment: str, entries: Sequence[Mapping[str, object]]) -> str | None:
-    """Return the text of a sweep's file, or None if it would have no runs."""
+    """Return the text of a sweep's file, None without runs."""
     if not entries:
         return None
     text = yaml.safe_dump({"runs": entries}, sort_keys=False, allow_unicode=True)

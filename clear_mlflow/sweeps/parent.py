@@ -26,7 +26,9 @@ from clear_mlflow.tracking.resume import reserve_resume
 
 
 def open_parent_run(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None) -> str:
-    """Open the parent run, which all sweeps of the same grid share, and return its id.
+    """Open the parent run of all sweeps of a grid.
+
+    Returns its id.
 
     Uses the oldest parent run of the grid in the experiment, or else the run that ``mlflow run``
     opened for this process, or else a new one. Sets it to RUNNING, and stores the grid in it.
@@ -81,7 +83,9 @@ def close_parent_run(
     status: Status,
     comparison_run: Run | None,
 ) -> None:
-    """Write the final states of all runs into the parent run, and set its status.
+    """Write all runs' final states into the parent run.
+
+    Sets its status.
 
     Also logs a description, and the metrics of the best method. comparison_run: run that stores the
     comparison, or None.
@@ -107,14 +111,14 @@ def close_parent_run(
 
 
 def _build_name(grid: Grid) -> str:
-    """Return a name for the parent run: up to four strategies, and the number of runs."""
+    """Name the parent run: up to four strategies, number of runs."""
     strategies = list(dict.fromkeys(run.config.strategy for run in grid.runs))
     methods = ", ".join(strategies[:4]) + (", …" if strategies[4:] else "")
     return f"sweep {methods}: {len(grid.runs)} run{'s' if len(grid.runs) > 1 else ''}"
 
 
 def _build_note(runs: Sequence[SweepRun], comparison_run: Run | None) -> str:
-    """Return Markdown for the parent run: counts of states, failed runs, and the comparison."""
+    """Return Markdown: counts of states, failed runs, and the comparison."""
     counts = Counter(DONE if run.state == DONE_BEFORE else run.state for run in runs)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
     lines = [f"{len(runs)} runs: {states}. All of them: `{names.SWEEP_RUNS_JSON}`.", ""]

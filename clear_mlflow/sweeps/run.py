@@ -82,7 +82,7 @@ def build_engine(
     gpus: float | str,
     start: ProgramStarter = start_program,
 ) -> Engine:
-    """Return the engine that trains the runs: processes on this machine, or a Ray cluster.
+    """Return the engine: processes on this machine, or a Ray cluster.
 
     "auto" for jobs is one process, or as many runs as the cluster has room for. See
     :func:`clear_mlflow.sweep` for the options. Raises ConfigError if one is invalid.
@@ -126,7 +126,7 @@ def train_runs(
     retries: int,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Train the runs that are not done, until all have ended, and print a line for each event.
+    """Train the runs that are not done, and print their events.
 
     Stops and waits for active runs if *should_stop* returns True. Renews the parent run's lease.
     """

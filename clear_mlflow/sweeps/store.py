@@ -58,7 +58,7 @@ class SweepStore:
         self.parent_id: str | None = None
 
     def read_states(self, grid: Grid) -> None:
-        """Read the state of each run of a grid from the store, which is not changed.
+        """Read the states of a grid's runs, without changing the store.
 
         The state is "done before", "not done", or "trains elsewhere": another process trains it
         now. To find that out may take up to three minutes.
@@ -71,7 +71,7 @@ class SweepStore:
                 run.state, run.run_id = NOT_DONE, None
 
     def claim(self, run: SweepRun) -> None:
-        """Open or resume an MLflow run for a run, unless it is done or another process trains it.
+        """Open or resume a run, unless it is done or trained elsewhere.
 
         Sets the state to "done before", "trains elsewhere" or "training". Deletes earlier MLflow
         runs with the same parameters that are not resumed. Waits and tries again while another
@@ -104,7 +104,7 @@ class SweepStore:
         run.started_at = time.monotonic()
 
     def record_end(self, run: SweepRun, *, may_retry: bool, is_stopped: bool) -> None:
-        """Set the state of a run whose training process has ended, and its error and seconds.
+        """Set state, error and seconds of a run that has ended.
 
         The state is "done", "trains elsewhere", "failed" or "not done": then it is trained again,
         unless the sweep was stopped. That is also the state if the process could not resume the
@@ -142,7 +142,7 @@ class SweepStore:
             run.state, run.error = FAILED, error
 
     def find_done_elsewhere(self, runs: Sequence[SweepRun]) -> None:
-        """Set the state of runs to "done before" that another process has trained by now."""
+        """Set runs to "done before" that others have trained by now."""
         for run in runs:
             if run.state == ELSEWHERE:
                 with mlflow_errors(f"read run {run.run_id}"):
@@ -150,7 +150,7 @@ class SweepStore:
                         run.state = DONE_BEFORE
 
     def _open_run(self, run: SweepRun) -> str:
-        """Create an MLflow run with status SCHEDULED, which the training sets to RUNNING."""
+        """Create a SCHEDULED MLflow run, which the training sets to RUNNING."""
         tags = {
             **build_type_tags(names.KIND_TRAIN),
             MLFLOW_PARENT_RUN_ID: str(self.parent_id),
@@ -175,7 +175,7 @@ class SweepStore:
         ]
 
     def _set_done_or_active(self, run: SweepRun, attempts: Sequence[Run]) -> bool:
-        """Set state and id of a run to those of its done or active attempt, if there is one."""
+        """Set a run's state and id from its done or active attempt."""
         for state, has_state in ((DONE_BEFORE, _is_done), (ELSEWHERE, self._is_trained_elsewhere)):
             for attempt in reversed(attempts):
                 if has_state(attempt):
@@ -192,7 +192,7 @@ class SweepStore:
         return is_open and self._is_in_other_live_sweep(stored_run)
 
     def _is_in_other_live_sweep(self, stored_run: Run) -> bool:
-        """Return True if a run belongs to another sweep whose process is alive."""
+        """Return True if a run belongs to another living sweep."""
         parent_id = stored_run.data.tags.get(MLFLOW_PARENT_RUN_ID)
         if parent_id in (None, self.parent_id):
             return False

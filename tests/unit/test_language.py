@@ -13,7 +13,7 @@ main = runpy.run_path(str(ROOT / "tools" / "check_language.py"))["main"]
 VIOLATIONS = {
     "function": "def rows_of(run): ...",
     "docstring": 'def load(run):\n    """What a run holds; None: nothing."""',
-    "length": 'def load(run):\n    """Return one two three four five six seven eight nine ten eleven twelve."""',
+    "length": f'def load(run):\n    """Return {"one " * 12}row."""',
     "name": "found = 1",
     "prose": "# The file beside it.",
 }

@@ -91,7 +91,7 @@ def render_comparison_page(
 
 
 def _build_subtitle(comparison: Comparison) -> str:
-    """Return the numbers of runs and groups, the labels, and test conditions if all agree."""
+    """Return the numbers of runs and groups, labels, and common conditions."""
     num_runs = format_count(len(comparison.runs), "run")
     labels = " and ".join(shorten(name, 40) for name in comparison.group_by)
     groups = format_count(len(comparison.groups), "group")
@@ -102,7 +102,7 @@ def _build_subtitle(comparison: Comparison) -> str:
 
 
 def _build_leaderboard(comparison: Comparison) -> dict[str, Any]:
-    """Return the columns of the leaderboard, the ranked metric first, and a row for each group."""
+    """Return the leaderboard's columns, ranked metric first, and its rows."""
     frame, ranked = comparison.groups_frame, comparison.ranked_by
     families = [metric.split("/", 1)[0] for metric in comparison.metrics]
     first_family = ranked.split("/", 1)[0] if ranked else None
@@ -149,7 +149,7 @@ def _build_leaderboard(comparison: Comparison) -> dict[str, Any]:
 
 
 def _build_across(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return a row for each pair, with text and outcome for each value of a parameter."""
+    """Return a row for each pair, a cell for each value."""
     return [
         {
             "name": f"{pair.a} − {pair.b}",
@@ -165,7 +165,10 @@ def _build_across(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _format_interval(comparison: Comparison, metric: str, cell: Any) -> str:
-    """Return the interval of a group's mean, or "" for costs and without an interval."""
+    """Return the interval of a group's mean, "" without one.
+
+    "" for costs as well.
+    """
     if metric.startswith("cost/") or cell.low != cell.low:
         return ""
     return format_interval(Interval(cell.low, cell.high), 3, score=comparison.score)

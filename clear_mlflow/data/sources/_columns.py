@@ -89,7 +89,7 @@ def select_columns(
 def convert_column(
     column: pa.ChunkedArray, role: str, source_name: str, first_row: int
 ) -> Categorical:
-    """Convert an Arrow column to texts. Raises DataError for missing values and for lists.
+    """Convert an Arrow column to texts. DataError for lists and gaps.
 
     role, source_name, first_row: for messages; the last is the number of the first row.
     """
@@ -124,7 +124,9 @@ def build_column_index(
     first_row: int,
     **fields: Any,
 ) -> ImageIndex:
-    """Build the index of images, from a path below *root* for each row, or of vectors.
+    """Build the index of images or vectors from a table's columns.
+
+    Images have a path below *root* in each row.
 
     columns: ``label``, ``bucket`` or ``time``, and perhaps ``split``, a value for each row. layout:
     storage format, for people. source_name, first_row: name of the table and number of its first
@@ -208,7 +210,7 @@ def build_column_index(
 
 
 def _is_measurement(value: str) -> bool:
-    """Return True if a label is a finite number with a decimal point, such as 0.5."""
+    """Return True if a label is a decimal number like 0.5."""
     try:
         return "." in value and math.isfinite(float(value))
     except ValueError:

@@ -112,7 +112,7 @@ class Option:
 
     @property
     def python_default(self) -> object:
-        """The default as a value in Python: a number, a bool, None, names, or a text."""
+        """The default in Python: number, bool, None, names, or text."""
         if self.is_switch:
             return self.default == "on"
         if self.default in (NONE, OFF):
@@ -124,7 +124,7 @@ class Option:
 
 
 def _as_field(declare: Callable[_P, Option]) -> Callable[_P, Any]:
-    """Return a function that stores the Option from *declare* in a dataclass field's metadata."""
+    """Return a function that stores *declare*'s Option in a field."""
     return lambda *args, **kwargs: field(metadata={"option": declare(*args, **kwargs)})
 
 
@@ -469,7 +469,7 @@ class TrainConfig:
 
     @classmethod
     def resolve(cls, requested: Mapping[str, str], *, passed: Collection[str] = ()) -> TrainConfig:
-        """Parse parameters, name to text, and replace ``auto`` by the values of the recipe.
+        """Parse parameters, and replace ``auto`` by the recipe's values.
 
         ``data_root``, ``split`` and parameters that depend on the machine stay ``auto``. A missing
         parameter gets its default. Raises ConfigError if a name is unknown, if a value is invalid,
@@ -500,21 +500,21 @@ class TrainConfig:
         return cls(**values)
 
     def split_seeds(self) -> list[TrainConfig]:
-        """Return one configuration for each of ``seeds``, or [self] if ``seeds`` is none."""
+        """Return a configuration for each of ``seeds``, or [self]."""
         if self.seeds == NONE:
             return [self]
         return [replace(self, seed=int(seed), seeds=NONE) for seed in self.seeds.split(",")]
 
     def as_text(self) -> dict[str, str]:
-        """Return every parameter as the text that :meth:`resolve` parses to the same value."""
+        """Return every parameter as text that :meth:`resolve` parses back."""
         return {name: _format_value(value) for name, value in self.values().items()}
 
     def format_record(self) -> dict[str, str]:
-        """Return every parameter as text, with the strategy's name for those that it replaces."""
+        """Return every parameter as text, and the strategy for replaced ones."""
         return {**self.as_text(), **dict.fromkeys(self.replaced, REPLACED + self.strategy)}
 
     def values(self) -> dict[str, Any]:
-        """Return all values by name, as JSON data. ``TrainConfig(**values)`` is equal to this."""
+        """Return all values as JSON data. ``TrainConfig(**values)`` equals this."""
         return {name: value for name, value in asdict(self).items() if name in PARAMETERS}
 
     def to_json(self) -> str:
@@ -557,7 +557,7 @@ def list_parameter_defaults() -> dict[str, str]:
 
 
 def suggest_parameters(name: str) -> str:
-    """Return the end of a message: up to 3 names that are similar to *name*, and all names.
+    """Return similar names and all names, to end a message.
 
     >>> suggest_parameters("epoch")[:35]
     'did you mean epochs? known are data'
@@ -581,7 +581,7 @@ def list_result_parameters() -> tuple[str, ...]:
 
 
 def is_tuned(name: str) -> bool:
-    """Return True if a parameter is usually chosen by its results, such as a learning rate.
+    """Return True for parameters that are chosen by their results.
 
     name: an option, or ``strategy/NAME`` for an argument of the strategy. False for other names.
     """
@@ -603,7 +603,7 @@ def list_auto_values(name: str) -> dict[str, str]:
 
 
 def parse_parameter(name: str, text: str) -> Any:
-    """Return the value of a parameter's text. Raises ConfigError if the text is invalid.
+    """Return the value of a parameter's text, else raise ConfigError.
 
     ``auto`` is invalid too where only a recipe can replace it, as for ``lr``.
     """

@@ -22,7 +22,7 @@ _MAX_INT = 2**63 - 1  # the largest that torch's seeds, MLflow's store and JSON 
 
 
 def parse_int(text: str, *, ge: int) -> int:
-    """Parse a whole number of at least *ge*, below 2**63, written as ``str`` writes it."""
+    """Parse a whole number of at least *ge*, below 2**63."""
     is_decimal = re.fullmatch("-?(0|[1-9][0-9]{0,18})", text)  # as str() writes it
     value = int(text) if is_decimal else ge - 1
     if not ge <= value <= _MAX_INT:
@@ -33,7 +33,7 @@ def parse_int(text: str, *, ge: int) -> int:
 def parse_float(
     text: str, *, gt: float = -math.inf, ge: float = -math.inf, lt: float = math.inf
 ) -> float:
-    """Parse a finite number that is greater than *gt*, at least *ge*, and less than *lt*."""
+    """Parse a finite number within limits *gt*, *ge* and *lt*."""
     try:
         value = float(text)
     except ValueError:
@@ -56,7 +56,7 @@ def parse_batch_size(text: str) -> int | Literal["full"]:
 
 
 def parse_memory(text: str) -> int | float:
-    """Parse a number of images, or a fraction of the stream's training images, below 1."""
+    """Parse a number of images, or a fraction below 1."""
     try:
         return parse_int(text, ge=0) if text.isdecimal() else parse_float(text, gt=0, lt=1)
     except ValueError:
@@ -67,7 +67,7 @@ def parse_memory(text: str) -> int | float:
 
 
 def parse_budget(text: str) -> str:
-    """Parse FLOPs or images per bucket, a multiple of the cost of naive learning, or ``off``.
+    """Parse FLOPs or images per bucket, naive:NUMBER, or ``off``.
 
     Returns ``2e15``, ``images:500``, ``naive:0.5`` or ``off``, with the number in one form.
     """
@@ -89,7 +89,7 @@ def parse_budget(text: str) -> str:
 
 
 def parse_stream_rate(text: str) -> str:
-    """Parse images per PFLOP, a multiple of the pace of naive learning, or ``off``.
+    """Parse images per PFLOP, naive:NUMBER, or ``off``.
 
     Returns ``5e4``, ``naive:1`` or ``off``, with the number in one form.
     """
@@ -106,7 +106,7 @@ def parse_stream_rate(text: str) -> str:
 
 
 def _normalise_amount(text: str) -> str:
-    """Return a budget or a rate with its number in one form, however it was written.
+    """Return a budget or rate with its number in one form.
 
     >>> _normalise_amount("naive:1.0"), _normalise_amount("50000000.0"), _normalise_amount("2e+15")
     ('naive:1', '5e7', '2e15')
@@ -118,7 +118,7 @@ def _normalise_amount(text: str) -> str:
 
 
 def parse_dataset(text: str) -> str:
-    """Return the name of a dataset, or of a custom function, which is not imported."""
+    """Return the name of a dataset or custom function, not imported."""
     if text in DATASETS or is_custom_function(text):
         return text
     raise ValueError(
@@ -127,7 +127,7 @@ def parse_dataset(text: str) -> str:
 
 
 def parse_strategy(text: str) -> str:
-    """Return the name of a strategy, or of a custom class, which is not imported."""
+    """Return the name of a strategy or custom class, not imported."""
     names = list_strategies()
     if text in names or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
         return text
@@ -210,7 +210,7 @@ def parse_weights(text: str) -> str:
 
 
 def parse_feature_name(text: str) -> str:
-    """Parse the name of stored features, which must be a valid folder name."""
+    """Parse the name of stored features, a valid folder name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", text):
         raise ValueError(
             "expected a name of up to 64 letters, digits, and _ . - , for example resnet50"
@@ -219,7 +219,7 @@ def parse_feature_name(text: str) -> str:
 
 
 def is_mlp(model: str) -> bool:
-    """Return True if a model is a network with hidden layers on features.
+    """Return True for a network with hidden layers on features.
 
     >>> is_mlp("mlp:256-128"), is_mlp("mlp"), is_mlp("mlp:0")
     (True, False, False)
@@ -246,7 +246,7 @@ Argument: TypeAlias = bool | int | float | str | None
 
 
 def format_argument(value: Argument) -> str:
-    """Return an argument of a strategy, dataset or scenario as users write it.
+    """Return an argument as users write it.
 
     >>> format_argument(True), format_argument(0.5), format_argument(None)
     ('yes', '0.5', 'none')

@@ -44,12 +44,12 @@ class Limiter:
         self._epochs = self._num_steps = self._steps_done = 0
 
     def begin_bucket(self, bucket_index: int, key: str, strategy: Any) -> None:
-        """Start a bucket, before the strategy trains on it. key: the bucket's, for messages."""
+        """Start a bucket before training. key: the bucket's, for messages."""
 
     def begin_steps(
         self, samples: Samples, bucket_index: int, bounds: Sequence[tuple[int, int]], epochs: int
     ) -> int | None:
-        """Start the steps of a bucket. Returns their number, or None if it is not known.
+        """Start a bucket's steps. Returns their number, None if unknown.
 
         bounds: where each batch of an epoch starts and stops.
         """
@@ -65,17 +65,17 @@ class Limiter:
 
     @property
     def done(self) -> int:
-        """How much of the total is done: a number of steps, FLOPs or images."""
+        """How much of the total is done: steps, FLOPs or images."""
         return self._steps_done
 
     @property
     def is_over(self) -> bool:
-        """True if the bucket takes no further step, although its epoch has batches left."""
+        """True if the bucket takes no further step of its epoch."""
         return False
 
     @property
     def schedule_epoch(self) -> int:
-        """The epoch of the learning rate's schedule: epochs are equal shares of the total."""
+        """The epoch of the schedule: equal shares of the total."""
         return self._epochs * self.done // self.total
 
     def iter_epochs(self) -> Iterator[int]:
@@ -83,11 +83,11 @@ class Limiter:
         yield from range(self._epochs)
 
     def begin_epoch(self, order: Tensor) -> None:
-        """Start an epoch. order: (N,), indices of the bucket's samples in training order."""
+        """Start an epoch. order: (N,), indices in training order."""
         self._order = order.numpy()
 
     def accepts_batch(self) -> bool:
-        """Return True if the next batch is trained on, False if it is skipped.
+        """Return True if the next batch is trained on. Call once per batch.
 
         Call it once per batch.
         """
@@ -98,7 +98,7 @@ class Limiter:
         self._steps_done += 1
 
     def end_epoch(self, num_images: int) -> int:
-        """Return how many of the first *num_images* of the epoch belong to the bucket.
+        """Return how many of an epoch's images belong to the bucket.
 
         The others are replayed. Call it at the end of each epoch.
         """
@@ -196,7 +196,7 @@ class Budget(Limiter):
 
 
 class StreamClock(Limiter):
-    """Skips the batches that pass while the model computes, by a clock that counts FLOPs.
+    """Skips batches that pass during computation, by a clock of FLOPs.
 
     The clock runs through all buckets. A batch can be taken until the next one is there, as in the
     program of Ghunaim et al., arXiv:2302.01047: if a step takes 4/3 of the time of a batch, every
@@ -218,19 +218,19 @@ class StreamClock(Limiter):
     def begin_steps(
         self, samples: Samples, bucket_index: int, bounds: Sequence[tuple[int, int]], epochs: int
     ) -> int | None:
-        """Start a bucket, which passes batch by batch. Returns the number of batches."""
+        """Start a bucket, which passes batch by batch. Returns their number."""
         self._bounds, self._taken = bounds, [np.empty(0, dtype=np.int64)]
         self._time, self._model_time, self._counted_flops = 0, self._delay, 0
         return super().begin_steps(samples, bucket_index, bounds, epochs)
 
     def begin_epoch(self, order: Tensor) -> None:
-        """Let the bucket's images arrive in the order of its one epoch, batch by batch."""
+        """Let the bucket's images arrive in the order of its epoch."""
         super().begin_epoch(order)
         batches = (self._indices.take(self._order[start:stop]) for start, stop in self._bounds)
         self._arriving = (batch.index[batch.bucket == self._bucket_index] for batch in batches)
 
     def accepts_batch(self) -> bool:
-        """Return True if the model is done before the next batch has passed.
+        """Return True if the model is done before a batch passes.
 
         Each call advances the clock by one batch.
         """
@@ -244,7 +244,7 @@ class StreamClock(Limiter):
         return True
 
     def end_epoch(self, num_images: int) -> int:
-        """Remove the images of skipped batches from the stream's bucket. Returns how many remain.
+        """Remove skipped images from the bucket, and return how many remain.
 
         Raises ConfigError if the strategy already trained on the bucket. Ignores *num_images*.
         """
@@ -253,17 +253,17 @@ class StreamClock(Limiter):
         return len(indices)
 
     def end_bucket(self) -> None:
-        """Let the model finish what follows the steps, and carry its delay to the next bucket."""
+        """Let the model finish, and carry its delay to the next bucket."""
         self._advance_model()
         self._delay = max(0, self._model_time - self._time)
 
     def _advance_model(self) -> None:
-        """Let the model take the time of the FLOPs since the last call."""
+        """Let the model take the time of FLOPs since the last call."""
         self._model_time += (self._costs.flops - self._counted_flops) * self._flop_ticks
         self._counted_flops = self._costs.flops
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the model's delay, and the images of each bucket that were not skipped."""
+        """Return the model's delay, and each bucket's images not skipped."""
         return {"passing": {"late": self._delay, "seen": self._stream.seen_indices}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -276,7 +276,7 @@ class StreamClock(Limiter):
 def build_limiter(
     config: TrainConfig, meta_model: nn.Module | None, stream: TrainingStream, costs: CostMeter
 ) -> Limiter:
-    """Return the limiter for ``budget`` or ``stream_rate``, or one that only counts epochs.
+    """Return the limiter for ``budget`` or ``stream_rate``, else for epochs.
 
     meta_model: a copy of the model on the device "meta", or None if both are off.
     """
@@ -294,7 +294,7 @@ def build_limiter(
 def compute_bucket_budgets(
     config: TrainConfig, meta_model: nn.Module, stream: TrainingStream
 ) -> list[int]:
-    """Return the FLOPs or images that training on each bucket may take, by the option ``budget``.
+    """Return the FLOPs or images that each bucket may take.
 
     ``naive:0.5`` is half the FLOPs of naive learning on that bucket; any other budget is the same
     number for each bucket. It must not be off.
@@ -318,7 +318,7 @@ def compute_bucket_budgets(
 def count_naive_flops(
     config: TrainConfig, meta_model: nn.Module, stream: TrainingStream, sizes: set[int]
 ) -> dict[int, int]:
-    """Return the FLOPs of a step of naive learning, by its number of images.
+    """Return the FLOPs of naive steps by number of images.
 
     sizes: these numbers. Sets *meta_model* to training mode.
     """

@@ -29,7 +29,7 @@ _MOST_TESTS = 10_000  # within the buckets of a run: each is a file and a reques
 
 
 def count_points(num_steps: int) -> int:
-    """Return how many points the loss curve of a bucket has: one for ten steps, from 10 to 100.
+    """Return the number of points of a bucket's curve, 10 to 100.
 
     A bucket of fewer than 10 steps has a point for each step.
 
@@ -40,7 +40,7 @@ def count_points(num_steps: int) -> int:
 
 
 class FetchedTensor:
-    """A tensor that is being copied to the host, which waits for it only to read it."""
+    """A tensor on its way to the host, which waits for reading."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._host_tensor = tensor.to("cpu", non_blocking=True)
@@ -53,7 +53,7 @@ class FetchedTensor:
 
 
 class LossCurve:
-    """Means of the loss over windows of steps, each read once, when its window has ended."""
+    """Means of the loss over windows of steps, each read once."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class LossCurve:
         self._open_window()
 
     def step_done(self, loss: Tensor, num_images: int, done: int) -> None:
-        """Add a step, and report to *progress* it and the points that the device has computed.
+        """Add a step, and report it and computed points to *progress*.
 
         loss: this process's share; the device may still be computing it. done: how much of the
         bucket's total is done.
@@ -105,7 +105,7 @@ class LossCurve:
         self._report_ready()
 
     def end(self) -> None:
-        """Report the remaining points of the bucket, and wait until the device has computed them.
+        """Report the bucket's remaining points, and wait for them.
 
         A budget may leave the last window incomplete.
         """
@@ -114,7 +114,7 @@ class LossCurve:
         self._report_ready(wait=True)
 
     def end_epoch(self) -> FetchedTensor:
-        """Return and reset the sum of the losses in this epoch, over all processes."""
+        """Return and reset this epoch's sum of losses, over all processes."""
         epoch_sum = FetchedTensor(self._group.all_reduce(self._epoch_sum.clone()))
         self._epoch_sum.zero_()
         return epoch_sum
@@ -124,14 +124,14 @@ class LossCurve:
         self._window_start, self._num_images = self.steps, 0
 
     def _close_window(self) -> None:
-        """Queue the window's mean loss over all processes, and open the next window."""
+        """Queue the window's mean loss over processes, and open another."""
         num_steps = self.steps - self._window_start
         mean = self._group.all_reduce(self._window_sum / (num_steps * self._group.size))
         self._pending.append((FetchedTensor(mean), self.steps, self.lr, self._num_images))
         self._open_window()
 
     def _report_ready(self, *, wait: bool = False) -> None:
-        """Report the points that the device has computed. wait: wait for it, and report all."""
+        """Report the computed points. wait: wait for it, and report all."""
         while self._pending and (wait or self._pending[0][0].event.query()):
             mean, step, lr, num_images = self._pending.popleft()
             loss = mean.read().item()
@@ -149,7 +149,7 @@ class LossCurve:
 
 
 class WithinBucketTests:
-    """Tests a model at each multiple of an interval within a bucket, except at the bucket's end.
+    """Tests a model at intervals within a bucket, before its end.
 
     Args:
         model: model in training.
@@ -215,7 +215,7 @@ class WithinBucketTests:
             )
 
     def step_done(self) -> None:
-        """Count an optimiser step, and test the model at each multiple of the interval of steps.
+        """Count an optimiser step, and test the model if that is due.
 
         At the bucket's end it does not: that test is a row. Passes results to *on_test*. Raises
         DivergedError if an output is not finite.
@@ -246,7 +246,7 @@ class WithinBucketTests:
 
 
 def count_interval_steps(test_every: str, epoch_steps: int) -> int:
-    """Return the optimiser steps in an interval of epochs, ``3``, or of steps, ``200steps``.
+    """Return the optimiser steps of an interval ``3`` (epochs) or ``200steps``.
 
     >>> count_interval_steps("3", 10), count_interval_steps("200steps", 10)
     (30, 200)

@@ -44,7 +44,9 @@ _LEAST_SCALE = 2.0**-15
 
 
 class Trainer:
-    """Trains one model through the stream, each process of a group on its share of a batch.
+    """Trains one model through the stream, in each process of a group.
+
+    Each takes its share of a batch.
 
     ``limiter`` may end a bucket or skip batches. ``curve``, ``costs``, ``tests`` and
     ``prequential`` observe steps.
@@ -93,7 +95,7 @@ class Trainer:
         self._optimizer = None
 
     def train_bucket(self, samples: Samples, *, bucket_index: int, strategy: Any) -> None:
-        """Train on *samples* until the epochs or the budget are used up, with a new schedule.
+        """Train on *samples* until epochs or budget are used up.
 
         Calls the strategy's hooks for epochs, batches and steps. Raises DivergedError if the loss
         is not finite, or if float16 gradients overflow even at the smallest loss scale.
@@ -229,7 +231,7 @@ class Trainer:
                     weight.grad.nan_to_num_(0.0, 0.0, 0.0)
 
     def _set_learning_rate(self, optimizer: torch.optim.Optimizer, lr: float) -> None:
-        """Set the learning rate of all weights, and of the points of the loss curve."""
+        """Set the learning rate of all weights and curve points."""
         self.curve.lr = lr
         for group in optimizer.param_groups:
             group["lr"] = lr
@@ -237,7 +239,7 @@ class Trainer:
     def _check_finite(
         self, bucket_index: int, config: TrainConfig, epoch: int, epoch_loss: FetchedTensor
     ) -> None:
-        """Wait for the sum of an epoch's losses. Raises DivergedError unless it is finite."""
+        """Wait for an epoch's loss. Raises DivergedError unless it is finite."""
         if not math.isfinite(epoch_loss.read().item()):
             raise DivergedError(
                 f"the loss is no longer a finite number in epoch {epoch + 1} of {config.epochs} on "
@@ -245,7 +247,7 @@ class Trainer:
             )
 
     def _warn_about_main_memory(self, samples: Samples, bucket_index: int) -> None:
-        """Warn that a bucket does not fit on the device: once, and only on rank 0."""
+        """Warn once that a bucket does not fit on the device."""
         if not self._has_warned:
             warn(
                 f"the training images of bucket {self._bucket_keys[bucket_index]} take "
@@ -255,7 +257,7 @@ class Trainer:
         self._has_warned = True
 
     def _wrap_model(self) -> None:
-        """Wrap the model for all processes, and compile it for full batches if that is on."""
+        """Wrap the model for all processes, and compile it if requested."""
         self._trained = _list_trained(self._model)  # DDP waits for their gradients
         self._wrapped_model = self._group.wrap_ddp(self._model)
         # For full batches, and for those of all images of a bucket, whose sizes differ.
@@ -294,7 +296,7 @@ class Trainer:
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Return the optimiser that a configuration names. It skips weights that are frozen."""
+    """Return a configuration's optimiser of all weights that are not frozen."""
     weights = list(model.parameters())
     # One kernel for many weights; on a CPU it would change the last digits.
     fused = {weight.device.type for weight in weights} == {_FUSED_DEVICE} or None
@@ -308,7 +310,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
 
 def create_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Set missing momentum of a fused SGD to zero. The first step is the same with it.
+    """Set missing momentum of a fused SGD to zero.
 
     Torch allocates it uninitialised, and skips the step that fills it if a float16 gradient
     overflows. It also fails if some weights have momentum and others do not.
