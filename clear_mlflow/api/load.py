@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from mlflow.entities import Run as MlflowRun
 
+from clear_mlflow.core.batch_record import PrequentialRecord
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
-from clear_mlflow.core.prequential import PrequentialRecord
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.metrics import MATRIX, MetricResult, MetricResults, Predictions

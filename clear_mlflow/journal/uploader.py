@@ -22,8 +22,8 @@ from mlflow.entities import Param, Run
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.anytime import ANYTIME_FOLDER
+from clear_mlflow.core.batch_record import PREQUENTIAL_FILE
 from clear_mlflow.core.errors import ClearError, TrackingError
-from clear_mlflow.core.prequential import PREQUENTIAL_FILE
 from clear_mlflow.core.record import ROWS_FOLDER, assemble
 from clear_mlflow.core.text import warn
 from clear_mlflow.journal.run_folder import (

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from clear_mlflow.core.batch_record import PrequentialRecord
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.prequential import PrequentialRecord
 from clear_mlflow.learning.checkpoint import (
     SavedTraining,
     Snapshot,
@@ -37,8 +37,8 @@ from clear_mlflow.learning.strategies import load_strategy, parse_strategy_argum
 from clear_mlflow.learning.strategies._base import build_untrained_model
 from clear_mlflow.learning.training.costs import CountBatch, count_stored_bytes
 from clear_mlflow.learning.training.limits import build_limiter, check_memory
+from clear_mlflow.learning.training.next_batches import PrequentialTests
 from clear_mlflow.learning.training.observers import WithinBucketTests
-from clear_mlflow.learning.training.prequential import PrequentialTests
 from clear_mlflow.learning.training.trainer import Trainer
 
 # Images in one step of a test, if they fit into memory. On a CPU, the activations of more images

@@ -10,10 +10,10 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from clear_mlflow.core.anytime import AnytimeMatrix
+from clear_mlflow.core.batch_record import PrequentialRecord
 from clear_mlflow.core.dataset import find_row_indices
 from clear_mlflow.core.errors import FailedMetricError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix, load_renderer
-from clear_mlflow.core.prequential import PrequentialRecord
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import NOT_MEASURED, one_line, printable
 from clear_mlflow.metrics._metric import (

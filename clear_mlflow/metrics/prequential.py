@@ -26,8 +26,8 @@ from functools import lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.batch_record import DISTANCES, PrequentialRecord
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.core.prequential import DISTANCES, PrequentialRecord
 from clear_mlflow.metrics._metric import PREQUENTIAL, Metric, declare
 
 BLIND_WINDOWS = (1, 10, 100, 1000)  # number of labels, K

@@ -15,6 +15,7 @@ from clear_mlflow.core.anytime import (
     AnytimeRow,
     parse_anytime_file_name,
 )
+from clear_mlflow.core.batch_record import PREQUENTIAL_FILE, PrequentialRecord
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
@@ -23,7 +24,6 @@ from clear_mlflow.core.predictions import (
     RowPredictions,
     predictions_file_name,
 )
-from clear_mlflow.core.prequential import PREQUENTIAL_FILE, PrequentialRecord
 from clear_mlflow.core.record import Record, RowRecord, assemble
 from clear_mlflow.core.untrusted import (
     MAX_ANYTIME_FILES,

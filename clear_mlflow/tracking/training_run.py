@@ -15,6 +15,7 @@ from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
 from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
+from clear_mlflow.core.batch_record import PREQUENTIAL_FILE
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import TrackingError
@@ -24,7 +25,6 @@ from clear_mlflow.core.predictions import (
     PREDICTIONS_FOLDER,
     predictions_file_name,
 )
-from clear_mlflow.core.prequential import PREQUENTIAL_FILE
 from clear_mlflow.core.record import RowRecord, utc_now
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.version import __version__

@@ -10,7 +10,7 @@ from short_stream import options
 from stored_runs import artifact_folder, history, only_run, read_comparable_rows, wait_for_row
 from waiting import finish, finish_well, wait_until
 
-from clear_mlflow.core.prequential import PREQUENTIAL_FILE, PrequentialRecord
+from clear_mlflow.core.batch_record import PREQUENTIAL_FILE, PrequentialRecord
 
 KILLS = int(os.environ.get("PREQUENTIAL_KILLS", "4"))  # of each of two runs
 PARAMETERS = {"dataset": "weather", "protocol": "streaming", "strategy": "replay", "memory": "50"}

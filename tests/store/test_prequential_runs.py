@@ -11,8 +11,8 @@ from stored_runs import histories, only_run
 import clear_mlflow
 from clear_mlflow.api.compared import compare_stored_runs
 from clear_mlflow.api.rescore import rescore_runs
+from clear_mlflow.core.batch_record import PREQUENTIAL_FILE, PrequentialRecord
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
-from clear_mlflow.core.prequential import PREQUENTIAL_FILE, PrequentialRecord
 from clear_mlflow.journal.run_folder import RunFolder
 from clear_mlflow.learning.measured import Measurement
 from clear_mlflow.metrics import PREQUENTIAL_METRICS, compute_values

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from clear_mlflow.core.prequential import PrequentialRecord
+from clear_mlflow.core.batch_record import PrequentialRecord
 from clear_mlflow.metrics.prequential import BLIND_WINDOWS
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from one_line_errors import check_error
 from prequential_records import build_record, measure_best_blind
 
+from clear_mlflow.core.batch_record import PREQUENTIAL_FILE, PrequentialRecord
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.predictions import tensors_to_bytes
-from clear_mlflow.core.prequential import PREQUENTIAL_FILE, PrequentialRecord
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import PREQUENTIAL_METRICS, evaluate_metrics
 from clear_mlflow.metrics.prequential import (

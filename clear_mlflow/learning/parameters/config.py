@@ -13,10 +13,10 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Literal, ParamSpec
 
+from clear_mlflow.core.batch_record import DISTANCES
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
-from clear_mlflow.core.prequential import DISTANCES
 from clear_mlflow.core.text import safe_repr, suggest_nearest
 from clear_mlflow.data.borders import parse_borders
 from clear_mlflow.data.scenarios import SCENARIOS

@@ -8,8 +8,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from clear_mlflow.core.batch_record import DISTANCES
 from clear_mlflow.core.matrix import VALIDATION
-from clear_mlflow.core.prequential import DISTANCES
 from clear_mlflow.data.sources import DATASETS, is_custom_function
 from clear_mlflow.data.stream import STREAM
 from clear_mlflow.learning.parameters.recipes import AUTO, DEFAULT_WEIGHTS, FULL, NONE

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from clear_mlflow.core.batch_record import PrequentialRecord
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.prequential import PrequentialRecord
 from clear_mlflow.learning.device import autocast, copy_to_device, is_other_device
 from clear_mlflow.learning.models import get_input_dtype, logits_in_float32
 from clear_mlflow.learning.parameters.config import TrainConfig
