@@ -173,12 +173,21 @@ def track(
         "seed": checked_seed,
         "score": None if description.score.is_accuracy else score,
     }
+    grouping_texts = {key: str(value) for key, value in grouping.items() if value is not None}
+    further = {"params": parse_texts("params", params), "tags": parse_texts("tags", tags)}
+    for name, texts in further.items():
+        for key in grouping_texts.keys() & texts.keys():
+            if texts[key] != grouping_texts[key]:
+                raise ConfigError(
+                    f"{name} have {key}={safe_repr(texts[key])}, but {key} is "
+                    f"{safe_repr(grouping_texts[key])}; pass it once, as {key}"
+                )
     loop_run = LoopRun(
         description,
         checked_seed,
-        grouping={key: str(value) for key, value in grouping.items() if value is not None},
-        params=parse_texts("params", params),
-        tags=parse_texts("tags", tags),
+        grouping=grouping_texts,
+        params=further["params"],
+        tags=further["tags"],
         families=split_families(metrics if isinstance(metrics, str) else ",".join(metrics)),
         run_name=run_name,
     )

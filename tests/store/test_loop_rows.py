@@ -135,6 +135,12 @@ def test_an_unknown_class_is_rejected(outputs, message):
         ({"buckets": 2, "seed": "7"}, "seed is '7'; expected a whole number"),
         ({"buckets": 2, "dataset": ""}, "the dataset's name is ''"),
         ({"buckets": 2, "tags": {"mlflow.user": "root"}}, "'mlflow.user'"),
+        ({"buckets": 2, "seed": 3, "tags": {"seed": "9"}}, "tags have seed='9', but seed is '3'"),
+        (
+            {"buckets": 2, "strategy": "a", "params": {"strategy": "b"}},
+            "params have strategy='b', but strategy is 'a'; pass it once",
+        ),
+        ({"buckets": 2, "dataset": "a", "tags": {"dataset": "b"}}, "tags have dataset='b'"),
         ({"buckets": 2, "num_instances": {1: 5, "1": 6, 2: 7}}, "num_instances has two entries"),
         ({"buckets": 2, "test_labels": {1: [0], "1": [1], 2: [1]}}, "test_labels has two entries"),
         (
