@@ -278,7 +278,7 @@ def sweep(
     regret: bool = False,
     offline: bool | str | Path = False,
 ) -> SweepResult:
-    """Train a grid's combinations as child runs, and compare them.
+    """Train a grid's unfinished runs as child runs, and compare all.
 
     Runs that the experiment already contains are skipped, and interrupted ones are resumed, so the
     same call continues where it stopped. A run that fails does not stop the others.

@@ -273,7 +273,7 @@ def _add_equivalence(pair: Pair, test: TTest, margin: float, comparisons: int) -
 
 
 def _compare_over_seeds(a: Group, b: Group, metric: str) -> Sample | None:
-    """Compare two groups over seeds, if both have two values.
+    """Test two groups over seeds: paired, Welch, or against a constant.
 
     If the seeds of one group, including diverged ones, are all seeds of the other, too, the values
     of shared seeds are paired; otherwise, or if a seed is repeated, it is Welch's test. A group

@@ -278,7 +278,7 @@ class Comparison:
         return text if days == "none" else f"{text} ({days} days)"
 
     def list_methods(self) -> list[list[Group]]:
-        """Return the groups by method, best first.
+        """Return the groups by method, tuned parameters ignored, best first.
 
         Groups of a method differ in tuned parameters.
         """

@@ -246,7 +246,7 @@ class AnytimeMatrix:
         return None
 
     def _check_test(self, name: str, test: AnytimeRow) -> None:
-        """Raise RecordError if a test contradicts the matrix."""
+        """Raise RecordError if a test's buckets or image counts differ."""
         counts = self.matrix.num_instances
         if test.buckets != self.matrix.buckets:
             raise RecordError(

@@ -353,7 +353,7 @@ def _hash_vector(array: NDArray[np.float32], row: int, source_name: str, first_r
 
 
 def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float32]:
-    """Convert vectors to float32, with the errors of :func:`round_column`."""
+    """Convert rows to float32. DataError if distinct numbers become equal."""
     if vectors.ndim != 2 or not vectors.shape[1]:
         raise DataError(f"{source_name} has the shape {vectors.shape}; expected (rows, width)")
     if vectors.shape[1] > MAX_FEATURES_WIDTH:

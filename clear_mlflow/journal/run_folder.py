@@ -193,7 +193,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, folder: Path, run_id: str | None, tracking_uri: str | None) -> RunFolder:
-        """Create and lock the folder of a run, and write its run.json.
+        """Create or reuse a run's folder, lock it, and write run.json.
 
         Deletes a final status of an earlier process. A new folder is deleted if this fails.
 

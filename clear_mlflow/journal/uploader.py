@@ -164,7 +164,7 @@ class Uploader:
         )
 
     def upload(self, entry: Entry) -> None:
-        """Upload one file in the calling thread, without a second try.
+        """Upload one file in the calling thread, once, and keep it.
 
         The local file is kept. A row that is stored with the same numbers is left as it is. Raises
         LeaseLostError if another process has taken over the run, RowConflictError if the row is

@@ -156,7 +156,7 @@ def _report_damage(problem: str) -> Iterator[None]:
 
 
 def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to JSON, and add its arrays to *tensors*."""
+    """Convert a value to JSON, with arrays and tensors in *tensors*."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (Tensor, np.ndarray)):

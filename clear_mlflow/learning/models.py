@@ -365,7 +365,7 @@ def _build_pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Mod
 
 
 def _load_weights_file(model: nn.Module, path: Path, *, name: str, with_head: bool = True) -> None:
-    """Load a file of weights, without the head if necessary."""
+    """Load a file of weights. Keeps the model's head if missing."""
     head_name, head = find_head(model)
     head_state = {f"{head_name}.{key}": tensor for key, tensor in head.state_dict().items()}
     try:

@@ -68,7 +68,7 @@ def format_run_description(
 
 
 def _format_headline(results: MetricResults, score: Score) -> list[str]:
-    """Return a line with the defined headline metrics, or [] without any."""
+    """Return the headline metrics in a line, then "", or [] without any."""
     summary = results.values_by_name
     values = [
         f"{metric.headline} **{score.cell(summary[metric.name])}{score.unit}**"

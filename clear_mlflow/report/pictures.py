@@ -50,7 +50,7 @@ def draw_heatmap(
     *,
     width: float | None = None,
 ) -> Figure:
-    """Draw a matrix: a row per bucket trained, a column per bucket tested.
+    """Draw a matrix: a row per bucket, hatched where not measured.
 
     Cells that were not measured are hatched. title: None for no title. scale: colours, or None for
     the scale of this matrix. width: in inches, or None for cells of 0.5 inches, which are smaller

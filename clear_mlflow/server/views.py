@@ -147,7 +147,7 @@ def build_blueprint(routes: Mapping[str, _View]) -> Blueprint:
 
 
 def _read_query(store: RequestStore) -> ComparisonQuery:
-    """Read the comparison query from the address of the request."""
+    """Read experiment, filter, group_by and runs from the address."""
     args = request.args
     experiment_id = args.get("experiment_id", "").strip()
     if not experiment_id:

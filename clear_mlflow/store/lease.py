@@ -112,7 +112,7 @@ class Lease:
         self._is_acquired = True
 
     def renew(self, is_over: threading.Event | None = None) -> None:
-        """Report that this process is alive and trains. Call every 30 seconds.
+        """Write the lease's time, and set KILLED back to RUNNING.
 
         Sets the run back to RUNNING if ``evaluate`` set it to KILLED during an outage, unless
         *is_over* is set: this process has ended the run, and nothing is written. Raises

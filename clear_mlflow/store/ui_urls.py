@@ -224,7 +224,7 @@ def find_page_url(client: MlflowClient, target: str | None) -> str:
 
 
 def _find_run_page(client: MlflowClient, run: Run) -> str:
-    """Return the link to a run's report, comparison page or sweep comparison, or else the run."""
+    """Return the relative link to a run's report, comparison, or itself."""
     tags = run.data.tags
     if comparison_id := read_sweep_comparison(tags).get("run_id"):
         return _find_run_page(client, client.get_run(str(comparison_id)))

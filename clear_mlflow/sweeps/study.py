@@ -383,7 +383,7 @@ def _find_metric(
 
 
 def _read_stream(content: Mapping[str, Any], section: str) -> dict[str, list[str]]:
-    """Return the parameters of tune or test, of which only seed may have several values."""
+    """Return tune's or test's parameters, one value each, seeds by default 0."""
     lists = read_lists(content.get(section), section)
     for name, values in lists.items():
         if name != "seed" and len(values) > 1:

@@ -136,7 +136,7 @@ class RunCopier:
     def _try(
         self, copy: Callable[..., ActionResult], source: RunSource, *arguments: Any
     ) -> ActionResult:
-        """Call a method of this class. Errors become its result."""
+        """Call a method of this class. A ClearError becomes its result."""
         try:
             return copy(source, *arguments)
         except (ClearError, OSError) as error:
@@ -583,7 +583,7 @@ def _build_score_tags(run: Run, target: Run, rows: Mapping[str, bytes]) -> dict[
 
 
 def _get_copied_status(run: Run) -> str:
-    """Return a run's status, with KILLED instead of a dead process's RUNNING."""
+    """Return a run's status, KILLED for one that was training."""
     if run.info.status == "RUNNING" and names.PROCESS_TAG in run.data.tags:
         return "KILLED"
     return str(run.info.status)

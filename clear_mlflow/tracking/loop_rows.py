@@ -429,7 +429,7 @@ def parse_int(name: str, value: object, expected: str = "a whole number") -> int
 
 
 def parse_texts(name: str, values: Mapping[str, object] | None) -> dict[str, str]:
-    """Convert params or tags to texts, None to {}."""
+    """Convert params or tags to texts. Reserved names raise ConfigError."""
     if not isinstance(values, (Mapping, type(None))):
         raise ConfigError(
             f"{name} is {safe_repr(values)}; expected a dictionary such as {{'lr': 0.1}}"

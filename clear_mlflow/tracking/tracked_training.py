@@ -208,7 +208,7 @@ def _train_supervised(
     signals: StoppingSignals,
     resume_point: ResumePoint | None = None,
 ) -> RunResult:
-    """Train in a child process into a RUNNING run, and end it."""
+    """Train in a child process, and return how it ended."""
     result, error = _train_and_end_run(
         client, process, run_id, requested, resume_point, signals.received
     )

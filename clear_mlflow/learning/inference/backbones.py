@@ -154,7 +154,7 @@ def _convert_output_to_array(
 
 
 def _load_timm(name: str, weights: str) -> Backbone:
-    """Build a timm backbone with its tag's transform.
+    """Build a timm backbone, pretrained or random, with its tag's transform.
 
     The tag is in the name, or the default.
 

@@ -581,7 +581,7 @@ def list_result_parameters() -> tuple[str, ...]:
 
 
 def is_tuned(name: str) -> bool:
-    """Return True for parameters that are chosen by their results.
+    """Return True for optimisation options, strategy/NAME, and others chosen by results.
 
     name: an option, or ``strategy/NAME`` for an argument of the strategy. False for other names.
     """

@@ -153,7 +153,7 @@ def list_custom_code(parameters: Mapping[str, str]) -> list[str]:
 
 
 def read_config_file(path: Path) -> dict[str, str]:
-    """Read parameters as text from a ``config.json``.
+    """Read a ``config.json`` whose values are texts.
 
     Checks neither names nor values. Raises ConfigError if the file is missing or too large, or is
     not a JSON object of texts.

@@ -49,7 +49,7 @@ class PrequentialTests:
     def begin_bucket(
         self, bucket_index: int, samples: SampleIndices, bounds: Sequence[tuple[int, int]]
     ) -> None:
-        """Load the images that are predicted during a bucket.
+        """Load the coming images in order of time, also of later buckets.
 
         samples: images of the first epoch in the order of training, with the bucket's sorted by
         time. bounds: where each step starts and stops. Raises ConfigError unless the bucket's
