@@ -8,7 +8,8 @@ from learning_streams import config
 from strategy_runs import image_stream, train_rows
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.parameters.config import OPTIMISATION, PARAMETERS, TrainConfig
+from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
+from clear_mlflow.learning.parameters.option_fields import OPTIMISATION
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import load_strategy
 from clear_mlflow.learning.strategies.naive import Naive

@@ -8,10 +8,10 @@ and checks it; ``auto`` becomes the value in the dataset's recipe.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal
 
 from clear_mlflow.core.batch_record import DISTANCES
 from clear_mlflow.core.errors import ConfigError
@@ -23,6 +23,16 @@ from clear_mlflow.data.scenarios import SCENARIOS
 from clear_mlflow.data.sources import SOURCES, VECTOR_DATASETS, VECTORS, stream_name
 from clear_mlflow.data.stream import DOMAIN
 from clear_mlflow.learning.parameters.conflicts import CONFLICTS, check_conflicts
+from clear_mlflow.learning.parameters.option_fields import (
+    DATA,
+    HARDWARE,
+    METHOD,
+    MODEL,
+    OPTIMISATION,
+    RECORD,
+    Option,
+    declare_option,
+)
 from clear_mlflow.learning.parameters.recipes import (
     AUTO,
     FEATURES_RECIPE,
@@ -64,71 +74,8 @@ from clear_mlflow.learning.parameters.values import (
 )
 from clear_mlflow.metrics import DEFAULT_FAMILIES
 
-DATA, METHOD, MODEL = "Data", "Method", "Model"
-OPTIMISATION, HARDWARE, RECORD = "Optimisation of each bucket", "Hardware", "Record"
-
 # Before a strategy's name, in what is logged of a parameter that the strategy replaces.
 REPLACED = "set by "
-
-_P = ParamSpec("_P")
-
-
-@dataclass(frozen=True)
-class Option:
-    """How an option is read, described and used.
-
-    Args:
-        group: heading in the help. Options of HARDWARE and RECORD do not affect results, and all of
-            OPTIMISATION are tuned and ignored by strategies without steps.
-        parse: function from a text to the value; raises ValueError with what was expected.
-        help: sentences for the help and docs/parameters.md.
-        default: text of the default.
-        choices: all valid texts, or () if *parse* checks them.
-        python_type: type in Python without None, if it does not follow from the field's type.
-        is_ignored: function of all parameters that returns True if this one is ignored.
-        is_tuned: True if the value is usually chosen by its results, such as a learning rate.
-        is_path: True if the value may be a path.
-        resolved_by_process: True if only the training process can resolve ``auto``.
-        changeable_on_resume: True if a resumed run may have another value.
-    """
-
-    group: str
-    parse: Callable[[str], Any] = str
-    _: KW_ONLY
-    help: str
-    default: str = AUTO
-    choices: tuple[str, ...] = ()
-    python_type: str = ""
-    is_ignored: Callable[[TrainConfig], bool] = lambda config: False
-    is_tuned: bool = False
-    is_path: bool = False
-    resolved_by_process: bool = False
-    changeable_on_resume: bool = False
-
-    @property
-    def is_switch(self) -> bool:
-        """True if the value may be on or off."""
-        return {"on", "off"} <= {*self.choices}
-
-    @property
-    def python_default(self) -> object:
-        """The default in Python: number, bool, None, names, or text."""
-        if self.is_switch:
-            return self.default == "on"
-        if self.default in (NONE, OFF):
-            return None
-        if "Sequence" in self.python_type:
-            return tuple(self.default.split(","))
-        value = AUTO if self.default == AUTO else self.parse(self.default)
-        return value if isinstance(value, (int, float)) else self.default
-
-
-def _as_field(declare: Callable[_P, Option]) -> Callable[_P, Any]:
-    """Return a function that stores *declare*'s Option in a field."""
-    return lambda *args, **kwargs: field(metadata={"option": declare(*args, **kwargs)})
-
-
-_option = _as_field(Option)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +85,7 @@ class TrainConfig:
     Only ``data_root``, ``split`` and values that depend on the machine may be ``auto``.
     """
 
-    dataset: str = _option(
+    dataset: str = declare_option(
         DATA,
         parse_dataset,
         default="digits",
@@ -146,7 +93,7 @@ class TrainConfig:
         f"own stream ({', '.join(s for s in SOURCES if s != 'weather')}), or your own function "
         "(package.module:function); see docs/own-streams.md.",
     )
-    data_root: str = _option(
+    data_root: str = declare_option(
         DATA,
         parse_path,
         is_path=True,
@@ -157,7 +104,7 @@ class TrainConfig:
         "if it is missing. Embedded datasets need none.",
     )
     # As texts. Once the dataset has checked them, all arguments as typed values.
-    dataset_args: Mapping[str, Argument] = _option(
+    dataset_args: Mapping[str, Argument] = declare_option(
         DATA,
         split_arguments,
         default=NONE,
@@ -165,20 +112,20 @@ class TrainConfig:
         help="How to read your own stream: name=value,name=value; docs/own-streams.md lists the "
         "arguments.",
     )
-    borders: str = _option(
+    borders: str = declare_option(
         DATA,
         parse_borders,
         default=NONE,
         help="How your own dated stream is divided into buckets: year, half, quarter, month, "
         "equal:N, shift:UNIT:F or random:N:SEED (docs/own-streams.md). none: its own buckets.",
     )
-    protocol: str = _option(
+    protocol: str = declare_option(
         DATA,
         choices=PROTOCOLS,
         default="iid",
         help="iid: held-out test images; streaming: a bucket's test set is its training data.",
     )
-    split: str = _option(
+    split: str = declare_option(
         DATA,
         parse_split,
         python_type="int | str",
@@ -187,14 +134,14 @@ class TrainConfig:
         "images, drawn with seed N. validation or validation:N: a tenth of the training images of "
         "auto or of split N.",
     )
-    scenario: str = _option(
+    scenario: str = declare_option(
         DATA,
         choices=SCENARIOS,
         default=DOMAIN,
         help="domain: buckets follow the time of the stream. class: each bucket brings new "
         "classes. task: likewise, and predictions are limited to the classes of the tested bucket.",
     )
-    scenario_args: Mapping[str, Argument] = _option(
+    scenario_args: Mapping[str, Argument] = declare_option(
         DATA,
         split_arguments,
         default=NONE,
@@ -203,21 +150,21 @@ class TrainConfig:
         help="Arguments of the scenarios class and task, separated by commas: "
         "classes_per_bucket=N, order=labels|seed:N|A:B:..., times=own|all; see docs/datasets.md.",
     )
-    features: str = _option(
+    features: str = declare_option(
         DATA,
         parse_feature_name,
         default=NONE,
         help="Name of stored features to train a linear head on, for example moco_b0. vectors: the "
         "vectors of a dataset that consists of them.",
     )
-    damaged: str = _option(
+    damaged: str = declare_option(
         DATA,
         choices=("stop", "leave_out"),
         default="stop",
         help="What to do with an image that cannot be decoded: stop; or leave_out, which skips it "
         "and lists it in the record.",
     )
-    strategy: str = _option(
+    strategy: str = declare_option(
         METHOD,
         parse_strategy,
         default="naive",
@@ -225,7 +172,7 @@ class TrainConfig:
         "class: package.module:Class.",
     )
     # As texts. Once the strategy has checked them, all arguments as typed values.
-    strategy_args: Mapping[str, Argument] = _option(
+    strategy_args: Mapping[str, Argument] = declare_option(
         METHOD,
         split_arguments,
         default=NONE,
@@ -233,21 +180,21 @@ class TrainConfig:
         python_type="Mapping[str, object]",
         help="Arguments of the strategy: name=value,name=value; docs/strategies.md lists them.",
     )
-    memory: int | float = _option(
+    memory: int | float = declare_option(
         METHOD,
         parse_memory,
         is_ignored=lambda config: config.strategy in WITHOUT_BUFFER or config.memory_budget > 0,
         help="Size of a strategy's buffer: a number of images, or below 1 a fraction of the "
         "stream's training images. In a sweep, strategies without a buffer ignore it.",
     )
-    memory_budget: int = _option(
+    memory_budget: int = declare_option(
         METHOD,
         partial(parse_int, ge=0),
         default="0",
         help="Bytes for everything that the strategy stores between buckets, instead of memory; "
         "the buffer gets as many images as fit. 0: memory sets the size (docs/cost.md).",
     )
-    budget: str = _option(
+    budget: str = declare_option(
         METHOD,
         parse_budget,
         default=OFF,
@@ -256,7 +203,7 @@ class TrainConfig:
         "naive:1, the cost of naive learning with the same epochs, or naive:0.5, half of it; "
         "images:N, new and replayed images. off: epochs sets the length (docs/cost.md).",
     )
-    stream_rate: str = _option(
+    stream_rate: str = declare_option(
         METHOD,
         parse_stream_rate,
         default=OFF,
@@ -265,7 +212,7 @@ class TrainConfig:
         "speed of naive learning; naive:2, twice as fast; or images per PFLOP, for example 5e4. "
         "off: the stream waits (docs/cost.md).",
     )
-    time_order: str = _option(
+    time_order: str = declare_option(
         METHOD,
         choices=("off", "on"),
         default=OFF,
@@ -273,7 +220,7 @@ class TrainConfig:
         help="on: in the first epoch of a bucket, batches are in the order of time; the dataset "
         "needs a time for each image. off: they are shuffled.",
     )
-    label_delay: str = _option(
+    label_delay: str = declare_option(
         METHOD,
         parse_label_delay,
         default=OFF,
@@ -281,13 +228,13 @@ class TrainConfig:
         help="Buckets by which labels arrive late: with 1, the model is trained on a bucket while "
         "the stream is at the next one, and not at all on the last (docs/training.md).",
     )
-    model: str = _option(
+    model: str = declare_option(
         MODEL,
         help="small_cnn; the name of a torchvision classification model, for example resnet18; "
         "your own function (package.module:function), see docs/models.md; or, for features, linear "
         "or a network with hidden layers, for example mlp:64 or mlp:256-128.",
     )
-    weights: str = _option(
+    weights: str = declare_option(
         MODEL,
         parse_weights,
         is_path=True,
@@ -296,98 +243,98 @@ class TrainConfig:
         help="Initial weights of the model: none, DEFAULT (torchvision's best pretrained weights), "
         "or a file of weights, .safetensors or .pth.",
     )
-    freeze: str = _option(
+    freeze: str = declare_option(
         MODEL,
         choices=(NONE, "backbone"),
         default=NONE,
         help="backbone: train only the head and leave all other weights unchanged.",
     )
-    image_size: int = _option(
+    image_size: int = declare_option(
         MODEL,
         partial(parse_int, ge=8),
         is_ignored=lambda config: config.features != NONE,
         help="Side of the model's square input, in pixels.",
     )
-    augment: str = _option(
+    augment: str = declare_option(
         MODEL,
         choices=(AUTO, RANDOM_CROP, RANDOM_CROP_FLIP, NONE),
         is_tuned=True,
         help="How training images are cropped: random_crop, like the CLEAR authors; "
         "random_crop_flip, also mirrored; none: the centre.",
     )
-    epochs: int = _option(
+    epochs: int = declare_option(
         OPTIMISATION,
         partial(parse_int, ge=1),
         help="Passes over each bucket's training data.",
     )
-    batch_size: int | Literal["full"] = _option(
+    batch_size: int | Literal["full"] = declare_option(
         OPTIMISATION,
         parse_batch_size,
         help="Images in one optimiser step; full: all images of an epoch.",
     )
-    optimizer: str = _option(
+    optimizer: str = declare_option(
         OPTIMISATION, choices=("sgd", "adam", "adamw"), default="sgd", help="sgd, adam or adamw."
     )
-    optimizer_state: str = _option(
+    optimizer_state: str = declare_option(
         OPTIMISATION,
         choices=("reset", "keep"),
         default="reset",
         help="What happens to the optimiser's state, for example momentum, at a new bucket: reset "
         "or keep.",
     )
-    lr: float = _option(
+    lr: float = declare_option(
         OPTIMISATION,
         partial(parse_float, gt=0),
         help="Learning rate at the start of a bucket.",
     )
-    momentum: float = _option(
+    momentum: float = declare_option(
         OPTIMISATION,
         partial(parse_float, ge=0, lt=1),
         is_ignored=lambda config: config.optimizer != "sgd",
         default="0.9",
         help="Momentum of SGD; the other optimisers ignore it.",
     )
-    weight_decay: float = _option(
+    weight_decay: float = declare_option(
         OPTIMISATION, partial(parse_float, ge=0), help="Weight decay of the optimiser."
     )
-    schedule: str = _option(
+    schedule: str = declare_option(
         OPTIMISATION,
         choices=("step", "cosine", "constant"),
         default="step",
         help="How the learning rate falls within a bucket: step, cosine (to 0) or constant.",
     )
-    lr_step: int = _option(
+    lr_step: int = declare_option(
         OPTIMISATION,
         partial(parse_int, ge=1),
         is_ignored=lambda config: config.schedule != "step",
         help="With schedule step, epochs after which the learning rate is multiplied by lr_gamma.",
     )
-    lr_gamma: float = _option(
+    lr_gamma: float = declare_option(
         OPTIMISATION,
         partial(parse_float, gt=0),
         is_ignored=lambda config: config.schedule != "step",
         default="0.1",
         help="Factor on the learning rate every lr_step epochs.",
     )
-    warmup_epochs: int = _option(
+    warmup_epochs: int = declare_option(
         OPTIMISATION,
         partial(parse_int, ge=0),
         default="0",
         help="First epochs of each bucket, during which the learning rate rises to lr.",
     )
-    label_smoothing: float = _option(
+    label_smoothing: float = declare_option(
         OPTIMISATION,
         partial(parse_float, ge=0, lt=1),
         default="0",
         help="Share of the target that is spread evenly over all classes.",
     )
-    clip_norm: float = _option(
+    clip_norm: float = declare_option(
         OPTIMISATION,
         partial(parse_float, ge=0),
         default="0",
         help="Largest norm of a step's gradient; 0: gradients are not clipped.",
     )
-    precision: str = _option(
+    precision: str = declare_option(
         HARDWARE,
         choices=(AUTO, "off", "tf32", "bf16", "fp16"),
         resolved_by_process=True,
@@ -395,20 +342,20 @@ class TrainConfig:
         "GPUs without bf16 (T4, V100). auto: bf16 on a GPU with bf16 or a CPU with AMX, else off; "
         "off on the embedded datasets and on features.",
     )
-    compile: str = _option(
+    compile: str = declare_option(
         HARDWARE,
         choices=("off", "on"),
         default="off",
         help="Compile the model with torch.compile, which takes about a minute.",
     )
-    predictions: str = _option(
+    predictions: str = declare_option(
         RECORD,
         choices=KEEP_PREDICTIONS,
         default="labels",
         help="What to store of the model's output for each test image: the predicted class "
         "(labels), also the probabilities (probs), or nothing (none).",
     )
-    test_every: str = _option(
+    test_every: str = declare_option(
         RECORD,
         parse_test_every,
         default=OFF,
@@ -416,7 +363,7 @@ class TrainConfig:
         help="Interval of additional tests within each bucket: in epochs, for example 1, or in "
         "steps, for example 200steps. off: test only after each bucket.",
     )
-    prequential: str = _option(
+    prequential: str = declare_option(
         RECORD,
         parse_prequential,
         default=OFF,
@@ -425,7 +372,7 @@ class TrainConfig:
         f"that many batches later; some of {', '.join(map(str, DISTANCES))}, separated by commas. "
         "Needs time_order=on (docs/training.md).",
     )
-    metrics: str = _option(
+    metrics: str = declare_option(
         RECORD,
         parse_families,
         default=",".join(DEFAULT_FAMILIES),
@@ -433,23 +380,23 @@ class TrainConfig:
         help="Families of metrics to log, separated by commas, for example clear,gem; "
         "docs/metrics.md lists them.",
     )
-    log_models: str = _option(
+    log_models: str = declare_option(
         RECORD,
         choices=(NONE, "last", "all"),
         default=NONE,
         help="Which buckets' models to store as artifacts: none, last or all.",
     )
-    resumable: str = _option(
+    resumable: str = declare_option(
         RECORD,
         choices=("on", "off"),
         default="on",
         help="Store the training state after each bucket, for a resume (docs/resume.md); it is "
         "deleted when the last row is stored.",
     )
-    seed: int = _option(
+    seed: int = declare_option(
         METHOD, partial(parse_int, ge=0), default="0", help="Seed of all random numbers."
     )
-    seeds: str = _option(
+    seeds: str = declare_option(
         METHOD,
         parse_seeds,
         default=NONE,
@@ -457,7 +404,7 @@ class TrainConfig:
         help="Seeds to train one after another on data that is loaded once, for example 0,1,2. "
         "Each seed has its own run, below one parent run.",
     )
-    device: str = _option(
+    device: str = declare_option(
         HARDWARE,
         choices=(AUTO, "cpu", "cuda"),
         resolved_by_process=True,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.learning.device import copy_to_device, is_other_device
-from clear_mlflow.learning.parameters.config import OPTIMISATION, PARAMETERS, TrainConfig
+from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
+from clear_mlflow.learning.parameters.option_fields import OPTIMISATION
 from clear_mlflow.learning.samples import Samples
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.training.trainer import Trainer
