@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import Any, ParamSpec
 
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import OFF
-
-if TYPE_CHECKING:
-    from clear_mlflow.learning.parameters.config import TrainConfig
 
 DATA, METHOD, MODEL = "Data", "Method", "Model"
 OPTIMISATION, HARDWARE, RECORD = "Optimisation of each bucket", "Hardware", "Record"
@@ -30,7 +27,7 @@ class Option:
         default: text of the default.
         choices: all valid texts, or () if *parse* checks them.
         python_type: type in Python without None, if it does not follow from the field's type.
-        is_ignored: function of all parameters that returns True if this one is ignored.
+        is_ignored: function of the TrainConfig that returns True if this one is ignored.
         is_tuned: True if the value is usually chosen by its results, such as a learning rate.
         is_path: True if the value may be a path.
         resolved_by_process: True if only the training process can resolve ``auto``.
@@ -44,7 +41,7 @@ class Option:
     default: str = AUTO
     choices: tuple[str, ...] = ()
     python_type: str = ""
-    is_ignored: Callable[[TrainConfig], bool] = lambda config: False
+    is_ignored: Callable[[Any], bool] = lambda config: False
     is_tuned: bool = False
     is_path: bool = False
     resolved_by_process: bool = False
