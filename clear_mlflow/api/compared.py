@@ -68,7 +68,6 @@ from clear_mlflow.store.client import (
 )
 from clear_mlflow.store.rows import NO_ROWS, read_records
 from clear_mlflow.store.search import MissingRun
-from clear_mlflow.sweeps.next_grids import build_next_grids, find_missing_baselines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,11 +109,16 @@ class ComparedRuns:
     @property
     def missing_baselines(self) -> list[str]:
         """Simple baselines that the compared trainings lack, such as from_scratch or joint."""
+        # Late, here and below: it loads the parameters of trainings.
+        from clear_mlflow.sweeps.next_grids import find_missing_baselines
+
         return [*find_missing_baselines(self.comparison)]
 
     @cached_property
     def next_sweeps(self) -> Mapping[str, str]:
         """Sweeps that continue: file name, such as baselines.yaml, to the file's content."""
+        from clear_mlflow.sweeps.next_grids import build_next_grids
+
         return build_next_grids(self.comparison)
 
     def leaderboard(self, metrics: str | Sequence[str] | None = None) -> DataFrame:

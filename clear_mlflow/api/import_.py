@@ -64,7 +64,7 @@ from clear_mlflow.store.search import get_or_create_experiment, search_runs
 from clear_mlflow.tracking.copy_runs import COPIED, FAILED, IN_USE, STORED, RunCopier
 from clear_mlflow.tracking.run_sources import RunSource, open_sources
 
-IMPORTED, SKIPPED = "imported", "passed over"
+IMPORTED, SKIPPED = "imported", "skipped"
 _MAX_NAME_LENGTH = 150
 # In a folder, a file with one of these endings is read as results; others only if they match.
 _ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd")
@@ -100,6 +100,9 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
         DataError: a folder contains more than 10,000 files.
         TrackingError: the store cannot be reached at the start, or lacks that run.
     """
+    families = DEFAULT_FAMILIES
+    if options.metrics != AUTO:
+        families = split_families(",".join(options.metrics))
     set_up_mlflow()
     client = preflight(experiment=options.experiment, can_be_offline=False)
     experiment_id = get_or_create_experiment(client, options.experiment)
@@ -129,9 +132,6 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
         "protocol": options.protocol,
         "split": options.split,
     }
-    families = DEFAULT_FAMILIES
-    if options.metrics != AUTO:
-        families = split_families(",".join(options.metrics))
     copier = RunCopier(client, options.experiment)
     imported = [] if options.again else _find_imported_runs(client, experiment_id)
     for path, label, reason in _iter_files(map(Path, options.paths or ()), read_options):

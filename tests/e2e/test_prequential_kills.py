@@ -4,6 +4,7 @@ import os
 import random
 import time
 
+import psutil
 import pytest
 from forked import Forked, environment, find_training
 from short_stream import options
@@ -41,12 +42,13 @@ def test_killed_runs_have_the_file_of_an_uninterrupted_run(project, store, exper
         row = draws.randint(row + 1, min(row + 3, 8))
         wait_for_row(store, experiment_id, row, process, run_id)
         time.sleep(draws.uniform(0, 0.3))
-        if draws.random() < 0.5:
+        kills_supervisor = draws.random() < 0.5
+        try:
             training = find_training(process)
-            process.kill()
+            (process if kills_supervisor else training).kill()
             training.wait(30)
-        else:
-            find_training(process).kill()
+        except (AssertionError, psutil.NoSuchProcess):
+            pass  # on a busy machine, it has ended by itself
         code, _ = finish(process)
         if code == 0 or row == 8:
             break

@@ -85,7 +85,7 @@ def test_the_runs_of_a_table_are_imported(store, tmp_path):
     columns = ["--table", "--columns", "run,step,metric,value", "--row-metric", "acc/([0-9]+)"]
     done = run_import(tmp_path, *columns, "--scale", "percent")
     assert done.exit_code == 0, done.output
-    assert "mlflow.db" in done.output  # the store's own file, which is passed over
+    assert "mlflow.db" in done.output  # the store's own file, which is skipped
     matrix = load_record(store, find_runs_by_name(store)["export s1"]).masked_matrix
     np.testing.assert_allclose(matrix.values, [[0.42, np.nan], [0.484, 0.66]])
     done = run_import(tmp_path, "--row-metric", "acc/([0-9]+)")
@@ -161,7 +161,7 @@ def test_a_folder_is_searched_and_an_invalid_file_is_named(store, folder):
     assert errors[0].startswith("error: cut.json (read as json): is not JSON")
     assert errors[1].startswith("error: percent.csv (read as text): contains 92.0, which is not")
     assert len(errors) == 2
-    assert "2 failed, 4 imported, 2 passed over" in done.output
+    assert "2 failed, 4 imported, 2 skipped" in done.output
     runs = find_runs_by_name(store)
     csv = "er/results/eval_results"
     assert set(runs) == {"a", "logs line 1", "logs line 2", csv}
@@ -252,7 +252,7 @@ def test_the_same_matrix_in_two_formats_is_one_run(store, folder):
     (folder / "other.npy").write_bytes(files.npy(HALF))
     done = run_import(folder, "--json", "--orientation", "rows")
     outcomes = {file["file"]: file["outcome"] for file in json.loads(done.output)["files"]}
-    assert outcomes == {"acc.csv": "imported", "acc.npy": "passed over", "other.npy": "imported"}
+    assert outcomes == {"acc.csv": "imported", "acc.npy": "skipped", "other.npy": "imported"}
     assert "contains the same matrix as acc.csv" in done.output
     assert set(find_runs_by_name(store)) == {"acc", "other"}
 
@@ -362,7 +362,7 @@ def test_a_folder_of_many_files_is_listed_once(store, monkeypatch, folder):
     for name in ("listdir", "scandir"):
         original = getattr(os, name)
         monkeypatch.setattr(os, name, lambda *p, _of=original: listed.append(p) or _of(*p))
-    assert "50 passed over" in run_import(folder).output
+    assert "50 skipped" in run_import(folder).output
     assert len([path for path in listed if str(folder) in map(str, path)]) <= 2
 
 
@@ -408,5 +408,5 @@ def test_an_import_that_another_process_does_is_not_reported_as_done(
     monkeypatch.setattr("clear_mlflow.tracking.copy_runs.get_process_token", lambda: "another")
     done = run_import(matrix_file)
     assert "another process copies it" in done.output
-    assert "passed over" in done.output
+    assert "skipped" in done.output
     assert "1 imported" not in done.output

@@ -12,7 +12,7 @@ TAGS = [
     *("anytime", "processes", "state_problem", "process", "holder", "version", "software"),
     *("commit", "members", "sweep", "sweep_comparison", "sweep_run", "sweep_goes_on"),
     *("compared_count", "leader", "imported_from", "import_format", "copied_from"),
-    *("copied_state", "parameters"),
+    *("copied_state", "parameters", "prequential"),
 ]
 
 
