@@ -241,7 +241,7 @@ class NotebookProgress(TrainingProgress):
         self._update(at_once=True)
 
     def _update(self, *, at_once: bool = False) -> None:
-        """Replace the output, at most each 0.5 s without *at_once*."""
+        """Replace the output, at most every 0.5 s unless *at_once*."""
         clock = time.monotonic()
         if self._display is not None and (at_once or clock - self._updated_at > 0.5):
             from IPython.display import HTML

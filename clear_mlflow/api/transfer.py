@@ -58,7 +58,7 @@ def import_runs(
 
 
 def sync(folders: _Paths = (), *, experiment: str | None = None) -> list[ActionResult]:
-    """Send runs recorded offline, or during an outage of their store.
+    """Send runs recorded offline, or while their store was unreachable.
 
     Args:
         folders: offline folders and folders of runs. Without any, all of the cache folder, and

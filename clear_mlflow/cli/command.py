@@ -307,9 +307,8 @@ _PARSERS: Mapping[Any, tuple[Callable[[str], Any], str, str]] = {
 def spell_error(error: ClearError, params: Sequence[click.Parameter]) -> str:
     """Return an error's message with its parameter as an option.
 
-    Only if the command was called with it.
-
-    params: parameters of the command; an error about NAME may be about its option rows_NAME.
+    The message stays as it is if the command was called without that option. params: parameters of
+    the command; an error about NAME may be about its option rows_NAME.
     """
     message, name = spell_options(str(error), params), error.parameter
     context = click.get_current_context()

@@ -221,7 +221,7 @@ def _run_server(store: str, requested_port: int | Literal["auto"]) -> Iterator[s
     examples=("clear-mlflow sync", "clear-mlflow sync offline_runs --experiment first"),
 )
 def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None) -> None:
-    """Send runs recorded offline, or during an outage of their store.
+    """Send runs recorded offline, or while their store was unreachable.
 
     FOLDER is an offline folder or the folder of one run, or contains several. Without it, all
     runs are sent that are in the cache folder (CLEAR_MLFLOW_CACHE), in unsent_rows and

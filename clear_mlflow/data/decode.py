@@ -245,7 +245,7 @@ def decode_file(
 ) -> NDArray[Any] | UndecodableError:
     """Decode an image file to (height, width, 3) bytes.
 
-    Or to the library's result.
+    With another library's transform, to its result.
 
     content_hash: SHA-256 that the file must have, or None for any. Raises DataError if it cannot
     be read, has another hash, or needs too much memory.

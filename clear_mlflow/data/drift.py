@@ -25,7 +25,7 @@ class LabelDrift:
     """The labels of one stream in the buckets of some borders.
 
     Args:
-        borders: as the option.
+        borders: text of the option ``borders``.
         buckets: keys of the T buckets.
         counts: (T, C) images of each class.
         sensitivity: fraction of a bucket to the distance from the buckets whose borders are moved

@@ -257,7 +257,7 @@ def _is_drawn(content: str, seed: int) -> bool:
 
 
 def check_split(protocol: str, split: str) -> None:
-    """Raise ConfigError if protocol and split do not exist or fit."""
+    """Raise ConfigError if a protocol or split is unknown, or they contradict."""
     if protocol not in (IID, STREAMING):
         raise ConfigError(
             f"protocol is {safe_repr(protocol)}; expected {IID} or {STREAMING}",
@@ -290,7 +290,7 @@ def draw_split(num_images: int, seed: int) -> Rows:
 def draw_validation_split(images: ImageTable) -> NDArray[np.bool_]:
     """Return which images are held out for validation: a tenth.
 
-    It is a tenth of each bucket's and class's.
+    A tenth of each bucket's images of each class.
 
     At least one image of each class that has two is held out. The hash of an image's id decides,
     so the split is the same for all seeds.

@@ -42,7 +42,7 @@ _Rows = Annotated[list[_Floats], msgspec.Meta(max_length=MAX_BUCKETS + 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What the user states about result files. "auto" needs proof there."""
+    """What the user states about files. "auto": the file proves it."""
 
     scale: str = "auto"  # "fraction" or "percent"
     initial: str = "auto"  # "first-row": the first row is the untrained model

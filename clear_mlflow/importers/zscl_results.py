@@ -107,7 +107,7 @@ class MultiDomain(Format):
         return all(part in file.content for part in parts)
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield the file's one run, in the order of ``buckets`` or log.
+        """Yield the file's one run, ordered by ``buckets`` or the log.
 
         Raises RecordError unless each checkpoint was tested on each data set, or, with
         future="not-tested", on those up to its own.

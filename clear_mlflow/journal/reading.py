@@ -75,7 +75,7 @@ def _read_entries(folder: Path) -> list[tuple[str, Any]]:
 def read_run(folder: Path, run_id: str, experiment_id: str) -> Run:
     """Return the run in a folder. Raises RecordError or TrackingError.
 
-    It raises them if the folder is damaged.
+    The folder is damaged then.
 
     Its artifacts are those in the folder, wherever the run was recorded.
     """

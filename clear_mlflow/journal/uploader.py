@@ -57,7 +57,7 @@ class UnsentError(TrackingError):
 class Uploader:
     """Uploads files of one run to MLflow in order.
 
-    It does so in a thread or in the calling thread.
+    In a thread, or in the calling one.
 
     Before an upload, it checks that this process still has the run's lease, the right to write to
     the run, unless it did so within the last second. An upload may be repeated: it changes nothing

@@ -129,7 +129,7 @@ def parse_dataset_arguments(
 def _parse_value(hint: Any, text: str) -> Argument:
     """Parse a text as a type: bool (yes, no), number, or str.
 
-    Also Literal and None.
+    Literal and None are types, too.
     """
     options = get_args(hint)
     words: dict[str, Argument] = {}

@@ -130,7 +130,7 @@ def find_head(
 def logits_in_float32(model: nn.Module) -> Iterator[None]:
     """Let a model's head compute in float32: fewer logits are equal.
 
-    Within the block.
+    It does so within the block.
     """
     heads = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1:]
     for head in heads:
@@ -152,9 +152,8 @@ def logits_in_float32(model: nn.Module) -> Iterator[None]:
 def get_input_dtype(model: nn.Module, precision: str) -> torch.dtype:
     """Return the dtype for input images.
 
-    The convolutions' if the first layer is one, else float32.
-
-    Returns float32 for a model that transforms its input, too.
+    The dtype of the convolutions if the first layer is one, else float32. Returns float32 for a model
+    that transforms its input, too.
     """
     first = next(part for part in model.modules() if not list(part.children()))
     is_input = isinstance(first, nn.Conv2d) and not getattr(model, "transform_input", False)
@@ -216,7 +215,7 @@ def check_model(
 ) -> None:
     """Raise ConfigError unless a model accepts a test image and a batch.
 
-    The batch is one of training.
+    The batch is a training batch of *batch_size* images.
 
     Tries them without data, on the meta device. Remembers models that accept them.
 

@@ -137,7 +137,7 @@ SINGLE_PROCESS = ProcessGroup()
 def check_devices(dist_env: DistributedEnv, device: str, *, one_each: bool = False) -> None:
     """Raise ConfigError unless each local process has a GPU.
 
-    Also accepts the device cpu.
+    The device cpu is accepted as well.
 
     one_each: accept a single visible GPU per process, as Slurm may set it up.
     """
@@ -221,7 +221,7 @@ def process_group(
 
 @contextlib.contextmanager
 def watch_peers(store: Any, dist_env: DistributedEnv) -> Iterator[None]:
-    """Abort this process soon after rank 0 has ended, or any.
+    """Abort this process soon after a process that it watches ends.
 
     Rank 0 watches all processes, the others rank 0.
 

@@ -42,7 +42,7 @@ class Changes:
         return not (self.reports or self.page or self.metric_values or self.tags)
 
     def __str__(self) -> str:
-        """Return the changes in one line, for example "3 metric values, page"."""
+        """Return the changes in one line: "3 metric values, the page"."""
         parts = {
             f"{len(self.metric_values)} metric values": self.metric_values,
             "the reports": self.reports,

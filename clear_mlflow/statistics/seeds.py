@@ -99,7 +99,7 @@ class TTest:
 
 
 def seed_summary(values: Sequence[float], *, level: float = 0.95) -> SeedSummary:
-    """Return mean, standard deviation and t interval of a metric over seeds.
+    """Return mean, standard deviation and t interval of values over seeds.
 
     If all seeds have the same value, the standard deviation is 0 and the interval is None: one of
     width 0 would claim that the mean is known exactly.

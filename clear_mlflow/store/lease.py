@@ -112,7 +112,7 @@ class Lease:
         self._is_acquired = True
 
     def renew(self, is_over: threading.Event | None = None) -> None:
-        """Write the lease's time, and set KILLED back to RUNNING.
+        """Renew the lease, and undo a KILLED status. Call every 30 seconds.
 
         Sets the run back to RUNNING if ``evaluate`` set it to KILLED during an outage, unless
         *is_over* is set: this process has ended the run, and nothing is written. Raises
@@ -180,7 +180,7 @@ class Lease:
 
 
 def _read_uptime() -> float:
-    """Return seconds of a clock that nothing sets or suspends."""
+    """Return seconds of a clock that goes on during a suspension."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 

@@ -93,7 +93,7 @@ _MAX_IDS = 100  # in one search
 
 
 class RunCopier:
-    """Copies runs to the store of a client, parents before children.
+    """Copies runs to a client's store, parents before children.
 
     experiment: name of the experiment of all copies. None: each run keeps the name of its
     experiment, and runs of Default go to the experiment that MLflow's environment variables name.

@@ -157,7 +157,7 @@ def open_run(
     rename: bool = False,
     system_metrics: bool | None = None,
 ) -> str:
-    """Start the run that MLFLOW_RUN_ID names or a new one.
+    """Start a new run, or the run that MLFLOW_RUN_ID names.
 
     Returns its id.
 

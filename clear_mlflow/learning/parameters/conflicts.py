@@ -43,7 +43,7 @@ def _conflict_with_features(name: str, default: str) -> Conflict:
 
 
 def _conflict_about_steps(first: str, second: str) -> Conflict:
-    """Return the rule that *first*, a number of steps, excludes *second*."""
+    """Return the rule that *first* excludes *second*, which counts steps."""
     return Conflict(
         first,
         lambda c: OFF not in (getattr(c, first), getattr(c, second)),

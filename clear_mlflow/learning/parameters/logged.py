@@ -110,7 +110,7 @@ def select_training_parameters(logged: Mapping[str, str]) -> dict[str, str]:
 
 
 def list_unlogged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters that are logged only if used.
+    """Return parameters that trainings log only if not none or off.
 
     Returns all of them with that value, also those that *logged* contains: let *logged* override
     them. Returns {} for a run of another program.
@@ -119,7 +119,7 @@ def list_unlogged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
 
 
 def describe_parameters(config: TrainConfig) -> str:
-    """Return JSON that groups runs of one method, also later.
+    """Return JSON by which any version groups runs of one method.
 
     ``tuned`` and ``method`` contain the parameters that affect results, name to the text in force,
     or null for one without effect: those that are usually chosen by their results, and others.

@@ -256,7 +256,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return self.criterion(forward(batch.inputs), batch.labels)
 
     def compute_loss_share(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Return this process's share of the loss. Their mean counts.
+        """Return this process's share. The mean of all shares is the loss.
 
         By default, this is :meth:`compute_loss` weighted by the share of the batch. Override it if
         the loss contains means over other images, each computed by :func:`compute_mean_share`.
@@ -332,7 +332,7 @@ def _move_to_device(value: Any, device: torch.device) -> Any:
 def compute_mean_share(
     batch: Batch, logits: Tensor, mean: Callable[[Tensor, Tensor], Tensor], target: Tensor
 ) -> Tensor:
-    """Return this process's term of a batch's mean loss, perhaps 0.
+    """Return this process's term of a batch's mean, 0 without images.
 
     The mean of all processes' terms is the mean loss. mean: function of *logits* and *target* that
     returns a mean over images. logits, target: of this process's share.

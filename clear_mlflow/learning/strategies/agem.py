@@ -74,7 +74,7 @@ class Agem(RehearsalStrategy):
         return super().compute_loss_share(forward, batch)
 
     def before_step(self) -> None:
-        """Project the gradient by the buffer's, if it has images.
+        """Project the gradient with the buffer's gradient, as :func:`project` does.
 
         Without such a batch, the gradient stays as it is.
         """

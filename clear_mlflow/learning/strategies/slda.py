@@ -79,7 +79,7 @@ class Slda(ClosedFormStrategy):
         set_head(self._head, weight, -(weight * means).sum(dim=1) / 2, counts > 0)
 
     def _add_scatter(self, features: Tensor, labels: Tensor) -> None:
-        """Add images one by one in effect, before the means do."""
+        """Add images as if one by one, before the means include them."""
         means, counts = self._means, self._counts
         order = torch.argsort(labels, stable=True)
         sorted_labels = labels[order]

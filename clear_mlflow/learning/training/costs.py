@@ -201,7 +201,7 @@ class CostMeter:
     def _take_peak_bytes(self) -> int:
         """Return the GPU's peak memory since the last call.
 
-        Or the peak of this process so far.
+        On a CPU, the peak of this process so far.
         """
         if self._device.type != "cuda":
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
