@@ -123,13 +123,14 @@ def write_across(a: str, b: str, outcomes: Sequence[str], parameter: str) -> str
     """Write what the verdicts for all values of a parameter share.
 
     >>> write_across("replay", "naive", [BETTER, BETTER, UNDECIDED], "borders")
-    'replay is better than naive under 2 of 3 borders, and never worse'
+    'replay is better than naive under 2 of 3 values of borders, and never worse'
     >>> write_across("replay", "naive", [BETTER, WORSE], "borders")
     'replay against naive depends on the borders: better under 1, worse under 1 of 2'
     """
     tested = [outcome for outcome in outcomes if outcome != UNTESTED]
     better, worse = tested.count(BETTER), tested.count(WORSE)
     number = f"{len(tested)}" if len(tested) == len(outcomes) else f"{len(tested)} tested"
+    values = f"{number} value{'s' if len(tested) > 1 else ''} of {parameter}"
     if not tested:
         return f"{a} against {b} was not tested"
     if better and worse:
@@ -138,11 +139,13 @@ def write_across(a: str, b: str, outcomes: Sequence[str], parameter: str) -> str
             f"{worse} of {number}"
         )
     if not better and not worse:
-        return f"{a} and {b}: not decided under any of {number} {parameter}"
+        scope = "the" if len(tested) == 1 else "any of the"
+        return f"{a} and {b}: not decided under {scope} {values}"
     (first, second), count = ((a, b), better) if better else ((b, a), worse)
     if count == len(tested):
-        return f"{first} is better than {second} under all {number} {parameter}"
-    return f"{first} is better than {second} under {count} of {number} {parameter}, and never worse"
+        scope = values if len(tested) == 1 else f"all {values}"
+        return f"{first} is better than {second} under {scope}"
+    return f"{first} is better than {second} under {count} of {values}, and never worse"
 
 
 def estimate_share(differences: NDArray[np.float64]) -> float | None:

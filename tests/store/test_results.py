@@ -92,7 +92,7 @@ def test_a_verdict_that_depends_on_the_borders_is_found(store):
         for pair in pairs.values()
         if " under all" in pair.sentence
     ]
-    assert outcomes == ["all 4 borders"] * 2
+    assert outcomes == ["all 4 values of borders"] * 2
     content = compared.to_dict()["across"]
     assert [content["parameter"], sorted(content["values"])] == ["borders", sorted(pair.outcomes)]
 

@@ -240,11 +240,15 @@ def test_labels_that_follow_from_the_value_are_no_other_method():
 @pytest.mark.parametrize(
     ("outcomes", "sentence"),
     [
-        ([BETTER] * 3, "a is better than b under all 3 borders"),
-        ([WORSE] * 3, "b is better than a under all 3 borders"),
-        ([WORSE, UNDECIDED, WORSE], "b is better than a under 2 of 3 borders, and never worse"),
-        ([BETTER, UNTESTED], "a is better than b under all 1 tested borders"),
-        ([UNDECIDED, UNTESTED], "a and b: not decided under any of 1 tested borders"),
+        ([BETTER] * 3, "a is better than b under all 3 values of borders"),
+        ([WORSE] * 3, "b is better than a under all 3 values of borders"),
+        (
+            [WORSE, UNDECIDED, WORSE],
+            "b is better than a under 2 of 3 values of borders, and never worse",
+        ),
+        ([BETTER, UNTESTED], "a is better than b under 1 tested value of borders"),
+        ([UNDECIDED, UNTESTED], "a and b: not decided under the 1 tested value of borders"),
+        ([UNDECIDED] * 2, "a and b: not decided under any of the 2 values of borders"),
         (
             [BETTER, WORSE, WORSE, WORSE],
             "a against b depends on the borders: better under 1, worse under 3 of 4",
