@@ -38,7 +38,7 @@ def test_the_command_line_loads_before_mlflow_and_torch():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("package", ["statistics", "comparison", "sweeps", "api.compared"])
+@pytest.mark.parametrize("package", ["statistics", "comparison", "sweeps"])
 def test_reading_and_comparing_runs_load_no_statistics_of_scipy(package):
     """They would take a fifth of the time of ``show`` and of ``compare``."""
     code = f"import clear_mlflow.{package}, sys; sys.exit('scipy.stats' in sys.modules)"
