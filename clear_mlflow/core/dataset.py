@@ -158,7 +158,8 @@ def _match_labels(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
             return [number - min(first, 1) for number in numbers]
         return []
     is_mixed = len({bool(parse_label_numbers([label])) for label in labels}) > 1
-    return [] if is_mixed or {*labels} & {*keys} else [*range(len(labels))]
+    is_partial = len(labels) < len(keys)  # any of the rows may be missing
+    return [] if is_mixed or is_partial or {*labels} & {*keys} else [*range(len(labels))]
 
 
 def _strip_prefix(names: Sequence[str]) -> list[str]:

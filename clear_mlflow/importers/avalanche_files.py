@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from clear_mlflow.core.errors import RecordError
@@ -136,8 +136,9 @@ class AvalancheResults(Format):
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
         """Yield the file's one run, a row for each test.
 
-        If several streams were tested, the stream named "test" is read. Raises RecordError if none
-        of them has this name, or if the file contains no accuracy of a test.
+        Experiences are in the order of ``buckets``, or by number, unless each test adds one. If
+        several streams were tested, the stream named "test" is read. Raises RecordError if none of
+        them has this name, or if the file contains no accuracy of a test.
         """
         tests = _split_tests(file.json) if isinstance(file.json, dict) else file.json
         if not isinstance(tests, list) or not all(isinstance(test, dict) for test in tests):
@@ -166,7 +167,27 @@ class AvalancheResults(Format):
                 f"has the streams {safe_repr(sorted(cells_by_stream))}; expected one called test"
             )
         cells = cells_by_stream.get("test") or next(iter(cells_by_stream.values()))
-        yield ParsedRun(rows=build_rows(cells))
+        yield _order_experiences(cells, file.options.bucket_names)
+
+
+def _order_experiences(cells: Mapping[tuple[int, int], float], stated: Sequence[str]) -> ParsedRun:
+    """Return the run with experiences in the order of their training, if that is known.
+
+    stated: names of all experiences in another order than that of their numbers, or other names.
+    """
+    rows = build_rows(cells)
+    names, note = [str(j + 1) for j in range(len(rows[0]))], ""
+    first_rows: dict[int, int] = {}
+    for row, column in cells:
+        first_rows.setdefault(column, row)
+    if sorted(first_rows.values()) == [*range(len(names))]:  # each test adds the one just trained
+        names = [str(j + 1) for j in sorted(first_rows, key=first_rows.__getitem__)]
+    elif sorted(stated) == sorted(names):
+        names = [*stated]
+    else:
+        note = "experiences by number, which proves no order of training; --buckets states another"
+    rows = [[row[int(name) - 1] for name in names] for row in rows]
+    return ParsedRun(rows=rows, buckets=names, order=note)
 
 
 def _split_tests(document: dict[str, Any]) -> list[dict[str, Any]]:

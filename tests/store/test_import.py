@@ -354,6 +354,28 @@ def test_measured_rows_are_counted_and_stored(store, folder):
     assert load_record(store, find_runs_by_name(store)["gap"]).rows == (0, 1, 3)
 
 
+def test_rows_that_start_at_a_later_bucket_are_stored_as_these_rows(store, folder):
+    """Whatever the format of the table; a contradiction is one line and no run."""
+    row = ".8,.9,.5,.4"
+    lines = "".join(f"| after {i} | {row.replace(',', ' | ')} |\n" for i in (2, 3, 4))
+    steps = "".join(f"{step},{row}\n" for step in (2, 3, 4))
+    contents = {
+        "late.csv": (",t1,t2,t3,t4\n" + "".join(f"after {i},{row}\n" for i in (2, 3, 4)), []),
+        "table.md": (f"| | a1 | a2 | a3 | a4 |\n|---|---|---|---|---|\n{lines}", []),
+        "wide.csv": (f"step,acc/1,acc/2,acc/3,acc/4\n{steps}", ["--table", "--columns", "step"]),
+    }
+    for name, (content, options) in contents.items():
+        (folder / name).write_text(content)
+        assert "3 of 4 rows" in run_import(folder / name, *options).output
+        run = find_runs_by_name(store)[name.partition(".")[0]]
+        assert load_record(store, run).rows == (2, 3, 4)
+    (folder / "order.csv").write_text(f",d,b,c,a\na,{row}\nb,{row}\nc,{row}\nd,{row}\n")
+    done = run_import(folder / "order.csv")
+    assert done.exit_code == 2
+    assert "are in another order; pass --row-labels ignore" in done.output
+    assert len(find_runs_by_name(store)) == len(contents)
+
+
 def test_a_folder_of_many_files_is_listed_once(store, monkeypatch, folder):
     """Importing is not quadratic in the number of files."""
     for i in range(50):

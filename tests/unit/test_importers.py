@@ -233,6 +233,10 @@ def test_previews_and_averages_belong_to_the_labelled_order():
         (f"tested_on,1,2,3\n3,{ROWS[0]}\n1,{ROWS[1]}\n2,{ROWS[2]}\n", "are in another order"),
         ("after 2,.5,.4,.3,.2\nafter 3,.5,.4,.3,.2\n", "no names of buckets, which do not show"),
         (",a,b,c\nafter 2004,.5,.4,.3\nafter 2005,.5,.4,.3\n", "do not show after which bucket"),
+        # Names that no column has show a bucket only if no row is missing.
+        (",t1,t2,t3\nsecond,.5,.4,.3\nthird,.5,.4,.3\n", "do not show after which bucket"),
+        ("cow,.5,.4,.3\nhen,.5,.4,.3\n", "no names of buckets, which do not show"),
+        (",t1,t2,t3\nx,.5,.4,.3\n", "do not show after which bucket"),
         (",b1,b2,b3\n1,.5,.4,.3\nx,.4,.5,.3\n", "do not show after which bucket"),
         # Either after experience 1, or after one experience.
         (",task_0,task_1,task_2\nafter_1,.5,.4,.3\nafter_2,.4,.5,.3\n", "do not show after which"),
@@ -341,6 +345,28 @@ def test_avalanches_buckets_are_in_the_order_of_training(order):
     matrix = read("eval_results.csv", "\n".join(numbered))
     assert_equal(matrix, SQUARE, INITIAL)
     assert matrix.buckets == tuple(str(number + 1) for number in order)
+
+
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0)])
+def test_avalanches_results_are_in_an_order_that_is_proven_or_stated(order):
+    """Tests that each add an experience prove it; otherwise it is by number, and called that."""
+    numbered = np.array(SQUARE)[:, np.argsort(order)]
+    names = tuple(str(number + 1) for number in order)
+    (run,) = importers.read_runs(result_file("e.json", files.avalanche_results(numbered)))
+    assert run.matrix.buckets == ("1", "2", "3")
+    assert run.proof.startswith("experiences by number, which proves no order of training")
+    (run,) = importers.read_runs(
+        result_file("e.json", files.avalanche_results(numbered), buckets=names)
+    )
+    assert (run.matrix.buckets, run.proof) == (names, "")
+    assert_equal(run.matrix, SQUARE)
+    tests = json.loads(files.avalanche_results(numbered))
+    for i, test in enumerate(tests):
+        for number in order[i + 1 :]:
+            del test[files.avalanche_name(number)]
+    (run,) = importers.read_runs(result_file("e.json", json.dumps(tests)))
+    assert (run.matrix.buckets, run.proof) == (names, "")
+    assert_equal(run.matrix, PAST_ONLY)
 
 
 def test_avalanches_collected_metrics_are_all_of_its_tests():
