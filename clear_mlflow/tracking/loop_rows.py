@@ -146,7 +146,7 @@ def build_value_row(dataset: DatasetDescription, after: object, values: object) 
 
     after: see :func:`build_count_row`.
     """
-    values = _to_python(values)
+    values = _key_series(values)
     if isinstance(values, Mapping):
         values = {**dict.fromkeys(dataset.buckets), **_key_by_bucket(dataset.score.name, values)}
     cells = map(_to_python, _split_buckets(dataset.score.name, dataset.buckets, values))
@@ -339,7 +339,7 @@ def parse_keys(buckets: object) -> tuple[str, ...]:
 
 def parse_num_instances(keys: tuple[str, ...], counts: object) -> tuple[int, ...] | None:
     """Parse the test images per bucket, which may be one number."""
-    counts = _to_python(counts)
+    counts = _to_python(_key_series(counts))
     if counts is not None and not isinstance(counts, (Sequence, Mapping)):
         counts = [counts] * len(keys)
     return None if counts is None else _parse_counts("num_instances", keys, counts)
@@ -355,12 +355,13 @@ def parse_score(name: str, *, lower_is_better: object) -> Score:
 
 
 def _parse_counts(name: str, keys: tuple[str, ...], values: object) -> tuple[int, ...]:
-    values = _split_buckets(name, keys, _to_python(values))
+    values = _split_buckets(name, keys, values)
     return tuple(parse_int(name, value) for value in values)
 
 
 def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]:
-    """Convert a list, array or mapping to one entry per bucket."""
+    """Convert a list, array, mapping or series to one entry per bucket."""
+    values = _key_series(values)
     if isinstance(values, Mapping):
         values = _key_by_bucket(name, values)
         if unknown := [key for key in values if key not in keys]:
@@ -379,6 +380,18 @@ def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]
             f"{name} has {len(values)} entries for {len(keys)} buckets; expected one per bucket"
         )
     return values
+
+
+def _key_series(values: Any) -> Any:
+    """Convert a pandas series to a mapping unless its index is 0, 1, ... or 1, 2, ..."""
+    index = getattr(values, "index", None)
+    if not hasattr(values, "to_dict") or index is None or getattr(values, "ndim", 0) != 1:
+        return values
+    if not index.is_unique:
+        raise ConfigError(f"got {safe_repr(values)}, which has two entries for one bucket")
+    if [*index] in ([*range(len(index))], [*range(1, len(index) + 1)]):
+        return values.tolist()
+    return values.to_dict()
 
 
 def _key_by_bucket(name: str, values: Mapping[Any, Any]) -> dict[str, Any]:

@@ -29,6 +29,20 @@ def test_an_integer_that_a_float_would_round_is_rejected(value):
     assert build_value_row(loop, 1, {1: 2**53, 2: 2**60}).cells == (2**53, 2**60)
 
 
+def test_a_series_of_pandas_is_read_by_its_index():
+    """As groupby returns it, in alphabetical order; by position if its index only counts."""
+    counts = pd.Series({"spring": 20, "winter": 10})
+    loop = describe_loop(buckets=["winter", "spring"], num_instances=counts)
+    assert loop.num_test == (10, 20)
+    assert build_count_row(loop, 1, counts // 5).correct == (2, 4)
+    assert build_value_row(loop, "winter", counts / 100).cells == (0.1, 0.2)
+    for index in (None, [1, 2]):
+        assert build_count_row(loop, 1, pd.Series([3, 4], index)).correct == (3, 4)
+    for index, message in (("aa", "two entries for one bucket"), ([2, 1], "names bucket '2'")):
+        with pytest.raises(ConfigError, match=message):
+            build_count_row(loop, 1, pd.Series([3, 4], list(index)))
+
+
 LABELS = [[0, 1, 2], [2, 1], [0, 0, 0, 1]]
 
 
