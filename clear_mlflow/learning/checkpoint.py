@@ -159,6 +159,8 @@ def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
     """Convert a value to JSON, with arrays and tensors in *tensors*."""
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if isinstance(value, np.generic):  # keeps its type, which decides how it is rounded
+        return {"scalar": _pack(np.asarray(value), path, tensors)}
     if isinstance(value, (Tensor, np.ndarray)):
         while path in tensors:  # the key of a dictionary may contain a slash
             path += "'"
@@ -202,6 +204,8 @@ def _unpack(node: Any, tensors: Mapping[str, Tensor]) -> Any:
         if "tensor" in node:
             layout = torch.channels_last if node["channels_last"] else torch.contiguous_format
             return tensors[node["tensor"]].clone(memory_format=layout)
+        if "scalar" in node:
+            return _unpack(node["scalar"], tensors)[()]
         if "array" in node:
             return tensors[node["array"]].clone().numpy()
         if "tuple" in node:

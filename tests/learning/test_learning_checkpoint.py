@@ -187,22 +187,25 @@ def test_an_attribute_that_appears_later_is_named_by_its_state():
 
 
 class Drawing(Strategy):
-    """Scales its loss by draws from its own generators."""
+    """Scales its loss by draws from its own generators, and by a sum of them."""
 
-    state_attributes = ("_numpy", "_legacy", "_philox", "_python", "_torch")
+    state_attributes = ("_numpy", "_legacy", "_philox", "_python", "_torch", "_sum")
 
     def setup(self):
         self._numpy = np.random.default_rng(self.config.seed)
         self._legacy = np.random.Generator(np.random.MT19937(self.config.seed))
         self._philox = np.random.Generator(np.random.Philox(self.config.seed))
         self._python = random.Random(self.config.seed)
+        self._sum = np.float32(0)  # a sum of 64 bits would have other last digits
         self._torch = torch.Generator().manual_seed(self.config.seed)
         self._numpy.integers(9, dtype=np.uint32)  # half of a number remains
 
     def compute_loss(self, forward, batch):
         draws = [self._numpy.normal(), self._legacy.normal(), self._philox.normal()]
         draws += [self._python.gauss(0, 1), torch.randn((), generator=self._torch).item()]
-        return super().compute_loss(forward, batch) * (1 + sum(draws) ** 2 / 100)
+        self._sum = self._sum + np.float32(draws[0])
+        scale = 1 + (sum(draws) + self._sum.item()) ** 2 / 100
+        return super().compute_loss(forward, batch) * scale
 
 
 @pytest.mark.parametrize("strategy", ["Own", "Drawing"])

@@ -14,6 +14,7 @@ from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import load_strategy
 from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.strategies.ncm import Ncm
+from clear_mlflow.learning.strategies.replay import Replay
 
 NAME = "examples.own_strategy:PullTowardsPast"
 
@@ -48,6 +49,37 @@ class Doubled(Naive):
         return 2 * config.epochs
 
 
+class Margin(Naive):
+    """Computes another loss."""
+
+    def compute_loss(self, forward, batch):
+        return torch.nn.functional.multi_margin_loss(forward(batch.inputs), batch.labels)
+
+
+class Halved(Naive):
+    """Has the criterion of its base class in its own."""
+
+    def criterion(self, logits, labels):
+        return super().criterion(logits, labels) / 2
+
+
+class Smoothed(Replay):
+    """Reads label_smoothing in a method of its own."""
+
+    def compute_loss_share(self, forward, batch):
+        return (lambda: self.measure(forward, batch))()
+
+    def measure(self, forward, batch):
+        return forward(batch.inputs).square().mean() * self.config.label_smoothing
+
+
+class Squared(Replay):
+    """Computes another loss, and its base class has a criterion."""
+
+    def compute_loss_share(self, forward, batch):
+        return forward(batch.inputs).square().mean()
+
+
 class Means(Ncm):
     """Takes no steps, like its base class."""
 
@@ -63,6 +95,10 @@ TUNED = {name for name, option in PARAMETERS.items() if option.group == OPTIMISA
         ({"strategy": "joint"}, set()),
         ({"strategy": "gdumb", "strategy_args": "epochs=3"}, {"epochs"}),
         ({"strategy": f"{__name__}:Doubled"}, set()),
+        ({"strategy": f"{__name__}:Margin"}, {"label_smoothing"}),
+        ({"strategy": f"{__name__}:Squared"}, {"label_smoothing"}),
+        ({"strategy": f"{__name__}:Halved"}, set()),
+        ({"strategy": f"{__name__}:Smoothed"}, set()),
         ({"strategy": "ncm", **ON_PIXELS}, set()),
         ({"strategy": f"{__name__}:Means", **ON_PIXELS}, TUNED),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import random
@@ -9,6 +10,7 @@ from abc import ABC
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from decimal import Decimal
+from types import CodeType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -201,13 +203,13 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         """Return the parameters that the strategy replaces, not logged then.
 
         By default: ``model`` and ``weights`` if it overrides :meth:`build_model`,
-        ``label_smoothing`` if it overrides :meth:`criterion`, and ``epochs`` if
+        ``label_smoothing`` if no method that computes the loss reads it, and ``epochs`` if
         :meth:`count_epochs` does not depend on them. Override it if these hooks read the
-        parameters, or if others replace some, such as ``lr`` in a :meth:`learn` with another
-        optimiser.
+        parameters elsewhere, or if others replace some, such as ``lr`` in a :meth:`learn` with
+        another optimiser.
         """
         replaced = {"model", "weights"} if cls.has_custom_model() else set()
-        if cls.criterion is not Strategy.criterion:
+        if "label_smoothing" not in _list_names_in_loss(cls):
             replaced.add("label_smoothing")
         tried = (replace(config, epochs=n) for n in (1, config.epochs, config.epochs + 1))
         if len({cls.count_epochs(other, arguments) for other in tried}) == 1:
@@ -293,6 +295,26 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         By default None: as many as after the steps of the bucket before, and none in the first.
         """
         return None
+
+
+def _list_names_in_loss(strategy: type[Strategy]) -> set[str]:
+    """Return the names in the code of a strategy's loss and of its methods that this calls."""
+    names, waiting = set[str](), {"compute_loss_share"}
+    while waiting:
+        name = waiting.pop()
+        function = inspect.unwrap(getattr(strategy, name, len))
+        new_names = _list_names(getattr(function, "__code__", None)) - names
+        names |= new_names
+        waiting |= new_names
+    # An overridden method of a base class may compute the loss.
+    return names | {"label_smoothing"} if "super" in names else names
+
+
+def _list_names(code: CodeType | None) -> set[str]:
+    if code is None:
+        return set()
+    nested = (part for part in code.co_consts if isinstance(part, CodeType))
+    return {*code.co_names}.union(*map(_list_names, nested))
 
 
 def _get_generator_state(generator: Any) -> Any:
