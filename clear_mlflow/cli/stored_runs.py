@@ -245,9 +245,6 @@ def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None
     offline, waiting = find_sync_folders([Path(folder) for folder in folders or ()])
     os.environ.pop(OFFLINE_VARIABLE, None)  # it names where the runs are, not where they go
     set_up_mlflow()
-    if not waiting and not offline:
-        click.echo("nothing waits for a store")
-        return
     results: list[ActionResult] = []
 
     def print_result(result: ActionResult) -> None:
@@ -268,6 +265,8 @@ def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None
     if received:
         output.print_error("stopped; what is left waits for the next sync")
         sys.exit(128 + received[0])
+    if not results:
+        click.echo("nothing waits for a store")
     with suppress(OSError):
         output.print_links(next((r.links for r in reversed(results) if r.links), ()))
     sys.exit(2 if any(result.action == FAILED for result in results) else 0)

@@ -232,11 +232,11 @@ def use_offline_store(*, creates: bool) -> None:
 
 
 def is_missing_store(tracking_uri: str) -> bool:
-    """Return True if an sqlite database or a folder does not exist."""
+    """Return True if an sqlite database is missing or empty, or a folder is missing."""
     if folder := get_offline_folder(tracking_uri):
         return not is_offline_folder(folder)
     database = get_sqlite_path(tracking_uri)
-    return database is not None and not database.exists()
+    return database is not None and not (database.exists() and database.stat().st_size)
 
 
 class _LazyClient:

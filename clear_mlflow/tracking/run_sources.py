@@ -27,6 +27,7 @@ from clear_mlflow.store.client import (
     mlflow_errors,
 )
 from clear_mlflow.store.offline import (
+    HEADER,
     NO_EXPERIMENT,
     check_format,
     format_offline_uri,
@@ -144,9 +145,14 @@ def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
         check_format(folder)
         uri = format_offline_uri(folder)
     elif folder.is_dir():
+        if not any(folder.glob("*/meta.yaml")):
+            raise TrackingError(
+                f"{folder} lacks {HEADER}, which an offline folder has, and is no mlruns folder; "
+                "pass a database as sqlite:///PATH"
+            )
         MLFLOW_ALLOW_FILE_STORE.set(True)
         uri, artifacts = folder.absolute().as_uri(), folder
-    elif is_missing_store(uri):
+    elif is_missing_store(uri) or (":" not in uri and uri != "databricks"):
         raise TrackingError(f"the store {mask_credentials(uri)} does not exist")
     selected: list[Run] = []
     with mlflow_errors(f"read the store {mask_credentials(uri)}, which is copied"):

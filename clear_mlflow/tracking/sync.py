@@ -37,7 +37,7 @@ from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
 from clear_mlflow.store.lease import check_not_being_trained, is_expired, read_trainer_token
-from clear_mlflow.store.offline import list_offline_folders
+from clear_mlflow.store.offline import HEADER, is_offline_folder, list_offline_folders
 from clear_mlflow.store.ui_urls import format_run_links
 from clear_mlflow.tracking.copy_runs import FAILED, IN_USE, RunCopier
 from clear_mlflow.tracking.lifecycle import log_ensemble_summary
@@ -59,7 +59,10 @@ def find_sync_folders(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """
     if not paths:
         folder = find_offline_folder() or Path("offline_runs")
-        return list_offline_folders(folder), select_folders(None)
+        offline = list_offline_folders(folder)
+        if not offline and any(folder.glob(f"*/{HEADER_JSON}")):
+            raise TrackingError(f"{folder} contains runs, but lacks its {HEADER}; copy it again")
+        return offline, select_folders(None)
     offline: list[Path] = []
     waiting: list[Path] = []
     for path in paths:
@@ -148,6 +151,11 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> ActionResult:
         run_id = header.run_id
         if run_id is None:
             raise TrackingError(f"{path} belongs to a run that was never opened in a store")
+        if not header.tracking_uri:
+            missing = "" if is_offline_folder(path.parent) else f", which lacks its {HEADER}"
+            raise TrackingError(
+                f"{path} was recorded offline; sync its folder, {path.parent}{missing}"
+            )
         folder = RunFolder.reopen(path)
         is_stored = False
         try:

@@ -202,6 +202,42 @@ def test_nothing_in_a_hostile_folder_leads_out_of_it(store, tmp_path):
     )
 
 
+def test_a_folder_without_its_header_is_an_error_that_creates_nothing(
+    store, own_cache, tmp_path, monkeypatch
+):
+    """Of sync, wherever the folder is named, and of import, for which it is no other store."""
+    folder = tmp_path / "work" / "offline_runs"
+    client, experiment_id = create_offline_folder(folder)
+    run_id = stored_run(client, experiment_id).info.run_id
+    (folder / "offline.json").unlink()
+    (tmp_path / "empty.db").touch()
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.tracking_uri)
+    before = {path for path in tmp_path.rglob("*") if path.name != "lock"}
+    lacking = "offline_runs, which lacks its offline.json"
+    for command, offline, problem in (
+        (["sync"], "", "offline_runs contains runs, but lacks its offline.json"),
+        (["sync"], str(folder), "offline_runs contains runs, but lacks its offline.json"),
+        (["sync", "offline_runs"], "", lacking),
+        (["sync", f"offline_runs/{run_id}"], "", lacking),
+        (["import", "--from", "offline_runs"], "", "offline_runs lacks offline.json, which an"),
+        (["import", "--from", "nowhere"], "", "the store nowhere does not exist"),
+        (["import", "--from", "sqlite:///../empty.db"], "", "empty.db does not exist"),
+    ):
+        monkeypatch.setenv(OFFLINE_VARIABLE, offline)
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == 2, (command, done.output)
+        (line,) = done.stderr.splitlines()
+        assert problem in line
+        assert {path for path in tmp_path.rglob("*") if path.name != "lock"} == before
+    assert (tmp_path / "empty.db").read_bytes() == b""
+    monkeypatch.setenv(OFFLINE_VARIABLE, "")
+    shutil.rmtree(folder / run_id)
+    (folder / "offline.json").write_text('{"format": "2.0"}')
+    done = CliRunner().invoke(main, ["sync", "offline_runs"])
+    assert (done.exit_code, done.output) == (0, "nothing waits for a store\n")
+
+
 @pytest.mark.parametrize("content", [b'{"format": "1.0"}', b'{"format": "9.0"}', b"", b"[]"])
 def test_a_folder_of_another_format_is_an_error_of_every_command(
     store, own_cache, tmp_path, monkeypatch, content
