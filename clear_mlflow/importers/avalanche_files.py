@@ -171,9 +171,9 @@ class AvalancheResults(Format):
 
 
 def _order_experiences(cells: Mapping[tuple[int, int], float], stated: Sequence[str]) -> ParsedRun:
-    """Return the run with experiences in the order of their training, if that is known.
+    """Order experiences by their training, as proven or stated, else by number.
 
-    stated: names of all experiences in another order than that of their numbers, or other names.
+    stated: numbers of all experiences, from 1, in stream order, or other names.
     """
     rows = build_rows(cells)
     names, note = [str(j + 1) for j in range(len(rows[0]))], ""

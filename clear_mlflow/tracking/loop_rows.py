@@ -383,7 +383,7 @@ def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]
 
 
 def _key_series(values: Any) -> Any:
-    """Convert a pandas series to a mapping unless its index is 0, 1, ... or 1, 2, ..."""
+    """Convert a pandas series to a mapping, unless its index only counts."""
     index = getattr(values, "index", None)
     if not hasattr(values, "to_dict") or index is None or getattr(values, "ndim", 0) != 1:
         return values

@@ -147,8 +147,8 @@ def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
     elif folder.is_dir():
         if not any(folder.glob("*/meta.yaml")):
             raise TrackingError(
-                f"{folder} lacks {HEADER}, which an offline folder has, and is no mlruns folder; "
-                "pass a database as sqlite:///PATH"
+                f"{folder} lacks {HEADER}, which an offline folder has, and the files of an mlruns "
+                "folder; pass a database as sqlite:///PATH"
             )
         MLFLOW_ALLOW_FILE_STORE.set(True)
         uri, artifacts = folder.absolute().as_uri(), folder

@@ -64,7 +64,7 @@ class Halved(Naive):
 
 
 class Smoothed(Replay):
-    """Reads label_smoothing in a method of its own."""
+    """Reads label_smoothing in another method."""
 
     def compute_loss_share(self, forward, batch):
         return (lambda: self.measure(forward, batch))()

@@ -205,7 +205,7 @@ def test_nothing_in_a_hostile_folder_leads_out_of_it(store, tmp_path):
 def test_a_folder_without_its_header_is_an_error_that_creates_nothing(
     store, own_cache, tmp_path, monkeypatch
 ):
-    """Of sync, wherever the folder is named, and of import, for which it is no other store."""
+    """Of sync, wherever the folder is named, and of import, which creates no other store in it."""
     folder = tmp_path / "work" / "offline_runs"
     client, experiment_id = create_offline_folder(folder)
     run_id = stored_run(client, experiment_id).info.run_id

@@ -298,7 +298,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
 
 
 def _list_names_in_loss(strategy: type[Strategy]) -> set[str]:
-    """Return the names in the code of a strategy's loss and of its methods that this calls."""
+    """List the names in the code that computes a strategy's loss."""
     names, waiting = set[str](), {"compute_loss_share"}
     while waiting:
         name = waiting.pop()
