@@ -8,7 +8,6 @@ import pytest
 
 @pytest.mark.slow
 def test_a_callers_types_are_checked(project, tmp_path):
-    """Mypy accepts valid calls and reports invalid ones."""
     program = tmp_path / "program.py"
     program.write_text(
         "import clear_mlflow\n"

@@ -48,7 +48,6 @@ def hub(archives):
 
 @pytest.fixture
 def start_download(project, experiment_id, hub, archives, tmp_path):
-    """Starts ``mlflow run``, in a process group of its own."""
     begun = []
     patched = tmp_path / "patched"
     patched.mkdir()
@@ -79,10 +78,6 @@ def start_download(project, experiment_id, hub, archives, tmp_path):
 def test_killed_while_downloading_and_run_again(
     start_download, hub, store, experiment_id, archives, tmp_path
 ):
-    """Downloaded parts are kept.
-
-    The next run reports what it fetches and trains; the one after needs no hub.
-    """
     hub.moods = ["stall", "good"]
     first = start_download()
     part = tmp_path / "data" / "clear10" / WORK_FOLDER / f"{TRAIN}.part"
@@ -115,7 +110,6 @@ def test_killed_while_downloading_and_run_again(
 def test_a_failed_download_is_a_one_line_error(
     start_download, hub, store, experiment_id, cause, tmp_path
 ):
-    """It names the folder and the command for a machine with a network. Nothing is trained."""
     if cause == "disk":
         hub.sizes = {TRAIN: 10**18}
     variables = {

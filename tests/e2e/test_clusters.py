@@ -16,13 +16,7 @@ from forked import PIPED, environment, run_forked
 from mlflow import MlflowClient
 from mlflow.projects.utils import load_project
 from mlflow_stores import copy_store
-from stored_runs import (
-    history,
-    only_run,
-    read_comparable_rows,
-    read_stored_rows,
-    wait_for_row,
-)
+from stored_runs import history, only_run, read_comparable_rows, read_stored_rows, wait_for_row
 from waiting import finish, finish_well, wait_until
 
 from clear_mlflow.cli import main
@@ -104,7 +98,6 @@ def test_a_container_that_was_killed_is_resumed_when_its_lease_has_expired(slurm
 
 @pytest.mark.slow
 def test_a_job_that_receives_sigterm_resumes_its_run(slurm):
-    """SIGTERM to the step requeues the job, and its next start completes the run."""
     folder, client, start = slurm
     job = start(SLURM_ARRAY_TASK_ID="3")
     file = folder / f"clear-{JOB}.run"
@@ -137,7 +130,6 @@ def test_a_job_that_fails_is_not_queued_again(slurm):
 
 
 def test_the_containers_project_passes_every_parameter():
-    """MLflow reads it as a project in a container, and the command line accepts its command."""
     project = load_project(ROOT / "examples/docker")
     assert project.docker_env == {"image": "clear_mlflow"}
     # Kubernetes makes a job's name of it: letters, digits and hyphens.
@@ -150,7 +142,6 @@ def test_the_containers_project_passes_every_parameter():
 
 
 def test_kubernetes_ranks_come_from_the_job():
-    """The template has a job's name, image, command and environment."""
     job = yaml.safe_load((ROOT / "examples/kubernetes/job.yaml").read_text())
     assert "name" in job["metadata"]
     (container,) = job["spec"]["template"]["spec"]["containers"]

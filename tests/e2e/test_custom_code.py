@@ -6,7 +6,6 @@ import pytest
 from forked import environment, run_forked, run_python
 from mlflow import MlflowClient
 from mlflow_stores import copy_store
-from stored_runs import read_stored_rows
 
 pytestmark = pytest.mark.slow
 
@@ -31,10 +30,6 @@ class Small(nn.Module):
         return self.head(hidden.view(len(inputs), -1))
 
 
-def wide(num_classes, image_size):
-    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes + 1))
-
-
 class Own(Strategy):
     @classmethod
     def build_model(cls, config, stream):
@@ -48,11 +43,6 @@ class Own(Strategy):
         return nn.functional.multi_margin_loss(logits, labels)
 
 
-class Silent(Strategy):
-    def setup(self):
-        self.steps, self.draws = 0, []
-
-
 class Late(Strategy):
     def after_bucket(self, bucket_index):
         self.steps = bucket_index
@@ -64,7 +54,6 @@ ON_FEATURES = ("--features", "pixels", "--epochs", "1", "--batch-size", "full")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, empty_store):
-    """A folder with the newcomer's module and a store."""
     folder = tmp_path_factory.mktemp("custom code")
     copy_store(empty_store, folder)
     (folder / "nets.py").write_text(NETS)
@@ -72,7 +61,6 @@ def folder(tmp_path_factory, empty_store):
 
 
 def run(folder, *arguments, code=0, start=run_forked, **variables):
-    """Run a command in the folder. Return its output and its errors."""
     variables = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}", **variables}
     done = start(*arguments, cwd=folder, env=environment(**variables), timeout=300)
     assert done.returncode == code, done.stderr
@@ -86,7 +74,6 @@ def find_last_run(folder):
 
 
 def test_what_a_strategy_replaces_is_not_recorded_as_passed(folder):
-    """Its own network, epochs and loss: in parameters, tags and the grouping of compare."""
     options = ("--strategy", "nets:Own", *ON_FEATURES, "--label-smoothing", "0.3")
     run(folder, "train", *options)
     _, stored = find_last_run(folder)
@@ -106,7 +93,6 @@ def test_what_a_strategy_replaces_is_not_recorded_as_passed(folder):
 
 
 def test_a_custom_model_is_trained_stored_and_loaded(folder):
-    """A lazy layer, a view of the images; loaded only by who names the function."""
     options = ("--model", "nets:Small", "--epochs", "1", "--log-models", "last")
     run(folder, "train", *options)
     client, stored = find_last_run(folder)
@@ -126,25 +112,7 @@ def test_a_custom_model_is_trained_stored_and_loaded(folder):
     assert errors.strip().endswith("pass --model nets:Small if you know it")
 
 
-def test_a_custom_model_that_does_not_fit_opens_no_run(folder):
-    """One line, and exit code 2."""
-    before = find_last_run(folder)[1].info.run_id
-    for name, problem in (("wide", "returns (2, 11)"), ("missing", "cannot be loaded")):
-        output, errors = run(folder, "train", "--model", f"nets:{name}", code=2)
-        assert output == ""
-        assert errors.splitlines()[-1].startswith(f"error: model nets:{name} {problem}")
-    assert find_last_run(folder)[1].info.run_id == before
-
-
-def test_missing_state_is_an_error_at_once_and_its_reason_is_repeated(folder):
-    """All attributes after setup; later ones when a state would be stored, and at the resume."""
-    _, errors = run(folder, "train", "--strategy", "nets:Silent", *ON_FEATURES, code=2)
-    assert "strategy Silent sets draws, steps; name each in the class's state_attr" in errors
-    assert "temporary_attributes, or pass --resumable off" in errors
-    assert read_stored_rows(find_last_run(folder)[1]) == {}
-    options = ("--strategy", "nets:Silent", "--resumable", "off")
-    run(folder, "train", *options, *ON_FEATURES)
-
+def test_the_reason_of_a_missing_state_is_repeated_at_the_resume(folder):
     _, errors = run(folder, "train", "--strategy", "nets:Late", *ON_FEATURES, code=1, STOP="1")
     assert errors.count("strategy Late sets steps; name each") == 1
     _, stored = find_last_run(folder)

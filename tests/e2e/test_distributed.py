@@ -84,7 +84,6 @@ OF_THREE = {
 
 
 def rank_variables(rank, size, port):
-    """Return what torchrun sets."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     numbers |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return environment(**{name: str(value) for name, value in numbers.items()})
@@ -92,7 +91,6 @@ def rank_variables(rank, size, port):
 
 @pytest.fixture(scope="module")
 def by_processes(tmp_path_factory):
-    """The results of 1, 2 and 3 processes in each case: {number: [arrays of each rank]}."""
     rows_by_count = {}
     for size, cases in ((2, CASES), (3, OF_THREE)):
         folder = tmp_path_factory.mktemp(f"of{size}")
@@ -147,7 +145,6 @@ OURS = ("-m", "clear_mlflow", "train-distributed", "--processes", "2")
 
 @pytest.mark.slow
 def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
-    """The entry point computes the matrix of one process, in one run, reported once."""
     options = "-P processes=2 -P device=cpu -P features=pixels -P epochs=1"
     command = f"mlflow run '{project}' --env-manager local -e train_distributed {options}"
     done = run_shell(command, env=environment(MLFLOW_EXPERIMENT_NAME="test"), timeout=LONG)
@@ -165,7 +162,6 @@ def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
 
 
 def rank_1(process, module):
-    """Return the supervisor or the training process of rank 1."""
     for child in psutil.Process(process.pid).children(recursive=True):
         if child.environ().get("RANK") == "1" and module in " ".join(child.cmdline()):
             return child
@@ -201,7 +197,6 @@ def runs_still(process):
 def test_an_interrupted_distributed_run_is_scored_and_closed(
     project, store, experiment_id, short_stream, hold, launcher, end, status, message
 ):
-    """Whichever process is killed or stopped, rows are stored and no process remains."""
     parameters = {**short_stream, **HELD, "batch_size": "2", "device": "cpu"}
     process = start(project, *launcher, *options(parameters))
     run = wait_for_row(store, experiment_id, 1, process)
@@ -228,7 +223,6 @@ def test_an_interrupted_distributed_run_is_scored_and_closed(
     ],
 )
 def test_invalid_options_are_rejected_before_any_process_starts(arguments, message):
-    """One line and exit code 2."""
     output = run_command("train-distributed", "--device", "cpu", *arguments, code=2)
     (line,) = output.splitlines()
     assert line.startswith("error: ")
@@ -236,7 +230,6 @@ def test_invalid_options_are_rejected_before_any_process_starts(arguments, messa
 
 
 def test_strategies_that_need_one_process_are_rejected():
-    """By the training processes, whoever started them."""
     two = DistributedEnv(rank=0, size=2, local_rank=0, local_size=2)
     check(TrainConfig.resolve({"device": "cpu"}), two)
     with pytest.raises(ConfigError, match="ForOne trains in one process and this is one of 2"):
@@ -244,7 +237,6 @@ def test_strategies_that_need_one_process_are_rejected():
 
 
 def test_rank_and_size_are_those_of_torchrun():
-    """Incomplete variables are an error; none mean a single process."""
     environment = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     environment |= {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert read_dist_env(environment) == DistributedEnv(rank=3, size=4, local_rank=1, local_size=2)

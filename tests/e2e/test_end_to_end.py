@@ -15,13 +15,7 @@ import psutil
 import pytest
 from forked import PIPED, ForkedPython, environment, find_training, run_forked
 from short_stream import HELD
-from stored_runs import (
-    build_stored_matrix,
-    only_run,
-    rows_folder,
-    select_scores,
-    wait_for_row,
-)
+from stored_runs import build_stored_matrix, only_run, rows_folder, select_scores, wait_for_row
 from waiting import LONG, finish, finish_well, wait_until
 
 from clear_mlflow import ClearError, train
@@ -54,7 +48,6 @@ def clear_mlflow(*arguments, experiment="test", **options):
 def test_mlflow_run_logs_of_the_declared_parameters_what_is_in_force(
     project, store, experiment_id, tmp_path
 ):
-    """Also if other parameters are passed, or if a run is repeated from its configuration."""
     declared = ("dataset", "data_root", "strategy", "seed")
     extra = {"features": "pixels", "epochs": 1, "seed": 3}
     finish_well(mlflow_run(project, parameters=extra))
@@ -85,7 +78,6 @@ def test_mlflow_run_logs_of_the_declared_parameters_what_is_in_force(
 
 @pytest.mark.slow
 def test_mlflow_run_and_evaluate(project, store, experiment_id):
-    """The README's run on the embedded dataset, then its rows alone re-scored in a new run."""
     finish_well(mlflow_run(project))
     run = only_run(store, experiment_id)
     assert run.info.status == "FINISHED"
@@ -140,7 +132,6 @@ def kill_training(process):
 def test_a_stopped_run_is_scored_and_closed(
     project, store, experiment_id, short_stream, hold, stop
 ):
-    """Rows 0 to 2 are stored, with the metrics that they define. The run is never left RUNNING."""
     options = {"forked": stop is not interrupt, "start_new_session": True}
     process = mlflow_run(project, parameters={**short_stream, **HELD}, **options)
     run = wait_for_row(store, experiment_id, 2, process)
@@ -163,7 +154,6 @@ def test_a_stopped_run_is_scored_and_closed(
 def test_a_training_stopped_before_its_first_row(
     project, store, experiment_id, short_stream, hold, after, forked
 ):
-    """As soon as the command handles signals, the run that mlflow run opened is closed."""
     options = {"forked": forked, "start_new_session": True}
     process = mlflow_run(project, parameters={**short_stream, **HELD}, **options)
     wait_until(lambda: store.search_runs([experiment_id]), process)
@@ -217,7 +207,6 @@ def test_options_override_a_configuration_file(
     ],
 )
 def test_invalid_input_is_one_line_and_exit_code_2(store, experiment_id, arguments, message):
-    """It states what arrived and what was expected. Nothing was started."""
     finished = clear_mlflow("train", *arguments)
     output = finished.stdout + finished.stderr
     assert finished.returncode == 2
@@ -234,6 +223,7 @@ def test_invalid_input_is_one_line_and_exit_code_2(store, experiment_id, argumen
         ({"strategy_args": {"lambda": 1}}, "not an argument of strategy naive"),
         ({"strategy": "nowhere:Missing"}, "cannot be loaded"),
         ({"strategy": "slda"}, "learns from stored features"),
+        ({"model": "torch.nn:Flatten"}, "expected a torch.nn.Module with weights"),
         ({"weights": "DEFAULT", "model": "vit_b_16", "image_size": 96}, "pass image_size=224"),
         ({"features": "nowhere"}, "features nowhere do not exist"),
         ({"dataset": "table", "data_root": "tests", "dataset_args": {"table": "no.csv"}}, "no.csv"),
@@ -242,7 +232,6 @@ def test_invalid_input_is_one_line_and_exit_code_2(store, experiment_id, argumen
 def test_invalid_parameters_are_an_error_before_a_run_is_opened(
     project, store, experiment_id, monkeypatch, options, message
 ):
-    """In Python as on the command line."""
     monkeypatch.chdir(project)
     with pytest.raises(ClearError, match=re.escape(message)):
         train(**options)

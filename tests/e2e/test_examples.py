@@ -93,7 +93,6 @@ def test_the_page_lists_every_example():
 @pytest.mark.slow
 @pytest.mark.parametrize("command", dict.fromkeys(SHORTER.get(c, c) for c in COMMANDS))
 def test_command(folder, command):
-    """It succeeds and prints something. Its stored runs are complete."""
     output = run(command, folder)
     assert output
     if "import_and_compare" in command:  # six seeds of each, one test set: a verdict, no warning
@@ -108,7 +107,6 @@ def test_command(folder, command):
 
 
 def test_the_compose_file_is_complete():
-    """MLflow knows the server's options. No port is public, and no password is included."""
     services = COMPOSE["services"]
     server = mlflow_command.commands["server"]
     (server_command,) = (shlex.split(line) for line in LINES if line.startswith("mlflow server"))

@@ -12,11 +12,6 @@ SEED = int(os.environ.get("FAULTS_SEED", "6"))
 
 
 def test_only_one_of_several_processes_stores_rows_of_a_run(empty_store, tmp_path):
-    """Processes are killed, suspended, or lose the run to another machine.
-
-    Every measured row and every point is stored once; a process that lost the run reports it and
-    exits with 2. ``FAULTS=100`` does more.
-    """
     outcome = strike_and_take_over(tmp_path, empty_store, times=TIMES, seed=SEED)
     struck = [outcome.did[fault] for fault in ("suspend", "cut_off", "fill", "kill")]
     assert sum(struck) >= TIMES, outcome.did

@@ -147,7 +147,6 @@ def test_every_command_works(folder, monkeypatch):
 
 @pytest.mark.parametrize("folder", ["sqlite", "server"], indirect=True)
 def test_other_stores_are_written_and_read(folder):
-    """The store's URI and artifact paths contain the same characters."""
     commands = Commands()
     trained = train(commands, write_dataset(folder)[1])
     assert "clear/in_domain_accuracy" in commands.run("show", trained)

@@ -54,7 +54,6 @@ def server(tmp_path_factory, empty_store):
 
 @pytest.fixture
 def client(server, monkeypatch):
-    """A client of the server."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     with tracking_uri(server.url):
         yield MlflowClient(server.url)
@@ -62,12 +61,10 @@ def client(server, monkeypatch):
 
 @pytest.fixture
 def ask(server):
-    """Request one of our pages."""
     return partial(request_page, server.url)
 
 
 def read_page_data(page):
-    """Return the data of the page's script."""
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     return json.loads(match[1])
 
@@ -77,7 +74,6 @@ def find_ticked(page):
 
 
 def test_runs_are_grouped_selected_and_filtered(client, ask):
-    """The page shows the runs that the address names, with their stored matrices."""
     experiment_id = client.create_experiment("four kinds")
     strategies = (("cumulative", 180), ("replay", 160), ("naive", 120), ("slda", 90))
     ids = []
@@ -115,7 +111,6 @@ def store_row(client, run_id, row):
 
 
 def test_the_page_shows_changes_of_the_store(client, ask):
-    """A new row, run or name is shown at the next request, by each worker."""
     experiment_id = client.create_experiment("followed")
     run_id = client.create_run(experiment_id, run_name="in training").info.run_id
     rows = row_records(counts(150, 0))
@@ -134,7 +129,6 @@ def test_the_page_shows_changes_of_the_store(client, ask):
 
 
 def test_the_page_of_a_run_in_training_is_updated(client, ask):
-    """The page polls. The response changes with a row and at the end."""
     experiment_id = client.create_experiment("in training")
     run_id = client.create_run(experiment_id, run_name="its name").info.run_id
     rows = row_records(counts(150, 0))
@@ -169,7 +163,6 @@ def test_the_page_of_a_run_in_training_is_updated(client, ask):
 
 
 def test_a_runs_class_table_comes_from_its_predictions(client, ask, tmp_path):
-    """Damaged or too large predictions are replaced by a sentence."""
     experiment_id = client.create_experiment("classes")
     right = counts(120, 0)
     run = log_run(client, experiment_id, "kept", right, strategy="naive")
@@ -192,7 +185,6 @@ def test_a_runs_class_table_comes_from_its_predictions(client, ask, tmp_path):
 
 
 def test_untrusted_names_are_shown_as_text(client, ask):
-    """Of experiments, runs and tags, in pages and in errors, with a content security policy."""
     experiment_id = client.create_experiment(f"called {HOSTILE}")
     tags = {names.KIND_TAG: names.KIND_TRAIN}
     run = log_run(client, experiment_id, HOSTILE, counts(150, 0), strategy=HOSTILE, tags=tags)
@@ -218,7 +210,6 @@ def test_untrusted_names_are_shown_as_text(client, ask):
 
 
 def test_each_experiment_is_listed_with_its_newest_run(client, ask):
-    """A trained run precedes a scored one. An experiment with many runs hides no other."""
     many, few = client.create_experiment("many runs"), client.create_experiment("few runs")
     client.create_experiment("no runs")
     scored, trained = {names.ROWS_TAG: "complete"}, {names.KIND_TAG: names.KIND_TRAIN}
@@ -249,7 +240,6 @@ def test_each_experiment_is_listed_with_its_newest_run(client, ask):
     ],
 )
 def test_an_invalid_request_is_rejected_in_one_line(ask, query, status, says):
-    """With the right HTTP status, and without revealing where runs are stored."""
     response = ask("compare", **{"experiment_id": "0", **query})
     assert response.status_code == status
     reason = re.search(r'<p class="faint">(.*?)</p>', response.text)[1]
@@ -258,7 +248,6 @@ def test_an_invalid_request_is_rejected_in_one_line(ask, query, status, says):
 
 
 def test_the_server_is_mlflows_server(server, client, ask):
-    """Its checks apply to our pages, its own pages are unchanged, and no worker loads torch."""
     assert ask("", headers={"Host": "elsewhere.example"}).status_code == 403
     assert (
         ask("compare", headers={"Host": "elsewhere.example"}, experiment_id="0").status_code == 403

@@ -23,7 +23,6 @@ STRATEGIES = ("cumulative", "naive")
 def test_the_printed_command_trains_the_seeds_that_the_next_comparison_uses(
     store, experiment_id, tmp_path
 ):
-    """Two seeds per method are inconclusive. Only the new seeds are compared."""
     grid = tmp_path / "grid.yaml"
     swept = {"strategy": [*STRATEGIES], "seed": [0, 1]}
     grid.write_text(yaml.safe_dump({"fixed": SHORT, "grid": swept}))

@@ -12,12 +12,10 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 
 def outputs(cell, output_type):
-    """Return what a cell shows, by MIME type."""
     return [out.data[output_type] for out in cell.outputs if output_type in out.get("data", {})]
 
 
 def test_the_example_notebook_runs(tmp_path, monkeypatch):
-    """It shows a progress bar, a growing matrix, a result and an error of one line."""
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     notebook = nbformat.read(NOTEBOOK, as_version=4)

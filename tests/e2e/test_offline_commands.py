@@ -34,7 +34,6 @@ def run_offline(line, folder, **variables):
 
 
 def test_mlflow_run_records_offline(store, experiment_id, fast, tmp_path):
-    """MLflow opens a run in a store, which remains empty."""
     parameters = " ".join(f"-P {name}={value}" for name, value in fast.items())
     output, (run,) = run_offline(
         f"mlflow run '{PROJECT}' --env-manager local -P offline=yes {parameters}",

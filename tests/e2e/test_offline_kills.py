@@ -43,7 +43,6 @@ TIMED = ("seconds", "speed", "images_per_second")  # in names of metrics that di
 
 
 def kill_all(process):
-    """Kill a command with all processes that it started."""
     with suppress(psutil.NoSuchProcess):  # it has just ended
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
@@ -86,7 +85,6 @@ def describe(client, run_id):
 
 
 def find_run(client):
-    """Return the only training of a store, or None if it has none yet."""
     ids = [experiment.experiment_id for experiment in client.search_experiments()]
     runs = client.search_runs(ids, f"tags.`{names.KIND_TAG}` = 'train'")
     assert len(runs) <= 1

@@ -19,7 +19,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "offline.md").read_text()
 
 
 def read_commands(heading):
-    """Return the lines of the shell blocks under a heading."""
     section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     blocks = re.findall(r"^```sh\n(.*?)^```$", section, re.S | re.M)
     return [line for block in blocks for line in block.splitlines()]
@@ -59,7 +58,6 @@ class Person:
 
 
 def read_runs(uri, experiment):
-    """Return the trained runs of an experiment."""
     client = MlflowClient(uri)
     experiment_id = client.get_experiment_by_name(experiment).experiment_id
     condition = f"tags.`{names.KIND_TAG}` = '{names.KIND_TRAIN}'"
@@ -67,7 +65,6 @@ def read_runs(uri, experiment):
 
 
 def test_a_node_without_network(server, tmp_path):
-    """Two offline seeds are read, copied, and synced to a server. Repeating changes nothing."""
     *trainings, compare, show, copy, export, sync = read_commands("A node without network")
     unreachable = "http://127.0.0.1:9"
     node = Person(tmp_path / "node", MLFLOW_TRACKING_URI=unreachable)
@@ -95,7 +92,6 @@ def test_a_node_without_network(server, tmp_path):
 
 
 def test_a_colleagues_results(store, server, empty_store, tmp_path):
-    """An archive is compared with stored runs, and imported into another store."""
     export, compare, compare_mine, import_, compare_stored = read_commands("A colleague's results")
     paper = store.create_experiment("paper", artifact_location=(tmp_path / "files").as_uri())
     runs = [stored_run(store, paper, seed=seed) for seed in (0, 1)]
@@ -120,12 +116,10 @@ def test_a_colleagues_results(store, server, empty_store, tmp_path):
 
 
 def stored_rows(run):
-    """Return the paths of a run's row files."""
     return sorted(Path(run.info.artifact_uri.removeprefix("file://")).rglob("row_*.json"))
 
 
 def test_moving_to_another_server(server, empty_store, tmp_path):
-    """All runs of a store are imported, each into the experiment of its name."""
     export, copy = read_commands("Moving to another server")
     me = Person(tmp_path / "me")
     shutil.copy(empty_store, me.folder / "mlflow.db")

@@ -102,7 +102,6 @@ class Direct:
         return sorted((self.folder / "cache" / "unsent").glob("*"))
 
     def read_rows(self, run=None) -> dict[str, dict]:
-        """Return every row file of a run, by default of the only one, by name."""
         run = run or self.run
         listed = [file.path for file in self.client.list_artifacts(run.info.run_id, ROWS_FOLDER)]
         assert len(listed) == len(set(listed))
@@ -136,7 +135,6 @@ class Direct:
         assert self.journals == []
 
     def check_closed(self, run=None, rows: Sequence[str] = THREE_ROWS) -> None:
-        """Check that a run, by default the only one, is complete and has these row files."""
         run = run or self.run
         assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
         assert names.ERROR_TAG not in run.data.tags
@@ -189,7 +187,6 @@ sync = partial(run_command, "sync")
 
 
 def list_row_requests(proxy) -> list[int]:
-    """Return the rows that reached the server, in order."""
     puts = [path for method, path in proxy.requests if method == "PUT"]
     sent = [re.search(r"row_(\d+)\.json$", path) for path in puts]
     return [int(match[1]) for match in sent if match]
@@ -197,7 +194,6 @@ def list_row_requests(proxy) -> list[int]:
 
 @pytest.mark.program
 def test_a_row_is_stored_before_the_next_bucket(proxy, direct):
-    """While the server responds. Nothing of the run folder remains."""
     counts = []
     train(**{f"row_{i}": lambda: counts.append(len(direct.read_rows())) for i in range(5)})
     assert counts == [0, 1, 2, 3, 4]
@@ -206,8 +202,6 @@ def test_a_row_is_stored_before_the_next_bucket(proxy, direct):
 
 @pytest.mark.program
 def test_training_continues_while_the_server_is_unreachable(proxy, direct, capsys):
-    """Rows and metrics are kept on disk and sent once, in order, when it is back."""
-
     def come_back():
         (journal,) = direct.journals
         waiting.extend(path.name for path in journal.rglob("*.json"))
@@ -234,7 +228,6 @@ STUTTERS = [
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("number", "part"), [(3, ""), (2, "/rows/row_")])
 def test_an_unreliable_server_gets_every_row_once(proxy, direct, monkeypatch, number, part):
-    """Requests are dropped, responses are lost or truncated, or have status 500, 429 and 503."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "30")
     plan = every(number, STUTTERS, part)
@@ -255,7 +248,6 @@ def leave_folder(proxy, direct) -> Path:
 
 @pytest.mark.program
 def test_sync_sends_what_was_left(proxy, direct, tmp_path):
-    """The run is then complete, and the folder is gone. A copy duplicates nothing."""
     journal = leave_folder(proxy, direct)
     copy = shutil.copytree(journal, tmp_path / "copy")
     assert direct.run.info.status == "RUNNING"
@@ -276,7 +268,6 @@ def test_sync_sends_what_was_left(proxy, direct, tmp_path):
 
 @pytest.mark.slow
 def test_a_silent_server_delays_training_by_seconds(proxy, direct, monkeypatch):
-    """It accepts connections and never responds: one row waits for it, the others do not."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     with pytest.raises(UnsentError, match="has not taken"):
         train(row_2=lambda: proxy.follow(lambda method, path: Fault("hang")))
@@ -291,7 +282,6 @@ def test_a_silent_server_delays_training_by_seconds(proxy, direct, monkeypatch):
 
 @pytest.mark.slow
 def test_an_unwritable_cache_is_reported(proxy, direct, tmp_path, monkeypatch, capsys):
-    """The run folder is created in the working folder instead, where sync finds it."""
     (tmp_path / "no folder").write_text("")
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "no folder"))
     with pytest.raises(UnsentError, match="unsent_rows"):
@@ -341,7 +331,6 @@ def train_members(monkeypatch, proxy, lost_seed) -> str:
 
 @pytest.mark.slow
 def test_the_last_member_of_an_ensemble_is_sent_later(proxy, direct, tmp_path, monkeypatch):
-    """Its rows are stored in its own run. Then the parent run gets the means and ends."""
     error = train_members(monkeypatch, proxy, lost_seed=2)
     root = tmp_path / "cache" / "unsent"
     assert f"clear-mlflow sync {root}" in error
@@ -361,7 +350,6 @@ def test_the_last_member_of_an_ensemble_is_sent_later(proxy, direct, tmp_path, m
 
 @pytest.mark.slow
 def test_an_outage_between_two_seeds_ends_the_ensemble(proxy, direct, tmp_path, monkeypatch):
-    """The seed that was trained is FINISHED after sync, and the parent run is FAILED."""
     train_members(monkeypatch, proxy, lost_seed=4)
     sync(tmp_path / "cache" / "unsent")
     runs = {run.data.tags[names.KIND_TAG]: run for run in direct.runs}
@@ -374,7 +362,6 @@ def test_an_outage_between_two_seeds_ends_the_ensemble(proxy, direct, tmp_path, 
 
 @pytest.mark.slow
 def test_the_command_prints_where_unsent_rows_are(proxy, direct, short_stream, hold, tmp_path):
-    """The command exits with 2 and prints the command that sends them."""
     process = Forked(
         *("train", *options({**short_stream, **HELD})),
         env={**os.environ, "CLEAR_MLFLOW_CACHE": str(tmp_path / "cache")},
@@ -397,7 +384,6 @@ def test_the_command_prints_where_unsent_rows_are(proxy, direct, short_stream, h
 
 @pytest.mark.slow
 def test_a_sweep_survives_an_outage(proxy, direct, short_stream, hold, tmp_path, monkeypatch):
-    """The current run keeps its rows, and the next one is opened when the server is back."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "60")
     grid = tmp_path / "sweep.yaml"
     content = {"fixed": {**short_stream, **HELD}, "runs": [{"seed": "0"}, {"seed": "1"}]}
@@ -430,7 +416,6 @@ def wait(message):
 
 
 def start_script(tmp_path, text):
-    """Start a program and wait until it has opened its run."""
     script = tmp_path / "script.py"
     script.write_text(text)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -440,7 +425,6 @@ def start_script(tmp_path, text):
 
 
 def continue_script(process, message):
-    """Have a program go on, to its next message."""
     process.stdin.write("\n")
     process.stdin.flush()
     assert process.stdout.readline() == f"{message}\n"
@@ -448,7 +432,6 @@ def continue_script(process, message):
 
 @pytest.mark.slow
 def test_a_custom_loop_logs_predictions_and_tests_while_the_server_is_unreachable(proxy, direct):
-    """Sync stores them with the tags that scoring needs, and the digest of the true labels."""
     labels = [[0, 1, 2], [2, 1]]
 
     def log_rows():
@@ -489,7 +472,6 @@ with clear_mlflow.track(buckets=1, num_instances=10, dataset="next") as run:
 
 @pytest.mark.slow
 def test_ctrl_c_while_a_custom_loop_waits_for_the_server(proxy, direct, tmp_path, monkeypatch):
-    """It stops at once, and its outcome is kept for sync."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "3600")
     process = start_script(tmp_path, INTERRUPTED)
     proxy.down()

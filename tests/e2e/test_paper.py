@@ -18,7 +18,6 @@ COMMANDS = (
 
 
 def test_the_commands_of_a_paper(store, tmp_path):
-    """Run in an empty folder, with the example's seeds and one epoch."""
     grid = yaml.safe_load((ROOT / "examples" / "sweep.yaml").read_text())
     grid["fixed"]["epochs"] = 1
     (tmp_path / "examples").mkdir()

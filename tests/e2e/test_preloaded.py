@@ -34,7 +34,6 @@ def fork(log, parameters):
 
 
 def read_newest_run(store, experiment_id):
-    """Return the newest run's parameters, counts of correct predictions, and status."""
     run = store.search_runs([experiment_id], order_by=["start_time DESC"])[0]
     rows = [record.row for record in read_rows(store, run).values()]
     return run.data.params, [(row.row, row.correct) for row in rows], run.info.status
@@ -42,7 +41,6 @@ def read_newest_run(store, experiment_id):
 
 @pytest.mark.slow
 def test_it_stores_what_the_program_stores(store, experiment_id, log):
-    """Parameters and rows are equal. Changes of its environment stay in it."""
     environment = {**os.environ, "ONLY_THERE": "1"}
     stored_runs = []
     for start in (start_program, start_forked_program):
@@ -55,21 +53,17 @@ def test_it_stores_what_the_program_stores(store, experiment_id, log):
 
 
 def test_an_error_is_one_line_in_the_log_and_an_exit_code(store, log):
-    """The preloaded training process ends with it."""
     process = fork(log, {"lr": "fast"})
     assert process.wait(LONG) == 2
     assert log.read_text().startswith("error: --lr is 'fast'")
 
 
 def list_server_children():
-    """Return the processes forked by multiprocessing's fork server, and their children."""
     children = [p for p in psutil.Process().children() if "forkserver" in " ".join(p.cmdline())]
     return [child for server in children for child in server.children(recursive=True)]
 
 
 def training(store, experiment_id, process):
-    """Return the training process, once the first rows are stored."""
-
     def has_rows():
         runs = store.search_runs([experiment_id])
         return runs and "test_accuracy/bucket_01" in runs[0].data.metrics
@@ -84,7 +78,6 @@ def training(store, experiment_id, process):
 
 @pytest.mark.slow
 def test_a_signal_stops_a_preloaded_training(store, experiment_id, log):
-    """The rows so far are scored."""
     process = fork(log, SLOW)
     trainer = training(store, experiment_id, process)
     process.terminate()
@@ -105,7 +98,6 @@ def test_a_signal_right_after_the_start_is_not_lost(store, log):
 
 @pytest.mark.slow
 def test_its_training_ends_with_the_supervisor(store, experiment_id, log):
-    """After SIGKILL, as by the kernel when memory is short."""
     process = fork(log, SLOW)
     trainer = training(store, experiment_id, process)
     process.kill()
@@ -115,7 +107,6 @@ def test_its_training_ends_with_the_supervisor(store, experiment_id, log):
 
 @pytest.mark.slow
 def test_a_sweep_forks_its_trainings(store, experiment_id, tmp_path):
-    """No process remains, and only the sweep prints."""
     grid = tmp_path / "grid.yaml"
     grid.write_text(yaml.safe_dump({"fixed": QUICK, "grid": {"strategy": ["ncm"], "seed": [0, 1]}}))
     command = ("sweep", "--grid", str(grid))

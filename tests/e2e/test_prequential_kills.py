@@ -30,7 +30,6 @@ def read_file(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_killed_runs_have_the_file_of_an_uninterrupted_run(project, store, experiment_id, seed):
-    """To the byte, wherever a process ends: within a bucket, a row, its file or its state."""
     draws = random.Random(seed)
     finish_well(start(project, *options(PARAMETERS)))
     uninterrupted = only_run(store, experiment_id)

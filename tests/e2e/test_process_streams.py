@@ -51,7 +51,6 @@ def finished_run(empty_store, tmp_path_factory):
 
 
 def check_is_trained(done, store, experiment_id):
-    """Check that a training ended well, and its run is complete."""
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in (done.stderr or "")
     run = only_run(store, experiment_id)
@@ -64,7 +63,6 @@ def check_is_trained(done, store, experiment_id):
     "redirection", ["2full", "2closed", "1closed", "1closed 2closed", "1full 2full"]
 )
 def test_unwritable_output_does_not_end_a_training(store, experiment_id, redirection):
-    """Exit code 0 and a complete run, as with intact output."""
     check_is_trained(run_redirected(redirection, *TRAIN), store, experiment_id)
 
 
@@ -88,7 +86,6 @@ def test_characters_that_cannot_be_encoded_are_replaced(finished_run, encoding):
 
 @pytest.mark.slow
 def test_a_training_and_a_table_need_no_utf8(finished_run, store, experiment_id):
-    """In the locale C, whose encoding is ASCII, also for file names."""
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     run_id, uri = finished_run
     table = run_in_new_interpreter(
@@ -113,7 +110,6 @@ def test_a_closed_pipe_does_not_end_a_training(store, experiment_id):
 @pytest.mark.slow
 @pytest.mark.parametrize("redirection", ["1full", "1closed"])
 def test_a_result_that_cannot_be_written_is_an_error(finished_run, monkeypatch, redirection):
-    """Exit code 2 and one line on standard error, for tables, JSON and help."""
     run_id, uri = finished_run
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     for arguments in (("show", run_id), ("show", run_id, "--json"), ("--help",)):
@@ -131,7 +127,6 @@ def test_a_full_disk_for_both_streams_is_an_exit_code(finished_run, monkeypatch)
 
 @pytest.mark.slow
 def test_a_library_call_trains_with_standard_error_on_a_full_disk(store, experiment_id):
-    """``clear_mlflow.train`` in a script with its own streams."""
     code = "import clear_mlflow, os; clear_mlflow.train(epochs=1); os._exit(0)"
     with open("/dev/full", "w") as full:  # noqa: PTH123
         done = run_python("-c", code, stderr=full)

@@ -88,7 +88,6 @@ ray.shutdown()
 
 
 def run_script(script, *arguments):
-    """Run Python in a new process, and return its exit code and errors."""
     command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=LONG, check=False)
     return done.returncode, done.stderr
@@ -138,7 +137,6 @@ def ray_head(*options):
 
 
 def wait_for_machines(address, machines, process):
-    """Wait until a cluster has so many machines."""
     code, errors = run_script(WAIT_FOR_MACHINES, address, str(machines))
     assert (code, process.poll()) == (0, None), errors
 
@@ -146,7 +144,6 @@ def wait_for_machines(address, machines, process):
 @pytest.mark.slow
 @NEEDS_RAY
 def test_a_lost_machine_of_the_cluster_is_replaced(store, experiment_id, grid, hold):
-    """Another machine resumes its run."""
     path = grid({"fixed": SLOWER, "grid": {"seed": [0]}})
     where = ("--engine", "ray", "--cpus", str(CORES))  # of which the first machine has too few
     with ray_head("--num-cpus=1") as address:
@@ -192,7 +189,6 @@ def test_a_sweep_whose_cluster_is_lost_ends_with_one_line(store, experiment_id, 
 @pytest.mark.slow
 @NEEDS_RAY
 def test_a_run_on_ray_gets_a_gpu_if_there_are_any(tmp_path):
-    """Two simulated GPUs: two concurrent runs have one each, and a third waits."""
     code, errors = run_script(SHARE_GPUS, str(tmp_path))
     assert code == 0, errors
 
@@ -209,8 +205,6 @@ def test_a_space_in_the_path_of_python_is_reported_before_ray_starts(
 
 
 def test_a_file_store_is_rejected_if_workers_are_on_other_machines():
-    """One line names the store and the machines. A server is accepted."""
-
     def node(name):
         return {"NodeID": name, "NodeManagerHostname": f"host-{name}"}
 

@@ -86,7 +86,6 @@ class Server:
                 patch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
 
     def points(self, run_id) -> list[tuple[object, ...]]:
-        """Return every point of a run in the database."""
         query = f"SELECT key, step, timestamp, value FROM metrics WHERE run_uuid = '{run_id}'"
         return self.postgres.rows(self.database, query)
 
@@ -139,7 +138,6 @@ def _is_in_group(process, group):
 
 @pytest.fixture
 def plain_server(servers):
-    """A server without accounts."""
     return servers["plain"]
 
 
@@ -169,7 +167,6 @@ def as_before():
 
 @pytest.fixture
 def started():
-    """Start commands, and end them with the test."""
     processes = []
 
     def start(*arguments):
@@ -184,7 +181,6 @@ def started():
 
 
 def stored_by_another_program(client, experiment_id, **options):
-    """Return a run that contains rows and nothing else."""
     run = client.create_run(experiment_id)
     for name, text in row_texts(**options).items():
         client.log_text(run.info.run_id, text, f"{ROWS_FOLDER}/{name}")
@@ -209,7 +205,6 @@ def list_names(run, folder):
 
 
 def assert_stored_once(server, client, run_id, matrix):
-    """Check that each row's points are stored once, and no others."""
     run = client.get_run(run_id)
     assert sorted(list_names(run, ROWS_FOLDER)) == [
         f"row_{i:03}.json" for i in range(matrix.num_rows + 1)
@@ -232,7 +227,6 @@ def assert_stored_once(server, client, run_id, matrix):
 
 
 def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold, monkeypatch):
-    """A training that is killed, resumed, evaluated and compared, read back from the servers."""
     server, client = guarded, guarded.use(monkeypatch)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "first")
     training = started("train", *options({**short_stream, **HELD}))
@@ -295,7 +289,6 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, hold,
 
 
 def test_artifacts_without_the_server_between(plain_server, monkeypatch):
-    """An experiment whose artifacts are in S3, written and read directly."""
     client = plain_server.use(monkeypatch)
     client.create_experiment("direct", artifact_location=f"s3://{BUCKET}/direct")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "direct")
@@ -337,7 +330,6 @@ def shared_run(guarded, monkeypatch):
 def test_a_user_without_permission_is_rejected(
     guarded, shared_run, user, says, command, monkeypatch
 ):
-    """MLflow's reason on one line, exit code 2, and nothing is written."""
     guarded.log_in(monkeypatch, user)
     before = guarded.everything()
     arguments = {
@@ -354,7 +346,6 @@ def test_a_user_without_permission_is_rejected(
 
 
 def test_a_reader_evaluates_an_experiment_only_in_a_dry_run(guarded, shared_run, monkeypatch):
-    """As for a run: the exit code is not 0 if nothing could be written."""
     guarded.log_in(monkeypatch, READER)
     assert "Permission denied" in run_command("evaluate", "shown", code=2)
     before = guarded.everything()
@@ -363,7 +354,6 @@ def test_a_reader_evaluates_an_experiment_only_in_a_dry_run(guarded, shared_run,
 
 
 def test_a_user_with_edit_permission_trains_and_evaluates(guarded, monkeypatch):
-    """In an experiment of another user."""
     client = guarded.use(monkeypatch)
     experiment_id = client.create_experiment("edited")
     give(guarded, EDITOR, experiment_id, "EDIT")
@@ -425,7 +415,6 @@ def page(guarded):
 
 
 def test_pages_follow_mlflows_permissions(shared_run, page):
-    """For an experiment and for a run, on every request. Otherwise nothing of the runs is shown."""
     run_id, wrong = shared_run.info.run_id, (READER[0], "a wrong password")
     may = {None: 401, wrong: 401, STRANGER: 403, READER: 200, ADMIN: 200, TRAINER: 200}
     for path in ("compare", "run", "run/state"):
@@ -443,7 +432,6 @@ def test_pages_follow_mlflows_permissions(shared_run, page):
 
 
 def test_the_list_contains_only_readable_experiments(guarded, shared_run, page, monkeypatch):
-    """Others appear neither in the list nor in a count."""
     client = guarded.use(monkeypatch)
     hidden = client.create_experiment("not for readers")
     run = stored_by_another_program(client, hidden)
@@ -459,7 +447,6 @@ def test_the_list_contains_only_readable_experiments(guarded, shared_run, page, 
 
 
 def test_no_run_of_another_experiment_is_shown(guarded, shared_run, page, monkeypatch):
-    """Whatever the address names, runs are those of the experiment that was checked."""
     client = guarded.use(monkeypatch)
     hidden = client.create_experiment("ticked from elsewhere")
     secret = stored_by_another_program(client, hidden).info
@@ -476,7 +463,6 @@ def test_no_run_of_another_experiment_is_shown(guarded, shared_run, page, monkey
 
 
 def test_concurrent_trainings_share_a_server(plain_server, monkeypatch):
-    """Four trainings create one experiment, and each point is stored once."""
     client = plain_server.use(monkeypatch)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "at once")
     ready = threading.Barrier(4)
@@ -494,7 +480,6 @@ def test_concurrent_trainings_share_a_server(plain_server, monkeypatch):
 
 
 def test_concurrent_evaluations_share_a_server(plain_server, monkeypatch):
-    """Two evaluations that meet at every run store nothing twice and do not fail."""
     client = plain_server.use(monkeypatch)
     experiment_id = client.create_experiment("evaluated at once")
     runs = [stored_by_another_program(client, experiment_id) for _ in range(4)]

@@ -38,7 +38,6 @@ def start(project, *arguments, **variables):
 
 
 def read_tensors(run, folder):
-    """Return what was sent for each row, without anything derived from it."""
     # Not their bytes: in which order safetensors writes what it tells of a file is chance.
     return {
         path.name: {name: value.tobytes() for name, value in load_file(path).items()}
@@ -112,7 +111,6 @@ def test_a_run_killed_again_and_again_is_resumed(project, store, experiment_id, 
 
 @pytest.mark.program
 def test_two_concurrent_resumes(project, interrupted):
-    """One continues to the end. The other is rejected, or finds a complete run."""
     client, run_id = interrupted
     processes = [start(project, "--resume", run_id) for _ in range(2)]
     results = [finish(process) for process in processes]
@@ -129,7 +127,6 @@ def test_two_concurrent_resumes(project, interrupted):
 
 @pytest.mark.slow
 def test_mlflow_run_resumes_another_run(project, interrupted):
-    """The run that mlflow run opens is tagged, closed, and skipped by evaluate."""
     client, run_id = interrupted
     command = f"mlflow run '{project}' --env-manager local -e resume -P resume={run_id}"
     run_shell(f"{command} --experiment-name test", timeout=LONG)
@@ -145,7 +142,6 @@ def test_mlflow_run_resumes_another_run(project, interrupted):
 
 
 def test_an_invalid_resume_is_one_line_and_changes_nothing(project, interrupted):
-    """Exit code 2, no traceback, the same status."""
     client, run_id = interrupted
     before = snapshot(client, run_id)
     code, output = finish(start(project, "--resume", run_id, "--epochs", "5", "--device", "auto"))
@@ -172,7 +168,6 @@ def test_without_waiting_a_resume_exits_with_75_to_be_started_again(project, int
 
 @pytest.mark.slow
 def test_a_signal_ends_the_wait_for_a_process_elsewhere(project, interrupted):
-    """At once, before a scheduler kills it."""
     client, run_id = interrupted
     train_elsewhere(client, run_id)
     before = snapshot(client, run_id)
@@ -231,7 +226,6 @@ def test_a_stored_row_is_not_replaced_by_a_different_measurement(project, interr
 
 @pytest.mark.slow
 def test_a_stopped_ensemble_names_the_member_to_resume(project, store, experiment_id, short_stream):
-    """The resumed member has the rows of a training with its seed."""
     arguments = options({**short_stream, **PARAMETERS})
     process = start(project, *arguments, "--seeds", "3,4")
     of_seed = "tags.seed = '4'"

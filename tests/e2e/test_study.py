@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import invoke, run_command
+from commands import run_command
 from stored_runs import artifact_folder
 from sweeps import QUICK, start_sweep, wait_for_a_row
 from waiting import finish
@@ -28,7 +28,6 @@ def read_parents(store, experiment_id):
 
 
 def test_a_study_tunes_then_tests_and_continues(store, experiment_id, short_stream, tmp_path):
-    """After a kill, the second call trains only the missing runs, and a third one nothing."""
     path = tmp_path / "study.yaml"
     content = {
         "tune": {"dataset": "digits-writers", "seed": [0]},
@@ -87,7 +86,6 @@ def test_a_study_tunes_then_tests_and_continues(store, experiment_id, short_stre
 
 
 def test_one_stream_for_both_yields_the_chosen_yaml_of_a_sweep(store, experiment_id):
-    """Byte for byte."""
     methods: list[dict[str, Any]] = [NAIVE, {"strategy": "ncm"}]
     seed = {"seed": [0]}
     study = {
@@ -116,21 +114,18 @@ def test_failures_are_one_line_and_nothing_is_tested(store, experiment_id, short
         "methods": [{"strategy": "naive", "lr": [0.01]}],
     }
     path.write_text(yaml.safe_dump({**study, "search": {"metric": "nope"}}))
-    result = invoke("sweep", path)
-    assert result.exit_code == 2
-    assert "error: nothing was chosen: nothing was compared in sweep" in result.output
-    assert "rank_by is 'nope', which no run defines" in result.output
+    output = run_command("sweep", path, code=2)
+    assert "error: nothing was chosen: nothing was compared in sweep" in output
+    assert "rank_by is 'nope', which no run defines" in output
     # A run that fails: its stream was damaged.
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     path.write_text(yaml.safe_dump({**study, "tune": {**short_stream, "data_root": str(damaged)}}))
-    result = invoke("sweep", path)
-    assert result.exit_code == 2
-    assert "error: nothing was chosen: 1 of 1 tuning runs are not done, such as" in result.output
+    output = run_command("sweep", path, code=2)
+    assert "error: nothing was chosen: 1 of 1 tuning runs are not done, such as" in output
     trained = store.search_runs([experiment_id], "params.dataset = 'digits'")
     assert trained == []
     grid = tmp_path / "grid.yaml"
     grid.write_text("grid: {seed: [0]}")
-    result = invoke("sweep", grid, "--regret")
-    assert result.exit_code == 2
-    assert "--regret is on, but the grid lacks the sections tune and test" in result.output
+    output = run_command("sweep", grid, "--regret", code=2)
+    assert "--regret is on, but the grid lacks the sections tune and test" in output

@@ -38,7 +38,6 @@ ENGINES = os.environ.get("CLEAR_MLFLOW_KILLED_ON", "local").split()
 
 
 def workers(process):
-    """Return the processes of a sweep that may be killed: supervisors and trainings."""
     killable, children = [], []
     with suppress(psutil.NoSuchProcess):
         children = psutil.Process(process.pid).children(recursive=True)
@@ -59,7 +58,6 @@ def workers(process):
 def test_a_sweep_with_random_kills_trains_every_run_once(
     store, experiment_id, grid, hold, monkeypatch, engine
 ):
-    """Any process is killed at any time. The second call does nothing."""
     hold.unlink()
     monkeypatch.setenv("CLEAR_TESTS_PAUSE", "0.4")
     rng = random.Random(engine)
@@ -112,7 +110,6 @@ def sweep_killed_at_row(store, experiment_id, grid, hold, row):
 
 @pytest.mark.slow
 def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, hold, tmp_path):
-    """A run that the other sweep is training or has finished is left unchanged."""
     quick, held, other_held = {"strategy": "slda", "seed": 0}, {"seed": 1}, {"seed": 2}
     second_path = grid({"fixed": SLOWER, "runs": [other_held, quick, held]})
     second_path = second_path.rename(tmp_path / "second.yaml")
@@ -140,7 +137,6 @@ def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, h
 def test_a_killed_sweep_continues_within_its_parent_run(
     store, experiment_id, grid, hold, monkeypatch
 ):
-    """No row is measured again. The result equals that of an uninterrupted sweep."""
     path = grid({"fixed": QUICK, "grid": {"strategy": ["held:Replay", "held:Ncm"]}})
     killed = sweep_killed_at_row(store, experiment_id, path, hold, 2)  # a state is complete by then
     before = read_stored_rows(killed)
@@ -168,7 +164,6 @@ def test_a_killed_sweep_continues_within_its_parent_run(
 
 
 def cut_short(state):
-    """Truncate a state, as a full disk does."""
     state.write_bytes(state.read_bytes()[:-1])
 
 
@@ -190,7 +185,6 @@ def change_data_digest(manifest):
 def test_a_run_that_cannot_be_resumed_starts_again(
     store, experiment_id, grid, hold, files, spoil, reason
 ):
-    """The reason is reported, and the earlier run is deleted."""
     path = grid({"fixed": QUICK, "grid": {"strategy": ["held:Replay"]}})
     killed = sweep_killed_at_row(store, experiment_id, path, hold, 2)
     states = list((artifact_folder(killed) / names.STATE_FOLDER).glob(files))
@@ -205,10 +199,6 @@ def test_a_run_that_cannot_be_resumed_starts_again(
 
 @pytest.mark.slow
 def test_a_failed_run_is_reported_and_stops_no_other(store, experiment_id, grid):
-    """Exit code 2, with its reason on the terminal and in MLflow.
-
-    The next call would train only it.
-    """
     diverging = {"lr": "1e30", "weight_decay": "1", "strategy": "naive"}
     path = grid({"fixed": QUICK, "runs": [{"strategy": "ncm"}, diverging]})
     output = run_sweep(path, "--jobs", "2", code=2)
@@ -230,7 +220,6 @@ def test_a_failed_run_is_reported_and_stops_no_other(store, experiment_id, grid)
 
 @pytest.mark.slow
 def test_jobs_is_the_number_of_concurrent_runs(store, experiment_id, grid, hold):
-    """Each is held until the other has stored rows."""
     process = start_sweep(grid({"fixed": SLOWER, "grid": {"seed": [0, 1]}}), "--jobs", "2")
     for seed in (0, 1):
         wait_for_a_row(store, experiment_id, process, f"params.seed = '{seed}'")
@@ -240,11 +229,6 @@ def test_jobs_is_the_number_of_concurrent_runs(store, experiment_id, grid, hold)
 
 @pytest.mark.slow
 def test_a_sweep_of_several_seeds(store, experiment_id, grid):
-    """Each seed is a child run of the sweep, and all are compared.
-
-    Completed ones are skipped. On validation images, it prints the command that tests each
-    strategy. A memory for all strategies is not passed to those without a buffer.
-    """
     fixed = {**QUICK, "seeds": "0,1", "split": "validation", "memory": 10}
     path = grid({"fixed": fixed, "grid": {"strategy": ["naive", "cumulative"]}})
     output = run_sweep(path, "--jobs", "2")
@@ -276,7 +260,6 @@ def test_a_sweep_of_several_seeds(store, experiment_id, grid):
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=NEEDS_RAY)])
 def test_a_stopped_sweep_is_scored_and_continues(store, experiment_id, grid, hold, engine):
-    """Ctrl-C ends all current runs, each as if it were alone."""
     path = grid({"fixed": SLOWER, "grid": {"seed": [0, 1]}})
     process = start_sweep(path, "--engine", engine, "--jobs", "1")
     wait_for_a_row(store, experiment_id, process)
@@ -310,7 +293,6 @@ def test_a_stopped_sweep_is_scored_and_continues(store, experiment_id, grid, hol
     ],
 )
 def test_invalid_options_are_reported_before_anything_starts(store, grid, hold, arguments, message):
-    """One line, exit code 2."""
     grid_option = ["--grid", str(grid(FOUR))] if arguments else []
     (line,) = run_command("sweep", *grid_option, *arguments, code=2).splitlines()
     assert message in line

@@ -18,7 +18,6 @@ STRANGER = ("stranger", "the password of a stranger 1")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, empty_store):
-    """Our app with MLflow's accounts."""
     folder = tmp_path_factory.mktemp("server")
     started = tracking_server(
         folder,
@@ -34,7 +33,6 @@ def server(tmp_path_factory, empty_store):
 
 @pytest.fixture
 def lab(server, monkeypatch):
-    """The environment of a user who works in the workspace lab."""
     for name, text in {
         "MLFLOW_TRACKING_URI": server,
         "MLFLOW_TRACKING_USERNAME": ADMIN[0],
@@ -49,7 +47,6 @@ def lab(server, monkeypatch):
 
 
 def test_commands_and_pages_stay_in_a_workspace(lab, tmp_path, monkeypatch):
-    """track, import, evaluate and compare; links lead there, and pages require permission."""
     # mlflow.set_experiment would stay in force for whatever this process tests next.
     experiment_id = mlflow.create_experiment("rows")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "rows")

@@ -77,7 +77,6 @@ def test_labels_and_mixed_buckets_have_equal_results():
 
 
 def test_states_of_several_processes_are_summed():
-    """Two processes count half of the images each. Sync adds their counts, unsync undoes it."""
     batches, _ = draw_batches()
     complete, *halves = (MatrixMetrics(BUCKETS) for _ in range(3))
     update(complete, batches)
@@ -98,7 +97,6 @@ def test_states_of_several_processes_are_summed():
 
 
 def test_undefined_metrics_have_a_reason():
-    """An undefined metric is neither 0 nor NaN, but omitted."""
     metric = MatrixMetrics(BUCKETS, metrics=renate.METRICS)
     update(metric, {key: batch for key, batch in draw_batches()[0].items() if key[0] == 1})
     assert set(metric.compute()) == {"renate/average_accuracy", "renate/micro_average_accuracy"}
@@ -137,7 +135,6 @@ def test_reset_copy_pickle_and_forward():
     ],
 )
 def test_a_batch_outside_the_matrix_is_an_error(changes, message):
-    """Before anything is counted."""
     metric = MatrixMetrics(BUCKETS, metrics=clear.METRICS)
     batch = {"preds": torch.tensor([0, 1]), "target": torch.tensor([0, 1]), "row": 1, "bucket": 0}
     with pytest.raises(ConfigError, match=message):

@@ -101,7 +101,6 @@ def test_test_images_equal_torchvisions(tmp_path, size):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(8, 70), st.sampled_from(["jpg", "png"]))
 def test_crops_of_any_size_equal_torchvisions(tmp_path_factory, width, height, size, suffix):
-    """Including how halves are rounded."""
     path = tmp_path_factory.getbasetemp() / f"{width}x{height}.{suffix}"
     photo(width, height).save(path)
     stream = DecodedStream(build_stream(path), image_size=size, augment="random_crop", device=CPU)

@@ -29,7 +29,6 @@ def run(*arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [("--split", "0"), ("--protocol", "streaming")])
 def test_a_tree_without_its_test_set_has_features_under_other_protocols(tmp_path, cache, options):
-    """The option that the error names works, and training finds the features."""
     root = write_released(tmp_path / "data", train=4, buckets=("1", "2"), classes=("bus", "camera"))
     shutil.rmtree(root / "test")
     refused = run(root)
@@ -56,7 +55,6 @@ def test_a_damaged_image_is_reported_with_a_fitting_remedy(tmp_path, cache):
 
 
 def test_a_name_belongs_to_one_precision(tmp_path):
-    """Another precision is stored elsewhere, and needs its own name."""
     stream = load_stream("clear10", str(write_released(tmp_path / "data")), cache_dir=tmp_path)
     extraction = Extraction("mine", "resnet18", "random:0", "made up")
     rounded = dataclasses.replace(extraction, arithmetic="tf32")

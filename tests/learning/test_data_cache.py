@@ -36,7 +36,6 @@ RESIZE = Resize(16)
 
 
 def build_image_set(*paths: Path) -> ImageTable:
-    """Return images with content hashes, as a dataset's reader returns them."""
     contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
     return build_table(paths, contents=contents)
 
@@ -68,14 +67,12 @@ def images(tmp_path):
 
 @pytest.fixture
 def entry(tmp_path, images):
-    """The array in the cache of the images."""
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     (entry,) = list_entries(tmp_path / "cache")
     return entry
 
 
 def load_with_warnings(folder: Path, images: ImageTable, times: int = 1) -> list[str]:
-    """Return the warnings of a cache, whose pixels are right."""
     messages: list[str] = []
     cache = DecodedCache(folder, warn=messages.append)
     for _ in range(times):
@@ -95,7 +92,6 @@ def list_entries(folder: Path, pattern: str = "*.npy") -> list[Path]:
 
 
 def test_cached_images_equal_decoded_ones_and_are_built_once(tmp_path):
-    """The second call needs no image file."""
     images = write_images(tmp_path / "images")
     literal = decode(images, RESIZE)
     reported: list[int] = []
@@ -162,7 +158,6 @@ def _other_sizes(path: Path) -> None:
 
 
 def _write_entry_of_other_images(path: Path) -> None:
-    """Write a complete entry of as many other images of the same sizes."""
     others = write_images(path.parent / "others", 3)
     quiet_cache(path.parent / "elsewhere").load(others, RESIZE)
     for suffix in (".npy", ".json"):
@@ -171,7 +166,6 @@ def _write_entry_of_other_images(path: Path) -> None:
 
 
 def _damage_and_keep_time(path: Path, index: int | None = None) -> None:
-    """Change a byte, or leave out the last one."""
     before, content = path.stat(), bytearray(path.read_bytes())
     if index is None:
         del content[-1]
@@ -196,7 +190,6 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_built_again(tmp_path, images, entry, damage):
-    """It is never read as images, and a line reports it."""
     before = [path.read_bytes() for path in (entry, entry.with_suffix(".json"))]
     DAMAGES[damage](entry)
     assert [path.read_bytes() for path in (entry, entry.with_suffix(".json"))] != before
@@ -210,7 +203,6 @@ def test_a_damaged_entry_is_built_again(tmp_path, images, entry, damage):
 
 @pytest.mark.parametrize("suffix", [".npy", ".json"])
 def test_a_file_that_others_may_write_is_built_again(tmp_path, images, suffix):
-    """New files are writable only by their owner, whatever the umask."""
     umask = os.umask(0)
     try:
         quiet_cache(tmp_path / "cache").load(images, RESIZE)
@@ -237,7 +229,6 @@ def test_a_file_that_others_may_write_is_built_again(tmp_path, images, suffix):
     ],
 )
 def test_which_owners_files_are_trusted(monkeypatch, owner, user, mode, why):
-    """The user's own and root's, if nobody else may write them."""
     monkeypatch.setattr(os, "geteuid", lambda: user)
     status = os.stat_result((mode, 1, 1, 1, owner, owner, 10, 0, 0, 0))
     monkeypatch.setattr(Path, "stat", lambda path: status)
@@ -249,7 +240,6 @@ def test_which_owners_files_are_trusted(monkeypatch, owner, user, mode, why):
 
 
 def test_another_users_file_is_neither_read_nor_replaced(tmp_path, images, entry, monkeypatch):
-    """Images are decoded into memory, and one line states why."""
     _black_pixels(entry)
     black = entry.read_bytes()
 
@@ -265,7 +255,6 @@ def test_another_users_file_is_neither_read_nor_replaced(tmp_path, images, entry
 
 @pytest.fixture
 def complete_reads(monkeypatch):
-    """The files that were completely read to verify them."""
     paths: list[str] = []
     hash_all = caching._hash_all
     record = lambda file, *rest: paths.append(file.name) or hash_all(file, *rest)  # noqa: E731
@@ -274,7 +263,6 @@ def complete_reads(monkeypatch):
 
 
 def test_a_start_reads_only_a_sample_of_a_file(tmp_path, images, complete_reads):
-    """New files are completely hashed once. A later process reads a quarter of a MiB."""
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     assert len(complete_reads) == 1
     cache = quiet_cache(tmp_path / "cache")
@@ -287,7 +275,6 @@ def test_a_start_reads_only_a_sample_of_a_file(tmp_path, images, complete_reads)
 def test_a_file_with_another_time_is_verified_completely_once(
     tmp_path, images, entry, complete_reads
 ):
-    """A copied cache is used, and its time is restored. A changed file is built again."""
     mtime = entry.stat().st_mtime_ns
     os.utime(entry)  # the same content
     for _ in range(3):
@@ -312,7 +299,6 @@ def test_a_file_whose_time_cannot_be_set_is_verified_once_in_a_process(
 def test_an_entry_of_an_earlier_version_is_verified_completely(
     tmp_path, images, entry, complete_reads
 ):
-    """It has one SHA-256 and neither size nor time."""
     metadata = json.loads(entry.with_suffix(".json").read_text())
     earlier = {name: metadata[name] for name in ("key", "sizes", "damaged", "sha256")}
     entry.with_suffix(".json").write_text(json.dumps(earlier))
@@ -396,7 +382,6 @@ def test_a_killed_builder_leaves_no_entry(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_of_several_builders_at_once_one_builds_and_the_others_wait(tmp_path, killed):
-    """They read its result. If it is killed, its lock is released."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     with (
         builder(folder, images, "pause") as first,
@@ -414,7 +399,6 @@ def test_of_several_builders_at_once_one_builds_and_the_others_wait(tmp_path, ki
 
 
 def test_images_are_decoded_if_the_disk_is_full(tmp_path):
-    """No partial entry is kept, one line warns, and the pixels are right."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     results, err = answer(builder(folder, images, "small disk"))
     assert results["pixels"] == digest(images)
@@ -424,7 +408,6 @@ def test_images_are_decoded_if_the_disk_is_full(tmp_path):
 
 
 def test_images_are_decoded_if_the_folder_cannot_be_created(tmp_path):
-    """One warning, however many image sets are requested."""
     (tmp_path / "file").write_text("no folder")
     messages: list[str] = []
     cache = DecodedCache(tmp_path / "file" / "cache", warn=messages.append)
@@ -445,7 +428,6 @@ def test_a_file_changed_since_it_was_hashed_is_rejected(tmp_path, images):
 
 
 def test_damaged_images_are_all_listed_and_cached(tmp_path):
-    """Each by position and reason. A second request opens no file."""
     images = write_images(tmp_path / "images", 40)
     images.paths[3].write_bytes(b"<html>")
     images.paths[35].write_bytes(images.paths[35].read_bytes()[:90])
@@ -468,7 +450,6 @@ def file(tmp_path) -> Path:
 
 
 def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[Path]]:
-    """Return the hashes of files, and the files that were read for them."""
     with (
         mock.patch.object(caching, "hash_file", side_effect=hash_file) as read,
         HashCache(folder, root) as hashes,
@@ -486,7 +467,6 @@ def clock(monkeypatch):
 
 @pytest.mark.usefixtures("clock")
 def test_an_unchanged_file_is_hashed_once(tmp_path, file):
-    """Names that are not Unicode are supported."""
     paths = [file, tmp_path / os.fsdecode(b"\xff")]
     paths[1].write_bytes(b"other")
     first, computed = looked_up(tmp_path / "cache", tmp_path, *paths)
@@ -498,7 +478,6 @@ def test_an_unchanged_file_is_hashed_once(tmp_path, file):
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_changed_file_is_hashed_again(tmp_path, file, replaced):
-    """Even with the same size and time."""
     looked_up(tmp_path / "cache", tmp_path, file)
     before = file.stat()
     written = file.with_name("other") if replaced else file
@@ -512,7 +491,6 @@ def test_a_changed_file_is_hashed_again(tmp_path, file, replaced):
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("seconds", [0, 1000])
 def test_a_killed_process_keeps_what_it_hashed(tmp_path, file, seconds, monkeypatch):
-    """Hashes are stored at times, not only at the end; and each of them once."""
     monkeypatch.setattr(caching, "_SECONDS_BETWEEN_SAVES", seconds)
     hashes = HashCache(tmp_path / "cache", tmp_path)
     hashes.hash_file(str(file), file.stat())
@@ -525,7 +503,6 @@ def test_a_killed_process_keeps_what_it_hashed(tmp_path, file, seconds, monkeypa
 
 @pytest.mark.usefixtures("clock")
 def test_hashes_wait_while_another_process_writes(tmp_path, file, monkeypatch):
-    """Those that cannot be stored now are stored the next time."""
     looked_up(tmp_path / "cache", tmp_path, file)
     other = file.with_name("other")
     other.write_bytes(b"other")

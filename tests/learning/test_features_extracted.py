@@ -34,7 +34,6 @@ IMAGENET_STD = [0.229, 0.224, 0.225]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A dataset without features. Sides are even, so that a central square is a plain crop."""
     return write_released(tmp_path_factory.mktemp("data"), size=(40, 36), extension="png")
 
 
@@ -64,14 +63,12 @@ def full_folder(root, backbone, tmp_path_factory):
 
 @pytest.fixture
 def folder(full_folder, tmp_path):
-    """A copy of all features, which a test may damage."""
     shutil.copytree(full_folder, tmp_path, dirs_exist_ok=True)
     (features,) = (tmp_path / "features" / "mine").iterdir()
     return features
 
 
 def test_features_equal_the_backbones_outputs(root, full_folder, backbone):
-    """One image at a time through torchvision's layers and transforms."""
     stream, features = load_test_stream(root, full_folder), load_extracted(root, full_folder)
     assert features.width == 512
     body = torch.nn.Sequential(*list(backbone.model.children())[:-1], torch.nn.Flatten())
@@ -84,8 +81,6 @@ def test_features_equal_the_backbones_outputs(root, full_folder, backbone):
 
 
 def test_an_interrupted_extraction_continues(root, full_folder, tmp_path, backbone):
-    """Complete sets are not computed again, and nothing is used before all are complete."""
-
     def stop(done, total):
         if done > 15:
             raise KeyboardInterrupt
@@ -106,7 +101,6 @@ def test_an_interrupted_extraction_continues(root, full_folder, tmp_path, backbo
 
 @pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "2"}])
 def test_one_extraction_serves_all_protocols(root, full_folder, backbone, chosen):
-    """Features are found by image content, whatever set the images are in."""
     stream = load_test_stream(root, full_folder, **chosen)
     features = load_features(stream, "mine", cache_dir=full_folder)
     for bucket, train, test in zip(stream.buckets, features.train, features.test, strict=True):
@@ -147,7 +141,6 @@ def test_a_name_belongs_to_one_backbone(root, tmp_path, backbone):
 
 
 def _zeros(path):
-    """Fill with zeros, but keep the header."""
     content = path.read_bytes()
     path.write_bytes(content[:128] + bytes(len(content) - 128))
 
@@ -187,7 +180,6 @@ def _read_files(folder):
 
 
 def test_damaged_features_are_extracted_again(root, folder, tmp_path, backbone):
-    """As the error recommends. The other files are unchanged."""
     before = _read_files(folder)
     inode = (folder / "001.npy").stat().st_ino
     _zeros(folder / "000.npy")

@@ -24,7 +24,6 @@ from clear_mlflow.data.scenarios import apply_scenario
 
 @pytest.fixture(scope="module")
 def released_root(tmp_path_factory):
-    """A dataset with features of its training images, as CLEAR's authors released it."""
     root = write_released(tmp_path_factory.mktemp("released"), train=4)
     write_released_features(root / "train")
     return root
@@ -32,7 +31,6 @@ def released_root(tmp_path_factory):
 
 @pytest.fixture
 def root(tmp_path):
-    """A small dataset of the same layout, which a test may damage."""
     root = write_released(tmp_path / "data", buckets=("1", "2"), classes=("bus", "camera"))
     write_released_features(root / "train")
     return root
@@ -58,7 +56,6 @@ def load_stored_features(root, tmp_path, protocol="streaming"):
 
 
 def problem(root, tmp_path, **chosen):
-    """Return the one-line error of a damaged dataset."""
     with pytest.raises(DataError) as caught:
         load_stored_features(root, tmp_path, **chosen)
     assert "\n" not in str(caught.value)
@@ -83,7 +80,6 @@ def assert_features_belong_to_images(features, stream, width=5):
 
 @pytest.mark.parametrize("chosen", [{"protocol": "streaming"}, {"split": "0"}, {"split": "3"}])
 def test_released_features_are_matched_to_their_images(released_root, tmp_path, chosen):
-    """Although the files have another order."""
     stream = load_test_stream(released_root, tmp_path, **chosen)
     features = load_features(stream, KIND, cache_dir=tmp_path)
     assert features.width == 5
@@ -92,7 +88,6 @@ def test_released_features_are_matched_to_their_images(released_root, tmp_path, 
 
 @pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "3"}])
 def test_older_features_are_matched_to_their_images(older_root, tmp_path, chosen):
-    """Features are in the order of the file list, not of the stream."""
     stream = load_test_stream(older_root, tmp_path, **chosen)
     assert_features_belong_to_images(load_features(stream, KIND, cache_dir=tmp_path), stream)
 
@@ -111,7 +106,6 @@ def test_features_are_matched_in_buckets_of_new_classes(
 
 
 def test_the_digest_is_computed_from_the_features(released_root, tmp_path):
-    """Equal features have equal digests in another folder; a changed number changes it."""
     first = load_stored_features(released_root, tmp_path)
     root = shutil.copytree(released_root, tmp_path / "again")
     assert load_stored_features(root, tmp_path).digest == first.digest
@@ -122,7 +116,6 @@ def test_the_digest_is_computed_from_the_features(released_root, tmp_path):
 
 
 def test_types_are_the_folders_of_features_in_alphabetical_order(root, tmp_path):
-    """Whatever the order of the file system."""
     assert list_shipped_names(load_test_stream(root, tmp_path)) == (KIND,)
     names = ["zebra", "alpha", "mike", "delta", "kilo", "echo"]
     for name in names:
@@ -153,7 +146,6 @@ class Malice:
 
 @pytest.mark.parametrize("form", ["torch", "pickle"])
 def test_a_pickle_that_runs_code_is_rejected(root, tmp_path, form):
-    """One line with its path, and the code did not run."""
     trap = tmp_path / "trap"
     if form == "torch":
         torch.save({"235821044": Malice(trap)}, bus(root))
@@ -213,7 +205,6 @@ def test_damaged_released_features_are_reported(root, tmp_path, damage, message)
     ],
 )
 def test_a_damaged_index_is_reported(root, tmp_path, change, message):
-    """features.json is as untrusted as the metadata."""
     path = root / "train/features" / KIND / "features.json"
     index = json.loads(path.read_text())
     change(index)

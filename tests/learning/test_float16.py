@@ -36,7 +36,6 @@ def fp16(**changes):
 @pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("name", IN_STEPS)
 def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, name):
-    """With every strategy and row, to the bit: states contain the scale and its counter."""
     settings = fp16(strategy=name, clip_norm=1)
     states, weights = assert_resumes_everywhere(lambda: image_stream(tmp_path), settings)
     assert all(weight.isfinite().all() for weight in weights.values())
@@ -80,7 +79,6 @@ def assert_close_for_float16(values, exact):
 
 
 def test_strategies_get_unscaled_gradients(tmp_path):
-    """Equal to float32's within float16's precision, however small."""
     stream = image_stream(tmp_path)
 
     def gradients(precision):
@@ -110,7 +108,6 @@ def test_agems_reference_gradient_is_float32(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["naive", "agem", "ewc", "si"])
 def test_a_step_with_overflowing_gradients_is_skipped(tmp_path, name):
-    """Weights do not change, the scale is halved, and importances stay finite."""
     stream = image_stream(tmp_path)
     model, strategy, trainer = build_all(stream, fp16(strategy=name, epochs=3, batch_size=4))
     strategy.learn(0, trainer)
@@ -134,7 +131,6 @@ def test_a_step_with_overflowing_gradients_is_skipped(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["naive", "derpp"])
 def test_a_process_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, name):
-    """Not even NaN if the scale overflows float16."""
     model, strategy, _ = build_all(image_stream(tmp_path), fp16(strategy=name))
     strategy.group = ProcessGroup(1, 2)
     nothing = Batch(torch.empty(0, 3, 8, 8), *torch.empty(2, 0, dtype=torch.int64))

@@ -31,7 +31,6 @@ def read_cells(output, part):
 
 
 def test_each_training_is_measured_next_to_a_bare_loop(monkeypatch, gpu, capsys):
-    """One line with the seconds of both. A precision that the device lacks is reported."""
     compile_model = mock.Mock(side_effect=lambda model, dynamic: model)
     monkeypatch.setattr(torch, "compile", compile_model)
     gpu.main([*SMALL.split(), "--part", "loop", "--precision", "off", "tf32", "fp16"])
@@ -50,7 +49,6 @@ def test_each_training_is_measured_next_to_a_bare_loop(monkeypatch, gpu, capsys)
 
 
 def test_all_other_parts_run_to_their_end(gpu, capsys):
-    """Each prints a table whose lines are complete."""
     parts = [part for part in gpu.PARTS if part != "loop"]
     gpu.main([*SMALL.split(), "--part", *parts, "--precision", "off"])
     output = capsys.readouterr().out
@@ -68,7 +66,6 @@ def test_all_other_parts_run_to_their_end(gpu, capsys):
 
 
 def test_a_part_that_fails_does_not_end_the_others(monkeypatch, gpu, capsys):
-    """Nor does one strategy. The exit code is 1, and the error is in the output."""
     failing = mock.Mock(side_effect=RuntimeError("no such kernel\nmore lines"))
     monkeypatch.setitem(gpu.PARTS, "resume", failing)
     monkeypatch.setattr(gpu, "list_strategies", lambda: ["naive", "ncm"])

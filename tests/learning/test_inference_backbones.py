@@ -9,7 +9,7 @@ import timm
 import timm.data
 import torch
 import torchvision
-from click.testing import CliRunner
+from commands import run_command
 from feature_files import load_test_stream, one_line
 from file_server import Hub, serving
 from huggingface_hub import constants
@@ -18,7 +18,6 @@ from PIL import Image
 from released_layout import write_released
 from safetensors.torch import save
 
-from clear_mlflow.cli import main
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features import load_features
 from clear_mlflow.learning.inference.backbones import (
@@ -42,7 +41,6 @@ def build_weights(name: str, seed: int = 5) -> dict[str, torch.Tensor]:
 
 
 def extract_mine(root, tmp_path, backbone):
-    """Return the stream in a folder, and the folder of its extracted features."""
     stream = load_test_stream(root, tmp_path)
     return stream, extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
 
@@ -57,8 +55,6 @@ def use_hub(monkeypatch, address: str, cache) -> None:
 
 @pytest.fixture
 def from_hub(tmp_path, monkeypatch):
-    """A backbone with random weights of timm's, and the hub that they came from."""
-
     def load(name: str):
         tag = timm.get_pretrained_cfg(name).tag
         hub = Hub({"model.safetensors": save(build_weights(name))}, f"timm/{name}.{tag}")
@@ -72,7 +68,6 @@ def from_hub(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [TINY, "test_resnet", "test_convnext"])
 def test_features_equal_timms(tmp_path, name, from_hub):
-    """Image by image through timm's own model, weights and transform."""
     small = {"buckets": ("1", "2"), "classes": ("bus", "camera"), "size": (61, 40), "train": 2}
     root = write_released(tmp_path / "data", **small)
     stream, folder = extract_mine(root, tmp_path, from_hub(name)[0])
@@ -136,7 +131,6 @@ def test_photos_are_upright_and_on_white_before_the_transform(tmp_path):
 
 
 def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub, monkeypatch):
-    """Downloaded once by huggingface_hub and read as safetensors. The tag is recorded."""
     _, hub = from_hub(TINY)
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "hub")  # nothing listens there
     backbone = load_backbone(f"timm:{TINY}", "DEFAULT")
@@ -182,15 +176,13 @@ def test_a_missing_timm_is_reported(monkeypatch):
 
 @pytest.mark.slow
 def test_heads_are_trained_on_timm_features(tmp_path, monkeypatch):
-    """A linear head, NCM and SLDA, by the commands."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     root, stream = tmp_path / "data", {"dataset": "folder", "dataset_args": "name=photos"}
     write_years(root, side=40, train=4, test=2)
     own = ["--dataset", "folder", "--dataset-args", "name=photos", "--device", "cpu"]
     own += ["--backbone", f"timm:{TINY}", "--weights", "none"]
-    done = CliRunner().invoke(main, ["data", "features", str(root), *own])
-    assert done.exit_code == 0, done.output
-    assert done.output.splitlines()[-1].startswith("features timm-test_vit of ")
+    output = run_command("data", "features", root, *own)
+    assert output.splitlines()[-1].startswith("features timm-test_vit of ")
     parameters = {**stream, "data_root": str(root), "features": "timm-test_vit", "device": "cpu"}
     for strategy in ("naive", "ncm", "slda"):
         config = TrainConfig.resolve({**parameters, "strategy": strategy})
@@ -203,7 +195,6 @@ IMAGENET_STD = [0.229, 0.224, 0.225]
 
 
 def test_weights_come_from_a_file(tmp_path):
-    """All weights except the head's."""
     torch.manual_seed(5)
     saved = torchvision.models.resnet18(num_classes=7)
     path = tmp_path / "weights.pth"
@@ -225,7 +216,6 @@ def test_weights_come_from_a_file(tmp_path):
     ],
 )
 def test_known_weights_have_their_transform(name, tag, transform):
-    """A file that torchvision published is recognised by its hash, whatever its name."""
     weights = torchvision.models.get_model_weights(name)[tag]
     digest = parse_hash_prefix(weights.url) + "0" * 56
     made_for, published = find_preset(name, digest)

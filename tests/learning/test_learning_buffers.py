@@ -22,7 +22,6 @@ streams = st.lists(
 
 
 def build_buffer(name, capacity, *, alpha=None, seed=0):
-    """Return an empty buffer. A biased one prefers newer images."""
     alpha = alpha or ("2" if name == "biased_reservoir" else "none")
     return load_buffer(name)(capacity=capacity, num_classes=CLASSES, seed=seed, alpha=alpha)
 
@@ -47,7 +46,6 @@ def fill_and_list(name, capacity, labels_of_buckets, **options):
 @settings(max_examples=25, deadline=None)
 @given(labels_of_buckets=streams, capacity=st.integers(1, 12))
 def test_a_buffer_returns_the_kept_indices(name, labels_of_buckets, capacity):
-    """Data next to an image stays with it. No image is stored twice, and the capacity is kept."""
     buffer = build_buffer(name, capacity)
     retained = []
     for bucket_index, labels in enumerate(labels_of_buckets):
@@ -156,7 +154,6 @@ RUNS = 800
 
 
 def assert_frequencies(labels_of_buckets, expected, name, capacity, **options):
-    """Check how often each image is in the buffer of a run, within five sigma."""
     counts = Counter()
     for seed in range(RUNS):
         counts.update(fill_and_list(name, capacity, labels_of_buckets, seed=seed, **options))
@@ -177,7 +174,6 @@ def assert_frequencies(labels_of_buckets, expected, name, capacity, **options):
     ],
 )
 def test_inclusion_probabilities_match_theory(name, alpha, insertion):
-    """Within five sigma, for every image, also if classes are sorted."""
     sizes, capacity = (8, 4, 10), 5
     labels = [sorted([0, 1, 2, 3] * 3)[:size] for size in sizes]
     expected = chances(sizes, capacity, insertion)
@@ -188,7 +184,6 @@ def test_inclusion_probabilities_match_theory(name, alpha, insertion):
 
 
 def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability():
-    """Two of six images per class, whatever their bucket."""
     labels = [[0, 1, 2, 3] * 3, [3, 2, 1, 0], [0, 1, 2, 3] * 2]
     assert_frequencies(labels, [2 / 6] * 3, "class_balanced", 2 * CLASSES)
 
@@ -197,7 +192,6 @@ def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability()
     "alpha", ["0", "-1", "nan", "inf", "n/k", "1.5n/k", "0n/k", "dynamic", "none", "2n", "2n/k "]
 )
 def test_an_invalid_alpha_is_a_one_line_error(alpha):
-    """A biased reservoir has no default alpha."""
     parameters = config(strategy="replay", strategy_args=f"buffer=biased_reservoir,alpha={alpha}")
     message = r"alpha=2, or a multiple of n/k, .* alpha=0\.75n/k"
     with pytest.raises(ConfigError, match=message) as raised:

@@ -58,14 +58,12 @@ ON_FEATURES_ALONE = ("linear", "ncm", "slda")
 )
 @pytest.mark.parametrize("strategy", list_strategies())
 def test_on_features(strategy, recipe):
-    """A linear head: closed forms, buffers, penalties."""
     assert_resumes_everywhere(feature_stream, on_features(strategy=strategy, **recipe))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", sorted(set(list_strategies()) - set(ON_FEATURES_ALONE)))
 def test_on_images(tmp_path, strategy):
-    """A network with batch normalisation, whose momentum is kept."""
     settings = config(strategy=strategy, optimizer_state="keep")
     assert_resumes_everywhere(lambda: image_stream(tmp_path), settings)
 
@@ -75,7 +73,6 @@ def test_on_images(tmp_path, strategy):
     "buffer", ["reservoir", "biased_reservoir", "class_balanced", "greedy_balanced"]
 )
 def test_with_every_buffer(buffer):
-    """A sampler's counts and generators are saved, too."""
     alpha = ",alpha=0.5n/k" if buffer == "biased_reservoir" else ""
     for batches in ("shuffled", "balanced"):
         args = f"buffer={buffer}{alpha},batches={batches}"
@@ -93,7 +90,6 @@ class Lazy(nn.Sequential):
 
 @pytest.mark.parametrize("strategy", ["from_scratch", "ewc"])
 def test_a_custom_model(tmp_path, strategy):
-    """Built again for the resume."""
     settings = config(strategy=strategy, model=f"{__name__}:Lazy")
     assert_resumes_everywhere(lambda: image_stream(tmp_path), settings)
 
@@ -170,7 +166,6 @@ class Twice(Own):
     ],
 )
 def test_attributes_that_are_not_saved_are_named(strategy_class, message):
-    """Before the first row, the error names all attributes and a remedy: resumable=off trains."""
     parameters = on_features(strategy=f"{__name__}:{strategy_class.__name__}")
     with pytest.raises(StateError, match=message):
         next(train(feature_stream(), parameters, progress=TrainingProgress()))
@@ -178,7 +173,6 @@ def test_attributes_that_are_not_saved_are_named(strategy_class, message):
 
 
 def test_an_attribute_that_appears_later_is_named_by_its_state():
-    """Training continues, and no later row has a state."""
     states = []
     rows = training(on_features(strategy=f"{__name__}:Late")).rows(states.append)
     assert [measured.row.row for measured in rows] == [0, 1, 2, 3]
@@ -210,7 +204,6 @@ class Drawing(Strategy):
 
 @pytest.mark.parametrize("strategy", ["Own", "Drawing"])
 def test_a_custom_strategy(strategy):
-    """Modules, optimisers, weights, draws from global generators, and generators of its own."""
     assert_resumes_everywhere(feature_stream, on_features(strategy=f"{__name__}:{strategy}"))
 
 
@@ -234,7 +227,6 @@ def test_a_state_follows_its_row():
 
 
 def test_a_state_that_cannot_be_made_ends_the_training(monkeypatch):
-    """It is a bug. The row before it is yielded first."""
     monkeypatch.setattr(session, "to_bytes", mock.Mock(side_effect=ZeroDivisionError))
     rows = training(on_features(strategy="naive")).rows()
     assert next(rows).row.row == 0
@@ -309,7 +301,6 @@ FIRST_ROW = AccuracyRow(0, ("1",), (0,), (1,))
 @settings(max_examples=60, deadline=None)
 @given(value=VALUES)
 def test_values_round_trip(keeping, value):
-    """With types, order of dictionaries, and every bit."""
     model, strategy, trainer = keeping
     strategy.extra = value
     saved = read_state(to_bytes(capture(model, strategy, trainer), FIRST_ROW, None))
@@ -340,7 +331,6 @@ def test_frozen_weights_stay_frozen():
     ],
 )
 def test_invalid_state_descriptions_are_rejected(change, message):
-    """A file can only set attributes of a strategy to values."""
     state = train_with_states(feature_stream(), on_features(strategy="replay"))[1][1]
     length = int.from_bytes(state[:8], "little")
     described = json.loads(json.loads(state[8 : 8 + length])["__metadata__"]["clear_mlflow"])
@@ -352,7 +342,6 @@ def test_invalid_state_descriptions_are_rejected(change, message):
 
 @pytest.mark.slow
 def test_two_processes_continue_from_the_state_of_one(tmp_path):
-    """Rows, predictions and the last state equal those of an uninterrupted run."""
     together = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     together["MASTER_PORT"] = str(free_port())
     worker = Path(__file__).parents[1] / "support" / "resume_worker.py"

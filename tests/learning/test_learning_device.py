@@ -66,7 +66,6 @@ def built(parameters, device, stream=None):
 
 @pytest.mark.parametrize("strategy", ["naive", "derpp", "slda", f"{__name__}:Stepping"])
 def test_a_state_of_a_cpu_is_restored_on_another_device(strategy):
-    """Weights are on the device; random states and the optimiser's counters are on the CPU."""
     parameters = on_features(strategy=strategy, optimizer_state="keep", optimizer="adam")
     _, states, _ = train_with_states(feature_stream(), parameters)
     saved = read_state(states[-1])
@@ -165,7 +164,6 @@ def watched_arithmetic(monkeypatch, run):
     ("precision", "allowed"), [("off", False), ("tf32", True), ("bf16", False), ("fp16", False)]
 )
 def test_float32_on_a_gpu_is_float32(tmp_path, monkeypatch, precision, allowed):
-    """In training and tests. The caller's settings are restored."""
     stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
     settings = replace(check(config(epochs=1)), precision=precision)
     training = StreamTraining(settings, stream, TrainingProgress())
@@ -177,7 +175,6 @@ BACKENDS: Any = torch.backends  # what of it has a precision, its types do not s
 
 
 def newer_settings():
-    """Return torch's newer settings of float32 arithmetic, the general one first."""
     of = BACKENDS
     operations = (of.cuda.matmul, of.cudnn.conv, of.cudnn.rnn)
     on_cpus = (of.mkldnn.matmul, of.mkldnn.conv, of.mkldnn.rnn)
@@ -194,7 +191,6 @@ def newer_settings():
     ],
 )
 def test_torchs_newer_settings_do_not_change_what_is_computed(torch_setting, default, allowed):
-    """Whichever a caller has set. All are restored afterwards."""
     with allow_tf32(allowed):
         pass  # so that what convolutions default to, which cannot be set again, is explicit
     before, own = newer_settings(), torch_setting.fp32_precision
@@ -280,7 +276,6 @@ class Flat(torch.nn.Module):
 
 @pytest.mark.parametrize(("limit", "sizes"), [(9, [7]), (4, [7, 3, 3, 1]), (1, [7, 3] + [1] * 7)])
 def test_features_are_extracted_in_batches_that_fit(tmp_path, limit, sizes):
-    """In the images' order. Not even one image may lack memory."""
     stream, _ = random_stream(tmp_path, train=(7,), test=(1,), side=8)
     numbers = iter(range(7))
     number = LibraryTransform(
@@ -296,7 +291,6 @@ def test_features_are_extracted_in_batches_that_fit(tmp_path, limit, sizes):
 
 
 def test_feature_extraction_does_not_wait_for_the_device(monkeypatch, tmp_path):
-    """Batches are pinned and copied asynchronously, and features are read a batch later."""
     stream, _ = random_stream(tmp_path, train=(9,), test=(1,), side=8)
     monkeypatch.setitem(backbones._BATCH_SIZES, "meta", 2)
     model, done = Flat(9), []
@@ -311,7 +305,6 @@ def test_feature_extraction_does_not_wait_for_the_device(monkeypatch, tmp_path):
 
 
 def test_test_images_in_main_memory_are_prefetched_in_pinned_memory(monkeypatch, tmp_path):
-    """Only the result is waited for. The thread ends with the test."""
     test_images = build_image_stream(tmp_path).test()
     monkeypatch.setitem(loop._TEST_BATCH, "meta", 3)
     model = Flat(3)
@@ -329,7 +322,6 @@ def test_test_images_in_main_memory_are_prefetched_in_pinned_memory(monkeypatch,
 
 
 def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
-    """Other devices get an error with a remedy. On a CPU, only AMX makes bf16 worthwhile."""
     with pytest.raises(ConfigError, match="pass precision=off"):
         resolve_precision("tf32", "cpu")
     assert resolve_precision("bf16", "cpu") == "bf16"
@@ -351,7 +343,6 @@ def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
 
 
 def images_on_the_device(monkeypatch, folder):
-    """Return a stream whose images are on a device, as on a GPU with enough memory."""
     home = "clear_mlflow.learning.samples.select_storage_device"
     monkeypatch.setattr(home, lambda num_bytes, device: device)
     return build_image_stream(folder)
@@ -407,7 +398,6 @@ STEPPING = [
 @pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("strategy", STEPPING)
 def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strategy):
-    """Neither a step, a point of the curve, nor the start or end of an epoch."""
     parameters = config(strategy=strategy, epochs=4, clip_norm=1, batch_size=3)
     device = watch_second_bucket(
         monkeypatch, images_on_the_device(monkeypatch, tmp_path), parameters
@@ -419,7 +409,6 @@ def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strate
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["naive", "replay", "derpp"])
 def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_path, strategy):
-    """As if a GPU lacks memory for them: everything of a batch is sent like the batch."""
     stream = build_image_stream(tmp_path)
     parameters = config(strategy=strategy, epochs=2, batch_size=3)
     assert watch_second_bucket(monkeypatch, stream, parameters).waits == []
@@ -428,7 +417,6 @@ def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_pat
 @pytest.mark.parametrize("home", [DEVICE, torch.device("cpu")], ids=["there", "in main memory"])
 @pytest.mark.parametrize("strategy", ["ncm", "slda"])
 def test_no_block_of_a_closed_form_has_the_host_wait(monkeypatch, strategy, home):
-    """Wherever the vectors are."""
     select = "clear_mlflow.learning.samples.select_storage_device"
     monkeypatch.setattr(select, lambda num_bytes, device: home)
     _, made, trainer = built(on_features(strategy=strategy), DEVICE)
@@ -444,7 +432,6 @@ def test_no_block_of_a_closed_form_has_the_host_wait(monkeypatch, strategy, home
 
 
 def test_a_diverged_loss_on_a_gpu_is_noticed_after_the_next_epoch(monkeypatch, tmp_path):
-    """The error names the right epoch. After the last one, it is noticed at the bucket's end."""
     for epochs, begun in (4, 2), (1, 1):
         stream = images_on_the_device(monkeypatch, tmp_path / str(epochs))
         _, made, trainer = built(config(epochs=epochs), DEVICE, stream)
@@ -468,7 +455,6 @@ def with_images_apart(monkeypatch):
 def test_a_bucket_too_large_for_the_device_has_the_same_run(
     monkeypatch, tmp_path, capsys, strategy
 ):
-    """To the bit. One line reports that batches are sent."""
     parameters = config(strategy=strategy, epochs=2, batch_size=3, lr=0.01)
     streams = [image_stream(tmp_path, augment="random_crop_flip") for _ in range(2)]
     rows, states, _ = train_with_states(streams[0], parameters)
@@ -481,7 +467,6 @@ def test_a_bucket_too_large_for_the_device_has_the_same_run(
 
 
 def test_batches_of_a_too_large_bucket_are_prefetched_in_pinned_memory(monkeypatch, tmp_path):
-    """By a thread that ends with the epoch. Its errors are raised in the epoch."""
     stream, _ = random_stream(tmp_path, train=(40,), test=(4,), side=8)
     samples = DecodedStream(stream, image_size=8, augment="random_crop", device=DEVICE).train(0)
     batch_arguments = {"batch_size": 4, "device": DEVICE, "seed": 0, "bucket_index": 0, "epoch": 0}

@@ -55,7 +55,6 @@ def eight_images():
 
 
 def linear_model():
-    """Return a model without batch normalisation, small enough to train by hand."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
 
@@ -92,7 +91,6 @@ def test_counts_equal_testing_image_by_image():
 
 
 def test_nothing_is_trained_before_the_next_row_is_requested(tmp_path):
-    """A row can be stored before the next bucket begins."""
     stream, _ = random_stream(tmp_path, train=(6, 6), test=(2, 2), side=8)
     progress = Recorded()
     rows = iter_trained(stream, progress, epochs=3)
@@ -104,7 +102,6 @@ def test_nothing_is_trained_before_the_next_row_is_requested(tmp_path):
 
 
 def test_random_layers_do_not_depend_on_earlier_draws():
-    """Dropout of a bucket and epoch does not depend on tests or resumes before."""
     samples, trained = eight_images(), []
     for drawn_before in (0, 7):
         model = linear_model().insert(1, nn.Dropout(0.5)).eval()  # as testing leaves it
@@ -150,7 +147,6 @@ def test_nonfinite_weights_of_the_last_step_are_not_tested(tmp_path):
 
 
 def test_a_full_device_is_a_one_line_error(tmp_path):
-    """No traceback. Progress is closed, and other errors of torch are not confused with it."""
     stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
     progress = Recorded()
     training = StreamTraining(check(config()), stream, progress)
@@ -216,7 +212,6 @@ def test_a_bucket_is_freed_before_the_next_one_is_loaded(tmp_path, monkeypatch):
 
 
 def test_progress_shows_the_dataset_and_is_always_closed(tmp_path):
-    """The dataset is shown before any row. An abandoned training closes progress, too."""
     stream, _ = random_stream(tmp_path, train=(6, 4), test=(2, 3), side=8)
     progress = Recorded()
     training = StreamTraining(check(config(device="auto")), stream, progress)
@@ -237,7 +232,6 @@ def test_progress_shows_the_dataset_and_is_always_closed(tmp_path):
 
 
 def test_a_bucket_of_one_image_is_rejected_with_batch_normalisation(tmp_path):
-    """As soon as the dataset is read."""
     stream, _ = random_stream(tmp_path, train=(4, 1), test=(1, 1), side=32)
     settings = check(config(model="resnet18", image_size=32))
     with pytest.raises(ConfigError, match="batch of 1 at 32 pixels"):
@@ -275,7 +269,6 @@ def held_out_features(count):
 
 
 def measure_test_flops(costs, model, count):
-    """Test a model once, and return all FLOPs of tests so far."""
     with costs.test() as count_batch:
         measure(model, held_out_features(count), device=CPU, count_batch=count_batch)
     costs.end_training()
@@ -285,7 +278,6 @@ def measure_test_flops(costs, model, count):
 
 
 def test_the_flops_of_a_test_are_those_of_all_its_batches():
-    """Of several shapes, also if memory ran out within a batch; and of a head that grew since."""
     costs = CostMeter(CPU)
     per_image = 2 * 5 * 3
     assert measure_test_flops(costs, nn.Linear(5, 3), 2500) == 2500 * per_image

@@ -22,7 +22,6 @@ from clear_mlflow.learning.models import build_model, check_model, check_weights
     ],
 )
 def test_models_have_a_head_for_the_classes_and_return_logits(name, side):
-    """Also models for one size, or with auxiliary heads."""
     check_model(name, image_size=side, batch_size=2)
     with torch.device("meta"):
         model = build_model(name, num_classes=11, image_size=side).train()
@@ -85,7 +84,6 @@ def build(**changes):
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_weights_from_a_file_without_a_head_get_a_new_head(tmp_path, suffix):
-    """With a head in the file, all weights are loaded."""
     donor = build()
     donor.fc.weight.data.fill_(7)
     path = save_weights(tmp_path, donor.state_dict(), suffix)
@@ -164,7 +162,6 @@ def test_pretrained_weights_get_a_new_head_for_the_datasets_classes(name, publis
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
 def test_a_stored_model_predicts_like_the_trained_one(name, published):
-    """Also of weights that normalise their input and have two more heads."""
     path = published(name, aux_logits=True, init_weights=False)
     trained = build(name=name, weights="DEFAULT", image_size=96).eval()
     stored = build(name=name, image_size=96).eval()
@@ -242,7 +239,6 @@ def raise_two_lines(num_classes, image_size):
     ],
 )
 def test_a_custom_model_that_does_not_fit_is_one_line(monkeypatch, model, problem):
-    """Before any training, with what it returned and what was expected."""
     if model is not None:
         monkeypatch.setitem(globals(), "custom", model)
     with pytest.raises(ConfigError, match=f"model {__name__}:custom {problem}") as error:
@@ -262,7 +258,6 @@ def test_the_head_of_a_custom_model_must_be_known_to_be_trained_alone(name):
 
 
 def test_a_custom_model_starts_from_a_file_of_weights(tmp_path):
-    """Also one with lazy layers. A text file is not called damaged."""
     name, options = f"{__name__}:HeadFirst", {"num_classes": 5, "image_size": 8}
     path = tmp_path / "weights.pth"
     model = build_model(name, **options)

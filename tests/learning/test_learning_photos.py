@@ -13,7 +13,6 @@ from clear_mlflow.learning.samples import DecodedStream, Samples
 
 
 def test_a_decoded_stream_has_every_file_in_its_bucket(tmp_path):
-    """Test sets are contiguous with their bucket's position. Training sets come one by one."""
     stream, pixels = random_stream(tmp_path, train=(3, 5, 4), test=(2, 1, 4), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     held_out = decoded.test()
@@ -31,7 +30,6 @@ def test_a_decoded_stream_has_every_file_in_its_bucket(tmp_path):
 
 
 def test_images_from_the_cache_are_the_same(tmp_path):
-    """To the bit, and all come from its files."""
     stream, _ = random_stream(tmp_path / "data", train=(3, 5), test=(2, 4), side=70)
     options = {"image_size": 64, "augment": "random_crop_flip", "device": CPU}
     uncached = DecodedStream(stream, **options)
@@ -62,7 +60,6 @@ def mapped_at(address):
 
 
 def test_picked_images_are_those_of_their_buckets(tmp_path):
-    """In any order, with repeats, and without a copy in main memory."""
     stream, _ = random_stream(tmp_path / "s", train=(4, 3, 5), test=(1, 1, 1), side=80)
     cache = DecodedCache(tmp_path / "cache")
     decoded = DecodedStream(stream, image_size=64, augment="random_crop", device=CPU, cache=cache)

@@ -21,14 +21,12 @@ from clear_mlflow.learning.samples import Samples, compute_batch_bounds, multipl
 
 
 def literal_normalised(pixel, channel):
-    """Convert one byte to the model's input, by the definition."""
     mean, std = (0.485, 0.456, 0.406)[channel], (0.229, 0.224, 0.225)[channel]
     return (pixel / 255 - mean) / std
 
 
 @given(st.integers(1, 200), st.integers(1, 70))
 def test_batches_cover_every_image_once_and_never_leave_one_alone(count, batch_size):
-    """A remainder of one image joins the previous batch. All other batches are full."""
     bounds = compute_batch_bounds(count, batch_size)
     assert [i for start, stop in bounds for i in range(start, stop)] == list(range(count))
     sizes = [stop - start for start, stop in bounds]
@@ -110,7 +108,6 @@ def test_crops_equal_a_loop_over_images(sizes, chosen, name, seed):
 
 
 def test_an_epoch_without_crops_has_every_image_once_and_unchanged():
-    """Small images are neither cropped nor mirrored, and labels stay with their images."""
     pixels = torch.randint(0, 256, (10, 8, 8, 3), dtype=torch.uint8)
     epoch = list_batches(Samples(squares(pixels), torch.arange(10)))
     labels = torch.cat([labels for _, labels in epoch])
@@ -121,7 +118,6 @@ def test_an_epoch_without_crops_has_every_image_once_and_unchanged():
 
 
 def test_order_and_crops_depend_only_on_seed_bucket_and_epoch():
-    """Not on earlier draws. Each of the three changes them."""
     pixels = torch.randint(0, 256, (20, 10, 10, 3), dtype=torch.uint8)
     transform = build_augmentation("random_crop_flip", 8)
     samples = Samples(squares(pixels, transform), torch.arange(20))
@@ -133,7 +129,6 @@ def test_order_and_crops_depend_only_on_seed_bucket_and_epoch():
 
 
 def test_seeds_differ_by_purpose_and_take_any_whole_number():
-    """Seeds are stable in [0, 2**63), for integers of any size."""
     seeds = {derive_seed(0, purpose, 1) for purpose in RngPurpose}
     assert len(seeds) == len(RngPurpose)
     assert 0 <= derive_seed(10**40, RngPurpose.ORDER, 3, 2) < 2**63

@@ -72,7 +72,6 @@ def measure_own(stream, strategy, **changes):
 
 
 def measure_avalanche(stream, plugin=None, strategy=Naive):
-    """Train with Avalanche on one dataset that it splits itself."""
     parts = [stream.train(bucket_index) for bucket_index in range(len(stream.keys))]
     parts = [(part.images.clone(), part.labels.clone()) for part in parts]
     images, labels = (torch.cat(of) for of in zip(*parts, strict=True))
@@ -130,7 +129,6 @@ def test_lwf_distils_future_classes(stream):
 
 
 def test_after_the_first_bucket_only_its_classes_are_predicted(stream):
-    """Future classes have accuracy 0, and the row is measured."""
     (_, first), *_, (_, last) = measure_own(stream, "naive", epochs="30")
     assert first[0] > 0
     assert sum(first[1:]) == 0
@@ -140,7 +138,6 @@ def test_after_the_first_bucket_only_its_classes_are_predicted(stream):
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("strategy", ["naive", "replay", "lwf", "ewc", "derpp"])
 def test_predictions_of_a_task_are_its_classes(tmp_path, strategy):
-    """Training is equal in both scenarios, but predictions are of the tested bucket's classes."""
     rows = {}
     for scenario in ("class", "task"):
         parameters = {"scenario": scenario, "scenario_args": "times=all", "features": "pixels"}

@@ -11,10 +11,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import compute_class_quotas
 from clear_mlflow.learning.device import RngPurpose, build_generator
 from clear_mlflow.learning.samples import DecodedStream, Samples
-from clear_mlflow.learning.strategies import (
-    load_strategy,
-    parse_strategy_arguments,
-)
+from clear_mlflow.learning.strategies import load_strategy, parse_strategy_arguments
 
 
 class NumberedStream:
@@ -65,13 +62,11 @@ def literal_quotas(num_seen, memory):
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 100))
 def test_quotas_are_distributed_in_rounds(num_seen, memory):
-    """Lower labels get the remainder, one each."""
     quotas = compute_class_quotas(np.array(num_seen), memory)
     assert quotas.tolist() == literal_quotas(num_seen, memory)
 
 
 def held(strategy, stream):
-    """Return the numbers of the images in a strategy's buffer."""
     buffer = strategy._buffer
     return numbers(stream.select(buffer.sample_indices)) if len(buffer) else []
 
@@ -101,7 +96,6 @@ def test_cumulative_trains_on_all_buckets_so_far_in_stream_order(tmp_path):
     st.integers(1, 20),
 )
 def test_the_buffer_equals_a_draw_from_the_complete_past(labels_of_buckets, memory):
-    """Although it drops images bucket by bucket. Those with the lowest numbers are kept."""
     stream = NumberedStream(labels_of_buckets, 4)
     strategy = made("replay", stream, memory=memory)
     priority, seen_labels = {}, []

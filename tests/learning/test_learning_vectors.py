@@ -45,7 +45,6 @@ def raw_tests(stream):
 
 @pytest.mark.parametrize("standardise", ["first", "past"])
 def test_vectors_are_standardised_by_the_first_or_by_past_buckets(standardise):
-    """Like scikit-learn's StandardScaler fitted on their training vectors, and by no later ones."""
     stream, placed = weather(standardise)
     for bucket_index in (0, 1, 4):
         placed.begin_bucket(bucket_index)
@@ -84,7 +83,6 @@ def test_strategies_learn_from_vectors(changes):
 @pytest.mark.parametrize("model", ["linear", "mlp:12"])
 @pytest.mark.parametrize("standardise", ["first", "past"])
 def test_a_stored_model_accepts_raw_vectors(tmp_path, model, standardise):
-    """Its predictions equal those of the run's test, which standardised them."""
     made = training(model=model, dataset_args=f"standardise={standardise}", log_models="last")
     *_, last = made.rows()
     (tmp_path / "model.safetensors").write_bytes(last.model)

@@ -16,8 +16,6 @@ OF_TWO |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 @pytest.fixture
 def child_that(tmp_path, monkeypatch):
-    """A training process that reports its checked parameters, and then runs some code."""
-
     def start_child(ending, **options):
         config = TrainConfig.resolve(options)
         program = tmp_path / "child.py"
@@ -43,13 +41,7 @@ def child_that(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("ending", "device", "several", "error", "message"),
     [
-        (
-            "os.abort()",
-            "cuda",
-            True,
-            PeerLostError,
-            "has ended .* the error of that process",
-        ),
+        ("os.abort()", "cuda", True, PeerLostError, "has ended .* the error of that process"),
         ("os.abort()", "cuda", False, TrainingDied, "SIG"),
         ("os.abort()", "cpu", True, TrainingDied, "SIG"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "cuda", True, TrainingDied, "SIG"),
@@ -58,7 +50,6 @@ def child_that(tmp_path, monkeypatch):
 def test_an_abort_on_several_gpus_is_the_loss_of_another_process(
     child_that, monkeypatch, ending, device, several, error, message
 ):
-    """One line names where to look. Other exits have an unknown cause."""
     for name, value in OF_TWO.items() if several else ():
         monkeypatch.setenv(name, value)
     with child_that(ending, device=device) as process:

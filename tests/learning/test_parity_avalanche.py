@@ -216,7 +216,6 @@ def test_cwr(stream):
 
 
 def test_replay_in_equal_parts(stream):
-    """Each step has a batch of the bucket and one from the buffer."""
     model = network()
     mixed = train_own(stream, model, "replay", strategy_args="batches=balanced")
     assert_same(mixed, train_avalanche(stream, model, lambda _: plugins.ReplayPlugin(mem_size=100)))

@@ -132,7 +132,6 @@ def test_a_gpu_group_is_aborted_after_an_error(nccl, error):
 
 
 def test_an_unused_gpu_group_is_not_aborted(nccl, monkeypatch):
-    """The error is that of the rendezvous."""
     error = dist.DistNetworkError("the client socket has timed out")
     monkeypatch.setattr(dist, "init_process_group", mock.Mock(side_effect=error))
     with pytest.raises(PeerLostError, match="timed out"), process_group(SECOND, "cuda"):
@@ -167,7 +166,6 @@ def test_processes_that_share_a_gpu_are_rejected(nccl, rendezvous, monkeypatch):
 
 @pytest.mark.parametrize(("present", "one_each"), [(1, False), (2, False), (2, True)])
 def test_fewer_gpus_than_processes_are_rejected(monkeypatch, present, one_each):
-    """By the launcher, and by a process unless it sees only one GPU."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: present)
     four = DistributedEnv(size=4, local_size=4)
     with pytest.raises(ConfigError, match=f"share {present} GPUs.* pass processes={present} "):
@@ -246,7 +244,6 @@ def test_a_process_on_a_gpu_that_waits_for_a_lost_one_is_aborted(tmp_path, endin
 
 
 def test_strangers_are_not_members(tmp_path):
-    """A connection without the token of the store counts neither as a process nor as its end."""
     store = FileStore(str(tmp_path / "store"), 2)
     with groups.watch_peers(store, DistributedEnv(rank=0, size=2, local_rank=0, local_size=2)):
         port, _ = store.get("watch").decode().split()

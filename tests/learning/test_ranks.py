@@ -29,7 +29,6 @@ def part(rank, parameters):
 
 
 def trainings():
-    """Return the living training processes below this one."""
     return [
         child
         for child in psutil.Process().children()
@@ -39,8 +38,6 @@ def trainings():
 
 
 def meanwhile(act):
-    """Act on the training process as soon as it exists."""
-
     def wait():
         until = time.monotonic() + 60
         while not (processes := trainings()) and time.monotonic() < until:
@@ -54,7 +51,6 @@ def meanwhile(act):
 
 @pytest.mark.slow
 def test_it_works_during_training_and_stores_nothing(tmp_path, monkeypatch, capfd):
-    """No store, no file, no line."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")  # nobody is there to be asked
     assert part(SECOND_HERE, SHORT) == 0
@@ -68,7 +64,6 @@ def test_it_works_during_training_and_stores_nothing(tmp_path, monkeypatch, capf
 
 @pytest.mark.slow
 def test_an_error_that_rank_0_cannot_meet_is_printed_by_its_rank(capfd):
-    """Exit code 2 and one line that names the rank."""
     assert part(ALONE_ON_ITS_MACHINE, WRONG) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: rank 1: ")
@@ -77,8 +72,6 @@ def test_an_error_that_rank_0_cannot_meet_is_printed_by_its_rank(capfd):
 
 @pytest.mark.slow
 def test_an_error_of_all_ranks_is_printed_only_by_rank_0(capfd, monkeypatch):
-    """It prints and ends, and torchrun's signal reaches this rank, which waits for it."""
-
     def end_like_torchrun(_):
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -90,7 +83,6 @@ def test_an_error_of_all_ranks_is_printed_only_by_rank_0(capfd, monkeypatch):
 
 @pytest.mark.slow
 def test_a_killed_training_process_is_reported_in_one_line(capfd):
-    """Exit code 1, after which torchrun ends the others."""
     thread = meanwhile(lambda child: child.kill())
     assert part(SECOND_HERE, LONG) == 1
     thread.join()
@@ -98,7 +90,6 @@ def test_a_killed_training_process_is_reported_in_one_line(capfd):
 
 
 def test_a_stop_signal_is_forwarded(capfd):
-    """The training process ends, and the exit code is the signal's."""
     thread = meanwhile(lambda child: os.kill(os.getpid(), signal.SIGTERM))
     assert part(SECOND_HERE, LONG) == 128 + signal.SIGTERM
     thread.join()

@@ -29,7 +29,6 @@ SETTINGS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", SETTINGS)
 def test_each_member_equals_a_training_with_its_seed(changes):
-    """Rows, predictions, weights, loss curve and tests within buckets are equal to the bit."""
     seeds = ",".join(map(str, SEEDS))
     settings = config(**{"batch_size": 6, "log_models": "last", **changes, "seeds": seeds})
     ensemble = training(settings)

@@ -23,7 +23,6 @@ SHAPES = ((2, 3), (3,), (1, 2, 2))
 
 
 def split(flat):
-    """Return a row of numbers as tensors of several shapes."""
     sizes = [int(np.prod(shape)) for shape in SHAPES]
     parts = torch.split(torch.tensor(flat, dtype=torch.float32), sizes)
     return [part.reshape(shape).clone() for part, shape in zip(parts, SHAPES, strict=True)]
@@ -44,7 +43,6 @@ numbers = st.lists(st.integers(-9, 9), min_size=13, max_size=13)
 @settings(max_examples=100, deadline=None)
 @given(numbers, numbers)
 def test_the_projection_equals_the_papers(gradient, reference):
-    """Only a conflicting component is removed. Nothing is divided by 0."""
     projected = split(gradient)
     project(projected, split(reference))
     flat = torch.cat([part.flatten() for part in projected])
@@ -58,7 +56,6 @@ def test_the_projection_equals_the_papers(gradient, reference):
 
 @pytest.mark.parametrize("batch", [0, 5, 100])
 def test_three_buckets_equal_the_written_out_ones(batch):
-    """Which images constrain each step, how many, and the resulting gradient."""
     stream = feature_stream()
     parameters = on_features(strategy="agem", strategy_args=f"batch={batch}", memory=6, seed=3)
     model, reference_model = random_head()

@@ -46,7 +46,6 @@ def literal_fisher(model, images, order):
 
 @pytest.mark.parametrize("at_once", [2, 256])
 def test_fisher_equals_the_mean_squared_gradient_of_each_image(tmp_path, monkeypatch, at_once):
-    """However many images are differentiated at once. Never the square of their mean."""
     monkeypatch.setattr(ewc, "_MAX_GRADIENTS", at_once)
     stream = image_stream(tmp_path, train=(3, 11))
     settings = config(strategy="ewc", strategy_args="images=8", seed=5)
@@ -101,7 +100,6 @@ def assert_adds(strategy, weights, penalty):
 
 
 def test_the_penalty_has_one_parabola_per_past_bucket():
-    """Two numbers per weight equal autograd's gradient of the sum over buckets."""
     strategy, weights, fishers, ends = after_three_buckets("strength=70")
     penalty = 0
     for fisher, end in zip(fishers, ends, strict=True):
@@ -147,7 +145,6 @@ def test_small_importances_are_added():
 
 
 def test_an_unimportant_weight_has_no_penalty():
-    """For an input that is always 0, without a division by 0."""
     stream = feature_stream()
     model, _ = random_head()
     strategy, _ = build_strategy(stream, on_features(strategy="ewc"), model)
@@ -170,7 +167,6 @@ def test_an_unimportant_weight_has_no_penalty():
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_processes_divide_the_images_and_use_the_sum(tmp_path, size):
-    """A process may have no image."""
     parts, exchanged = [], []
 
     class Exchanging(ProcessGroup):

@@ -10,7 +10,6 @@ from clear_mlflow.learning.session import check
 
 
 def images_until(bucket_index):
-    """Return all training features up to a bucket, in stream order, and their labels."""
     stream, features = made_up()
     rows = np.concatenate(features.train[: bucket_index + 1]).astype(np.float64)
     return rows, np.concatenate([b.train.labels for b in stream.buckets[: bucket_index + 1]])
@@ -50,7 +49,6 @@ def literal_slda(rows, labels, shrinkage):
 
 
 def test_ncm_equals_the_nearest_running_mean():
-    """After every bucket, with means computed image by image."""
     points = held_out()
     for bucket_index, (_, weight, bias) in enumerate(train_counts(config(strategy="ncm"))[1:]):
         means = literal_means(*images_until(bucket_index))
@@ -61,7 +59,6 @@ def test_ncm_equals_the_nearest_running_mean():
 
 @pytest.mark.parametrize("shrinkage", [1e-4, 0.3])
 def test_slda_equals_the_papers_recursion(shrinkage):
-    """After every bucket, with a covariance updated image by image."""
     points = held_out()
     run = train_counts(config(strategy="slda", strategy_args=f"shrinkage={shrinkage}"))
     for bucket_index, (_, weight, bias) in enumerate(run[1:]):

@@ -48,7 +48,6 @@ def test_the_distillation_loss_equals_the_papers_sum(rows, temperature):
 
 
 def test_three_buckets_equal_the_written_out_ones():
-    """The teacher is the model before the bucket, until its end."""
     stream = feature_stream()
     parameters = on_features(strategy="lwf", strategy_args="strength=1.6,temperature=3")
     model, reference = random_head()
@@ -72,7 +71,6 @@ def test_three_buckets_equal_the_written_out_ones():
 
 
 def test_the_teacher_is_in_evaluation_mode_and_learns_nothing(tmp_path):
-    """It gets the inputs of each step, and its running statistics do not change."""
     stream = image_stream(tmp_path)
     torch.manual_seed(0)
     model = build_model("small_cnn", num_classes=3, image_size=8)

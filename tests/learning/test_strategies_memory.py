@@ -44,7 +44,6 @@ WITH_MEMORY = ["replay", "gdumb", "er_ace", "derpp", "agem"]
 
 @pytest.mark.parametrize("strategy", WITH_MEMORY)
 def test_memory_zero_is_a_one_line_error(strategy):
-    """Before any data is read."""
     with pytest.raises(ConfigError, match="memory is 0, but strategy") as raised:
         parse_strategy_arguments(config(strategy=strategy, memory=0))
     assert "\n" not in str(raised.value)
@@ -52,7 +51,6 @@ def test_memory_zero_is_a_one_line_error(strategy):
 
 @pytest.mark.parametrize("strategy", WITH_MEMORY)
 def test_memory_can_be_a_fraction_of_the_stream(strategy):
-    """Of 26 training images, rounded down. Less than one image is an error."""
     stream = feature_stream()
     head, _ = random_head()
     made, _ = build_strategy(stream, on_features(strategy=strategy, memory=0.4), head)
@@ -67,11 +65,7 @@ def test_memory_can_be_a_fraction_of_the_stream(strategy):
         build_strategy(stream, on_features(strategy=strategy, memory=0.01), head)
 
 
-# --- starting anew, and everything at once
-
-
 def trained_alone(stream, settings, samples, bucket_index, epochs=None):
-    """Return a new model after descent on these samples."""
     where = (bucket_index,) if bucket_index else ()
     model = build_untrained_model(load_strategy(settings.strategy), stream, settings, *where)
     if epochs is not None:
@@ -84,7 +78,6 @@ def trained_alone(stream, settings, samples, bucket_index, epochs=None):
 
 @pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
 def test_from_scratch_equals_a_new_run_on_each_bucket(optimizer_state, tmp_path):
-    """To the bit, with running statistics. Each bucket has other initial weights."""
     stream = image_stream(tmp_path)
     settings = config(strategy="from_scratch", optimizer_state=optimizer_state, seed=3)
     starts = []
@@ -107,7 +100,6 @@ def test_from_scratch_equals_a_new_run_on_each_bucket(optimizer_state, tmp_path)
 
 @pytest.mark.parametrize("epochs", [0, 5])
 def test_joint_trains_once_on_the_complete_stream(epochs, tmp_path):
-    """In the first bucket. Later rows repeat its results."""
     stream = image_stream(tmp_path)
     settings = config(strategy="joint", strategy_args=f"epochs={epochs}")
     strategy, _ = build_strategy(stream, settings, random_head()[0])
@@ -127,7 +119,6 @@ def test_joint_trains_once_on_the_complete_stream(epochs, tmp_path):
 
 @pytest.mark.parametrize(("buffer", "epochs"), [("greedy_balanced", 0), ("class_balanced", 3)])
 def test_gdumb_equals_a_new_run_on_its_memory(buffer, epochs, tmp_path):
-    """After the bucket is sampled, a new model is trained only on the memory."""
     stream = image_stream(tmp_path)
     settings = config(strategy="gdumb", strategy_args=f"buffer={buffer},epochs={epochs}", memory=5)
     reference, _ = build_strategy(stream, settings, random_head()[0])
@@ -145,7 +136,6 @@ def test_gdumb_equals_a_new_run_on_its_memory(buffer, epochs, tmp_path):
 
 
 def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
-    """Without a new model, and only with their buffer."""
     stream = image_stream(tmp_path)
     args = "buffer=biased_reservoir,alpha=1,update=authors"
     settings = config(strategy="gdumb", strategy_args=args, memory=7)
@@ -164,12 +154,8 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
         parse_strategy_arguments(config(strategy="gdumb", strategy_args="update=authors"))
 
 
-# --- rehearsal
-
-
 @pytest.mark.parametrize(("batch_size", "size"), [("3", 3), ("7", 7), ("64", 7), ("full", 7)])
 def test_rehearsal_cycles_through_the_buffer(batch_size, size):
-    """As many images as in a batch, or all, equally often."""
     buffer_samples = feature_stream().train(1)
     settings = on_features(batch_size=batch_size)
     steps = list(draw_buffer_batches(buffer_samples, 10, settings, CPU, 0, 0))
@@ -190,12 +176,10 @@ def test_rehearsal_cycles_through_the_buffer(batch_size, size):
 
 
 def compute_log_softmax(logits, classes, label):
-    """Compute the log-probability of a class among some, in plain Python."""
     return logits[label] - math.log(sum(math.exp(logits[c]) for c in classes))
 
 
 def literal_loss(model, batch, classes=range(CLASSES)):
-    """Compute the mean cross-entropy of a batch among some classes, in plain Python."""
     pairs = zip(model(batch.inputs).tolist(), batch.labels.tolist(), strict=True)
     return -sum(compute_log_softmax(row, classes, label) for row, label in pairs) / len(
         batch.labels
@@ -204,7 +188,6 @@ def literal_loss(model, batch, classes=range(CLASSES)):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_the_asymmetric_cross_entropy_is_over_classes_that_occur(smoothing):
-    """Other classes have no gradient, whatever their logit."""
     draws = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 5, generator=draws, requires_grad=True)
     labels = torch.tensor([1, 3, 3, 1, 1, 3])
@@ -234,7 +217,6 @@ def after_first_bucket(settings):
 
 
 def test_er_ace_adds_both_losses_of_equation_4():
-    """The new batch's over its own classes, the buffer's over all."""
     settings = on_features(strategy="er_ace", epochs=2)
     stream, strategy, model, batch = after_first_bucket(settings)
     buffer_samples = stream.select(strategy._buffer.sample_indices)
@@ -260,7 +242,6 @@ def test_balanced_replay_is_one_mean_over_both_batches():
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.7, 0.3), (0.0, 1.0), (2.0, 0.0)])
 def test_derpp_is_equation_6(alpha, beta):
-    """Cross-entropy, distance to logits, and cross-entropy of the buffer, as literal means."""
     settings = on_features(strategy="derpp", strategy_args=f"alpha={alpha},beta={beta}")
     stream, strategy, model, batch = after_first_bucket(settings)
     buffer_samples = stream.select(strategy._buffer.sample_indices)
@@ -277,7 +258,6 @@ def test_derpp_is_equation_6(alpha, beta):
 
 
 def test_derpp_stores_the_logits_of_the_last_epochs_steps():
-    """Of each stored image, when it was last trained on in its bucket."""
     stream = feature_stream()
     settings = on_features(strategy="derpp", memory=12)
     model, _ = random_head()

@@ -30,7 +30,6 @@ def importable(project, monkeypatch):
 
 @pytest.mark.usefixtures("importable")
 def test_the_example_strategy_trains(tmp_path):
-    """Its arguments and defaults are logged, and it has an effect."""
     settings = check(config(strategy=NAME, strategy_args="strength=2"))
     assert settings.strategy_args == {"strength": 2.0}
     assert check(config(strategy=NAME)).strategy_args == {"strength": 1.0}
@@ -104,7 +103,6 @@ TUNED = {name for name, option in PARAMETERS.items() if option.group == OPTIMISA
     ],
 )
 def test_replaced_parameters_follow_from_hooks(parameters, replaced):
-    """And are ignored, and the same when a complete configuration is checked again."""
     settings = check(config(**parameters))
     assert settings.replaced == replaced
     assert check(settings).replaced == replaced
@@ -132,7 +130,6 @@ class Own(Strategy):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """Write a strategy with one argument. Return the configuration that trains with it."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(hint, default, **parameters):
@@ -157,7 +154,6 @@ def own(tmp_path, monkeypatch):
     ],
 )
 def test_arguments_round_trip(own, hint, default, text, value):
-    """From a user's text, and from a run's stored text."""
     for parameters, expected in (({}, default), ({"strategy_args": f"value={text}"}, value)):
         settings = check(own(hint, default, **parameters))
         assert settings.strategy_args == {"value": expected}

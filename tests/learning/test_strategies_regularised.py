@@ -21,7 +21,6 @@ STRATEGIES = (*REGULARISED, *ANEW, "joint", "er_ace", "derpp", "cwr")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*STRATEGIES, "naive", "cumulative", "replay"])
 def test_images_are_trained_on_and_the_same_seed_gives_the_same_bits(tmp_path, name):
-    """Whatever was drawn before. Another seed gives other results."""
     stream = image_stream(tmp_path)
 
     def weights(seed):
@@ -42,7 +41,6 @@ def test_images_are_trained_on_and_the_same_seed_gives_the_same_bits(tmp_path, n
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_frozen_backbone_does_not_change(tmp_path, name):
-    """Frozen weights have no importances, and the head still learns."""
     settings = config(strategy=name, freeze="backbone", precision="bf16")
     stream = image_stream(tmp_path)
     _, model = train_rows(stream, settings)
@@ -57,7 +55,6 @@ def test_a_frozen_backbone_does_not_change(tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ewc", "si", "lwf"])
 def test_strength_zero_equals_naive(tmp_path, name):
-    """To the bit: measuring importances changes nothing."""
     stream = image_stream(tmp_path)
     rows, model = train_rows(stream, config(strategy=name, strategy_args="strength=0"))
     naive, reference = train_rows(stream, config(strategy="naive"))

@@ -15,7 +15,6 @@ from strategy_runs import (
 
 @pytest.mark.parametrize(("clip", "damping"), [(0, 0.05), (0.2, 0.001)])
 def test_three_buckets_equal_the_written_out_ones(clip, damping):
-    """The path integral uses the loss's gradient and the step with all that changes it."""
     stream = feature_stream()
     arguments = f"strength=0.7,damping={damping}"
     settings = on_features(strategy="si", strategy_args=arguments, clip_norm=clip)
@@ -64,7 +63,6 @@ def test_three_buckets_equal_the_written_out_ones(clip, damping):
 
 
 def test_negative_importances_become_zero():
-    """And the path integral starts again after each bucket."""
     model, _ = random_head()
     arguments = "strength=0.01,damping=0.5"
     settings = on_features(strategy="si", strategy_args=arguments, lr=0.01)

@@ -10,7 +10,6 @@ from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy
 
 
 def test_ignored_parameters_are_those_of_the_class():
-    """Strategies without a buffer, or without gradient descent."""
     assert set(list_strategies()) > WITHOUT_BUFFER | WITHOUT_STEPS
     for name in list_strategies():
         strategy_class = load_strategy(name)

@@ -17,7 +17,6 @@ TASK = SweepRun({}, TrainConfig.resolve({}), "hash", run_id="a"), "experiment", 
 
 @pytest.fixture
 def started(monkeypatch):
-    """The started trainings, in order, with their environments. They run until they are ended."""
     processes = []
 
     def start(command, *, env, **_):
@@ -34,7 +33,6 @@ def started(monkeypatch):
 
 
 def test_only_available_cores_are_distributed(started, monkeypatch):
-    """For example, 4 of 64 by a scheduler."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 32)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 5, 6}, raising=False)
@@ -59,7 +57,6 @@ def gpus(started):
 
 
 def test_concurrent_trainings_are_spread_over_the_gpus(started, two_gpus, monkeypatch):
-    """Each sees the GPU with the fewest trainings."""
     monkeypatch.setattr(local, "_collect_result", lambda training: training.run)
     engine = LocalEngine(3)
     for _ in range(3):
@@ -72,7 +69,6 @@ def test_concurrent_trainings_are_spread_over_the_gpus(started, two_gpus, monkey
 
 
 def test_only_visible_gpus_are_distributed(started, two_gpus, monkeypatch):
-    """Selected by a scheduler, or by hand."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-cc")
     engine = LocalEngine(2)
     engine.start(*TASK)
@@ -82,7 +78,6 @@ def test_only_visible_gpus_are_distributed(started, two_gpus, monkeypatch):
 
 @pytest.mark.parametrize(("jobs", "given"), [(1, None), (1, "0,1"), (2, "")])
 def test_an_existing_gpu_selection_is_unchanged(started, two_gpus, monkeypatch, jobs, given):
-    """With one training at a time, or without a GPU."""
     if given is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     LocalEngine(jobs).start(*TASK)

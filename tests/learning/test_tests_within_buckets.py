@@ -4,7 +4,6 @@ import dataclasses
 
 import feature_streams
 import pytest
-import torch
 from learning_streams import config
 from strategy_runs import (
     assert_identical,
@@ -14,7 +13,6 @@ from strategy_runs import (
     train_all,
     train_with_states,
 )
-from torch import nn
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.learning.loop import train
@@ -22,7 +20,6 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import compute_batch_bounds
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import list_strategies, load_strategy
-from clear_mlflow.learning.strategies.naive import Naive
 
 WITHOUT_STEPS = ("joint", "ncm", "slda")
 DESCENDING = sorted(set(list_strategies()) - set(WITHOUT_STEPS))
@@ -46,7 +43,6 @@ def collect_tests(stream, parameters):
 
 
 def assert_nothing_changed(make_stream, parameters):
-    """Check that rows, weights and states are equal with and without tests."""
     without = train_with_states(make_stream(), parameters)
     tested = dataclasses.replace(parameters, test_every="1steps")
     progress, _ = collect_tests(make_stream(), tested)
@@ -59,40 +55,23 @@ def assert_nothing_changed(make_stream, parameters):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", DESCENDING)
 def test_a_head_on_features_learns_the_same(strategy):
-    """With a compiled or plain step, and with every strategy."""
     assert_nothing_changed(feature_stream, on_features(strategy=strategy, optimizer_state="keep"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", sorted(set(DESCENDING) - {"linear"}))
 def test_a_network_learns_the_same(tmp_path, strategy):
-    """Tests must not change batch normalisation or its mode."""
     assert_nothing_changed(lambda: image_stream(tmp_path), config(strategy=strategy))
 
 
-class Noisy(nn.Sequential):
-    """Draws a random number in each forward pass, in evaluation mode, too."""
-
-    def forward(self, inputs):
-        return super().forward(inputs + torch.rand(()) * 1e-3)
-
-
-class WithNoise(Naive):
-    @classmethod
-    def build_model(cls, config, stream):
-        return Noisy(nn.Flatten(), nn.Linear(3 * 8 * 8, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-
-
 def test_a_model_that_draws_random_numbers_when_it_is_tested_learns_the_same(tmp_path):
-    """Dropout of the next step does not change."""
-    settings = config(strategy=f"{__name__}:WithNoise")
+    settings = config(strategy="strategy_runs:WithNoise")
     assert_nothing_changed(lambda: image_stream(tmp_path), settings)
 
 
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("interval", ["1", "2", "3steps", "2steps"])
 def test_tests_are_at_each_multiple_of_the_interval_except_the_last(tmp_path, interval):
-    """In order, before the bucket's row."""
     stream = image_stream(tmp_path, train=(9, 7, 5))
     parameters = config(epochs=4, test_every=interval)
     progress, _ = collect_tests(stream, parameters)
@@ -109,7 +88,6 @@ def test_tests_are_at_each_multiple_of_the_interval_except_the_last(tmp_path, in
 
 
 def test_a_test_after_an_epoch_equals_the_row_of_a_shorter_training(tmp_path):
-    """For the model at that time, on all test sets."""
     progress, rows = collect_tests(image_stream(tmp_path), config(epochs=4, test_every=1))
     firsts = [test.correct for test in progress.tests if test.bucket == 1]
     shorter = [train_all(image_stream(tmp_path), config(epochs=epochs)) for epochs in (1, 2, 3)]
@@ -118,14 +96,12 @@ def test_a_test_after_an_epoch_equals_the_row_of_a_shorter_training(tmp_path):
 
 
 def test_a_nan_output_within_a_bucket_ends_the_training(tmp_path):
-    """With its position, before the epoch's loss is checked."""
     with pytest.raises(DivergedError, match=r"after 2 of \d+ steps on bucket key0 .* lower lr"):
         collect_tests(image_stream(tmp_path), config(lr=1e30, epochs=3, test_every="2steps"))
 
 
 @pytest.mark.parametrize("strategy", WITHOUT_STEPS)
 def test_a_strategy_without_steps_in_every_bucket_is_rejected(strategy):
-    """Before any data is read."""
     assert not load_strategy(strategy).steps_in_every_bucket
     settings = feature_streams.config(strategy=strategy, test_every="1")
     with pytest.raises(ConfigError, match="does not take optimiser steps in every bucket"):
@@ -133,7 +109,6 @@ def test_a_strategy_without_steps_in_every_bucket_is_rejected(strategy):
 
 
 def test_an_interval_as_long_as_a_bucket_is_rejected(tmp_path):
-    """Epochs before any data is read, steps in the first bucket."""
     with pytest.raises(ConfigError, match="test_every is 2 and a bucket takes no more epochs"):
         check(config(epochs=2, test_every=2))
     stream = image_stream(tmp_path, train=(12, 8))

@@ -93,7 +93,6 @@ class LiteralCount:
 @pytest.mark.fast_cases(12)
 @pytest.mark.parametrize("strategy", BY_GRADIENTS)
 def test_flops_equal_the_sum_over_layers(strategy, tmp_path, monkeypatch):
-    """Three buckets of a small network, with everything that the strategy adds to a step."""
     stream, settings = image_stream(tmp_path), on_images(strategy)
     fisher = []
     with LiteralCount() as literal:
@@ -145,10 +144,6 @@ BUDGETED = {"epochs": "36", "lr": "0.001", "budget": "naive:0.9"}
     ],
 )
 def test_a_resumed_run_costs_the_same(strategy, changes, tmp_path):
-    """From the state after any row, rows and all costs except times and memory are equal.
-
-    With a budget, the state contains what a bucket overspent, and what followed its steps.
-    """
     stream, settings = image_stream(tmp_path), on_images(strategy, **changes)
     states, rows = [], []
     for trained in train(stream, settings, progress=TrainingProgress()):
@@ -226,7 +221,6 @@ def test_closed_forms_follow_their_formulas():
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("strategy", sorted({*BY_GRADIENTS} - {"joint"}))
 def test_a_run_uses_its_budget(strategy, tmp_path):
-    """As much as naive learning, exceeded by less than a step, also with what follows the steps."""
     changes = {"epochs": "12", "lr": "0.001"}
     naive = train_costs(image_stream(tmp_path), on_images("naive", **changes))
     if strategy == "ewc":
@@ -238,7 +232,6 @@ def test_a_run_uses_its_budget(strategy, tmp_path):
 
 
 def lefts(naive, costs):
-    """Yield the remaining budget after each bucket."""
     remaining = 0
     for of_naive, own in zip(naive, costs, strict=True):
         remaining += of_naive.training_flops - own.training_flops
@@ -246,7 +239,6 @@ def lefts(naive, costs):
 
 
 def test_a_budget_of_images(tmp_path):
-    """In steps of two to five images. An excess is charged to the next bucket."""
     costs = train_costs(image_stream(tmp_path), on_images("naive", budget="images:10"))
     assert [cost.images for cost in costs] == [0, 11, 10, 10]
 
@@ -288,7 +280,6 @@ def test_naive_is_the_same_with_a_budget_of_naive(schedule, tmp_path):
 
 
 def record_rates(stream, settings):
-    """Train, and return the learning rate of each step of each bucket."""
     rates_by_bucket = []
 
     class Buckets(TrainingProgress):
@@ -352,7 +343,6 @@ class Announced(Extravagant):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["Extravagant", "ExtravagantLearner", "Announced"])
 def test_overspending_is_charged_to_the_next_bucket(strategy, tmp_path):
-    """What follows the steps is paid in the bucket if it is known, and by the last one anyway."""
     changes = {"epochs": "40", "lr": "0.001"}
     streams = [image_stream(tmp_path, train=(8, 8, 8)) for _ in range(2)]
     naive = train_costs(streams[0], on_images("naive", **changes))
@@ -372,7 +362,6 @@ def test_overspending_is_charged_to_the_next_bucket(strategy, tmp_path):
 
 
 def test_seconds_of_tests_are_not_training_seconds(monkeypatch):
-    """Several tests are summed, by wall clock and processor time. Counted on simulated clocks."""
     clock = {"perf_counter": 100.0, "process_time": 10.0}
 
     def pass_time(seconds):
@@ -403,7 +392,6 @@ def test_seconds_of_tests_are_not_training_seconds(monkeypatch):
     [("naive", "1e3", "FLOPs"), ("naive", "images:2", "images"), ("ewc", "naive:1", "FLOPs")],
 )
 def test_an_impossible_budget_fails(strategy, budget, unit, tmp_path):
-    """In one line, before a bucket for whose steps nothing is left."""
     key = "key0" if strategy == "ewc" else "key1"
     message = rf"[\d,]+ {unit} in bucket {key}; .* nothing remains for them; pass more"
     with pytest.raises(ConfigError, match=message) as error:
@@ -450,7 +438,6 @@ def test_a_buffer_fills_its_bytes(strategy, tmp_path):
 
 @pytest.mark.parametrize(("strategy", "rows_before"), [("ewc", 1), ("si", 0), ("cumulative", 0)])
 def test_a_strategy_that_exceeds_its_bytes_is_rejected(strategy, rows_before, tmp_path):
-    """The exact size is accepted, and one byte less is an error."""
     stream, bytes_needed = image_stream(tmp_path), 18 * 192  # all images
     if strategy != "cumulative":  # three copies of the weights
         model = build_untrained_model(Naive, stream, on_images("naive"))
@@ -485,7 +472,6 @@ class WithACopy(ErAce):
     [("naive:1.0", "naive:1"), ("50000000.0", "5e7"), ("2e+15", "2e15"), ("0.50", "0.5")],
 )
 def test_equal_budgets_have_one_text(text, same):
-    """Different notations are one method, also for rates."""
     for option in ("budget", "stream_rate"):
         for notation in (text, same):
             assert getattr(config(epochs="1", **{option: notation}), option) == same

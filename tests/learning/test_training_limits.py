@@ -188,7 +188,6 @@ def test_missed_batches_equal_those_of_the_papers_program(cost, taken):
 
 
 def test_naive_keeps_up_with_its_own_pace(tmp_path):
-    """To the bit as if the stream waited. At twice that pace, it sees every other batch."""
     changes = {"epochs": "1", "batch_size": "2"}
     settings = config(**changes, stream_rate="naive:1")
     streams = [image_stream(tmp_path, train=(8, 6, 7)) for _ in range(2)]
@@ -208,7 +207,6 @@ def test_naive_keeps_up_with_its_own_pace(tmp_path):
 @pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("strategy", IN_PASSING)
 def test_missed_images_are_never_used(strategy, monkeypatch):
-    """A past bucket contains only the images that were trained on."""
     stream = feature_stream(COUNTS)
     samples = [stream.train(k).images.tolist() for k in range(3)]
     images = {tuple(row): (k, n) for k in range(3) for n, row in enumerate(samples[k])}
@@ -249,7 +247,6 @@ def test_missed_images_are_never_used(strategy, monkeypatch):
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("strategy", IN_PASSING)
 def test_a_killed_run_continues_in_the_same_stream(strategy):
-    """The state contains the seen images and the delay: rows, costs and states are equal."""
     settings = build_one_pass_parameters(strategy, "naive:1.3", memory="12")
     rows, states, _ = train_with_states(feature_stream(COUNTS), settings)
     for k in range(3):

@@ -12,13 +12,7 @@ from feature_streams import made_up
 from image_tables import add_times
 from learning_streams import CPU, config, random_stream
 from one_line_errors import check_error
-from strategy_runs import (
-    assert_identical,
-    on_features,
-    train_all,
-    train_rows,
-    train_with_states,
-)
+from strategy_runs import assert_identical, on_features, train_all, train_rows, train_with_states
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
@@ -108,7 +102,6 @@ def count_right(models, inputs, labels, bounds):
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_counts_are_those_of_each_model_on_each_later_batch(epochs):
-    """Also across buckets, and only at the first visit."""
     STEPS.clear()
     stream = dated_features()
     parameters = on_features(strategy=f"{__name__}:Watched", epochs=epochs, **ONLINE)
@@ -126,7 +119,6 @@ def test_counts_are_those_of_each_model_on_each_later_batch(epochs):
 
 
 def test_no_image_is_trained_on_before_it_is_predicted_if_others_are_replayed():
-    """Images of the buffer are between images of the bucket, which stay in their order."""
     STEPS.clear()
     stream = dated_features()
     parameters = on_features(strategy=f"{__name__}:WatchedReplay", epochs=1, **ONLINE)
@@ -165,22 +157,7 @@ def test_equal_times_are_not_in_the_order_of_labels():
     assert (np.diff(ordered.labels) != 0).mean() > 0.5  # three of four, by chance
 
 
-class Noisy(nn.Sequential):
-    """Draws a random number in each forward pass, in evaluation mode, too."""
-
-    def forward(self, inputs):
-        return super().forward(inputs + torch.rand(()) * 1e-3)
-
-
-class WithNoise(Naive):
-    @classmethod
-    def build_model(cls, config, stream):
-        layers = nn.Linear(3 * 8 * 8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)
-        return Noisy(nn.Flatten(), *layers)
-
-
 def assert_predictions_change_nothing(make_stream, parameters):
-    """Check that rows, states and weights are equal with and without predictions."""
     ordered = dataclasses.replace(parameters, time_order="on")
     rows, states, weights = train_with_states(make_stream(), ordered)
     online = dataclasses.replace(ordered, prequential="0,1,10")
@@ -202,14 +179,12 @@ def test_a_head_on_features_learns_the_same(strategy):
 
 
 def test_a_network_learns_the_same(tmp_path):
-    """Batch normalisation, dropout, crops, and a model that draws numbers when it predicts."""
     folders = iter(range(9))
-    settings = config(strategy=f"{__name__}:WithNoise", epochs=1)
+    settings = config(strategy="strategy_runs:WithNoise", epochs=1)
     assert_predictions_change_nothing(lambda: dated_images(tmp_path / str(next(folders))), settings)
 
 
 def test_images_are_predicted_at_their_centre(tmp_path):
-    """As they are tested, not cropped at random as in training."""
     stream = dated_images(tmp_path)
     order = stream._sets["train"][1].time_order[:4]
     centre = stream.train(1).images.centre_crops().cut(0, 6)
@@ -220,7 +195,6 @@ def test_images_are_predicted_at_their_centre(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["replay", "naive"])
 def test_a_resumed_training_has_the_same_record_to_the_bit(strategy):
-    """After each row, also what was predicted in the bucket before for the next one."""
     parameters = on_features(strategy=strategy, optimizer_state="keep", **ONLINE)
     records = [trained.prequential for trained in train_all(dated_features(), parameters)]
     assert records[0] is None
@@ -233,7 +207,6 @@ def test_a_resumed_training_has_the_same_record_to_the_bit(strategy):
 
 
 def test_no_prediction_has_the_host_wait_for_the_device(monkeypatch):
-    """The counts are read when a row is measured. Images may be in main memory."""
     for home in (DEVICE, CPU):
         select = "clear_mlflow.learning.samples.select_storage_device"
         monkeypatch.setattr(select, lambda num_bytes, device, home=home: home)
@@ -253,7 +226,6 @@ def test_no_prediction_has_the_host_wait_for_the_device(monkeypatch):
 @pytest.mark.parametrize("delay", [1, 2])
 @pytest.mark.parametrize("strategy", ["naive", "replay", "ewc"])
 def test_with_late_labels_each_row_is_that_of_an_earlier_model(strategy, delay):
-    """Row i + D has the model of row i without delay; before, the model is not trained."""
     in_time, _ = train_rows(dated_features(), on_features(strategy=strategy))
     late, _ = train_rows(dated_features(), on_features(strategy=strategy, label_delay=delay))
     correct = [row.correct for row in in_time]
@@ -276,8 +248,7 @@ def test_a_training_with_late_labels_is_resumed_to_the_bit(row):
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    ["gdumb", f"{__name__.rpartition('.')[2]}:Halves", "strategy_runs:Twice"],
+    "strategy", ["gdumb", f"{__name__.rpartition('.')[2]}:Halves", "strategy_runs:Twice"]
 )
 def test_strategies_that_train_on_other_images_are_rejected(strategy):
     """Whether an image was trained on before would depend on the strategy."""
@@ -313,7 +284,6 @@ def test_several_processes_are_rejected():
 
 
 def test_a_stream_whose_order_is_not_time_is_rejected():
-    """No times, or one for all images of a bucket. The message names what to pass."""
     stream, _ = made_up()
     parameters = on_features(time_order="on")
     message = check_error(

@@ -39,7 +39,6 @@ def collect_points(stream, settings):
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("epochs", [3, 40])
 def test_a_point_is_the_mean_loss_since_the_previous_point(tmp_path, epochs):
-    """Steps are counted over all buckets. A window may span two epochs."""
     Literal.seen = []
     settings = config(strategy=f"{__name__}:Literal", epochs=epochs, schedule="cosine")
     measured_points = collect_points(image_stream(tmp_path, train=(11, 8, 9)), settings)
@@ -67,7 +66,6 @@ def test_a_point_is_the_mean_loss_since_the_previous_point(tmp_path, epochs):
 @pytest.mark.fast_cases(7)
 @pytest.mark.parametrize("strategy", list_strategies())
 def test_every_strategy_that_takes_steps_has_a_curve(strategy):
-    """With rising steps over all buckets. Strategies without steps have none."""
     stream = FeatureStream(*made_up(), device=CPU)
     points = collect_points(stream, on_features(strategy=strategy, memory=12, batch_size=8))
     steps = [point.step for point in points]
@@ -77,7 +75,6 @@ def test_every_strategy_that_takes_steps_has_a_curve(strategy):
 
 
 def test_a_row_includes_the_points_of_its_bucket():
-    """None before the first. A long bucket reports points while it is trained."""
     rows = list(training(on_features(batch_size=8)).rows())
     steps = [[point.step for point in row.curve] for row in rows]
     assert steps[0] == []
@@ -86,7 +83,6 @@ def test_a_row_includes_the_points_of_its_bucket():
 
 
 def test_a_long_bucket_reports_its_points_early(monkeypatch):
-    """Each point once, in order. The row has the rest."""
     monkeypatch.setattr("clear_mlflow.learning.progress._SECONDS_BETWEEN_POINTS", 0.0)
     live = []
     rows = list(
@@ -119,7 +115,6 @@ class Event:
 
 
 def test_points_are_reported_when_the_device_has_computed_them(monkeypatch):
-    """The host waits only at the end of a bucket. Seconds are the device's."""
     home = "clear_mlflow.learning.training.observers"
     monkeypatch.setattr(f"{home}.record_event", lambda device: Event())
     points, made = Points(), []

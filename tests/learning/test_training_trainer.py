@@ -90,8 +90,6 @@ def test_optimisers_equal_their_papers_and_keep_or_lose_their_state(optimizer, k
 
 
 def test_schedules_are_their_formulas():
-    """Restarted at each bucket. A warm-up reaches lr in its last epoch."""
-
     def rates(**changes):
         settings = config(lr=0.8, epochs=8, **changes)
         return [compute_learning_rate(settings, epoch) for epoch in range(8)]
@@ -124,7 +122,6 @@ def test_clipping_bounds_the_step_and_smoothing_spreads_the_target():
 
 
 def test_hooks_are_called_in_their_order_around_each_step():
-    """Gradients are read before the step, and changed weights after it."""
     events = []
 
     class Told(Strategy):
@@ -166,7 +163,6 @@ def test_bf16_computes_in_bf16_and_keeps_float32_weights():
 
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18", "mobilenet_v2", "squeezenet1_1"])
 def test_a_frozen_backbone_changes_in_nothing_but_its_head(name):
-    """Neither weights nor the running statistics of batch normalisation."""
     torch.manual_seed(0)
     model = build_model(name, num_classes=3, image_size=32, freeze="backbone")
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -202,7 +198,6 @@ class Counting:
 
 
 def test_only_full_batches_are_compiled(monkeypatch):
-    """One graph of fixed size, also if smaller batches come in between."""
     backend = Counting()
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))

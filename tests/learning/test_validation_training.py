@@ -12,7 +12,6 @@ from clear_mlflow.learning.session import check, prepare
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory):
-    """A dataset without a test set, and one whose files are split as for validation."""
     full_tree = write_released(tmp_path_factory.mktemp("whole"), train=12, buckets=("1", "2"))
     shutil.rmtree(full_tree / "test")
     stream = training(full_tree, split="validation").stream
@@ -53,7 +52,6 @@ def training(root, **options):
     ids=lambda options: " ".join(options.values()),
 )
 def test_validation_rows_equal_those_of_a_manual_split(trees, options):
-    """No strategy or head sees validation images, and nothing else differs."""
     full_tree, divided = trees
     measured = training(full_tree, split="validation", **options)
     expected = training(divided, **options)

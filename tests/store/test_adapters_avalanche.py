@@ -53,13 +53,11 @@ def strategy(logger, *, epochs=1, **options):
 
 
 def start(num_buckets, **options):
-    """Return experiences, our logger, and a strategy with it."""
     logger = MLflowAccuracyMatrix()
     return benchmark(num_buckets), logger, strategy(logger, **options)
 
 
 def own_numbers(results, num_buckets):
-    """Return the accuracies in the result of Avalanche's eval, in float64."""
     return [results[f"Top1_Acc_Exp/eval_phase/test_stream/Exp{j:03d}"] for j in range(num_buckets)]
 
 
@@ -70,7 +68,6 @@ def _quiet():
 
 @pytest.mark.slow
 def test_the_matrix_equals_avalanches_cell_by_cell(store, experiment_id):
-    """Twelve experiences, with row 0 before any training, and test sets of different sizes."""
     stream = benchmark(12)
     logger = MLflowAccuracyMatrix(dataset="toy", strategy="naive", seed=0)
     trained = strategy(logger)
@@ -87,7 +84,6 @@ def test_the_matrix_equals_avalanches_cell_by_cell(store, experiment_id):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"eval_every": 0}, {"eval_every": 1, "epochs": 2}])
 def test_evaluations_within_training(store, options):
-    """Only the test of the finished model is a row, however often Avalanche tests."""
     stream, logger, trained = start(3, **options)
     expected = []
     for experience in stream.train_stream:
@@ -100,7 +96,6 @@ def test_evaluations_within_training(store, options):
 
 
 def test_evaluations_of_some_buckets_are_combined(store):
-    """Cells without a test are missing, and several tests of a model are one row."""
     stream, logger, trained = start(4)
     expected = np.full((4, 4), np.nan)
     with mlflow.start_run() as active:
@@ -119,7 +114,6 @@ def test_evaluations_of_some_buckets_are_combined(store):
 @pytest.mark.parametrize("size", [5, 6])  # 20 images: with and without a smaller last part
 @pytest.mark.parametrize("all_at_once", [False, True])
 def test_an_online_stream_has_a_row_for_each_original_experience(store, size, all_at_once):
-    """Only the test after the last part of an experience is stored as a row."""
     stream, logger, trained = start(3, **({"eval_every": 0} if all_at_once else {}))
     online = split_online_stream(stream.train_stream, experience_size=size)
     expected = {}
@@ -138,7 +132,6 @@ def test_an_online_stream_has_a_row_for_each_original_experience(store, size, al
 
 @pytest.mark.slow
 def test_an_incomplete_online_stream_has_separate_rows(store):
-    """A loop that skips parts still counts an original experience as trained."""
     stream, logger, trained = start(3)
     expected = []
     for part in split_online_stream(stream.train_stream, experience_size=5):
@@ -151,7 +144,6 @@ def test_an_incomplete_online_stream_has_separate_rows(store):
 
 @pytest.mark.slow
 def test_intervals_may_evaluate_some_experiences(store):
-    """Cells of the trained model are merged into one row. Missing cells stay missing."""
     stream, logger, trained = start(3, eval_every=1, epochs=2)
     expected = []
     for k, experience in enumerate(stream.train_stream):
@@ -165,7 +157,6 @@ def test_intervals_may_evaluate_some_experiences(store):
 
 @pytest.mark.slow
 def test_one_test_set_for_all_experiences_is_an_error(store):
-    """Before the first training."""
     stream = benchmark(3, num_test_streams=1)
     with pytest.raises(ConfigError, match="'test' has 1 experiences, and 3 are trained"):
         strategy(MLflowAccuracyMatrix(), eval_every=0).train(

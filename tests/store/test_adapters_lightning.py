@@ -68,7 +68,6 @@ def own_numbers(results):
 
 @pytest.mark.slow
 def test_the_matrix_equals_lightnings_cell_by_cell(store, experiment_id):
-    """A new Trainer for each bucket, one callback, more than ten buckets, and exact counts."""
     train, test = loaders()
     callback, model = MLflowAccuracyMatrix(dataset="toy", seed=0), Model()
     expected = [own_numbers(trainer(callback).test(model, test, verbose=False))]
@@ -107,7 +106,6 @@ def test_a_missing_metric_is_an_error(store, experiment_id):
 
 
 def test_a_checkpoint_stores_the_number_of_trained_buckets():
-    """A loop that continues from it logs the next row."""
     callback, loaded = MLflowAccuracyMatrix(), MLflowAccuracyMatrix()
     callback.on_fit_end(None, None)
     loaded.load_state_dict(callback.state_dict())

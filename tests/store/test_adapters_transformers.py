@@ -59,7 +59,6 @@ def own_numbers(results):
 
 @pytest.mark.slow
 def test_the_matrix_equals_the_trainers_cell_by_cell(store, experiment_id, tmp_path):
-    """A new Trainer for each bucket, more than ten. Evaluations during training are not rows."""
     train, test = buckets()
     callback, model = MLflowAccuracyMatrix(KEYS, dataset="toy", seed=0), Model()
     expected = [own_numbers(trainer(callback, tmp_path, model).evaluate(test))]
@@ -72,7 +71,6 @@ def test_the_matrix_equals_the_trainers_cell_by_cell(store, experiment_id, tmp_p
 
 @pytest.mark.slow
 def test_a_row_with_missing_cells_is_stored(store, tmp_path):
-    """Missing cells are not zero, and a test set that is not a bucket is ignored."""
     train, test = buckets()
     callback, model = MLflowAccuracyMatrix(["a", "b"]), Model()
     first_trainer = trainer(callback, tmp_path, model, train[0])

@@ -70,14 +70,12 @@ def plain_run(store, finished, untrained):
 
 @pytest.fixture
 def finished(store, experiment_id, fill_once):
-    """A run with tests within buckets."""
     training = KnownTraining(FOUR_BUCKETS, tests=TESTS)
     fill_once(store, lambda: train_in_process(store, training, {}))
     return only_run(store, experiment_id)
 
 
 def test_metrics_are_those_of_the_tests_at_every_step(store, finished):
-    """Each is a series over the buckets, like every other family."""
     assert select_values(finished) == pytest.approx(EXPECTED)
     stored = histories(store, finished.info.run_id)
     results = evaluate_metrics(WITHIN_BUCKET_METRICS, MATRIX.matrix, tests=MATRIX)
@@ -87,7 +85,6 @@ def test_metrics_are_those_of_the_tests_at_every_step(store, finished):
 
 
 def test_scoring_again_writes_nothing(store, finished):
-    """By a search, which reads no test, and by id, which reads all of them."""
     scores = read_scores(store, store.get_run(finished.info.run_id))
     assert scores.changes.is_empty
     assert scores.stored.tests is not None
@@ -115,7 +112,6 @@ def test_evaluate_logs_metrics_of_tests_for_a_run_without_them(store, experiment
 
 
 def test_a_damaged_test_is_reported_and_the_rows_are_scored(store, finished):
-    """Whatever is stored in its place."""
     (get_tests_folder(finished) / FILES[3]).write_text("{")
     verdict = rescore(store, finished)
     assert verdict.is_problem
@@ -146,7 +142,6 @@ def test_a_run_folder_never_replaces_a_stored_test(store, finished, tmp_path):
 
 
 def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished):
-    """Tests of a bucket without a row are replaced by new measurements."""
     run_id, folder = finished.info.run_id, get_tests_folder(finished)
     for file in ("row_003.json", "row_004.json"):
         (rows_folder(finished) / file).unlink()
@@ -175,8 +170,6 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
 
 @pytest.mark.slow
 def test_a_comparison_has_metrics_of_tests(store, finished):
-    """As logged for a scored run, otherwise computed from its tests."""
-
     def compare_means(*runs):
         comparison = compare_stored_runs(store, runs, group_by=(), explicit=True).comparison
         (group,) = (g for g in comparison.groups if g.metrics.keys() >= EXPECTED.keys())
@@ -194,7 +187,6 @@ def test_a_comparison_has_metrics_of_tests(store, finished):
 
 
 def test_the_live_page_of_a_run_draws_its_tests(store, finished, monkeypatch):
-    """Also those within the bucket in training, each at the next update."""
     # A server removes the address of its store from messages.
     monkeypatch.setenv(BACKEND_STORE_URI_ENV_VAR, store.tracking_uri)
     run_id = finished.info.run_id

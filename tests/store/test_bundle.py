@@ -14,6 +14,7 @@ from pathlib import Path
 import mlflow
 import pytest
 from click.testing import CliRunner
+from commands import run_command
 from forked import run_forked
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,6 @@ from clear_mlflow.store import names
 
 @pytest.fixture(params=["run", "run.tar.xz"])
 def bundle(store, experiment_id, tmp_path, request):
-    """A bundle and its run."""
     run = kept_run(store, experiment_id)
     store.set_tag(run.info.run_id, "strategy", "replay")
     path = tmp_path / "bundles" / request.param
@@ -41,7 +41,6 @@ def bundle(store, experiment_id, tmp_path, request):
 
 
 def read_files(path):
-    """Return name to bytes of a folder or an archive."""
     if path.is_dir():
         return {f.relative_to(path).as_posix(): f.read_bytes() for f in path.rglob("*.*")}
     with tarfile.open(path) as archive:
@@ -62,7 +61,6 @@ def write(path, files):
 
 @pytest.mark.slow
 def test_bundles_are_read_like_a_store(bundle):
-    """The same numbers, predictions and intervals, from any folder."""
     path, run = bundle
     read = clear_mlflow.load(path)
     read_values, stored_values = read.to_dict(), run.to_dict()
@@ -77,7 +75,6 @@ def test_bundles_are_read_like_a_store(bundle):
 
 @pytest.mark.slow
 def test_bundles_are_compared_with_runs_and_with_each_other(store, experiment_id, bundle):
-    """A folder of them is as many runs. With stored predictions, image by image."""
     path, _ = bundle
     other = kept_run(store, experiment_id)
     clear_mlflow.export(other.info.run_id, path.parent / "other.tar.xz")
@@ -111,7 +108,6 @@ def test_an_experiment_takes_precedence_over_a_folder(store, experiment_id, bund
 
 
 def test_a_changed_byte_is_rejected(bundle):
-    """Of any file and of the header. So are added and missing files."""
     path, _ = bundle
     files = read_files(path)
     entries = {re.sub(r"^[0-9]{8}-|/[^/]*$", "", name) for name in files}
@@ -137,19 +133,15 @@ def test_a_changed_byte_is_rejected(bundle):
 
 @pytest.mark.parametrize("name", ["params.json", "row_002.json", "row_001.safetensors", "pipe"])
 def test_a_pipe_in_a_bundle_does_not_wait(store, experiment_id, tmp_path, name):
-    """In place of a file, or next to them. Nothing is written to a pipe by itself."""
     path = clear_mlflow.export(kept_run(store, experiment_id).info.run_id, tmp_path / "bundle")
     file = next((file for file in path.rglob("*") if file.name.endswith(name)), path / name)
     file.unlink(missing_ok=True)
     os.mkfifo(file)
-    done = CliRunner().invoke(main, ["show", str(path)])
-    assert done.exit_code == 2
-    assert "is not a " in done.output
+    assert "is not a " in run_command("show", path, code=2)
 
 
 @pytest.mark.slow
 def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatch):
-    """A paper's supplement with all runs that have rows. Common content is stored once."""
     monkeypatch.chdir(tmp_path)
     runs = [kept_run(store, experiment_id) for _ in range(8)]
     store.create_run(experiment_id)  # contains no rows
@@ -199,7 +191,6 @@ def test_runs_with_any_names_are_read_from_an_archive(store, experiment_id, tmp_
 @pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("ending", [".gz", ".tar", ".tar.gz", ".tgz", ".zip"])
 def test_an_archive_of_another_format_is_rejected(store, experiment_id, tmp_path, ending):
-    """Instead of writing a folder of that name."""
     run = kept_run(store, experiment_id)
     target = tmp_path / f"paper{ending}"
     with pytest.raises(ConfigError, match=r"name a folder, or a file in \.tar\.xz"):
@@ -208,7 +199,6 @@ def test_an_archive_of_another_format_is_rejected(store, experiment_id, tmp_path
 
 
 def pack_archive(path, *members):
-    """Return an archive with any members."""
     with tarfile.open(path, "w:xz") as archive:
         for member, content in members:
             member.size = len(content)
@@ -239,14 +229,12 @@ def build_member(name, member_type, link=""):
     ],
 )
 def test_an_archive_writes_nowhere_else(tmp_path, member):
-    """Only files of a run in their places: no links, no parent folders."""
     with pytest.raises(RecordError, match="which is not a file of a run"):
         clear_mlflow.load(pack_archive(tmp_path / "x.tar.xz", member))
 
 
 @pytest.mark.slow
 def test_an_archive_bomb_is_rejected(tmp_path, monkeypatch):
-    """Before it fills the disk."""
     monkeypatch.setattr(bundle_module, "_MAX_BYTES", 2**24)
     path = pack_archive(tmp_path / "x.tar.xz", (tarfile.TarInfo("run.json"), bytes(2**25)))
     assert path.stat().st_size < 2**14
@@ -256,7 +244,6 @@ def test_an_archive_bomb_is_rejected(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_an_announced_size_takes_no_memory(tmp_path):
-    """Neither a member's name nor the dictionary of the xz stream."""
     name = build_member("run.json", tarfile.GNUTYPE_LONGNAME)[0], bytes(2**27)
     long_name = pack_archive(tmp_path / "name.tar.xz", name)
     content = bytearray(lzma.compress(bytes(2**10)))
@@ -276,7 +263,6 @@ def test_an_announced_size_takes_no_memory(tmp_path):
 
 
 def test_extra_bytes_in_an_archive_are_rejected(store, experiment_id, tmp_path):
-    """After its end, in its padding, in headers of files, and in another order."""
     run_id = stored_run(store, experiment_id).info.run_id
     path = clear_mlflow.export(run_id, tmp_path / "run.tar.xz")
     content, files = path.read_bytes(), read_files(path)
@@ -306,7 +292,6 @@ def test_extra_bytes_in_an_archive_are_rejected(store, experiment_id, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", ".tar.xz"])
 def test_of_two_copies_of_a_run_the_more_complete_is_used(store, experiment_id, tmp_path, ending):
-    """In any order, by every call. Contradicting copies are rejected."""
     run = stored_run(store, experiment_id)
     run_id, last_row = run.info.run_id, rows_folder(run) / "row_004.json"
     complete = clear_mlflow.export(run_id, tmp_path / f"b_complete{ending}")
@@ -342,7 +327,6 @@ def test_links_to_the_folder_itself_are_not_followed(store, tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_reading_creates_no_store(store, experiment_id, tmp_path, monkeypatch):
-    """A mistyped address is an error. Bundles are read without any store."""
     bundle = clear_mlflow.export(stored_run(store, experiment_id).info.run_id, tmp_path / "b")
     missing = tmp_path / "nope" / "x.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{missing}")
@@ -357,10 +341,10 @@ def test_reading_creates_no_store(store, experiment_id, tmp_path, monkeypatch):
     ):
         done = CliRunner().invoke(main, words)
         assert (done.exit_code, "does not exist" in done.output) == (2, True), done.output
-    assert CliRunner().invoke(main, ["show", str(bundle)]).exit_code == 0
+    run_command("show", bundle)
     assert clear_mlflow.runs(str(bundle))
     assert not missing.parent.exists()
-    assert CliRunner().invoke(main, ["compare", str(bundle)]).exit_code == 0  # it stores a run
+    run_command("compare", bundle)  # it stores a run
     assert missing.exists()
 
 
@@ -375,7 +359,6 @@ def test_an_invalid_archive_is_a_one_line_error(tmp_path_factory, content, is_pa
 
 
 def sign(bundle, change):
-    """Change the header of a bundle, and compute its digest again, as a forger can."""
     header = json.loads((bundle / "run.json").read_text())
     change(header)
     del header["digest"]

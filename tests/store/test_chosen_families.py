@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import invoke
+from commands import invoke, run_command
 from comparisons import counts, log_predictions, log_run, row_records
 from courses import reasons, series, values
 from stored_runs import histories, only_run
@@ -23,7 +23,6 @@ def select_matrix_names(names):
 
 
 def steps(store, run_id):
-    """Return each of these metrics at each step, and check that none was logged twice."""
     matrix_points = select_matrix_names(histories(store, run_id))
     in_steps = {name: {step: value for step, _, value in h} for name, h in matrix_points.items()}
     assert {n: len(h) for n, h in matrix_points.items()} == {n: len(h) for n, h in in_steps.items()}
@@ -43,7 +42,6 @@ def read_scored_families(store, run_id):
 
 @pytest.mark.slow
 def test_a_training_logs_the_requested_families(store, experiment_id):
-    """After each row and at the end. Its description has them, and no others are computed."""
     training = KnownTraining(FOUR_BUCKETS, metrics="gem,worst_bucket")
     train_in_process(store, training, {"metrics": "gem,worst_bucket"})
     run = only_run(store, experiment_id)
@@ -59,7 +57,6 @@ def test_a_training_logs_the_requested_families(store, experiment_id):
 
 
 def test_a_custom_loop_logs_the_requested_families(store, experiment_id):
-    """As a list or a text. Metrics of a row are logged before the next one."""
     loop = {"buckets": 4, "num_instances": NUM_TEST}
     with clear_mlflow.track(**loop, metrics=["renate", "tic"]) as run:
         for row, correct in enumerate(FOUR_BUCKETS):
@@ -81,13 +78,11 @@ def test_a_custom_loop_logs_the_requested_families(store, experiment_id):
 
 @pytest.mark.slow
 def test_evaluate_adds_families_to_old_runs(store, experiment_id):
-    """At all steps. Logged metrics are unchanged, and the families stay chosen."""
     correct = counts(150, 0)
     run_id = log_run(store, experiment_id, "naive", correct, strategy="naive").info.run_id
-    assert invoke("evaluate", "--runs", "test").exit_code == 0
+    run_command("evaluate", "--runs", "test")
     before = steps(store, run_id)
-    done = invoke("evaluate", "--runs", "test", "--metrics", "wild_time,gem")
-    assert done.exit_code == 0, done.output
+    run_command("evaluate", "--runs", "test", "--metrics", "wild_time,gem")
     after = steps(store, run_id)
     assert before.items() <= after.items()
     families = ("clear", "renate", "wild_time", "gem")
@@ -107,14 +102,12 @@ def test_a_family_of_a_later_version_is_preserved(store, experiment_id):
         ((), {"gem"}, "gem,of_tomorrow"),
         (("--metrics", "clear"), {"gem", "clear"}, "gem,of_tomorrow,clear"),
     ):
-        done = invoke("evaluate", "--runs", "test", *options)
-        assert done.exit_code == 0, done.output
+        run_command("evaluate", "--runs", "test", *options)
         assert read_scored_families(store, run.info.run_id) == (families, tag)
 
 
 @pytest.mark.slow
 def test_a_run_with_an_unknown_family_is_shown_with_its_intervals(store, experiment_id, tmp_path):
-    """In Python and by `show --json`."""
     tags = {names.METRICS_TAG: "gem,of_tomorrow"}
     correct = counts(150, 0)
     run = log_run(store, experiment_id, "a", correct, strategy="a", tags=tags)
@@ -122,8 +115,7 @@ def test_a_run_with_an_unknown_family_is_shown_with_its_intervals(store, experim
     store.set_tag(run.info.run_id, names.PREDICTIONS_TAG, "labels")
     metrics = clear_mlflow.load(run.info.run_id).metrics
     assert metrics["gem/average_accuracy"].interval is not None
-    done = invoke("show", run.info.run_id, "--json")
-    assert done.exit_code == 0, done.output
+    run_command("show", run.info.run_id, "--json")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +128,6 @@ def test_a_run_with_an_unknown_family_is_shown_with_its_intervals(store, experim
     ],
 )
 def test_an_unknown_family_is_a_one_line_error_with_the_list(command):
-    """Before anything is opened or trained."""
     done = invoke(*command, "--metrics", "clear,rennate")
     error = done.exception if isinstance(done.exception, ConfigError) else done.output
     message = " ".join(str(error).split())

@@ -8,7 +8,7 @@ import click
 import mlflow
 import pytest
 from click.shell_completion import ShellComplete
-from commands import invoke
+from commands import invoke, run_command
 
 from clear_mlflow.cli import main
 from clear_mlflow.cli.train import apply_run_options
@@ -44,9 +44,7 @@ def test_other_options_come_after_all_groups(words):
 
 
 def test_missing_required_arguments_are_reported():
-    result = invoke("data", "features", "somewhere")
-    assert result.exit_code == 2
-    assert "Missing option '--backbone'" in result.output
+    assert "Missing option '--backbone'" in run_command("data", "features", "somewhere", code=2)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,6 @@ def environment(monkeypatch):
 
 
 def test_runs_go_to_the_store_and_experiment_of_the_options(store, environment):
-    """Whether MLflow activates them, or they are passed. Tags of the environment are kept."""
     environment.setenv("MLFLOW_RUN_CONTEXT", json.dumps({"site": "a"}))
     environment.setenv("MLFLOW_EXPERIMENT_ID", "0")
     apply_run_options("of options", None, ["paper=draft = 2"])

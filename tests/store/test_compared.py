@@ -8,7 +8,7 @@ import sqlite3
 import mlflow
 import numpy as np
 import pytest
-from commands import invoke
+from commands import invoke, run_command
 from compare_command import compare, load_comparison
 from comparisons import NUM_TEST, counts, log_predictions, log_run, log_training
 from forked import run_python
@@ -27,12 +27,10 @@ SCORE = "clear/challenge_score"
 
 @pytest.fixture
 def runs(store, experiment_id, fill_once):
-    """Two strategies with two seeds each."""
     return fill_once(store, lambda: log_strategies(store, experiment_id, range(2)))
 
 
 def log_strategies(store, experiment_id, seeds):
-    """Log runs of two strategies, of which replay is better."""
     return [
         log_run(
             *(store, experiment_id, f"{strategy} clear10 seed {seed}", counts(level, seed)),
@@ -50,7 +48,6 @@ def count_runs(content):
 
 @pytest.mark.slow
 def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
-    """Page, table, CSV, pictures, list, tags and description. The terminal shows the same."""
     output, content = compare(store, experiment_id)
     run, folder = load_comparison(store, experiment_id)
     assert run.info.status == "FINISHED"
@@ -116,7 +113,7 @@ def test_a_stream_without_published_results_is_named(store, experiment_id):
 @pytest.mark.slow
 def test_compare_and_evaluate_skip_comparisons(store, experiment_id, runs):
     invoke("compare", "--runs", "test")
-    assert invoke("compare", "--runs", "test").exit_code == 0
+    run_command("compare", "--runs", "test")
     comparisons = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
     assert [run.data.tags[names.COMPARED_COUNT_TAG] for run in comparisons] == ["4", "4"]
     result = invoke("evaluate", "--runs", "test")
@@ -145,10 +142,11 @@ def test_compare_and_evaluate_skip_comparisons(store, experiment_id, runs):
 def test_runs_that_cannot_be_compared_are_a_one_line_error(
     store, experiment_id, runs, arguments, message
 ):
-    result = invoke("compare", *(word.replace("RUN", runs[0].info.run_id) for word in arguments))
-    assert result.exit_code == 2
-    assert message in result.output
-    assert len(result.output.strip().splitlines()) == 1
+    output = run_command(
+        "compare", *(word.replace("RUN", runs[0].info.run_id) for word in arguments), code=2
+    )
+    assert message in output
+    assert len(output.strip().splitlines()) == 1
     assert len(store.search_runs([experiment_id])) == 4
 
 
@@ -169,15 +167,10 @@ def test_verdicts_across_a_tag(store, experiment_id, group_by):
 
 @pytest.mark.slow
 def test_runs_without_rows(store, experiment_id, runs):
-    """A search skips them, named ones are reported, and only such runs are an error."""
     empty = store.create_run(experiment_id, run_name="empty")
     assert "empty" not in invoke("compare", "--runs", "test").output
-    result = invoke("compare", empty.info.run_id, runs[0].info.run_id)
-    assert result.exit_code == 0
-    assert "Left out: empty" in result.output
-    result = invoke("compare", empty.info.run_id)
-    assert result.exit_code == 2
-    assert "contains no rows" in result.output
+    assert "Left out: empty" in run_command("compare", empty.info.run_id, runs[0].info.run_id)
+    assert "contains no rows" in run_command("compare", empty.info.run_id, code=2)
 
 
 @pytest.mark.slow
@@ -207,7 +200,6 @@ def test_runs_of_the_rarer_score_are_left_out(store):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_stored_predictions_compare_single_runs(store, experiment_id, tmp_path, seed):
-    """Read from the artifacts, and paired, unless they are not those of the rows (of seed 0)."""
     for run, level in zip(log_strategies(store, experiment_id, [0]), (120, 180), strict=True):
         log_predictions(store, run, counts(level, seed), tmp_path)
     output, _ = compare(store, experiment_id)
@@ -245,7 +237,6 @@ def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_p
 
 @pytest.mark.slow
 def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, runs):
-    """In the leaderboard and in the warnings, also after a search."""
     tags = {"strategy": "naive", "dataset": "clear10", "seed": "2", names.DIVERGED_TAG: "true"}
     diverged = store.create_run(experiment_id, run_name="naive clear10 seed 2", tags=tags)
     store.set_terminated(diverged.info.run_id, "FAILED")
@@ -256,7 +247,6 @@ def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, run
 
 
 def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, experiment_id):
-    """Other seeds were trained on two buckets, and a diverged seed on three."""
     for seed, rows in ((0, 3), (1, 3), (2, 4)):
         options = {"strategy": "naive", "seed": seed}
         options["tags"] = {names.DIVERGED_TAG: "true"} if seed == 2 else {}
@@ -296,7 +286,6 @@ def test_an_inconclusive_verdict_names_the_command_that_trains_more_seeds(store,
 
 
 def test_the_last_line_names_missing_baselines(store, experiment_id):
-    """Not as a warning; nothing for runs of other programs."""
     for seed in range(3):
         parameters = {"strategy": "naive", "epochs": "3", "seed": str(seed)}
         log_training(store, experiment_id, counts(150, seed), parameters)
@@ -325,7 +314,6 @@ def test_a_baseline_and_a_margin(store, experiment_id, runs):
 
 
 def log_replay_runs(store, experiment_id):
-    """Log three seeds of naive and of replay. The last seed of replay has other parameters."""
     for strategy, level in (("naive", 120), ("replay", 180)):
         for seed in range(3):
             is_other = strategy == "replay" and seed == 2
@@ -337,7 +325,6 @@ def log_replay_runs(store, experiment_id):
 
 @pytest.mark.slow
 def test_different_parameters_are_separate_groups(store, experiment_id):
-    """Labelled by the parameters that differ, except seeds and machine settings."""
     log_replay_runs(store, experiment_id)
     output, content = compare(store, experiment_id)
     assert "mixes" not in output
@@ -392,7 +379,6 @@ def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
 
 @pytest.mark.slow
 def test_custom_loops_with_different_parameters_are_separate_groups(store, experiment_id):
-    """Names, folders, seeds and machine settings do not separate them."""
     for seed in range(4):
         name, rate = f"loop {seed}", "0.1" if seed < 2 else "0.2"
         run = log_run(store, experiment_id, name, counts(150, seed), strategy="mine", seed=seed)
@@ -419,14 +405,12 @@ declared.lower_is_better = True
 def test_a_function_ranks_only_with_a_declared_direction(
     store, experiment_id, tmp_path, monkeypatch
 ):
-    """Its attribute declares it, and the verdict uses it."""
     (tmp_path / "mylab.py").write_text(LOSS)
     monkeypatch.chdir(tmp_path)
     log_strategies(store, experiment_id, range(3))
     options = ("--metrics", "mylab:loss", "--rank-by", "mylab/loss")
-    result = invoke("compare", "test", *options)
-    assert result.exit_code == 2
-    assert "mylab/loss, a function that does not declare which values are better" in result.output
+    output = run_command("compare", "test", *options, code=2)
+    assert "mylab/loss, a function that does not declare which values are better" in output
     assert len(store.search_runs([experiment_id])) == 6
     options = ("--metrics", "mylab:declared", "--rank-by", "mylab/declared")
     better = "replay is significantly better than naive in mylab/declared (lower is better:"
@@ -441,26 +425,24 @@ def test_a_function_ranks_only_with_a_declared_direction(
 
 @pytest.mark.slow
 def test_an_experiment_and_run_ids_may_be_named_in_one_place(store, experiment_id, runs, tmp_path):
-    assert invoke("compare", "test").exit_code == 0
+    run_command("compare", "test")
     compared, _ = load_comparison(store, experiment_id)
     assert compared.data.tags[names.COMPARED_COUNT_TAG] == "4"
     assert compared.data.params["runs"] == "test"
     ids = [run.info.run_id for run in runs]
-    assert invoke("compare", ids[0][:8], ids[2][:31]).exit_code == 0
-    assert invoke("compare", "test", "--filter", "tags.strategy = 'naive'").exit_code == 0
+    run_command("compare", ids[0][:8], ids[2][:31])
+    run_command("compare", "test", "--filter", "tags.strategy = 'naive'")
     assert clear_mlflow.load(ids[0][:10]).run_id == ids[0]
     (evaluated,) = clear_mlflow.evaluate(ids[1][:10], dry_run=True)
     assert evaluated.run_id == ids[1]
     for arguments in (("show", ids[0][:9]), ("evaluate", "test"), ("evaluate", ids[0][:9])):
         assert invoke(*arguments).exit_code == 0, arguments
-    done = invoke("export", "test", str(tmp_path / "bundles"))
-    assert done.exit_code == 0, done.output
+    run_command("export", "test", str(tmp_path / "bundles"))
     result = invoke("show", "test")
     assert (result.exit_code, "'test' is an experiment" in result.output) == (2, True)
 
 
 def test_an_ambiguous_beginning_of_a_run_id_lists_the_runs(store, experiment_id):
-    """A prefix has at least six digits."""
     ids = []
     for number in range(2):
         run_id = store.create_run(experiment_id, run_name=f"run {number}").info.run_id
@@ -469,9 +451,8 @@ def test_an_ambiguous_beginning_of_a_run_id_lists_the_runs(store, experiment_id)
             for table in ("runs", "tags"):
                 update = f"UPDATE {table} SET run_uuid = ? WHERE run_uuid = ?"
                 database.execute(update, (ids[-1], run_id))
-    result = invoke("show", "abcdef")
-    assert result.exit_code == 2
-    assert "2 runs start with abcdef; use more digits of" in result.output
-    assert all(f"{run_id} run" in result.output for run_id in ids)
+    output = run_command("show", "abcdef", code=2)
+    assert "2 runs start with abcdef; use more digits of" in output
+    assert all(f"{run_id} run" in output for run_id in ids)
     assert "no such run" in invoke("show", "abcde").output
     assert f"{ids[0]} " in invoke("show", "abcdef0").output

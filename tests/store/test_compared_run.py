@@ -27,18 +27,13 @@ def describe(store, run, **described):
 
 
 def test_a_parameter_of_another_version_groups_runs(store, experiment_id, read_runs):
-    """Also without a logged parameter of that name, and with one that had no effect."""
     for name, sharpness in (("a", "0.1"), ("b", "0.1"), ("c", "0.5")):
         run = log_run(store, experiment_id, name, counts(100, 0), strategy="naive", seed=0)
         store.log_param(run.info.run_id, "momentum", "0.9")
         tuned = {"sharpness": sharpness, "momentum": None}
         describe(store, run, tuned=tuned, method={"model": "mlp"}, unlogged={"compile": "off"})
     runs = read_runs()
-    assert runs["a"].method_params == {
-        "sharpness": "0.1",
-        "momentum": "not logged",
-        "model": "mlp",
-    }
+    assert runs["a"].method_params == {"sharpness": "0.1", "momentum": "not logged", "model": "mlp"}
     assert runs["a"].tuned == {"sharpness", "momentum"}
     assert (runs["a"].labels["compile"], runs["a"].labels["momentum"]) == ("off", "not logged")
     assert get_default_group_by([*runs.values()]) == ("strategy", "dataset", "sharpness")

@@ -34,7 +34,6 @@ def test_a_comparison_that_is_not_stored_loads_nothing_to_store_or_train(store, 
 
 
 def test_the_tag_of_very_many_runs_is_as_long_as_mlflow_keeps_one():
-    """And it is built quickly."""
     ids = [f"{number:032x}" for number in range(200_000)]
     assert join_run_ids(ids[:200]) == ",".join(ids[:200])
     assert len(join_run_ids(ids)) <= 8_000

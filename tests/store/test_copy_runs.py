@@ -51,7 +51,6 @@ def read_copies(target):
 
 
 def store_finished_run(store, experiment_id):
-    """Store a run that is scored and FINISHED. Return its id."""
     run_id = stored_run(store, experiment_id, FOUR_BUCKETS).info.run_id
     score(store, run_id)
     store.set_terminated(run_id)
@@ -60,7 +59,6 @@ def store_finished_run(store, experiment_id):
 
 @pytest.mark.slow
 def test_a_copy_equals_its_source_and_is_made_once(store, target):
-    """Rows, predictions, tests, costs, tags, params, histories, inputs, times and scores."""
     run_id = track_loop(tags={"note": "mine"})
     (copied,) = copy_all(store.tracking_uri, target)
     assert (copied.source, copied.action) == (run_id, COPIED)
@@ -75,7 +73,6 @@ def test_a_copy_equals_its_source_and_is_made_once(store, target):
 
 @pytest.mark.slow
 def test_a_copy_behind_a_server_equals_its_source(store, empty_store, tmp_path):
-    """The server passes artifacts on to a folder that the copying process does not know."""
     run_id = track_loop()
     database = tmp_path / "server.db"
     shutil.copy(empty_store, database)
@@ -98,7 +95,6 @@ def test_a_copy_behind_a_server_equals_its_source(store, empty_store, tmp_path):
 
 @pytest.mark.slow
 def test_a_copy_that_is_killed_is_continued(store, target):
-    """Killed before its first write, the next process before its third, and so on to the end."""
     run_id = track_loop()
     arguments = (str(SCRIPT), store.tracking_uri, target, "killed")
     number = 1
@@ -114,7 +110,6 @@ def test_a_copy_that_is_killed_is_continued(store, target):
 
 @pytest.mark.slow
 def test_two_processes_at_once_make_one_copy(store, target):
-    """Both look for copies before one of them has created its own."""
     run_id = track_loop()
     together = run_python(str(SCRIPT), store.tracking_uri, target, "together", check=True)
     assert together.stdout.strip() == "True", together.stderr
@@ -124,7 +119,6 @@ def test_two_processes_at_once_make_one_copy(store, target):
 
 @pytest.mark.slow
 def test_a_continued_run_updates_its_copy(store, target, monkeypatch):
-    """The copy then has the rows, status and end of the longer run."""
     run_id = track_loop(1)
     (first,) = copy_all(store.tracking_uri, target)
     before = describe_run(store, run_id)
@@ -138,7 +132,6 @@ def test_a_continued_run_updates_its_copy(store, target, monkeypatch):
 
 
 def test_a_copy_that_an_ended_process_made_is_continued(store, target, experiment_id):
-    """The next process takes its lease, removes its drafts, and stores what is missing."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     (first,) = copy_all(store.tracking_uri, target)
     copies = MlflowClient(target)
@@ -165,7 +158,6 @@ def test_a_copy_that_an_ended_process_made_is_continued(store, target, experimen
     ],
 )
 def test_a_row_with_other_numbers_is_not_replaced(store, target, changes):
-    """The copy stays as it is, and the message names the row."""
     run_id = track_loop()
     (copied,) = copy_all(store.tracking_uri, target)
     before = describe_run(MlflowClient(target), copied.run_id)
@@ -180,7 +172,6 @@ def test_a_row_with_other_numbers_is_not_replaced(store, target, changes):
 
 @pytest.mark.parametrize("last_write", ["log_batch", "set_terminated"])
 def test_a_copy_is_completed_after_a_kill_at_its_end(store, target, experiment_id, last_write):
-    """All is stored except the status; or the tag of the process is left."""
     run_id = store_finished_run(store, experiment_id)
     (copied,) = copy_all(store.tracking_uri, target)
     copies = MlflowClient(target)
@@ -196,7 +187,6 @@ def test_a_copy_is_completed_after_a_kill_at_its_end(store, target, experiment_i
 
 
 def test_a_copy_that_evaluate_closed_is_completed(store, target, experiment_id):
-    """Its process was killed before it set the status. A copy of a killed run stays killed."""
     run_ids = [store_finished_run(store, experiment_id) for _ in range(2)]
     store.set_terminated(run_ids[1], "KILLED")
     copies = {result.source: result.run_id for result in copy_all(store.tracking_uri, target)}
@@ -208,7 +198,6 @@ def test_a_copy_that_evaluate_closed_is_completed(store, target, experiment_id):
 
 
 def test_a_process_that_was_killed_before_it_deleted_a_duplicate(store, target, experiment_id):
-    """The next call deletes it, although it writes nothing else."""
     run_id = store_finished_run(store, experiment_id)
     switch_store(target)
     client = preflight(opens_run=False)
@@ -230,7 +219,6 @@ def test_a_process_that_was_killed_before_it_deleted_a_duplicate(store, target, 
 
 
 def test_copies_take_few_requests(store, target, experiment_id, monkeypatch):
-    """Six per run; with nothing to do, two for all; the second search sees what others created."""
     monkeypatch.setattr("clear_mlflow.tracking.copy_runs._SEARCH_SECONDS", 1e9)
     monkeypatch.setattr("clear_mlflow.store.lease.CHECK_SECONDS", 1e9)
     for _ in range(8):
@@ -275,7 +263,6 @@ def test_a_run_in_training_waits_and_an_abandoned_one_is_killed(store, target, e
 
 
 def test_children_follow_their_parent(store, target):
-    """An ensemble's members are children of the copy of its parent."""
     with mlflow.start_run(run_name="parent") as parent, mlflow.start_run(nested=True):
         mlflow.log_param("x", 1)
     results = {r.source: r.run_id for r in copy_all(store.tracking_uri, target)}
@@ -320,7 +307,6 @@ class OvertakenCopier(LateCopier):
 
 @pytest.fixture
 def family(store, target):
-    """A client of the target, and a parent and its child as sources."""
     with mlflow.start_run(run_name="parent"), mlflow.start_run(nested=True):
         mlflow.log_param("x", 1)
     sources = sorted(list_sources(store.tracking_uri), key=lambda s: s.run.info.start_time)
@@ -329,13 +315,11 @@ def family(store, target):
 
 
 def order_run_ids(monkeypatch, step):
-    """Have ids of new runs rise or fall: of several copies, the smallest id is kept."""
     ids = itertools.count(2**127, step)
     monkeypatch.setattr("uuid.uuid4", lambda: uuid.UUID(int=next(ids)))
 
 
 def check_family(target):
-    """Check that there is one copy of the parent and one of the child, which names it."""
     copies = {run.info.run_id: run.data.tags for run in read_copies(target)}
     parent_ids = [tags.get(MLFLOW_PARENT_RUN_ID) for tags in copies.values()]
     assert len(copies) == 2
@@ -344,7 +328,6 @@ def check_family(target):
 
 @pytest.mark.parametrize("step", [1, -1])
 def test_a_machine_that_another_overtakes_keeps_one_family(family, target, monkeypatch, step):
-    """The other one copies everything after the first has looked for copies of a parent."""
     client, *sources = family
     order_run_ids(monkeypatch, step)
     overtaken = set()
@@ -368,7 +351,6 @@ def test_a_machine_that_another_overtakes_keeps_one_family(family, target, monke
 def test_a_child_whose_parent_is_deleted_at_any_moment_gets_another(
     family, target, monkeypatch, times
 ):
-    """Before the child is created, before its parent is set, and before it is set again."""
     client, parent, child = family
     order_run_ids(monkeypatch, -1)
     copier = OvertakenCopier(client, parent, times)
@@ -389,7 +371,6 @@ def test_a_child_of_a_duplicate_is_not_moved_to_a_deleted_parent(family, target,
 
 
 def test_a_process_that_was_killed_before_it_looked_for_the_parent(family, target, monkeypatch):
-    """The parent was deleted before the child was created. The next call notices."""
     client, parent, child = family
     order_run_ids(monkeypatch, -1)
 
@@ -419,7 +400,6 @@ def test_a_copy_is_resumed_compared_and_scored_like_any_run(store, target):
 
 @pytest.mark.slow
 def test_import_copies_runs_of_another_store(store, target, monkeypatch):
-    """One run by its id, then all of an experiment; a store that does not exist is an error."""
     run_id, other_id = track_loop(), track_loop(seed=1)
     switch_store(target)
     words = ["import", "--from", store.tracking_uri, "--experiment", "copies", "--json"]

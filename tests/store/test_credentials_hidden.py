@@ -33,7 +33,6 @@ REFUSED = {
 
 @pytest.fixture
 def location(tmp_path, own_cache, monkeypatch):
-    """An empty folder to run commands in, with its own cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
@@ -47,7 +46,6 @@ def location(tmp_path, own_cache, monkeypatch):
 
 
 def use(monkeypatch, address):
-    """Make commands find an address as a user configures it."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     mlflow.set_tracking_uri(address)
 

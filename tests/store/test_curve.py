@@ -27,14 +27,12 @@ THIRD = CurvePoint(5, 0.5, 0.025, 300.0, 3_000)
 
 @pytest.fixture
 def run_id(store, experiment_id):
-    """A run whose lease this process has."""
     new_run_id = store.create_run(experiment_id).info.run_id
     Lease(store, new_run_id).acquire()
     return new_run_id
 
 
 def read_curve(store, run_id):
-    """Return every point of a run's curve: series to (step, time, value)."""
     points = histories(store, run_id)
     return {name: points[name] for name in names.CURVE if name in points}
 
@@ -48,7 +46,6 @@ def build_series(*points):
 
 
 def test_a_curve_has_three_series_over_optimiser_steps(store, experiment_id):
-    """With their times. Scoring the run again does not change them."""
     training = KnownTraining(FOUR_BUCKETS, live={1: [FIRST]}, curve={1: [SECOND], 2: [THIRD]})
     train_in_process(store, training, {})
     (run,) = store.search_runs([experiment_id])
@@ -74,7 +71,6 @@ class Watched(KnownTraining):
 
 
 def test_a_point_is_in_the_store_while_its_bucket_is_trained_on(store):
-    """Before any row except that of the untrained model."""
     training = Watched(FOUR_BUCKETS, live={1: [FIRST]})
     training.store = store
     train_in_process(store, training, {})
@@ -101,7 +97,6 @@ def test_an_interrupted_training_loses_no_point(store, experiment_id):
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_in_no_chart(store, experiment_id, loss):
-    """Learning rate and speed are."""
     diverged = CurvePoint(3, loss, 0.05, 200.0, 2_000)
     train_in_process(store, KnownTraining(FOUR_BUCKETS, curve={1: [FIRST, diverged]}), {})
     expected = build_series(FIRST, diverged)
@@ -110,7 +105,6 @@ def test_a_loss_that_is_not_finite_is_in_no_chart(store, experiment_id, loss):
 
 
 def left_spool(store, run_id, *batches):
-    """The run folder of a process that was killed while the store was unreachable."""
     journal = RunFolder.create(default_root() / run_id, run_id, store.tracking_uri)
     for batch in batches:
         journal.append_metrics(batch)
@@ -138,7 +132,6 @@ def test_unsent_points_are_sent_if_the_run_lacks_their_step(store, run_id):
 
 
 def test_a_repeated_bucket_duplicates_no_point(store, run_id):
-    """The first point of a step is kept. Missing ones of each series are added."""
     store.log_metric(run_id, names.CURVE_LOSS, 9.0, timestamp=500, step=FIRST.step)
     writer = RunRecorder(store, run_id, ())
     writer.curve_steps = {(names.CURVE_LOSS, FIRST.step)}
@@ -151,7 +144,6 @@ def test_a_repeated_bucket_duplicates_no_point(store, run_id):
 
 
 def test_a_temporarily_full_disk_loses_no_point(store, run_id, monkeypatch):
-    """More points than one request takes."""
     writer = RunRecorder(store, run_id, ())
     writer.open(store.get_run(run_id))
     points = [CurvePoint(step, 1 / step, 0.1, 5.0, step) for step in range(1, MAX_POINTS)]

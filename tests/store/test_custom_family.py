@@ -69,7 +69,6 @@ def test_a_custom_family_is_scored_reported_and_compared(store, experiment_id):
 
 
 def test_a_failing_run_is_left_out_of_a_comparison_and_reported(store, experiment_id):
-    """With the first reason. Metrics of predictions cannot be compared."""
     for seed in (0, 1):
         log_run(store, experiment_id, "naive", counts(120, seed), strategy="naive", seed=seed)
     output, _ = compare(store, experiment_id, "--metrics", "evenness:worst")

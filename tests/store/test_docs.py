@@ -56,7 +56,6 @@ def test_all_python_blocks_are_run():
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [name for name in RUNS if (ROOT / "docs" / name).exists()])
 def test_the_code_of_a_page(store, experiment_id, tmp_path, page):
-    """All blocks in order, in a process that has only the package."""
     script = tmp_path / "page.py"
     script.write_text(
         "\n".join(read_python_blocks(ROOT / "docs" / page)) + "\n" + THEN.get(page, "")
@@ -72,7 +71,6 @@ def test_the_code_of_a_page(store, experiment_id, tmp_path, page):
 
 @pytest.mark.slow
 def test_the_guide_can_be_followed(store, tmp_path):
-    """In a copy of the package, by the steps of CONTRIBUTING."""
     shutil.copytree(ROOT / "clear_mlflow", tmp_path / "clear_mlflow")
     tries = []
     for code in read_python_blocks(ROOT / "CONTRIBUTING.md"):

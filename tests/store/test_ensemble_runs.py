@@ -32,7 +32,6 @@ ASKED = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"
 
 
 def find_runs(store, experiment_id):
-    """Return the parent run, and seed to member."""
     runs = store.search_runs([experiment_id])
     is_parent = [run.data.tags[names.KIND_TAG] == names.KIND_ENSEMBLE for run in runs]
     (parent,) = compress(runs, is_parent)
@@ -171,7 +170,6 @@ def test_an_active_run_becomes_the_parent(store):
 
 
 def test_runs_by_seed_from_python(store):
-    """One call, on the embedded dataset's pixels. Train itself has no run to give for many."""
     parameters = {"features": "pixels", "epochs": 2, "seeds": [1, 0], "device": "cpu"}
     runs = clear_mlflow.train_ensemble(**parameters)
     assert list(runs) == [1, 0]

@@ -20,7 +20,6 @@ def run_evaluate(store, *run_ids, dry_run=False):
 
 
 def test_an_unreadable_artifact_store_affects_only_its_own_runs(store, experiment_id):
-    """In a search, not every run must have rows, but every training."""
     elsewhere = store.create_experiment("elsewhere", artifact_location="nowhere://bucket/path")
     good, other = stored_run(store, experiment_id), store.create_run(elsewhere)
     training = store.create_run(elsewhere, tags={names.KIND_TAG: names.KIND_TRAIN})
@@ -58,7 +57,6 @@ def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
 def test_a_store_that_takes_nothing_is_an_error_of_an_experiment_too(
     store, experiment_id, tmp_path, table
 ):
-    """Its runs have rows, so that none is skipped as the run of another program."""
     stored_run(store, experiment_id)
     other = store.create_run(experiment_id).info.run_id
     with sqlite3.connect(tmp_path / "mlflow.db") as database:

@@ -38,12 +38,10 @@ SAMPLE = 6
 
 
 def read_row_values(client, run_id):
-    """Return what was measured of each stored row of a run."""
     return {n: record.row for n, record in read_rows(client, client.get_run(run_id)).items()}
 
 
 def read_points(client, run_id):
-    """Return (metric, step) of every point of a run, with duplicates."""
     keys = client.get_run(run_id).data.metrics
     return sorted(
         (key, point.step) for key in keys for point in client.get_metric_history(run_id, key)
@@ -52,7 +50,6 @@ def read_points(client, run_id):
 
 @pytest.fixture
 def train_failing(store, tmp_path, own_cache, monkeypatch, capfd):
-    """Train while a call fails, and return what remains."""
     monkeypatch.setenv(uploader.EXIT_WAIT_VARIABLE, "0.2")
     monkeypatch.setattr(uploader, "_MAX_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(uploader, "_MAX_LAST_PAUSE_SECONDS", 0.01)
@@ -68,7 +65,6 @@ def train_failing(store, tmp_path, own_cache, monkeypatch, capfd):
     call_numbers = itertools.count()
 
     def attempt(failing):
-        """Return the calls, what failed, and how the training ended."""
         monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / f"cache{next(call_numbers)}"))
         known_ids = {run.info.run_id for run in _runs(store)}
         stored = set()
@@ -136,7 +132,6 @@ def check_recovery(store, run_id, stored, rows, points, failure, tmp_path):
 
 
 def _each_fails(train_failing, failing, seed):
-    """Let each chosen call fail, in a separate run."""
     calls, _ = train_failing(lambda: failing(None))
     numbers = range(1, calls.count + 1)
     if not EVERY:
@@ -157,7 +152,6 @@ def _each_fails(train_failing, failing, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from there on"])
 def test_no_row_is_lost_by_an_unwritable_file(train_failing, tmp_path, monkeypatch, lasting):
-    """Each open, write, flush, rename and removal in the cache, run folder and artifacts."""
     _each_fails(
         train_failing,
         lambda n: failing_files(monkeypatch, (tmp_path,), n, lasting=lasting),
@@ -168,7 +162,6 @@ def test_no_row_is_lost_by_an_unwritable_file(train_failing, tmp_path, monkeypat
 @pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from there on"])
 def test_no_row_is_lost_by_a_rejected_call_of_the_store(train_failing, monkeypatch, lasting):
-    """Each call to MLflow."""
     _each_fails(
         train_failing, lambda n: failing_store(monkeypatch, n, lasting=lasting), 3 + lasting
     )
@@ -177,7 +170,6 @@ def test_no_row_is_lost_by_a_rejected_call_of_the_store(train_failing, monkeypat
 def test_a_full_disk_ends_a_training_with_one_error_that_names_the_row(
     store, own_cache, monkeypatch, tmp_path
 ):
-    """Neither cache nor working folder is writable. With space, a resume measures the row."""
     monkeypatch.chdir(tmp_path)
     flush_file = disk.flush_file
 
@@ -206,7 +198,6 @@ def test_a_full_disk_ends_a_training_with_one_error_that_names_the_row(
 
 
 def test_unsent_files_are_delivered_despite_all_faults(store, own_cache, monkeypatch):
-    """After a bug or Ctrl-C between disk and store, the row is stored before the run ends."""
     append_points = RunRecorder._write_points
 
     def interrupt(self, points=()):

@@ -22,7 +22,6 @@ from clear_mlflow.tracking.tracked_training import train_in_process
 
 
 def test_the_untrained_linear_head_predicts_the_first_class():
-    """Its weights are zero, whatever the seed."""
     stream, _ = made_up()
     firsts = tuple(int((bucket.test.labels == 0).sum()) for bucket in stream.buckets)
     assert train_rows(config(seed=1))[0] == train_rows(config(seed=2))[0] == firsts

@@ -41,7 +41,6 @@ PATTERN = "results/acc_after_{row}.json"
     ],
 )
 def test_a_pattern_maps_files_to_rows(pattern, paths, rows):
-    """By number: 10 comes after 2."""
     assert RowPattern(pattern).find_rows(paths) == rows
 
 
@@ -61,7 +60,6 @@ def test_a_pattern_maps_files_to_rows(pattern, paths, rows):
     ],
 )
 def test_an_ambiguous_pattern_is_an_error(pattern, paths, part):
-    """For example, if 0 may be the untrained model."""
     check_error((ConfigError, RecordError), part, lambda: RowPattern(pattern).find_rows(paths))
 
 
@@ -136,7 +134,6 @@ def build_name(rows, first=0):
 
 
 def test_rows_of_other_programs_are_scored(store, foreign):
-    """They are stored as rows. Other artifacts are unchanged, and repeating changes nothing."""
     run_id = foreign(build_name([INITIAL, *SQUARE]), dataset="clear10", seed="7", strategy="mine")
     done = evaluate("--runs", run_id, "--rows", PATTERN)
     assert done.exit_code == 0, done.output
@@ -155,7 +152,6 @@ def test_rows_of_other_programs_are_scored(store, foreign):
 
 
 def test_partially_written_rows_are_completed(store, foreign):
-    """After an interruption, the same command completes the run."""
     run_id = foreign(build_name(SQUARE, first=1))
     for _ in range(2):
         done = evaluate("--runs", run_id, "--rows", PATTERN)
@@ -192,7 +188,6 @@ def test_each_run_of_an_experiment_is_reported(store, foreign):
 
 
 def test_scale_and_future_options_apply_to_rows(store, foreign):
-    """Nothing is guessed. A dry run writes no rows."""
     rows = [[75, 0, 0], [62.5, 87.5, 0], [50, 56.25, 93.75]]
     run_id = foreign(build_name(rows, first=1))
     options = ["--runs", run_id, "--rows", PATTERN]

@@ -44,7 +44,6 @@ def script_runner(framework):
     )
 
     def run_script(path, *options, **environment):
-        """Run a script in its own process and return its exit code and standard error."""
         errors = path.with_name("errors.txt")
         request = [str(path), options, {**os.environ, **environment}, str(errors)]
         process.stdin.write(json.dumps(request) + "\n")
@@ -282,7 +281,6 @@ def framework(request):
 
 @pytest.fixture
 def run_script(start_runner, framework, tmp_path, store):
-    """Run a loop over three buckets in its own process."""
     path = tmp_path / "loop.py"
     path.write_text(SCRIPTS[framework])
     return partial(start_runner(framework), path)
@@ -332,7 +330,6 @@ def test_one_loop_with_a_logger_is_one_run(store, run_script, options):
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["0", "1"])
 def test_a_killed_loop_with_a_logger_continues_in_its_run(store, run_script, trained):
-    """A second process finds the run by ``MLFLOW_RUN_ID`` and states which buckets are trained."""
     assert run_script("kill")[0] == -9
     (run,) = list_runs(store)
     assert run.info.status == "RUNNING"
@@ -348,7 +345,6 @@ def test_a_killed_loop_with_a_logger_continues_in_its_run(store, run_script, tra
 
 
 def check_in_order(run, order, num_rows):
-    """Check the rows of a loop in which an experience is at 1 once it is trained, and 0 before."""
     assert run.matrix.buckets[:num_rows] == tuple(order)[:num_rows]
     assert run.matrix.values.tolist() == np.tri(num_rows, run.matrix.num_buckets).tolist()
     assert [4 + int(key) - 1 for key in run.matrix.buckets] == run.matrix.num_instances.tolist()
@@ -395,7 +391,6 @@ def test_an_experience_that_is_trained_again_is_refused_before_its_training(
     ("order", "rest"), [("123", "3 row-0"), ("321", "1 row-0"), ("321", "321 again")]
 )
 def test_a_killed_avalanche_loop_continues_with_its_next_experience(store, run_script, order, rest):
-    """Or from the beginning. Another experience in its place is refused before training."""
     assert run_script("3", order, "kill")[0] == -9
     (run,) = list_runs(store)
     join = {"MLFLOW_RUN_ID": run.info.run_id}
@@ -427,7 +422,6 @@ def test_a_loop_with_a_logger_that_ends_early_has_its_status(store, run_script, 
 @pytest.mark.slow
 @OF_LIGHTNING
 def test_the_run_that_a_logger_names_is_joined(store, run_script, experiment_id):
-    """A run that was closed is open during the loop of ``MLFlowLogger(run_id=...)``."""
     run_id = store.create_run(experiment_id).info.run_id
     store.set_terminated(run_id, "KILLED")
     assert run_script(LOGGER_RUN_ID=run_id) == (0, ANY)

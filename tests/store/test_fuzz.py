@@ -88,7 +88,6 @@ def read_or_refused(read: Callable[[], object]) -> Any:
 
 @st.composite
 def mangle_bytes(draw, content: bytes) -> bytes:
-    """Return a file with bytes changed, inserted, removed or truncated."""
     changed = bytearray(content)
     for _ in range(draw(st.sampled_from((1, 1, 1, 2, 5)))):
         at = draw(st.integers(0, len(changed)))
@@ -98,7 +97,6 @@ def mangle_bytes(draw, content: bytes) -> bytes:
 
 
 def alter_document(draw, value: Any) -> Any:
-    """Return a document in which one value is changed or missing."""
     if isinstance(value, (dict, list)) and value and draw(st.integers(0, 9)):
         offset = draw(
             st.sampled_from(sorted(value) if isinstance(value, dict) else range(len(value)))
@@ -115,7 +113,6 @@ def alter_document(draw, value: Any) -> Any:
 
 @st.composite
 def changed_json(draw, document: object, times: tuple[int, ...] = (0, 1, 1, 2, 4)) -> bytes:
-    """Return a JSON file with changed values, bytes, or both."""
     document, number = copy.deepcopy(document), draw(st.sampled_from(times))
     for _ in range(number):
         document = alter_document(draw, document)
@@ -125,14 +122,10 @@ def changed_json(draw, document: object, times: tuple[int, ...] = (0, 1, 1, 2, 4
     return content if number and draw(st.integers(0, 2)) else draw(mangle_bytes(content))
 
 
-# --- rows, and the matrices they make
-
-
 @pytest.mark.slow
 @fuzz(400)
 @given(ANY)
 def test_rows(data):
-    """Accepted counts are those of the file, and writing the row returns the same."""
     name, text = data.draw(st.sampled_from(sorted(row_texts().items())))
     content = data.draw(changed_json(json.loads(text)))
     records = read_or_refused(lambda: parse_rows({name: content}))
@@ -164,9 +157,6 @@ def test_tests_inside_a_bucket(data):
         assert stored.items() <= parsed.items()
 
 
-# --- predictions
-
-
 def evaluation_set() -> EvaluationSet:
     count = 24
     content = np.arange(count * 16, dtype=np.uint8).reshape(count, 16)
@@ -174,14 +164,12 @@ def evaluation_set() -> EvaluationSet:
 
 
 def split_safetensors(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return header and numbers of a safetensors file, by its specification."""
     (length,) = struct.unpack("<Q", content[:8])
     return json.loads(content[8 : 8 + length]), content[8 + length :]
 
 
 @st.composite
 def changed_tensors(draw, content: bytes) -> bytes:
-    """Return a safetensors file with a changed header, numbers, or bytes."""
     if draw(st.integers(0, 2)) == 0:
         return draw(mangle_bytes(content))
     header, body = split_safetensors(content)
@@ -197,7 +185,6 @@ def changed_tensors(draw, content: bytes) -> bytes:
 @fuzz(200)
 @given(ANY)
 def test_predictions(tmp_path, data):
-    """Accepted predictions equal the numbers in the file."""
     images = evaluation_set()
     likely = np.random.default_rng(0).dirichlet([1, 1], len(images)).astype(np.float16)
     original = RowPredictions(
@@ -223,8 +210,6 @@ def test_predictions(tmp_path, data):
         assert list(checked[1]) == [int(right[images.bucket == j].sum()) for j in range(3)]
 
 
-# --- result files of other programs
-
 ROWS = [[0.9, 0.4, 0.3], [0.8, 0.85, 0.5], [0.7, 0.8, 0.9]]
 PLAIN = {"values": ROWS, "buckets": ["a", "b", "c"], "seed": 3}
 SAMPLES: list[tuple[str, bytes]] = [
@@ -246,7 +231,6 @@ SAMPLES: list[tuple[str, bytes]] = [
 @fuzz(800)
 @given(ANY)
 def test_import_formats(data):
-    """Accepted cells are fractions or missing, equal to the numbers in the file."""
     name, content = data.draw(st.sampled_from(SAMPLES))
     if name.endswith(".json") and data.draw(st.booleans()):
         content = data.draw(changed_json(json.loads(content)))
@@ -281,8 +265,6 @@ def as_float(text: str) -> float:
         return math.nan
 
 
-# --- what trainings start and go on from
-
 TEXTS = [
     *("auto", "none", "0", "1", "-1", "0.5", "1e999", "nan", "٣", "1_0", " 1", "", "on", "off"),
     *("\x1b[31m", "x" * 5000, "a=1", "os:system", "../x", "9" * 5000),
@@ -292,7 +274,6 @@ TEXTS = [
 @fuzz(200)
 @given(ANY)
 def test_configurations(tmp_path, data):
-    """config.json: every accepted parameter has the value in the file."""
     good = TrainConfig.resolve({"strategy": "replay", "seed": "3"}).as_text()
     good |= {"data_root": "auto"}
     good |= data.draw(
@@ -362,7 +343,6 @@ def test_unusual_tensors_are_rejected_as_weights(tmp_path, weights, change):
 @fuzz(100)
 @given(ANY)
 def test_stored_features(tmp_path, data):
-    """Accepted features are torch's finite numbers."""
     path, other = tmp_path / "features.pth", tmp_path / "000.npy"
     torch.save({"feature": torch.ones(4, 3), "label": [0, 1, 0, 1]}, path)
     path.write_bytes(data.draw(mangle_bytes(path.read_bytes())))
@@ -381,8 +361,6 @@ def test_stored_features(tmp_path, data):
         assert np.array_equal(arrays[0], array)
 
 
-# --- what the program itself leaves behind
-
 PARAMETERS = on_features(strategy="replay", epochs="1")
 
 
@@ -395,7 +373,6 @@ def state() -> bytes:
 @fuzz(60)
 @given(ANY)
 def test_training_states(state, data):
-    """A state is resumed from or rejected, and never crashes the process."""
     header, body = split_safetensors(state)
     described = json.loads(header["__metadata__"]["clear_mlflow"])
     if data.draw(st.booleans()):
@@ -411,7 +388,6 @@ def test_training_states(state, data):
 @fuzz(150)
 @given(ANY)
 def test_manifests_of_states(data):
-    """Accepted manifests have the size and hash of the file."""
     good = Manifest(
         row=2,
         written_at="2026-01-31T12:00:00.123Z",

@@ -27,7 +27,6 @@ def evaluate(run) -> str:
 
 
 def test_reading_a_row_stops_at_the_size_limit(tmp_path):
-    """For a file that grows after it was listed. A device is not read at all."""
     for root, name, problem in (
         (Path("/dev"), "zero", "not a regular file"),
         (tmp_path, "row.json", "row.json is larger than 1 MiB"),
@@ -60,7 +59,6 @@ def test_very_many_classes_are_bounded():
 
 @pytest.fixture
 def trap(tmp_path, monkeypatch) -> Path:
-    """A module that creates a file when it is imported."""
     owned = tmp_path / "owned"
     folder = tmp_path / "modules"
     folder.mkdir()
@@ -85,7 +83,6 @@ def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment
 
 
 def test_reading_a_configuration_stops_at_the_size_limit(tmp_path):
-    """An endless device is not read at all. Repeated parameters are an error."""
     with pytest.raises(ConfigError, match="not a regular file"):
         read_config_file(Path("/dev/zero"))
     path = tmp_path / "config.json"

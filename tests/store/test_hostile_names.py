@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import pytest
-from commands import invoke
+from commands import invoke, run_command
 from comparisons import build_seed_runs
 from html_pages import assert_only_text
 from mlflow.projects.utils import load_project
@@ -88,10 +88,9 @@ def test_a_run_with_a_hostile_name_is_scored_and_shown(store, experiment_id, nam
     other = stored_run(store, experiment_id, name=title[:5000])
     for run_id in (run.info.run_id, other.info.run_id):
         store.set_tag(run_id, "strategy", title[:5000])
-    done = invoke("evaluate", "--runs", "test")
-    assert done.exit_code == 0, done.output
-    assert is_safe_line(done.output)
-    assert len(done.output) < 6_000
+    output = run_command("evaluate", "--runs", "test")
+    assert is_safe_line(output)
+    assert len(output) < 6_000
     note = store.get_run(run.info.run_id).data.tags["mlflow.note.content"]
     assert len(note.encode()) <= 8_000
     report_link = f"({format_artifact_link(run, 'report.html')})"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import invoke
+from commands import invoke, run_command
 
 import clear_mlflow
 from clear_mlflow.metrics import FAMILIES, scores
@@ -17,7 +17,6 @@ def run(trained_runs):
 
 @pytest.fixture(params=["id", "folder", "archive"])
 def source(run, tmp_path, request):
-    """The name of a run on the command line."""
     if request.param == "id":
         return run.run_id
     path = tmp_path / ("run" if request.param == "folder" else "runs.tar.xz")
@@ -26,7 +25,6 @@ def source(run, tmp_path, request):
 
 @pytest.mark.fast_cases(2)
 def test_a_stored_runs_number_is_identified(source, run):
-    """As JSON and as a table, with the formula."""
     number = f"{run.metrics['renate/backward_transfer'].value * 100:.3f}"
     done = invoke("identify", source, number, "--json")
     assert done.exit_code == 0, done.output
@@ -103,8 +101,7 @@ def test_errors_are_one_line(run, arguments, message):
 def test_published_variants_are_logged_only_when_chosen(store, run):
     names = {metric.name for metric in FAMILIES["published"]}
     assert names.isdisjoint(store.get_run(run.run_id).data.metrics)
-    done = invoke("evaluate", run.run_id, "--metrics", "published")
-    assert done.exit_code == 0, done.output
+    run_command("evaluate", run.run_id, "--metrics", "published")
     expected = scores(run.matrix, metrics="published").values_by_name
     logged = store.get_run(run.run_id).data.metrics
     assert {name: logged[name] for name in expected} == pytest.approx(expected)

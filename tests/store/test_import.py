@@ -22,7 +22,6 @@ PAST_ONLY = [[0.75, NAN, NAN], [0.625, 0.875, NAN], [0.5, 0.5625, 0.9375]]
 
 
 def run_import(*arguments):
-    """Run the command in this process. Standard error is part of the output."""
     return invoke("import", *arguments)
 
 
@@ -110,7 +109,6 @@ def test_a_folder_of_logs_is_imported_by_an_expression_for_its_rows(store, tmp_p
 
 
 def test_the_same_content_is_imported_once(store, matrix_file, tmp_path):
-    """Whatever its name, except with --again or into another experiment."""
     run_import(matrix_file)
     copy = tmp_path / "copy.csv"
     copy.write_bytes(matrix_file.read_bytes())
@@ -208,7 +206,6 @@ OF_RUN = ["--same-data-as", "RUN", "--orientation", "rows"]
 def test_an_invalid_option_is_a_one_line_error(
     store, experiment_id, matrix_file, content, options, part
 ):
-    """Also one that contradicts the run of the same data or the score. No run is created."""
     if content is not None:
         matrix_file.write_text(content)
     known_ids = []
@@ -261,7 +258,6 @@ FULL = [[2 / 3, 0.51, 0.27], [0.61, 0.87, 0.375], [0.58, 0.56, 0.93]]
 
 
 def write_files_of_one_matrix(folder):
-    """Write FULL in many ways, and return the files with the options that read them."""
     text = files.savetxt(FULL, delimiter=",")
     contents = {
         "lf.csv": text,
@@ -292,7 +288,6 @@ def write_files_of_one_matrix(folder):
 def test_one_matrix_is_one_run_whatever_its_file(
     store, experiment_id, folder, monkeypatch, first, has_tag
 ):
-    """In separate calls, whichever is first. The output names the run that it is."""
     options_by_file = write_files_of_one_matrix(folder)
     if not has_tag:  # a large matrix: only its hash is compared, in which rounding is a difference
         monkeypatch.setattr(rows_module, "_MAX_TAG_LENGTH", 0)
@@ -377,7 +372,6 @@ def test_rows_that_start_at_a_later_bucket_are_stored_as_these_rows(store, folde
 
 
 def test_a_folder_of_many_files_is_listed_once(store, monkeypatch, folder):
-    """Importing is not quadratic in the number of files."""
     for i in range(50):
         (folder / f"note{i}.txt").write_text("We had fun.\n")
     listed = []
@@ -389,7 +383,6 @@ def test_a_folder_of_many_files_is_listed_once(store, monkeypatch, folder):
 
 
 def test_an_imported_matrix_of_the_same_data_is_compared_with_tracked_runs(store, tmp_path):
-    """--same-data-as takes dataset, digest, buckets and test counts from a run."""
     data = {"buckets": ["2004", "2005", "2006"], "num_instances": [16, 32, 48]}
     with track(**data, dataset="photos", dataset_digest="ab", seed=0) as run:
         for row in range(3):
@@ -410,7 +403,6 @@ def test_an_imported_matrix_of_the_same_data_is_compared_with_tracked_runs(store
 
 
 def test_the_named_experiment_is_checked(store, matrix_file, monkeypatch):
-    """Not that of the environment, which may be deleted."""
     store.delete_experiment(store.create_experiment("deleted"))
     store.create_experiment("present")
     for of_environment, chosen, exit_code in (("deleted", "present", 0), ("present", "deleted", 2)):

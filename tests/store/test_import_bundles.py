@@ -28,7 +28,6 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 @pytest.fixture
 def my_store(empty_store, tmp_path, monkeypatch):
-    """Return a function that switches MLflow to another store, and returns its client."""
     (tmp_path / "mine").mkdir()
     uri = f"sqlite:///{tmp_path}/mine/mlflow.db"
     Path(tmp_path / "mine" / "mlflow.db").write_bytes(empty_store.read_bytes())
@@ -44,7 +43,6 @@ def my_store(empty_store, tmp_path, monkeypatch):
 
 
 def import_bundles(*words):
-    """Run the command with --json, and return its files and its exit code."""
     done = CliRunner().invoke(
         main, ["import", *map(str, words), "--experiment", "theirs", "--json"]
     )
@@ -71,7 +69,6 @@ def log_unusual_data(store, run_id):
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", ".tar.xz"])
 def test_import_is_the_inverse_of_export(store, my_store, experiment_id, tmp_path, ending):
-    """Rows, predictions, tests, costs, tags, params, histories, inputs, times and scores."""
     incomplete = stored_run(store, experiment_id, FOUR_BUCKETS[:3]).info.run_id
     store.set_tag(incomplete, names.ERROR_TAG, "its disk was full")
     store.set_terminated(incomplete, "FAILED")
@@ -109,7 +106,6 @@ def test_import_is_the_inverse_of_export(store, my_store, experiment_id, tmp_pat
 
 
 def test_different_rows_are_rejected(store, my_store, experiment_id, tmp_path):
-    """Of a copy, and in the original's store. The other runs are imported."""
     run = stored_run(store, experiment_id)
     other = stored_run(store, experiment_id, seed=8)
     exported = clear_mlflow.export([run.info.run_id, other.info.run_id], tmp_path / "results")
@@ -134,7 +130,6 @@ def test_different_rows_are_rejected(store, my_store, experiment_id, tmp_path):
 def test_a_bundle_whose_parts_contradict_each_other_is_rejected(
     store, my_store, experiment_id, tmp_path, contradiction
 ):
-    """Correct hashes do not make its rows agree with its predictions or tests. Others are read."""
     if contradiction == "tests":
         folder = artifact_folder(store.get_run(track_loop())) / "anytime_accuracy"
         file = min(folder.iterdir())
@@ -165,7 +160,6 @@ def test_a_bundle_whose_parts_contradict_each_other_is_rejected(
 def test_a_folder_contains_bundles_and_other_results(
     store, my_store, experiment_id, empty_store, tmp_path
 ):
-    """Each is imported as what it is. No option applies to bundles."""
     folder = tmp_path / "results"
     run_id = stored_run(store, experiment_id).info.run_id
     clear_mlflow.export(run_id, folder / "deep" / "bundle")

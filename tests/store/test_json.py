@@ -52,7 +52,6 @@ def misfits(value, shape, where=""):
 
 
 def run_for_json(*arguments, code=0):
-    """Return the document that a command prints to standard output."""
     result = invoke(*arguments, "--json")
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
@@ -60,13 +59,11 @@ def run_for_json(*arguments, code=0):
 
 @pytest.fixture
 def runs(trained_runs):
-    """The ids of real runs. The second was killed after its first bucket."""
     keys = [("naive", 0), ("replay", 2), ("naive", 1), ("replay", 0), ("ncm", 0)]
     return [trained_runs[key].info.run_id for key in keys]
 
 
 def test_a_run(runs):
-    """Equal to Python's values: full precision, and null with a reason."""
     for run_id in runs[:2]:
         document = run_for_json("show", run_id)
         assert misfits(document, SHAPES["show"]) == []
@@ -81,7 +78,6 @@ def test_a_run(runs):
 
 @pytest.mark.slow
 def test_scoring_comparing_importing(runs, tmp_path):
-    """The exit code is 2 if a run or a file cannot be read, with the results of the others."""
     document = run_for_json("evaluate", "--runs", ",".join(runs), "--metrics", "tic")
     assert misfits(document, SHAPES["evaluate"]) == []
     assert [run["action"] for run in document["runs"]] == ["scored"] * len(runs)
@@ -110,7 +106,6 @@ def test_scoring_comparing_importing(runs, tmp_path):
 def test_output_printed_by_a_metric_does_not_mix_with_json(
     store, experiment_id, tmp_path, monkeypatch
 ):
-    """It goes to standard error. `show` has the logged value of a custom metric."""
     (tmp_path / "loud.py").write_text(
         "import os\ndef half(matrix):\n    print('loud')\n    os.system('echo louder')\n"
         "    return 0.5\n"
@@ -127,7 +122,6 @@ def test_output_printed_by_a_metric_does_not_mix_with_json(
 
 
 def test_a_sweep(store, tmp_path, monkeypatch):
-    """The runs of a dry run. A real sweep is in tests/e2e."""
     (tmp_path / "lab_beside.py").write_text(
         "from clear_mlflow.learning.strategies import Strategy\nclass Mine(Strategy): pass\n"
     )

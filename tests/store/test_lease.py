@@ -58,7 +58,6 @@ def ago(**time):
 
 
 def create_leased_run(store, experiment_id, **changes):
-    """Create a RUNNING run with a lease of this process, except for these fields."""
     text = json.dumps({**json.loads(format_lease()), **changes})
     run = store.create_run(experiment_id, tags={names.PROCESS_TAG: text})
     return store.get_run(run.info.run_id)
@@ -82,8 +81,6 @@ class TakenOver(KnownTraining):
 
 @pytest.fixture
 def lose_run(store, monkeypatch):
-    """Train until another process takes over the run after some rows. Return run and error."""
-
     def train(after):
         training = TakenOver(store, after, monkeypatch)
         with pytest.raises(LeaseLostError) as caught:
@@ -113,7 +110,6 @@ def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store, lo
 
 
 def test_a_stored_row_is_never_overwritten(store, experiment_id):
-    """The same row of another time is equal. Another one is rejected, and both are kept."""
     run = store.create_run(experiment_id)
     name = "row_002.json"
     first = row_texts()[name].encode()
@@ -186,7 +182,6 @@ def test_a_lease_dated_in_the_future_expires_when_it_was_seen_unchanged(
 
 
 def test_a_reservation_from_the_future_does_not_block_a_run_forever(store, experiment_id):
-    """Its clock was an hour ahead."""
     run = store.create_run(experiment_id)
     reservation = format_foreign_lease(renewed_at=ago(hours=-1))
     store.log_param(run.info.run_id, "resumed/1", reservation)
@@ -194,7 +189,6 @@ def test_a_reservation_from_the_future_does_not_block_a_run_forever(store, exper
 
 
 def test_a_reservation_counts_while_its_process_may_live():
-    """On this machine the process is looked up; elsewhere its lease is recent for three minutes."""
     lease_fields = json.loads(format_lease())
     old = "2026-01-31T00:00:00+00:00"
     other = {**lease_fields, "token": "of another process"}
@@ -219,7 +213,6 @@ def test_one_of_two_concurrent_reservations_succeeds(store, experiment_id):
 
 
 def test_an_error_names_the_time_of_renewal_and_a_remedy(store, experiment_id):
-    """For example, after a restart of the machine."""
     run = create_leased_run(store, experiment_id, host="elsewhere", renewed_at=ago(seconds=100))
     message = r"was renewed 10\d s ago; .* resume the run after 180 s\); wait"
     with pytest.raises(TrackingError, match=message):
@@ -227,8 +220,6 @@ def test_an_error_names_the_time_of_renewal_and_a_remedy(store, experiment_id):
 
 
 def test_a_resume_waits_for_a_process_elsewhere(store, experiment_id, sleeps, capfd):
-    """Until it renews its lease, has ended, or the lease has expired. Or not at all."""
-
     def create_held_run(third_action=str):
         text = format_foreign_lease()
         tags = {names.PROCESS_TAG: text, names.HOLDER_TAG: text}
@@ -295,7 +286,6 @@ def wait_until_stopped(pid):
 def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
     store, experiment_id, tmp_path, own_cache, monkeypatch, is_taken_over
 ):
-    """Evaluate has closed its run as KILLED. After a takeover, it stores nothing."""
     monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.5)
     support = str(Path(__file__).parents[1] / "support")
     monkeypatch.setenv("PYTHONPATH", support, prepend=os.pathsep)
@@ -329,7 +319,6 @@ def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
 
 
 def test_a_check_counts_for_a_second(store, experiment_id, monkeypatch):
-    """Then the run is read again, and a takeover is noticed."""
     uptime = 1000.0
     monkeypatch.setattr(lease, "_read_uptime", lambda: uptime)
     run_id = store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
@@ -376,7 +365,6 @@ def test_a_late_renewal_takes_over_no_lease(store, experiment_id, sleeps):
 
 
 def test_a_released_lease_returns_to_the_previous_holder(store, experiment_id):
-    """The rows had changed since they were read, so that the resume ends."""
     for tags in ({}, {names.HOLDER_TAG: format_foreign_lease()}):
         run_id = store.create_run(experiment_id, tags=tags).info.run_id
         acquired = Lease(store, run_id)
@@ -412,7 +400,6 @@ def journals(own_cache, tmp_path, monkeypatch):
 
 
 def leave_journal(client, run, folder, end=None):
-    """Write a run folder with the third row of a run that has two."""
     run_id = run.info.run_id
     journal = RunFolder.create(folder / run_id, run_id, client.tracking_uri)
     journal.append(f"{ROWS_FOLDER}/row_002.json", row_texts()["row_002.json"].encode())
@@ -449,7 +436,6 @@ def test_sync_takes_over_no_run_from_a_live_training(store, experiment_id, journ
 
 
 def test_sync_succeeds_next_to_a_live_training(store, experiment_id, journals):
-    """It sends run folders of other processes only."""
     live, killed = (stored_run(store, experiment_id, FOUR_BUCKETS[:2]) for _ in range(2))
     journal = leave_journal(store, live, journals)
     leave_journal(store, killed, journals, Outcome("KILLED")).close()
@@ -463,7 +449,6 @@ def test_sync_succeeds_next_to_a_live_training(store, experiment_id, journals):
 
 @pytest.mark.slow
 def test_sync_sends_each_run_folder_to_its_own_store(store, journals, empty_store, tmp_path):
-    """MLFLOW_TRACKING_URI applies only with FOLDER."""
     other_file = shutil.copy(empty_store, tmp_path / "other.db")
     other = MlflowClient(f"sqlite:///{other_file}")
     runs = []
@@ -481,7 +466,6 @@ def test_sync_sends_each_run_folder_to_its_own_store(store, journals, empty_stor
 
 
 def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, journals):
-    """By no writer and no run folder. A truncated one is."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     name, content = "row_002.json", row_texts()["row_002.json"].encode()
     file = rows_folder(run) / name
@@ -499,7 +483,6 @@ def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, jour
 
 
 def test_a_reused_process_id_is_another_process(store, experiment_id):
-    """Recognised by its start time."""
     assert is_being_trained(store, create_leased_run(store, experiment_id))
     run = create_leased_run(store, experiment_id, started=_read_start_time(os.getpid()) - 2)
     assert is_expired(store, run)
@@ -507,7 +490,6 @@ def test_a_reused_process_id_is_another_process(store, experiment_id):
 
 
 def test_a_process_that_has_ended_is_gone(store, experiment_id):
-    """Also if its parent has not waited for it."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         # As the child itself would tell it: the start is that of its own process.
         fields = {"pid": child.pid, "started": _read_start_time(child.pid)}
@@ -523,7 +505,6 @@ def test_a_process_that_has_ended_is_gone(store, experiment_id):
 def test_a_lease_of_another_machine_expires_three_minutes_after_it_was_seen(
     store, experiment_id, sleeps
 ):
-    """One that seems old, or from the future, is observed first."""
     recent, old, future, unreadable = (
         create_leased_run(store, experiment_id, **{"host": "elsewhere", **changes})
         for changes in (
@@ -568,7 +549,6 @@ def test_a_process_that_cannot_be_inspected_counts_as_alive(
 
 
 def test_a_run_without_a_lease_never_expires(store, experiment_id):
-    """A run of another program, and an ended one."""
     others = store.get_run(store.create_run(experiment_id).info.run_id)
     state = create_leased_run(store, experiment_id, started=1)
     store.set_terminated(state.info.run_id)

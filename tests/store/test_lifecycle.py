@@ -42,7 +42,6 @@ from clear_mlflow.tracking.sync import sync_folders
 
 
 def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
-    """Return a run with rows that this process trains."""
     run_id = stored_run(store, experiment_id, correct).info.run_id
     store.update_run(run_id, status="RUNNING")
     Lease(store, run_id).acquire()
@@ -59,7 +58,6 @@ def end_and_load(store, run_id):
 
 
 def test_a_closed_run_has_a_reason_and_no_process(store, experiment_id):
-    """The status is set before the process is removed from the tags."""
     happened = []
 
     class Watched(MlflowClient):
@@ -84,7 +82,6 @@ def test_a_closed_run_has_a_reason_and_no_process(store, experiment_id):
 
 
 def test_a_run_in_training_is_rejected(store, experiment_id, monkeypatch):
-    """Also if the environment names it. It is unchanged."""
     run_id = running(store, experiment_id)
     message = (
         rf"another process trains into run .* now \(process {os.getpid()} of this machine.*; wait"
@@ -104,7 +101,6 @@ def test_a_run_in_training_is_rejected(store, experiment_id, monkeypatch):
 
 
 def test_a_completed_run_is_scored_and_finished(store, experiment_id):
-    """A run of the user stays open."""
     for sets_status, status in ((True, "FINISHED"), (False, "RUNNING")):
         run_id = running(store, experiment_id)
         result = end_run(store, run_id, build_result(None, run_id), sets_status=sets_status)
@@ -116,7 +112,6 @@ def test_a_completed_run_is_scored_and_finished(store, experiment_id):
 
 
 def test_an_invalid_record_fails_a_run(store, experiment_id):
-    """Even if training succeeded. The exit code of a failed training is kept."""
     for before, code, status in (
         (RunResult(0, "FINISHED", None), 2, "FAILED"),
         (RunResult(130, "KILLED", None, error="stopped"), 130, "KILLED"),
@@ -219,7 +214,6 @@ def test_outcome_of_a_training_in_this_process():
 
 
 def test_the_outcome_is_kept_while_the_store_is_unreachable(store, experiment_id):
-    """Sync sets it, even if evaluate has closed the run as KILLED."""
     run_id = running(store, experiment_id)
     unsent = UnsentError("waits")
     unsent.__cause__ = DivergedError("no number")
@@ -236,7 +230,6 @@ def test_the_outcome_is_kept_while_the_store_is_unreachable(store, experiment_id
 
 
 def leave_rows(store, run_id, tmp_path, reason=None):
-    """Return a run folder that contains at most an outcome."""
     journal = RunFolder.create(tmp_path / run_id, run_id, store.tracking_uri)
     if reason is not None:
         journal.append_json(OUTCOME_JSON, reason)
@@ -256,7 +249,6 @@ def leave_rows(store, run_id, tmp_path, reason=None):
     ],
 )
 def test_the_status_that_sync_sets(store, experiment_id, tmp_path, status, message, expected):
-    """The status of a user or a training is kept. A run of a live process stays open."""
     run_id = running(store, experiment_id)
     store.update_run(run_id, status=status)
     (synced,) = sync_folders([leave_rows(store, run_id, tmp_path, message)])
@@ -266,7 +258,6 @@ def test_the_status_that_sync_sets(store, experiment_id, tmp_path, status, messa
 
 
 def test_a_run_of_a_dead_process_is_closed_as_killed(store, experiment_id, tmp_path):
-    """If it stored no outcome. The run folder of a deleted run is kept."""
     run_id = running(store, experiment_id)
     store.set_tag(
         run_id, names.PROCESS_TAG, json.dumps({**json.loads(format_lease()), "started": 0})
@@ -286,7 +277,6 @@ def test_a_run_of_a_dead_process_is_closed_as_killed(store, experiment_id, tmp_p
 
 
 def test_a_run_with_a_renewed_lease_is_not_closed(store, experiment_id):
-    """Another process acquired it after the check."""
     observed = store.get_run(running(store, experiment_id))
     store.set_tag(observed.info.run_id, names.HOLDER_TAG, "another")
     with pytest.raises(TrackingError, match="trained into again; it is left as it is"):
@@ -295,7 +285,6 @@ def test_a_run_with_a_renewed_lease_is_not_closed(store, experiment_id):
 
 
 def test_a_project_run_without_a_training_is_ended(store, experiment_id, monkeypatch):
-    """A run of the user, or of another process, is left unchanged."""
     project = {"mlflow.project.entryPoint": "main"}
     for tags, status in (
         (project, "KILLED"),

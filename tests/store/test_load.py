@@ -124,7 +124,6 @@ def test_displayed_matrices_and_verdicts_have_the_values(store, experiment_id):
 
 
 def test_an_address_is_a_link():
-    """For stores on a server."""
     text = render_run_html("a", AccuracyMatrix([[0.5]]), (), ("run      http://server/#/runs/1",))
     assert [a["href"] for tag, a in Page(text).tags if tag == "a"] == ["http://server/#/runs/1"]
 
@@ -141,7 +140,6 @@ def test_print_shows_tables_and_links(store, experiment_id):
 
 
 def test_plot_draws_the_heat_map_and_embeds_fonts(result, tmp_path):
-    """As PNG in notebooks, without pyplot, and in a PDF without Type 3 fonts."""
     figure = result.plot(width=3.3)
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert figure.get_size_inches()[0] == pytest.approx(3.3)
@@ -153,7 +151,6 @@ def test_plot_draws_the_heat_map_and_embeds_fonts(result, tmp_path):
 
 @pytest.mark.slow
 def test_runs_are_compared(store, experiment_id):
-    """By object or by id, with or without a stored comparison."""
     first, other = (load_run(kept_run(store, experiment_id)) for _ in range(2))
     for pair in ([first, other], [first, other.run_id]):
         compared = clear_mlflow.compare(pair, group_by=(), log=False)
@@ -168,7 +165,6 @@ def test_runs_are_compared(store, experiment_id):
 
 
 def test_a_comparison_becomes_a_papers_table(store, experiment_id):
-    """Data frames, LaTeX and Markdown have the groups' values, bold only where tested."""
     for strategy, less in (("na_ive", 0), ("replay", 10)):
         for seed in range(3):
             rows = [
@@ -218,7 +214,6 @@ def test_latex_writes_powers_of_ten():
 
 @pytest.mark.slow
 def test_runs_without_a_strategy_are_compared(store, experiment_id):
-    """As custom loops store them. Invalid arguments are one-line errors."""
     for seed in (0, 1):
         build_tracked_run(store, experiment_id, seed=seed)
     for options in ({}, {"group_by": "auto"}, {"group_by": "dataset"}):
@@ -255,7 +250,6 @@ def test_an_error_is_one_line_in_a_notebook():
 
 
 def test_the_notebooks_matrix_grows_row_by_row():
-    """Each row is shown when it is measured, under streaming only its valid cells."""
     assert not is_notebook()
     for protocol, cells in (("iid", 4), ("streaming", 3)):
         texts = []

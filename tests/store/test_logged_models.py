@@ -52,7 +52,6 @@ print(json.dumps([answers["class"].tolist(), answers["label"].tolist(), loaded])
 
 
 def stored_models(store, run):
-    """Return the models of a run by row, from MLflow's search."""
     condition = f"source_run_id = '{run.info.run_id}'"
     models = store.search_logged_models([run.info.experiment_id], condition)
     return {int(m.tags["clear_mlflow.row"]): m for m in models if m.status == "READY"}
@@ -70,7 +69,6 @@ def train_run(store, experiment_id, **options):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Return photos of landscape and portrait format."""
     keys = [str(j + 1) for j in range(BUCKETS)]
     return write_released(tmp_path_factory.mktemp("photos"), buckets=keys, train=4, test=5)
 
@@ -92,7 +90,6 @@ class Tied(Strategy):
 
 
 def test_models_with_tied_weights_are_stored(store, experiment_id, photos):
-    """Each name has its numbers. A custom network is no MLflow model."""
     parameters = {**SMALL, "data_root": str(photos), "strategy": f"{__name__}:Tied"}
     run = train_run(store, experiment_id, **parameters, predictions="none")
     assert (run.info.status, stored_models(store, run)) == ("FINISHED", {})
@@ -104,7 +101,6 @@ def test_models_with_tied_weights_are_stored(store, experiment_id, photos):
 
 @pytest.mark.slow
 def test_mlflow_alone_loads_the_model_of_row_three(store, run, photos):
-    """In a process without training: its predictions equal the stored ones."""
     folder = artifact_folder(run) / "predictions"
     images = EvaluationSet.load(folder / "evaluation_set.safetensors")
     files = (path for path in photos.rglob("*") if path.is_file())
@@ -162,7 +158,6 @@ def test_nothing_in_a_model_is_a_pickle(store, run):
 
 
 def test_rescoring_logs_missing_models(store, run):
-    """Without duplicates. A deleted model is logged again, and an unfinished one is finished."""
     before = ids_by_row(store, run)
     rescore(store, run)
     assert ids_by_row(store, run) == before
@@ -193,7 +188,6 @@ SETTINGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("setting_name", SETTINGS)
 def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_name):
-    """On all test images, loaded from MLflow. With scenario=task, for one bucket at a time."""
     parameters = {**FAST, "predictions": "labels", **SETTINGS[setting_name]}
     if "scenario" in parameters:
         parameters["scenario_args"] = "times=all"
@@ -249,7 +243,6 @@ def test_a_task_model_requires_the_bucket(store, experiment_id):
     ids=str,
 )
 def test_any_metadata_of_a_model_file_is_handled(tmp_path, wrong):
-    """Invalid ones are one-line errors, and take little memory."""
     description = ModelDescription(
         model="small_cnn", num_classes=2, class_names=("a", "b"), width=0, image_size=24,
         augment="none", precision="off", strategy="naive", dataset="digits",

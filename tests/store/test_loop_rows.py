@@ -7,11 +7,7 @@ from trainings import NUM_TEST
 
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.tracking.loop_rows import (
-    build_count_row,
-    build_prediction_row,
-    build_value_row,
-)
+from clear_mlflow.tracking.loop_rows import build_count_row, build_prediction_row, build_value_row
 
 LOOP = {"buckets": 4, "num_instances": NUM_TEST}
 
@@ -22,7 +18,6 @@ def describe_loop(**options):
 
 @pytest.mark.parametrize("value", [2**53 + 1, np.uint64(2**60 + 1), -(10**40) - 1])
 def test_an_integer_that_a_float_would_round_is_rejected(value):
-    """By values of another score. Integers that a float contains are stored."""
     loop = describe_loop(buckets=2, score="loss")
     with pytest.raises(RecordError, match="which a float would round to"):
         build_value_row(loop, 1, [1, value])

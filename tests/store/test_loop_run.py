@@ -48,7 +48,6 @@ def log_all(run, order=range(5)):
 
 
 def track_rows(order=range(5), **options):
-    """Track a complete loop with these rows of FOUR_BUCKETS, and return its run."""
     with clear_mlflow.track(**{**LOOP, **options}) as run:
         log_all(run, order)
     return run
@@ -162,7 +161,6 @@ def test_a_row_logged_again_has_nothing_new(store, monkeypatch, capsys):
 
 @pytest.mark.parametrize("is_continued", [False, True])
 def test_a_tag_or_parameter_that_was_logged_before_is_reported(store, capsys, is_continued):
-    """Arguments of track replace tags of a run that has no rows; parameters cannot change."""
     with mlflow.start_run() as active:
         if is_continued:
             with clear_mlflow.track(**LOOP, seed=7, strategy="replay") as run:
@@ -188,7 +186,6 @@ def test_a_tag_or_parameter_that_was_logged_before_is_reported(store, capsys, is
 
 
 def test_a_run_is_continued_only_by_the_same_loop(store, monkeypatch):
-    """After a kill, for example. Rows of another loop are rejected."""
     with mlflow.start_run() as active:
         track_rows(range(3), seed=1)
     refused = invoke("train", "--resume", active.info.run_id)
@@ -206,7 +203,6 @@ def test_a_run_is_continued_only_by_the_same_loop(store, monkeypatch):
 
 
 def test_accuracies_instead_of_counts(store):
-    """An untested bucket is not 0, and metrics that need counts have a reason."""
     with clear_mlflow.track(buckets=["x", "y"]) as run:
         run.log_accuracies(1, {"x": 0.5})
         run.log_accuracies(2, np.array([0.25, 0.75], dtype=np.float32))
@@ -237,7 +233,6 @@ def test_a_tracked_run_prints_like_the_stored_one(store):
 
 
 def test_predictions_are_counted_stored_and_scored(store):
-    """Labels define the row. Probabilities also define calibration."""
     ids = [["a", "b", "c"], ["a", "e"], ["f", "g", "h", "i"]]
     classes = ["cat", "dog", "eel"]
     with clear_mlflow.track(
@@ -257,7 +252,6 @@ def test_predictions_are_counted_stored_and_scored(store):
 
 @pytest.mark.slow
 def test_the_true_labels_may_be_passed_with_the_predictions(store, monkeypatch):
-    """With the same result as for track. Different ones are rejected."""
     with clear_mlflow.track(buckets=3) as run:
         with pytest.raises(ConfigError, match="pass their true labels with"):
             run.log_predictions(1, OUTPUTS)
@@ -307,7 +301,6 @@ def test_the_images_of_a_continued_run_are_the_same(store):
 
 
 def test_bucket_numbers_in_metric_names_have_leading_zeros(store):
-    """At least two digits, as many as the largest number has."""
     for numbers, first in ((9, "01"), (100, "001")):
         buckets = [*map(str, range(1, numbers + 1)), "autumn of 2004"]
         with clear_mlflow.track(buckets=buckets, num_instances=NUM_TEST) as run:
@@ -318,7 +311,6 @@ def test_bucket_numbers_in_metric_names_have_leading_zeros(store):
 
 
 def test_a_row_is_stored_when_its_call_ends(store, experiment_id, monkeypatch):
-    """Although the store is slow, and also if Ctrl-C interrupts the call after the row."""
     upload = Uploader.upload
 
     def upload_slowly(self, entry):
@@ -414,7 +406,6 @@ run._log_row(1, "abc", [0.5, 0.25, float("nan")], [2, 4, 5])
 def test_a_program_that_ends_leaves_an_adapters_run_scored_and_closed(
     store, experiment_id, ending, status
 ):
-    """Without a with block. A pending row is logged first."""
     done = run_python("-c", ENDING.format(ending=ending), timeout=120)
     assert done.returncode == (1 if status == "FAILED" else 0)
     run = only_run(store, experiment_id)
@@ -468,7 +459,6 @@ def log_tested(run, buckets=(1, 2, 3)):
 
 
 def test_tests_within_a_bucket_are_stored_and_scored(store, monkeypatch):
-    """As those of a training, also in a continued loop."""
     with clear_mlflow.track(buckets=3, num_instances=100) as run:
         log_tested(run, [1, 2])
         log_tested(run, [1])  # the same numbers again
@@ -584,14 +574,12 @@ with clear_mlflow.track(buckets=3, num_instances=10) as run:
 
 
 def run_script(folder, text, *words):
-    """Run a program in its own process."""
     script = folder / "script.py"
     script.write_text(text)
     return run_python(str(script), *words, cwd=folder)
 
 
 def test_a_loop_killed_after_a_row_continues(store, experiment_id, monkeypatch, tmp_path):
-    """It sends unsent files of its earlier process."""
     run_id = store.create_run(experiment_id).info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     assert run_script(tmp_path, KILLED_AFTER_A_ROW, "kill").returncode == -9
@@ -685,7 +673,6 @@ def test_threads_that_log_tests_and_rows(store):
 
 
 def test_an_interrupted_call_may_be_repeated(store, monkeypatch):
-    """The row is on disk already."""
     interrupts = [KeyboardInterrupt()]
     wait = Uploader.wait_until_stored
 
@@ -779,7 +766,6 @@ def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
 
 @pytest.mark.slow
 def test_a_loop_rejected_by_an_active_run_does_not_block_the_next(store):
-    """It no longer counts as a process that trains the run."""
     with mlflow.start_run():
         track_rows([0, 1], seed=1)
         with pytest.raises(TrackingError, match="with seed 1, but this loop has 2"):

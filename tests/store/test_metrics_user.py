@@ -93,7 +93,6 @@ def test_the_working_folder_precedes_installed_packages(tmp_path, monkeypatch) -
 
 @pytest.mark.usefixtures("lab")
 def test_custom_metrics_declare_family_direction_and_version() -> None:
-    """They can be pickled for worker processes."""
     own = load_custom_metrics(["lab_module:METRICS"])
     assert [m.name for m in own] == ["mylab/worst", "mylab/whole", "mylab/answers"]
     assert (own[0].higher_is_better, own[0].version) == (False, 4)
@@ -103,7 +102,6 @@ def test_custom_metrics_declare_family_direction_and_version() -> None:
 
 @pytest.mark.usefixtures("lab")
 def test_errors_of_a_function_name_it() -> None:
-    """And stop no other metric. Its own reasons are reported unchanged."""
     wrong = ("undefined", "failing", "gives_none", "gives_nan", "gives_text", "gives_array")
     own = load_custom_metrics([f"lab_module:{name}" for name in (*wrong, "worst")])
     assert summarize(MATRIX, "iid", (*METRICS, *own)).keys() > {"lab_module/worst"}

@@ -28,7 +28,6 @@ MISSING = "are missing from its artifacts"
 
 @pytest.fixture
 def trained(trained_runs):
-    """A finished run of ten buckets."""
     return trained_runs["naive", 0]
 
 
@@ -56,7 +55,6 @@ def files_below(folder):
     "command", [("evaluate", "--runs", "RUN"), ("evaluate", "--runs", "test"), ("compare", "RUN")]
 )
 def test_commands_reject_the_run_and_leave_it_unchanged(store, trained, unmount, tmp_path, command):
-    """In one line, with exit code 2. Its tag stays complete, and no report is written."""
     run_id = trained.info.run_id
     before = known(store, run_id)
     unmount()
@@ -88,7 +86,6 @@ def test_an_interrupted_run_with_missing_rows_is_rejected(store, trained, unmoun
 def test_a_run_interrupted_in_its_first_bucket_with_missing_rows_is_rejected(
     store, experiment_id, unmount, monkeypatch
 ):
-    """Before any point of a row is stored."""
     monkeypatch.setattr(run_recorder, "build_row_points", lambda *_: [])
     run = store.create_run(experiment_id)
     Lease(store, run.info.run_id).acquire()

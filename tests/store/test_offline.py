@@ -13,6 +13,7 @@ from contextlib import closing
 import mlflow
 import pytest
 from click.testing import CliRunner
+from commands import run_command
 from copying import check_equal, describe_run, track_loop
 from mlflow import MlflowClient
 from mlflow.entities import Metric
@@ -38,7 +39,6 @@ FAST = ("--strategy", "ncm", "--features", "pixels")
 
 @pytest.fixture
 def folder(store, own_cache, tmp_path, monkeypatch):
-    """The path of an offline folder; the configured store does not answer."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(OFFLINE_VARIABLE, "")  # restored after the test
     use_store(monkeypatch, f"http://127.0.0.1:{free_port()}")
@@ -46,11 +46,8 @@ def folder(store, own_cache, tmp_path, monkeypatch):
 
 
 def sync(monkeypatch, store, *arguments):
-    """Copy to the store in the environment. Return the lines that are printed."""
     use_store(monkeypatch, store.tracking_uri)
-    result = CliRunner().invoke(main, ["sync", *map(str, arguments)])
-    assert result.exit_code == 0, result.output
-    return result.output
+    return run_command("sync", *arguments)
 
 
 def list_copies(store):
@@ -59,7 +56,6 @@ def list_copies(store):
 
 @pytest.mark.slow
 def test_a_custom_loop_is_recorded_offline_and_synced_once(store, folder, monkeypatch):
-    """The store of the environment is not contacted, and the copy equals the recorded run."""
     run_id = track_loop(offline=True)
     assert clear_mlflow.load(run_id).status == "FINISHED"
     assert f"run {run_id}: copied" in sync(monkeypatch, store)
@@ -73,7 +69,6 @@ def test_a_custom_loop_is_recorded_offline_and_synced_once(store, folder, monkey
 
 @pytest.mark.slow
 def test_a_folder_is_moved_continued_and_synced_again(store, folder, tmp_path, monkeypatch):
-    """The new folder's files are read. An older folder does not undo an update."""
     run_id = track_loop(1, offline=folder)
     moved, older = tmp_path / "other" / "runs 100%", tmp_path / "older"
     shutil.copytree(folder, older)
@@ -95,7 +90,6 @@ def test_a_folder_is_moved_continued_and_synced_again(store, folder, tmp_path, m
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [(3, 3), (2, 3), (3, 2)])
 def test_two_continued_copies_double_nothing(store, folder, tmp_path, monkeypatch, rows):
-    """Each value of a metric and step is stored once, whichever folder is sent, and how often."""
     run_id = track_loop(1, offline=folder)
     folders = folder, shutil.copytree(folder, tmp_path / "twin")
     for path, num_rows in zip(folders, rows, strict=True):
@@ -125,7 +119,6 @@ def test_two_continued_copies_double_nothing(store, folder, tmp_path, monkeypatc
 def test_a_folder_whose_clock_is_a_year_off_is_continued_and_synced(
     store, folder, monkeypatch, years
 ):
-    """The copy has the points of the folder, each once; the last value is the last step's."""
     clock = time.time
     monkeypatch.setattr(time, "time", lambda: clock() + years * 365 * 86400)
     run_id = track_loop(1, offline=folder)
@@ -167,11 +160,6 @@ def test_values_that_were_logged_to_one_step_are_all_sent(store, folder, monkeyp
 
 @pytest.mark.slow
 def test_an_interrupted_training_is_resumed_by_its_folder(store, folder, tmp_path, monkeypatch):
-    """The process is killed after its first rows; ``--resume FOLDER`` trains the rest.
-
-    Of two copies of the folder that are both resumed, the second is refused, and the stored run
-    stays as it is.
-    """
     command = ["clear-mlflow", "train", "--features", "pixels", "--epochs", "100", "--offline"]
     environment = {**os.environ, "CLEAR_MLFLOW_CACHE": str(tmp_path / "cache")}
     environment.pop(OFFLINE_VARIABLE)
@@ -203,7 +191,6 @@ def test_an_interrupted_training_is_resumed_by_its_folder(store, folder, tmp_pat
 
 @pytest.mark.slow
 def test_an_ensemble_is_recorded_offline_and_synced(store, folder, monkeypatch):
-    """Copies of members are children of the copy of the ensemble, which has the means."""
     options = {"strategy": "ncm", "features": "pixels", "predictions": "none"}
     ensemble = clear_mlflow.train_ensemble(seeds=[0, 1], offline=True, **options)
     sync(monkeypatch, store)
@@ -254,8 +241,7 @@ def test_a_workspace_without_the_default_experiment_needs_a_name(store, folder, 
     assert refused.exit_code == 2
     assert "lacks the experiment Default, like each" in refused.stderr
     assert "pass --experiment NAME" in refused.stderr
-    sent = CliRunner().invoke(main, ["sync", str(folder), "--experiment", "own"])
-    assert sent.exit_code == 0, sent.output
+    run_command("sync", folder, "--experiment", "own")
 
 
 def test_ids_in_a_database_are_never_followed_as_paths(store, experiment_id, tmp_path):

@@ -8,6 +8,7 @@ import socket
 import mlflow
 import pytest
 from click.testing import CliRunner
+from commands import run_command
 from kept_predictions import kept_run
 from mlflow.exceptions import MlflowException
 from offline_folders import create_offline_folder
@@ -40,7 +41,6 @@ def copied_folder(tmp_path):
 
 @pytest.fixture
 def silent_store(monkeypatch):
-    """The address of a store as MLFLOW_TRACKING_URI that must not be contacted."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -55,7 +55,6 @@ def silent_store(monkeypatch):
 def test_a_copied_folder_is_read_without_a_store(
     copied_folder, silent_store, tmp_path, monkeypatch
 ):
-    """By every command that reads bundles: from its files, not from the stored paths."""
     folder, run_ids = copied_folder
     monkeypatch.chdir(folder.parent)
     runs = clear_mlflow.runs("offline_runs")
@@ -97,23 +96,20 @@ def test_a_folder_is_compared_with_stored_runs(store, experiment_id, copied_fold
 
 @pytest.mark.slow
 def test_a_comparison_is_printed_though_no_store_can_take_it(copied_folder, monkeypatch):
-    """On a node without network. The last line has the reason."""
     folder, _ = copied_folder
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", None)
-    done = CliRunner().invoke(main, ["compare", str(folder)])
-    assert done.exit_code == 0, done.output
-    assert "replay" in done.output
+    output = run_command("compare", folder)
+    assert "replay" in output
     assert f"the comparison is not stored: cannot read experiments in the tracking store {uri}" in (
-        done.output
+        output
     )
 
 
 def test_one_run_needs_no_name(store, tmp_path):
-    """A folder with one training is that run. Comparisons in the folder do not count."""
     folder = tmp_path / "offline_runs"
     client, experiment_id = create_offline_folder(folder)
     with pytest.raises(RecordError, match=r"contains no run$"):
@@ -143,7 +139,6 @@ def test_one_run_needs_no_name(store, tmp_path):
     ],
 )
 def test_a_damaged_run_stops_no_other(store, tmp_path, monkeypatch, capsys, name, content, problem):
-    """It is reported by its folder, as an error of sync and where it is named itself."""
     folder = tmp_path / "recorded"
     client, experiment_id = create_offline_folder(folder)
     damaged, intact = (stored_run(client, experiment_id).info.run_id for _ in range(2))
@@ -175,7 +170,6 @@ def test_rows_in_a_folder_without_its_header_are_reported(store, tmp_path, monke
 
 
 def test_nothing_in_a_hostile_folder_leads_out_of_it(store, tmp_path):
-    """Neither the names of folders, nor links, nor what a header contains."""
     folder = tmp_path / "hostile"
     client, experiment_id = create_offline_folder(folder)
     run_id = stored_run(client, experiment_id).info.run_id
@@ -242,7 +236,6 @@ def test_a_folder_without_its_header_is_an_error_that_creates_nothing(
 def test_a_folder_of_another_format_is_an_error_of_every_command(
     store, own_cache, tmp_path, monkeypatch, content
 ):
-    """One line, exit code 2, and nothing is created, neither in the folder nor in the store."""
     folder = tmp_path / "work" / "recorded"
     client, experiment_id = create_offline_folder(folder)
     run_id = stored_run(client, experiment_id).info.run_id

@@ -72,7 +72,6 @@ def apply(client, run_id, operation, value):
 
 
 def describe(client, run_id):
-    """Return all that a store contains of a run, without its id and places."""
     run = client.get_run(run_id)
     info = run.info
     return {
@@ -98,7 +97,6 @@ def describe(client, run_id):
 @given(operations=st.lists(OPERATIONS, max_size=12))
 @pytest.mark.slow
 def test_it_does_what_mlflows_store_does(store, experiment_id, tmp_path_factory, operations):
-    """Whatever is called, in whatever order: contents, latest values and error codes are equal."""
     client, offline_id = create_offline_folder(tmp_path_factory.mktemp("x") / "recorded")
     pairs = [(store, experiment_id), (client, offline_id)]
     runs = [c.create_run(e, start_time=5, run_name="one").info.run_id for c, e in pairs]
@@ -125,7 +123,6 @@ def test_it_does_what_mlflows_store_does(store, experiment_id, tmp_path_factory,
     ],
 )
 def test_no_value_makes_a_run_unreadable(store, experiment_id, tmp_path, operation, value):
-    """As MLflow's store: refused, truncated, or stored so that it can be read and copied."""
     client, offline_id = create_offline_folder(tmp_path / "recorded")
     results = []
     for store_client, experiment in ((store, experiment_id), (client, offline_id)):
@@ -147,7 +144,6 @@ def test_the_params_of_a_run_are_limited_as_its_files_are(tmp_path, monkeypatch)
 
 
 def test_runs_are_searched_as_in_mlflows_store(store, experiment_id, tmp_path):
-    """By tags, parameters, metrics and attributes, in order, in pages; deleted ones apart."""
     client, offline_id = create_offline_folder(tmp_path / "recorded")
     for c, e in ((store, experiment_id), (client, offline_id)):
         for seed in range(7):
@@ -187,7 +183,6 @@ def test_runs_are_searched_as_in_mlflows_store(store, experiment_id, tmp_path):
 
 
 def test_experiments_are_created_once(tmp_path):
-    """Default is always there; a tag of an experiment is kept."""
     client, experiment_id = create_offline_folder(tmp_path / "recorded")
     with pytest.raises(MlflowException) as taken:
         client.create_experiment("offline")
@@ -205,7 +200,6 @@ def test_experiments_are_created_once(tmp_path):
 
 
 def test_what_else_a_script_logs_with_mlflow_is_recorded(own_cache, tmp_path, monkeypatch):
-    """Metrics, images, texts, nested runs; a model is refused, with what to do."""
     _, experiment_id = create_offline_folder(tmp_path / "recorded")
     use_store(monkeypatch, format_offline_uri(tmp_path / "recorded"))
     with mlflow.start_run(run_name="mine", experiment_id=experiment_id) as parent:
@@ -232,8 +226,6 @@ class Killed(BaseException):
 
 
 def test_a_kill_at_any_write_leaves_what_was_before_or_after(tmp_path, monkeypatch):
-    """Each call happens completely or not at all, whichever of its files was the last."""
-
     def act(client, experiment_id, run_id):
         for points in ([Metric("m", 0.5, 1, 1)], [Metric("m", 0.25, 2, 2), Metric("n", 1, 2, 2)]):
             client.log_batch(run_id, metrics=points)
@@ -293,7 +285,6 @@ def test_a_kill_at_any_write_leaves_what_was_before_or_after(tmp_path, monkeypat
 
 
 def write_much(folder, number):
-    """Write to one run and to new ones, in a process of its own."""
     client = MlflowClient(format_offline_uri(folder))
     (run,) = client.search_runs(["0"], "tags.shared = 'yes'")
     for step in range(20):
@@ -311,7 +302,6 @@ def write_much(folder, number):
 
 @pytest.mark.slow
 def test_several_processes_write_to_one_folder(tmp_path):
-    """Nothing is lost, and nothing exists twice."""
     folder = tmp_path / "recorded"
     client, _ = create_offline_folder(folder)
     run_id = client.create_run("0", tags={"shared": "yes"}).info.run_id
@@ -332,7 +322,6 @@ def test_several_processes_write_to_one_folder(tmp_path):
 
 
 def test_a_folder_can_be_moved_and_copied(tmp_path):
-    """No path in it is followed."""
     client, experiment_id = create_offline_folder(tmp_path / "here")
     run_id = client.create_run(experiment_id).info.run_id
     client.log_text(run_id, "x", "a.txt")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import mlflow
 import pyarrow as pa
 import pytest
-from commands import invoke
+from commands import invoke, run_command
 from forked import run_forked
 from pyarrow import parquet
 from stored_runs import stored_run
@@ -35,10 +35,9 @@ def test_an_artifact_location_that_stores_nothing_is_a_one_line_error(store, mon
 
 
 def test_memory_for_a_strategy_without_memory_is_rejected(store, experiment_id):
-    done = invoke("train", "--strategy", "ewc", "--memory", "100")
-    assert done.exit_code == 2
+    output = run_command("train", "--strategy", "ewc", "--memory", "100", code=2)
     message = "memory is 100, but strategy {} does not use it"
-    assert f"error: --{message.format('ewc')}; leave --memory out" in done.output
+    assert f"error: --{message.format('ewc')}; leave --memory out" in output
     with pytest.raises(ConfigError, match=message.format("naive")):
         clear_mlflow.train(memory=100)
     assert store.search_runs([experiment_id]) == []
@@ -60,7 +59,6 @@ def test_memory_for_a_strategy_without_memory_is_rejected(store, experiment_id):
     ],
 )
 def test_messages_spell_options_as_they_are_typed(store, tmp_path, monkeypatch, arguments, part):
-    """On the command line with dashes."""
     monkeypatch.chdir(tmp_path)
     Path("x.csv").write_text("75,50\n70,90\n")
     Path("m.json").write_text('{"matrix": [[0.8, 0.6], [0.7, 0.9]], "num_instances": "x"}')
@@ -122,7 +120,6 @@ for line in sys.stdin.read().splitlines():
 
 @pytest.fixture
 def run_without(tmp_path, monkeypatch):
-    """Run lines in a process without a package, and return its errors and exit codes."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
 
@@ -185,7 +182,6 @@ def test_a_training_in_python_names_the_package_that_is_missing(run_without, pac
 def test_a_missing_package_is_a_line_that_says_how_to_install_it(
     run_without, tmp_path, package, error, line
 ):
-    """Or if a library that it links to is missing, or it needs another version of one."""
     (tmp_path / "grid.yaml").write_text("grid: {seed: [0]}")
     stderr, (message, end) = run_without(package, line, error=error)
     assert f"needs the package {package}, which cannot be imported" in message, stderr
@@ -204,10 +200,9 @@ def test_a_missing_package_is_a_line_that_says_how_to_install_it(
 def test_a_file_that_cannot_be_read_is_one_plain_line(tmp_path, monkeypatch, arguments, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text("grid: {seed: [0, 1]\nfixed: 2")
-    done = invoke(*arguments)
-    assert done.exit_code == 2
-    assert expected in done.output
-    assert not any(part in done.output for part in ("\\n", "Errno"))
+    output = run_command(*arguments, code=2)
+    assert expected in output
+    assert not any(part in output for part in ("\\n", "Errno"))
 
 
 @pytest.mark.parametrize("command", [["evaluate", "--unscored-only"], ["import", __file__]])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from commands import invoke
+from commands import run_command
 from courses import values
 from stored_runs import artifact_folder, histories
 
@@ -31,7 +31,6 @@ def track_whole(errors=ERRORS, **changes):
 
 
 def test_a_loops_rmse_is_stored_as_a_run(store, experiment_id):
-    """Rows, series and metrics under the score's name, with their direction, and no accuracy."""
     tracked = track_whole(seed=3)
     (run,) = store.search_runs([experiment_id])
     record = assemble(read_rows(store, run))
@@ -63,13 +62,9 @@ def test_a_loops_rmse_is_stored_as_a_run(store, experiment_id):
 
 
 def test_rescoring_changes_nothing(store, experiment_id):
-    """Also with all points read, and with further families."""
     track_whole()
-    again = invoke("evaluate", "--runs", "test", "--dry-run")
-    assert again.exit_code == 0, again.output
-    assert "1 unchanged" in again.output
-    result = invoke("evaluate", "--runs", "test", "--metrics", "tic,worst_bucket")
-    assert result.exit_code == 0, result.output
+    assert "1 unchanged" in run_command("evaluate", "--runs", "test", "--dry-run")
+    run_command("evaluate", "--runs", "test", "--metrics", "tic,worst_bucket")
     (run,) = store.search_runs([experiment_id], "tags.clear_mlflow.kind = 'train'")
     assert run.data.metrics["worst_bucket/highest_rmse"] == 2.9
     assert run.data.metrics["tic/backward_rmse"] == np.mean([2.6, 2.9, 2.5])
@@ -105,8 +100,7 @@ def test_a_score_name_that_metrics_use_is_rejected_before_a_run(store, experimen
 def test_a_file_of_errors_is_imported(store, experiment_id, tmp_path):
     path = tmp_path / "errors.csv"
     path.write_text("\n".join(",".join(map(str, row)) for row in ERRORS) + "\n")
-    done = invoke("import", path, "--score", "rmse", "--lower-is-better", "--initial", "first-row")
-    assert done.exit_code == 0, done.output
+    run_command("import", path, "--score", "rmse", "--lower-is-better", "--initial", "first-row")
     (run,) = store.search_runs([experiment_id])
     record = assemble(read_rows(store, run))
     assert record.matrix.score == RMSE

@@ -55,7 +55,6 @@ def test_a_run_records_its_dataset(store, experiment_id, root):
 
 
 def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, own_cache):
-    """Four years are four times as wide as one."""
     write_years(tmp_path / "gaps", buckets=("2001", "2002", "2006"), train=4, test=2)
     clear_mlflow.train(dataset="folder", data_root=tmp_path / "gaps", **SMALL)
     run = only_training(store, experiment_id)

@@ -45,7 +45,6 @@ class Counting:
 
 
 def until(condition):
-    """Wait for a condition, with a time limit."""
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
@@ -53,7 +52,6 @@ def until(condition):
 
 
 def read_row_values(client, run_id):
-    """Return the rows of a run, without fields that depend on the machine."""
     records = read_rows(client, client.get_run(run_id))
     return without_machine_fields(
         {n: json.loads(record.to_json()) for n, record in records.items()}

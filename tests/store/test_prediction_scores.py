@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from commands import invoke
+from commands import run_command
 from kept_predictions import kept_run, predictions_folder, score
 from stored_runs import artifact_folder, histories
 
@@ -90,7 +90,6 @@ def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id, damage, 
 
 
 def test_removed_predictions_are_reported(store, experiment_id):
-    """Logged metrics and the report, with its classes, are kept. A missing row leaves a gap."""
     run = kept_run(store, experiment_id)
     (predictions_folder(run) / "row_001.safetensors").unlink()
     for _ in range(2):  # what was not stored when the run was scored is not gone
@@ -117,7 +116,6 @@ def test_removed_predictions_are_reported(store, experiment_id):
 
 
 def test_changed_predictions_are_scored_again(store, experiment_id):
-    """Even with the same number of correct ones in each bucket."""
     run = kept_run(store, experiment_id, kept="probs")
     score(store, run)
     file = predictions_folder(run) / "row_002.safetensors"
@@ -153,7 +151,6 @@ def broken_too(predictions):
 
 
 def test_custom_metrics_of_rows_and_predictions(store, experiment_id, tmp_path, monkeypatch):
-    """From the command line. A failing one is reported and stops no other."""
     (tmp_path / "lab_of_mine.py").write_text(LAB)
     monkeypatch.chdir(tmp_path)
     run = kept_run(store, experiment_id)
@@ -161,12 +158,11 @@ def test_custom_metrics_of_rows_and_predictions(store, experiment_id, tmp_path, 
     metric_names = ",".join(f"lab_of_mine:{name}" for name in functions)
     for chosen, count in ((run.info.run_id, ""), ("test", "1 unchanged")):
         command = ["evaluate", "--runs", chosen, "--metrics", metric_names]
-        done = invoke(*command)
-        assert done.exit_code == 2
+        output = run_command(*command, code=2)
         for name, key in (("broken", "x"), ("broken_too", "y")):
             error = f"{name} left out: lab_of_mine:{name} raised KeyError: '{key}'"
-            assert f"lab_of_mine/{error}" in done.output
-        assert count in done.output
+            assert f"lab_of_mine/{error}" in output
+        assert count in output
     data = store.get_run(run.info.run_id).data
     assert data.metrics["lab_of_mine/worst"] == assemble(read_rows(store, run)).matrix.values.min()
     assert 0.1 < data.metrics["lab_of_mine/share_of_first_class"] < 0.5

@@ -41,13 +41,11 @@ def select_values(values):
 
 @pytest.fixture
 def finished(store, experiment_id, fill_once):
-    """A run of the weather."""
     fill_once(store, lambda: train_in_process(store, prepare_training(PARAMETERS), PARAMETERS))
     return only_run(store, experiment_id)
 
 
 def test_metrics_are_those_of_the_file_at_every_step(store, finished):
-    """Each is a series over the buckets."""
     record = PrequentialRecord.load(get_file(finished))
     assert (record.distances, record.k, record.size.sum()) == ((0, 10), 8, 1461)
     values = compute_values(record, PREQUENTIAL_METRICS)[0]
@@ -81,7 +79,6 @@ def test_the_order_is_recorded_as_a_parameter_that_affects_results(finished):
 
 
 def test_scoring_again_writes_nothing_and_missing_values_are_computed(store, finished):
-    """By a search, which does not read the file, and by id, which does."""
     run_id = finished.info.run_id
     scores = read_scores(store, store.get_run(run_id))
     assert scores.changes.is_empty
@@ -109,7 +106,6 @@ def test_a_damaged_file_is_reported_and_the_rows_are_scored(store, finished):
 
 
 def test_a_run_folder_does_not_replace_the_file_of_more_rows(store, finished, tmp_path):
-    """A process that was killed left the file of an earlier row; another one continued."""
     content, run_id = get_file(finished).read_bytes(), finished.info.run_id
     earlier = PrequentialRecord.load(get_file(finished)).after(3).to_bytes()
     for stored, sent in ((content, earlier), (earlier, content)):
@@ -164,7 +160,6 @@ def test_a_bundle_has_the_file(store, finished, tmp_path):
 
 
 def test_a_comparison_has_the_values(store, finished):
-    """Computed from the file, also if they are not logged."""
     (group,) = compare_stored_runs(store, [finished], group_by=(), explicit=True).comparison.groups
     means = {name: metric.mean for name, metric in group.metrics.items()}
     assert select_values(means) == pytest.approx(select_values(finished.data.metrics))

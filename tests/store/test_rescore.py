@@ -24,7 +24,6 @@ OWN = Metric(name="lab/bucket", function=worst_bucket)
 
 
 def search(client, **options):
-    """Evaluate the test's experiment. Return the results in the order of the runs."""
     runs = select_runs(client, experiment="test")
     return list(rescore_runs(client, runs, **options))
 
@@ -35,8 +34,6 @@ def group_by_name(verdicts):
 
 @pytest.fixture
 def many(store, experiment_id):
-    """Return a function that creates runs with rows only."""
-
     def make(*run_names, **options):
         return [stored_run(store, experiment_id, name=name, **options) for name in run_names]
 
@@ -102,7 +99,6 @@ def evaluate_command(*options):
 
 @pytest.mark.slow
 def test_ctrl_c_reports_progress_and_the_next_call_does_the_rest(store, many, experiment_id):
-    """The first signal stops it soon, with a summary. Its repetition is ignored."""
     many(*map(str, range(48)))
     process = evaluate_command()
     scored = f"tags.`{names.SCORED_TAG}` != ''"
@@ -126,7 +122,6 @@ def test_ctrl_c_reports_progress_and_the_next_call_does_the_rest(store, many, ex
 
 
 def test_the_summary_of_many_runs_names_incomplete_ones(store, many, capsys):
-    """One line each for an interrupted and a damaged run, none for fifty-one others."""
     from clear_mlflow.cli.evaluate import print_results
 
     early, damaged, complete_run = many("early", "damaged", "whole")

@@ -20,14 +20,12 @@ PAGE = runpy.run_path(str(BENCHMARKS / "results.py"))
 
 
 def test_the_page_and_its_figures_follow_from_the_archives(store):
-    """Scored again from the rows, byte for byte."""
     for path, content in PAGE["write_files"]().items():
         assert path.read_bytes() == content, f"{path.name}: run python benchmarks/results.py"
 
 
 @pytest.mark.parametrize("study", [*PAGE["STUDIES"], *PAGE["BORDERS"]])
 def test_an_archive_holds_what_its_grid_trains(study):
-    """Each combination once, with software versions. All strategies are included."""
     planned = read_grid(BENCHMARKS / "results" / f"{study}.yaml").runs
     planned_runs = sorted(
         (run.config.strategy, str(run.config.seed), run.config.borders) for run in planned
@@ -98,7 +96,6 @@ def test_a_verdict_that_depends_on_the_borders_is_found(store):
 
 
 def test_the_example_of_borders_is_a_valid_sweep():
-    """Each strategy and seed with each of the borders, on one test set."""
     configs = [run.config for run in read_grid(BENCHMARKS.parent / "examples/borders.yaml").runs]
     combinations = {(c.strategy, c.borders, c.seed) for c in configs}
     assert len(combinations) == len(configs) == 36
@@ -106,7 +103,6 @@ def test_the_example_of_borders_is_a_valid_sweep():
 
 
 def test_the_flights_contain_nothing_of_the_future():
-    """As many as are known, late as often as is known; only of schedule and weather."""
     table = runpy.run_path(str(BENCHMARKS.parent / "examples" / "flights.py"))["read_flights"]()
     assert len(table) == 327_346
     late = table["arrival"].eq("late").groupby(table["time"].str[5:7]).mean()
@@ -150,7 +146,6 @@ def test_the_report_of_a_study_follows_from_the_runs_in_its_archive(store):
 
 
 def test_an_archive_that_was_changed_is_refused(tmp_path):
-    """Wherever in its compressed bytes."""
     content = (BENCHMARKS / "results" / "weather.tar.xz").read_bytes()
     for offset in (0, *range(200, len(content), len(content) // 10), len(content) - 1):
         changed = content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :]

@@ -58,14 +58,12 @@ def test_a_tag_has_at_most_the_length_that_mlflow_stores():
 
 
 def test_the_matrix_tag_of_another_run_is_ignored():
-    """A run that was copied with its tags is read from its artifacts."""
     assert read_matrix_tag("another", pack_matrix_tag("run", ROWS)) == {}
 
 
 @settings(max_examples=200)
 @given(data=st.data())
 def test_a_modified_matrix_tag_is_ignored(data):
-    """Another character, a truncated tag, or any text: ignored, unless the rows are the same."""
     text = pack_matrix_tag("run", ROWS)
     at = data.draw(st.integers(0, len(text) - 1))
     changed = text[:at] + data.draw(st.characters()) + text[at + 1 :]
@@ -76,14 +74,12 @@ def test_a_modified_matrix_tag_is_ignored(data):
 
 @pytest.mark.parametrize("packed", [b"null", b"[]", b"{}", b"[" * 9999, b'{"a": 1}', b"\xff"])
 def test_a_matrix_tag_of_other_json_is_ignored(packed):
-    """No kind of JSON stops a listing."""
     text = hash_rows("run", {}) + b64encode(zlib.compress(packed)).decode()
     assert read_matrix_tag("run", text) == {}
     assert read_matrix_tag("run", None) == {}
 
 
 def test_a_compression_bomb_in_a_tag_takes_no_memory():
-    """A hundred megabytes that fit a tag are not unpacked."""
     bomb = hash_rows("run", {}) + b64encode(zlib.compress(b" " * 10**8)).decode()
     tracemalloc.start()
     assert read_matrix_tag("run", bomb) == {}
@@ -92,7 +88,6 @@ def test_a_compression_bomb_in_a_tag_takes_no_memory():
 
 
 def test_matrices_are_read_from_search_results(store, experiment_id):
-    """No artifact is read, and the matrix is identical to the bit."""
     run = stored_run(store, experiment_id)
     (from_rows,) = records(store)
     score_run(store)
@@ -122,7 +117,6 @@ def test_the_matrix_tag_of_an_open_run_is_not_trusted(store, experiment_id):
 
 
 def test_local_files_take_precedence_over_the_tag(store, experiment_id):
-    """A row that was replaced by one of the same size is noticed and scored."""
     run = stored_run(store, experiment_id)
     score_run(store)
     change(rows_folder(run) / "row_004.json", correct=[70, 81, 90, 96])
@@ -134,7 +128,6 @@ def test_local_files_take_precedence_over_the_tag(store, experiment_id):
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_threads_keep_the_order_and_compute_few_items_ahead(jobs):
-    """However long each item takes, and even if items never end."""
     taken = []
 
     def work(i):
@@ -154,7 +147,6 @@ def test_threads_keep_the_order_and_compute_few_items_ahead(jobs):
 
 @pytest.fixture(scope="module")
 def server(empty_store, tmp_path_factory):
-    """Start a tracking server with proxied artifacts. Yield its address and artifact folder."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_store, folder / "mlflow.db")
     database, artifacts = f"sqlite:///{folder / 'mlflow.db'}", folder / "artifacts"
@@ -164,7 +156,6 @@ def server(empty_store, tmp_path_factory):
 
 @pytest.mark.slow
 def test_matrices_behind_a_server(store, server, monkeypatch):
-    """Rows are read and scored as on a database. Changed rows are noticed for runs by name."""
     uri, artifacts = server
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client = MlflowClient(uri)
@@ -200,7 +191,6 @@ def test_matrices_behind_a_server(store, server, monkeypatch):
 
 
 def test_rows_are_read_in_order_and_other_files_are_ignored(store, experiment_id):
-    """By number: the thousandth comes after 999."""
     run = stored_run(store, experiment_id)
     folder = rows_folder(run)
     last = (folder / "row_004.json").read_text()

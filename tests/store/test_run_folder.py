@@ -73,7 +73,6 @@ def test_entries_and_outcomes_are_flushed_before_they_count(journal, monkeypatch
 
 
 def test_a_failed_write_leaves_no_entry(journal, monkeypatch):
-    """The next entry gets its number."""
     journal.append("a.json", b"1")
     first = journal.append_json(PARAMS_JSON, {})
 
@@ -93,7 +92,6 @@ def test_a_failed_write_leaves_no_entry(journal, monkeypatch):
 
 
 def test_points_on_a_full_disk_are_written_completely_or_not_at_all(journal, monkeypatch):
-    """So that they can be written again without duplicates."""
     monkeypatch.setattr(run_folder, "MAX_POINTS", 1)
     results = iter([None])
 
@@ -109,7 +107,6 @@ def test_points_on_a_full_disk_are_written_completely_or_not_at_all(journal, mon
 
 
 def test_a_run_folder_belongs_to_one_process(journal):
-    """Another one is rejected. After it is closed, the next one reads its entries in order."""
     with pytest.raises(FolderLockedError, match="another process writes to"):
         RunFolder.reopen(journal.folder)
     for name in ("of/b.json", "of/a.json", f"{ROWS_FOLDER}/row_001.json"):
@@ -143,7 +140,6 @@ def test_entry_numbers_continue_after_entries_were_sent(journal):
 
 
 def test_a_file_that_is_written_again_is_sent_once_with_its_last_content(journal):
-    """Removing what was sent does not remove what was written meanwhile."""
     first, last = (journal.append("a.json", content) for content in (b"1", b"2"))
     assert (first.is_replaced, last.is_replaced) == (True, False)
     first.remove()
@@ -174,7 +170,6 @@ def test_an_infinite_point_is_the_largest_number_that_databases_store(journal, s
 
 
 def test_foreign_files_are_neither_sent_nor_removed(journal, tmp_path):
-    """Links, folders and unknown names."""
     secret = tmp_path / "secret.txt"
     secret.write_text("a secret of this machine")
     artifacts = journal.folder / "artifacts"
@@ -196,7 +191,6 @@ def test_foreign_files_are_neither_sent_nor_removed(journal, tmp_path):
 
 
 def test_a_run_folder_has_its_runs_id_and_store(journal, tmp_path, monkeypatch):
-    """Without the password, and with an absolute path."""
     origin = read_header(journal.folder)
     assert (origin.run_id, origin.tracking_uri) == (RUN, "http://***@host:1")
     assert origin.password
@@ -212,7 +206,6 @@ def test_a_run_folder_has_its_runs_id_and_store(journal, tmp_path, monkeypatch):
 
 
 def test_an_outcome_is_read_back_and_a_new_training_starts_without_one(journal):
-    """An earlier outcome does not close the next training's run."""
     assert journal.read_outcome() is None
     journal.append_json(OUTCOME_JSON, Outcome("KILLED", "two\nlines", diverged=True))
     assert journal.read_outcome() == Outcome(
@@ -230,7 +223,6 @@ def test_an_outcome_is_read_back_and_a_new_training_starts_without_one(journal):
 
 
 def test_leftover_run_folders_are_found(tmp_path, own_cache, monkeypatch):
-    """Of all runs, or of one, in the cache and in the working folder."""
     monkeypatch.chdir(tmp_path)
     runs = ["a" * 32, "b" * 32]
     folders = [own_cache / "unsent" / runs[0], tmp_path / "unsent_rows" / runs[1]]
@@ -242,7 +234,6 @@ def test_leftover_run_folders_are_found(tmp_path, own_cache, monkeypatch):
 
 
 def test_a_removed_folder_contains_only_what_is_not_of_this_package(tmp_path):
-    """Its header, its lock and drafts of killed processes are deleted; other files are kept."""
     for name, remains in ((".00000001-a.json.0123.part", []), ("notes.txt", ["notes.txt"])):
         folder = RunFolder.create(tmp_path / name.strip("."), RUN, "http://host:1")
         (folder.folder / name).write_bytes(b"{")

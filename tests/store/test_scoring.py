@@ -15,7 +15,6 @@ from clear_mlflow.store.rows import parse_rows
 
 
 def read_steps(store, run_id):
-    """Return every series in a store: metric to step to the values at it, oldest first."""
     steps = {}
     for name, points in histories(store, run_id).items():
         for step, _, value in points:
@@ -35,7 +34,6 @@ def build_matrix(correct):
 
 
 def test_every_point_of_many_is_stored_once(store, experiment_id):
-    """In several requests to MLflow. The untrained model's accuracies are at step 0."""
     correct = [[(7 * i + 3 * j) % 11 for j in range(30)] for i in range(31)]
     run = stored_run(store, experiment_id, correct[:-1])
     score(store, run.info.run_id)
@@ -80,7 +78,6 @@ def score_with(store, run_id, metric):
 
 
 def test_the_first_scoring_changes_no_value(store, experiment_id):
-    """Logged values are those of the training."""
     run_id = stored_run(store, experiment_id, [[5, 5, 5]] * 4).info.run_id
     store.log_metric(run_id, "clear/accuracy", 0.1, step=1)
     assert score(store, run_id).changes.changed == ()

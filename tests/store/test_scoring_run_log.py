@@ -157,7 +157,6 @@ def stores(draw):
 @settings(max_examples=300, deadline=None)
 @given(store=stores(), reread=st.booleans())
 def test_after_the_changes_are_written_nothing_is_missing(store, reread):
-    """The store has the computed values, and no existing point was sent."""
     before = dict(store.tags)
     has_same_rows = before.get(names.SCORED_TAG, "").partition(".")[0] == store.hash_rows()
     changes = store.find_changes(reread)
@@ -183,7 +182,6 @@ def test_after_the_changes_are_written_nothing_is_missing(store, reread):
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), store=stores(), reread=st.booleans())
 def test_an_interrupted_scoring_is_continued(data, store, reread):
-    """The next process sends the remaining points once."""
     changes = store.find_changes(reread)
     num_sent = data.draw(st.integers(0, len(changes.metric_values)))
     store.apply(changes, points=num_sent)
@@ -195,7 +193,6 @@ def test_an_interrupted_scoring_is_continued(data, store, reread):
 
 @pytest.mark.parametrize("tags", [{}, {names.KIND_TAG: "train"}, {names.ROWS_TAG: "partial"}])
 def test_a_run_without_rows_is_tagged_once(tags):
-    """If it should have rows. Other programs' runs are not."""
     store = ModelStore(StoredRun(run=SimpleNamespace()), tags)
     changes = store.find_changes()
     assert changes.tags == ({names.ROWS_TAG: "none"} if tags else {})
@@ -231,7 +228,6 @@ def test_the_score_hash_changes_with_what_the_page_shows(stored):
 
 
 def test_changes_are_described_in_one_line():
-    """A dry run prints the description."""
     assert str(Changes()) == "nothing"
     assert str(Changes(reports=True, tags={"b": "1", "a": "2"})) == "the reports, the tags a, b"
 
@@ -253,7 +249,6 @@ def matrices(draw):
 @pytest.mark.slow
 @given(masked_matrix=matrices())
 def test_metrics_logged_row_by_row_equal_those_at_once(masked_matrix):
-    """A training's points equal those of scoring."""
     sent: dict[str, dict[int, float]] = {}
     for step in range(masked_matrix.num_rows + 1):
         values = summarize(masked_matrix.after(step)) if step else {}
@@ -264,7 +259,6 @@ def test_metrics_logged_row_by_row_equal_those_at_once(masked_matrix):
 
 @pytest.mark.parametrize("num_buckets", [1, 2, 99, MAX_SHOWN, MAX_SHOWN + 1, 300, 1000])
 def test_a_long_stream_charts_a_bounded_number_of_buckets(num_buckets):
-    """Evenly spaced, with the first and the last."""
     chosen = sample_evenly(num_buckets)
     assert len(chosen) == min(num_buckets, MAX_SHOWN)
     assert (chosen[0], chosen[-1]) == (0, num_buckets - 1)
@@ -277,6 +271,5 @@ def test_a_long_stream_charts_a_bounded_number_of_buckets(num_buckets):
 
 
 def test_bucket_names_that_mlflow_rejects_have_a_series_each():
-    """Also if several become equal after replacement of characters."""
     for keys in (("a b", "a/b", "a?b"), ("a_b.2", "a b", "a/b"), ("a_b.1", "a b", "a?b")):
         assert len(set(build_bucket_series_names(keys))) == 3

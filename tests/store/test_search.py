@@ -9,7 +9,6 @@ from clear_mlflow.store.search import MissingRun, select_runs
 
 
 def test_a_search_returns_each_run_once_while_others_start(store, experiment_id, monkeypatch):
-    """Over pages of two runs, also if many started in one millisecond."""
     monkeypatch.setattr(search, "_PAGE_SIZE", 2)
     times = [1_000, 2_000, 2_000, 2_000, 2_000, 2_000, 3_000, 4_000, 5_000]
     made = {
@@ -39,7 +38,6 @@ def test_a_search_returns_each_run_once_while_others_start(store, experiment_id,
 
 
 def test_an_mlflow_error_is_one_line_without_a_password():
-    """Other text is unchanged."""
     with pytest.raises(TrackingError) as caught, mlflow_errors("read it"):
         raise ValueError("two\nlines of mysql://me:secret@host/db")
     assert "cannot read it in the tracking store" in str(caught.value)

@@ -18,7 +18,6 @@ def server_environment(monkeypatch, tmp_path):
 
 
 def test_a_report_is_rendered_once_per_state():
-    """A page is drawn again if its state has changed, or if sixteen others were shown since."""
     num_drawn = 0
     cache = PageCache()
 
@@ -40,7 +39,6 @@ def test_a_report_is_rendered_once_per_state():
 
 
 def test_a_request_that_would_wait_too_long_is_rejected():
-    """RequestError is raised only while another page is drawn."""
     cache = PageCache(max_wait_seconds=0.01)
     with pytest.raises(ZeroDivisionError):
         cache.get("slow", lambda: str(1 / 0))  # neither cached nor in the way of others
@@ -64,7 +62,6 @@ def test_a_request_that_would_wait_too_long_is_rejected():
 
 @pytest.fixture
 def browser(store, monkeypatch):
-    """A client of the pages, in MLflow's own app and the test's store."""
     monkeypatch.setenv("_MLFLOW_SERVER_FILE_STORE", store.tracking_uri)
     monkeypatch.setattr("mlflow.server.handlers._tracking_store", None)
     app = Flask("pages")
@@ -73,7 +70,6 @@ def browser(store, monkeypatch):
 
 
 def test_a_run_is_shown_by_its_id(store, experiment_id, browser):
-    """The page contains the run's id, and its status is what the page polls."""
     run_id = stored_run(store, experiment_id).info.run_id
     page = browser.get("/clear/run", query_string={"run_id": run_id})
     assert (page.status_code, run_id in page.text) == (200, True), page.text
@@ -85,7 +81,6 @@ def test_a_run_is_shown_by_its_id(store, experiment_id, browser):
 
 
 def test_runs_of_an_experiment_are_compared(store, experiment_id, browser):
-    """Those that a filter chooses. All experiments are listed."""
     run_ids = {name: stored_run(store, experiment_id).info.run_id for name in ("mine", "yours")}
     for name, run_id in run_ids.items():
         store.set_tag(run_id, "strategy", name)

@@ -16,7 +16,6 @@ SCRIPT = Path(__file__).parents[1] / "support" / "first_opening.py"
 
 
 def count_failures(folder, situation, *numbers):
-    """Return how many processes fail, for each number that the script takes."""
     command = [sys.executable, SCRIPT, situation, folder, *map(str, numbers)]
     output = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=True).stdout
     # Only the database is left.
@@ -61,6 +60,5 @@ def test_a_file_other_than_a_database_is_an_error(tmp_path, store, monkeypatch):
 
 
 def test_a_store_is_read_if_its_lock_file_cannot_be_created(tmp_path, store):
-    """Nothing is set up in a folder that is not writable."""
     (tmp_path / "mlflow.db.lock").mkdir()
     assert preflight().search_experiments()

@@ -36,7 +36,6 @@ def run(store, experiment_id):
 
 
 def test_a_resume_starts_from_the_newest_complete_state(store, run, tmp_path):
-    """Damaged, truncated or wrong ones are skipped, with the reason."""
     wrong = {3: {"sha256": "0" * 64}, 4: {"size": 3}, 5: {"size": 0}}
     for row in range(1, 6):
         content = b"state %d" % row

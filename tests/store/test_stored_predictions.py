@@ -26,7 +26,6 @@ def released(tmp_path):
 
 
 def trained_run(store, experiment_id, root, *, process=False, **options):
-    """Return a run, trained in this process or in its own as by the command."""
     parameters = {**SMALL, "data_root": str(root), **options}
     config = TrainConfig.resolve(parameters)
     if process:

@@ -26,7 +26,6 @@ def read_page_data(run):
 
 @pytest.mark.slow
 def test_a_training_stores_its_report(store, experiment_id):
-    """With configuration and dataset, linked first in the description."""
     train_in_process(store, KnownTraining(FOUR_BUCKETS), {"seed": "7", "epochs": "auto"})
     (run,) = store.search_runs([experiment_id])
     text = page_file(run).read_text()
@@ -45,7 +44,6 @@ def test_a_training_stores_its_report(store, experiment_id):
 
 
 def test_a_run_without_a_report_gets_one(store, experiment_id):
-    """Once, also if nothing else is missing. A dry run only says so."""
     run = kept_run(store, experiment_id)
     score(store, run)
     page_text = page_file(run).read_text()
@@ -63,7 +61,6 @@ def test_a_run_without_a_report_gets_one(store, experiment_id):
 
 
 def test_a_lost_report_is_written_again(store, experiment_id):
-    """If all files are read."""
     run = stored_run(store, experiment_id)
     score(store, run)
     assert "the run kept none" in page_file(run).read_text()
@@ -92,7 +89,6 @@ def test_a_description_is_updated_unless_a_person_has_changed_it(store, experime
 
 @pytest.mark.slow
 def test_runs_of_earlier_versions_have_no_cost_metrics(store, experiment_id):
-    """They are scored, shown and compared, and no cost is 0."""
     runs = [stored_run(store, experiment_id, seed=seed) for seed in (0, 1)]
     assert {score(store, run).action for run in runs} == {"scored"}
     ids = [run.info.run_id for run in runs]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import mlflow
 import pytest
-from commands import invoke
+from commands import invoke, run_command
 from mlflow import MlflowClient
 from mlflow.tracking._tracking_service.utils import _get_store
 from mlflow.utils.mlflow_tags import (
@@ -44,7 +44,6 @@ def run_sweep(grid, client, experiment_id, engine=ENGINE, **options):
 
 @pytest.fixture
 def sweep(store, experiment_id, grid_file):
-    """A sweep of two completed runs."""
     grid = read_grid(grid_file)
     for planned in grid.runs:
         run_id = stored_run(store, experiment_id, seed=planned.config.seed).info.run_id
@@ -57,7 +56,6 @@ def sweep(store, experiment_id, grid_file):
 
 @pytest.mark.slow
 def test_a_deleted_comparison_is_made_again(store, sweep):
-    """Whether it can be restored or not."""
     first = sweep()
     assert first.is_complete
     assert repr(first) == f"SweepResult(sweep {first.run_id}: 2 done before)"
@@ -122,17 +120,13 @@ def test_a_project_run_names_the_sweep_that_it_continued(
 
 
 def test_a_dry_run_creates_no_experiment(store, grid_file):
-    """The file may be an argument."""
     before = {experiment.name for experiment in store.search_experiments()}
     arguments = ["sweep", str(grid_file), "--dry-run", "--experiment", "nowhere"]
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    assert "2 runs, of which 2 would be started" in result.output
+    assert "2 runs, of which 2 would be started" in run_command(*arguments)
     assert {experiment.name for experiment in store.search_experiments()} == before
 
 
 def test_a_dry_run_creates_no_store(tmp_path, grid_file, monkeypatch):
-    """All runs are missing then."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     before = mlflow.get_tracking_uri()
@@ -176,7 +170,6 @@ def test_a_run_that_cannot_be_trained_is_rejected_before_anything_starts(
     ],
 )
 def test_a_run_that_is_equal_in_effect_is_done_already(store, strategy, changes):
-    """With explicit defaults, or parameters that the strategy does not use."""
     quick = {**QUICK["runs"][0], "strategy": strategy}
     first = clear_mlflow.sweep({"runs": [quick]}, experiment="test")
     second = clear_mlflow.sweep({"runs": [{**quick, **changes}]}, experiment="test")
@@ -185,8 +178,6 @@ def test_a_run_that_is_equal_in_effect_is_done_already(store, strategy, changes)
 
 
 def test_a_failed_run_is_an_error_of_the_sweep(store, experiment_id, tmp_path, monkeypatch):
-    """Its line has the seconds of the training, and the last one the training's own error."""
-
     def start_and_fail(arguments, environment, log):
         Path(log).write_text("error: no luck\n")
         return subprocess.Popen(["false"])
@@ -204,7 +195,6 @@ def test_a_failed_run_is_an_error_of_the_sweep(store, experiment_id, tmp_path, m
 
 
 def test_a_missing_comparison_has_a_reason():
-    """In one line, also in a notebook."""
     result = SweepResult("some", (), problems=("the runs were not compared: <b>",))
     with pytest.raises(ConfigError, match="compared in sweep some: no runs; the runs were not"):
         result.compared  # noqa: B018

@@ -22,7 +22,6 @@ CORRECT = [[1, 2], [6, 3], [4, 7]]
 
 @pytest.fixture
 def run(store, experiment_id):
-    """A run with the first two rows of three."""
     return stored_run(store, experiment_id, CORRECT[:2])
 
 
@@ -38,7 +37,6 @@ def put(journal, name, text):
 
 
 def test_rows_and_files_are_sent_in_order_and_removed(store, run, journal):
-    """A row that is stored already, with another time, is the same row."""
     texts = row_texts(CORRECT)
     again = {**json.loads(texts["row_001.json"]), "written_at": "2026-02-01T00:00:00+00:00"}
     put(journal, "row_001.json", json.dumps(again))
@@ -54,7 +52,6 @@ def test_rows_and_files_are_sent_in_order_and_removed(store, run, journal):
 
 
 def test_a_row_with_other_numbers_is_not_sent(store, run, journal):
-    """The first measurement is kept, both are named, and later entries are kept."""
     other = row_texts([[1, 2], [6, 4]])["row_001.json"]
     entry = put(journal, "row_001.json", other)
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
@@ -84,8 +81,6 @@ def test_a_row_that_another_process_stores_meanwhile_ends_it(store, run, journal
 
 
 def test_an_entry_that_the_store_rejects_does_not_block_others(store, run, journal, monkeypatch):
-    """It is kept and reported."""
-
     def refusing(client, run_id, content, artifact):
         if artifact == "too/large.bin":
             raise MlflowException("too large", PERMISSION_DENIED)
@@ -102,7 +97,6 @@ def test_an_entry_that_the_store_rejects_does_not_block_others(store, run, journ
 
 
 def test_an_unreadable_run_folder_does_not_stop_others(store, run, journal, tmp_path, monkeypatch):
-    """For example, on a faulty disk."""
     journal.close()
     broken = RunFolder.create(tmp_path / "broken", run.info.run_id, store.tracking_uri)
     broken.close()
@@ -121,7 +115,6 @@ def test_an_unreadable_run_folder_does_not_stop_others(store, run, journal, tmp_
 
 @pytest.mark.parametrize("name", ["row_001.json", "row_003.json"])
 def test_a_damaged_or_renamed_file_is_not_sent(store, run, journal, name):
-    """It is reported before anything is stored under its name."""
     put(journal, name, "{" if name == "row_001.json" else row_texts(CORRECT)["row_002.json"])
     before = {path.name: path.read_bytes() for path in rows_folder(run).iterdir()}
     with pytest.raises(RecordError, match=name):
@@ -130,7 +123,6 @@ def test_a_damaged_or_renamed_file_is_not_sent(store, run, journal, name):
 
 
 def test_sync_keeps_what_it_could_not_send(store, run, journal):
-    """The next call sends it. Then the folder is removed."""
     put(journal, "row_002.json", "{")
     journal.close()
     (synced,) = sync_folders([journal.folder])

@@ -36,7 +36,6 @@ IN_TRAINING = "another process trains into run"
 
 
 def test_changed_parameters_and_data_are_rejected(interrupted, tmp_path):
-    """The error names the difference with both values. Device and folder may differ."""
     point = read_resume_point(*interrupted, tmp_path)
     for overrides, message in (
         ({"epochs": "5", "seed": "0"}, "epochs is 5 and the run has 15"),
@@ -58,7 +57,6 @@ def test_changed_parameters_and_data_are_rejected(interrupted, tmp_path):
 
 
 def test_an_earlier_state_replaces_a_damaged_one(interrupted, tmp_path, capfd):
-    """The damaged one is named. Without another one, the run is rejected and unchanged."""
     client, run_id = interrupted
     folder = artifact_folder(client.get_run(run_id)) / names.STATE_FOLDER
     (manifest,) = folder.glob("*.json")
@@ -111,7 +109,6 @@ def test_the_lease_of_a_process_counts_more_than_its_reservation(interrupted, tm
 
 
 def test_a_recent_reservation_blocks_until_its_process_has_resumed(interrupted, tmp_path):
-    """Then the tag counts it, and the next interruption may follow at once."""
     client, run_id = interrupted
     point = read_resume_point(client, run_id, tmp_path)
     client.log_param(run_id, "resumed/1", format_foreign_lease(-60, token="1" * 16))
@@ -156,7 +153,6 @@ def test_only_a_run_without_a_second_row_starts_again(interrupted, tmp_path):
 
 @pytest.fixture
 def unsent_folder(interrupted, own_cache):
-    """The run folder of a dead process, with row 2, which the run has, too."""
     client, run_id = interrupted
     row = rows_folder(client.get_run(run_id)) / "row_002.json"
     journal = RunFolder.create(default_root() / run_id, run_id, client.tracking_uri)
@@ -166,7 +162,6 @@ def unsent_folder(interrupted, own_cache):
 
 
 def test_unsent_rows_are_sent_before_a_resume(interrupted, unsent_folder, tmp_path):
-    """The row is stored, the run folder is gone, and another process may take over the run."""
     client, run_id = interrupted
     run = client.get_run(run_id)
     row = rows_folder(run) / "row_002.json"
@@ -183,7 +178,6 @@ def test_unsent_rows_are_sent_before_a_resume(interrupted, unsent_folder, tmp_pa
 def test_a_locked_run_folder_means_that_the_run_is_in_training(
     interrupted, unsent_folder, tmp_path
 ):
-    """Also if the run's tags do not show it yet."""
     client, run_id = interrupted
     folder = RunFolder.reopen(unsent_folder)
     with pytest.raises(TrackingError, match=f"{IN_TRAINING} {run_id} now"):
@@ -194,10 +188,6 @@ def test_a_locked_run_folder_means_that_the_run_is_in_training(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_nothing_in_a_run_folder_is_trusted(interrupted, unsent_folder, tmp_path, damage):
-    """Neither by a resume nor by sync: errors are one line, and folder and run are unchanged.
-
-    A repeated row must not replace the first one; a folder may be renamed by whoever copied it.
-    """
     client, run_id = interrupted
     before = snapshot(client, run_id)
     DAMAGES[damage](unsent_folder)
@@ -221,7 +211,6 @@ def test_a_run_folder_of_another_run_is_not_sent(interrupted, unsent_folder, tmp
 
 
 def test_a_changed_run_is_rejected(interrupted, tmp_path):
-    """Another process has continued it since it was read."""
     client, run_id = interrupted
     point = read_resume_point(client, run_id, tmp_path)
     next(artifact_folder(client.get_run(run_id)).glob("training_state/*.json")).unlink()

@@ -34,7 +34,6 @@ def text_artifact(store, run, path):
 
 @pytest.fixture
 def finished(store, experiment_id, fill_once):
-    """A completed run of four buckets."""
     fill_once(store, lambda: train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED))
     return only_run(store, experiment_id)
 
@@ -58,7 +57,6 @@ def test_reports_are_artifacts(store, finished):
 
 
 def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkeypatch):
-    """With each renewal of the lease."""
     writers = []
     opened = RunRecorder.open
 
@@ -114,7 +112,6 @@ def test_tags_params_and_dataset(finished):
 
 @pytest.mark.slow
 def test_the_logged_commit_is_the_users(store, experiment_id, tmp_path, monkeypatch):
-    """Of the working folder. This program's commit has its own tag."""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     subprocess.run([*git, "init", "-q"], check=True)
     (tmp_path / "file").touch()
@@ -143,7 +140,6 @@ class StreamingTraining(KnownTraining):
 
 
 def test_streaming_is_recorded_and_masks_trained_buckets(store, experiment_id):
-    """Only next-domain accuracy and forward transfer remain, during and after training."""
     train_in_process(store, StreamingTraining(FOUR_BUCKETS), {"protocol": "streaming"})
     run = only_run(store, experiment_id)
     logged = {name for name in run.data.metrics if "bucket" not in name}
@@ -170,10 +166,6 @@ def test_headline_metrics_come_first(store, experiment_id):
 
 @pytest.mark.slow
 def test_active_run_is_joined_and_left_open(store, capfd):
-    """Of the user's, only tags of what was trained are replaced, with a warning.
-
-    The reason of an earlier failure is removed.
-    """
     tags = {"model": "mine", "seed": "7", names.ERROR_TAG: "of an earlier try"}
     with mlflow.start_run(run_name="mine", description="my own words", tags=tags) as active:
         mlflow.log_param("epochs", "12 of mine")
@@ -202,7 +194,6 @@ def test_active_run_is_joined_and_left_open(store, capfd):
 def test_a_training_that_failed_before_its_first_row_has_a_reason(
     store, experiment_id, tmp_path, monkeypatch
 ):
-    """No commit is logged outside of a git checkout."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError):
         train_in_process(store, KnownTraining([[1, 2]], ends_with=RuntimeError("no")), ASKED)

@@ -15,7 +15,6 @@ from clear_mlflow.data import download as downloads
 
 
 def test_a_file_is_imported_once(store, experiment_id, tmp_path):
-    """A damaged file is in the results, and the options are those of the command."""
     (tmp_path / "good.csv").write_text("90\n80,70\n")
     (tmp_path / "bad.csv").write_text("90,x\n")
     paths = [tmp_path / "good.csv", str(tmp_path / "bad.csv")]
@@ -45,7 +44,6 @@ def folder(store, experiment_id, tmp_path, monkeypatch):
 
 
 def test_runs_of_another_store_are_copied(folder):
-    """Those of an offline folder, to an experiment; options for files are an error."""
     (copied,) = clear_mlflow.import_runs(store=str(folder), experiment="copies")
     assert clear_mlflow.load(copied.run_id).matrix.values.tolist() == [[0.7]]
     assert len(clear_mlflow.runs("copies")) == 1
@@ -61,7 +59,6 @@ def test_an_offline_folder_is_sent_once(folder):
 
 
 def test_a_dataset_that_is_there_is_not_downloaded_again(tmp_path, monkeypatch):
-    """From a hub of this test, with small archives in place of CLEAR-10's."""
     release = downloads.RELEASES["clear10"]
     tree = write_released(tmp_path / "tree", train_folder="train_image_only", size=(8, 8))
     files = {a.file: zip_folder(tree, a.folder) for a in release.archives}

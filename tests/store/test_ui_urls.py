@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import psutil
 import pytest
-from commands import invoke
+from commands import run_command
 from forked import Forked
 from mlflow import MlflowClient
 from stored_runs import stored_run
@@ -44,7 +44,6 @@ def test_a_run_opens_at_its_best_page(store, experiment_id):
 
 
 def test_an_experiment_opens_as_a_leaderboard(store, experiment_id):
-    """By name, by id, or that of the newest run. The user's own views are unchanged."""
     run = stored_run(store, experiment_id)
     store.set_tag(run.info.run_id, names.KIND_TAG, names.KIND_TRAIN)
     store.set_experiment_tag(experiment_id, THEIRS, "theirs")
@@ -63,7 +62,6 @@ def test_an_experiment_opens_as_a_leaderboard(store, experiment_id):
 
 @pytest.mark.slow
 def test_the_leaderboard_has_charts_of_the_logged_metrics(store, experiment_id):
-    """In sections, with a picture if one is logged."""
     train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
     (run,) = store.search_runs([experiment_id])
     store.create_run(experiment_id)
@@ -79,7 +77,6 @@ def test_the_leaderboard_has_charts_of_the_logged_metrics(store, experiment_id):
 
 
 def check_charts(state, expected_runs, runs):
-    """Check that a view has these runs, and columns and charts of their metrics. Return these."""
     assert {run.info.run_id for run in runs} == {run.info.run_id for run in expected_runs}
     metric_keys = [c["metricKey"] for c in state["compareRunCharts"] if c["type"] != "IMAGE"]
     assert all(set(metric_keys) <= run.data.metrics.keys() for run in runs)
@@ -95,7 +92,6 @@ def read_view(store):
 @pytest.mark.slow
 @pytest.mark.parametrize("lower_is_better", [True, False])
 def test_the_leaderboard_of_another_score_has_its_metrics(store, experiment_id, lower_is_better):
-    """Columns and charts of logged metrics, the best first. It is renewed for such runs."""
     assert read_view(store)["orderByKey"] == "metrics.`clear/challenge_score`"
     loop = {"buckets": ["1", "2", "3"], "strategy": "naive", "score": "rmse"}
     for level in (2.0, 1.0):
@@ -123,9 +119,7 @@ def test_a_missing_run_is_reported(store):
             find_page_url(store, target)
     with pytest.raises(TrackingError, match="no run of clear_mlflow yet"):
         find_page_url(store, None)
-    result = invoke("open", "--port", "many")
-    assert result.exit_code == 2
-    assert "port is 'many'" in result.output
+    assert "port is 'many'" in run_command("open", "--port", "many", code=2)
 
 
 @pytest.mark.slow
@@ -137,10 +131,9 @@ def test_imports_and_custom_loops_end_with_links(store, experiment_id, tmp_path,
     for path, text in zip(paths, ("0.5\n0.5,0.5\n", "0.9\n0.5,0.75\n"), strict=True):
         path.write_text(text)
     for count in (1, 2):  # to a run or, for several runs, to their experiment
-        result = invoke("import", *map(str, paths[:count]), "--again")
-        assert result.exit_code == 0, result.output
-        assert "clear-mlflow open " in result.output
-        assert (f"clear-mlflow open {experiment_id}\n" in result.output) == (count == 2)
+        output = run_command("import", *map(str, paths[:count]), "--again")
+        assert "clear-mlflow open " in output
+        assert (f"clear-mlflow open {experiment_id}\n" in output) == (count == 2)
 
 
 def test_the_newest_run_is_found_behind_many_experiments(store, experiment_id, monkeypatch):
@@ -158,7 +151,6 @@ def test_the_newest_run_is_found_behind_many_experiments(store, experiment_id, m
 
 @pytest.mark.slow
 def test_the_command_names_the_store_unless_it_is_the_default(tmp_path, monkeypatch):
-    """Also in a folder whose name is quoted in a URI."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -175,21 +167,18 @@ def test_the_command_names_the_store_unless_it_is_the_default(tmp_path, monkeypa
 
 
 def test_a_port_in_use_is_rejected_at_once(store, experiment_id):
-    """Also if the other program does not respond."""
     stored_run(store, experiment_id)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        result = invoke("open", "test", "--port", port, "--browser", "no")
-    assert result.exit_code == 2
-    assert f"port is {port}" in result.output
-    assert "http" not in result.output
+        output = run_command("open", "test", "--port", port, "--browser", "no", code=2)
+    assert f"port is {port}" in output
+    assert "http" not in output
 
 
 @pytest.mark.program
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("stopped_by", [signal.SIGINT, signal.SIGHUP])
 def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment_id, stopped_by):
-    """The printed address responds. Ctrl-C, or a closed terminal, ends server and command."""
     run = stored_run(store, experiment_id)
     score(store, run.info.run_id)
     opened = Forked("open", run.info.run_id, "--browser", "no", stdout=subprocess.PIPE)

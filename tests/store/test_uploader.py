@@ -109,7 +109,6 @@ def contents(folder):
 
 @pytest.mark.usefixtures("hurried")
 def test_failed_uploads_are_retried_in_order(store, run_id, folder):
-    """The folder is empty when everything is stored."""
     client = Stutters(store.tracking_uri, a=[later(), later()])
     uploader = start_uploader(client, run_id)
     put(uploader, folder, "a", "b")
@@ -127,7 +126,6 @@ def test_failed_uploads_are_retried_in_order(store, run_id, folder):
 
 
 def test_an_upload_may_be_repeated(store, run_id, folder):
-    """The run is the same after every entry was uploaded twice."""
     entries = [
         folder.append("a.txt", b"a"),
         *folder.append_metrics([Metric("m", 0.5, 1_000, 3)]),
@@ -169,7 +167,6 @@ def test_rejected_uploads_are_tried_once_more_at_the_end(store, run_id, folder):
 
 @pytest.mark.usefixtures("hurried")
 def test_rejected_files_remain_in_the_folder(store, run_id, folder):
-    """The end waits for the configured time, and names the folder."""
     errors = {"a": [never(), never()], "b": [later() for _ in range(10_000)]}
     uploader = start_uploader(Stutters(store.tracking_uri, **errors), run_id)
     put(uploader, folder, "a", "b")
@@ -183,7 +180,6 @@ def test_rejected_files_remain_in_the_folder(store, run_id, folder):
 
 
 def test_a_warning_names_both_folders_with_unsent_files(store, run_id, tmp_path, monkeypatch):
-    """The first one was full. Each is named with its command."""
     monkeypatch.chdir(tmp_path)
     uploader = Uploader(store, run_id)
     for name, path in zip("ab", list_candidate_folders(run_id), strict=True):
@@ -197,7 +193,6 @@ def test_a_warning_names_both_folders_with_unsent_files(store, run_id, tmp_path,
 
 
 def test_waiting_for_a_file_ends_when_it_is_stored(store, run_id, folder):
-    """Or at once if the store is unreachable."""
     uploader = start_uploader(
         Stutters(store.tracking_uri, b=[later() for _ in range(10_000)]), run_id
     )
@@ -227,7 +222,6 @@ def wait(condition):
     [(True, (400, 401, 403, 404, 413, 499)), (False, (399, 408, 425, 429, 500, 502, 503))],
 )
 def test_which_http_errors_are_permanent(final, statuses):
-    """Others are retried."""
     error = TrackingError("not stored")
     for status in statuses:
         response = requests.Response()
@@ -240,7 +234,6 @@ def test_which_http_errors_are_permanent(final, statuses):
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 60), ("0", 0), ("2.5", 2.5), ("86400", 86400)])
 def test_how_long_finish_waits(monkeypatch, text, seconds):
-    """A minute, or as the environment defines it."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", text)
     assert read_exit_wait() == seconds
     for wrong in ("soon", "-1", "86401", "nan"):

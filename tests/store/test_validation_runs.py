@@ -24,7 +24,6 @@ SMALL |= {"batch_size": 8, "device": "cpu", "precision": "off", "log_models": "l
 
 
 def log_candidate(store, experiment_id, strategy, level, seed, *, split, digest, **requested):
-    """Log rows of known counts, with the parameters of a training."""
     requested = {"strategy": strategy, "split": split, **requested, "seed": str(seed)}
     measured = "validation" if split.startswith("validation") else "test"
     log_training(
@@ -79,7 +78,6 @@ def test_custom_loops_record_their_split(store):
 
 @pytest.mark.slow
 def test_validation_runs_are_never_compared_with_test_runs(store, experiment_id):
-    """Of one dataset, strategy and digest: two groups without a test."""
     for split, level in (("validation", 150), ("auto", 120)):
         for seed in range(3):
             log_candidate(
@@ -107,7 +105,6 @@ def test_validation_runs_are_never_compared_with_test_runs(store, experiment_id)
 def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
     store, experiment_id, split, tested
 ):
-    """The best of each strategy with five seeds, on test images."""
     log_grid(store, experiment_id, split, "sha256:00")
     output, _ = compare(store, experiment_id, "--group-by", "strategy,lr")
     run, folder = load_comparison(store, experiment_id)
@@ -130,7 +127,6 @@ def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["strategy,lr", "strategy"])
 def test_a_grid_on_test_images_gets_a_warning(store, experiment_id, by):
-    """If groups differ only in tuned parameters, not in strategies."""
     log_grid(store, experiment_id, "auto", "sha256:00")
     output, _ = compare(store, experiment_id, "--group-by", by)
     line = (

@@ -5,7 +5,6 @@ from subprocess import PIPE, Popen
 
 
 def run_without_stderr(code: str) -> tuple[bytes, int]:
-    """Return the output and the exit code of a program that reads its input before it writes."""
     process = Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, stderr=PIPE)
     assert process.stderr is not None
     process.stderr.close()

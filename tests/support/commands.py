@@ -11,7 +11,6 @@ def invoke(*words: object) -> Result:
 
 
 def run_command(*words: object, code: int = 0) -> str:
-    """Run a command, check its exit code, and return its output."""
     done = invoke(*words)
     assert done.exit_code == code, done.output
     return done.output

@@ -10,7 +10,6 @@ from clear_mlflow.store import names
 
 
 def load_comparison(store, experiment_id):
-    """Return the only comparison of an experiment, and the folder of its artifacts."""
     comparison = only_run(store, experiment_id, f"tags.`{names.KIND_TAG}` = 'compare'")
     return comparison, artifact_folder(comparison)
 

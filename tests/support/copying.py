@@ -87,14 +87,12 @@ def check_equal(store, run_id, target, copy_id):
 
 
 def list_sources(uri):
-    """Return all runs of a store, to be copied."""
     client = MlflowClient(uri)
     ids = [experiment.experiment_id for experiment in client.search_experiments()]
     return [RunSource(client, run) for run in client.search_runs(ids)]
 
 
 def copy_all(source, target, copier=RunCopier):
-    """Copy all runs of a store in this process. Return the results."""
     switch_store(target)
     return list(copier(preflight(opens_run=False), "copies").copy_runs(list_sources(source)))
 

@@ -8,13 +8,11 @@ from clear_mlflow.metrics import METRICS, build_logged_result, evaluate_metrics,
 
 
 def series(matrix, protocol="iid", metrics=METRICS):
-    """Return metric name to {buckets trained: value}."""
     results = evaluate_metrics(metrics, matrix, protocol)
     return {name: result.series for name, result in results.items() if result.series}
 
 
 def explain(matrix, protocol="iid", metrics=METRICS):
-    """Return metric name to the reason why it has no value."""
     results = evaluate_metrics(metrics, matrix, protocol)
     return {name: result.reason for name, result in results.items() if result.reason}
 
@@ -32,10 +30,8 @@ def make_results(values, reasons=(), score=ACCURACY, lower_is_better=()):
 
 
 def values(results):
-    """Return metric name to value, for metrics that have one."""
     return {name: result.value for name, result in results.items() if result.value is not None}
 
 
 def reasons(results):
-    """Return metric name to the reason why it has no value."""
     return {name: result.reason for name, result in results.items() if result.value is None}

@@ -18,5 +18,4 @@ class Points(TrainingProgress):
 
     @property
     def losses(self):
-        """Return step to loss of a training of one model."""
         return {point.step: point.loss for point in self.points}

@@ -28,7 +28,6 @@ class Calls:
         self.inside = threading.local()
 
     def next(self, call: str, error: Exception) -> None:
-        """Count a call."""
         with self._lock:
             self.count += 1
             if self._first is None or self.count < self._first:

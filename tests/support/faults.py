@@ -101,7 +101,6 @@ class PacedTraining(KnownTraining):
 
 
 def row(number: int) -> AccuracyRow:
-    """Return the row that every process measures."""
     draw = random.Random(number)
     correct = tuple(draw.randrange(NUM_TEST + 1) for _ in BUCKETS)
     return AccuracyRow(number, BUCKETS, correct, (NUM_TEST,) * len(BUCKETS))
@@ -167,7 +166,6 @@ def _while(flag: Path, error: Exception, call):
 
 
 def train(uri: str, machine: Path, run_id: str) -> None:
-    """Train a run."""
     become(machine, uri)
     client = MlflowClient(uri)
     os.environ["MLFLOW_RUN_ID"] = run_id
@@ -198,7 +196,6 @@ def resume_training(uri: str, machine: Path, run_id: str) -> None:
 
 
 def send(uri: str, machine: Path, run_id: str) -> None:
-    """Send the run folders of a machine."""
     become(machine, uri)
     for synced in sync_folders(select_folders(machine / "unsent" / run_id)):
         sys.stderr.write(f"{synced.detail}\n")
@@ -242,7 +239,6 @@ class Trial:
         self._context = multiprocessing.get_context("forkserver")
 
     def go(self) -> None:
-        """Stop one process, have others take over, and continue the first one. Check the result."""
         draw = self._draw
         first = self._start("one", train)
         self._set_clock("one")

@@ -44,11 +44,9 @@ class FaultyProxy:
 
     @property
     def uri(self) -> str:
-        """Return the proxy's address."""
         return f"http://127.0.0.1:{self._port}"
 
     def follow(self, plan: Plan = forward) -> None:
-        """Follow another plan, by default to forward all requests."""
         self._plan = plan
 
     def up(self) -> None:
@@ -59,7 +57,6 @@ class FaultyProxy:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
 
     def down(self) -> None:
-        """Refuse every connection."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -71,7 +68,6 @@ class FaultyProxy:
         self.down()
 
     def release(self) -> None:
-        """Close the connections of suspended requests."""
         with self._lock:
             self._released.set()
             self._released = threading.Event()

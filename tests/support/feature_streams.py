@@ -61,7 +61,6 @@ def made_up(counts=((30, 20), (17, 9), (24, 13)), *, without=None):
 
 
 def training(settings, buckets=None, saved=None):
-    """Return a training that is ready to begin, or to resume from a state."""
     stream, features = made_up() if buckets is None else buckets
     return StreamTraining(
         config=check(settings),
@@ -86,5 +85,4 @@ def train_counts(settings, buckets=None):
 
 
 def train_rows(settings, buckets=None):
-    """Return correct images per bucket, row by row."""
     return [row[0] for row in train_counts(settings, buckets)]

@@ -39,7 +39,6 @@ class Hub:
 
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
-    """Run the server in a block."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"served": hub}))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 
 def record_flushes(monkeypatch) -> list[Path]:
-    """Return a list to which the path of each flushed file and folder will be added."""
     flushed = []
     fsync = os.fsync
 

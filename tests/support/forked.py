@@ -120,7 +120,6 @@ class ForkedPython(_Popen):
         super().__exit__(error_type, *details)
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while the process runs."""
         self.returncode = self._process.exitcode
         return self.returncode
 
@@ -186,7 +185,6 @@ def loaded_fork_server():
 
 
 def find_training(process: subprocess.Popen) -> psutil.Process:
-    """Return the training process below a command."""
     for child in psutil.Process(process.pid).children(recursive=True):
         if f"{PROGRAM}.process.child" in " ".join(child.cmdline()):
             return child

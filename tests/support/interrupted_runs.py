@@ -15,7 +15,6 @@ from clear_mlflow.tracking.tracked_training import train_in_process
 
 
 def prepare_training(parameters):
-    """Return a training with parameters that are texts."""
     return prepare(check(TrainConfig.resolve(parameters)), TrainingProgress())
 
 

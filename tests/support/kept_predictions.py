@@ -44,7 +44,6 @@ def predictions_folder(run) -> Path:
 
 
 def rescore(client, run, **options):
-    """Score a run by its id, and return the result."""
     return score(client, run, explicit=True, **options)
 
 

@@ -86,6 +86,5 @@ def iter_training_batches(samples, *, batch_size, device, seed, bucket_index, ep
 
 
 def list_batches(samples, **changes):
-    """Return inputs and labels of the batches of one epoch."""
     options = {"batch_size": 3, "device": CPU, "seed": 0, "bucket_index": 0, "epoch": 0, **changes}
     return [(batch.inputs, batch.labels) for batch in iter_training_batches(samples, **options)]

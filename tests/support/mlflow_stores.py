@@ -26,7 +26,6 @@ def empty_store(shared_folder):
 
 
 def copy_store(empty_store, folder):
-    """Create a store in a folder, and return its URI."""
     return f"sqlite:///{shutil.copy(empty_store, folder / 'mlflow.db')}"
 
 
@@ -67,7 +66,6 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def experiment_id(store):
-    """The id of the experiment of the test's store."""
     return store.get_experiment_by_name(EXPERIMENT).experiment_id
 
 

@@ -69,7 +69,6 @@ def write_years(
 
 
 def write_csv(file: Path, rows: Iterable[Row]) -> None:
-    """Write the rows as a CSV file with a header."""
     with file.open("w", encoding="utf-8", newline="") as text:
         writer = csv.writer(text)
         writer.writerow(Row._fields)

@@ -14,7 +14,6 @@ for _ in range(os.getpid() * 101 % (_LAST - _FIRST)):
 
 
 def free_port() -> int:
-    """Return a free port of this machine, each one once."""
     for port in itertools.islice(_NEXT, _LAST - _FIRST):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -55,7 +55,6 @@ class Recorder:
                 self.disks.append(Disk(action, files, database, self._note()))
 
     def record_flush(self, descriptor):
-        """Record that a file, or the names in a folder, are on the disk."""
         path = resolve_descriptor(descriptor)
         if not any(path.is_relative_to(folder) for folder in self._folders):
             return
@@ -153,7 +152,6 @@ def resolve_descriptor(descriptor):
 
 
 def restore(disk: Disk, folders, database) -> None:
-    """Restore the folders and the database of a cut."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     for path, content in disk.files.items():

@@ -6,7 +6,6 @@ from clear_mlflow.scoring.run_log import build_row_points
 
 
 def collect_points(masked_matrix):
-    """Return metric name to {row: value} of metrics and buckets, as a run's store has them."""
     points = series(masked_matrix)
     for row in range(masked_matrix.num_rows + 1):
         for point in build_row_points(masked_matrix, row, {}, time=0):

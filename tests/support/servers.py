@@ -39,11 +39,9 @@ class Postgres:
         return psycopg2.connect(host=str(self.folder), user="postgres", dbname=database)
 
     def uri(self, database: str) -> str:
-        """Return the URI for MLflow. SQLAlchemy 2.1 would choose psycopg without a driver."""
         return f"postgresql+psycopg2://postgres@/{database}?host={self.folder}"
 
     def create(self, database: str, like: str = "template1") -> str:
-        """Create a database. Return its URI."""
         with closing(self.connect()) as connection:
             connection.autocommit = True
             connection.cursor().execute(f"CREATE DATABASE {database} TEMPLATE {like}")
@@ -108,7 +106,6 @@ class ObjectStore:
         return boto3.client("s3", endpoint_url=self.url)
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the names of all objects, by another client of the store."""
         pages = self.client().get_paginator("list_objects_v2")
         pages = pages.paginate(Bucket=BUCKET, Prefix=prefix)
         return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
@@ -213,7 +210,6 @@ class Accounts:
         }
 
     def call(self, url: str, endpoint: str, **fields: str) -> None:
-        """Call the server's API as its administrator."""
         address = f"{url}/api/{endpoint}"
         response = requests.post(address, json=fields, auth=self.admin, timeout=LONG)
         assert response.ok, response.text

@@ -13,7 +13,6 @@ HELD = {"strategy": "held:Naive", "features": "pixels", "epochs": "1"}
 
 @pytest.fixture(scope="session")
 def short_stream(tmp_path_factory) -> dict[str, str]:
-    """The parameters that name the dataset, as texts."""
     folder: Path = tmp_path_factory.mktemp("short_stream")
     keys = [str(j + 1) for j in range(BUCKETS)]
     write_released(folder, buckets=keys, size=(32, 32), train=8, test=6)
@@ -36,5 +35,4 @@ def hold(tmp_path, monkeypatch) -> Path:
 
 
 def options(parameters: dict[str, str]) -> list[str]:
-    """Return parameters as options of ``clear-mlflow train``."""
     return [f"--{name.replace('_', '-')}={value}" for name, value in parameters.items()]

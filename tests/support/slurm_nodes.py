@@ -91,12 +91,10 @@ class Cluster:
 
 
 def run_slurm(*words: str) -> str:
-    """Return the output of a command of Slurm, whether it succeeds or not."""
     return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
 
 
 def submit(folder: Path) -> str:
-    """Submit a job of the example's script on one core, and return its id."""
     options = ["--parsable", "--cpus-per-task=1", "--mem=0"]
     job = run_slurm("sbatch", *options, str(ROOT / "examples/slurm/train.sbatch"), *OPTIONS)
     assert job, "sbatch did not take the job"

@@ -15,34 +15,28 @@ DIGEST = "sha256:" + "ab" * 32
 
 
 def only_run(client, experiment_id, condition=""):
-    """Return the only run of an experiment, or the only one that meets a condition."""
     (run,) = client.search_runs([experiment_id], condition)
     return run
 
 
 def only_training(client, experiment_id):
-    """Return the only training of an experiment, next to other kinds of runs."""
     return only_run(client, experiment_id, f"tags.`{names.KIND_TAG}` = 'train'")
 
 
 def artifact_folder(run):
-    """Return the artifact folder of a run of a store without a server."""
     return Path(run.info.artifact_uri.removeprefix("file://"))
 
 
 def rows_folder(run):
-    """Return the folder with the rows of a run of a store without a server."""
     return artifact_folder(run) / "accuracy_matrix" / "rows"
 
 
 def load_rows(run):
-    """Return the row records of a run by file name, in order."""
     files = sorted(rows_folder(run).iterdir())
     return {file.name: RowRecord.from_json(file.read_text(), source=file.name) for file in files}
 
 
 def read_stored_rows(run):
-    """Return file name to content of a run's rows."""
     files = sorted(rows_folder(run).glob("row_*.json"))  # none before the first is stored
     return {file.name: json.loads(file.read_text()) for file in files}
 
@@ -58,7 +52,6 @@ def build_stored_matrix(run):
 
 
 def select_scores(run):
-    """Return the summary of a run, without its points."""
     return {k: v for k, v in run.data.metrics.items() if k.startswith(("clear/", "renate/"))}
 
 
@@ -88,7 +81,6 @@ def wait_for_row(client, experiment_id, row, process, run_id=None):
 
 
 def row_texts(correct=FOUR_BUCKETS, *, seed=7, digest=DIGEST):
-    """Return file name to text for each row."""
     buckets = tuple(str(j + 1) for j in range(len(correct[0])))
     return {
         row_file_name(i): row_record(
@@ -102,7 +94,6 @@ def row_texts(correct=FOUR_BUCKETS, *, seed=7, digest=DIGEST):
 
 
 def stored_run(client, experiment_id, correct=FOUR_BUCKETS, *, name=None, **options):
-    """Return a finished run with rows."""
     run = client.create_run(experiment_id, run_name=name)
     rows_folder(run).mkdir(parents=True)
     for file, text in row_texts(correct, **options).items():
@@ -112,7 +103,6 @@ def stored_run(client, experiment_id, correct=FOUR_BUCKETS, *, name=None, **opti
 
 
 def change(path, **changes):
-    """Change fields of a row's file."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 

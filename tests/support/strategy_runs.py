@@ -45,17 +45,14 @@ def image_stream(folder, *, train=(7, 6, 5), side=8, augment="none"):
 
 
 def train_all(stream, settings, saved=None):
-    """Return what a training yields for each row."""
     return list(train(stream, settings, progress=TrainingProgress(), saved=saved))
 
 
 def train_costs(stream, settings, saved=None):
-    """Return the cost of each row of a training."""
     return [trained.row.cost for trained in train_all(stream, settings, saved)]
 
 
 def train_rows(stream, settings):
-    """Return all rows of a training, and its final model."""
     trained = train_all(stream, settings)
     return [trained_bucket.row for trained_bucket in trained], trained[-1].model
 
@@ -68,7 +65,6 @@ def build_strategy(stream, settings, model):
 
 
 def learn_buckets(stream, settings, model):
-    """Train a model bucket by bucket. Yield it after each."""
     strategy, trainer = build_strategy(stream, settings, model)
     for bucket_index in range(len(stream.keys)):
         strategy.learn(bucket_index, trainer)
@@ -114,7 +110,6 @@ def literal_descent(model, samples, settings, bucket_index, *, gradient):
 
 
 def compute_gradient(model, batch):
-    """Return one gradient of the cross-entropy per weight."""
     loss = cross_entropy(model(batch.inputs), batch.labels)
     return torch.autograd.grad(loss, list(model.parameters()))
 
@@ -126,7 +121,6 @@ def assert_identical(first, other):
 
 
 def assert_close(ours, theirs, *, rtol=1e-4, atol=1e-6):
-    """Check that two lists of tensors are nearly equal."""
     assert len(ours) == len(theirs)
     for our, their in zip(ours, theirs, strict=True):
         torch.testing.assert_close(our, their, rtol=rtol, atol=atol)
@@ -147,6 +141,20 @@ def train_with_states(stream, parameters, saved=None):
         )
         model = trained_bucket.model
     return rows, states, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+class Noisy(nn.Sequential):
+    """Draws a random number in each forward pass, in evaluation mode, too."""
+
+    def forward(self, inputs):
+        return super().forward(inputs + torch.rand(()) * 1e-3)
+
+
+class WithNoise(Naive):
+    @classmethod
+    def build_model(cls, config, stream):
+        layers = nn.Linear(3 * 8 * 8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)
+        return Noisy(nn.Flatten(), *layers)
 
 
 class Twice(Naive):

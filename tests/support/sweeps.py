@@ -25,7 +25,6 @@ def start_sweep(grid, *arguments):
 
 
 def run_sweep(grid, *arguments, code=0):
-    """Run a sweep to its end. Return its output."""
     ended, output = finish(start_sweep(grid, *arguments))
     assert ended == code, output
     return output
@@ -56,7 +55,6 @@ def grid(tmp_path, short_stream):
 
 
 def find_runs(store, experiment_id):
-    """Return parent run, runs by config hash, and comparisons, without deleted ones."""
     by_kind: dict[str, list] = {}
     for run in store.search_runs([experiment_id]):
         by_kind.setdefault(run.data.tags[names.KIND_TAG], []).append(run)

@@ -16,13 +16,11 @@ def wait_until(condition, process=None, seconds=LONG):
 
 
 def finish(process, seconds=LONG):
-    """Wait until a process has ended. Return its exit code and its output."""
     output, _ = process.communicate(timeout=seconds)
     return process.returncode, output
 
 
 def finish_well(process, seconds=LONG):
-    """Wait until a process has ended with exit code 0, and return its output."""
     code, output = finish(process, seconds)
     assert code == 0, output
     return output

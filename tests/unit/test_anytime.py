@@ -41,7 +41,6 @@ def summarize(matrix):
 
 
 def compute_series(matrix):
-    """Metric name to {buckets trained: value}."""
     results = evaluate_metrics(METRICS, matrix.matrix, tests=matrix)
     return {name: result.series for name, result in results.items() if result.series}
 
@@ -51,7 +50,6 @@ def explain(matrix):
 
 
 def build_matrix(counted_tests, width=3, *, trained=None, protocol="iid"):
-    """Return a matrix with tests. The last test of each of *trained* buckets is its row."""
     buckets = sorted({bucket for bucket, _ in counted_tests})
     rows, tests = [], []
     for bucket in buckets:

@@ -37,7 +37,6 @@ def test_the_signature_is_the_configuration(function):
 
 
 def test_defaults_are_values_of_python():
-    """As help(clear_mlflow.train) shows them, with their types."""
     parameters = inspect.signature(clear_mlflow.train).parameters
     values: dict[str, object] = {
         "momentum": 0.9,
@@ -94,7 +93,6 @@ def test_values_are_written_as_in_python(value, texts):
     ],
 )
 def test_a_wrong_value_is_one_clear_error(value, message):
-    """Before anything is read, and before MLflow is contacted."""
     with pytest.raises(ConfigError, match=re.escape(message)):
         clear_mlflow.train(**value)
 

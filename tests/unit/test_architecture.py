@@ -66,7 +66,6 @@ LEAST_SHARE_TESTED = 0.77  # of the modules: in a test file of their name
 
 
 def modules() -> dict[str, Path]:
-    """Return dotted name to file of every module of the package."""
     paths_by_name = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -80,7 +79,6 @@ def nodes(path: Path) -> list[ast.AST]:
 
 
 def list_imports(path: Path, module_names: frozenset[str]) -> set[str]:
-    """Return every module that a file imports, anywhere in it."""
     imported_names = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
@@ -175,7 +173,6 @@ def test_frameworks_are_imported_only_where_allowed(framework):
 
 
 def find_circle(imports: dict[str, set[str]]) -> list[str]:
-    """Return modules of which each imports the next and the last one the first, or []."""
     done: set[str] = set()
 
     def visit(name: str, path: list[str]) -> list[str]:
@@ -199,7 +196,6 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_circles_are_found():
-    """Also through modules that are imported by a name: strategies, and what shows a matrix."""
     strategies = LAZY_IMPORTS["clear_mlflow.learning.strategies"]
     assert {f"clear_mlflow.learning.strategies.{name}" for name in ("gdumb", "naive")} < strategies
     assert "clear_mlflow.report.page.run_page" in LAZY_IMPORTS["clear_mlflow.core.matrix"]

@@ -30,7 +30,6 @@ SEEDS = (0, 1, 2, 3)
 
 
 def build_runs(levels, seeds=SEEDS):
-    """Return runs of strategies: borders to strategy to its number of correct images."""
     return [
         compared_run(
             strategy,
@@ -74,7 +73,6 @@ def test_a_verdict_that_is_reversed_depends_on_the_parameter():
 
 
 def test_the_page_and_the_terminal_have_a_cell_for_each_value():
-    """And as JSON; the share is shown if seeds are shared."""
     levels = {"year": {"naive": 120, "replay": 170}, "half": {"naive": 170, "replay": 120}}
     comparison = compare(build_runs(levels), BY)
     across = summarize_across(comparison, "borders")
@@ -114,7 +112,6 @@ def test_borders_that_change_inputs_are_a_warning(parameter, standardise, is_war
 
 
 def test_the_order_of_a_pair_is_the_same_for_all_values():
-    """The better method comes first in a pair, and differs from value to value."""
     levels = {"year": {"naive": 120, "replay": 170}, "half": {"naive": 170, "replay": 120}}
     (pair,) = summarize(levels).pairs
     turned = {borders: dict(reversed(by.items())) for borders, by in levels.items()}
@@ -215,8 +212,7 @@ def test_a_value_that_differs_within_a_group_separates_it():
 
 
 @pytest.mark.parametrize(
-    ("by", "message"),
-    [((), "group_by is none"), (("borders",), "differ in nothing else")],
+    ("by", "message"), [((), "group_by is none"), (("borders",), "differ in nothing else")]
 )
 def test_without_methods_nothing_can_be_compared_across(by, message):
     runs = build_runs({"year": {"naive": 120}, "half": {"naive": 125}})

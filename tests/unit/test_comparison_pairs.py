@@ -200,7 +200,6 @@ def test_two_seeds_get_the_number_of_additional_seeds() -> None:
 
 
 def test_no_difference_can_be_a_result() -> None:
-    """Within a margin of a point, by scipy's two one-sided tests."""
     compared = [*runs("a", 80, range(8)), *runs("c", 80, range(8))]
     (verdict,) = verdicts(compare(compared))
     assert verdict.outcome == "not shown"
@@ -448,7 +447,6 @@ def test_the_benchmark_reproduces_the_pages_last_cases(case: int) -> None:
 
 @pytest.mark.slow
 def test_a_difference_and_equivalence_err_together_within_the_level() -> None:
-    """Simulated: a and b are equal, and c is better by exactly the margin."""
     wrong, times = 0, 100
     for time in range(times):
         seeds = range(5 * time, 5 * time + 5)

@@ -29,7 +29,6 @@ def test_each_published_number_has_a_known_metric_and_a_source_with_its_commit()
 
 
 def test_published_scores_are_the_means_of_the_published_accuracies():
-    """Within the rounding of both."""
     scored = [r for r in load_published() if "clear/challenge_score" in r.values]
     assert len(scored) == 4
     for result in scored:
@@ -66,7 +65,6 @@ def test_other_streams_have_none(changes):
 
 @pytest.fixture
 def comparison():
-    """Two strategies on a stream of that name, next to its published results."""
     runs = build_seed_runs("naive", 120, (0, 1, 2)) + build_seed_runs("replay", 170, (0, 1, 2))
     compared = compare(runs)
     results = select_published(compared.conditions, compared.metrics)

@@ -56,7 +56,6 @@ def test_frames_accept_any_name_and_keep_integers():
 
 
 def partly_defined():
-    """Return three seeds, of which the first defines its average accuracy."""
     runs = seeds_of("replay", 180, range(3))
     for i, run in enumerate(runs[1:], start=1):
         summary = {n: v for n, v in run.summary.items() if n != "renate/average_accuracy"}

@@ -43,7 +43,6 @@ def test_a_configuration_read_back_is_the_same(parameters, tmp_path):
 
 @pytest.mark.parametrize("dataset", [*DATASETS, "lab.photos:by_year"])
 def test_a_recipe_names_every_value_that_is_auto(dataset):
-    """Only folder, split, device and its precision are resolved later."""
     parameters = {"dataset": dataset} | ({} if dataset in EMBEDDED else {"data_root": "/somewhere"})
     texts = TrainConfig.resolve(parameters).as_text()
     auto_names = {name for name, text in texts.items() if text == "auto"}
@@ -126,7 +125,6 @@ def test_a_logged_parameter_is_the_effective_value():
 
 
 def test_a_training_describes_the_parameters_that_affect_its_result():
-    """A value, also if it is not logged, and null without effect; nothing of the machine."""
     config = TrainConfig.resolve({"optimizer": "adam", "strategy": "naive", "device": "cpu"})
     described = json.loads(describe_parameters(config))
     assert described["tuned"]["momentum"] is described["method"]["memory"] is None

@@ -65,7 +65,6 @@ def test_a_message_long_before_the_end_of_an_address_is_masked():
     ],
 )
 def test_a_driver_may_quote_a_part_of_an_address(address, message):
-    """Decoded, or misparsed: the parts of the address in use are known."""
     assert SECRET not in mask_credentials(message, address)
 
 
@@ -104,8 +103,6 @@ FRAGMENTS = [*" a1-+._/@'", "a:", "://", "?a=", "e1", "T1:", "\\ud8"]
 @settings(max_examples=25)
 @given(st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=3).map("".join))
 def test_masking_takes_linear_time(read, fragment):
-    """Four times the text takes about four times the processor time, never 16."""
-
     def seconds(length):
         text, taken = (fragment * length)[:length], []
         for _ in range(3):

@@ -21,7 +21,6 @@ DAYS = st.dates(datetime(2001, 1, 1).date(), datetime(2006, 12, 31).date())
 
 
 def divide(days, borders, counts=None):
-    """Return the key of each day's bucket."""
     times = [parse_time(str(day)) for day in days]
     counts = np.ones(len(days), np.int64) if counts is None else np.array(counts)
     keys, indices, dates = divide_times(
@@ -90,7 +89,6 @@ def test_random_borders_leave_half_an_equal_share_to_each_bucket(number, seed):
 
 
 def test_random_borders_are_uniform():
-    """Of two buckets, the first has a quarter to three quarters of the images."""
     days = [datetime(2001, 1, 1).date() + timedelta(i) for i in range(1000)]
     shares = [divide(days, f"random:2:{seed}").count("1") / 1000 for seed in range(400)]
     assert min(shares) >= 0.249

@@ -49,7 +49,6 @@ class Tree:
 
     @contextmanager
     def edit_json(self, path: Path | None = None) -> Iterator[tuple[Any, Any]]:
-        """Open a random container in a JSON file, and one of its indices or keys, to be changed."""
         path = path or self.pick(".json")
         value = json.loads(path.read_bytes())
         container = self.draw.choice([c for c in containers(value) if c])
@@ -100,7 +99,6 @@ def swap_files(tree: Tree) -> None:
 
 
 def swap_folders(tree: Tree) -> None:
-    """Swap bucket or class folders of images, which lists contradict."""
     folders = sorted({p.parent for p in tree.files(".jpg")})
     if not tree.files(".json"):
         raise NotApplicableError  # the folders are all there is, so they are the truth
@@ -135,7 +133,6 @@ def wrong_type(tree: Tree) -> None:
 
 
 def climb(tree: Tree) -> None:
-    """Return a path out of the dataset to an existing file."""
     folders = ("..", "labeled_images/../..", str(tree.root.parent), "labeled_images/./../../..")
     paths = [f"{folder}/outside.jpg" for folder in folders]
     outside = tree.draw.choice([*paths, "labeled_images\\..\\..\\outside.jpg", "~", "."])
@@ -178,7 +175,6 @@ def not_utf_8(tree: Tree) -> None:
 
 
 def odd_image(tree: Tree) -> None:
-    """Replace an image by a pipe, a folder, or a link out, in a circle or to nowhere."""
     path = tree.pick(".jpg")
     path.unlink()
     damage_number = tree.draw.randrange(5)
@@ -233,7 +229,6 @@ def load(root: Path, options: tuple[str, str]) -> BucketStream:
 
 
 def check(stream: BucketStream, full_run: Whole, options: tuple[str, str], tree: Tree) -> None:
-    """Check that every image is in its bucket, class and split."""
     released = (options == ("iid", "auto")) and stream.layout == "released"
     seen_contents: set[str] = set()
     for bucket in stream.buckets:

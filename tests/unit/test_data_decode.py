@@ -48,7 +48,6 @@ def quadrants(width: int, height: int) -> Image.Image:
 @settings(max_examples=60)
 @given(width=st.integers(1, 70), height=st.integers(1, 70), side=st.integers(1, 29))
 def test_any_size_becomes_the_central_square(tmp_path_factory, width, height, side):
-    """Equal to a literal crop of the exact centre, then scaling."""
     path = tmp_path_factory.getbasetemp() / f"{width}x{height}.png"
     write_image(path, size=(width, height), seed=f"{width}x{height}")
     pixels = decode(build_table([path]), Resize(side, square=True)).pixels
@@ -149,7 +148,6 @@ def test_sixteen_bits_are_scaled_for_training_and_features(tmp_path, name):
 
 @pytest.mark.parametrize("name", sorted(KINDS.keys() - {"sixteen bits.png"}))
 def test_eight_bits_are_trained_on_as_torchvision_loads_them(tmp_path, name):
-    """Byte for byte, without white where an image is transparent."""
     KINDS[name][0](tmp_path / name)
     with Image.open(tmp_path / name) as image:
         expected = image.convert("RGB").resize((4, 4), Image.Resampling.BILINEAR)
@@ -278,7 +276,6 @@ else:
 @pytest.mark.slow
 @pytest.mark.parametrize("cause", ["cache", "memory", "check"])
 def test_an_image_too_large_for_the_memory_is_a_one_line_error(tmp_path, cause):
-    """80 megapixels in some hundred kilobytes, wherever an image is decoded."""
     path = tmp_path / "large.png"
     Image.new("I;16", (9000, 8900)).save(path)
     command = [sys.executable, "-c", _WITH_LITTLE_MEMORY, str(path), cause]

@@ -57,7 +57,6 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def files(tree, tmp_path_factory) -> dict[str, bytes]:
-    """Two archives: one with the split below a folder, one below two, next to files of macOS."""
     folder = tmp_path_factory.mktemp("archives")
     train = zip_files(tree / "train_image_only", folder / TRAIN, below="train_image_only/")
     zip_files(tree / "test", folder / TEST, below="small/test/")
@@ -85,7 +84,6 @@ def fetch(release: Release, root: Path, hub: Hub, **options) -> tuple[str, ...]:
 
 
 def same_as(tree: Path, root: Path) -> bool:
-    """Return True if both folders have the same stream, and no partial file remains."""
     names = sorted(path.name for path in root.iterdir())
     streams = [load_stream("small", str(folder), cache_dir=root) for folder in (tree, root)]
     return names == ["test", "train_image_only"] and streams[0].digest == streams[1].digest
@@ -249,7 +247,6 @@ def test_an_unwritable_folder_is_reported(release, hub, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("below", [1000, 500_000])
 def test_a_full_disk_is_a_one_line_error(hub, tmp_path, below):
-    """While downloading, and while unpacking, simulated by a limit on file sizes."""
     archive = tmp_path / "large.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
         opened.writestr("class_names.txt", os.urandom(500).hex() * 20_000)

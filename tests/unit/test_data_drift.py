@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from commands import run_command
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,7 +41,6 @@ def measure_variation(labels, others):
 
 
 def divide(keys, labels=LABELS):
-    """Return the labels of each bucket, in the order of time."""
     return [
         [y for y, k in zip(labels, keys, strict=True) if k == key] for key in dict.fromkeys(keys)
     ]
@@ -108,7 +108,6 @@ def test_two_borders_are_compared(table):
     st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), min_size=1, max_size=40)
 )
 def test_the_distance_of_two_divisions_is_that_of_a_loop(images):
-    """Of any two: the images are in one order, and each may begin a bucket in both."""
     labels = [label for label, *_ in images]
     keys = np.cumsum([starts for _, starts, _ in images]).tolist()
     other_keys = np.cumsum([starts for *_, starts in images]).tolist()
@@ -129,7 +128,6 @@ def test_one_bucket_has_no_change():
 
 
 def test_the_command_prints_them(table):
-    """And as JSON."""
     command = ["data", "check", str(table), "--dataset", "vectors"]
     command += ["--dataset-args", "may_repeat=yes"]
     done = CliRunner().invoke(main, [*command, "--borders", "year,equal:4", "--json"])
@@ -145,6 +143,4 @@ def test_the_command_prints_them(table):
 
 def test_invalid_borders_are_named(table):
     command = ["data", "check", str(table), "--dataset", "vectors", "--borders", "year,week"]
-    done = CliRunner().invoke(main, command)
-    assert done.exit_code == 2
-    assert "--borders is 'week'; expected none, year" in done.output
+    assert "--borders is 'week'; expected none, year" in run_command(*command, code=2)

@@ -31,7 +31,6 @@ PROTOCOLS = [("iid", "0"), ("iid", "3"), ("iid", "77"), ("streaming", "auto")]
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One dataset in each layout, read-only."""
     return {name: write(tmp_path_factory.mktemp(name), PHOTOS) for name, write in LAYOUTS.items()}
 
 
@@ -176,7 +175,6 @@ def test_too_few_images_for_a_test_set_are_an_error(tmp_path):
 
 
 def test_a_missing_test_set_is_an_error(tmp_path):
-    """The user has to request a split of 30 %."""
     root = write_released(tmp_path, PHOTOS)
     shutil.rmtree(root / "test")
     assert "pass split=0" in refusal(root)
@@ -200,7 +198,6 @@ def test_meaningless_options_are_rejected(trees, options, words):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_buckets_of_clear10_have_the_dates_that_its_authors_published(trees, layout, tmp_path):
-    """By key; not those of another dataset, or of other keys."""
     stream = load(trees[layout], split="0")
     assert stream.times == ("2007-04-09", "2008-03-21", "2008-12-23")
     assert describe_stream(stream).times[0] == date(2007, 4, 9)

@@ -77,7 +77,6 @@ def test_a_numbered_split_has_its_own_validation(trees):
 
 @given(st.lists(st.integers(1, 120), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_the_validation_set_does_not_change_with_other_images(sizes, random):
-    """It depends on the image and the size of its class."""
     entries = [
         Entry(Path(f"{n}/{n * 1000 + i}.jpg"), "bus", str(n))
         for n, size in enumerate(sizes)

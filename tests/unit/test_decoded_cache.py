@@ -36,7 +36,6 @@ def sound(stream: BucketStream, cache: Path, damaged: str, **options) -> tuple[B
 
 
 def break_images(stream: BucketStream) -> list[Path]:
-    """Damage a training image of the first bucket, and two images of the last one."""
     first, last = stream.buckets[0], stream.buckets[-1]
     broken = [first.train.paths[1], last.train.paths[-1], last.test.paths[0]]
     for number, path in enumerate(broken):

@@ -139,7 +139,6 @@ def test_default_cache_dir(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("get_folder", [default_cache_dir, default_data_dir])
 def test_a_home_folder_that_is_not_known_is_a_one_line_error(monkeypatch, get_folder):
-    """Of a user that does not exist."""
     for name in ("CLEAR_MLFLOW_CACHE", "CLEAR_MLFLOW_DATA"):
         monkeypatch.setenv(name, "~nobody_of_this_name/x")
     assert re.search("set .*to", check_error(DataError, "", get_folder))

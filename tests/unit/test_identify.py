@@ -17,7 +17,6 @@ from clear_mlflow.metrics import ALL_METRICS, MATRIX, summarize
 
 
 def build_lower(*rows: str, unit=100, **fields) -> AccuracyMatrix:
-    """Return a matrix that was tested on past buckets only."""
     values = np.full((len(rows), len(rows)), np.nan)
     for i, row in enumerate(rows):
         values[i, : len(row.split())] = np.array(row.split(), dtype=float) / unit
@@ -175,7 +174,6 @@ def test_the_number_of_matches_by_chance_counts_what_is_listed():
 
 
 def build_seeds(num_seeds, decimals=2, generator_seed=0) -> list[AccuracyMatrix]:
-    """Return matrices of one method; the cells have *decimals* in percent."""
     generator = np.random.default_rng(generator_seed)
     mean = np.tril(generator.uniform(0.4, 0.9, (4, 4))) + np.triu(np.full((4, 4), np.nan), 1)
     noise = generator.normal(0, 0.01, (num_seeds, 4, 4))

@@ -67,7 +67,6 @@ def test_images_keep_their_times_in_scenarios_and_in_joined_tables(tmp_path: Pat
 
 
 def test_a_table_with_its_own_buckets_has_no_times(tmp_path: Path) -> None:
-    """The column of times is not read."""
     stream = load(tmp_path, "none", order="first:second")
     assert stream.images.times is None
     with pytest.raises(DataError, match="lacks times"):
@@ -75,7 +74,6 @@ def test_a_table_with_its_own_buckets_has_no_times(tmp_path: Path) -> None:
 
 
 def test_entries_of_a_function_may_have_a_time() -> None:
-    """All of them, or the times are not known."""
     vectors = np.arange(8, dtype=np.float32).reshape(4, 2)
     times = ["2004-05", "2004", "2004-02-01 01:00:00", "2004-01-02"]
     entries = [Entry(i, "ab"[i % 2], "1", time=time) for i, time in enumerate(times)]

@@ -209,7 +209,6 @@ def test_the_order_of_checkpoints_is_proven_stated_or_called_unproven():
 
 
 def test_groups_other_than_the_tasks_are_rejected():
-    """Tasks of five classes, which PyCIL groups by ten."""
     log = (LOGS / "c3box.log").read_text()
     log = re.sub(r", '10-19': np.float64\([0-9.]+\)", "", log)
     check_error(RecordError, "always group by ten classes", read, "c3box.log", log)

@@ -64,7 +64,6 @@ def read(content, columns=COLUMNS, row_metric=METRIC, format_name="auto", **opti
 @pytest.mark.parametrize("write", [write_csv, write_parquet])
 @pytest.mark.parametrize("columns", [COLUMNS, ("step", "metric", "value")])
 def test_a_table_with_a_line_per_value_is_read(write, columns):
-    """In any order of its lines, and without what other metrics contain."""
     lines = build_long()[::-1]
     (run,) = read(write(lines), columns)
     assert run.matrix.values.tolist() == MATRIX
@@ -101,7 +100,6 @@ def test_a_value_that_is_there_twice_is_read_once():
 
 @pytest.mark.parametrize(("first_step", "factor"), [(0, 1), (1, 1), (1, 500), (7, 13)])
 def test_steps_are_rows_in_ascending_order(first_step, factor):
-    """500 comes before 1000, whatever their digits."""
     lines = build_long(first_step=first_step, factor=factor)
     (run,) = read(write_csv(lines[::-1]))
     assert run.matrix.values.tolist() == MATRIX

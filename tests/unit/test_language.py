@@ -21,7 +21,6 @@ VIOLATIONS = {
 
 @pytest.fixture
 def project(tmp_path):
-    """A project of one clean module, with allowed counts of zero."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "tools").mkdir()
     (tmp_path / "clear_mlflow" / "store").mkdir(parents=True)

@@ -85,7 +85,6 @@ def test_the_root_and_files_within_it_may_be_links(root, tmp_path):
 
 
 def test_digest_equals_its_definition(intact_tree):
-    """The hash of the sorted (split, bucket, class, content) lines."""
     stream = read_any(intact_tree, name="x")
     lines = [
         "\0".join([split, key, class_name, hashlib.sha256(Path(path).read_bytes()).hexdigest()])

@@ -176,7 +176,6 @@ def test_any_numbers_make_a_canonical_matrix_or_an_error(width, data):
 
 
 def test_a_last_row_without_a_measured_cell_keeps_its_cost():
-    """A row that was trained and not tested stays a row."""
     gap = [math.nan, math.nan]
     costs = [RowCost(seconds=1.0), RowCost(seconds=2.0)]
     matrix = AccuracyMatrix([[0.5, 0.4], gap], costs=costs)

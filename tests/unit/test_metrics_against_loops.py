@@ -263,7 +263,6 @@ def test_every_metric_of_the_matrix_computes_stacked_matrices():
 
 
 def test_a_custom_metric_of_one_matrix_is_computed_for_each_of_several():
-    """Also if it uses a built-in function, or is a built-in metric with another name."""
     rising = replace(FAMILIES["clear"][0], name="lab/renamed")
     near = Metric(name="lab/near", function=partial(wild_time.stream_average, ahead=1))
     cells = np.stack([stack_all_rows(EXAMPLE)[: 1 + EXAMPLE.num_rows], np.ones((7, 6))])

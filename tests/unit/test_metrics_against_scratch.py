@@ -87,7 +87,7 @@ def test_only_the_drop_needs_no_training_from_scratch():
     values, errors = compute_values(matrix, SCRATCH_METRICS)
     assert values == {"against_scratch/drop": 0.0, "against_scratch/drop_past": 0.0}
     assert {str(error) for error in errors.values()} == {
-        "a cell, or training from scratch on a bucket, is not measured",
+        "a cell, or training from scratch on a bucket, is not measured"
     }
 
 

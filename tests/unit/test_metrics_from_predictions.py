@@ -69,7 +69,6 @@ def explain(run: Predictions) -> dict[str, str]:
 
 
 def compute_series(run: Predictions) -> dict[str, Any]:
-    """Metric name to {buckets trained: value}, by the evaluation of a complete run."""
     matrix = AccuracyMatrix(np.full((run.k, 3), 0.5))
     results = evaluate_metrics(PREDICTION_METRICS, matrix, predictions=run)
     return {name: result.series for name, result in results.items() if result.series}
@@ -256,7 +255,6 @@ def test_predictions_must_match_the_rows() -> None:
 
 
 def test_the_reference_lists_exactly_these_metrics(project: object) -> None:
-    """docs/metrics.md has one line per metric, with its direction."""
     text = (project / "docs" / "metrics.md").read_text()
     part = text.split("## From stored predictions")[1].split("\n## ")[0]
     listed = {line.split("`")[1]: "↓" not in line for line in part.splitlines() if "| `" in line}
@@ -264,7 +262,6 @@ def test_the_reference_lists_exactly_these_metrics(project: object) -> None:
 
 
 def changing(seed: int, *, probs: bool = True, protocol: str = "iid") -> Predictions:
-    """Return predictions in which class c is new in bucket 2, and class a ends there."""
     run = predictions(seed, (40, 40, 40), 3, probs=probs, protocol=protocol)
     label = run.images.label.copy()
     label[(run.images.bucket == 0) & (label == 2)] = 1

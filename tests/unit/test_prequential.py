@@ -90,9 +90,7 @@ def test_labels_that_help_at_all_distances_are_undefined() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.integers(1, 4), min_size=1, max_size=15),
-    st.integers(0, 2**32),
-    st.integers(1, 4),
+    st.lists(st.integers(1, 4), min_size=1, max_size=15), st.integers(0, 2**32), st.integers(1, 4)
 )
 def test_values_are_those_of_slow_loops(sizes, seed, num_classes) -> None:
     draws = np.random.default_rng(seed)

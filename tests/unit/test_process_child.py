@@ -57,7 +57,6 @@ def receive_all(connection):
 
 
 def test_states_and_messages_arrive_complete():
-    """A state exceeds the 64 KiB of a pipe."""
     process, _commands, messages = start()
     received = receive_all(messages)
     assert process.wait() == 0

@@ -25,7 +25,6 @@ class Terminal(io.StringIO):
 
 
 def report_training(progress):
-    """Report a complete training of three buckets, two steps each, to a progress."""
     with progress:
         progress.images_prepared("decoding", 3, 3)
         for i in range(4):
@@ -51,7 +50,6 @@ def test_lines_are_one_per_bucket_with_the_accuracies():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Lets the test set the time: its only element is the number of seconds."""
     seconds = [0.0]
     monkeypatch.setattr("clear_mlflow.learning.progress.time.monotonic", lambda: seconds[0])
     return seconds
@@ -71,7 +69,6 @@ def test_a_line_a_minute_while_images_are_prepared(clock, step):
 
 @pytest.mark.parametrize(("num_steps", "total"), [(1300, " of 1,300"), (None, "")])
 def test_a_line_a_minute_within_a_bucket(clock, num_steps, total):
-    """Without a total where the number of steps is not known."""
     stream = io.StringIO()
     progress = LineProgress(stream)
     progress.bucket_started("b", bucket_index=1, num_buckets=3)

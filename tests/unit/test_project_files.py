@@ -62,7 +62,6 @@ def test_constraints_name_a_version_of_every_dependency():
     ],
 )
 def test_the_package_is_described_by_the_same_sentence(text):
-    """As one sentence, or as a first line and the rest."""
     sentence, _, rest = PYPROJECT["project"]["description"].partition(": ")
     text = " ".join(re.sub(r"\]\([^)]*\)|[\[*]", "", text).split())
     assert f"{sentence}: {rest}" in text or f"{sentence}. {rest.capitalize()}" in text

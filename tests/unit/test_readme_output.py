@@ -15,7 +15,6 @@ from clear_mlflow.report.terminal_tables import build_matrix_table, build_metric
 
 @pytest.fixture
 def shown(project):
-    """README's block: text, matrix, and name to value."""
     text = (project / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```text\n(% tested on.*?)^```$", text, re.S | re.M)
     cells = [line.split()[-10:] for line in block.splitlines() if re.match("initial|after", line)]

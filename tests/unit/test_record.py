@@ -71,7 +71,6 @@ moments = st.datetimes(min_value=datetime(1970, 1, 1))
 
 @st.composite
 def records(draw):
-    """Rows of counts, accuracies and other scores, with unmeasured buckets."""
     buckets = tuple(draw(st.lists(printable, min_size=1, max_size=6, unique=True)))
     number = draw(st.integers(0, len(buckets)))
     totals = tuple(draw(st.integers(1, 2**53)) for _ in buckets)

@@ -20,7 +20,6 @@ def rehearsal(monkeypatch):
 
 
 def test_its_archives_are_served_downloaded_and_loaded(rehearsal, tmp_path, monkeypatch):
-    """Without problems, and with the numbers of images that it promises."""
     monkeypatch.setitem(rehearsal.DATASETS, "clear10", (2, 4, 1, 3, 0.1))
     for number in range(2):
         write_image(tmp_path / "photos" / f"{number}.png", size=(64, 48), seed=str(number))

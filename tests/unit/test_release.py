@@ -29,7 +29,6 @@ def test_links_of_the_readme_lead_to_the_tags_files():
 
 
 def write_hosted_project(url):
-    """Write the pyproject.toml of a hosted project."""
     text = (ROOT / "pyproject.toml").read_text()
     return re.sub(r"^(?:# )?urls\.Source = .*", f'urls.Source = "{url}"', text, flags=re.M)
 

@@ -18,7 +18,6 @@ from clear_mlflow.report.markdown import escape, format_run_description
 
 
 def build_stored_record(matrix: AccuracyMatrix, **metadata) -> Record:
-    """Return a record with this matrix's counts of 1,000 test images per bucket."""
     counts = [round(1000 * v) for v in matrix.values.ravel()]
     width = matrix.num_buckets
     rows = [counts[i : i + width] for i in range(0, len(counts), width)]

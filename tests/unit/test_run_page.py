@@ -34,7 +34,6 @@ from clear_mlflow.report.page.run_page import RunReport, render_run_page
 def build_predictions(
     num_buckets, classes, per_class, *, skill=0.7, protocol="iid", rows=None, seed=0
 ):
-    """Return predictions that are right in *skill* of all cases."""
     draws = np.random.default_rng(seed)
     total = num_buckets * classes * per_class
     label = draws.integers(0, classes, total)
@@ -51,7 +50,6 @@ def build_predictions(
 
 
 def build_record(counts, num_test, *, protocol="iid", dataset="digits", buckets=None, seed=3):
-    """Return the record of rows of correct counts, from the initialisation on."""
     buckets = buckets or tuple(str(j + 1) for j in range(len(num_test)))
     metadata = {"protocol": protocol, "dataset": {"name": dataset}, "seed": seed}
     records = {}
@@ -62,7 +60,6 @@ def build_record(counts, num_test, *, protocol="iid", dataset="digits", buckets=
 
 
 def build_report(predictions=None, *, counts=None, **changes):
-    """Return the report of a run with these predictions, or with these counts."""
     if counts is None:
         images = predictions.images
         counts = {row: stored.correct(images) for row, stored in predictions.rows.items()}

@@ -17,7 +17,6 @@ YEARS = ("2004", "2005", "2006", "2007")
 
 
 def made(*, without=(), split="2"):
-    """Return ten vectors of each class in each year, except the pairs *without*."""
     draws, rows = np.random.default_rng(0), []
     for year, name in itertools.product(YEARS, NAMES):
         rows += [(name, year)] * (0 if (name, year) in without else 10)

@@ -10,7 +10,6 @@ from clear_mlflow.process.signals import StoppingSignals, interrupt_on_signal
 
 
 def test_the_first_signal_is_forwarded_and_repeats_are_ignored():
-    """A Ctrl-C under mlflow run arrives twice."""
     stopped = []
     with StoppingSignals() as signals:
         signals.hand_to(lambda: stopped.append(1))

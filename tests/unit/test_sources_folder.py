@@ -171,8 +171,6 @@ def test_a_stream_has_the_recipe_of_photographs_and_a_name():
     assert (config.model, config.image_size, config.memory) == ("resnet18", 224, 0.1)
     assert config.stream_name == "yearbook"
     assert set(SOURCES) <= set(DATASETS)
-    with pytest.raises(ConfigError, match="needs its folder; pass data_root=DIR"):
-        TrainConfig.resolve({"dataset": "folder"})
     with pytest.raises(ConfigError, match=r"one of digits, .* package\.module:function"):
         TrainConfig.resolve({"dataset": "foldr"})
 

@@ -41,7 +41,6 @@ def as_dataset(root, rows, features=FEATURES, **columns):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> tuple[Path, Path]:
-    """A folder, and the same images as a saved dataset with splits, in reverse order."""
     folder = tmp_path_factory.mktemp("streams")
     rows = write_years(folder / "photos", train=6, test=2)
     rows_by_part = {part: [r for r in rows if r.split == part][::-1] for part in ("train", "test")}

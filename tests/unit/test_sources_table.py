@@ -28,7 +28,6 @@ def read_index(root, borders="none", **arguments):
 
 
 def list_images(root, **arguments):
-    """Return bucket to names of training images, without reading an image."""
     index = read_index(root, **arguments)
     groups = index.images.group_by_bucket(len(index.buckets))
     return {

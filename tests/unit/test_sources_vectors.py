@@ -26,7 +26,6 @@ FORMATS = ["csv", "csv-with-index", "parquet", "parquet-lists", "npz"]
 
 @pytest.fixture
 def table():
-    """Forty vectors of four years and two classes, with all digits of float32."""
     draws = np.random.default_rng(0)
     numbers = draws.normal(size=(40, 3)) * [1, 100, 1e-3]
     frame = pd.DataFrame(numbers, columns=COLUMNS)
@@ -43,19 +42,23 @@ def build_vectors_by_year(root, table, vectors=None):
     return build_index(entries, vectors=vectors, root=root)
 
 
-def write_table(table, folder: Path, file_format: str) -> Path:
+def write_table(table, folder: Path, file_format: str, columns=COLUMNS) -> Path:
     file = folder / f"numbers.{file_format.partition('-')[0]}"
-    arrays = {name: table[name].to_numpy().astype(str) for name in ("label", "time", "split")}
+    others = table.drop(columns=columns)
     if file_format.startswith("csv"):
         table.to_csv(file, index=file_format == "csv-with-index")
     elif file_format == "parquet":
         table.to_parquet(file, row_group_size=7)
     elif file_format == "parquet-lists":
-        lists = table.drop(columns=COLUMNS)
-        lists["vectors"] = list(table[COLUMNS].to_numpy())
-        lists.to_parquet(file)
+        others.assign(vectors=list(table[columns].to_numpy())).to_parquet(file, row_group_size=7)
     elif file_format == "npz":
-        np.savez(file, vectors=table[COLUMNS].to_numpy(), **arrays)
+        arrays = {name: others[name].to_numpy().astype(str) for name in others}
+        np.savez(file, vectors=table[columns].to_numpy(), **arrays)
+    elif file_format == "huggingface":
+        import datasets
+
+        rows = {"vectors": table[columns].to_numpy().tolist(), **others.to_dict("list")}
+        datasets.Dataset.from_dict(rows).save_to_disk(file)
     elif file_format == "safetensors":
         numbers = {
             "vectors": table[COLUMNS].to_numpy(),
@@ -158,33 +161,15 @@ COLLAPSING = {
 @pytest.mark.parametrize("file_format", [*FORMATS[:1], *FORMATS[2:], "huggingface", "function"])
 def test_numbers_that_float32_makes_equal_are_rejected(table, tmp_path, file_format, name):
     numbers = np.random.default_rng(0).permutation(COLLAPSING[name])
-    source, path, arguments = "vectors", None, {}
-    columns = pd.DataFrame({"a": np.arange(40), "b": numbers})
-    vectors = np.stack([np.arange(40), numbers], axis=1)  # of integers if both are
-    frame = table.drop(columns=COLUMNS)
+    frame = table.drop(columns=COLUMNS).assign(a=np.arange(40), b=numbers)
     if file_format == "function":
         with pytest.raises(DataError, match=r"distinct numbers in column 1 \(counted from 0\)"):
-            build_vectors_by_year(tmp_path, table, vectors)
+            build_vectors_by_year(tmp_path, frame, frame[["a", "b"]].to_numpy())
         return
-    if file_format == "huggingface":
-        import datasets
-
-        source, path = "huggingface", tmp_path / "saved"
-        arguments |= {"vector": "vectors"}
-        rows = {"vectors": vectors.tolist(), **frame.to_dict("list")}
-        datasets.Dataset.from_dict(rows).save_to_disk(path)
-    elif file_format == "npz":
-        path = tmp_path / "x.npz"
-        np.savez(path, vectors=vectors, **{k: frame[k].to_numpy(str) for k in frame})
-    elif file_format == "parquet-lists":
-        path, arguments = tmp_path / "x.parquet", arguments | {"columns": "vectors"}
-        frame.assign(vectors=list(vectors)).to_parquet(path, row_group_size=7)
-    elif file_format == "parquet":
-        path = tmp_path / "x.parquet"
-        pd.concat([columns, frame], axis=1).to_parquet(path, row_group_size=7)
-    else:
-        path = tmp_path / "x.csv"
-        pd.concat([columns, frame], axis=1).to_csv(path, index=False)
+    source = "huggingface" if file_format == "huggingface" else "vectors"
+    path = write_table(frame, tmp_path, file_format, ["a", "b"])
+    named = {"huggingface": {"vector": "vectors"}, "parquet-lists": {"columns": "vectors"}}
+    arguments = named.get(file_format, {})
     column = "'b'" if file_format in ("csv", "parquet") else "1"
     message = f"distinct numbers in column {column}.* remain as 32-bit floats; subtract"
     with pytest.raises(DataError, match=message) as error:
@@ -222,12 +207,7 @@ def test_the_width_of_vectors_is_limited(tmp_path, file_format):
     for width, message in ((2048, ""), (MAX_FEATURES_WIDTH + 1, "expected 16384 at most")):
         numbers = pd.DataFrame(np.ones((4, width)), columns=[f"n{i}" for i in range(width)])
         roles = {"label": ["a", "b"] * 2, "bucket": ["1", "1", "2", "2"]}
-        file = tmp_path / f"wide.{file_format}"
-        if file_format == "npz":
-            np.savez(file, vectors=numbers, **{k: np.array(v) for k, v in roles.items()})
-        else:
-            write = pd.DataFrame.to_csv if file_format == "csv" else pd.DataFrame.to_parquet
-            write(numbers.assign(**roles), file, index=False)
+        file = write_table(numbers.assign(**roles), tmp_path, file_format, list(numbers))
         with pytest.raises(DataError, match=message) if message else nullcontext():
             read_index(file)
 

@@ -94,7 +94,6 @@ def test_the_bootstrap_equals_a_slow_implementation(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_shared_resamples_equal_those_of_each_pair() -> None:
-    """To the bit, also for runs that stopped early."""
     a, b, c = (random_hits(seed, share=0.6 + seed / 50) for seed in range(3))
     runs = [a, b, c.after(2)]
     requested = {"metrics": ALL_METRICS, "resamples": 40, "seed": 9, "level": 0.8}
@@ -122,7 +121,6 @@ def test_metrics_undefined_on_a_resample_use_the_others() -> None:
 def two_models(
     draws: np.random.Generator, ahead: float, n: int = 80
 ) -> tuple[Predictions, Predictions]:
-    """Return models that find the same images hard. The first is better by *ahead*."""
     counts = (n, n, n)
     hard = draws.random(3 * n)
     sides = []

@@ -149,7 +149,6 @@ def test_holm_is_closed_testing_with_bonferroni(numbers: list[float]) -> None:
 
 
 def write_sentence(**values: Any) -> str:
-    """Write the verdict on a pair with these fields of a Pair and a Sample."""
     of_sample = {"test": "paired t-test", "size": "8 shared seeds", "is_in_percent": True}
     of_sample |= {"t_test": None, "min_seeds": 8, "difference": 0.031, "unit": "seeds"}
     of_pair = {"outcome": "different", "difference": 0.031, "low": 0.012, "high": 0.05, "p": 0.01}

@@ -32,7 +32,6 @@ CLASSES = ("bus", "cab", "10", "9")
 
 
 def write_tree(root: Path) -> list[tuple[str, str, str, str]]:
-    """Write BUCKET/CLASS/NAME.jpg, and return (path, class, time, split) of each."""
     rows = []
     for month in range(24):
         for n, name in enumerate(CLASSES):
@@ -61,7 +60,6 @@ def photos_by_half(root: Path) -> ImageIndex:
 
 
 def write_sources(root: Path) -> Iterator[tuple[str, str, str, dict[str, object]]]:
-    """Write data for each source, and yield (name, dataset, data_root, dataset_args)."""
     rows = write_tree(root / "tree")
     yield "folder", "folder", str(root / "tree"), {}
     yield "folder, order", "folder", str(root / "tree"), {"order": "2005:2004"}
@@ -154,7 +152,6 @@ def write_layouts(root: Path) -> Iterator[tuple[str, str, str, dict[str, object]
 
 
 def summarise(stream: BucketStream, roots: dict[str, str]) -> str:
-    """Return the digest, and a hash of everything else, in the order of images."""
     digest = hashlib.sha256()
 
     def add(*values: object) -> None:

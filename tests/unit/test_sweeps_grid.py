@@ -73,7 +73,6 @@ def test_entries_of_runs_are_separate_grids(tmp_path):
     ],
 )
 def test_seeds_are_a_list_of_seeds(tmp_path, content):
-    """With the same hashes, so each seed is trained once however it is written."""
     written = read_grid(write_grid(tmp_path, content))
     expected = read_grid({"grid": {"strategy": ["naive", "ewc"], "seed": [4, 2]}})
     assert written.digest == expected.digest

@@ -18,7 +18,6 @@ ALL = [
 
 
 def trained_run(strategy, seed=0, borders="none", **parameters):
-    """Return a run with what a training logs."""
     config = TrainConfig.resolve(
         {"dataset": "digits", "strategy": strategy, "seed": str(seed), **parameters}
     )
@@ -51,7 +50,6 @@ def find(runs):
 
 
 def test_the_baselines_are_trained_as_the_runs_were(tmp_path):
-    """With their model, lr and seeds; on pixels where they use no features."""
     runs = [
         trained_run(strategy, seed, lr="0.02", epochs="3")
         for strategy in ("replay", "ewc")
@@ -73,7 +71,6 @@ def test_the_baselines_are_trained_as_the_runs_were(tmp_path):
 
 
 def test_features_and_budgets_are_those_of_the_runs(tmp_path):
-    """Except joint, which does not train in each bucket."""
     parameters = {"features": "pixels", "budget": "naive:2"}
     configs = build_grid([trained_run("replay", **parameters)], tmp_path)
     assert {c.strategy: (c.features, c.budget) for c in configs} == {
@@ -118,7 +115,6 @@ def test_each_test_set_needs_its_baselines(tmp_path):
 
 @pytest.mark.parametrize("params", [{}, {"lr": "0.1", "epochs": "3"}])
 def test_other_programs_have_no_baselines_to_train(params):
-    """Alone; next to our runs, a strategy that they name counts."""
     imported = compared_run("joint", counts(150, 0), params=params, dataset="digits")
     assert find([imported]) == []
     assert "baselines.yaml" not in build_next_grids(compare([imported]))

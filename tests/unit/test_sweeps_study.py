@@ -30,12 +30,10 @@ STUDY = {
 
 
 def stub_accuracy(lr, best):
-    """Return an accuracy of a - (log lr - c)^2 that is never below 0."""
     return max(0.0, A - (math.log(lr) - best) ** 2)
 
 
 def train_stub(study, stream, combinations, accuracy, diverged=()):
-    """Return runs, those with different results, and the comparison of their matrices."""
     grid = study.plan(stream, combinations)
     distinct = list_distinct(grid)
     compared = []

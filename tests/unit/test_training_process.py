@@ -29,7 +29,6 @@ def faults(environment):
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the variables are glibc's")
 def test_memory_that_is_freed_is_reused():
-    """Ten times 64 MiB have page faults once."""
     assert faults(build_child_environment(os.environ)) < faults(dict(os.environ)) / 10
 
 

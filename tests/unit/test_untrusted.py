@@ -91,7 +91,6 @@ def test_only_regular_files_are_opened(tmp_path, type_name):
 
 @pytest.mark.slow
 def test_deep_nesting_is_handled_only_by_parsers():
-    """Of JSON, YAML and regular expressions."""
     handling = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
