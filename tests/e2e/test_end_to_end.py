@@ -223,6 +223,7 @@ def test_invalid_input_is_one_line_and_exit_code_2(store, experiment_id, argumen
         ({"strategy_args": {"lambda": 1}}, "not an argument of strategy naive"),
         ({"strategy": "nowhere:Missing"}, "cannot be loaded"),
         ({"strategy": "slda"}, "learns from stored features"),
+        ({"memory": 100}, "memory is 100, but strategy naive does not use it"),
         ({"model": "torch.nn:Flatten"}, "expected a torch.nn.Module with weights"),
         ({"weights": "DEFAULT", "model": "vit_b_16", "image_size": 96}, "pass image_size=224"),
         ({"features": "nowhere"}, "features nowhere do not exist"),

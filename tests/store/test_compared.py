@@ -210,18 +210,6 @@ def test_stored_predictions_compare_single_runs(store, experiment_id, tmp_path, 
     assert ("Predictions of naive clear10 seed 0 are not used" in output) == (seed == 1)
 
 
-@pytest.mark.slow
-def test_parameters_quoted_by_mlflow_are_unquoted_for_groups(store, experiment_id):
-    """MLflow quotes 'a b'. Used values precede requested ones."""
-    for seed, memory in enumerate(("auto", "'auto'")):
-        run = log_run(store, experiment_id, "r", counts(180, seed), strategy="replay", seed=seed)
-        store.log_param(run.info.run_id, "note", ["two words", "'two words'"][seed])
-        store.log_param(run.info.run_id, "memory", memory)
-        store.log_param(run.info.run_id, "used/memory", "300")
-    (group,) = compare(store, experiment_id, "--group-by", "note,memory")[1]["groups"]
-    assert group["labels"] == {"note": "two words", "memory": "300"}
-
-
 @pytest.mark.program
 def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_path):
     options = ("--env-manager", "local", "--experiment-name", "test", "-P", "runs=test")
@@ -355,17 +343,6 @@ def test_merged_parameters_are_named_in_every_output(store, experiment_id):
 
 
 @pytest.mark.slow
-def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
-    """`mlflow run` logs the memory of naive, too."""
-    for seed, memory in enumerate(("auto", "100")):
-        for strategy, level in (("naive", 120), ("replay", 180)):
-            parameters = {"strategy": strategy, "seed": str(seed), "memory": memory}
-            log_training(store, experiment_id, counts(level, seed), parameters)
-    _, content = compare(store, experiment_id)
-    assert count_runs(content) == {"replay, memory=120": 1, "replay, memory=100": 1, "naive": 2}
-
-
-@pytest.mark.slow
 def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
     for seed in range(2):
         parameters = {"strategy": "replay", "seed": str(seed)}
@@ -375,19 +352,6 @@ def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
     _, content = compare(store, experiment_id)
     assert len(content["group_by"]) == 3
     assert sorted(count_runs(content).values()) == [1, 2]
-
-
-@pytest.mark.slow
-def test_custom_loops_with_different_parameters_are_separate_groups(store, experiment_id):
-    for seed in range(4):
-        name, rate = f"loop {seed}", "0.1" if seed < 2 else "0.2"
-        run = log_run(store, experiment_id, name, counts(150, seed), strategy="mine", seed=seed)
-        params = {"learning_rate": rate, "run_name": name, "output_dir": f"runs/{seed}"}
-        params |= {"data_seed": str(seed), "seed": str(seed), "device": f"cuda:{seed}"}
-        for key, value in params.items():
-            store.log_param(run.info.run_id, key, value)
-    _, content = compare(store, experiment_id)
-    assert count_runs(content) == {"learning_rate=0.1": 2, "learning_rate=0.2": 2}
 
 
 LOSS = """

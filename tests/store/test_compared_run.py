@@ -52,16 +52,22 @@ def test_runs_without_a_description_are_those_of_another_program(
     store, experiment_id, read_runs, tag
 ):
     run = log_run(store, experiment_id, "theirs", counts(100, 0), strategy="naive", seed=0)
-    for name, value in (("lr", "0.1"), ("num_workers", "4"), ("out_dir", "/tmp/x")):
+    params = {"lr": "0.1", "num_workers": "4", "out_dir": "/tmp/x", "run_name": "theirs"}
+    params |= {"data_seed": "1", "seed": "1", "device": "cuda:1", "output_dir": "runs/1"}
+    for name, value in params.items():
         store.log_param(run.info.run_id, name, value)
     if tag is not None:
         store.set_tag(run.info.run_id, PARAMETERS_TAG, tag)
     assert read_runs()["theirs"].method_params == {"lr": "0.1"}
 
 
-def test_quotes_of_mlflow_run_are_removed(store, experiment_id, read_runs):
+def test_quotes_of_mlflow_run_are_removed_and_used_values_precede(store, experiment_id, read_runs):
     run = log_run(store, experiment_id, "quoted", counts(100, 0), strategy="naive", seed=0)
     values = {"a": "'b c'", "d": "it's", "e": "'f' g", "h": "'i'"}
     for name, value in values.items():
         store.log_param(run.info.run_id, name, value)
-    assert read_runs()["quoted"].params == {**values, "a": "b c"}
+    store.log_param(run.info.run_id, "memory", "'auto'")
+    store.log_param(run.info.run_id, "used/memory", "300")
+    quoted = read_runs()["quoted"]
+    assert values.items() - {("a", "'b c'")} <= quoted.params.items()
+    assert (quoted.params["a"], quoted.labels["memory"]) == ("b c", "300")

@@ -68,17 +68,17 @@ def trap(tmp_path, monkeypatch) -> Path:
     return owned
 
 
-def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment_id, trap):
-    config = TrainConfig.resolve({"strategy": "trap_module:Strategy"}).as_text()
-    run = stored_run(store, experiment_id)
-    config = TrainConfig.resolve(config)
+@pytest.mark.parametrize("name", ["strategy", "dataset"])
+def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment_id, trap, name):
+    named = {name: "trap_module:Strategy"}
+    run, config = stored_run(store, experiment_id), TrainConfig.resolve(named)
     point = ResumePoint(run, config, {}, frozenset(), (), None, frozenset())
-    with pytest.raises(ConfigError, match="not imported unless you name it, too"):
-        resolve_resume_parameters(point, {})
-    with pytest.raises(ConfigError, match="not imported unless you name it, too"):
-        resolve_resume_parameters(point, {"strategy": "auto"})
-    resumed = resolve_resume_parameters(point, {"strategy": "trap_module:Strategy"})
-    assert resumed.strategy == "trap_module:Strategy"
+    unnamed = [{}, {"strategy": "auto"}]
+    for requested in unnamed[: 1 + (name == "strategy")]:
+        with pytest.raises(ConfigError, match="not imported unless you name it, too") as error:
+            resolve_resume_parameters(point, requested)
+        assert f"{name}=trap_module:Strategy if you know it" in str(error.value)
+    assert getattr(resolve_resume_parameters(point, named), name) == "trap_module:Strategy"
     assert not trap.exists()
 
 

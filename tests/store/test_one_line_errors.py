@@ -17,13 +17,11 @@ from forked import run_forked
 from pyarrow import parquet
 from stored_runs import stored_run
 
-import clear_mlflow
 from clear_mlflow.api import import_
-from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
+from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
 from clear_mlflow.store import client as store_client
 from clear_mlflow.store.client import preflight
-from clear_mlflow.sweeps.grid import read_grid
 
 
 def test_an_artifact_location_that_stores_nothing_is_a_one_line_error(store, monkeypatch):
@@ -34,20 +32,13 @@ def test_an_artifact_location_that_stores_nothing_is_a_one_line_error(store, mon
         preflight()
 
 
-def test_memory_for_a_strategy_without_memory_is_rejected(store, experiment_id):
-    output = run_command("train", "--strategy", "ewc", "--memory", "100", code=2)
-    message = "memory is 100, but strategy {} does not use it"
-    assert f"error: --{message.format('ewc')}; leave --memory out" in output
-    with pytest.raises(ConfigError, match=message.format("naive")):
-        clear_mlflow.train(memory=100)
-    assert store.search_runs([experiment_id]) == []
-    grid = {"fixed": {"memory": 100}, "grid": {"strategy": ["ewc", "replay"]}}
-    assert [run.config.strategy for run in read_grid(grid).runs] == ["ewc", "replay"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
+        (
+            ["train", "--strategy", "ewc", "--memory", "100"],
+            "error: --memory is 100, but strategy ewc does not use it; leave --memory out",
+        ),
         (["import", "x.csv", "--orientation", "rows"], "pass --scale percent"),
         (["import", "m.json"], ": num_instances: expected"),  # a field, and not an option
         (["train", "--config", "config.json"], "error: lr_step is 'often'"),

@@ -10,11 +10,8 @@ from own_streams import YEARS, write_years
 from stored_runs import artifact_folder, load_rows, only_training
 
 import clear_mlflow
-from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import RowRecord, assemble
-from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.store import names
-from clear_mlflow.tracking.resume import ResumePoint, resolve_resume_parameters
 
 MODULE = """
 from clear_mlflow.data import Entry, build_index
@@ -74,7 +71,7 @@ def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, o
         assert RowRecord.from_json(text, source="a row").dataset.times == ()
 
 
-def test_functions_named_in_a_store_are_not_imported(store, experiment_id, root, monkeypatch):
+def test_a_run_on_a_function_has_its_name_and_arguments(store, experiment_id, root, monkeypatch):
     (root.parent / "of_mine.py").write_text(MODULE)
     monkeypatch.syspath_prepend(root.parent)
     parameters = {"dataset": "of_mine:photos", "data_root": root, "dataset_args": {"times": 2}}
@@ -82,12 +79,6 @@ def test_functions_named_in_a_store_are_not_imported(store, experiment_id, root,
     run = only_training(store, experiment_id)
     assert run.info.run_name == "naive photos seed 0"
     assert run.data.params["dataset/times"] == "2"
-    config = TrainConfig.resolve({"dataset": "of_mine:photos"})
-    point = ResumePoint(run, config, {}, frozenset(), (), None, frozenset())
-    with pytest.raises(ConfigError, match="dataset=of_mine:photos if you know it"):
-        resolve_resume_parameters(point, {})
-    again = resolve_resume_parameters(point, {"dataset": "of_mine:photos"})
-    assert again.dataset == "of_mine:photos"
 
 
 @pytest.mark.slow

@@ -254,13 +254,6 @@ def test_predictions_must_match_the_rows() -> None:
     check_error(RecordError, "another evaluation set", Predictions, run.images, foreign.rows)
 
 
-def test_the_reference_lists_exactly_these_metrics(project: object) -> None:
-    text = (project / "docs" / "metrics.md").read_text()
-    part = text.split("## From stored predictions")[1].split("\n## ")[0]
-    listed = {line.split("`")[1]: "↓" not in line for line in part.splitlines() if "| `" in line}
-    assert listed == {m.name: m.higher_is_better for m in PREDICTION_METRICS}
-
-
 def changing(seed: int, *, probs: bool = True, protocol: str = "iid") -> Predictions:
     run = predictions(seed, (40, 40, 40), 3, probs=probs, protocol=protocol)
     label = run.images.label.copy()

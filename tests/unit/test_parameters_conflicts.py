@@ -5,6 +5,7 @@ import pytest
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.conflicts import CONFLICTS
+from clear_mlflow.sweeps.grid import read_grid
 
 PAST = "standardise=past"
 
@@ -57,3 +58,5 @@ def test_memory_without_effect_is_rejected_only_if_it_was_passed():
     """Sweeps over strategies and config.json set it for every strategy."""
     assert TrainConfig.resolve({"memory": "5"}).memory == 5
     assert TrainConfig.resolve({"memory": "auto"}, passed=["memory"]).strategy == "naive"
+    grid = {"fixed": {"memory": 100}, "grid": {"strategy": ["ewc", "replay"]}}
+    assert [run.config.strategy for run in read_grid(grid).runs] == ["ewc", "replay"]
