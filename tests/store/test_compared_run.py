@@ -68,6 +68,6 @@ def test_quotes_of_mlflow_run_are_removed_and_used_values_precede(store, experim
         store.log_param(run.info.run_id, name, value)
     store.log_param(run.info.run_id, "memory", "'auto'")
     store.log_param(run.info.run_id, "used/memory", "300")
-    quoted = read_runs()["quoted"]
-    assert values.items() - {("a", "'b c'")} <= quoted.params.items()
-    assert (quoted.params["a"], quoted.labels["memory"]) == ("b c", "300")
+    run = read_runs()["quoted"]
+    assert values.items() - {("a", "'b c'")} <= run.params.items()
+    assert (run.params["a"], run.labels["memory"]) == ("b c", "300")

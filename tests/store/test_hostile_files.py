@@ -70,15 +70,15 @@ def trap(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("name", ["strategy", "dataset"])
 def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment_id, trap, name):
-    named = {name: "trap_module:Strategy"}
-    run, config = stored_run(store, experiment_id), TrainConfig.resolve(named)
+    parameters = {name: "trap_module:Strategy"}
+    run, config = stored_run(store, experiment_id), TrainConfig.resolve(parameters)
     point = ResumePoint(run, config, {}, frozenset(), (), None, frozenset())
-    unnamed = [{}, {"strategy": "auto"}]
-    for requested in unnamed[: 1 + (name == "strategy")]:
+    requests = [{}, {"strategy": "auto"}]
+    for requested in requests[: 1 + (name == "strategy")]:
         with pytest.raises(ConfigError, match="not imported unless you name it, too") as error:
             resolve_resume_parameters(point, requested)
         assert f"{name}=trap_module:Strategy if you know it" in str(error.value)
-    assert getattr(resolve_resume_parameters(point, named), name) == "trap_module:Strategy"
+    assert getattr(resolve_resume_parameters(point, parameters), name) == "trap_module:Strategy"
     assert not trap.exists()
 
 

@@ -168,8 +168,8 @@ def test_numbers_that_float32_makes_equal_are_rejected(table, tmp_path, file_for
         return
     source = "huggingface" if file_format == "huggingface" else "vectors"
     path = write_table(frame, tmp_path, file_format, ["a", "b"])
-    named = {"huggingface": {"vector": "vectors"}, "parquet-lists": {"columns": "vectors"}}
-    arguments = named.get(file_format, {})
+    options = {"huggingface": {"vector": "vectors"}, "parquet-lists": {"columns": "vectors"}}
+    arguments = options.get(file_format, {})
     column = "'b'" if file_format in ("csv", "parquet") else "1"
     message = f"distinct numbers in column {column}.* remain as 32-bit floats; subtract"
     with pytest.raises(DataError, match=message) as error:
