@@ -49,7 +49,7 @@ LOAD = """
 from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.data import load_stream
 stream = load_stream(**{arguments!r}, cache_dir=default_cache_dir())
-print(stream.digest, len(stream.images), "images")
+print(stream.dataset.digest, len(stream.images), "images")
 """
 RUNS = """
 import mlflow

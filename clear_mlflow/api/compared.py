@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -73,19 +73,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-# Ids have 32 characters, and MLflow silently truncates a tag at 8,000. An artifact lists all ids.
-_MAX_LISTED_IDS = 200
-_MAX_NAME_LENGTH = 120
 _READ_JOBS = 8  # runs whose predictions are read at a time
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A chosen run that could not be compared, and the reason."""
-
-    run_id: str
-    run_name: str
-    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,13 +84,13 @@ class ComparedRuns:
 
     Attributes:
         comparison: groups, tests and warnings, as they were computed.
-        left_out: runs that were chosen but are not compared, with the reason.
+        left_out: runs that were chosen but are not compared, with the problem.
         run_id: id of the MLflow run that stores the comparison, or None if it was not stored.
         links: lines that show where to look at that run.
     """
 
     comparison: Comparison
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[MissingRun, ...] = ()
     run_id: str | None = None
     links: tuple[str, ...] = ()
 
@@ -158,7 +146,10 @@ class ComparedRuns:
             **build_comparison_dict(self.comparison),
             "missing_baselines": self.missing_baselines,
             "next_sweeps": dict(self.next_sweeps),
-            "left_out": [asdict(run) for run in self.left_out],
+            "left_out": [
+                {"run_id": run.run_id, "run_name": run.run_name, "reason": run.problem}
+                for run in self.left_out
+            ],
             "run_id": self.run_id,
             "links": list(self.links),
         }
@@ -279,7 +270,7 @@ def compare_stored_runs(
         TrackingError: the store cannot be reached, or lacks a run.
     """
     metrics = tuple({metric.name: metric for metric in (*metrics, *COST_METRICS)}.values())
-    left_out: list[LeftOut] = []
+    left_out: list[MissingRun] = []
     compared_runs: list[ComparedRun] = []
     diverged_runs: list[RunWithoutRows] = []
     warnings: list[str] = []
@@ -292,7 +283,7 @@ def compare_stored_runs(
             diverged_runs.append(build_run_without_rows(run))
         elif isinstance(record, ClearError) or (record is None and explicit):
             reason = str(record or NO_ROWS)
-            left_out.append(LeftOut(run.info.run_id, get_run_name(run), reason))
+            left_out.append(MissingRun(run.info.run_id, get_run_name(run), reason))
         if not isinstance(record, Record):
             continue
         test_values: dict[str, float] = {}
@@ -314,7 +305,7 @@ def compare_stored_runs(
                 failures.setdefault(name, []).append(truncate_name(str(failure)))
         compared_runs.append(build_compared_run(run, record, {**values, **test_values}))
     if not compared_runs:
-        reason = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
+        reason = f": {left_out[0].run_id} {left_out[0].problem}" if left_out else ""
         raise ConfigError(f"none of the chosen runs has rows of an accuracy matrix{reason}")
     if any(lacks_future_tests(run.record.masked_matrix) for run in compared_runs):
         compared_runs = list(map(_add_forgetting_since_trained, compared_runs))
@@ -324,7 +315,7 @@ def compare_stored_runs(
     if across is not None and group_by:
         group_by = add_varying(compared_runs, group_by, across)
     notes = [
-        f"Left out: {truncate_name(run.run_name)} ({truncate_name(run.run_id[:8])}), {run.reason}."
+        f"Left out: {truncate_name(run.run_name)} ({truncate_name(run.run_id[:8])}), {run.problem}."
         for run in left_out
     ]
     if not explicit:

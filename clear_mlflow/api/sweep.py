@@ -251,7 +251,7 @@ def _run_study(
     """
     client = store.client
     by_metric = study.metric if study.select_on == COMPLETE else AUTO
-    tuned = train(tune_grid, group_by=AUTO, rank_by=by_metric)
+    tuned = train(tune_grid, group_by=AUTO, rank_by=by_metric, rank_by_name="metric of search")
     try:
         if unfinished := [run for run in tuned.runs if not _is_compared(store, run)]:
             raise ConfigError(
@@ -345,6 +345,7 @@ def train_and_compare(
     retries: int = 2,
     group_by: str | Sequence[str] = AUTO,
     rank_by: str = AUTO,
+    rank_by_name: str = "rank_by",
     run_name: str | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> SweepResult:
@@ -356,7 +357,8 @@ def train_and_compare(
     with the comparison. If an error is raised, it is FAILED. See :func:`clear_mlflow.sweep` for the
     other options.
 
-    grid: its runs have their states in the store. engine: trains the runs; the caller has entered
+    grid: its runs have their states in the store. rank_by_name: what the user wrote as rank_by, for
+    messages. engine: trains the runs; the caller has entered
     it. should_stop: called repeatedly; if it returns True, active runs are stopped and scored.
     """
     client = store.client
@@ -368,7 +370,7 @@ def train_and_compare(
         if not should_stop():
             labels = split_group_by(group_by)
             labels = grid.group_by if labels is None else labels
-            result, comparison_run = _compare(store, result, labels, rank_by)
+            result, comparison_run = _compare(store, result, labels, rank_by, rank_by_name)
         status: Status = "FINISHED" if result.is_complete else "FAILED"
         status = "KILLED" if should_stop() else status
         close_parent_run(client, store.parent_id, grid.runs, status, comparison_run)
@@ -380,7 +382,7 @@ def train_and_compare(
 
 
 def _compare(
-    store: SweepStore, result: SweepResult, labels: Sequence[str], rank_by: str
+    store: SweepStore, result: SweepResult, labels: Sequence[str], rank_by: str, rank_by_name: str
 ) -> tuple[SweepResult, Run | None]:
     """Compare the runs, and store that, unless it is stored already.
 
@@ -414,7 +416,10 @@ def _compare(
         compared = replace(compared, run_id=str(run.info.run_id), links=links)
         return replace(result, comparison=compared), run
     except ClearError as error:
-        return replace(result, problems=(f"the runs were not compared: {error}",)), None
+        message = str(error)
+        if error.parameter == "rank_by":  # with which the message begins
+            message = rank_by_name + message.removeprefix("rank_by")
+        return replace(result, problems=(f"the runs were not compared: {message}",)), None
 
 
 def _is_compared(store: SweepStore, run: SweepRun) -> bool:

@@ -268,7 +268,7 @@ def features(
             device=torch_device,
             on_image=lambda done, total: report(f"features {name}", done, total),
         )
-    click.echo(f"features {name} of {stream.name}: {stored}")
+    click.echo(f"features {name} of {stream.dataset.name}: {stored}")
 
 
 data = click.Group(

@@ -18,7 +18,7 @@ from clear_mlflow.core.matrix import AccuracyMatrix, get_measured_split, stack_a
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import one_line, safe_repr, truncate, truncate_apart
 from clear_mlflow.metrics import ScratchMatrix
-from clear_mlflow.statistics import SeedSummary, seed_summary
+from clear_mlflow.statistics import MIN_SEEDS, SeedSummary, seed_summary
 
 LEVEL = 0.95  # confidence level of all intervals and tests
 COST = "cost/training_flops"  # shown next to every ranking
@@ -120,6 +120,12 @@ class Group:
     def is_deterministic(self) -> bool:
         """True if several seeds have the same matrix: they change nothing."""
         return len(self.counted) > 1 and len({run.grid.tobytes() for run in self.counted}) == 1
+
+    def has_seeds(self, metric: str | None) -> bool:
+        """Return True if enough seeds define a metric for a test over seeds."""
+        summary = self.metrics.get(metric or "")
+        number = 0 if summary is None else summary.n
+        return (len(self.counted) if number and self.is_deterministic else number) >= MIN_SEEDS
 
     @property
     def results(self) -> tuple[ComparedRun, ...]:
@@ -349,20 +355,26 @@ def split_labels(groups: Sequence[Group], parameter: str) -> tuple[list[str], li
 
     Labels that follow from the value, such as a model that depends on the dataset, are left out.
     """
-    prefix = _PREFIXES.get(parameter, parameter)
+    prefix = _PREFIXES.get(parameter, "")
     values, others = [], []
     for group in groups:
         labels = group.labels if parameter in group.labels else group.members[0].labels
-        chosen = {n: v for n, v in group.labels.items() if n.startswith(prefix) and "/" in prefix}
+        chosen = {n: v for n, v in group.labels.items() if prefix and n.startswith(prefix)}
         texts = [f"{n.removeprefix(prefix)}={v}" for n, v in chosen.items() if v != NOT_LOGGED]
         values.append(",".join(texts) if chosen else labels.get(parameter, NOT_LOGGED))
-        others.append({n: v for n, v in group.labels.items() if n not in {parameter, *chosen}})
+        others.append({n: v for n, v in group.labels.items() if not is_part_of(n, parameter)})
     by_value: dict[str, dict[str, set[str]]] = {}
     for value, labels in zip(values, others, strict=True):
         for name, label in labels.items():
             by_value.setdefault(value, {}).setdefault(name, set()).add(label)
     varying = {n for labels in by_value.values() for n, texts in labels.items() if len(texts) > 1}
     return values, [tuple((n, v) for n, v in labels.items() if n in varying) for labels in others]
+
+
+def is_part_of(name: str, parameter: str) -> bool:
+    """Return True if a label is a parameter, or one of the arguments in it."""
+    prefix = _PREFIXES.get(parameter, "")
+    return name == parameter or bool(prefix and name.startswith(prefix))
 
 
 def format_label(name: str, label: str) -> str:

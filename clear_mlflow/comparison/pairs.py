@@ -24,7 +24,6 @@ from clear_mlflow.comparison.wording import (
     ONE_SAMPLE,
     PAIRED,
     WELCH,
-    Sample,
     format_mixed_params,
     is_a_better,
     list_test_intervals,
@@ -151,11 +150,11 @@ def compare_pairs(
     """
     results = []
     for metric in metrics:
-        samples = _sample_pairs(ranked, metric.name, image_tests)
+        pairs = [*_sample_pairs(ranked, metric, image_tests)]
         tests = {
-            indices: sample.t_test
-            for indices, sample in samples.items()
-            if sample.t_test is not None and sample.min_seeds >= MIN_SEEDS
+            pair.indices: pair.t_test
+            for pair in pairs
+            if pair.t_test is not None and pair.min_seeds >= MIN_SEEDS
         }
         family = num_comparisons or len(tests) + ranked.num_untested
         factors = holm_factors([test.p_value for test in tests.values()], family=family)
@@ -164,50 +163,36 @@ def compare_pairs(
         if margin is not None:
             factors = [float(family)] * len(tests)
         factor_by_pair = dict(zip(tests, factors, strict=True))
-        for indices, sample in samples.items():
-            a, b = (ranked.groups[i] for i in indices)
-            is_higher_better = metric.higher_is_better is not False
-            pair = Pair(
-                a=a.name,
-                b=b.name,
-                metric=metric.name,
-                higher_is_better=is_higher_better,
-                indices=indices,
-            )
-            sample = replace(
-                sample,
-                num_comparisons=family,
-                is_in_percent=ranked.score.is_accuracy and not is_cost(metric.name),
-                notes=(*_describe_cost(a, b, pair, sample), *_list_remarks(a, b, sample)),
-            )
-            if indices in tests:
-                pair = replace(pair, test=sample.test, unit=sample.unit)
-                pair = _add_test(pair, tests[indices], factor_by_pair[indices])
+        for pair in pairs:
+            a, b = (ranked.groups[i] for i in pair.indices)
+            notes = (*_describe_cost(a, b, pair), *_list_remarks(a, b, pair))
+            pair = replace(pair, num_comparisons=family, notes=notes)
+            if (test := tests.get(pair.indices)) is not None:
+                pair = _add_test(pair, test, factor_by_pair[pair.indices])
                 if margin is not None:
-                    pair = _add_equivalence(pair, tests[indices], margin, family)
-            few = len(samples) + ranked.num_untested
-            results.append(_add_sentences(pair, sample, few, margin))
+                    pair = _add_equivalence(pair, test, margin, family)
+            results.append(_add_sentences(pair, len(pairs) + ranked.num_untested, margin))
     return results
 
 
-def _add_sentences(pair: Pair, sample: Sample, few: int, margin: float | None) -> Pair:
+def _add_sentences(pair: Pair, few: int, margin: float | None) -> Pair:
     """Add sentences, effect size, and how many new seeds a result needs.
 
     few: number of comparisons to adjust for once pairs with too few seeds are tested as well.
     """
     details, effect, more_seeds = list[str](), None, None
-    if pair.p is not None and sample.values is not None and sample.test != ONE_SAMPLE:
-        effect = hedges_g(*sample.values)
+    if pair.p is not None and pair.values is not None and pair.method != ONE_SAMPLE:
+        effect = hedges_g(*pair.values)
         if effect is not None:
             details.append(f"Effect size: Hedges' g {abs(effect):.1f}.")
-    has_few_seeds = sample.min_seeds < MIN_SEEDS
-    if has_few_seeds or (pair.outcome == NOT_SHOWN and sample.values is not None):
-        count = few if has_few_seeds else sample.num_comparisons
-        more_seeds, sentence = _count_new_seeds(sample.t_test, (1 - LEVEL) / count, margin)
+    has_few_seeds = pair.min_seeds < MIN_SEEDS
+    if has_few_seeds or (pair.outcome == NOT_SHOWN and pair.values is not None):
+        count = few if has_few_seeds else pair.num_comparisons
+        more_seeds, sentence = _count_new_seeds(pair.t_test, (1 - LEVEL) / count, margin)
         details.append(sentence)
     return replace(
         pair,
-        sentence=write_verdict(pair, sample),
+        sentence=write_verdict(pair),
         details=details,
         hedges_g=effect,
         more_seeds=more_seeds,
@@ -216,22 +201,37 @@ def _add_sentences(pair: Pair, sample: Sample, few: int, margin: float | None) -
 
 def _sample_pairs(
     ranked: Comparison,
-    metric: str,
+    metric: Metric,
     image_tests: Mapping[tuple[int, int], Mapping[str, TTest]],
-) -> dict[tuple[int, int], Sample]:
-    """Return each pair's unadjusted test, over images or over seeds.
+) -> Iterator[Pair]:
+    """Yield each pair with its unadjusted test, over images or over seeds.
 
     Seeds are used without a test over images. If a group then has fewer than two values, the pair
     is left out.
     """
-    samples = {}
+    is_in_percent = ranked.score.is_accuracy and not is_cost(metric.name)
     for indices in ranked.planned_pairs:
-        test = image_tests.get(indices, {}).get(metric)
         a, b = (ranked.groups[i] for i in indices)
-        sample = _compare_over_seeds(a, b, metric) if test is None else _build_image_sample(test)
-        if sample is not None:
-            samples[indices] = sample
-    return samples
+        pair = Pair(
+            a=a.name,
+            b=b.name,
+            metric=metric.name,
+            higher_is_better=metric.higher_is_better is not False,
+            indices=indices,
+            is_in_percent=is_in_percent,
+        )
+        if (test := image_tests.get(indices, {}).get(metric.name)) is not None:
+            size = f"{test.n_a:,} test images, one training run per method, other seeds may differ"
+            yield replace(
+                pair,
+                method=BOOTSTRAP,
+                size=size,
+                t_test=test,
+                mean_difference=test.difference,
+                min_seeds=MIN_SEEDS,
+            )
+        elif (compared := _compare_over_seeds(a, b, pair)) is not None:
+            yield compared
 
 
 def _add_test(pair: Pair, test: TTest, factor: float) -> Pair:
@@ -244,6 +244,8 @@ def _add_test(pair: Pair, test: TTest, factor: float) -> Pair:
     is_different = p_value <= ALPHA and test.difference != 0
     return replace(
         pair,
+        test=pair.method,
+        unit="images" if pair.values is None else "seeds",
         outcome=DIFFERENT if is_different else NOT_SHOWN,
         difference=test.difference,
         low=interval.low,
@@ -272,14 +274,14 @@ def _add_equivalence(pair: Pair, test: TTest, margin: float, comparisons: int) -
     return replace(pair, outcome=EQUIVALENT) if is_equivalent else pair
 
 
-def _compare_over_seeds(a: Group, b: Group, metric: str) -> Sample | None:
-    """Test two groups over seeds: paired, Welch, or against a constant.
+def _compare_over_seeds(a: Group, b: Group, pair: Pair) -> Pair | None:
+    """Add a test over seeds to a pair: paired, Welch, or against a constant.
 
     If the seeds of one group, including diverged ones, are all seeds of the other, too, the values
     of shared seeds are paired; otherwise, or if a seed is repeated, it is Welch's test. A group
     whose seeds all have one matrix is a constant, which the seeds of the other are tested against.
     """
-    values_a, values_b = a.list_values(metric), b.list_values(metric)
+    values_a, values_b = a.list_values(pair.metric), b.list_values(pair.metric)
     constants = [group for group in (a, b) if _is_constant(group)]
     if len(constants) == 1:
         # The constant next to each seed of the other: with that, the paired test has one sample.
@@ -310,12 +312,12 @@ def _compare_over_seeds(a: Group, b: Group, metric: str) -> Sample | None:
         method = ONE_SAMPLE
         size = f"{len(values[0])} seeds, {constants[0].name} has one result for all seeds"
     mean_a, mean_b = (math.fsum(side) / len(side) for side in values)
-    return Sample(
-        test=method,
-        unit="seeds",
+    return replace(
+        pair,
+        method=method,
         size=size,
         t_test=test,
-        difference=mean_a - mean_b if test is None else test.difference,
+        mean_difference=mean_a - mean_b if test is None else test.difference,
         values=values,
         seeds=seeds,
         min_seeds=min(map(len, values)),
@@ -326,25 +328,14 @@ def _is_constant(group: Group) -> bool:
     return group.is_deterministic and len(group.counted) >= MIN_SEEDS
 
 
-def _build_image_sample(test: TTest) -> Sample:
-    return Sample(
-        test=BOOTSTRAP,
-        unit="images",
-        size=f"{test.n_a:,} test images, one training run per method, other seeds may differ",
-        t_test=test,
-        difference=test.difference,
-        min_seeds=MIN_SEEDS,
-    )
-
-
-def _describe_cost(a: Group, b: Group, pair: Pair, sample: Sample) -> Iterator[str]:
+def _describe_cost(a: Group, b: Group, pair: Pair) -> Iterator[str]:
     """Yield what a better mean costs, such as ``1.9 times the training FLOPs``.
 
     Yields nothing if costs are within 1 % or not both above 0, and for a metric that is a cost.
     """
-    better, worse = (a, b) if is_a_better(pair, sample.difference) else (b, a)
+    better, worse = (a, b) if is_a_better(pair, pair.mean_difference) else (b, a)
     cost, other_cost = better.metrics.get(COST), worse.metrics.get(COST)
-    if is_cost(pair.metric) or not sample.difference or cost is None or other_cost is None:
+    if is_cost(pair.metric) or not pair.mean_difference or cost is None or other_cost is None:
         return
     if not cost.mean * other_cost.mean or is_equal_cost(cost.mean, other_cost.mean):
         return
@@ -353,7 +344,7 @@ def _describe_cost(a: Group, b: Group, pair: Pair, sample: Sample) -> Iterator[s
     yield f"{better.name} at {text} times the training FLOPs"
 
 
-def _list_remarks(a: Group, b: Group, sample: Sample) -> Iterator[str]:
+def _list_remarks(a: Group, b: Group, pair: Pair) -> Iterator[str]:
     """Yield remarks on mixed parameters, and on the seeds' values.
 
     Those name diverged seeds, outliers, and without pairing very different standard deviations.
@@ -362,24 +353,24 @@ def _list_remarks(a: Group, b: Group, sample: Sample) -> Iterator[str]:
     for name, group in zip(names, (a, b), strict=True):
         if group.mixed_params:
             yield f"{name} mixes {format_mixed_params(group)}"
-        if sample.values is None:
+        if pair.values is None:
             continue
         if diverged := len(group.diverged):
             verb, total = "has" if diverged == 1 else "have", len(group.counted) + diverged
             yield f"{diverged} of {total} seeds of {name} diverged and {verb} no value"
-    if sample.values is None or sample.seeds is None:
+    if pair.values is None or pair.seeds is None:
         return
-    if sample.test != WELCH:
-        outlier = _find_outlier(np.subtract(*sample.values))
+    if pair.method != WELCH:
+        outlier = _find_outlier(np.subtract(*pair.values))
         if outlier is not None:
-            yield f"seed {sample.seeds[0][outlier]} is an outlier"
+            yield f"seed {pair.seeds[0][outlier]} is an outlier"
         return
-    for name, values, seeds in zip(names, sample.values, sample.seeds, strict=True):
+    for name, values, seeds in zip(names, pair.values, pair.seeds, strict=True):
         if (outlier := _find_outlier(values)) is not None:
             seed = "one seed" if seeds[outlier] is None else f"seed {seeds[outlier]}"
             yield f"{seed} of {name} is an outlier"
-    low, high = sorted(zip(map(np.std, sample.values), names, strict=True))
-    if sample.min_seeds >= _MIN_SEEDS_FOR_REMARKS and high[0] > _MAX_RATIO * low[0]:
+    low, high = sorted(zip(map(np.std, pair.values), names, strict=True))
+    if pair.min_seeds >= _MIN_SEEDS_FOR_REMARKS and high[0] > _MAX_RATIO * low[0]:
         yield f"the standard deviation of {high[1]} is over {_MAX_RATIO} times that of {low[1]}"
 
 

@@ -14,6 +14,7 @@ from clear_mlflow.comparison.groups import (
     RunWithoutRows,
     group_runs,
     is_equal_cost,
+    is_part_of,
     split_labels,
     truncate_name,
 )
@@ -98,7 +99,7 @@ def rank_groups(
     grouped = {run.run_id for group in groups for run in group.without_rows}
     values = split_labels(ranked, across)[0] if across else [""] * len(ranked)
     planned_pairs, num_untested, baselines, leaders = _plan_pairs(
-        ranked, values, conditions, baseline
+        ranked, values, conditions, baseline, ranked_by
     )
     return Comparison(
         groups=ranked,
@@ -116,8 +117,12 @@ def rank_groups(
         tuned=frozenset(
             name
             for name in group_by
-            if name.startswith(("strategy/", "strategy_args"))
-            or any(name in run.tuned for run in runs)
+            # Nothing is selected among the values of *across*: groups of one value are compared.
+            if not (across and is_part_of(name, across))
+            and (
+                name.startswith(("strategy/", "strategy_args"))
+                or any(name in run.tuned for run in runs)
+            )
         ),
         warnings=tuple(notes),
     )
@@ -128,12 +133,14 @@ def _plan_pairs(
     values: Sequence[str],
     conditions: Sequence[DatasetDescription],
     baseline: str | None,
+    metric: str | None,
 ) -> tuple[list[tuple[int, int]], int, list[int], list[int]]:
     """Plan the pairs to test: groups with runs, conditions, and values.
 
     With a baseline, each group is paired with it. Otherwise up to MAX_ALL_PAIRS groups are all
-    paired, and of more groups, each with the leader. Returns the pairs, the number of further pairs
-    to adjust for, baselines and leaders, as indices. Raises ConfigError if no group is the
+    paired, and of more groups, each with the leader: the best one with enough seeds for a test, or
+    the best one if no two groups have them. Returns the pairs, the number of further pairs to
+    adjust for, baselines and leaders, as indices. Raises ConfigError if no group is the
     baseline, or if several are under the same test conditions.
     """
     indices_by_conditions: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -153,8 +160,10 @@ def _plan_pairs(
         elif len(indices) <= MAX_ALL_PAIRS:
             pairs += combinations(indices, 2)
         else:
-            leaders.append(indices[0])
-            pairs += [(indices[0], i) for i in indices[1:]]
+            testable = [i for i in indices if groups[i].has_seeds(metric)]
+            leader = testable[0] if len(testable) > 1 else indices[0]
+            leaders.append(leader)
+            pairs += [(min(i, leader), max(i, leader)) for i in indices if i != leader]
             num_untested += comb(len(indices) - 1, 2)
     if baseline is not None and not baselines:
         names = ", ".join(safe_repr(group.name, 80) for group in groups[:20])

@@ -31,7 +31,7 @@ from clear_mlflow.metrics import (
     format_median_horizon,
     get_headlines,
 )
-from clear_mlflow.statistics import Interval
+from clear_mlflow.statistics import Interval, TTest
 
 DIFFERENT, EQUIVALENT, NOT_SHOWN, TOO_FEW = "different", "equivalent", "not shown", "too few"
 BETTER, WORSE, UNDECIDED, UNTESTED = "better", "worse", "not decided", "not tested"
@@ -71,7 +71,18 @@ class Pair:
     equivalence_high: float | None = None
     hedges_g: float | None = None
     more_seeds: int | None = None  # new seeds of each method that a result would need
+    # Fields from here on are not columns.
     indices: tuple[int, int]  # of the groups
+    method: str = ""  # of the test, also if there are too few seeds for it
+    size: str = ""  # such as "3 shared seeds"
+    t_test: TTest | None = None  # unadjusted; None without variation
+    mean_difference: float = 0.0  # a - b, also if there are too few seeds
+    values: tuple[Sequence[float], Sequence[float]] | None = None  # of seeds; None for images
+    seeds: tuple[Sequence[int | None], Sequence[int | None]] | None = None
+    min_seeds: int = 0
+    is_in_percent: bool = False
+    num_comparisons: int = 1  # that p is adjusted for
+    notes: tuple[str, ...] = ()  # cost of a better mean, outliers, and further remarks
 
     @property
     def is_within_margin(self) -> bool:
@@ -83,7 +94,8 @@ class Pair:
         return {name: getattr(self, name) for name in PAIR_COLUMNS}
 
 
-PAIR_COLUMNS = tuple(column.name for column in fields(Pair) if column.name != "indices")
+_PAIR_FIELDS = [column.name for column in fields(Pair)]
+PAIR_COLUMNS = tuple(_PAIR_FIELDS[: _PAIR_FIELDS.index("indices")])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from clear_mlflow.comparison.groups import (
     COST,
@@ -24,7 +24,7 @@ from clear_mlflow.comparison.result import (
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.matrix import TEST, VALIDATION
 from clear_mlflow.core.text import safe_repr, truncate
-from clear_mlflow.statistics import MAX_SEEDS, MIN_SEEDS, TTest
+from clear_mlflow.statistics import MAX_SEEDS, MIN_SEEDS
 
 _MAX_NAME_LENGTH = 120  # of a run that stores a comparison
 PAIRED, WELCH, BOOTSTRAP = "paired t-test", "Welch's t-test", "paired bootstrap"
@@ -42,37 +42,20 @@ _ASSUMPTIONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """The values that a pair's test compares, and what its sentence needs."""
-
-    test: str
-    unit: str  # seeds or images
-    size: str  # such as "3 shared seeds"
-    t_test: TTest | None  # unadjusted; None without variation
-    difference: float  # a - b
-    values: tuple[Sequence[float], Sequence[float]] | None = None  # of seeds; None for images
-    seeds: tuple[Sequence[int | None], Sequence[int | None]] | None = None
-    min_seeds: int
-    is_in_percent: bool = False
-    num_comparisons: int = 1  # that p is adjusted for
-    notes: tuple[str, ...] = ()  # cost of a better mean, outliers, and further remarks
-
-
-def write_verdict(pair: Pair, sample: Sample) -> str:
+def write_verdict(pair: Pair) -> str:
     """Write one sentence on a pair: result, size, interval and test."""
     metric, names = pair.metric, [pair.a, pair.b]
-    lead = _describe_difference(pair, sample)
+    lead = _describe_difference(pair)
     if pair.p is None:
-        return _write_untested(metric, sample, " and ".join(names), lead)
+        return _write_untested(pair, " and ".join(names), lead)
     one, both = "", " and ".join(names)
-    if sample.unit == "images":
+    if pair.unit == "images":
         one, both = "The model of ", f"The models of {both}"
     ends, p_text = (pair.low, pair.high), f"p {format_p(pair.p)}"
-    result = _format_result(pair, sample, ends, LEVEL, p_text)
-    margin = None if pair.margin is None else _format_margin(pair.margin, sample)
+    result = _format_result(pair, ends, LEVEL, p_text)
+    margin = None if pair.margin is None else _format_margin(pair.margin, pair)
     if pair.outcome == DIFFERENT:
-        better, worse = names if is_a_better(pair, sample.difference) else names[::-1]
+        better, worse = names if is_a_better(pair, pair.difference) else names[::-1]
         sentence = (
             f"{one}{better} is significantly better than {one.lower()}{worse} in {metric} "
             f"({lead}, {result})."
@@ -83,9 +66,8 @@ def write_verdict(pair: Pair, sample: Sample) -> str:
     if margin is None or pair.equivalence_p is None:
         return f"{both}: no significant difference in {metric} ({lead}, {result})."
     ends = pair.equivalence_low, pair.equivalence_high
-    result = _format_result(
-        pair, sample, ends, 2 * LEVEL - 1, f"TOST p {format_p(pair.equivalence_p)}"
-    )
+    p_equivalent = f"TOST p {format_p(pair.equivalence_p)}"
+    result = _format_result(pair, ends, 2 * LEVEL - 1, p_equivalent)
     if pair.outcome == EQUIVALENT:
         return f"{both}: equivalent in {metric} within {margin} ({lead}, {result})."
     return (
@@ -94,18 +76,19 @@ def write_verdict(pair: Pair, sample: Sample) -> str:
     )
 
 
-def _write_untested(metric: str, sample: Sample, both: str, lead: str) -> str:
+def _write_untested(pair: Pair, both: str, lead: str) -> str:
     """Write why a pair was not tested.
 
     both: names of the groups. lead: result of :func:`_describe_difference`.
     """
-    size, notes = sample.size, "".join(f"; {note}" for note in sample.notes)
-    if sample.min_seeds < MIN_SEEDS:
+    metric, size = pair.metric, pair.size
+    notes = "".join(f"; {note}" for note in pair.notes)
+    if pair.min_seeds < MIN_SEEDS:
         return (
             f"{both}: too few seeds to test {metric} ({lead}, {size}; a test needs "
             f"{MIN_SEEDS}{notes})."
         )
-    if abs(sample.difference) <= 1e-12:
+    if abs(pair.mean_difference) <= 1e-12:
         return f"{both}: identical {metric} ({size}{notes})."
     return (
         f"{both}: the same difference in {metric} for every seed ({lead}, {size}{notes}). "
@@ -146,25 +129,25 @@ def is_a_better(pair: Pair, difference: float | None) -> bool:
     return ((difference or 0.0) > 0) == pair.higher_is_better
 
 
-def _describe_difference(pair: Pair, sample: Sample) -> str:
+def _describe_difference(pair: Pair) -> str:
     """Return the better group and its difference, or ``equal means``.
 
     Examples: ``naive +0.8 points``; ``lower is better: naive -0.02``.
     """
     sign, direction = ("+", "") if pair.higher_is_better else ("-", "lower is better: ")
-    size = abs(sample.difference)
+    size = abs(pair.mean_difference)
     if not size:
         return f"{direction}equal means"
-    leader = pair.a if is_a_better(pair, sample.difference) else pair.b
+    leader = pair.a if is_a_better(pair, pair.mean_difference) else pair.b
     text = f"{size:.4g}"
-    if sample.is_in_percent:
+    if pair.is_in_percent:
         text = f"{100 * size:.{1 if size >= 0.001 else 2}f} points"
     return f"{direction}{leader} {sign}{text}"
 
 
-def _format_margin(margin: float, sample: Sample) -> str:
+def _format_margin(margin: float, pair: Pair) -> str:
     """Return the margin, in percentage points if the metric is in percent."""
-    if not sample.is_in_percent:
+    if not pair.is_in_percent:
         return f"{margin:g}"
     points = 100 * margin
     return f"{points:g} point{'' if points == 1 else 's'}"
@@ -172,7 +155,6 @@ def _format_margin(margin: float, sample: Sample) -> str:
 
 def _format_result(
     pair: Pair,
-    sample: Sample,
     ends: tuple[float | None, float | None],
     level: float,
     p_text: str,
@@ -183,17 +165,17 @@ def _format_result(
     p-value as text, such as ``p = 0.02``.
     """
     low, high = (end or 0.0 for end in ends)
-    if not is_a_better(pair, sample.difference):
+    if not is_a_better(pair, pair.mean_difference):
         low, high = -high, -low
     decimals = 2 if high - low < 0.004 else 1
     low_text, high_text = (
-        f"{100 * end:.{decimals}f}" if sample.is_in_percent else f"{end:.4g}" for end in (low, high)
+        f"{100 * end:.{decimals}f}" if pair.is_in_percent else f"{end:.4g}" for end in (low, high)
     )
     parts = [f"{100 * level:g} % CI {low_text} to {high_text}", p_text]
-    if sample.num_comparisons > 1:
+    if pair.num_comparisons > 1:
         adjustment = "Holm" if pair.margin is None else "Bonferroni"
-        parts.append(f"{adjustment}-adjusted for {sample.num_comparisons} comparisons")
-    return "; ".join([", ".join([*parts, sample.test, sample.size]), *sample.notes])
+        parts.append(f"{adjustment}-adjusted for {pair.num_comparisons} comparisons")
+    return "; ".join([", ".join([*parts, pair.method, pair.size]), *pair.notes])
 
 
 def format_p(value: float) -> str:
@@ -273,20 +255,15 @@ def _warn_about_selection(ranked: Comparison) -> Iterator[str]:
             f"{runs} were measured on validation images, a part of the training images that they "
             "were not trained on. Use these numbers to choose a method, not to report it."
         )
-    candidates = [
-        method
-        for method in ranked.list_methods()
-        if len(method) > 1 and ranked.conditions[method[0].conditions_index].split == TEST
-    ]
-    if candidates:
-        names = [
-            name
-            for name in ranked.group_by
-            if name in ranked.tuned
-            and any(len({group.labels[name] for group in method}) > 1 for method in candidates)
-        ]
+    num_groups, names = 0, set[str]()
+    for method in ranked.list_methods():
+        varied = {n for n in ranked.tuned if len({group.labels[n] for group in method}) > 1}
+        if varied and ranked.conditions[method[0].conditions_index].split == TEST:
+            num_groups, names = num_groups + len(method), names | varied
+    if names:
         yield (
-            f"{sum(map(len, candidates))} groups differ only in {', '.join(names)} and were "
+            f"{num_groups} groups differ only in "
+            f"{', '.join(name for name in ranked.group_by if name in names)} and were "
             "measured on test images. The best of them is selected on the test set, so its value "
             "is too high to report. Choose among runs with split=validation, then train the chosen "
             "method with split=auto (docs/sweeps.md)."
@@ -392,9 +369,12 @@ def _warn_about_tests(
             f"predictions of one run each, for at most {MAX_PREDICTIONS} runs."
         )
     for leader in ranked.leaders:
+        index = groups[leader].conditions_index
+        is_first = all(group.conditions_index != index for group in groups[:leader])
+        note = "" if is_first else f", the best with {MIN_SEEDS} seeds"
         yield (
             f"With more than {MAX_ALL_PAIRS} groups, each is tested against the leader, "
-            f"{groups[leader].name}. The leader was chosen by its results, so p is "
+            f"{groups[leader].name}{note}. The leader was chosen by its results, so p is "
             "adjusted for all pairs. If you name a baseline beforehand (--baseline), p is adjusted "
             "only for the pairs with the baseline."
         )

@@ -67,10 +67,11 @@ def load_stream(
         hash_folder=cache_dir,
         on_image=on_image,
     )
-    if dataset == "clear10" and CLEAR10_TIMES.keys() >= {*stream.keys}:
-        stream = replace(stream, times=tuple(CLEAR10_TIMES[key] for key in stream.keys))
-    licence = str((arguments or {}).get("licence", "none"))
-    return replace(stream, licence="" if licence == "none" else licence)
+    keys, licence = stream.dataset.buckets, str((arguments or {}).get("licence", "none"))
+    stream = stream.with_metadata(licence="" if licence == "none" else licence)
+    if dataset == "clear10" and CLEAR10_TIMES.keys() >= {*keys}:
+        return stream.with_metadata(times=tuple(CLEAR10_TIMES[key] for key in keys))
+    return stream
 
 
 def _load_embedded(
@@ -91,17 +92,17 @@ def _load_embedded(
             "which writes it again"
         ) from error
     expected = get_embedded_digest(dataset)
-    if stream.digest != expected:
+    if stream.dataset.digest != expected:
         raise DataError(
             f"{path_text(root)} is not the embedded dataset as it was written: its digest is "
-            f"{stream.digest}, expected {expected}; delete that folder and run again"
+            f"{stream.dataset.digest}, expected {expected}; delete that folder and run again"
         )
     if (protocol, split) != (IID, AUTO):
         # The digest is right; split the training images, which are hashed already, in another way.
         train = stream.images.take(np.flatnonzero(~stream.images.is_test))
         hashed = replace(index, images=train)
         stream = build_stream(hashed, name=dataset, protocol=protocol, split=split)
-    return replace(stream, source="embedded", licence=LICENCE)
+    return stream.with_metadata(source="embedded", licence=LICENCE)
 
 
 def read_stream_index(

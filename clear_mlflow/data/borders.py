@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,8 @@ _FORM = re.compile(
 )
 
 
-class BucketOfTimes(NamedTuple):
-    """The bucket of each time, and the buckets."""
-
-    keys: list[str]
-    indices: NDArray[np.int64]  # of each time's bucket
-    dates: dict[str, str] | None  # key to date; None if the keys are dates themselves
+# Keys of buckets; index of the bucket of each time; key to date, or None if the keys are dates.
+BucketOfTimes: TypeAlias = tuple[list[str], NDArray[np.int64], dict[str, str] | None]
 
 
 def parse_borders(text: str) -> str:
@@ -81,7 +77,7 @@ def divide_times(
         if match["unit"]:
             names = [format_period(time, _UNITS[unit]) for time in times]
             periods, indices = np.unique(names, return_inverse=True)
-            return BucketOfTimes(periods.tolist(), indices.astype(np.int64), None)
+            return periods.tolist(), indices.astype(np.int64), None
         return _shift_periods(times, unit, float(match["fraction"]))
     starts = np.array([time.start for time in times], "datetime64[s]")
     distinct, order = np.unique(starts, return_inverse=True)
@@ -104,7 +100,7 @@ def divide_times(
         )
     indices = buckets[order].astype(np.int64)
     keys = [str(i + 1) for i in range(number)]
-    return BucketOfTimes(keys, indices, _find_middle_dates(starts, counts, indices, keys))
+    return keys, indices, _find_middle_dates(starts, counts, indices, keys)
 
 
 def regroup_buckets(index: ImageIndex, borders: str) -> ImageIndex:
@@ -121,7 +117,7 @@ def regroup_buckets(index: ImageIndex, borders: str) -> ImageIndex:
             f"borders is {borders}; expected buckets that are dates, such as 2004-05-17, or pass "
             "borders=none"
         )
-    divided = divide_times(
+    keys, indices, dates = divide_times(
         dated,
         np.bincount(index.images.buckets, minlength=len(index.buckets)),
         borders,
@@ -131,11 +127,11 @@ def regroup_buckets(index: ImageIndex, borders: str) -> ImageIndex:
     read_test = index.read_test
     return replace(
         index,
-        buckets=tuple(divided.keys),
-        images=_regroup(index.images, divided.indices),
-        read_test=read_test and (lambda: _regroup(read_test(), divided.indices)),
+        buckets=tuple(keys),
+        images=_regroup(index.images, indices),
+        read_test=read_test and (lambda: _regroup(read_test(), indices)),
         read_split=None,
-        times=find_first_days(divided.keys) if divided.dates is None else divided.dates,
+        times=find_first_days(keys) if dates is None else dates,
     )
 
 
@@ -173,7 +169,7 @@ def _shift_periods(times: Sequence[Time], unit: str, fraction: float) -> BucketO
     indices = np.searchsorted(np.array(borders, "datetime64[us]"), starts, side="right")
     keys = [f"{start:%Y-%m-%d}" for start in (get_start(int(periods[0])), *borders)]
     present, indices = np.unique(indices, return_inverse=True)
-    return BucketOfTimes([keys[i] for i in present], indices.astype(np.int64), None)
+    return [keys[i] for i in present], indices.astype(np.int64), None
 
 
 def _find_middle_dates(

@@ -169,7 +169,7 @@ def check_dataset(
         load_error = _describe_error(error, root)
     else:
         # In a layout without a test folder, only the loader separates the test images.
-        digest, images = stream.digest, stream.images
+        digest, images = stream.dataset.digest, stream.images
     decoded = images.take(np.flatnonzero(is_readable))
     is_explained = bool(problems)
     for difference, rows in () if index.may_repeat else find_copies(decoded):

@@ -537,10 +537,11 @@ def drop_undecodable(
         warnings.append(f"{num_unlisted} more images are left out, which cannot be decoded")
     is_decodable = np.array([file not in damages for file in stream.images.files])
     decodable = stream.with_images(
-        stream.images.take(np.flatnonzero(is_decodable)), warnings=(*stream.warnings, *warnings)
+        stream.images.take(np.flatnonzero(is_decodable)),
+        warnings=(*(stream.dataset.warnings or ()), *warnings),
     )
     for bucket in decodable.buckets:
-        for split, images in (("train", bucket.train), (stream.tested_on, bucket.test)):
+        for split, images in (("train", bucket.train), (stream.dataset.split, bucket.test)):
             if not len(images):
                 raise DataError(
                     f"none of bucket {bucket.key}'s {split} images can be decoded; the first "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -78,17 +78,18 @@ def apply_scenario(
         return stream
     parameters = ScenarioArguments(**(arguments or {}))
     size, uses_all_times = parameters.classes_per_bucket, parameters.times == _ALL
-    names = parameters.sort_classes(stream.class_names)
+    dataset, num_times = stream.dataset, len(stream.dataset.buckets)
+    names = parameters.sort_classes(dataset.class_names)
     groups = [names[start : start + size] for start in range(0, len(names), size)]
     number = len(groups)
-    if number < 2 or (not uses_all_times and number > len(stream.keys)):
+    if number < 2 or (not uses_all_times and number > num_times):
         raise ConfigError(
             f"scenario_args has classes_per_bucket={size}, which makes {number} buckets of the "
             f"{len(names)} classes; expected at least 2, and with times=own at most the "
-            f"{len(stream.keys)} buckets of the stream's time: pass times=all"
+            f"{num_times} buckets of the stream's time: pass times=all"
         )
-    starts = [k * len(stream.keys) // number for k in range(number + 1)]
-    group_of_label = np.array([names.index(name) // size for name in stream.class_names])
+    starts = [k * num_times // number for k in range(number + 1)]
+    group_of_label = np.array([names.index(name) // size for name in dataset.class_names])
     buckets = group_of_label[stream.images.labels]
     rows = np.arange(len(buckets))
     if not uses_all_times:
@@ -96,21 +97,20 @@ def apply_scenario(
         rows = np.flatnonzero((first <= stream.images.buckets) & (stream.images.buckets < stop))
     rows = rows[np.lexsort((stream.images.buckets[rows],))]
     images = replace(stream.images.take(rows), buckets=buckets[rows])
-    has_dates = stream.times and not uses_all_times
+    has_dates = dataset.times and not uses_all_times
+    classes = [sorted(group, key=dataset.class_names.index) for group in groups]
     changed = stream.with_images(
         images,
-        name=f"{stream.name} ({scenario})",
-        keys=tuple(str(k + 1) for k in range(number)),
-        times=tuple(stream.times[start] for start in starts[:-1]) if has_dates else (),
-        scenario=scenario,
-        new_classes=tuple(tuple(sorted(group, key=stream.class_names.index)) for group in groups),
-        time_stream=stream,
+        name=f"{dataset.name} ({scenario})",
+        buckets=tuple(str(k + 1) for k in range(number)),
+        times=tuple(dataset.times[start] for start in starts[:-1]) if has_dates else (),
+        scenario={"name": scenario, **asdict(parameters), "classes": classes},
     )
     for bucket, group in zip(changed.buckets, groups, strict=True):
         if not len(bucket.train) or not len(bucket.test):
             raise DataError(
-                f"dataset {stream.name} has {len(bucket.train)} training and {len(bucket.test)} "
+                f"dataset {dataset.name} has {len(bucket.train)} training and {len(bucket.test)} "
                 f"test images of {', '.join(group)[:200]} in that part of its time; expected some: "
                 "pass scenario_args=times=all, or another order"
             )
-    return changed
+    return replace(changed, time_stream=stream)

@@ -7,12 +7,12 @@ import os
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
-from itertools import combinations, compress
+from itertools import combinations, compress, product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.matrix import VALIDATION, get_divided_split, get_measured_split
+from clear_mlflow.core.matrix import TEST, VALIDATION, get_divided_split, get_measured_split
 from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
@@ -64,30 +64,20 @@ class Bucket:
 class BucketStream:
     """A dataset as buckets in time order, over the same classes."""
 
-    name: str
-    class_names: tuple[str, ...]  # the index is the label
-    keys: tuple[str, ...]  # of the buckets
+    dataset: DatasetDescription  # without what describe_stream adds; paths do not change its digest
     images: ImageTable  # of all buckets
-    digest: str  # of every image's content, class, bucket and split; paths do not change it
-    warnings: tuple[str, ...] = ()  # one line each
     layout: str = ""  # how the files are stored, for people
-    protocol: str = "iid"  # or "streaming": each bucket's test set is its training set
-    split: str = "released"  # see apply_split
-    source: str = ""  # place that it was read from, for people; never opened again
-    times: tuple[str, ...] = ()  # a date for each bucket, such as 2004-05-17; empty if not known
-    licence: str = ""  # of the images, as stated by their publisher; empty if not known
     standardise: str = "none"  # of vectors: see ImageIndex
-    scenario: str = DOMAIN  # or "class" or "task": see scenarios.apply_scenario
-    new_classes: tuple[tuple[str, ...], ...] = ()  # in a scenario, the classes of each bucket
     time_stream: BucketStream | None = None  # in a scenario, the stream that it was made from
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
         """The images of each bucket, under ``streaming`` one set for both."""
+        keys = self.dataset.buckets
         codes = 2 * self.images.buckets + self.images.is_test
-        sets = [self.images.take(rows) for rows in group_rows(codes, 2 * len(self.keys))]
-        tests = sets[::2] if self.protocol == STREAMING else sets[1::2]
-        return tuple(map(Bucket, self.keys, sets[::2], tests))
+        sets = [self.images.take(rows) for rows in group_rows(codes, 2 * len(keys))]
+        tests = sets[::2] if self.dataset.protocol == STREAMING else sets[1::2]
+        return tuple(map(Bucket, keys, sets[::2], tests))
 
     @property
     def image_sets(self) -> list[ImageTable]:
@@ -95,38 +85,19 @@ class BucketStream:
         train = [bucket.train for bucket in self.buckets]
         return train + [bucket.test for bucket in self.buckets if bucket.test is not bucket.train]
 
-    def list_classes(self, split: str) -> list[list[str]]:
-        """Return the classes with images in each bucket of a split."""
-        sets = (np.unique(getattr(bucket, split).labels).tolist() for bucket in self.buckets)
-        return [[self.class_names[label] for label in labels] for labels in sets]
-
-    @property
-    def absent_classes(self) -> dict[str, dict[str, list[str]]]:
-        """Classes without images, by split (``train``, ``test``) and bucket."""
-        absent: dict[str, dict[str, list[str]]] = {}
-        expected = self.new_classes or (self.class_names,) * len(self.keys)
-        for split in ("train", "test"):
-            for key, names, present in zip(
-                self.keys, expected, map(frozenset, self.list_classes(split)), strict=True
-            ):
-                if missing := [name for name in names if name not in present]:
-                    absent.setdefault(split, {})[key] = missing
-        return absent
-
     @property
     def has_vectors(self) -> bool:
         """True if the stream consists of vectors instead of images."""
         return self.images.vectors is not None
 
-    @property
-    def tested_on(self) -> str:
-        """The split that is tested on: ``test`` or ``validation``."""
-        return get_measured_split(self.split)
+    def with_metadata(self, **changes: Any) -> BucketStream:
+        """Return this stream with other fields of its description."""
+        return replace(self, dataset=replace(self.dataset, **changes))
 
     def with_images(self, images: ImageTable, **changes: Any) -> BucketStream:
         """Return this stream with other, hashed images, and their digest."""
-        stream = replace(self, images=images, **changes)
-        return replace(stream, digest=_compute_digest(stream))
+        stream = replace(self.with_metadata(**changes), images=images)
+        return stream.with_metadata(digest=_compute_digest(stream))
 
 
 def build_stream(
@@ -153,23 +124,21 @@ def build_stream(
         _check_all_classes(index.images, index)
         if split == "released":
             _check_all_classes(images.take(np.flatnonzero(images.is_test)), index)
-    stream = BucketStream(
+    dataset = DatasetDescription(
         name=name,
-        class_names=index.class_names,
-        keys=index.buckets,
-        images=images,
-        digest="",
-        layout=index.layout,
         protocol=protocol,
-        split=split,
+        split=get_measured_split(split),
+        buckets=index.buckets,
+        class_names=index.class_names,
         source=index.source or path_text(index.root),
-        times=tuple(index.times[key] for key in index.buckets) if index.times else (),
-        standardise=index.standardise,
+        division=split,
+        times=tuple(date.fromisoformat(index.times[k]) for k in index.buckets if index.times),
     )
+    stream = BucketStream(dataset, images, index.layout, index.standardise)
     stream = stream.with_images(_hash_images(index, images, hash_folder, on_image))
     if not index.may_repeat:
         warnings += _check_disjoint(stream)
-    return replace(stream, warnings=(*index.warnings, *warnings))
+    return stream.with_metadata(warnings=(*index.warnings, *warnings))
 
 
 def apply_split(
@@ -362,23 +331,23 @@ def _hash_file(file: str, root: Path, hashes: HashCache) -> str:
 
 def _compute_digest(stream: BucketStream) -> str:
     """Hash split, bucket, class and content of all images, without paths."""
-    images = stream.images
+    images, dataset = stream.images, stream.dataset
     lines = []
-    for is_test, split in ((False, TRAIN), (True, stream.tested_on)):
-        rows = images.is_test == (is_test and stream.protocol != STREAMING)
+    for is_test, split in ((False, TRAIN), (True, dataset.split)):
+        rows = images.is_test == (is_test and dataset.protocol != STREAMING)
         for bucket, label, content in zip(
             images.buckets[rows].tolist(),
             images.labels[rows].tolist(),
             compress(images.contents, rows.tolist()),
             strict=True,
         ):
-            names = (split, stream.keys[bucket], stream.class_names[label], content)
+            names = (split, dataset.buckets[bucket], dataset.class_names[label], content)
             lines.append("\0".join(names))
     digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
-    if stream.scenario == DOMAIN:
+    if not dataset.scenario:
         return f"sha256:{digest}"
     # Scenarios are different tasks on the same images: their results are not comparable.
-    scenario = f"{stream.scenario}\0sha256:{digest}"
+    scenario = f"{dataset.scenario['name']}\0sha256:{digest}"
     return f"sha256:{hashlib.sha256(scenario.encode()).hexdigest()}"
 
 
@@ -410,13 +379,15 @@ def _select_distinct(images: ImageTable, rows: Sequence[int], *columns: str) -> 
 
 def _check_disjoint(stream: BucketStream) -> tuple[str, ...]:
     """Return a warning for each type of difference between copies."""
-    images, noun = stream.images, "row" if stream.has_vectors else "image"
+    images, dataset = stream.images, stream.dataset
+    noun = "row" if stream.has_vectors else "image"
 
     def format_pair(rows: Sequence[int]) -> str:
         return " and ".join(path_text(images.files[row]) for row in rows[:2])
 
     def describe_set(row: int) -> tuple[str, str]:
-        return stream.tested_on if images.is_test[row] else TRAIN, stream.keys[images.buckets[row]]
+        split = dataset.split if images.is_test[row] else TRAIN
+        return split, dataset.buckets[images.buckets[row]]
 
     copies = find_copies(images)
     shared: defaultdict[tuple[tuple[str, str], ...], list[tuple[int, ...]]] = defaultdict(list)
@@ -441,9 +412,7 @@ def _check_disjoint(stream: BucketStream) -> tuple[str, ...]:
         if groups := [rows for difference, rows in copies if difference == column]:
             number = f"1 {noun} is" if len(groups) == 1 else f"{len(groups)} {noun}s are"
             example = format_pair(_select_distinct(images, groups[0], column))
-            warnings.append(
-                f"{number} {phrase.format(test=stream.tested_on)}, for example {example}"
-            )
+            warnings.append(f"{number} {phrase.format(test=dataset.split)}, for example {example}")
     return tuple(warnings)
 
 
@@ -469,8 +438,8 @@ def build_evaluation_set(stream: BucketStream) -> EvaluationSet:
     tests = [bucket.test for bucket in stream.buckets]
     contents = b"".join(bytes.fromhex(c)[:16] for images in tests for c in images.contents)
     return EvaluationSet(
-        buckets=stream.keys,
-        class_names=stream.class_names,
+        buckets=stream.dataset.buckets,
+        class_names=stream.dataset.class_names,
         bucket=np.repeat(np.arange(len(tests)), [len(i) for i in tests]).astype(np.uint16),
         label=np.concatenate([images.labels for images in tests]).astype(np.uint16),
         content=np.frombuffer(contents, dtype=np.uint8).reshape(-1, 16).copy(),
@@ -478,35 +447,27 @@ def build_evaluation_set(stream: BucketStream) -> EvaluationSet:
     )
 
 
-def describe_stream(
-    stream: BucketStream, scenario_arguments: Mapping[str, Any] | None = None
-) -> DatasetDescription:
+def describe_stream(stream: BucketStream) -> DatasetDescription:
     """Describe a stream, with a warning on missing training classes."""
-    absent = stream.absent_classes
-    missing = [(name, key) for key, names in absent.get("train", {}).items() for name in names]
+    dataset, absent = stream.dataset, dict[str, dict[str, list[str]]]()
+    expected = dataset.scenario.get("classes", [dataset.class_names] * len(dataset.buckets))
+    for split, (bucket, names) in product(
+        (TRAIN, TEST), zip(stream.buckets, expected, strict=True)
+    ):
+        labels = np.unique(getattr(bucket, split).labels).tolist()
+        present = {dataset.class_names[label] for label in labels}
+        if missing := [name for name in names if name not in present]:
+            absent.setdefault(split, {})[bucket.key] = missing
+    pairs = [(name, key) for key, names in absent.get(TRAIN, {}).items() for name in names]
     warnings = [
-        f"{len(missing)} (class, bucket) pairs have no training images, for example class "
+        f"{len(pairs)} (class, bucket) pairs have no training images, for example class "
         f"{safe_repr(name)} in bucket {safe_repr(key)}"
-        for name, key in missing[:1]
+        for name, key in pairs[:1]
     ]
-    scenario: dict[str, Any] = {}
-    if stream.scenario != DOMAIN:
-        classes = [list(names) for names in stream.new_classes]
-        scenario = {"name": stream.scenario, **(scenario_arguments or {}), "classes": classes}
-    return DatasetDescription(
-        name=stream.name,
-        digest=stream.digest,
-        protocol=stream.protocol,
-        split=stream.tested_on,
-        buckets=stream.keys,
+    return replace(
+        dataset,
         num_test=tuple(len(bucket.test) for bucket in stream.buckets),
         num_train=tuple(len(bucket.train) for bucket in stream.buckets),
-        class_names=stream.class_names,
-        source=stream.source,
-        division=stream.split,
-        warnings=(*stream.warnings, *warnings),
-        times=tuple(map(date.fromisoformat, stream.times)),
-        scenario=scenario,
+        warnings=(*(dataset.warnings or ()), *warnings),
         absent_classes=absent,
-        licence=stream.licence,
     )

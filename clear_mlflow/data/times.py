@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import NamedTuple
 
 _TIME = re.compile(
@@ -19,17 +19,17 @@ YEAR, HALF, QUARTER, MONTH, DAY = range(5)
 # First day of each part of the time line that CLEAR-10 consists of, by bucket key. The last part
 # ends on 2014-04-28. Source: clear_10_time.json of linzhiqiu/continual-learning, af36aa2.
 CLEAR10_TIMES = {
-    "0": "2004-01-01",
-    "1": "2007-04-09",
-    "2": "2008-03-21",
-    "3": "2008-12-23",
-    "4": "2009-09-07",
-    "5": "2010-06-03",
-    "6": "2011-02-05",
-    "7": "2011-09-24",
-    "8": "2012-06-05",
-    "9": "2013-02-03",
-    "10": "2013-09-08",
+    "0": date(2004, 1, 1),
+    "1": date(2007, 4, 9),
+    "2": date(2008, 3, 21),
+    "3": date(2008, 12, 23),
+    "4": date(2009, 9, 7),
+    "5": date(2010, 6, 3),
+    "6": date(2011, 2, 5),
+    "7": date(2011, 9, 24),
+    "8": date(2012, 6, 5),
+    "9": date(2013, 2, 3),
+    "10": date(2013, 9, 8),
 }
 
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.data.decode import DecodedCache
@@ -124,10 +125,10 @@ class TrainingStream(ABC):
     image_bytes: int  # bytes of an image or its features in a buffer
 
     def __init__(self, stream: BucketStream, device: torch.device) -> None:
-        self.keys = stream.keys
+        self.keys = stream.dataset.buckets
         self.train_counts = tuple(len(bucket.train) for bucket in stream.buckets)
-        self.num_classes = len(stream.class_names)
-        self._class_masks = _build_class_masks(stream) if stream.scenario == TASK else None
+        self.num_classes = len(stream.dataset.class_names)
+        self._class_masks = _build_class_masks(stream.dataset)
         self.device = device
         self._sets = {
             TRAIN: tuple(bucket.train for bucket in stream.buckets),
@@ -243,10 +244,12 @@ class TrainingStream(ABC):
         """Return images or features by index, on the GPU if possible."""
 
 
-def _build_class_masks(stream: BucketStream) -> Tensor:
-    masks = torch.zeros(len(stream.keys), len(stream.class_names), dtype=torch.bool)
-    for bucket_index, names in enumerate(stream.new_classes):
-        masks[bucket_index, [stream.class_names.index(name) for name in names]] = True
+def _build_class_masks(dataset: DatasetDescription) -> Tensor | None:
+    if dataset.scenario.get("name") != TASK:
+        return None
+    masks = torch.zeros(len(dataset.buckets), len(dataset.class_names), dtype=torch.bool)
+    for bucket_index, names in enumerate(dataset.scenario["classes"]):
+        masks[bucket_index, [dataset.class_names.index(name) for name in names]] = True
     return masks
 
 

@@ -124,10 +124,11 @@ def check_files(config: TrainConfig, num_classes: int | None = None) -> None:
 
 def check_stream(config: TrainConfig, stream: BucketStream) -> None:
     """Raise ConfigError if parameters do not fit the stream."""
-    if config.label_delay != OFF and int(config.label_delay) >= len(stream.keys):
+    dataset = stream.dataset
+    if config.label_delay != OFF and int(config.label_delay) >= len(dataset.buckets):
         raise ConfigError(
-            f"label_delay is {config.label_delay} and {stream.name} has {len(stream.keys)} buckets;"
-            " nothing would be trained: pass fewer",
+            f"label_delay is {config.label_delay} and {dataset.name} has {len(dataset.buckets)} "
+            "buckets; nothing would be trained: pass fewer",
             parameter="label_delay",
         )
     for bucket in stream.buckets if config.time_order == "on" else ():
@@ -135,14 +136,14 @@ def check_stream(config: TrainConfig, stream: BucketStream) -> None:
             bucket.train.time_order  # noqa: B018
         except DataError as error:
             raise ConfigError(
-                f"time_order is on, but bucket {bucket.key} of {stream.name} {error}; pass a "
+                f"time_order is on, but bucket {bucket.key} of {dataset.name} {error}; pass a "
                 "dataset with a column of times and borders=UNIT (docs/own-streams.md), or "
                 "time_order=off",
                 parameter="time_order",
             ) from None
     smallest = min(2, *(len(bucket.train) for bucket in stream.buckets))
     if smallest == 1 or is_custom_function(config.model):  # others were tried without data
-        _check_model(config, smallest, len(stream.class_names))
+        _check_model(config, smallest, len(dataset.class_names))
 
 
 def download_missing(config: TrainConfig, progress: TrainingProgress) -> None:
@@ -169,7 +170,7 @@ def load_data(config: TrainConfig, progress: TrainingProgress) -> BucketStream:
         on_image=partial(progress.images_prepared, "hashing"),
     )
     stream = apply_scenario(stream, config.scenario, config.scenario_args)
-    check_files(config, len(stream.class_names))
+    check_files(config, len(stream.dataset.class_names))
     check_stream(config, stream)
     if config.features != NONE:
         check_features(stream, config.features, cache_dir=default_cache_dir())
@@ -195,7 +196,7 @@ class StreamTraining:
         features, stream = self.features, self.stream
         keeps_predictions = self.config.predictions != NONE and self.group.rank == 0
         return dataclasses.replace(
-            describe_stream(stream, self.config.scenario_args),
+            describe_stream(stream),
             features={} if features is None else {"name": features.name, "digest": features.digest},
             num_left_out=self.num_left_out,
             evaluation_set=build_evaluation_set(stream) if keeps_predictions else None,
@@ -290,17 +291,18 @@ class StreamTraining:
         tensors = copy_unshared(state)  # weights may be tied
         if load_strategy(config.strategy).has_custom_model():
             return save(tensors, metadata=NOT_DESCRIBED)
-        masks = self.stream.new_classes if self.stream.scenario == TASK else ()
+        dataset = self.stream.dataset
+        masks = dataset.scenario["classes"] if dataset.scenario.get("name") == TASK else ()
         description = ModelDescription(
             model=config.model,
-            num_classes=len(self.stream.class_names),
-            class_names=self.stream.class_names,
+            num_classes=len(dataset.class_names),
+            class_names=dataset.class_names,
             width=0 if self.features is None else self.features.width,
             image_size=config.image_size,
             augment=config.augment,
             precision=config.precision,
             strategy=config.strategy,
-            dataset=self.stream.name,
+            dataset=dataset.name,
             bucket=row.buckets[row.row - 1] if row.row else "",
             requirements=_list_requirements(),
             classes_by_bucket=dict(zip(row.buckets, masks, strict=False)),

@@ -11,12 +11,11 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.distributed import read_dist_env
@@ -65,8 +64,7 @@ class TrainingProcess:
 
     def __init__(self, config: TrainConfig) -> None:
         child = _waiting.pop() if _waiting else _start_interpreter()
-        self._process = child.process
-        self._commands, self._messages = child.commands, child.messages
+        self._process, self._commands, self._messages = child
         self._config: TrainConfig | None = None
         self._dataset: DatasetDescription | None = None
         self._state_file: Path | None = None
@@ -219,21 +217,15 @@ def fork_training_process() -> None:
     process = multiprocessing.get_context("fork").Process(
         target=_run_forked, args=(child_commands, child_messages, (commands, messages))
     )
-    _waiting.append(_Child(ForkedProcess(process), commands, messages))
+    _waiting.append((ForkedProcess(process), commands, messages))
     child_commands.close()
     child_messages.close()
     # multiprocessing waits for its children when this process ends.
     util.Finalize(None, _release_waiting, exitpriority=0)
 
 
-@dataclass(frozen=True)
-class _Child:
-    """A training process with the supervisor's ends of its two pipes."""
-
-    process: subprocess.Popen[bytes] | ForkedProcess
-    commands: Connection  # write only
-    messages: Connection  # read only
-
+# A training process with the supervisor's ends of its pipes: of commands, and of messages.
+_Child: TypeAlias = "tuple[subprocess.Popen[bytes] | ForkedProcess, Connection, Connection]"
 
 _waiting: list[_Child] = []  # at most one forked process
 
@@ -251,7 +243,7 @@ def _start_interpreter() -> _Child:
     )
     child_commands.close()
     child_messages.close()
-    return _Child(process, commands, messages)
+    return process, commands, messages
 
 
 def _run_forked(
@@ -267,7 +259,7 @@ def _run_forked(
 def _release_waiting() -> None:
     """End a forked process that was not used, and wait for it."""
     if _waiting:
-        child = _waiting.pop()
-        child.commands.close()
-        child.messages.close()
-        child.process.wait()
+        process, *connections = _waiting.pop()
+        for connection in connections:
+            connection.close()
+        process.wait()

@@ -6,8 +6,9 @@ seeds again: t-tests. docs/statistics.md explains when to use which.
 """
 
 from clear_mlflow.statistics.bootstrap import ImageBootstrap
-from clear_mlflow.statistics.sample_size import MAX_SEEDS, MIN_SEEDS, power, seeds_needed
 from clear_mlflow.statistics.seeds import (
+    MAX_SEEDS,
+    MIN_SEEDS,
     Interval,
     SeedSummary,
     TTest,
@@ -15,7 +16,9 @@ from clear_mlflow.statistics.seeds import (
     holm,
     holm_factors,
     paired_t,
+    power,
     seed_summary,
+    seeds_needed,
     welch_t,
 )
 

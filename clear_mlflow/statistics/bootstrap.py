@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ _MAX_DRAWN_IMAGES = 1 << 16
 # Cells of resampled matrices at a time, 8 bytes each: 64 MB. Metrics compute fewer at once, which
 # stay in a core's cache.
 _MAX_CELLS, _MAX_STACKED_CELLS = 1 << 23, 1 << 17
+
+_Values: TypeAlias = dict[str, float]
+_Draws: TypeAlias = dict[str, NDArray[np.float64]]
 
 
 class ImageBootstrap:
@@ -69,8 +72,9 @@ class ImageBootstrap:
         self._level = level
         self._resamples = resamples
         self._seed = seed
-        # The run is stored as well: its id() stays unique as long as it exists.
-        self._cache: dict[tuple[int, int], tuple[Predictions, _ResampledRun]] = {}
+        # Values on all images, and (resamples,) values on draws, NaN if not defined, by metric. The
+        # run is stored as well: its id() stays unique as long as it exists.
+        self._cache: dict[tuple[int, int], tuple[Predictions, _Values, _Draws]] = {}
 
     def test(self, a: Predictions, b: Predictions) -> dict[str, TTest]:
         """Test the difference of each metric that both runs define.
@@ -88,14 +92,14 @@ class ImageBootstrap:
                 f"{b.images.digest[:24]}...) and cannot be paired; re-test one of them"
             )
         last_row, num_images = min(max(a.rows), max(b.rows)), len(a.images)
-        resampled_a, resampled_b = (self._resample(run, last_row) for run in (a, b))
+        (values_a, draws_a), (values_b, draws_b) = (self._resample(run, last_row) for run in (a, b))
         tests = {}
         for name in (metric.name for metric in self._metrics):
-            if name in resampled_a.values and name in resampled_b.values:
-                changes = resampled_a.draws[name] - resampled_b.draws[name]
+            if name in values_a and name in values_b:
+                changes = draws_a[name] - draws_b[name]
                 error = float(changes[~np.isnan(changes)].std()) if len(changes) else 0.0
                 if error > 0:
-                    difference = resampled_a.values[name] - resampled_b.values[name]
+                    difference = values_a[name] - values_b[name]
                     tests[name] = TTest(
                         difference, error, math.inf, num_images, num_images, paired=True
                     )
@@ -104,14 +108,14 @@ class ImageBootstrap:
     def intervals(self, run: Predictions) -> dict[str, Interval]:
         """Return a percentile interval of each metric that a run defines."""
         intervals = {}
-        for name, draws in self._resample(run, max(run.rows)).draws.items():
+        for name, draws in self._resample(run, max(run.rows))[1].items():
             defined = draws[~np.isnan(draws)]
             if len(defined):
                 low, high = np.quantile(defined, [0.5 - self._level / 2, 0.5 + self._level / 2])
                 intervals[name] = Interval(float(low), float(high))
         return intervals
 
-    def _resample(self, run: Predictions, last_row: int) -> _ResampledRun:
+    def _resample(self, run: Predictions, last_row: int) -> tuple[_Values, _Draws]:
         """Return a run's metrics up to a row on all draws."""
         key = id(run), last_row
         if key not in self._cache:
@@ -128,15 +132,8 @@ class ImageBootstrap:
                 for metric in metrics:
                     blocks[metric.name].append(metric.compute_stack(stack))
             draws = {name: np.concatenate(values) for name, values in blocks.items()}
-            self._cache[key] = run, _ResampledRun(values, draws)
-        return self._cache[key][1]
-
-
-class _ResampledRun(NamedTuple):
-    """A run's defined metrics, on all its images and on each draw."""
-
-    values: dict[str, float]
-    draws: dict[str, NDArray[np.float64]]  # (resamples,); NaN if not defined on the draw
+            self._cache[key] = run, values, draws
+        return self._cache[key][1:]
 
 
 def _resample_cells(run: Predictions, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:

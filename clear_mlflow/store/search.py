@@ -32,7 +32,7 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
 
 @dataclass(frozen=True)
 class MissingRun:
-    """A run that was requested, but does not exist or is deleted."""
+    """A run that was requested, but cannot be read: it is missing, deleted or lacks rows."""
 
     run_id: str
     run_name: str

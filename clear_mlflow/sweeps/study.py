@@ -256,7 +256,8 @@ class StudyReport:
         methods: one dictionary a method, best on the tuning stream first: its name, the number of
             combinations (``draws``), what was chosen, its mean on the tuning stream (``tuned``) and
             on the test stream (``tested``), the mean of the defaults there, and, if requested, the
-            best there and the ``regret``: how much better the best is than what was chosen. A
+            best of all of these there and the ``regret``: how much better the best is than what was
+            chosen. A
             value is None if a run lacks it.
         tau: Kendall's tau-b between the methods' rankings on the two streams, or None if it is
             undefined.
@@ -325,7 +326,7 @@ def build_report(
             "defaults": default,
         }
         if draws:
-            values = [value for value in (result, *draws) if value is not None]
+            values = [value for value in (result, default, *draws) if value is not None]
             row["best"] = best = max(values, key=lambda value: sign * value, default=None)
             row["regret"] = None if best is None or result is None else sign * (best - result)
         rows.append(row)

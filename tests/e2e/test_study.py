@@ -116,6 +116,13 @@ def test_failures_are_one_line_and_nothing_is_tested(store, experiment_id, short
     path.write_text(yaml.safe_dump({**study, "search": {"metric": "nope"}}))
     output = run_command("sweep", path, code=2)
     assert "error: nothing was chosen: nothing was compared in sweep" in output
+    assert "metric of search is 'nope', which no run defines" in output
+    path.write_text(yaml.safe_dump({**study, "search": {"metric": "nope"}, "select_on": "first"}))
+    output = run_command("sweep", path, code=2)
+    assert "metric of search is 'nope', which no tuning run defines for select_on=first" in output
+    content = {"fixed": {**short_stream, **FIXED}, "grid": {"strategy": ["ncm"]}}
+    path.write_text(yaml.safe_dump(content))
+    output = run_command("sweep", path, "--rank-by", "nope", code=2)
     assert "rank_by is 'nope', which no run defines" in output
     # A run that fails: its stream was damaged.
     damaged = tmp_path / "damaged"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.data.images import ImageTable
 from clear_mlflow.data.stream import BucketStream
 
@@ -44,7 +45,9 @@ def build_test_stream(
         joined = joined.join(table)
     if all(len(parts) == 1 for parts in sets.values()):
         fields = {"protocol": "streaming", **fields}
-    return BucketStream(name, class_names, tuple(sets), joined, "sha256:0", **fields)
+    fields = {"warnings": (), "digest": "sha256:0", **fields}
+    dataset = DatasetDescription(name=name, class_names=class_names, buckets=tuple(sets), **fields)
+    return BucketStream(dataset, joined)
 
 
 def add_times(stream: BucketStream, *, days: int = 90, seed: int = 0) -> BucketStream:

@@ -158,7 +158,10 @@ def as_photos(
     return {
         bucket.key: {
             part: [
-                (stream.class_names[label], truth[hashlib.sha256(path.read_bytes()).hexdigest()])
+                (
+                    stream.dataset.class_names[label],
+                    truth[hashlib.sha256(path.read_bytes()).hexdigest()],
+                )
                 for path, label in zip(images.paths, images.labels.tolist(), strict=True)
             ]
             for part, images in (("train", bucket.train), ("test", bucket.test))

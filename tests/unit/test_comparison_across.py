@@ -300,3 +300,46 @@ def test_without_an_effect_the_share_is_small():
 def test_agreement_of_rankings(values, agreement):
     expected = agreement if agreement is None else pytest.approx(agreement, abs=0.001)
     assert compute_kendalls_w(np.array(values, float)) == expected
+
+
+@pytest.mark.parametrize(
+    ("across", "varied", "warned"),
+    [
+        ("epochs", ["epochs"], ""),
+        ("strategy_args", ["strategy/alpha"], ""),
+        ("epochs", ["epochs", "lr"], "8 groups differ only in lr and were"),
+        (None, ["epochs", "lr"], "8 groups differ only in epochs, lr and were"),
+    ],
+)
+def test_nothing_is_selected_among_the_values_of_the_parameter(across, varied, warned):
+    runs = [
+        dataclasses.replace(
+            compared_run(
+                strategy,
+                counts(level, seed),
+                run_id=f"{strategy}-{values}-{seed}",
+                labels=dict(zip(varied, values, strict=True)),
+                seed=seed,
+            ),
+            tuned=frozenset(varied),
+        )
+        for strategy, level in (("naive", 120), ("replay", 170))
+        for values in itertools.product(("1", "2"), repeat=len(varied))
+        for seed in SEEDS
+    ]
+    comparison = compare(runs, ("strategy", *varied), across=across)
+    warnings = [text for text in comparison.warnings if "selected on the test set" in text]
+    assert [text.startswith(warned) for text in warnings] == [True] * bool(warned)
+
+
+def test_an_argument_of_an_option_is_its_own_value():
+    """Not with an equals sign before it, nor with arguments whose names begin alike."""
+    levels = {"year": {"naive": 120, "replay": 170}, "half": {"naive": 170, "replay": 120}}
+    runs = [
+        dataclasses.replace(
+            run, labels={**run.labels, "dataset/buckets": run.labels["borders"], "dataset/b": "1"}
+        )
+        for run in build_runs(levels)
+    ]
+    comparison = compare(runs, ("strategy", "dataset/buckets", "dataset/b"))
+    assert {*summarize_across(comparison, "dataset/buckets").values} == {"half", "year"}

@@ -21,7 +21,7 @@ from clear_mlflow.comparison.groups import ComparedRun, RunWithoutRows
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.pairs import _compare_over_seeds
 from clear_mlflow.comparison.ranking import rank_groups
-from clear_mlflow.comparison.result import Comparison
+from clear_mlflow.comparison.result import Comparison, Pair
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.statistics import TTest, hedges_g, holm, paired_t, seeds_needed
@@ -111,6 +111,34 @@ def test_many_groups_are_tested_against_the_leader() -> None:
     assert verdicts(comparison)[-1].sentence.startswith("m8 is significantly better than m0")
     (warning,) = comparison.warnings
     assert "tested against the leader, m8" in warning
+
+
+@pytest.mark.parametrize("leading_seeds", [[0], [0, 1], [0, 1, 2, 3]])
+def test_the_leader_of_many_groups_has_seeds_for_a_test(leading_seeds: list[int]) -> None:
+    """Otherwise a group of one or two runs that leads would leave all others untested."""
+    others = [r for i in range(8) for r in runs(f"m{i}", 40 + 5 * i, range(4))]
+    best = [run("best", 95, seed) for seed in leading_seeds]
+    # A run with another metric only does not count as a seed of the ranking metric.
+    best += [
+        dataclasses.replace(run("best", 95, seed), summary={"clear/accuracy": 0.9})
+        for seed in (7, 8)
+    ]
+    comparison = compare([*best, *others])
+    has_seeds = len(leading_seeds) >= 3
+    leader = 0 if has_seeds else 1
+    assert comparison.leaders == (leader,)
+    tested = [verdict.indices for verdict in verdicts(comparison) if verdict.p is not None]
+    assert tested == [(leader, i) for i in range(leader + 1, 9)]
+    (warning,) = [text for text in comparison.warnings if "tested against the leader" in text]
+    name = "best" if has_seeds else "m7, the best with 3 seeds"
+    assert f"tested against the leader, {name}. " in warning
+
+
+def test_groups_of_one_run_are_tested_against_the_best() -> None:
+    comparison = compare([run(f"m{i}", 40 + 5 * i, 0) for i in range(8)])
+    assert comparison.leaders == (0,)
+    one_with_seeds = [run(f"m{i}", 40 + 5 * i, 0) for i in range(8)] + runs("late", 30, range(4))
+    assert compare(one_with_seeds).leaders == (0,)
 
 
 def test_a_baseline_is_adjusted_only_for_its_own_pairs() -> None:
@@ -307,8 +335,9 @@ def test_a_method_without_randomness_is_found_different_in_5_percent(num_seeds):
 
     def measure_rate(shift):
         fixed = draw_group(constant, [0.7] * 3)
+        pair = Pair(a="a", b="b", metric=SCORE, higher_is_better=True, indices=(0, 1))
         tests = [
-            _compare_over_seeds(fixed, draw_group(seeded, values), SCORE).t_test
+            _compare_over_seeds(fixed, draw_group(seeded, values), pair).t_test
             for values in draws.normal(0.7 + shift, 0.01, (4000, num_seeds))
         ]
         return np.mean([test.p_value <= 0.05 for test in tests])

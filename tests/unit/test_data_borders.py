@@ -111,8 +111,8 @@ def test_the_folders_of_a_stream_are_regrouped(tmp_path):
     quarters = ("2004-Q1", "2004-Q3", "2004-Q4", "2005-Q2")
     write_years(tmp_path / "photos", buckets=quarters, train=6, test=0)
     stream = load_source("folder", tmp_path / "photos", borders="year", split="0")
-    assert stream.keys == ("2004", "2005")
-    assert stream.times == ("2004-01-01", "2005-01-01")
+    assert stream.dataset.buckets == ("2004", "2005")
+    assert [*map(str, stream.dataset.times)] == ["2004-01-01", "2005-01-01"]
     own = load_source("folder", tmp_path / "photos", split="0")
     assert Counter(stream.images.contents) == Counter(own.images.contents)
     labels = stream.images.take(stream.images.group_by_bucket(2)[0]).labels.tolist()
@@ -140,7 +140,7 @@ def test_other_streams_have_the_buckets_of_their_authors(tmp_path):
 @pytest.mark.parametrize("borders", ["year", "half", "equal:6", "random:5:1", "shift:half:.25"])
 def test_a_test_set_of_the_stream_does_not_depend_on_its_borders(tmp_path, borders):
     stream = load_stream("weather", "auto", cache_dir=tmp_path, borders=borders, split="stream:7")
-    assert stream.split == "stream:7"
+    assert stream.dataset.division == "stream:7"
     images = stream.images
     for content, is_test in zip(images.contents, images.is_test, strict=True):
         digest = hashlib.sha256(f"7\0{content}".encode()).digest()
@@ -155,7 +155,7 @@ def test_a_validation_split_of_a_test_set_of_the_stream(tmp_path):
     held_out = load_stream("weather", "auto", **options, split="validation:stream:7")
     train = {row for row, is_test in enumerate(stream.images.is_test) if not is_test}
     assert len(held_out.images) == len(train)
-    assert held_out.split == "validation:stream:7"
+    assert held_out.dataset.division == "validation:stream:7"
     assert 0.08 < held_out.images.is_test.mean() < 0.12
 
 

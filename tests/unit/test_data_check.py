@@ -41,7 +41,7 @@ def test_a_valid_dataset_has_no_problems(root, tmp_path):
     findings = check_dataset(str(root))
     assert findings.problems == ()
     assert findings.layout == "released"
-    assert findings.digest == load_stream("x", str(root), cache_dir=tmp_path).digest
+    assert findings.digest == load_stream("x", str(root), cache_dir=tmp_path).dataset.digest
     assert findings.buckets == ("1", "2", "3")
     assert findings.class_names == ("bus", "camera", "sweater")
     numbers = {(split, number) for (split, _, _), number in findings.counts.items()}

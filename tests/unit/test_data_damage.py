@@ -218,7 +218,7 @@ def intact_tree(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
     trees = {}
     for layout, write in LAYOUTS.items():
         root = write(tmp_path_factory.mktemp("whole") / "data", PHOTOS)
-        digests = {options: load(root, options).digest for options in OPTIONS}
+        digests = {options: load(root, options).dataset.digest for options in OPTIONS}
         trees[layout] = Whole(root, find_contents(root, PHOTOS), digests)
     return trees
 
@@ -239,13 +239,13 @@ def check(stream: BucketStream, full_run: Whole, options: tuple[str, str], tree:
                 photo = full_run.truth[hashlib.sha256(path.read_bytes()).hexdigest()]
                 assert full_run.truth[content] == photo
                 assert photo.bucket == bucket.key
-                assert photo.class_name == stream.class_names[label]
+                assert photo.class_name == stream.dataset.class_names[label]
                 assert photo.part == (part if released else "train")
                 assert content not in seen_contents or options[0] == "streaming"
                 seen_contents.add(content)
-    assert stream.class_names == PHOTOS.classes
+    assert stream.dataset.class_names == PHOTOS.classes
     if not tree.may_lack:
-        assert stream.digest == full_run.digests[options]
+        assert stream.dataset.digest == full_run.digests[options]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

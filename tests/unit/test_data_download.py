@@ -86,7 +86,10 @@ def fetch(release: Release, root: Path, hub: Hub, **options) -> tuple[str, ...]:
 def same_as(tree: Path, root: Path) -> bool:
     names = sorted(path.name for path in root.iterdir())
     streams = [load_stream("small", str(folder), cache_dir=root) for folder in (tree, root)]
-    return names == ["test", "train_image_only"] and streams[0].digest == streams[1].digest
+    return (
+        names == ["test", "train_image_only"]
+        and streams[0].dataset.digest == streams[1].dataset.digest
+    )
 
 
 def test_the_released_archives_are_the_ones_that_the_authors_published():

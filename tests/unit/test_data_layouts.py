@@ -22,7 +22,7 @@ from one_line_errors import check_error
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.check import check_dataset
-from clear_mlflow.data.stream import BucketStream, describe_stream
+from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.data.times import CLEAR10_TIMES
 
 PHOTOS = Photos()
@@ -66,27 +66,27 @@ def test_each_layout_has_the_same_seeded_split(trees, layout, seed):
         expected[key] = {"train": name_photos(train), "test": name_photos(test)}
         assert (len(train), len(test)) == (7, 3)
     assert as_photos(stream, find_contents(trees[layout], PHOTOS)) == expected
-    assert stream.split == str(seed)
-    assert stream.warnings == ()
+    assert stream.dataset.division == str(seed)
+    assert stream.dataset.warnings == ()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_auto_uses_the_released_test_set_or_else_split_0(trees, layout):
     stream = load(trees[layout])
     if layout in ("released", "unpacked"):
-        assert stream.split == "released"
+        assert stream.dataset.division == "released"
         photos_by_key = as_photos(stream, find_contents(trees[layout], PHOTOS))
         for key, part in itertools.product(PHOTOS.buckets, ("train", "test")):
             assert photos_by_key[key][part] == name_photos(PHOTOS.of(part, key))
     else:
-        assert stream.split == "0"
-        assert stream.digest == load(trees[layout], split="0").digest
+        assert stream.dataset.division == "0"
+        assert stream.dataset.digest == load(trees[layout], split="0").dataset.digest
 
 
 @pytest.mark.parametrize(("protocol", "split"), PROTOCOLS)
 def test_the_digest_is_the_same_in_every_layout(trees, protocol, split):
     streams = [load(root, protocol, split) for root in trees.values()]
-    assert len({stream.digest for stream in streams}) == 1
+    assert len({stream.dataset.digest for stream in streams}) == 1
     one_set = {bucket.test is bucket.train for stream in streams for bucket in stream.buckets}
     assert one_set == {protocol == "streaming"}
 
@@ -104,7 +104,7 @@ def test_eleven_buckets_and_classes_with_spaces_and_final_newlines(
     root = LAYOUTS[layout](tmp_path, photos, final_newline=final_newline)
     stream = load(root, split="0")
     assert [bucket.key for bucket in stream.buckets] == photos.in_order
-    assert stream.class_names == photos.classes
+    assert stream.dataset.class_names == photos.classes
     photos_by_key = as_photos(stream, find_contents(root, photos))
     for key in buckets:
         train, test = literal_split(photos.of("train", key), 0)
@@ -135,11 +135,13 @@ def test_the_older_layouts_stored_splits_are_used(tmp_path):
 
 def test_a_split_that_is_not_stored_is_drawn_with_a_warning(tmp_path, trees):
     root = write_older(tmp_path, PHOTOS, seeds=[0])
-    assert load(root, split="0").warnings == ()
-    (warning,) = load(root, split="4").warnings
+    assert load(root, split="0").dataset.warnings == ()
+    (warning,) = load(root, split="4").dataset.warnings
     assert warning.startswith(f"split 4 is not stored in {root}")
-    assert load(root, split="5").warnings == ()
-    assert load(root, split="4").digest == load(trees["challenge"], split="4").digest
+    assert load(root, split="5").dataset.warnings == ()
+    assert (
+        load(root, split="4").dataset.digest == load(trees["challenge"], split="4").dataset.digest
+    )
 
 
 def cut_test_list(folder: Path) -> None:
@@ -178,8 +180,8 @@ def test_a_missing_test_set_is_an_error(tmp_path):
     root = write_released(tmp_path, PHOTOS)
     shutil.rmtree(root / "test")
     assert "pass split=0" in refusal(root)
-    assert load(root, split="0").split == "0"
-    assert load(root, "streaming").split == "none"
+    assert load(root, split="0").dataset.division == "0"
+    assert load(root, "streaming").dataset.division == "none"
 
 
 @pytest.mark.parametrize(
@@ -199,18 +201,21 @@ def test_meaningless_options_are_rejected(trees, options, words):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_buckets_of_clear10_have_the_dates_that_its_authors_published(trees, layout, tmp_path):
     stream = load(trees[layout], split="0")
-    assert stream.times == ("2007-04-09", "2008-03-21", "2008-12-23")
-    assert describe_stream(stream).times[0] == date(2007, 4, 9)
+    days = date(2007, 4, 9), date(2008, 3, 21), date(2008, 12, 23)
+    assert stream.dataset.times == days
     other = load_stream("clear100", str(trees["challenge"]), cache_dir=tmp_path, split="0")
-    assert (other.times, other.digest) == ((), stream.digest)
+    assert (other.dataset.times, other.dataset.digest) == ((), stream.dataset.digest)
     LAYOUTS[layout](tmp_path / "more", Photos(buckets=("9", "10", "11")))
-    assert load(tmp_path / "more", split="0").times == ()
+    assert load(tmp_path / "more", split="0").dataset.times == ()
     LAYOUTS[layout](tmp_path / "last", Photos(buckets=("0", "10")))
-    assert load(tmp_path / "last", split="0").times == ("2004-01-01", "2013-09-08")
+    assert load(tmp_path / "last", split="0").dataset.times == (
+        date(2004, 1, 1),
+        date(2013, 9, 8),
+    )
 
 
 def test_each_part_of_clear10_but_the_first_lasts_less_than_a_year():
-    starts = [*map(date.fromisoformat, CLEAR10_TIMES.values()), date(2014, 4, 28)]
+    starts = [*CLEAR10_TIMES.values(), date(2014, 4, 28)]
     days = [(after - before).days for before, after in itertools.pairwise(starts)]
     assert (days[0], min(days[1:]), max(days[1:])) == (1194, 217, 347)
 
@@ -219,7 +224,7 @@ def test_each_part_of_clear10_but_the_first_lasts_less_than_a_year():
 def test_the_folder_named_like_the_dataset_is_found(tmp_path, folder):
     write_challenge(tmp_path / "clear100", Photos(classes=("other",)))
     write_older(tmp_path / folder, PHOTOS)
-    assert load(tmp_path).class_names == PHOTOS.classes
+    assert load(tmp_path).dataset.class_names == PHOTOS.classes
 
 
 def test_several_datasets_below_the_root_are_an_error(tmp_path):
@@ -242,11 +247,11 @@ def test_two_layouts_in_one_folder_are_an_error(tmp_path, below, first, second):
 
 def test_a_challenge_folder_with_files_of_operating_systems_is_read(tmp_path):
     root = write_challenge(tmp_path, PHOTOS)
-    digest, bucket = load(root).digest, next((root / "labeled_images").iterdir())
+    digest, bucket = load(root).dataset.digest, next((root / "labeled_images").iterdir())
     for folder in (bucket, *bucket.iterdir()):
         (folder / "Thumbs.db").write_bytes(b"x")
     stream = load(root)
-    assert stream.digest == digest
+    assert stream.dataset.digest == digest
 
 
 def copy_bucket(root: Path, key: str) -> None:

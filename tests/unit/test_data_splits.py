@@ -62,8 +62,8 @@ def test_a_tenth_of_each_class_is_held_out_in_every_layout(trees, layout):
         assert len(bucket.test.contents) == len(bucket.test)
         if released:
             assert np.bincount(bucket.test.labels).tolist() == [3] * CLASSES
-    assert stream.split == ("validation" if released else "validation:0")
-    assert (stream.tested_on, stream.warnings) == ("validation", ())
+    assert stream.dataset.division == ("validation" if released else "validation:0")
+    assert (stream.dataset.split, stream.dataset.warnings) == ("validation", ())
 
 
 def test_a_numbered_split_has_its_own_validation(trees):
@@ -72,7 +72,7 @@ def test_a_numbered_split_has_its_own_validation(trees):
         for bucket, validated in zip(tested.buckets, chosen.buckets, strict=True):
             assert ids(validated.train) | ids(validated.test) == ids(bucket.train)
             assert not ids(validated.train) & ids(validated.test)
-        assert chosen.split == "validation:3"
+        assert chosen.dataset.division == "validation:3"
 
 
 @given(st.lists(st.integers(1, 120), min_size=1, max_size=4), st.randoms(use_true_random=False))
@@ -101,12 +101,12 @@ def test_the_released_test_set_is_not_read(trees, tmp_path):
     expected = load(trees["released"])
     without = write_released(tmp_path / "without", PHOTOS)
     shutil.rmtree(without / "test")
-    assert load(without).digest == expected.digest
+    assert load(without).dataset.digest == expected.dataset.digest
     spoilt = write_released(tmp_path / "spoilt", PHOTOS)
     for path in (spoilt / "test").rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
-    assert load(spoilt).digest == expected.digest
+    assert load(spoilt).dataset.digest == expected.dataset.digest
     with pytest.raises(DataError):
         load(spoilt, "auto")
 

@@ -70,11 +70,11 @@ def test_left_out_images_are_not_in_sets_digest_or_counts_and_are_reported(root,
     stream = read(root, cache)
     checked, left_out = sound(stream, cache, "leave_out")
     assert left_out == 3
-    left_warnings = checked.warnings[len(stream.warnings) :]
+    left_warnings = checked.dataset.warnings[len(stream.dataset.warnings) :]
     for path, warning in zip(broken, left_warnings, strict=True):
         assert warning.startswith(f"{path} is left out: ")
         assert len(warning.splitlines()) == 1
-    assert checked.digest not in (stream.digest, "")
+    assert checked.dataset.digest not in (stream.dataset.digest, "")
     for before, after in zip(stream.buckets, checked.buckets, strict=True):
         for images, remaining in ((before.train, after.train), (before.test, after.test)):
             remaining_indices = [i for i, path in enumerate(images.paths) if path not in broken]
@@ -83,7 +83,7 @@ def test_left_out_images_are_not_in_sets_digest_or_counts_and_are_reported(root,
             assert np.array_equal(remaining.labels, images.labels[remaining_indices])
     # What is left can be decoded, and a second start gives the same stream.
     assert sound(checked, cache, "stop") == (checked, 0)
-    assert sound(stream, cache, "leave_out")[0].digest == checked.digest
+    assert sound(stream, cache, "leave_out")[0].dataset.digest == checked.dataset.digest
 
 
 def test_remaining_images_are_cached_before_training(root, cache):
@@ -125,8 +125,8 @@ def test_more_damaged_images_than_anyone_reads_are_counted(tmp_path, cache):
     stream = read(root, cache)
     checked, left_out = sound(stream, cache, "leave_out")
     assert left_out == 150
-    assert len(checked.warnings) == len(stream.warnings) + 101
-    assert checked.warnings[-1].startswith("50 more images")
+    assert len(checked.dataset.warnings) == len(stream.dataset.warnings) + 101
+    assert checked.dataset.warnings[-1].startswith("50 more images")
 
 
 def test_a_bucket_without_remaining_images_is_an_error(root, cache):

@@ -30,12 +30,12 @@ def test_digest_is_the_same_everywhere(stream):
     """A change of one pixel needs a new folder name and digest."""
     assert digits.FOLDER == "digits-v3"
     digest = "sha256:f2e515223b626620892565102d684e8bf9cebab3267eec37345ad320527a5319"
-    assert stream.digest == digits.DIGEST == digest
+    assert stream.dataset.digest == digits.DIGEST == digest
 
 
 def test_ten_balanced_buckets(stream):
     assert [bucket.key for bucket in stream.buckets] == [str(n) for n in range(1, 11)]
-    assert stream.class_names == tuple("0123456789")
+    assert stream.dataset.class_names == tuple("0123456789")
     for bucket in stream.buckets:
         assert np.bincount(bucket.train.labels).tolist() == [12] * 10
         assert np.bincount(bucket.test.labels).tolist() == [5] * 10
@@ -81,7 +81,7 @@ write_embedded("digits", pathlib.Path(sys.argv[1]))
 
     with ThreadPoolExecutor(2) as pool:
         assert set(pool.map(write, range(2))) == {tmp_path / digits.FOLDER}
-    assert load_stream("digits", "auto", cache_dir=tmp_path).digest == digits.DIGEST
+    assert load_stream("digits", "auto", cache_dir=tmp_path).dataset.digest == digits.DIGEST
     assert set(tmp_path.iterdir()) - {only_folder} == {tmp_path / digits.FOLDER}
 
 

@@ -30,7 +30,7 @@ def test_digest_is_the_same_everywhere(stream):
     """A change of one pixel needs a new folder name and digest."""
     assert digits_writers.FOLDER == "digits-writers-v2"
     digest = "sha256:c17e1cc0ac3a533eec9cae8e7460fe1a83dca537eb39492d2faca16d80c5d707"
-    assert stream.digest == digits_writers.DIGEST == digest
+    assert stream.dataset.digest == digits_writers.DIGEST == digest
 
 
 def test_every_scan_is_in_one_bucket_and_on_one_side(stream):
@@ -39,7 +39,7 @@ def test_every_scan_is_in_one_bucket_and_on_one_side(stream):
     ends = [(np.concatenate(pair).min(), np.concatenate(pair).max()) for pair in by_bucket]
     assert ends[0][0] == 0
     assert all(end + 1 == start for (_, end), (start, _) in pairwise(ends))
-    assert stream.warnings == ()
+    assert stream.dataset.warnings == ()
 
 
 def test_each_bucket_has_enough_of_every_digit(stream):

@@ -51,7 +51,7 @@ def as_literal(stream: BucketStream) -> dict[str, dict[str, list[tuple[str, str]
     return {
         bucket.key: {
             split: [
-                (stream.class_names[label], str(path))
+                (stream.dataset.class_names[label], str(path))
                 for label, path in zip(images.labels, images.paths, strict=True)
             ]
             for split, images in (("train", bucket.train), ("test", bucket.test))
@@ -69,9 +69,9 @@ def test_reads_what_the_metadata_lists(tmp_path, train_folder, final_newline, ex
     root = write_released(tmp_path, train_folder=train_folder, **options)
     stream = read_any(root, name="clear10")
     assert as_literal(stream) == literal(root, train_folder)
-    assert stream.class_names == ("bus", "camera", "sweater")
-    assert stream.name == "clear10"
-    assert stream.warnings == ()
+    assert stream.dataset.class_names == ("bus", "camera", "sweater")
+    assert stream.dataset.name == "clear10"
+    assert stream.dataset.warnings == ()
     assert [(len(b.train), len(b.test)) for b in stream.buckets] == [(9, 6), (9, 6)]
     assert not stream.buckets[0].train.labels.flags.writeable
 
@@ -93,7 +93,7 @@ def test_digest_equals_its_definition(intact_tree):
         for class_name, path in listed
     ]
     expected = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
-    assert stream.digest == f"sha256:{expected}"
+    assert stream.dataset.digest == f"sha256:{expected}"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_digest_equals_its_definition(intact_tree):
 )
 def test_every_change_of_content_changes_the_digest(intact_tree, root, change):
     change(root)
-    assert read_any(root, name="x").digest != read_any(intact_tree, name="x").digest
+    assert read_any(root, name="x").dataset.digest != read_any(intact_tree, name="x").dataset.digest
 
 
 def _swap(first: Path, other: Path) -> None:
@@ -240,14 +240,14 @@ def test_a_few_shared_images_are_a_warning(root):
         original = root / f"train/{folder}/1/bus/23582104{number}.jpg"
         shutil.copy(original, root / copy)
         expected += [f"1 image is {problem}, for example {original} and {root / copy}"]
-    assert read_any(root, name="x").warnings == tuple(expected)
+    assert read_any(root, name="x").dataset.warnings == tuple(expected)
 
 
 def test_more_than_half_shared_images_are_an_error(root):
     train, test = root / "train/labeled_images/1", root / "test/labeled_images/1"
     for class_name in ("bus", "camera", "sweater"):
         shutil.copy(train / class_name / "235821044.jpg", test / class_name / "235821044.jpg")
-    assert len(read_any(root, name="x").warnings) == 1
+    assert len(read_any(root, name="x").dataset.warnings) == 1
     shutil.copy(train / "bus/235821045.jpg", test / "bus/235821045.jpg")
     assert "share 4 of 6 images" in refusal(root)
 
@@ -255,4 +255,4 @@ def test_more_than_half_shared_images_are_an_error(root):
 def test_copies_within_one_bucket_split_and_class_are_ignored(root):
     folder = root / "train/labeled_images/1/bus"
     shutil.copy(folder / "235821044.jpg", folder / "235821045.jpg")
-    assert read_any(root, name="x").warnings == ()
+    assert read_any(root, name="x").dataset.warnings == ()

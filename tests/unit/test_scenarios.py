@@ -9,7 +9,7 @@ import pytest
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import Entry, build_index
 from clear_mlflow.data.scenarios import apply_scenario
-from clear_mlflow.data.stream import build_stream
+from clear_mlflow.data.stream import build_stream, describe_stream
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 NAMES = tuple("abcdefg")
@@ -34,6 +34,11 @@ def contents(stream, split):
     return label_by_content
 
 
+def list_classes(stream, split):
+    sets = (np.unique(getattr(bucket, split).labels) for bucket in stream.buckets)
+    return [[stream.dataset.class_names[label] for label in labels] for labels in sets]
+
+
 def sides(stream):
     return [(b.key, sorted(b.train.contents), sorted(b.test.contents)) for b in stream.buckets]
 
@@ -46,13 +51,14 @@ def test_domain_is_the_stream_itself():
 def test_each_bucket_has_its_own_classes():
     stream = made()
     scenario = apply_scenario(stream, "class", {"classes_per_bucket": 2, "times": "all"})
-    assert scenario.list_classes("train") == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
+    assert list_classes(scenario, "train") == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
     assert [b.key for b in scenario.buckets] == ["1", "2", "3", "4"]
-    assert (scenario.name, scenario.class_names, scenario.times) == ("made (class)", NAMES, ())
+    dataset = scenario.dataset
+    assert (dataset.name, dataset.class_names, dataset.times) == ("made (class)", NAMES, ())
     for split in ("train", "test"):
         assert contents(scenario, split) == contents(stream, split)
-    for bucket, classes in zip(scenario.buckets, scenario.list_classes("test"), strict=True):
-        assert {scenario.class_names[label] for label in bucket.test.labels} == set(classes)
+    for bucket, classes in zip(scenario.buckets, list_classes(scenario, "test"), strict=True):
+        assert {scenario.dataset.class_names[label] for label in bucket.test.labels} == set(classes)
         for content, vector in zip(bucket.test.contents, bucket.test.vectors[:], strict=True):
             where = next(b.test for b in stream.buckets if content in b.test.contents)
             assert where.vectors[:][where.contents.index(content)].tolist() == vector.tolist()
@@ -61,7 +67,7 @@ def test_each_bucket_has_its_own_classes():
 def test_in_the_streams_own_time_new_classes_come_with_drift():
     stream = made()
     scenario = apply_scenario(stream, "class", {"classes_per_bucket": 4})
-    assert scenario.times == ("2004-01-01", "2006-01-01")
+    assert [*map(str, scenario.dataset.times)] == ["2004-01-01", "2006-01-01"]
     for bucket, years, classes in zip(
         scenario.buckets, (stream.buckets[:2], stream.buckets[2:]), ("abcd", "efg"), strict=True
     ):
@@ -77,7 +83,7 @@ def test_in_the_streams_own_time_new_classes_come_with_drift():
 def test_remaining_years_go_to_the_later_buckets():
     stream = made()
     buckets = apply_scenario(stream, "class", {"classes_per_bucket": 3})
-    assert buckets.times == ("2004-01-01", "2005-01-01", "2006-01-01")
+    assert [day.year for day in buckets.dataset.times] == [2004, 2005, 2006]
     year_of = {content: year.key for year in stream.buckets for content in year.train.contents}
     years = [{year_of[content] for content in bucket.train.contents} for bucket in buckets.buckets]
     assert years == [{"2004"}, {"2005"}, {"2006", "2007"}]
@@ -86,7 +92,7 @@ def test_remaining_years_go_to_the_later_buckets():
 def test_the_class_order_is_given_or_random():
     stream = made()
     named_order = apply_scenario(stream, "class", {"order": "g:f:e:d:c:b:a", "times": "all"})
-    assert named_order.list_classes("train")[0] == ["f", "g"]
+    assert list_classes(named_order, "train")[0] == ["f", "g"]
     orders = [{"order": f"seed:{seed}", "times": "all"} for seed in (1, 1, 2)]
     drawn_order, again, other = (apply_scenario(stream, "class", order) for order in orders)
     assert sides(drawn_order) == sides(again) != sides(other)
@@ -96,7 +102,7 @@ def test_scenarios_and_orders_have_their_own_digest():
     stream = made()
     cases = itertools.product(("class", "task"), ("labels", "seed:1"))
     streams = [apply_scenario(stream, name, {"times": "all", "order": o}) for name, o in cases]
-    assert len({s.digest for s in (stream, *streams)}) == 5
+    assert len({s.dataset.digest for s in (stream, *streams)}) == 5
     assert sides(streams[0]) == sides(streams[2])
 
 
@@ -124,11 +130,14 @@ def test_a_class_missing_in_its_time_is_a_one_line_error():
 
 def test_the_missing_one_of_two_classes_is_named():
     stream = made(without={("b", "2004")})
-    assert apply_scenario(stream, "task", {"classes_per_bucket": 4}).absent_classes == {}
+    complete = apply_scenario(stream, "task", {"classes_per_bucket": 4})
+    assert describe_stream(complete).absent_classes == {}
     scenario = apply_scenario(stream, "task", {"classes_per_bucket": 2})
-    assert scenario.list_classes("train")[0] == ["a"]
-    assert scenario.new_classes == (("a", "b"), ("c", "d"), ("e", "f"), ("g",))
-    assert scenario.absent_classes == {"train": {"1": ["b"]}, "test": {"1": ["b"]}}
+    assert list_classes(scenario, "train")[0] == ["a"]
+    classes = [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
+    arguments = {"classes_per_bucket": 2, "order": "labels", "times": "own"}
+    assert scenario.dataset.scenario == {"name": "task", **arguments, "classes": classes}
+    assert describe_stream(scenario).absent_classes == {"train": {"1": ["b"]}, "test": {"1": ["b"]}}
 
 
 def test_run_names_contain_the_scenario():

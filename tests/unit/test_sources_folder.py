@@ -15,7 +15,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.data.sources import DATASETS, SOURCES
-from clear_mlflow.data.stream import build_evaluation_set
+from clear_mlflow.data.stream import build_evaluation_set, describe_stream
 from clear_mlflow.learning.arguments import complete_dataset_arguments
 from clear_mlflow.learning.parameters.config import TrainConfig
 
@@ -41,9 +41,10 @@ def names(images) -> list[str]:
 
 def test_folders_are_buckets_and_classes_in_train_and_test(split_root):
     stream = load(split_root)
-    assert (stream.name, stream.split, stream.layout) == ("photos", "released", "folder")
-    assert stream.source == str(split_root)
-    assert (stream.class_names, stream.warnings) == (CLASSES, ())
+    assert (stream.dataset.name, stream.dataset.division) == ("photos", "released")
+    assert stream.layout == "folder"
+    assert stream.dataset.source == str(split_root)
+    assert (stream.dataset.class_names, stream.dataset.warnings) == (CLASSES, ())
     assert tuple(bucket.key for bucket in stream.buckets) == YEARS
     for bucket in stream.buckets:
         assert names(bucket.test) == [f"{bucket.key}-{c}-test-{i}" for c in CLASSES for i in (0, 1)]
@@ -65,7 +66,8 @@ def test_folders_are_buckets_and_classes_in_train_and_test(split_root):
 def test_buckets_are_in_the_order_of_their_numbers_or_dates(tmp_path, keys, times):
     write_years(tmp_path / "photos", buckets=keys[::-1], train=4)
     stream = load(tmp_path / "photos")
-    assert ([bucket.key for bucket in stream.buckets], [*stream.times]) == (keys, times)
+    assert [bucket.key for bucket in stream.buckets] == keys
+    assert [*map(str, stream.dataset.times)] == times
 
 
 def test_files_of_operating_systems_are_skipped(root):
@@ -75,7 +77,8 @@ def test_files_of_operating_systems_are_skipped(root):
         path.write_bytes(b"x")
     (folder.parent / "desktop.ini").write_bytes(b"x")
     after = load(root)
-    assert (after.digest, after.warnings) == (before.digest, before.warnings)
+    assert after.dataset == before.dataset
+    assert after.dataset.warnings == before.dataset.warnings
 
 
 def test_bucket_names_without_an_order_need_one(tmp_path):
@@ -93,14 +96,14 @@ def test_bucket_names_without_an_order_need_one(tmp_path):
 def test_a_class_may_be_missing_in_a_bucket(root):
     shutil.rmtree(root / "2005" / "bus")
     stream = load(root)
-    assert stream.absent_classes["train"] == {"2005": ["bus"]}
-    assert stream.warnings == ()  # a training begins with it: there are scenarios
+    assert describe_stream(stream).absent_classes["train"] == {"2005": ["bus"]}
+    assert stream.dataset.warnings == ()  # a training begins with it: there are scenarios
 
 
 def test_a_photo_in_two_years_is_a_leak(root):
     copied = sorted((root / "2004" / "bus").iterdir())
     shutil.copy(copied[0], root / "2006" / "bus" / "again.png")
-    assert "1 image is in" in " ".join(load(root, protocol="streaming").warnings)
+    assert "1 image is in" in " ".join(load(root, protocol="streaming").dataset.warnings)
     for name in CLASSES:
         for path in (root / "2004" / name).iterdir():
             shutil.copy(path, root / "2005" / name)
@@ -183,7 +186,7 @@ def test_data_check_checks_a_folder(root):
     done = check(root, "--dataset", "folder", "--json")
     report = json.loads(done.stdout)
     assert (done.exit_code, report["problems"], report["layout"]) == (0, [], "folder")
-    assert report["digest"] == load(root).digest
+    assert report["digest"] == load(root).dataset.digest
     assert (report["images"], report["buckets"]) == (24, list(YEARS))
 
     (root / "2004" / "bus" / "2004-bus-train-0.png").write_bytes(b"no image")
@@ -240,13 +243,13 @@ def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
     ):
         folder = tmp_path / f"stream{len(extra_names)}"
         write_years(folder, classes=["10", "2", "11", "0", *extra_names], train=4)
-        assert load(folder).class_names == expected
+        assert load(folder).dataset.class_names == expected
 
 
 def test_stored_predictions_name_numbered_classes_in_the_order_of_their_labels(tmp_path):
     write_years(tmp_path / "photos", classes=("2", "10"), train=2, test=1)
     stream = load(tmp_path / "photos")
     images = build_evaluation_set(stream)
-    assert images.class_names == stream.class_names == ("2", "10")
+    assert images.class_names == stream.dataset.class_names == ("2", "10")
     tested = [path.parent.name for bucket in stream.buckets for path in bucket.test.paths]
     assert [images.class_names[label] for label in images.label] == tested

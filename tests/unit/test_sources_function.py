@@ -78,8 +78,11 @@ def test_borders_divide_the_stream_of_a_function(root):
     """By the dates that its buckets are called: years are the folders again."""
     folder = load_source("folder", root, split="0")
     stream = load(root, "days", borders="year", split="0")
-    assert (stream.digest, stream.keys) == (folder.digest, folder.keys)
-    assert load(root, "days", borders="equal:2", split="stream:1").keys == ("1", "2")
+    assert (stream.dataset.digest, stream.dataset.buckets) == (
+        folder.dataset.digest,
+        folder.dataset.buckets,
+    )
+    assert load(root, "days", borders="equal:2", split="stream:1").dataset.buckets == ("1", "2")
     message = "bucket 2004, which lacks the quarter; expected times that are exact enough"
     check_error(DataError, message, load, root, "years", borders="quarter", split="0")
 
@@ -87,9 +90,12 @@ def test_borders_divide_the_stream_of_a_function(root):
 def test_a_function_returns_the_stream_of_the_folder(root):
     folder = load_source("folder", root)
     stream = load(root, "years")
-    assert (stream.digest, stream.class_names) == (folder.digest, folder.class_names)
-    assert stream.name == "years"
-    assert stream.source == f"own_photos:years, {root}"
+    assert (stream.dataset.digest, stream.dataset.class_names) == (
+        folder.dataset.digest,
+        folder.dataset.class_names,
+    )
+    assert stream.dataset.name == "years"
+    assert stream.dataset.source == f"own_photos:years, {root}"
     options = {"first": "2005", "upper": "yes", "licence": "CC0"}
     arguments = complete_dataset_arguments("own_photos:years", str(root), options)
     assert arguments == {
@@ -97,8 +103,8 @@ def test_a_function_returns_the_stream_of_the_folder(root):
     }  # fmt: skip
     stream = load(root, "years", **arguments)
     assert [bucket.key for bucket in stream.buckets] == list(YEARS[1:])
-    assert stream.class_names == ("BUS", "CAMERA")
-    assert stream.licence == "CC0"
+    assert stream.dataset.class_names == ("BUS", "CAMERA")
+    assert stream.dataset.licence == "CC0"
     with pytest.raises(ConfigError, match="expected a whole number"):
         complete_dataset_arguments("own_photos:years", str(root), {"first": "soon"})
     with pytest.raises(ConfigError, match="expected name, licence, first, upper, share"):
@@ -142,7 +148,7 @@ def test_the_function_of_the_docs_runs(tmp_path, project, monkeypatch):
     stream = load_source("photos:by_year", tmp_path / "all", first=2005)
     sys.modules.pop("photos")
     assert [bucket.key for bucket in stream.buckets] == ["2005", "2006"]
-    assert stream.class_names == CLASSES
+    assert stream.dataset.class_names == CLASSES
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

@@ -60,9 +60,10 @@ def test_a_saved_dataset_is_the_stream_of_its_folder(saved, protocol, split, buc
     options = {"protocol": protocol, "split": split}
     folder = load_stream("folder", str(photos), cache_dir=root.parent / "cache", **options)
     dataset = load(root, borders=buckets, **options)
-    assert dataset.digest == folder.digest
-    assert (dataset.class_names, dataset.layout, dataset.name) == (CLASSES, "huggingface", "saved")
-    assert dataset.source == str(root)
+    assert dataset.dataset.digest == folder.dataset.digest
+    assert (dataset.layout, dataset.dataset.name) == ("huggingface", "saved")
+    assert dataset.dataset.class_names == CLASSES
+    assert dataset.dataset.source == str(root)
     for bucket, folder_bucket in zip(dataset.buckets, folder.buckets, strict=True):
         assert bucket.key == folder_bucket.key
         assert bucket.train.contents == folder_bucket.train.contents
@@ -79,7 +80,7 @@ def test_images_are_written_once_and_again_if_they_are_missing(saved, tmp_path):
     paths[0].unlink()
     paths[1].write_bytes(b"cut")
     again = load(root, cache=tmp_path)
-    assert again.digest == first.digest
+    assert again.dataset.digest == first.dataset.digest
     assert [path.stat().st_mtime_ns for path in paths][2:] == before[2:]
 
 
@@ -90,11 +91,13 @@ def test_a_split_column_and_copies_of_one_image(tmp_path):
     dataset.save_to_disk(str(tmp_path / "plain"))
     stream = load(tmp_path / "plain", protocol="streaming")
     assert [len(bucket.train) for bucket in stream.buckets] == [9, 8, 8]
-    assert load(tmp_path / "plain").split == "0"
+    assert load(tmp_path / "plain").dataset.division == "0"
     parts = ["train", "test"] * (len(rows) // 2) + ["train"]
     dataset.add_column("part", parts).save_to_disk(str(tmp_path / "parted"))
     stream = load(tmp_path / "parted", split="auto")
-    assert stream.split == "0"  # a column that is not called split is not one until it is named
+    assert (
+        stream.dataset.division == "0"
+    )  # a column that is not called split is not one until it is named
     options = {"cache_dir": tmp_path / "cache", "arguments": {"split": "part"}}
     stream = load_stream("huggingface", str(tmp_path / "parted"), **options)
     assert [(len(b.train), len(b.test)) for b in stream.buckets] == [(5, 4), (4, 4), (4, 4)]
@@ -118,7 +121,7 @@ def test_other_splits_are_left_out_with_a_warning(tmp_path):
     full_dataset = as_dataset(tmp_path / "photos", rows)
     splits = {"train": full_dataset, "validation": full_dataset}
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "a"))
-    assert "left out: split 'validation', 24 images" in load(tmp_path / "a").warnings
+    assert "left out: split 'validation', 24 images" in load(tmp_path / "a").dataset.warnings
     datasets.DatasetDict({"all": full_dataset}).save_to_disk(str(tmp_path / "b"))
     check_error(DataError, "has the splits 'all'; expected train", load, tmp_path / "b")
 

@@ -74,14 +74,15 @@ def test_a_folder_its_csv_and_its_parquet_are_one_stream(years, protocol, split)
     folder = load_source("folder", root, **options)
     for file, arguments in itertools.product(("csv", "parquet"), ({}, {"borders": "year"})):
         table = load(root, **options, table=f"photos.{file}", **arguments)
-        assert table.digest == folder.digest
-        assert (table.class_names, table.split) == (folder.class_names, folder.split)
+        assert table.dataset.digest == folder.dataset.digest
+        assert table.dataset.class_names == folder.dataset.class_names
+        assert table.dataset.division == folder.dataset.division
         for bucket, other in zip(table.buckets, folder.buckets, strict=True):
             assert (bucket.key, bucket.train.paths) == (other.key, other.train.paths)
             assert bucket.test.paths == other.test.paths
             assert bucket.train.labels.tolist() == other.train.labels.tolist()
     assert load(root, table="photos.parquet").layout == "table (parquet)"
-    assert load(root, table="photos.csv").source == str(root / "photos.csv")
+    assert load(root, table="photos.csv").dataset.source == str(root / "photos.csv")
 
 
 def test_times_become_quarters_and_months(root):
@@ -133,7 +134,9 @@ def test_the_middle_image_of_a_time_decides_its_bucket(root, counts, number):
 
 
 def test_buckets_have_dates(years, root):
-    assert load(years[0], table="photos.csv").times == tuple(f"{year}-01-01" for year in YEARS)
+    assert load(years[0], table="photos.csv").dataset.times == tuple(
+        date(int(year), 1, 1) for year in YEARS
+    )
     days = ["2004-01-03", "2004-02-01", "2004-02-07", "2005-07-01", "2006-01-01", "2006-03-01"]
     lines = [f"images/{i}.png,{'xy'[i % 2]},{day}" for i, day in enumerate(days)]
     write(root, *lines, header=TIMED)

@@ -18,7 +18,7 @@ from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data import Entry, build_index, load_stream, read_stream_index
 from clear_mlflow.data.check import check_dataset
 from clear_mlflow.data.features import load_features
-from clear_mlflow.data.stream import build_stream
+from clear_mlflow.data.stream import build_stream, describe_stream
 
 COLUMNS = ["a", "b", "c"]
 FORMATS = ["csv", "csv-with-index", "parquet", "parquet-lists", "npz"]
@@ -84,16 +84,16 @@ def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
     for of in (table, table.sample(frac=1, random_state=1)):
         columns = {"columns": "vectors"} if file_format == "parquet-lists" else {}
         stream = load_vectors(write_table(of, tmp_path, file_format), tmp_path, **columns)
-        assert stream.digest == expected.digest
+        assert stream.dataset.digest == expected.dataset.digest
         assert [b.key for b in stream.buckets] == ["2004", "2005", "2006", "2007"]
-        assert stream.times[1] == "2005-01-01"
+        assert str(stream.dataset.times[1]) == "2005-01-01"
         for bucket, other_bucket in zip(stream.buckets, expected.buckets, strict=True):
             parts = (bucket.train, other_bucket.train), (bucket.test, other_bucket.test)
             for images, other in parts:
                 assert images.vectors[:].tobytes() == other.vectors[:].tobytes()
                 assert images.labels.tolist() == other.labels.tolist()
                 assert images.contents == other.contents
-        assert stream.name == "numbers"
+        assert stream.dataset.name == "numbers"
 
 
 def test_splits_do_not_depend_on_the_order_of_vectors(table, tmp_path):
@@ -101,13 +101,13 @@ def test_splits_do_not_depend_on_the_order_of_vectors(table, tmp_path):
         options = {"borders": "equal:2", "split": split, "cache": tmp_path}
         files = (write_table(of, tmp_path, "csv") for of in (table, table[::-1]))
         first, other = (load_source("vectors", file, **options) for file in files)
-        assert first.digest == other.digest
+        assert first.dataset.digest == other.dataset.digest
         assert first.buckets[0].test.contents == other.buckets[0].test.contents
 
 
 def test_safetensors_contain_only_numbers(table, tmp_path):
     stream = load_vectors(write_table(table, tmp_path, "safetensors"), tmp_path)
-    assert stream.class_names == ("0", "1")
+    assert stream.dataset.class_names == ("0", "1")
     assert [b.key for b in stream.buckets] == ["2004", "2005", "2006", "2007"]
 
 
@@ -117,7 +117,7 @@ def test_features_are_the_vectors_themselves(table, tmp_path):
     assert (features.width, features.standardise) == (3, "past")
     assert features.train[0] is stream.buckets[0].train.vectors
     other = load_vectors(tmp_path / "numbers.csv", tmp_path, standardise="none")
-    assert other.digest == stream.digest
+    assert other.dataset.digest == stream.dataset.digest
     assert load_features(other, "vectors", cache_dir=tmp_path).digest != features.digest
     with pytest.raises(ConfigError, match="pass features=vectors"):
         load_features(stream, "pixels", cache_dir=tmp_path)
@@ -260,7 +260,7 @@ def test_arrays_of_other_shapes_are_a_one_line_error(tmp_path):
 
 def test_repeated_rows_are_a_warning_and_copied_buckets_an_error(table, tmp_path):
     table.loc[39, COLUMNS] = table.loc[0, COLUMNS].to_numpy()
-    (warning, *_) = load_vectors(write_table(table, tmp_path, "csv"), tmp_path).warnings
+    (warning, *_) = load_vectors(write_table(table, tmp_path, "csv"), tmp_path).dataset.warnings
     assert "1 row is in both a training and a test set" in warning
     assert f"{tmp_path}/numbers.csv/row 2 and " in warning
     table.loc[10:19, COLUMNS] = table.loc[0:9, COLUMNS].to_numpy()
@@ -288,23 +288,26 @@ def weather(tmp_path, borders="none", **arguments):
 
 def test_the_weather_is_as_it_was_measured(tmp_path):
     stream = weather(tmp_path)
-    assert stream.class_names == ("drizzle", "fog", "rain", "snow", "sun")
+    assert stream.dataset.class_names == ("drizzle", "fog", "rain", "snow", "sun")
     assert [b.key for b in stream.buckets][:3] == ["2012-H1", "2012-H2", "2013-H1"]
     sizes = [len(bucket.train) + len(bucket.test) for bucket in stream.buckets]
     assert sizes == [182, 184] + [181, 184] * 3
-    assert stream.times[:2] == ("2012-01-01", "2012-07-01")
-    assert (stream.name, stream.source) == ("weather", "embedded")
+    assert [*map(str, stream.dataset.times[:2])] == ["2012-01-01", "2012-07-01"]
+    assert (stream.dataset.name, stream.dataset.source) == ("weather", "embedded")
     rain = weather(tmp_path, borders="year")
     days = [sum((images.labels == 2).sum() for images in (b.train, b.test)) for b in rain.buckets]
     assert days == [191, 60, 3, 5]
     assert len(weather(tmp_path, borders="quarter").buckets) == 16
     digest = "sha256:bb268a4fd8d86a9c078035ffd5d4a653166611ed3d2533396600450171f9a3f7"
-    assert stream.digest == digest
-    assert rain.absent_classes["test"]["2014"] == ["drizzle", "rain", "snow"]
-    assert rain.warnings == ()  # that two days measured the same is none
+    assert stream.dataset.digest == digest
+    assert describe_stream(rain).absent_classes["test"]["2014"] == ["drizzle", "rain", "snow"]
+    assert rain.dataset.warnings == ()  # that two days measured the same is none
     checked = check_dataset("auto", "weather", cache_dir=tmp_path)
     assert {problem.type for problem in checked.problems} == {"empty-class"}
-    assert rain.absent_classes["train"] == {"2014": ["drizzle", "snow"], "2015": ["snow"]}
+    assert describe_stream(rain).absent_classes["train"] == {
+        "2014": ["drizzle", "snow"],
+        "2015": ["snow"],
+    }
     message = "has standardise='all'; expected"
     check_error(ConfigError, message, weather, tmp_path, standardise="all")
     with pytest.raises(ConfigError, match="is embedded and reads no folder"):
@@ -320,7 +323,7 @@ def test_a_text_becomes_scikit_learns_hashed_words(tmp_path):
     frame.to_parquet(tmp_path / "a.parquet")
     files = [tmp_path / "a.csv", tmp_path / "a.parquet"]
     streams = [load_source("vectors", file, cache=tmp_path, **arguments) for file in files]
-    assert streams[0].digest == streams[1].digest
+    assert streams[0].dataset.digest == streams[1].dataset.digest
     images = (of for b in streams[0].buckets for of in (b.train, b.test))
     vectors = sorted(row for of in images for row in of.vectors[:].tolist())
     assert vectors == sorted(expected.tolist())

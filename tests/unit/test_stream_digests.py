@@ -161,14 +161,17 @@ def summarise(stream: BucketStream, roots: dict[str, str]) -> str:
                 text = text.replace(root, name)
             digest.update(f"{text}\0".encode())
 
-    add(stream.class_names, stream.warnings, stream.split, stream.tested_on, stream.times)
-    add(stream.layout, stream.standardise, stream.scenario, stream.new_classes, stream.name)
+    dataset = stream.dataset
+    days, scenario = tuple(map(str, dataset.times)), dataset.scenario
+    classes = tuple(map(tuple, scenario.get("classes", ())))
+    add(dataset.class_names, dataset.warnings, dataset.division, dataset.split, days)
+    add(stream.layout, stream.standardise, scenario.get("name", "domain"), classes, dataset.name)
     for bucket in stream.buckets:
         for images in (bucket.train, bucket.test):
             add(bucket.key, images.labels.tolist(), *images.contents, *images.paths)
             if images.vectors is not None:
                 digest.update(np.ascontiguousarray(images.vectors[:], "<f4").tobytes())
-    return f"{stream.digest[7:23]} {digest.hexdigest()[:16]}"
+    return f"{stream.dataset.digest[7:23]} {digest.hexdigest()[:16]}"
 
 
 def list_streams(

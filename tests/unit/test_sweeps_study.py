@@ -105,6 +105,29 @@ def test_choice_and_regret_follow_from_the_stubs_accuracy():
     assert "0.4805" in str(report)
 
 
+def test_the_defaults_may_be_the_best():
+    """Also where lower is better, and if the chosen one has no value."""
+    study = read_study({**STUDY, "methods": STUDY["methods"][:1]})
+    runs, trained, comparison = train_stub(study, study.tune, list_draws(study), fill(0.5))
+    choices, metric = choose(study, comparison, runs, trained)
+    for means, sign, best, regret in (
+        ([0.5, 0.8, 0.5, 0.6, 0.4], 1, 0.8, 0.3),
+        ([0.5, 0.2, 0.5, 0.6, 0.4], -1, 0.2, 0.3),
+        ([None, 0.8, None, 0.6, 0.4], 1, 0.8, None),
+    ):
+        (method,) = build_report(choices, [means], metric, "digits", sign=sign).methods
+        assert method["best"] == best
+        assert method["regret"] == (None if regret is None else pytest.approx(regret))
+
+
+@pytest.mark.parametrize("draws", [2, 3, 30])
+def test_a_method_with_fewer_combinations_than_draws_trains_each_once(draws):
+    study = read_study({**STUDY, "search": {"draws": draws}})
+    runs = [run for method in study.methods for run in study.plan(study.tune, method.draws).runs]
+    assert [len(method.draws) for method in study.methods] == [min(draws, 3), 2]
+    assert len({run.name for run in runs}) == len(runs) == min(draws, 3) + 2
+
+
 @pytest.mark.parametrize(
     ("tested", "tau"),
     [([0.3, 0.2, 0.1], 1), ([0.1, 0.2, 0.3], -1), ([0.3, 0.1, 0.2], 1 / 3), ([0.2] * 3, None)],

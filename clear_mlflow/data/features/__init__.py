@@ -50,7 +50,7 @@ def check_features(stream: BucketStream, name: str, *, cache_dir: Path) -> Extra
     """
     if stream.has_vectors and name != VECTORS:
         raise ConfigError(
-            f"dataset {stream.name} consists of vectors, and features is {name}; pass "
+            f"dataset {stream.dataset.name} consists of vectors, and features is {name}; pass "
             "features=vectors"
         )
     if stream.has_vectors or name == PIXELS or name in list_shipped_names(stream):
@@ -78,7 +78,7 @@ def load_features(
     """
     extracted = check_features(stream, name, cache_dir=cache_dir)
     in_time = stream.time_stream or stream  # with the buckets of the dataset's folders
-    buckets = [in_time.keys[bucket] for bucket in in_time.images.buckets.tolist()]
+    buckets = [in_time.dataset.buckets[bucket] for bucket in in_time.images.buckets.tolist()]
     bucket_by_file = dict(zip(in_time.images.files, buckets, strict=True))
     arrays: list[NDArray[np.float32] | Vectors] = []
     for images, on_ready in iter_with_progress(stream.image_sets, on_image):
@@ -89,10 +89,11 @@ def load_features(
         elif extracted is not None:
             arrays.append(extracted.load(images))
         else:
-            names = stream.class_names
+            names = stream.dataset.class_names
             arrays.append(load_shipped_features(name, bucket_by_file, images, names))
-    train = tuple(arrays[: len(stream.keys)])
-    test = tuple(arrays[len(stream.keys) :]) or train  # under streaming, the same sets
+    num_buckets = len(stream.buckets)
+    train = tuple(arrays[:num_buckets])
+    test = tuple(arrays[num_buckets:]) or train  # under streaming, the same sets
     widths = sorted({array.shape[1] for array in arrays})
     if len(widths) > 1:
         raise DataError(
@@ -137,7 +138,7 @@ def check_extraction_name(stream: BucketStream, extraction: Extraction, *, cache
 
 
 def _compute_digest(stream: BucketStream, arrays: Sequence[NDArray[np.float32] | Vectors]) -> str:
-    hasher = hashlib.sha256(f"{stream.digest}\0{stream.standardise}".encode())
+    hasher = hashlib.sha256(f"{stream.dataset.digest}\0{stream.standardise}".encode())
     for array in arrays:
         if not isinstance(array, Vectors):
             hasher.update(np.ascontiguousarray(array, dtype="<f4").data)

@@ -39,62 +39,15 @@ _INDEX_BYTES = 4 * 8  # of each image in a buffer: its bucket, index, label and 
 _COMMON_ATTRIBUTES = frozenset({"config", "stream", "model", "arguments", "group"})
 
 
-class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
-    """A method against forgetting. One object is used for one run.
+class RestoredAttributes:
+    """The attributes of a strategy that a resumed run restores."""
 
-    Every hook has a default. Together, the defaults train on the new bucket only. A strategy
-    overrides the hooks in which it differs. They are called in this order:
-
-    - :meth:`build_model` and :meth:`setup`, once;
-    - for each bucket :meth:`learn`, which by default takes optimiser steps on
-      :meth:`load_training_set`, and then :meth:`after_bucket`;
-    - in each epoch :meth:`begin_epoch` and :meth:`load_rehearsal_batches`;
-    - in each step :meth:`compute_loss` (called by :meth:`compute_loss_share`),
-      :meth:`before_step` and :meth:`after_step`.
-
-    Nothing in a step may make the host wait for the device (``.item()``, ``if tensor:``).
-
-    Args:
-        config: the run's parameters.
-        stream: the training data. A strategy that reads only the current bucket learns without
-            access to past data.
-        model: the model to train, from :meth:`build_model` or the parameters.
-        arguments: the strategy's arguments, an instance of :attr:`Arguments`.
-    """
-
-    @dataclass(frozen=True)
-    class Arguments:
-        """Arguments that ``strategy_args`` may set: fields with defaults."""
-
-    needs_memory: ClassVar[bool] = False  # True if it has a buffer: memory=0 is then an error
-    needs_features: ClassVar[bool] = False  # True if it trains on stored features, not on images
-    # True if several processes may each compute a share of every batch. The loss must then be a
-    # mean over the batch's images plus terms that depend only on weights, or the strategy overrides
-    # compute_loss_share. Other hooks that read batches combine their results by self.group.
-    supports_distributed: ClassVar[bool] = False
-    # True if the trainer takes steps in every bucket: test_every tests between these steps.
-    steps_in_every_bucket: ClassVar[bool] = True
-    # True if nothing reads a bucket's images before its steps do. With stream_rate, steps skip some
-    # images; in after_bucket, the stream contains only those that were trained on.
-    supports_realtime: ClassVar[bool] = True
-    group: ProcessGroup = SINGLE_PROCESS  # processes that train together; set by the loop
-    # Names of all further attributes: those that a resumed run restores, and those that it does
-    # not need because they are set again in every bucket or follow from the model.
+    # Names of all attributes except the common ones: those that a resumed run restores, and those
+    # that it does not need because they are set again in every bucket or follow from the model.
     state_attributes: ClassVar[tuple[str, ...]] = ()
     temporary_attributes: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        self.config = config
-        self.stream = stream
-        self.model = model
-        self.arguments = arguments
-        self.setup()
-
-    def setup(self) -> None:
-        """Create the strategy's state. The constructor's arguments are attributes already."""
-        return
+    stream: TrainingStream
+    model: nn.Module
 
     def state_dict(self) -> dict[str, Any]:
         """Return the attributes that a resumed run restores, by name.
@@ -178,6 +131,60 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                 current.data.copy_(value)
             else:
                 setattr(self, name, _move_to_device(value, self.stream.device))
+
+
+class Strategy(RestoredAttributes, ABC):
+    """A method against forgetting. One object is used for one run.
+
+    Every hook has a default. Together, the defaults train on the new bucket only. A strategy
+    overrides the hooks in which it differs. They are called in this order:
+
+    - :meth:`build_model` and :meth:`setup`, once;
+    - for each bucket :meth:`learn`, which by default takes optimiser steps on
+      :meth:`load_training_set`, and then :meth:`after_bucket`;
+    - in each epoch :meth:`begin_epoch` and :meth:`load_rehearsal_batches`;
+    - in each step :meth:`compute_loss` (called by :meth:`compute_loss_share`),
+      :meth:`before_step` and :meth:`after_step`.
+
+    Nothing in a step may make the host wait for the device (``.item()``, ``if tensor:``).
+
+    Args:
+        config: the run's parameters.
+        stream: the training data. A strategy that reads only the current bucket learns without
+            access to past data.
+        model: the model to train, from :meth:`build_model` or the parameters.
+        arguments: the strategy's arguments, an instance of :attr:`Arguments`.
+    """
+
+    @dataclass(frozen=True)
+    class Arguments:
+        """Arguments that ``strategy_args`` may set: fields with defaults."""
+
+    needs_memory: ClassVar[bool] = False  # True if it has a buffer: memory=0 is then an error
+    needs_features: ClassVar[bool] = False  # True if it trains on stored features, not on images
+    # True if several processes may each compute a share of every batch. The loss must then be a
+    # mean over the batch's images plus terms that depend only on weights, or the strategy overrides
+    # compute_loss_share. Other hooks that read batches combine their results by self.group.
+    supports_distributed: ClassVar[bool] = False
+    # True if the trainer takes steps in every bucket: test_every tests between these steps.
+    steps_in_every_bucket: ClassVar[bool] = True
+    # True if nothing reads a bucket's images before its steps do. With stream_rate, steps skip some
+    # images; in after_bucket, the stream contains only those that were trained on.
+    supports_realtime: ClassVar[bool] = True
+    group: ProcessGroup = SINGLE_PROCESS  # processes that train together; set by the loop
+
+    def __init__(
+        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
+    ) -> None:
+        self.config = config
+        self.stream = stream
+        self.model = model
+        self.arguments = arguments
+        self.setup()
+
+    def setup(self) -> None:
+        """Create the strategy's state. The constructor's arguments are attributes already."""
+        return
 
     def count_stored_images(self, bucket_index: int) -> int:
         """Return how many images the strategy still needs, by default 0."""
