@@ -191,7 +191,6 @@ def compute_kendalls_w(values: NDArray[np.float64]) -> float | None:
 
 
 def _name_methods(methods: Sequence[Labels]) -> list[str]:
-    """Return a unique, printable name for the labels of each method."""
     names = [
         one_line(", ".join(format_label(n, v) for n, v in labels if v != NOT_LOGGED))
         for labels in methods
@@ -202,10 +201,7 @@ def _name_methods(methods: Sequence[Labels]) -> list[str]:
 def _measure_share(
     groups: Sequence[Mapping[str, Group]], values: Sequence[str], metric: str | None
 ) -> float | None:
-    """Return a parameter's share in the variance of a pair's difference.
-
-    groups: the groups of both methods by value.
-    """
+    """Return a parameter's share in the variance of two methods' difference."""
     a, b = groups
     if metric is None or not {*values} <= {*a} & {*b}:
         return None

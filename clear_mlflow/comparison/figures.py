@@ -59,11 +59,7 @@ def render_figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
 
 
 def _draw_pages(comparison: Comparison) -> Iterator[Figure]:
-    """Yield the PDF's pages: ranking metric by row, matrices of groups.
-
-    The first page is left out unless the ranking metric is computed from the matrix. The matrices
-    belong to the first _MOST_MAPS groups.
-    """
+    """Yield the ranking metric by row, if possible, and matrices."""
     if any(metric.name == comparison.ranked_by for metric in comparison.definitions):
         yield plot_history(comparison, width=_PAPER)
     scales = build_matrix_scales(comparison)

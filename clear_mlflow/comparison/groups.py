@@ -122,7 +122,7 @@ class Group:
         return len(self.counted) > 1 and len({run.grid.tobytes() for run in self.counted}) == 1
 
     def has_seeds(self, metric: str | None) -> bool:
-        """Return True if enough seeds define a metric for a test over seeds."""
+        """Return True if a metric can be tested over seeds."""
         summary = self.metrics.get(metric or "")
         number = 0 if summary is None else summary.n
         return (len(self.counted) if number and self.is_deterministic else number) >= MIN_SEEDS
@@ -272,11 +272,7 @@ def _belongs_to_group(
     labels: Sequence[str],
     conditions: DatasetDescription,
 ) -> bool:
-    """Return True if a run without rows fits a group.
-
-    Of the test conditions, dataset, protocol and split are compared. Returns False if *group_by* is
-    empty: each group is then one run.
-    """
+    """Return True if dataset, protocol, split and labels are a group's."""
     tested = {"dataset": conditions.name, "protocol": conditions.protocol}
     return bool(group_by) and all(
         [
@@ -292,13 +288,7 @@ def _build_names(
     group_by: Sequence[str],
     conditions: Sequence[DatasetDescription],
 ) -> list[str]:
-    """Return a unique name for each group: labels that differ.
-
-    Alternatively its run's name.
-
-    Arguments are shown if they differ between groups of one strategy, and test conditions if names
-    would be equal.
-    """
+    """Return a unique name for each group: labels that differ."""
     runs = [members[0] for members in members_by_key.values()]
     names: list[list[str]] = [[] for _ in runs]
     if group_by:
@@ -362,7 +352,7 @@ def split_labels(groups: Sequence[Group], parameter: str) -> tuple[list[str], li
         chosen = {n: v for n, v in group.labels.items() if prefix and n.startswith(prefix)}
         texts = [f"{n.removeprefix(prefix)}={v}" for n, v in chosen.items() if v != NOT_LOGGED]
         values.append(",".join(texts) if chosen else labels.get(parameter, NOT_LOGGED))
-        others.append({n: v for n, v in group.labels.items() if not is_part_of(n, parameter)})
+        others.append({n: v for n, v in group.labels.items() if not contains_label(parameter, n)})
     by_value: dict[str, dict[str, set[str]]] = {}
     for value, labels in zip(values, others, strict=True):
         for name, label in labels.items():
@@ -371,8 +361,8 @@ def split_labels(groups: Sequence[Group], parameter: str) -> tuple[list[str], li
     return values, [tuple((n, v) for n, v in labels.items() if n in varying) for labels in others]
 
 
-def is_part_of(name: str, parameter: str) -> bool:
-    """Return True if a label is a parameter, or one of the arguments in it."""
+def contains_label(parameter: str, name: str) -> bool:
+    """Return True if a parameter is a label, or consists of several."""
     prefix = _PREFIXES.get(parameter, "")
     return name == parameter or bool(prefix and name.startswith(prefix))
 
@@ -399,7 +389,6 @@ def _append_varying(
 
 
 def _describe_repeated_seeds(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield a sentence on each group with several runs of one seed."""
     for group in groups:
         seeds = Counter(run.seed for run in group.members if run.seed is not None)
         if repeated := [seed for seed, count in seeds.items() if count > 1]:
@@ -411,10 +400,7 @@ def _describe_repeated_seeds(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _find_duplicate(run: ComparedRun, members: Sequence[ComparedRun]) -> ComparedRun | None:
-    """Return a member with a run's seed, parameters and matrix, if any.
-
-    Returns None for a run without a seed.
-    """
+    """Return a member with a run's seed, parameters and matrix, or None."""
     for member in members:
         is_same_training = member.seed == run.seed and member.method_params == run.method_params
         is_same_matrix = np.array_equal(member.grid, run.grid, equal_nan=True)
@@ -424,7 +410,6 @@ def _find_duplicate(run: ComparedRun, members: Sequence[ComparedRun]) -> Compare
 
 
 def _get_seed_order(run: ComparedRun) -> tuple[bool, int, str]:
-    """Return a sort key: by seed, then id, no seed last."""
     return run.seed is None, run.seed or 0, run.run_id
 
 

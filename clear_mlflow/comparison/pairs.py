@@ -114,10 +114,7 @@ def compare_groups(
 
 
 def _find_best(ranked: Comparison, pairs: Sequence[Pair]) -> frozenset[int]:
-    """Return the groups that are significantly better than all others.
-
-    Others have the same conditions.
-    """
+    """Return the groups significantly better than all others under their conditions."""
     num_groups = Counter(group.conditions_index for group in ranked.groups)
     num_worse = Counter(
         pair.indices[not is_a_better(pair, pair.difference)]
@@ -275,7 +272,7 @@ def _add_equivalence(pair: Pair, test: TTest, margin: float, comparisons: int) -
 
 
 def _compare_over_seeds(a: Group, b: Group, pair: Pair) -> Pair | None:
-    """Add a test over seeds to a pair: paired, Welch, or against a constant.
+    """Add a test over seeds: paired, Welch, or against a constant.
 
     If the seeds of one group, including diverged ones, are all seeds of the other, too, the values
     of shared seeds are paired; otherwise, or if a seed is repeated, it is Welch's test. A group
@@ -329,10 +326,7 @@ def _is_constant(group: Group) -> bool:
 
 
 def _describe_cost(a: Group, b: Group, pair: Pair) -> Iterator[str]:
-    """Yield what a better mean costs, such as ``1.9 times the training FLOPs``.
-
-    Yields nothing if costs are within 1 % or not both above 0, and for a metric that is a cost.
-    """
+    """Yield what a better mean costs: ``1.9 times the training FLOPs``."""
     better, worse = (a, b) if is_a_better(pair, pair.mean_difference) else (b, a)
     cost, other_cost = better.metrics.get(COST), worse.metrics.get(COST)
     if is_cost(pair.metric) or not pair.mean_difference or cost is None or other_cost is None:
@@ -345,10 +339,6 @@ def _describe_cost(a: Group, b: Group, pair: Pair) -> Iterator[str]:
 
 
 def _list_remarks(a: Group, b: Group, pair: Pair) -> Iterator[str]:
-    """Yield remarks on mixed parameters, and on the seeds' values.
-
-    Those name diverged seeds, outliers, and without pairing very different standard deviations.
-    """
     names = a.name, b.name
     for name, group in zip(names, (a, b), strict=True):
         if group.mixed_params:

@@ -12,9 +12,9 @@ from clear_mlflow.comparison.groups import (
     ComparedRun,
     Group,
     RunWithoutRows,
+    contains_label,
     group_runs,
     is_equal_cost,
-    is_part_of,
     split_labels,
     truncate_name,
 )
@@ -118,7 +118,7 @@ def rank_groups(
             name
             for name in group_by
             # Nothing is selected among the values of *across*: groups of one value are compared.
-            if not (across and is_part_of(name, across))
+            if not (across and contains_label(across, name))
             and (
                 name.startswith(("strategy/", "strategy_args"))
                 or any(name in run.tuned for run in runs)
@@ -177,10 +177,7 @@ def _plan_pairs(
 def _find_baseline(
     groups: Sequence[Group], indices: Sequence[int], baseline: str, conditions: DatasetDescription
 ) -> int | None:
-    """Return the index of the baseline's group, by name or label.
-
-    indices: of the groups to search. Raises ConfigError if several match.
-    """
+    """Return the index of the baseline's group, by name or label."""
     matching = [i for i in indices if groups[i].name == baseline]
     matching = matching or [i for i in indices if baseline in groups[i].labels.values()]
     if len(matching) > 1:
@@ -313,7 +310,6 @@ def select_equal_cost(
 
 
 def _format_devices(run: ComparedRun) -> str:
-    """Return the devices of a run's seconds, or "an unknown device"."""
     devices = {cost.device for cost in run.record.masked_matrix.costs if cost and cost.device}
     return truncate_name(" and ".join(sorted(devices))) or "an unknown device"
 

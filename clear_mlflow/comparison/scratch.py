@@ -88,10 +88,7 @@ def _select_complete(oracles: Sequence[ComparedRun]) -> Sequence[ComparedRun]:
 
 
 def _measure(run: ComparedRun, oracles: Sequence[ComparedRun]) -> ScratchMatrix:
-    """Return a run's rows, and what training from scratch reached.
-
-    Without a run of that seed, or for a run without one: the mean of all seeds.
-    """
+    """Return a run's rows, and those from scratch of its seed, or all."""
     same_seed = [other for other in oracles if other.seed == run.seed and run.seed is not None]
     grids = [_orient(other)[1:] for other in same_seed[:1] or oracles]
     rows = _orient(run)[1 : run.record.matrix.num_rows + 1]

@@ -279,8 +279,6 @@ def format_markdown(comparison: Comparison, metrics: str | Sequence[str] | None 
 def _format_markdown_rows(
     comparison: Comparison, metrics: str | Sequence[str] | None = None
 ) -> list[str]:
-    """Return the table's lines: header, alignment, and groups."""
-
     def format_cell(name: str, cell: Any) -> str:
         text = format_mean(cell, partial(format_value, name, score=comparison.score))
         text = f"**{text}**" if cell.best else text
@@ -306,10 +304,6 @@ def format_mean(cell: Any, number: Callable[[float], str], sign: str = "± ") ->
 
 
 def _choose_metrics(comparison: Comparison, metrics: str | Sequence[str] | None) -> list[str]:
-    """Return requested metrics, or the headline metrics for None.
-
-    Raises ConfigError if no run defines a requested metric.
-    """
     if metrics is None:
         return comparison.headline_metrics
     metrics = metrics.split(",") if isinstance(metrics, str) else metrics
@@ -353,12 +347,7 @@ def format_description(comparison: Comparison, *, page: str) -> str:
 
 
 def _format_leaders(comparison: Comparison) -> list[str]:
-    """Return the first four groups on one line, and "".
-
-    [] without a ranking metric.
-
-    On one line, because MLflow folds descriptions after four lines.
-    """
+    """Return four groups on one line: MLflow folds descriptions after four."""
     metric = comparison.ranked_by
     if metric is None:
         return []
@@ -375,7 +364,6 @@ def _format_leaders(comparison: Comparison) -> list[str]:
 
 
 def _format_run_links(group: Group) -> str:
-    """Return links to a group's first _MAX_RUN_LINKS runs."""
     links = []
     for run in group.members[:_MAX_RUN_LINKS]:
         label = "run" if run.seed is None else str(run.seed)

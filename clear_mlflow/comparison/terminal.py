@@ -78,7 +78,6 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def _render_published(comparison: Comparison) -> Iterator[RenderableType]:
-    """Yield a table of published results in italics, and their sources."""
     metrics = comparison.published_metrics[:_MAX_METRICS]
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, style="italic")
     table.add_column("published", overflow="fold")
@@ -95,10 +94,6 @@ def _render_published(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def _render_across(comparison: Comparison, across: Across) -> Iterator[RenderableType]:
-    """Yield a table of pairs and values, and the sentences.
-
-    With more than _MAX_VALUES values, the table has the numbers of outcomes instead.
-    """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     has_cells = len(across.values) <= _MAX_VALUES
     counted = (BETTER, UNDECIDED, WORSE)

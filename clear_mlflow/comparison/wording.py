@@ -77,10 +77,7 @@ def write_verdict(pair: Pair) -> str:
 
 
 def _write_untested(pair: Pair, both: str, lead: str) -> str:
-    """Write why a pair was not tested.
-
-    both: names of the groups. lead: result of :func:`_describe_difference`.
-    """
+    """Write why a pair was not tested. both: names of the groups."""
     metric, size = pair.metric, pair.size
     notes = "".join(f"; {note}" for note in pair.notes)
     if pair.min_seeds < MIN_SEEDS:
@@ -130,10 +127,7 @@ def is_a_better(pair: Pair, difference: float | None) -> bool:
 
 
 def _describe_difference(pair: Pair) -> str:
-    """Return the better group and its difference, or ``equal means``.
-
-    Examples: ``naive +0.8 points``; ``lower is better: naive -0.02``.
-    """
+    """Return the better group, such as ``naive +0.8 points``, or ``equal means``."""
     sign, direction = ("+", "") if pair.higher_is_better else ("-", "lower is better: ")
     size = abs(pair.mean_difference)
     if not size:
@@ -146,7 +140,6 @@ def _describe_difference(pair: Pair) -> str:
 
 
 def _format_margin(margin: float, pair: Pair) -> str:
-    """Return the margin, in percentage points if the metric is in percent."""
     if not pair.is_in_percent:
         return f"{margin:g}"
     points = 100 * margin
@@ -248,7 +241,6 @@ def write_warnings(
 
 
 def _warn_about_selection(ranked: Comparison) -> Iterator[str]:
-    """Warn of validation images, and of parameters tuned on test images."""
     if any(conditions.split == VALIDATION for conditions in ranked.conditions):
         runs = "All runs" if ranked.is_validation else "The groups called validation"
         yield (
@@ -276,7 +268,6 @@ def list_test_intervals(ranked: Comparison) -> list[str]:
 
 
 def _warn_about_missing_values(ranked: Comparison) -> Iterator[str]:
-    """Warn if tests within buckets or costs are missing or differ."""
     intervals, runs = list_test_intervals(ranked), ranked.runs
     if num_without := sum(not run.test_every for run in runs) if intervals else 0:
         yield (
@@ -298,10 +289,6 @@ def _warn_about_missing_values(ranked: Comparison) -> Iterator[str]:
 
 
 def _warn_about_group(group: Group) -> Iterator[str]:
-    """Warn of a group's diverged and partial runs.
-
-    Also warns of runs with different parameters, and of seeds with one and the same matrix.
-    """
     for run in group.members:
         num_rows, num_buckets = sum(row > 0 for row in run.record.rows), len(run.grid[0])
         if run.diverged:
@@ -342,10 +329,6 @@ def _warn_about_group(group: Group) -> Iterator[str]:
 def _warn_about_tests(
     ranked: Comparison, pairs: Sequence[Pair], unequal_images: Set[tuple[int, int]]
 ) -> Iterator[str]:
-    """Warn of groups of one run, untested pairs, and missing baselines.
-
-    Also warns of the first of *unequal_images*. Arguments: see :func:`write_warnings`.
-    """
     groups = ranked.groups
     single = [group for group in groups if len(group.counted) == 1]
     if single:

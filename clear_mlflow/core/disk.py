@@ -121,7 +121,6 @@ def flush_folder(folder: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder, and flush each parent that was changed."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)

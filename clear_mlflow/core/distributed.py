@@ -59,7 +59,6 @@ def count_usable_cores(
 
 
 def _read_quota(cgroup: Path, default: int) -> int:
-    """Return a cgroup's CPU quota in cores, or *default* without one."""
     names = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
     files = [cgroup / name for name in names if (cgroup / name).is_file()]
     numbers = " ".join(file.read_text() for file in files).split()

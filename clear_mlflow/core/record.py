@@ -270,7 +270,6 @@ def check_schema(document: dict[str, Any], name: str) -> None:
 
 
 def _parse_record(document: dict[str, Any]) -> RowRecord:
-    """Build a record from a JSON object, with unknown fields as ``extra``."""
     check_schema(document, SCHEMA_NAME)
     row = _parse_row(document)
     if _require(document, "trained_through") != row.trained_through:
@@ -320,7 +319,6 @@ def _parse_times(dates: object, num_buckets: int) -> tuple[date, ...]:
 
 
 def _parse_row(document: dict[str, Any]) -> AccuracyRow:
-    """Build a row from counts, accuracies or the values of another score."""
     score, names = ACCURACY, ["correct", "accuracy"]
     if document.get("score") is not None:
         score = convert(document["score"], StoredScore, "score").score

@@ -237,7 +237,6 @@ def _open_regular_file(path: str, flags: int) -> int:
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object. Raises RecordError if a field occurs twice."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)

@@ -34,7 +34,6 @@ def list_software_versions(*used: str) -> str:
 
 
 def _package_version(name: str) -> str:
-    """Return the installed version of a package, or "unknown"."""
     try:
         return version(name)
     except PackageNotFoundError:  # mlflow-skinny and tensorflow-cpu install mlflow and tensorflow

@@ -145,12 +145,7 @@ def _regroup(images: ImageTable, indices: NDArray[np.int64]) -> ImageTable:
 
 
 def _shift_periods(times: Sequence[Time], unit: str, fraction: float) -> BucketOfTimes:
-    """Return buckets whose inner borders are moved by a fraction.
-
-    It is a fraction of the bucket that they enter.
-
-    Their keys are the first days: the first one's is where its period starts.
-    """
+    """Move inner borders by a fraction of the bucket they enter."""
     months = _MONTHS[unit]
     numbers = [12 * time.start.year + time.start.month - 1 for time in times]
     periods = np.unique([number // months for number in numbers])

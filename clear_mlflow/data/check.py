@@ -206,7 +206,6 @@ def _describe_error(error: DataError, root: Path) -> Problem:
 
 
 def _list_empty_classes(counts: Counts, root: Path) -> list[Problem]:
-    """Return a problem for each split whose buckets lack classes."""
     problems = []
     for split, noun in (("all", "images"), (TRAIN, "training images"), (TEST, "test images")):
         empty = [key for key, number in counts.items() if key[0] == split and not number]

@@ -299,10 +299,7 @@ def _decode_image(
 
 
 def _compute_long_side(image: Image.Image, side: int) -> int:
-    """Return the longer side of an image scaled to *side* pixels.
-
-    The shorter side has *side* pixels then.
-    """
+    """Return the longer side for a shorter one of *side* pixels."""
     short, long = sorted(image.size)
     long = int(side * long / short)  # rounded down, as torchvision does
     if side * long > _MAX_PIXELS:
@@ -339,17 +336,13 @@ def _resize_square(image: Image.Image, side: int) -> NDArray[np.uint8]:
 
 
 def _convert_upright(image: Image.Image) -> Image.Image:
-    """Return a copy of an image in RGB, turned upright by EXIF."""
     turn = _UPRIGHT.get(_read_orientation(image))
     colour = _convert_to_rgb(image)
     return colour.copy() if turn is None else colour.transpose(turn)
 
 
 def _convert_to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image to RGB, transparent pixels to white.
-
-    16 bits become 8.
-    """
+    """Convert an image to RGB of 8 bits, transparent pixels to white."""
     image = _reduce_depth(image)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
@@ -369,7 +362,6 @@ def _reduce_depth(image: Image.Image) -> Image.Image:
 
 
 def _read_orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 to 8, 1 if missing."""
     try:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:  # damaged EXIF is common in collected photos, whose pixels may be intact
@@ -470,7 +462,6 @@ class DecodedCache:
         resize: Resize,
         on_image: Callable[[int], None] | None,
     ) -> None:
-        """Decode images into a file, or list the damaged ones."""
         num_bytes = len(images) * resize.side**2 * 3 * (1 if resize.square else _PHOTO_RATIO)
         # The cache must not fill a disk that others need.
         if shutil.disk_usage(path.parent).free < num_bytes:

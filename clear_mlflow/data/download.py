@@ -303,7 +303,6 @@ class _Hub:
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
-    """Return the base errors of the hub client's HTTP library."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return (OSError, *HfHubHTTPError.__bases__)

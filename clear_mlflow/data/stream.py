@@ -176,7 +176,6 @@ def apply_split(
 
 
 def _hold_out_test(index: ImageIndex, number: int) -> tuple[ImageTable, tuple[str, ...]]:
-    """Return the images with a stored or drawn test set."""
     images, is_test = index.images, index.read_split and index.read_split(number)
     warnings: tuple[str, ...] = ()
     if is_test is None:
@@ -199,7 +198,6 @@ def _hold_out_test(index: ImageIndex, number: int) -> tuple[ImageTable, tuple[st
 
 
 def _hold_out_by_content(index: ImageIndex, seed: int) -> ImageTable:
-    """Return hashed images, three of ten held out by content."""
     images = index.images
     is_test = np.array([_is_drawn(content, seed) for content in images.contents], dtype=np.bool_)
     purpose = f"are in the test set of split={STREAM}:{seed}"
@@ -368,10 +366,7 @@ def find_copies(images: ImageTable) -> list[tuple[str, list[int]]]:
 
 
 def _select_distinct(images: ImageTable, rows: Sequence[int], *columns: str) -> list[int]:
-    """Return the first row for each value of these columns.
-
-    They are keys of ``DIFFERENCES``.
-    """
+    """Return the first row for each value of these keys of ``DIFFERENCES``."""
     arrays = {"split": images.is_test, "bucket": images.buckets, "class_name": images.labels}
     values = [tuple(arrays[column][row] for column in columns) for row in rows]
     return list(dict(zip(reversed(values), reversed(rows), strict=True)).values())[::-1]

@@ -127,10 +127,7 @@ def parse_dataset_arguments(
 
 
 def _parse_value(hint: Any, text: str) -> Argument:
-    """Parse a text as a type: bool (yes, no), number, or str.
-
-    Literal and None are types, too.
-    """
+    """Parse a text as bool (yes, no), number, str, Literal or None."""
     options = get_args(hint)
     words: dict[str, Argument] = {}
     if get_origin(hint) in (Union, UnionType) and NoneType in options and len(options) == 2:

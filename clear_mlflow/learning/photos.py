@@ -144,10 +144,7 @@ class Photos:
         return self._build_crops(chosen, self._compute_centre(chosen), None)
 
     def _compute_slack(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return (M, 2), pixels that crops of chosen images omit.
-
-        Of height and width.
-        """
+        """Return (M, 2), pixels of height and width that crops omit."""
         return self.sizes[chosen] - self.augmentation.size
 
     def _compute_centre(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:

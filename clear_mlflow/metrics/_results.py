@@ -85,7 +85,6 @@ class MetricResult:
         return self.reason or ("" if self.higher_is_better else "lower is better")
 
     def _format(self, value: float) -> str:
-        """Return a value rounded, in the unit of this metric."""
         return format_value(self.name, value, self.score)
 
     def __str__(self) -> str:
@@ -225,7 +224,6 @@ def sort_results(results: Mapping[str, MetricResult]) -> MetricResults:
 
 
 def _describe_metric(metric: Metric) -> dict[str, Any]:
-    """Return name, higher_is_better, formula and meaning, as arguments of MetricResult."""
     is_built_in = metric.name in get_built_in_metrics(metric.score)
     return {
         "name": metric.name,

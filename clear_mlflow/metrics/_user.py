@@ -104,7 +104,6 @@ def _to_metrics(path: str, item: Any) -> list[Metric]:
 
 
 def _import_metric(path: str) -> Any:
-    """Import the object at ``package.module:function``."""
     module, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
         raise ConfigError(

@@ -75,7 +75,6 @@ def unseen_auroc(predictions: Predictions) -> float:
 
 
 def _has_constant_classes(predictions: Predictions) -> bool:
-    """Return True if all buckets have test images of the same classes."""
     has_class = predictions.images.class_counts > 0
     return bool((has_class == has_class[0]).all())
 

@@ -66,7 +66,6 @@ def challenge_score_per_pflop(matrix: AccuracyMatrix) -> Value:
 
 
 def _get_row_costs(matrix: AccuracyMatrix, field: str) -> list[float]:
-    """Return a field of RowCost, for example ``seconds``, for each row."""
     require_trained(matrix, 1, "a trained bucket")
     costs = []
     for row, cost in enumerate(matrix.costs, start=1):

@@ -58,7 +58,6 @@ def average_over_rows(predictions: Predictions) -> float:
 
 
 def _has_balanced_classes(predictions: Predictions) -> bool:
-    """Return True if all classes of each bucket have equal counts."""
     counts = predictions.images.class_counts
     maximum = counts.max(axis=1, keepdims=True)
     return bool(((counts == 0) | (counts == maximum)).all())

@@ -329,10 +329,7 @@ def base_harmonic_mean(matrix: AccuracyMatrix) -> Value:
 
 
 def _compute_harmonic_mean(matrix: AccuracyMatrix, num_old: int) -> Value:
-    """Return the harmonic mean of the last row's two parts.
-
-    They are its means on the first *num_old* buckets and on the others.
-    """
+    """Return the harmonic mean of means on old and new buckets."""
     require_trained(matrix, 2, "a past bucket")
     row = select_last_row(matrix)
     old, new = row[..., :num_old].mean(axis=-1), row[..., num_old:].mean(axis=-1)
@@ -347,10 +344,7 @@ def _select_triangle(matrix: AccuracyMatrix, fill: float = -np.inf) -> NDArray[n
 
 
 def _compute_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return each bucket's best accuracy since its training, minus its last.
-
-    The last row counts as well, so no drop is negative. The last bucket is included, with 0.
-    """
+    """Return (..., k) drops from each bucket's best accuracy, at least 0."""
     values = _select_triangle(matrix)
     drops: NDArray[np.float64] = values.max(axis=-2) - values[..., -1, :]
     return drops

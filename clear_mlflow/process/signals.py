@@ -56,7 +56,6 @@ class StoppingSignals:
             raise KeyboardInterrupt if is_interrupt else SystemExit(128 + self.received[0])
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        """Record a signal, and act on the first one."""
         self.received.append(signum)
         if len(self.received) > 1:
             return

@@ -249,7 +249,6 @@ def _start_interpreter() -> _Child:
 def _run_forked(
     commands: Connection, messages: Connection, supervisor_ends: tuple[Connection, ...]
 ) -> None:
-    """Train in a forked process without the supervisor's ends of the pipes."""
     for connection in supervisor_ends:
         connection.close()
     os.setsid()
@@ -257,7 +256,6 @@ def _run_forked(
 
 
 def _release_waiting() -> None:
-    """End a forked process that was not used, and wait for it."""
     if _waiting:
         process, *connections = _waiting.pop()
         for connection in connections:

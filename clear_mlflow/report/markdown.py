@@ -81,7 +81,6 @@ def _format_headline(results: MetricResults, score: Score) -> list[str]:
 
 
 def _format_matrix(matrix: AccuracyMatrix) -> list[str]:
-    """Return the matrix as a code block, which keeps its alignment."""
     rows = [["", *(_clean_key(key) for key in matrix.buckets)]]
     for i, name, values in iter_measured_rows(matrix):
         label = "initial" if i < 0 else f"after {_clean_key(name)}"
@@ -101,7 +100,6 @@ def _clean_key(key: str) -> str:
 
 
 def _format_metrics(results: Iterable[MetricResult]) -> list[str]:
-    """Return the lines of a table of metrics."""
     table = [f"| metric | {PAD}value{PAD} | |", "|:--|--:|:--|"]
     for result in results:
         name = f"`{result.name}`" if result.is_built_in else escape(result.name, 60)

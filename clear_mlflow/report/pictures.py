@@ -297,12 +297,10 @@ def replace_missing_glyphs(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _list_characters() -> frozenset[int]:
-    """Return the code points of the characters that the font has."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     return frozenset(get_font(findfont(FontProperties(family=FONT))).get_charmap())
 
 
 def _choose_ink(colour: NDArray[np.float64]) -> str:
-    """Return white on a dark background colour, else a dark colour."""
     return "white" if is_dark(colour) else _INK

@@ -169,7 +169,6 @@ def _resample_cells(run: Predictions, resamples: int, seed: int) -> Iterator[NDA
 
 
 def _split_into_blocks(resamples: int, num_images: int) -> Iterator[int]:
-    """Yield numbers of resamples to draw at a time."""
     size = max(1, _MAX_DRAWN_IMAGES // num_images)
     for start in range(0, resamples, size):
         yield min(size, resamples - start)

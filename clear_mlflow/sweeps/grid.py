@@ -210,10 +210,7 @@ def check_runs_differ(runs: Sequence[SweepRun]) -> None:
 
 
 def _read_node(node: Any, node_ids: set[int]) -> Any:
-    """Return a YAML node's content, numbers as written.
-
-    node_ids: of all nodes so far.
-    """
+    """Return a YAML node's content, numbers as written. node_ids: of all nodes so far."""
     where = f"line {node.start_mark.line + 1}"
     if id(node) in node_ids:
         raise ConfigError(f"{where} is an alias (*); write it out")
@@ -300,7 +297,6 @@ def read_lists(entry: Any, where: str) -> dict[str, list[str]]:
 
 
 def _plan_run(parameters: dict[str, str], number: int) -> SweepRun:
-    """Return a run with checked parameters, absolute paths, and no name."""
     try:
         config = TrainConfig.resolve(parameters)
     except ConfigError as error:
@@ -311,10 +307,7 @@ def _plan_run(parameters: dict[str, str], number: int) -> SweepRun:
 
 
 def _format_name(config: TrainConfig, varied: Sequence[str]) -> str:
-    """Name a run in at most 240 characters.
-
-    For example "ncm digits seed 0 features=pixels".
-    """
+    """Name a run, for example "ncm digits seed 0 features=pixels"."""
     texts = config.as_text()
     values = (f"{name}={Path(texts[name]).name or texts[name]}" for name in varied)
     return " ".join([config.strategy, config.stream_name, f"seed {config.seed}", *values])[:240]

@@ -137,7 +137,6 @@ class LocalEngine:
             running.process.terminate()
 
     def _build_environment(self, gpu: str | None) -> dict[str, str]:
-        """Return the environment of a training. gpu: None to keep ours."""
         environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_EXPERIMENT_NAME"}
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
@@ -147,10 +146,7 @@ class LocalEngine:
 
 
 def _list_visible_gpus() -> tuple[str, ...]:
-    """Return the GPUs by the names that CUDA_VISIBLE_DEVICES uses.
-
-    Runs nvidia-smi if the variable is not set, because loading torch takes seconds.
-    """
+    """Return the GPUs by the names that CUDA_VISIBLE_DEVICES uses."""
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None:
         return tuple(name.strip() for name in visible_devices.split(",") if name.strip())
@@ -164,7 +160,6 @@ def _list_visible_gpus() -> tuple[str, ...]:
 
 
 def _collect_result(training: _Training) -> SweepRun:
-    """Wait for a training's end, and return its exit code and error."""
     code = training.process.wait()
     with training.log as log:
         log.seek(0, os.SEEK_END)

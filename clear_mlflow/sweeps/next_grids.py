@@ -46,7 +46,6 @@ def build_next_grids(comparison: Comparison) -> dict[str, str]:
 
 
 def _build_more_seeds(comparison: Comparison) -> str | None:
-    """Return the YAML of new seeds for undecided pairs, if any."""
     needed: Counter[int] = Counter()
     for pair in comparison.pairs:
         if pair.more_seeds is not None:
@@ -69,7 +68,6 @@ def _build_more_seeds(comparison: Comparison) -> str | None:
 
 
 def _build_chosen(comparison: Comparison) -> str | None:
-    """Return the YAML that tests the best groups, if tuned on validation."""
     entries = []
     for best, *_ in comparison.list_methods() if comparison.is_validation else ():
         parameters = find_common_parameters(best) if comparison.ranked_by in best.metrics else None
@@ -139,11 +137,7 @@ def _may_have_budget(run: ComparedRun) -> bool:
 def _list_baselines(
     shared: Mapping[str, str], present: Set[str], with_budget: Set[str]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield a phrase and parameters for each simple baseline that is not present.
-
-    shared: parameters of the compared runs. present: their strategies. with_budget: those that were
-    trained with a budget.
-    """
+    """Yield a phrase and parameters for each missing simple baseline."""
     waits = "stream_rate" not in shared
     if "ncm" not in present:
         data = {n: text for n, text in shared.items() if PARAMETERS[n].group == DATA}
@@ -163,7 +157,6 @@ def _list_baselines(
 
 
 def _build_baselines(comparison: Comparison) -> str | None:
-    """Return the YAML that trains simple baselines, or None if none is missing."""
     entries = [entry for runs in find_missing_baselines(comparison).values() for entry in runs]
     comment = (
         "# Simple baselines that were not compared: clear-mlflow sweep --grid baselines.yaml\n# "
@@ -173,7 +166,6 @@ def _build_baselines(comparison: Comparison) -> str | None:
 
 
 def _format_grid(comment: str, entries: Sequence[Mapping[str, object]]) -> str | None:
-    """Return the text of a sweep's file, None without runs."""
     if not entries:
         return None
     text = yaml.safe_dump({"runs": entries}, sort_keys=False, allow_unicode=True)

@@ -111,14 +111,12 @@ def close_parent_run(
 
 
 def _build_name(grid: Grid) -> str:
-    """Name the parent run: up to four strategies, number of runs."""
     strategies = list(dict.fromkeys(run.config.strategy for run in grid.runs))
     methods = ", ".join(strategies[:4]) + (", …" if strategies[4:] else "")
     return f"sweep {methods}: {len(grid.runs)} run{'s' if len(grid.runs) > 1 else ''}"
 
 
 def _build_note(runs: Sequence[SweepRun], comparison_run: Run | None) -> str:
-    """Return Markdown: counts of states, failed runs, and the comparison."""
     counts = Counter(DONE if run.state == DONE_BEFORE else run.state for run in runs)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
     lines = [f"{len(runs)} runs: {states}. All of them: `{names.SWEEP_RUNS_JSON}`.", ""]

@@ -166,10 +166,7 @@ class RayEngine:
         return [self._collect_result(reference) for reference in done]
 
     def _check_alive(self) -> None:
-        """Wait up to 20 seconds, and raise TrainingError without the cluster.
-
-        After 60 seconds without it, Ray ends this process.
-        """
+        """Wait up to 20 seconds, and raise TrainingError without the cluster."""
         until = time.monotonic() + _LOST_SECONDS
         while True:
             try:
@@ -194,7 +191,6 @@ class RayEngine:
                 self._ray.cancel(reference, force=False)
 
     def _collect_result(self, reference: Any) -> SweepRun:
-        """Remove an ended training from those running, and return its run."""
         run = self._running.pop(reference)
         errors = self._ray.exceptions
         try:

@@ -166,7 +166,6 @@ def print_line(line: str) -> None:
 
 
 def _print_state(run: SweepRun, runs: Sequence[SweepRun]) -> None:
-    """Print a run's state to standard error, after "[ended/total]"."""
     event = run.state
     if run.state in (DONE, FAILED):
         event += f" in {run.seconds:.0f} s"

@@ -162,12 +162,10 @@ class SweepStore:
         return run_id
 
     def _search_sweep_runs(self, condition: str) -> list[Run]:
-        """Return the sweeps' runs whose hash of parameters meets a condition."""
         condition = f"tags.`{names.SWEEP_RUN_TAG}` {condition}"
         return list(search_runs(self.client, [self.experiment_id], condition))
 
     def _list_attempts(self, run: SweepRun) -> list[Run]:
-        """Return the MLflow runs with a run's parameters, newest first."""
         return [
             attempt
             for attempt in self._search_sweep_runs(f"= '{run.run_hash}'")
@@ -175,7 +173,6 @@ class SweepStore:
         ]
 
     def _set_done_or_active(self, run: SweepRun, attempts: Sequence[Run]) -> bool:
-        """Set a run's state and id from its done or active attempt."""
         for state, has_state in ((DONE_BEFORE, _is_done), (ELSEWHERE, self._is_trained_elsewhere)):
             for attempt in reversed(attempts):
                 if has_state(attempt):
@@ -192,7 +189,6 @@ class SweepStore:
         return is_open and self._is_in_other_live_sweep(stored_run)
 
     def _is_in_other_live_sweep(self, stored_run: Run) -> bool:
-        """Return True if a run belongs to another living sweep."""
         parent_id = stored_run.data.tags.get(MLFLOW_PARENT_RUN_ID)
         if parent_id in (None, self.parent_id):
             return False
@@ -217,7 +213,6 @@ class SweepStore:
         return None, note
 
     def _close_run(self, stored_run: Run, status: Status, error: str) -> None:
-        """Score an open run, and set its status and error."""
         if stored_run.info.status in ("RUNNING", "SCHEDULED"):
             closed = store_outcome(self.client, stored_run.info.run_id, Outcome(status, error))
             with suppress(ClearError):

@@ -361,7 +361,6 @@ def _select_values(select_on: str, comparison: Comparison, run: ComparedRun) -> 
 def _find_metric(
     study: Study, comparison: Comparison, values: Iterable[Mapping[str, float]]
 ) -> str:
-    """Return the metric to choose by. Raises ConfigError if no run defines it."""
     counts = Counter(name for run_values in values for name in run_values)
     if study.metric == AUTO and study.select_on == COMPLETE:
         return str(comparison.ranked_by)
@@ -384,7 +383,6 @@ def _find_metric(
 
 
 def _read_stream(content: Mapping[str, Any], section: str) -> dict[str, list[str]]:
-    """Return tune's or test's parameters, one value each, seeds by default 0."""
     lists = read_lists(content.get(section), section)
     for name, values in lists.items():
         if name != "seed" and len(values) > 1:
@@ -395,7 +393,6 @@ def _read_stream(content: Mapping[str, Any], section: str) -> dict[str, list[str
 
 
 def _read_search(search: Any) -> tuple[str, int | None, int]:
-    """Return the metric or "auto", the number of draws or None for all, and the seed."""
     if not isinstance(search, dict):
         raise ConfigError(f"search is {safe_repr(search, 100)}; expected draws, seed, metric")
     numbers = {"draws": None, "seed": 0}

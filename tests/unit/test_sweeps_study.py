@@ -106,7 +106,7 @@ def test_choice_and_regret_follow_from_the_stubs_accuracy():
 
 
 def test_the_defaults_may_be_the_best():
-    """Also where lower is better, and if the chosen one has no value."""
+    """Also where lower is better, and if the value of the chosen one is undefined."""
     study = read_study({**STUDY, "methods": STUDY["methods"][:1]})
     runs, trained, comparison = train_stub(study, study.tune, list_draws(study), fill(0.5))
     choices, metric = choose(study, comparison, runs, trained)

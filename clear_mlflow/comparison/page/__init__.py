@@ -91,7 +91,6 @@ def render_comparison_page(
 
 
 def _build_subtitle(comparison: Comparison) -> str:
-    """Return the numbers of runs and groups, labels, and common conditions."""
     num_runs = format_count(len(comparison.runs), "run")
     labels = " and ".join(shorten(name, 40) for name in comparison.group_by)
     groups = format_count(len(comparison.groups), "group")
@@ -102,7 +101,6 @@ def _build_subtitle(comparison: Comparison) -> str:
 
 
 def _build_leaderboard(comparison: Comparison) -> dict[str, Any]:
-    """Return the leaderboard's columns, ranked metric first, and its rows."""
     frame, ranked = comparison.groups_frame, comparison.ranked_by
     families = [metric.split("/", 1)[0] for metric in comparison.metrics]
     first_family = ranked.split("/", 1)[0] if ranked else None
@@ -149,7 +147,6 @@ def _build_leaderboard(comparison: Comparison) -> dict[str, Any]:
 
 
 def _build_across(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return a row for each pair, a cell for each value."""
     return [
         {
             "name": f"{pair.a} − {pair.b}",
@@ -165,20 +162,14 @@ def _build_across(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _format_interval(comparison: Comparison, metric: str, cell: Any) -> str:
-    """Return the interval of a group's mean, "" without one.
-
-    "" for costs as well.
-    """
+    """Return the interval of a group's mean, "" for costs."""
     if metric.startswith("cost/") or cell.low != cell.low:
         return ""
     return format_interval(Interval(cell.low, cell.high), 3, score=comparison.score)
 
 
 def _build_matrices(comparison: Comparison) -> dict[str, Any]:
-    """Return the template's variables for the mean matrices of groups.
-
-    The matrices of the first groups are drawn, with at most _MAX_CELLS cells in total.
-    """
+    """Return the template's variables for the first groups' mean matrices."""
     scales, keys = build_matrix_scales(comparison), [s.buckets for s in comparison.conditions]
     averaged = [group for group in comparison.groups if len(group.members) > 1]
     sentences = ["Cells are means over seeds."] if averaged else []

@@ -235,19 +235,12 @@ def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _to_pixel(ends: tuple[float, float], pixels: tuple[int, int], value: float) -> float:
-    """Return the pixel of a value on an axis.
-
-    ends: values at the first and last of *pixels*.
-    """
     (low, high), (first, last) = ends, pixels
     return round(first + (last - first) * (value - low) / (high - low), 1)
 
 
 def _widen_range(low: float, high: float, score: Score) -> tuple[float, float]:
-    """Return a y-range with margins of 6 %.
-
-    The margins of accuracies are at least 0.06 percentage points.
-    """
+    """Return a y-range with margins of 6 %."""
     if not score.is_accuracy:
         return pad_range(low, high)
     span = max(high - low, 0.01)

@@ -63,7 +63,6 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES, advice: 
 
 
 def _load_torch_file_below(path: Path, *, root: Path) -> Any:
-    """Read a torch file below *root*. Raises DataError if too large."""
     files.check_file(path, root=root, limit=MAX_FEATURES_BYTES)
     return load_torch_file(path, advice=": download the file again from its publisher")
 
@@ -201,10 +200,7 @@ def _load_older(
 
 
 def _check_tensor(value: Any, *, dims: int, source: str) -> Tensor:
-    """Return a finite tensor of *dims* dimensions as float32.
-
-    source: name for the message.
-    """
+    """Return a finite tensor of *dims* dimensions as float32."""
     import torch
 
     if not (

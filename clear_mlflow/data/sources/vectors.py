@@ -218,10 +218,7 @@ def _read_arrays(file: Path, arguments: Arguments, borders: str) -> _Content:
 def _hash_texts(
     texts: Sequence[str], width: int, source_name: str, *, first_row: int
 ) -> NDArray[np.float32]:
-    """Return (N, width), normalised word counts by hash, of texts.
-
-    Raises DataError for an empty text.
-    """
+    """Return (N, width), normalised word counts by hash, of texts."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     empty = next((row for row, text in enumerate(texts, first_row) if not text), None)

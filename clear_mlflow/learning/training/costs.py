@@ -199,10 +199,7 @@ class CostMeter:
         return int(self._group.all_reduce(torch.tensor(number, device=self._device)))
 
     def _take_peak_bytes(self) -> int:
-        """Return the GPU's peak memory since the last call.
-
-        On a CPU, the peak of this process so far.
-        """
+        """Return peak memory: the GPU's since the last call, or this process's."""
         if self._device.type != "cuda":
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return peak if sys.platform == "darwin" else peak * 1024

@@ -34,7 +34,6 @@ def render_page(page: str, *, extension: str | None = None, **content: object) -
 
 @lru_cache(maxsize=8)
 def _read_style_and_script(pages: tuple[str, ...]) -> tuple[PackageText, PackageText]:
-    """Return the CSS and the JavaScript that pages need."""
     # Group colours come first, because the style sheet replaces them on a dark background.
     colours = "".join(f"--g{i}:{colour};" for i, colour in enumerate(GROUPS))
     styles = [read_file(f"{_PACKAGE}/frame.css"), *(_read_if_exists(f"{p}.css") for p in pages)]
@@ -81,7 +80,6 @@ class PackageText(str):
 
 @lru_cache(maxsize=1)
 def _get_environment() -> Environment:
-    """Return the environment of all templates, the same at every call."""
     environment = Environment(
         loader=FunctionLoader(read_file),
         autoescape=True,

@@ -236,10 +236,7 @@ def build_curves(
 
 
 def _place_dates(times: Sequence[date]) -> list[float]:
-    """Return positions of 0 to T trained buckets on a time axis.
-
-    The untrained model is one mean interval before the first bucket.
-    """
+    """Return positions of 0 to T trained buckets on a time axis."""
     days = [time.toordinal() for time in times]
     start = days[0] - ((days[-1] - days[0]) / (len(days) - 1) if len(days) > 1 else 1)
     return [(day - start) / (days[-1] - start) for day in [start, *days]]

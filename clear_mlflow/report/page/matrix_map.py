@@ -96,7 +96,6 @@ def build_class_map(images: EvaluationSet) -> dict[str, Any] | None:
 
 
 def _build_heads(buckets: Sequence[str], columns: Sequence[int]) -> list[dict[str, str]]:
-    """Return the ``short`` and ``full`` keys of columns."""
     return [{"short": shorten_key(buckets[j]), "full": printable(buckets[j])} for j in columns]
 
 

@@ -150,7 +150,6 @@ def render_run_page(report: RunReport, *, extension: str | None = None, **conten
 
 
 def _select_results(metrics: Sequence[Metric], results: MetricResults) -> list[MetricResult]:
-    """Return the results of metrics, in their order, where they exist."""
     return [results[metric.name] for metric in metrics if metric.name in results]
 
 
@@ -174,7 +173,6 @@ def _name_instances(record: Record) -> str:
 
 
 def _build_subtitle(report: RunReport) -> str:
-    """Return dataset, strategy, model, seed and trained buckets in one line."""
     record = report.record
     parts = [one_line(record.dataset.name, 80)]
     parts += [
@@ -188,7 +186,6 @@ def _build_subtitle(report: RunReport) -> str:
 
 
 def _list_warnings(report: RunReport) -> list[str]:
-    """Return the report's notes, and warnings of missing rows, validation and streaming."""
     record = report.record
     warnings = [one_line(note, 400) for note in report.notes]
     if missing := record.missing:
@@ -209,7 +206,6 @@ def _list_warnings(report: RunReport) -> list[str]:
 
 
 def _describe_matrix(record: Record, colour_note: str) -> str:
-    """Explain the matrix, and which of its cells are shown."""
     matrix = record.matrix
     sentences = [
         f"Rows: bucket trained last. Columns: bucket tested. Cells: {matrix.score.label} on "
@@ -263,14 +259,12 @@ def _pack_predictions(predictions: Predictions | None) -> tuple[dict[str, Any] |
 
 
 def _compress(numbers: NDArray[Any]) -> str:
-    """Return the bytes of an array, compressed by zlib, in Base64."""
     return base64.b64encode(zlib.compress(numbers.tobytes(), 9)).decode("ascii")
 
 
 def _build_curves(
     grid: NDArray[np.float64], columns: Sequence[int], record: Record
 ) -> dict[str, Any] | None:
-    """Return charts of past, current and future buckets, and of *columns*."""
     score, keys = record.matrix.score, record.matrix.buckets
 
     def build_lines(colour: int, name: str, values: Iterable[float]) -> list[Line]:
@@ -304,7 +298,6 @@ def _build_curves(
 
 
 def _describe_dataset(report: RunReport) -> dict[str, str]:
-    """Return names and values of the run, then of its dataset."""
     record = report.record
     counts = record.matrix.num_instances
     instances = _name_instances(record)
@@ -354,7 +347,6 @@ def render_progress_html(
 
 
 def _build_inline_map(matrix: AccuracyMatrix) -> dict[str, Any]:
-    """Return a map of the rows so far, styled cell by cell."""
     grid = stack_all_rows(matrix)
     scale = build_cell_scale(matrix.score, [grid])
     note = f"Rows: bucket trained last. Columns: bucket tested. Cells: {matrix.score.label}."
