@@ -32,7 +32,7 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
 
 @dataclass(frozen=True)
 class MissingRun:
-    """A run that was requested, but cannot be read: it is missing, deleted or lacks rows."""
+    """A run that was requested, but is missing, deleted or without rows."""
 
     run_id: str
     run_name: str
