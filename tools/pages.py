@@ -35,6 +35,8 @@ _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(?=<!-- end -->)", re.S)
 _PYTHON_NAME = re.compile(r"^- \[`(clear_mlflow\.[\w.]+)`\]\(.*$", re.M)
 _ROLE = re.compile(r":\w+:`([^`]+)`|``(.+?)``")
 _FEATURES = "features"  # the recipe of stored features
+# docs/metrics.md defines these symbols.
+_SYMBOLS = {"the number of test images per bucket": "n", "the initialisation row": "b"}
 
 
 def update_page(name: str) -> str:
@@ -67,12 +69,12 @@ def list_commands(
     arguments = " ".join(command.collect_usage_pieces(context)[1:])
     yield f"## `{name}`\n"
     if arguments:
-        yield f"`{name} [OPTIONS] {arguments}`\n"
+        yield f"Arguments: `{arguments}`\n"
     summary = (command.help or "").split("\n\n")[0]
     yield " ".join(summary.split()).replace("<", "&lt;") + "\n"
     options = [option for option in command.params if isinstance(option, click.Option)]
     if len({option.name for option in options} & list_parameter_defaults().keys()) > 10:
-        yield "Every [parameter of a training](parameters.md) is an option, too.\n"
+        yield "Every [parameter](parameters.md) is an option, too.\n"
         options = [option for option in options if option.name not in list_parameter_defaults()]
     repeated: dict[str, list[str]] = {}
     for option in options:
@@ -89,7 +91,7 @@ def list_commands(
     for other, names in repeated.items():
         yield f"- {', '.join(names)}: as for [`{other}`](#{other.replace(' ', '-')})."
     if any(option.name == "json" for option in options):
-        yield "- `--json`: Print [JSON for programs](json.md#json-for-programs)."
+        yield "- `--json`: Print [JSON](json.md#json-for-programs)."
     if options:
         yield ""
 
@@ -141,7 +143,9 @@ def list_metrics(metrics: Iterable[Metric]) -> Iterator[str]:
         marks = (
             f"{' ±' if minimum == '-1' else ''}{' ↓' if metric.higher_is_better is False else ''}"
         )
-        condition = "" if match[2] == "k >= 1" else match[2]
+        condition = re.sub(r"^k >= 1(, | and |$)", "", match[2])
+        for words, symbol in _SYMBOLS.items():
+            condition = condition.replace(words, symbol)
         definition = f"{match[1]}{marks} | {condition}"
         names_by_definition.setdefault(definition, []).append(f"`{metric.name}`")
     for definition, names in names_by_definition.items():

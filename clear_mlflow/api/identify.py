@@ -154,13 +154,14 @@ def identify(
             over them is tried.
         values: published numbers with all their digits; in Python, text keeps a final zero. Of
             several seeds also with a deviation, such as "66.91 +- 1.20".
-        format: format of a file. auto: detected from the file.
-        scale: unit of the accuracies in a file. auto: as the file defines it.
-        future: meaning of zeros above the diagonal in a file: tested with accuracy 0, or not
-            tested. auto: as the file defines it.
-        orientation: whether a row or a column of a file is one test after training. auto: as the
-            file shows it.
-        rows: regular expression that finds the rows in the lines of a log, as for import.
+        format: format of the files. auto: detected from each file.
+        scale: unit of the accuracies. auto: as the file defines it.
+        future: meaning of zeros above the diagonal: tested with accuracy 0, or not tested. auto:
+            as the file defines it.
+        orientation: rows if each row is the test after one bucket, columns if each column is. auto:
+            as the file shows it.
+        rows: regular expression that finds the rows in the lines of a log: its one group is the
+            list of accuracies.
         num_instances: numbers of test images of the buckets, separated by commas, or one for all.
             Weighted averages need them; numbers of classes weight by class.
 

@@ -63,7 +63,7 @@ def sweep(
         tag: tag of each run that is opened, KEY=TEXT; may be given several times.
         offline: record the runs in the folder offline_runs, or the folder that CLEAR_MLFLOW_OFFLINE
             names, without any tracking store; "clear-mlflow sync" copies them to one later.
-        dry_run: print what would be done, and write nothing.
+        dry_run: report what would be done, and write nothing.
         **options: other options of :func:`clear_mlflow.sweep`.
     """
     apply_run_options(experiment, run_name, tag, offline=offline)
