@@ -91,7 +91,6 @@ class Adapter:
         atexit.register(self._close_with_program)
 
     def _start_clock(self) -> None:
-        """Start to measure training time, for the cost of the next row."""
         self._clock_start = time.perf_counter()
 
     def _stop_clock(self, model: Any) -> None:
@@ -179,11 +178,9 @@ class Adapter:
 
     @property
     def _is_closed(self) -> bool:
-        """Return True if the run was started and has ended."""
         return self._loop_run is not None and not self._is_open
 
     def _get_loop_run(self) -> LoopRun:
-        """Return the run, or raise ConfigError if no row was logged yet."""
         if self._loop_run is None:
             raise ConfigError("the run has not started; the first row starts it")
         return self._loop_run
@@ -214,7 +211,6 @@ class CountingAdapter(Adapter):
         self._trained = number
 
     def _check_trained(self) -> None:
-        """Raise ConfigError if the run has rows, but ``trained`` is not set."""
         if self._trained is None:
             run_id, rows = read_joined_rows(self._shared_run_id)
             if rows:

@@ -182,7 +182,6 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         return self._earlier
 
     def _check_num_experiences(self) -> None:
-        """Raise ConfigError if training and test streams have different known lengths."""
         num_train = self._num_train or max(self._order or (-1,)) + 1
         num_test = len(self._num_images)
         if num_test and num_test != num_train and (self._num_train or num_test < num_train):

@@ -119,6 +119,5 @@ class MatrixMetrics(TorchMetric):
 
 
 def _check_range(name: str, value: int, largest: int) -> None:
-    """Raise ConfigError with *name* unless *value* is in 0 to *largest*."""
     if not 0 <= value <= largest:
         raise ConfigError(f"{name} is {value}; expected 0 to {largest}")

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
@@ -73,6 +73,16 @@ def validate_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
         for name, value in arguments.items():
             _check_argument(function, signature.parameters[name], value)
         return function(*args, **kwargs)
+
+    return call_function
+
+
+def list_results(function: Callable[_P, Iterable[_R]]) -> Callable[_P, list[_R]]:
+    """Return a function that lists what a generator, its ``__wrapped__``, yields."""
+
+    @functools.wraps(function)
+    def call_function(*args: _P.args, **kwargs: _P.kwargs) -> list[_R]:
+        return list(function(*args, **kwargs))
 
     return call_function
 

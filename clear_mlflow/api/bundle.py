@@ -291,22 +291,18 @@ def _build_folder_name(run: Run) -> str:
 
 
 def _is_in_offline_folder(path: Path) -> bool:
-    """Return True for FOLDER/NAME if FOLDER is an offline folder."""
     return len(path.parts) > 1 and is_offline_folder(path.parent)
 
 
 def _is_archive(path: Path) -> bool:
-    """Return True for an existing file named .tar.xz, without reading it."""
     return path.name.endswith(ARCHIVE) and path.is_file()
 
 
 def _list_files(folder: Path) -> list[str]:
-    """Return the relative paths of all files below a folder, unordered."""
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir()]
 
 
 def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> None:
-    """Write a run, with the hashes of its files, to a folder."""
     path.mkdir(parents=True)
     info, data = run.info, run.data
     folder = RunFolder(path, is_durable=False)
@@ -363,7 +359,6 @@ def _format_json(content: Mapping[str, Any]) -> str:
 
 
 def _read_bundle(folder: Path) -> Run:
-    """Check a bundle, and return its run."""
     header = _read_header(folder)
     for name, sha256 in sorted(header.files.items()):
         file = folder / name

@@ -63,9 +63,7 @@ from clear_mlflow.metrics import (
 from clear_mlflow.report.terminal_tables import render_text
 from clear_mlflow.scoring.run_log import read_prequential_values, read_test_values
 from clear_mlflow.store import names
-from clear_mlflow.store.client import (
-    map_in_threads,
-)
+from clear_mlflow.store.client import map_in_threads
 from clear_mlflow.store.rows import NO_ROWS, read_records
 from clear_mlflow.store.search import MissingRun
 
@@ -190,7 +188,6 @@ class ComparedRuns:
         return render_comparison_page(self.comparison, title="Comparison", footer=footer)
 
     def _repr_html_(self) -> str:
-        """Return the comparison as HTML, for notebooks."""
         # In its own frame, so that its style and script do not affect the notebook.
         return (
             f'<iframe srcdoc="{html.escape(self.page())}" sandbox="allow-scripts" '

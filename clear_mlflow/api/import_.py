@@ -47,6 +47,7 @@ from clear_mlflow.importers import (
 from clear_mlflow.journal.reading import read_run
 from clear_mlflow.journal.run_folder import (
     INFO_JSON,
+    INPUTS_JSON,
     PARAMS_JSON,
     TAGS_JSON,
     RunFolder,
@@ -184,7 +185,6 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
 def _copy_bundle(
     copier: RunCopier, client: MlflowClient, path: Path, label: str, passed: Sequence[str]
 ) -> Iterator[ActionResult]:
-    """Copy the runs of a bundle, and yield what was done."""
     if is_offline_folder(path):
         raise ConfigError(f"{label} is an offline folder; send its runs: clear-mlflow sync {path}")
     if passed:
@@ -256,6 +256,7 @@ def _store_run(
         folder = RunFolder(Path(path), is_durable=False)
         folder.append_json(PARAMS_JSON, metadata)
         folder.append_json(TAGS_JSON, resolve_tags(tags))
+        folder.append_json(INPUTS_JSON, [])
         info = StoredInfo(name=run_name, status="FINISHED", start_time=time, end_time=time)
         folder.append_json(INFO_JSON, info)
         for record in build_records(run.matrix, metadata, origin, dataset):
@@ -399,7 +400,6 @@ def _is_same_matrix(matrix: AccuracyMatrix, other: AccuracyMatrix) -> bool:
 
 
 def _parse_counts(text: str) -> tuple[int, ...]:
-    """Parse numbers with commas between, else raise ConfigError."""
     numbers = [number.strip() for number in text.split(",")]
     if not all(n.isascii() and n.isdecimal() and len(n) <= 16 for n in numbers):
         raise ConfigError(

@@ -355,5 +355,4 @@ def _is_path(name: str | Path) -> bool:
 
 
 def _is_experiment(client: MlflowClient, name: str) -> bool:
-    """Return True if the store has this experiment, by name or id."""
     return not is_missing_store(client.tracking_uri) and has_experiment(client, name)

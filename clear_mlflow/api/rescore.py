@@ -184,7 +184,6 @@ def _describe_scores(
 
 
 def _choose_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
-    """Return how many runs to score at a time."""
     if is_server(client.tracking_uri):
         return _JOBS_SERVER
     if isinstance(first, MissingRun) or is_local(first.info.artifact_uri):
@@ -223,7 +222,6 @@ def copy_foreign_rows(
 
 
 def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
-    """Return the paths of a run's artifacts that match a pattern."""
     folders, num_listed = [""], 0
     for depth in range(len(pattern.parts)):
         is_last = depth == len(pattern.parts) - 1

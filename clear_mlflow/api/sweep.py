@@ -432,7 +432,6 @@ def _is_compared(store: SweepStore, run: SweepRun) -> bool:
 
 
 def _find_comparison(store: SweepStore, digest: str) -> Run | None:
-    """Return the run that stores the same comparison, or None."""
     with mlflow_errors(f"read run {store.parent_id}"):
         tags = store.client.get_run(str(store.parent_id)).data.tags
     reference = read_sweep_comparison(tags)

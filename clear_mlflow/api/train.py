@@ -157,7 +157,6 @@ def _format_option(name: str, value: object) -> str:
 def _train_and_load(
     config: TrainConfig, requested: Mapping[str, str], offline: bool | str | Path
 ) -> dict[int, Run]:
-    """Load the data, train each seed, and return runs by seed."""
     if (size := read_dist_env().size) > 1:
         raise ConfigError(
             f"this is one of {size} processes, each of which would train and open a run; "
@@ -250,7 +249,6 @@ class NotebookProgress(TrainingProgress):
             self._display.update(HTML(self._build_html()))
 
     def _build_html(self) -> str:
-        """Return text, bar and the rows so far as HTML."""
         done = self._bucket_index + min(self._num_done / max(self._num_steps, 1), 1.0)
         matrix = AccuracyMatrix.from_rows(self._rows) if self._rows else None
         masked_matrix = None if matrix is None else matrix.mask(self._protocol)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clear_mlflow.api._arguments import validate_arguments
+from clear_mlflow.api._arguments import list_results, validate_arguments
 from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.errors import ConfigError, require_package
 from clear_mlflow.core.score import Score
@@ -120,6 +120,7 @@ def compare(
 
 
 @validate_arguments
+@list_results
 def evaluate(
     runs: Runs = None,
     *,
@@ -134,8 +135,7 @@ def evaluate(
     rows_lower_is_better: bool = False,
     jobs: int | Literal["auto"] = "auto",
     dry_run: bool = False,
-    on_result: Callable[[ActionResult], ActionResult] | None = None,
-) -> list[ActionResult]:
+) -> Iterable[ActionResult]:
     """Rebuild stored runs' matrices, and log what MLflow lacks.
 
     Metrics are written into the runs themselves. A second call changes nothing. A call that was
@@ -160,8 +160,6 @@ def evaluate(
         rows_lower_is_better: state that smaller values of rows_score are better.
         jobs: number of runs scored at a time. auto: depends on the store.
         dry_run: report what would be done, and write nothing.
-        on_result: function that is called with each result as soon as it is known, for example to
-            print it; what it returns is in the list.
 
     Returns:
         A result for each run, in order: what was done, and its metrics.
@@ -199,7 +197,7 @@ def evaluate(
     client = open_store()
     selected_runs, are_named = choose_runs(client, runs, filter=filter, unscored_only=unscored_only)
     tag_project_run(client, "evaluate")
-    results = rescore_runs(
+    yield from rescore_runs(
         client,
         selected_runs,
         explicit=are_named,
@@ -208,7 +206,6 @@ def evaluate(
         jobs=None if jobs == "auto" else jobs,
         prepare=prepare,
     )
-    return [result if on_result is None else on_result(result) for result in results]
 
 
 @validate_arguments

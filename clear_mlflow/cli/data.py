@@ -122,7 +122,6 @@ def check(
 
 
 def _print_findings(findings: Findings) -> None:
-    """Print a checked dataset: summary, table of buckets, and problems."""
     from clear_mlflow.data.check import PROBLEM_TYPES
 
     def format_path(path: Path) -> str:
@@ -155,7 +154,6 @@ def _print_findings(findings: Findings) -> None:
 
 
 def _print_label_drift(findings: Findings) -> None:
-    """Print how labels change from bucket to bucket, and with the borders."""
     click.echo("\nchange of labels (total variation, from 0 to 1)\n")
     changes = [
         (drift.borders, bucket, f"{previous:.3f}", f"{before:.3f}")

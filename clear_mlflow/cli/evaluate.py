@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -39,7 +40,6 @@ _MAX_LISTED = 50
         "clear-mlflow evaluate first --metrics lab:my_metric --dry-run",
     ),
     options=[output.JSON_OPTION],
-    omit=("on_result",),
     is_entry_point=True,
 )
 def evaluate(**options: Any) -> None:
@@ -56,19 +56,6 @@ def evaluate(**options: Any) -> None:
     num_values, is_done, is_json = 0, False, output.wants_json()
     outcomes = []
     scores = None
-
-    def keep_result(result: ActionResult) -> ActionResult:
-        nonlocal num_values, scores
-        scores = result.scores
-        num_values += 0 if scores is None else len(scores.changes.metric_values)
-        if is_json:
-            outcomes.append(result.to_dict())
-        results.append(replace(result, scores=None))  # they fill the memory
-        bars.advance(task)
-        if received:
-            raise KeyboardInterrupt
-        return results[-1]
-
     bars = Progress(
         TextColumn("{task.completed:.0f} runs"),
         console=Console(stderr=True),
@@ -80,7 +67,15 @@ def evaluate(**options: Any) -> None:
     with interrupt_on_signal() as received:
         try:
             with suppress(KeyboardInterrupt), bars:  # its signal is in received
-                evaluate_runs(**options, on_result=keep_result)
+                for result in inspect.unwrap(evaluate_runs)(**options):
+                    scores = result.scores
+                    num_values += 0 if scores is None else len(scores.changes.metric_values)
+                    if is_json:
+                        outcomes.append(result.to_dict())
+                    results.append(replace(result, scores=None))  # they fill the memory
+                    bars.advance(task)
+                    if received:
+                        raise KeyboardInterrupt
                 is_done = True
         finally:  # if the search fails, earlier results are printed
             if not is_json and (is_done or received or results):

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -161,16 +161,7 @@ def train(
         "clear-mlflow train-distributed --processes 2 --strategy replay",
     ),
 )
-def train_distributed(
-    *,
-    processes: int | Literal["auto"] = "auto",
-    config: Path | None,
-    experiment: str | None,
-    run_name: str | None,
-    tag: tuple[str, ...],
-    offline: bool,
-    **parameters: str,
-) -> None:
+def train_distributed(*, processes: int | Literal["auto"] = "auto", **values: Any) -> None:
     """Train as `train` does, in several processes: one per GPU.
 
     Each process takes its share of every batch, so the matrix equals the one of one process except
@@ -179,12 +170,7 @@ def train_distributed(
     Args:
         processes: number of processes on this machine, which share every batch. auto: one per GPU,
             or 2 on CPUs.
-        config: path of a config.json; see :func:`train`.
-        experiment: name of the experiment.
-        run_name: name of the run.
-        tag: tags of the run.
-        offline: record without a tracking store; see :func:`train`.
-        **parameters: parameters of the training as text.
+        **values: the other options of :func:`train`.
     """
     from clear_mlflow.process.ranks import launch, resolve_num_processes
 
@@ -193,10 +179,12 @@ def train_distributed(
             f"processes is {processes}; expected a whole number of at least 1",
             parameter="processes",
         )
-    passed = _select_passed(parameters)
-    train_config = TrainConfig.resolve(_read_parameters(config, parameters), passed=passed)
+    config, run_name = values.pop("config"), values.pop("run_name")
+    run_options = {name: values.pop(name) for name in ("experiment", "tag", "offline")}
+    passed = _select_passed(values)
+    train_config = TrainConfig.resolve(_read_parameters(config, values), passed=passed)
     # The started processes read experiment and tags from the environment, and the name here.
-    apply_run_options(experiment, run_name, tag, offline=offline)
+    apply_run_options(run_name=run_name, **run_options)
     arguments = [f"--run-name={run_name}"] if run_name else []
     if config:
         arguments += ["--config", str(config)]

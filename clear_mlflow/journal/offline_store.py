@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -52,11 +51,18 @@ from mlflow.utils.validation import (
 )
 
 from clear_mlflow.core.disk import write_durably
-from clear_mlflow.core.errors import ClearError, RecordError
+from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.core.text import safe_repr, warn
-from clear_mlflow.core.untrusted import convert, json_value, read_bytes, size_text
-from clear_mlflow.journal.reading import Content, pack_input, read_points, read_run
+from clear_mlflow.core.text import warn
+from clear_mlflow.core.untrusted import size_text
+from clear_mlflow.journal.reading import (
+    ALL_ENTRIES,
+    Content,
+    get_state,
+    pack_input,
+    read_points,
+    read_run,
+)
 from clear_mlflow.journal.run_folder import (
     ARTIFACTS,
     FORMAT,
@@ -72,6 +78,8 @@ from clear_mlflow.journal.run_folder import (
     get_next_number,
     limit_value,
     list_json_entries,
+    read_header,
+    read_json,
 )
 from clear_mlflow.store.client import MAX_POINTS
 from clear_mlflow.store.offline import HEADER
@@ -108,15 +116,11 @@ def read_offline_run(folder: Path) -> Run:
 
     Raises RecordError or TrackingError if it is damaged.
     """
-    return read_run(folder, folder.name, _read_experiment_id(folder))
+    return read_run(folder, folder.name, _read_experiment_id(folder), required=ALL_ENTRIES)
 
 
-class OfflineStore(AbstractStore):
-    """MLflow's tracking store in an offline folder.
-
-    The folder has ``offline.json``, a folder for each run, and a file for each experiment. Several
-    processes, and threads, may write at the same time.
-    """
+class _Experiments(AbstractStore):
+    """The experiments of an offline folder: Default, and a file for each other."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -179,6 +183,36 @@ class OfflineStore(AbstractStore):
             stored.tags = {**stored.tags, tag.key: tag.value}
             self._write_experiment(experiment_id, stored)
 
+    def _read_experiment(self, experiment_id: str) -> _StoredExperiment:
+        file = self._root / _EXPERIMENTS / f"{experiment_id}.json"
+        if experiment_id.isdecimal() and file.is_file():
+            stored: _StoredExperiment = read_json(file, _StoredExperiment)
+            return stored
+        if experiment_id == _DEFAULT:
+            return _StoredExperiment(name=Experiment.DEFAULT_EXPERIMENT_NAME)
+        raise MlflowException(
+            f"No Experiment with id={experiment_id} exists", RESOURCE_DOES_NOT_EXIST
+        )
+
+    def _write_experiment(self, experiment_id: str, stored: _StoredExperiment) -> None:
+        file = self._root / _EXPERIMENTS / f"{experiment_id}.json"
+        write_durably(file, msgspec.json.encode(stored))
+
+    @contextmanager
+    def _lock_file(self, file: Path) -> Iterator[None]:
+        """Keep other threads and processes from writing during the block."""
+        with self._lock, file.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
+
+
+class OfflineStore(_Experiments):
+    """MLflow's tracking store in an offline folder.
+
+    The folder has ``offline.json``, a folder for each run, and a file for each experiment. Several
+    processes, and threads, may write at the same time.
+    """
+
     def create_run(
         self,
         experiment_id: str,
@@ -193,10 +227,16 @@ class OfflineStore(AbstractStore):
         name = run_name or all_tags.get(MLFLOW_RUN_NAME) or f"run {uuid4().hex[:8]}"
         run_id = uuid4().hex
         folder = self._root / run_id
-        info = StoredInfo(name=name, status="RUNNING", start_time=start_time)
         header = {"format": FORMAT, "run_id": run_id, "experiment_id": experiment_id}
-        _append(folder, TAGS_JSON, {**all_tags, MLFLOW_RUN_NAME: name})
-        _append(folder, INFO_JSON, info)
+        contents = {
+            TAGS_JSON: {**all_tags, MLFLOW_RUN_NAME: name},
+            INFO_JSON: StoredInfo(name=name, status="RUNNING", start_time=start_time),
+            PARAMS_JSON: {},
+            INPUTS_JSON: [],
+            METRICS_JSON: [],
+        }
+        for entry_name, content in contents.items():
+            _append(folder, entry_name, content)
         # At last: a folder without this file does not count as a run.
         write_durably(folder / HEADER_JSON, json.dumps(header).encode())
         return self.get_run(run_id)
@@ -208,7 +248,7 @@ class OfflineStore(AbstractStore):
         self, run_id: str, run_status: int | None, end_time: int | None, run_name: str | None
     ) -> RunInfo:
         with self._open(run_id, must_be_active=True) as (folder, content):
-            info = msgspec.structs.replace(_get_info(content))
+            info = msgspec.structs.replace(content.info)
             if end_time is not None:
                 info.end_time = end_time
             if run_status is not None:
@@ -252,7 +292,7 @@ class OfflineStore(AbstractStore):
                 new_tags = {tag.key: str(tag.value) for tag in tags}
                 _replace(folder, TAGS_JSON, {**content.tags, **new_tags})
                 if name := new_tags.get(MLFLOW_RUN_NAME):
-                    info = msgspec.structs.replace(_get_info(content), name=name)
+                    info = msgspec.structs.replace(content.info, name=name)
                     _replace(folder, INFO_JSON, info)
 
     def delete_tag(self, run_id: str, key: str) -> None:
@@ -333,49 +373,18 @@ class OfflineStore(AbstractStore):
         """Yield a run's folder and content, which no other process changes."""
         folder = self._get_folder(run_id)
         with self._lock_file(folder / HEADER_JSON):
-            content = Content(folder)
-            if must_be_active and _get_info(content).is_deleted:
+            content = Content(folder, ALL_ENTRIES)
+            if must_be_active and content.info.is_deleted:
                 raise MlflowException(
                     f"The run {run_id} must be in 'active' lifecycle_stage.",
                     INVALID_PARAMETER_VALUE,
                 )
             yield folder, content
 
-    @contextmanager
-    def _lock_file(self, file: Path) -> Iterator[None]:
-        """Keep other threads and processes from writing during the block."""
-        with self._lock, closing_descriptor(os.open(file, os.O_RDONLY)) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-
     def _set_deleted(self, run_id: str, *, is_deleted: bool) -> None:
         with self._open(run_id) as (folder, content):
-            info = msgspec.structs.replace(_get_info(content), is_deleted=is_deleted)
+            info = msgspec.structs.replace(content.info, is_deleted=is_deleted)
             _replace(folder, INFO_JSON, info)
-
-    def _read_experiment(self, experiment_id: str) -> _StoredExperiment:
-        file = self._root / _EXPERIMENTS / f"{experiment_id}.json"
-        if experiment_id.isdecimal() and file.is_file():
-            stored: _StoredExperiment = _read_json(file, _StoredExperiment)
-            return stored
-        if experiment_id == _DEFAULT:
-            return _StoredExperiment(name=Experiment.DEFAULT_EXPERIMENT_NAME)
-        raise MlflowException(
-            f"No Experiment with id={experiment_id} exists", RESOURCE_DOES_NOT_EXIST
-        )
-
-    def _write_experiment(self, experiment_id: str, stored: _StoredExperiment) -> None:
-        file = self._root / _EXPERIMENTS / f"{experiment_id}.json"
-        write_durably(file, msgspec.json.encode(stored))
-
-
-@contextmanager
-def closing_descriptor(descriptor: int) -> Iterator[int]:
-    """Yield a file descriptor, and close it after the block."""
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _append(folder: Path, name: str, content: object) -> Path:
@@ -413,8 +422,8 @@ def _append_points(folder: Path, stored: Sequence[Metric], points: Sequence[Metr
     if not new_points:
         return
     entries = [entry for entry in list_json_entries(folder) if entry.name == METRICS_JSON]
-    last: list[Any] = list(entries[-1].read()) if entries else []
-    if last and len(last) + len(new_points) <= MAX_POINTS:
+    last: list[Any] = list(entries[-1].read())
+    if len(last) + len(new_points) <= MAX_POINTS:
         write_durably(entries[-1].file, json.dumps([*last, *new_points]).encode())
         return
     for start in range(0, len(new_points), MAX_POINTS):
@@ -433,29 +442,11 @@ def _list_fields(point: Metric) -> list[Any]:
     return [point.key, limit_value(float(point.value)), timestamp, step]
 
 
-def _get_info(content: Content) -> StoredInfo:
-    if content.info is None:
-        raise RecordError(f"lacks its {INFO_JSON}")
-    return content.info
-
-
 def _read_experiment_id(folder: Path) -> str:
-    file = folder / HEADER_JSON
-    status = file.stat()
-    return _read_header(file, status.st_ino, status.st_mtime_ns, status.st_size)
+    return _read_header_once(folder, *get_state(folder / HEADER_JSON))
 
 
 @lru_cache(maxsize=4096)
-def _read_header(file: Path, inode: int, time: int, size: int) -> str:
-    """Return the experiment's id in a run.json, from memory while the file is the same."""
-    header: Mapping[str, Any] = _read_json(file, dict[str, Any])
-    if header.get("format") != FORMAT:
-        raise RecordError(
-            f"{file} has format {safe_repr(header.get('format'), 40)}; this program reads "
-            f"{FORMAT}: update it"
-        )
-    return str(header.get("experiment_id"))
-
-
-def _read_json(file: Path, expected_type: Any) -> Any:
-    return convert(json_value(read_bytes(file, MAX_ENTRY_BYTES), MAX_ENTRY_BYTES), expected_type)
+def _read_header_once(folder: Path, inode: int, time: int, size: int) -> str:
+    """Return the experiment's id, from memory while the file is the same."""
+    return str(read_header(folder, dict[str, Any]).get("experiment_id"))

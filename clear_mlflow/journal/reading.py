@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,21 +37,31 @@ from clear_mlflow.journal.run_folder import (
 )
 
 _MAX_TRIES = 1000  # to read a folder in which another process replaces files
+# A bundle may be exported without the values of metrics.
+_METADATA_ENTRIES = frozenset({PARAMS_JSON, TAGS_JSON, INPUTS_JSON, INFO_JSON})
+ALL_ENTRIES = _METADATA_ENTRIES | {METRICS_JSON}
 
 
 class Content:
-    """The JSON entries of a run folder."""
+    """The JSON entries of a run folder.
 
-    def __init__(self, folder: Path) -> None:
-        self.params: dict[str, str] = {}
-        self.tags: dict[str, str] = {}
-        self.inputs: list[StoredInput] = []
-        self.info: StoredInfo | None = None
+    Raises RecordError unless it has those in *required*.
+    """
+
+    params: dict[str, str]
+    tags: dict[str, str]
+    inputs: list[StoredInput]
+    info: StoredInfo
+
+    def __init__(self, folder: Path, required: Set[str] = _METADATA_ENTRIES) -> None:
         self.points: list[Metric] = []
-        for name, content in _read_entries(folder):
+        entries = _read_entries(folder)
+        if missing := required - {name for name, _ in entries}:
+            raise RecordError(f"{folder} lacks its {min(missing)}")
+        for name, content in entries:
             if name == METRICS_JSON:
                 self.points += content
-            elif name in (PARAMS_JSON, TAGS_JSON, INPUTS_JSON, INFO_JSON):
+            elif name in _METADATA_ENTRIES:
                 # Each one replaces the one before, which a power cut may have left.
                 setattr(self, name.removesuffix(".json"), content)
 
@@ -61,7 +72,7 @@ def _read_entries(folder: Path) -> list[tuple[str, Any]]:
         entries = list_json_entries(folder)
         contents, error = [], None
         try:
-            contents = [(e.name, _read_entry(e, *_get_state(e.file))) for e in entries]
+            contents = [(e.name, _read_entry(e, *get_state(e.file))) for e in entries]
         except (OSError, TrackingError) as raised:
             error = raised
         # A process that replaces an entry writes the new one, then removes the old one.
@@ -72,16 +83,14 @@ def _read_entries(folder: Path) -> list[tuple[str, Any]]:
     return contents
 
 
-def read_run(folder: Path, run_id: str, experiment_id: str) -> Run:
-    """Return the run in a folder. Raises RecordError or TrackingError.
+def read_run(
+    folder: Path, run_id: str, experiment_id: str, *, required: Set[str] = _METADATA_ENTRIES
+) -> Run:
+    """Return the run in a folder, with the folder's artifacts.
 
-    The folder is damaged then.
-
-    Its artifacts are those in the folder, wherever the run was recorded.
+    Raises RecordError or TrackingError if the folder is damaged. required: see :class:`Content`.
     """
-    content = Content(folder)
-    if content.info is None:
-        raise RecordError(f"{folder} lacks its {INFO_JSON}")
+    content = Content(folder, required)
     info = RunInfo(
         run_id=run_id,
         experiment_id=experiment_id,
@@ -136,7 +145,8 @@ def _rank(point: Metric) -> tuple[int, int, float]:
     return point.step, point.timestamp, point.value
 
 
-def _get_state(file: Path) -> tuple[int, int, int]:
+def get_state(file: Path) -> tuple[int, int, int]:
+    """Return numbers that differ after a file was replaced or changed."""
     status = file.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
 

@@ -142,7 +142,7 @@ class Entry:
         """
         if self.artifact is not None:
             return self.file.read_bytes()
-        return _read_json(self.file, _CONTENT_TYPES[self.name])
+        return read_json(self.file, _CONTENT_TYPES[self.name])
 
     def read_tags(self) -> dict[str, str]:
         """Return the tags in this tags.json, which the run is to get.
@@ -271,9 +271,7 @@ class RunFolder:
     def append_metrics(self, points: Sequence[Metric]) -> list[Entry]:
         """Write values of metrics to files of at most 900 values.
 
-        Returns the files, in order.
-
-        Raises OSError if the disk is full; none of the files remains then.
+        Returns the files, in order. Raises OSError if the disk is full; none of them remains then.
         """
         entries: list[Entry] = []
         try:
@@ -288,12 +286,13 @@ class RunFolder:
         return entries
 
     def list_entries(self) -> list[Entry]:
-        """Return the files to upload: rows, artifacts, JSON without the outcome."""
+        """Return the files to upload: rows, other artifacts, tags and metrics."""
         artifacts = sorted(
             list_artifacts(self.folder),
             key=lambda entry: (not entry.name.startswith(f"{ROWS_FOLDER}/"), entry.name),
         )
-        return artifacts + [e for e in list_json_entries(self.folder) if e.name != OUTCOME_JSON]
+        entries = list_json_entries(self.folder)
+        return artifacts + [e for e in entries if e.name in (TAGS_JSON, METRICS_JSON)]
 
     def read_outcome(self) -> Outcome | None:
         """Return the run's final status and error, None if not written.
@@ -330,7 +329,6 @@ class RunFolder:
             self._lock = None
 
     def _list_outcomes(self) -> list[Entry]:
-        """Return the files with a final status of the run, in order."""
         return [entry for entry in list_json_entries(self.folder) if entry.name == OUTCOME_JSON]
 
 
@@ -350,17 +348,23 @@ def get_next_number(folder: Path) -> int:
 
 
 def list_artifacts(folder: Path) -> Iterator[Entry]:
-    """Yield the artifacts in a run folder, in no order.
+    """Yield the artifacts in a run folder that :func:`walk_files` yields."""
+    root = folder / ARTIFACTS
+    if not root.is_symlink():
+        for path, file in walk_files(root):
+            yield Entry(file, path, file.stat().st_ino)
+
+
+def walk_files(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield relative path and path of each file below a folder.
 
     Skips links, hidden files, and paths for which :func:`is_safe_path` is False.
     """
-    root = folder / ARTIFACTS
-    for parent, _, file_names in os.walk(root) if not root.is_symlink() else ():
-        for file in (Path(parent, name) for name in file_names):
+    for parent, _, file_names in os.walk(root):
+        for file in (Path(parent, name) for name in file_names if not name.startswith(".")):
             path = file.relative_to(root).as_posix()
-            is_regular = not file.is_symlink() and file.is_file() and not file.name.startswith(".")
-            if is_regular and is_safe_path(path):
-                yield Entry(file, path, file.stat().st_ino)
+            if not file.is_symlink() and file.is_file() and is_safe_path(path):
+                yield path, file
 
 
 def is_safe_path(path: str) -> bool:
@@ -418,19 +422,18 @@ def limit_value(value: float) -> float:
     return min(max(value, -largest), largest)  # in this order, since NaN is in no order
 
 
-def read_header(folder: Path) -> RunHeader:
+def read_header(folder: Path, content_type: Any = RunHeader) -> Any:
     """Return the content of a folder's run.json.
 
     Raises TrackingError if the file is damaged or has an unknown format.
     """
     file = folder / HEADER_JSON
-    version: Any = _read_json(file, dict[str, Any]).get("format")
+    version = read_json(file, dict[str, Any]).get("format")
     if version != FORMAT:
         raise TrackingError(
             f"{file} has format {safe_repr(version, 40)}; this program reads {FORMAT}: update it"
         )
-    header: RunHeader = _read_json(file, RunHeader)
-    return header
+    return read_json(file, content_type)
 
 
 def _lock_folder(folder: Path) -> int:
@@ -447,7 +450,7 @@ def _lock_folder(folder: Path) -> int:
     return lock
 
 
-def _read_json(file: Path, expected_type: Any) -> Any:
+def read_json(file: Path, expected_type: Any) -> Any:
     """Return the JSON content of a file, in which NaN is allowed."""
     try:
         if not stat.S_ISREG(file.lstat().st_mode):  # opening a pipe would never return

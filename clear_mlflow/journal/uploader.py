@@ -18,7 +18,7 @@ from functools import cache
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import Param, Run
+from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.anytime import ANYTIME_FOLDER
@@ -28,7 +28,6 @@ from clear_mlflow.core.record import ROWS_FOLDER, assemble
 from clear_mlflow.core.text import warn
 from clear_mlflow.journal.run_folder import (
     METRICS_JSON,
-    TAGS_JSON,
     Entry,
     Outcome,
     RunFolder,
@@ -182,11 +181,8 @@ class Uploader:
                 log_durably(self._client, run_id, entry.read(), entry.artifact)
             elif name == METRICS_JSON:
                 self._client.log_batch(run_id, metrics=entry.read_metrics())
-            elif name == TAGS_JSON:
-                log_tags(self._client, run_id, entry.read_tags())
             else:
-                params = [Param(*item) for item in entry.read().items()]
-                self._client.log_batch(run_id, params=params)
+                log_tags(self._client, run_id, entry.read_tags())
 
     def upload_folder(self, run: Run, folder: RunFolder) -> Iterator[Entry]:
         """Upload what an earlier process left, and yield each stored file.

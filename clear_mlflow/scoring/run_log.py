@@ -508,7 +508,6 @@ def _read_metadata(stored: StoredRun, record: Record) -> dict[str, Any]:
 
 
 def _find_missing_reports(client: MlflowClient, run: Run) -> frozenset[str]:
-    """Return the paths of JSON, CSV, PNG and HTML that are missing."""
     paths = set()
     for folder in ("", names.MATRIX_FOLDER):
         with mlflow_errors(f"list {folder or 'the artifacts'} of run {run.info.run_id}"):

@@ -119,7 +119,6 @@ def render_live_comparison(
 def _write_notes(
     query: ComparisonQuery, runs: Sequence[Run], comparison: Comparison, *, has_more_runs: bool
 ) -> Iterator[str]:
-    """Yield a sentence for each limit of the comparison."""
     if has_more_runs:
         yield f"These are the newest {MAX_RUNS} runs; a filter shows others."
     missing = [
@@ -219,5 +218,4 @@ def render_live_run(client: MlflowClient, run: Run, state: list[object], workspa
 
 
 def _has_ended(run: Run) -> bool:
-    """Return True if the run's status is FINISHED, FAILED or KILLED."""
     return bool(RunStatus.is_terminated(RunStatus.from_string(run.info.status)))

@@ -165,7 +165,6 @@ def hide_addresses(message: str) -> str:
 
 
 def _run_app(environ: dict[str, Any]) -> tuple[int, str]:
-    """Call MLflow's app, and return HTTP status and body."""
     clear_server_request_workspace()
     chunks, status, _ = run_wsgi_app(flask_app.wsgi_app, environ, buffered=True)
     return int(status.split()[0]), b"".join(chunks).decode(errors="replace")

@@ -147,7 +147,6 @@ def build_blueprint(routes: Mapping[str, _View]) -> Blueprint:
 
 
 def _read_query(store: RequestStore) -> ComparisonQuery:
-    """Read experiment, filter, group_by and runs from the address."""
     args = request.args
     experiment_id = args.get("experiment_id", "").strip()
     if not experiment_id:
@@ -165,7 +164,6 @@ def _read_query(store: RequestStore) -> ComparisonQuery:
 
 
 def _get_run(store: RequestStore) -> Run:
-    """Return the run whose run_id is in the address."""
     run_id = request.args.get("run_id", "").strip()
     if not run_id:
         raise ConfigError("run_id is missing; expected /clear/run?run_id=ID")
@@ -234,7 +232,6 @@ def _find_newest_runs(store: RequestStore, experiment_ids: list[str]) -> dict[st
 
 
 def _check_request() -> None:
-    """Check method, length and workspace of a request."""
     if request.method != "GET":  # Flask adds HEAD, which MLflow's accounts do not check
         raise RequestError(405, "only GET is answered")
     if len(request.query_string) > _MAX_QUERY_BYTES:

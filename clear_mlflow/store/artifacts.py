@@ -152,5 +152,4 @@ def is_local(artifact_uri: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _get_root(client: MlflowClient, run_id: str) -> ArtifactFolder:
-    """Return the folder of all artifacts of a run."""
     return ArtifactFolder(client, client.get_run(run_id))

@@ -112,11 +112,6 @@ def mlflow_errors(action: str) -> Iterator[None]:
         reason = mask_credentials(message, mlflow.get_tracking_uri())[:500]
         if "database is locked" in reason:
             reason += "; does a process write to it that was stopped (ps -o pid,stat,args)?"
-        if "got unsupported URI 'clear-offline:" in reason:
-            reason = (
-                "the installed clear_mlflow is an older version, without offline folders; install "
-                "the version that you run (pip install -e . in its folder)"
-            )
         if not isinstance(error, MlflowException):
             reason = f"{type(error).__name__}: {reason}"
         raise TrackingError(
@@ -156,7 +151,6 @@ def log_in_batches(
 
 
 def _split(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
-    """Yield lists of at most *size* items."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
@@ -315,7 +309,6 @@ def preflight(
 
 
 def _check_run(client: MlflowClient, run_id: str) -> None:
-    """Raise TrackingError if a run cannot be written to."""
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
@@ -332,7 +325,6 @@ def _check_run(client: MlflowClient, run_id: str) -> None:
 
 
 def _check_experiment(client: MlflowClient, name: str | None) -> None:
-    """Raise TrackingError if an existing experiment cannot be recorded in."""
     name, experiment_id = name or MLFLOW_EXPERIMENT_NAME.get(), MLFLOW_EXPERIMENT_ID.get()
     with mlflow_errors(f"read the experiment {name or experiment_id or 'Default'}"):
         if name:

@@ -352,13 +352,11 @@ def _has_trainer(run: Run) -> bool:
 
 
 def _is_held_by_this_process(run: Run) -> bool:
-    """Return True if this process has the lease of a run."""
     holder = _parse_lease(run.data.tags.get(names.HOLDER_TAG))
     return holder is not None and holder.token == get_process_token()
 
 
 def _read_lease(run: Run) -> _LeaseTag | None:
-    """Parse the lease of a run's training process, None if invalid."""
     return _parse_lease(_select_lease_text(run))
 
 
@@ -375,7 +373,6 @@ def _select_lease_text(run: Run) -> str | None:
 
 
 def _parse_lease(text: str | None) -> _LeaseTag | None:
-    """Parse the JSON text of a lease, None if invalid."""
     try:
         lease: _LeaseTag = convert(json_value(text or "", MAX_TAG_BYTES), _LeaseTag)
     except RecordError:
@@ -431,7 +428,6 @@ def _wait_until_expired(
 
 
 def _read_clock() -> datetime:
-    """Return the current time in UTC."""
     return datetime.now(timezone.utc)
 
 

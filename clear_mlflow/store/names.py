@@ -105,11 +105,6 @@ IMAGE_PER_ROW = "accuracy_matrix_by_row"
 IMAGE_FINAL = "accuracy_matrix"
 
 
-def shorten_digest(digest: str) -> str:
-    """Return a dataset's digest without "sha256:", and only 36 characters: MLflow's limit."""
-    return digest.removeprefix("sha256:")[:36]
-
-
 def is_bucket_series(metric: str) -> bool:
     """Return True if a metric belongs to one bucket, like "test_rmse/bucket_01"."""
     return _BUCKET_SERIES.match(metric) is not None

@@ -104,7 +104,6 @@ def is_truncated_row(content: bytes) -> bool:
 
 
 def _create_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -> bytes | None:
-    """Store a row file, or return the content of a stored one."""
     folder = ArtifactFolder(client, run, ROWS_FOLDER)
     if folder.local is not None:
         if create_durably(folder.local / name, content):
@@ -186,7 +185,6 @@ def build_missing_rows_error(run: Run, missing: str) -> RecordError:
 
 
 def _check_for_missing_rows(run: Run, row_files: Collection[str]) -> None:
-    """Raise RecordError if rows that a run must have are missing."""
     tags = run.data.tags
     tagged = read_matrix_tag(run.info.run_id, tags.get(names.MATRIX_TAG))
     if missing := sorted(set(tagged) - set(row_files)):

@@ -127,18 +127,19 @@ def search_runs(
         ids_at_latest_start |= {r.info.run_id for r in page if r.info.start_time == last_start}
 
 
-def get_project_run(client: MlflowClient, entry_point: str) -> Run | None:
+def get_project_run(client: MlflowClient, entry_point: str | None = None) -> Run | None:
     """Return the run that ``mlflow run -e ENTRY_POINT`` opened, if any.
 
-    None if MLFLOW_RUN_ID is not set, or its run has another entry point. Raises TrackingError if
-    the run that MLFLOW_RUN_ID names cannot be read.
+    entry_point: None for any. Raises TrackingError if the run that MLFLOW_RUN_ID names cannot be
+    read.
     """
     run_id = MLFLOW_RUN_ID.get()
     if not run_id:
         return None
     with mlflow_errors(f"read run {run_id}"):
         run = client.get_run(run_id)
-    return run if run.data.tags.get(MLFLOW_PROJECT_ENTRY_POINT) == entry_point else None
+    opened = run.data.tags.get(MLFLOW_PROJECT_ENTRY_POINT)
+    return run if opened is not None and entry_point in (None, opened) else None
 
 
 def tag_project_run(client: MlflowClient, entry_point: str) -> str | None:
@@ -188,7 +189,6 @@ def get_run_or_none(client: MlflowClient, run_id: str) -> Run | None:
 
 
 def _get_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
-    """Return a run, or a MissingRun if it does not exist."""
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
@@ -245,7 +245,6 @@ def has_experiment(client: MlflowClient, name_or_id: str) -> bool:
 
 
 def _list_experiments(client: MlflowClient) -> list[Experiment]:
-    """Return all experiments that are not deleted."""
     with mlflow_errors("list the experiments"):
         page = client.search_experiments(max_results=1000)
         experiments = list(page)

@@ -157,5 +157,4 @@ def _format_file_names(row: int) -> tuple[str, str]:
 
 
 def _parse_row(name: str) -> int | None:
-    """Return the row number in the name of a training state or manifest, or None."""
     return names.parse_model_file_name(re.sub(r"\.json$", ".safetensors", name))

@@ -138,7 +138,6 @@ def format_comparison_links(
 
 
 def _build_leaderboard_view(score: Score) -> str:
-    """Return the JSON of a view of MLflow's UI that ranks the runs of an experiment by *score*."""
     # The metric that ranks, then the headlines, which are also charts over the buckets.
     metrics = (get_first_ranking_metric(score), *get_headlines(score))
     ranking_metric, *headlines = dict.fromkeys(metric.name for metric in metrics)
@@ -224,7 +223,6 @@ def find_page_url(client: MlflowClient, target: str | None) -> str:
 
 
 def _find_run_page(client: MlflowClient, run: Run) -> str:
-    """Return the relative link to a run's report, comparison, or itself."""
     tags = run.data.tags
     if comparison_id := read_sweep_comparison(tags).get("run_id"):
         return _find_run_page(client, client.get_run(str(comparison_id)))
@@ -244,7 +242,6 @@ def read_sweep_comparison(tags: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def _store_leaderboard(client: MlflowClient, experiment_id: str) -> str:
-    """Store an experiment's leaderboard view in its tags and return the link to it."""
     # Views that users share from MLflow's UI have other keys.
     view = _build_leaderboard_view(_find_score(client, experiment_id))
     if client.get_experiment(experiment_id).tags.get(VIEW_TAG) != view:
@@ -264,7 +261,6 @@ def _find_score(client: MlflowClient, experiment_id: str) -> Score:
 
 
 def _get_newest_experiment_id(client: MlflowClient) -> str:
-    """Return the experiment of the newest run of this package."""
     has_kind = f"tags.`{names.KIND_TAG}` != ''"
     runs = client.search_runs(find_experiment_ids(client), has_kind, max_results=1)
     if not runs:

@@ -43,12 +43,11 @@ from clear_mlflow.store.lease import (
     Lease,
     build_lease_tags,
     get_process_token,
+    is_being_trained,
     is_in_use,
     read_trainer_token,
 )
-from clear_mlflow.store.offline import (
-    replace_info,
-)
+from clear_mlflow.store.offline import replace_info
 from clear_mlflow.store.rows import (
     RowConflictError,
     hash_rows,
@@ -187,7 +186,8 @@ class RunCopier:
                 return ActionResult(target.info.run_id, name, STORED, message, source.run_id)
             with mlflow_errors(f"read run {target.info.run_id}"):
                 target = client.get_run(target.info.run_id)  # another process may copy it by now
-            if is_in_use(target) and read_trainer_token(target) != get_process_token():
+            is_own = read_trainer_token(target) == get_process_token()
+            if not is_own and is_being_trained(client, target):
                 message = "another process copies it, or trains into the copy"
                 return ActionResult(target.info.run_id, name, IN_USE, message, source.run_id)
             is_update = stored_state is not None
@@ -336,7 +336,6 @@ class RunCopier:
                 client.delete_tag(run_id, tag)
 
     def _get_experiment_id(self, source: RunSource) -> str:
-        """Return the experiment id of a run's copy, made if missing."""
         key = source.client, source.run.info.experiment_id
         if key not in self._experiment_ids:
             name = self._experiment or source.experiment
@@ -358,7 +357,6 @@ class RunCopier:
                 self._originals |= {**dict.fromkeys(run_ids), **{r.info.run_id: r for r in runs}}
 
     def _find_original(self, run_id: str) -> Run | None:
-        """Return the run with this id in the target, or None."""
         if run_id not in self._originals:
             self._originals[run_id] = get_run_or_none(self._client, run_id)
         return self._originals[run_id]
@@ -399,7 +397,6 @@ class RunCopier:
         return self._copies[key]
 
     def _get_parent_id(self, run: Run) -> str | None:
-        """Return the parent's id that copies refer to, if any."""
         parent_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
         return None if parent_id is None else self._original_ids.get(parent_id, parent_id)
 
@@ -444,7 +441,7 @@ class RunCopier:
             return result
         kept_copy, *others = copies
         for copy in others:
-            if _read_state(copy) is not None or not is_in_use(copy):
+            if _read_state(copy) is not None or not is_being_trained(client, copy):
                 run_id = copy.info.run_id
                 with mlflow_errors(f"delete run {run_id}, a duplicate"):
                     client.delete_run(run_id)
@@ -517,7 +514,6 @@ def _has_other_files(rows: Mapping[str, bytes], stored: Mapping[str, bytes]) -> 
 
 
 def _check_params(target: Run, params: Mapping[str, str]) -> None:
-    """Raise RowConflictError if a parameter is stored with another value."""
     for name, value in params.items():
         if (stored := target.data.params.get(name, value)) != value:
             raise RowConflictError(

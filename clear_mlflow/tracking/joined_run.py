@@ -114,7 +114,6 @@ def _check_same(pairs: Mapping[str, tuple[object, object]], location: str) -> No
 
 
 def _check_test_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None:
-    """Raise TrackingError if stored predictions belong to other test images."""
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
     with folder.open_scratch() as scratch:
         with mlflow_errors(f"read the evaluation set of run {run.info.run_id}"):

@@ -82,8 +82,7 @@ class RunResult:
     diverged: bool = False  # the loss or the output was not a finite number
     scores: Scores | None = None  # of the stored rows
     members: Mapping[int, RunResult] = field(default_factory=dict)  # of an ensemble, by seed
-    links: tuple[str, ...] = ()  # lines with addresses of the run
-    note: str | None = None  # one more line for the user
+    links: tuple[str, ...] = ()  # lines for the user, with addresses of the run
 
     @property
     def unsent(self) -> UnsentError | None:
@@ -386,7 +385,6 @@ def log_ensemble_summary(client: MlflowClient, run_id: str) -> None:
 def _score_run(
     client: MlflowClient, run: Run, result: RunResult, expected_rows: Collection[int]
 ) -> RunResult:
-    """Score a run and log its models, with errors in the result."""
     run_id = run.info.run_id
     try:
         scores = score(client, run_id)

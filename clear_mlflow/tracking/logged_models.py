@@ -62,7 +62,6 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
 
 
 def _search_models(client: MlflowClient, run: Run) -> list[LoggedModel]:
-    """Return all MLflow models whose source is this run."""
     query = f"source_run_id = '{run.info.run_id}'"
     page = client.search_logged_models([run.info.experiment_id], query)
     models = list(page)
@@ -81,7 +80,6 @@ def _log_model(
     weights_folder: ArtifactFolder,
     unfinished_model: LoggedModel | None,
 ) -> bool:
-    """Log the weights of a row as a model, if possible."""
     run_id, file = run.info.run_id, names.format_model_file_name(row)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         with mlflow_errors(f"read {file} of run {run_id}"):
@@ -120,7 +118,6 @@ def _log_model(
 
 
 def _save_model(folder: Path, weights: Path, description: ModelDescription, model: Model) -> None:
-    """Save weights from a safetensors file as a pyfunc model."""
     output_schema = Schema(
         [
             ColSpec(DataType.long, "class"),
@@ -156,6 +153,10 @@ def _save_model(folder: Path, weights: Path, description: ModelDescription, mode
 def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:
     """Return the scores after *row* buckets, named like the run's."""
     time = read_times(scores.stored.rows, row)[row]
+    inputs = scores.stored.run.inputs
+    datasets = [each.dataset for each in inputs.dataset_inputs] if inputs else []
+    name = record.dataset.name
+    digest = next((dataset.digest for dataset in datasets if dataset.name == name), None)
     return [
         Metric(
             point.key,
@@ -163,8 +164,8 @@ def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel)
             point.timestamp,
             point.step,
             model_id=model.model_id,
-            dataset_name=record.dataset.name,
-            dataset_digest=names.shorten_digest(record.dataset.digest),
+            dataset_name=None if digest is None else name,
+            dataset_digest=digest,
         )
         for point in build_row_points(record.masked_matrix, row, {}, time)
     ]

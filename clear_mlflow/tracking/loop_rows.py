@@ -23,6 +23,7 @@ from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_CLASSES
 
 _RESERVED = ("mlflow.", "clear_mlflow.")
+_INTEGER = "a whole number"
 
 
 def add_true_labels(
@@ -122,21 +123,15 @@ def build_count_row(dataset: DatasetDescription, after: object, correct: object)
     after: name of the last bucket trained on, or the number of buckets trained, 0 before any.
     Raises ConfigError or RecordError if an argument is invalid.
     """
-    counts, num_instances = _parse_correct(dataset, correct)
-    return AccuracyRow(_parse_row_number(dataset, after), dataset.buckets, counts, num_instances)
-
-
-def _parse_correct(
-    dataset: DatasetDescription, correct: object
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Parse the correct images per bucket, and return all images, too."""
     check_accuracy(dataset.score, "counts")
     if dataset.num_test is None:
         raise ConfigError(
             "counts were passed, but num_instances is not known; pass it to track, or fractions to "
             "log_accuracies"
         )
-    return _parse_counts("correct", dataset.buckets, correct), dataset.num_test
+    expected = f"{_INTEGER} (fractions go to log_accuracies)"
+    counts = _parse_counts("correct", dataset.buckets, correct, expected)
+    return AccuracyRow(_parse_row_number(dataset, after), dataset.buckets, counts, dataset.num_test)
 
 
 def build_value_row(dataset: DatasetDescription, after: object, values: object) -> AccuracyRow:
@@ -236,12 +231,21 @@ def build_test(
     bucket: name or number, from 1, of the bucket in training. correct: one count per bucket, or by
     bucket. numbers: ``test``, ``num_tests``, ``step`` and ``num_steps`` of :class:`AnytimeRow`.
     """
-    counts, num_instances = _parse_correct(dataset, correct)
+    if not dataset.score.is_accuracy:
+        raise ConfigError(
+            f"a test within a bucket counts correct images, but the score is {dataset.score.name}; "
+            "leave log_test out"
+        )
+    if dataset.num_test is None:
+        raise ConfigError(
+            "a test within a bucket counts correct images, but num_instances is not known; pass it "
+            "to track"
+        )
     return AnytimeRow(
         bucket=_parse_row_number(dataset, bucket, "bucket"),
         buckets=dataset.buckets,
-        correct=counts,
-        num_instances=num_instances,
+        correct=_parse_counts("correct", dataset.buckets, correct),
+        num_instances=dataset.num_test,
         **{name: parse_int(name, number) for name, number in numbers.items()},
     )
 
@@ -354,9 +358,11 @@ def parse_score(name: str, *, lower_is_better: object) -> Score:
     return Score(name, higher_is_better=not lower_is_better)
 
 
-def _parse_counts(name: str, keys: tuple[str, ...], values: object) -> tuple[int, ...]:
+def _parse_counts(
+    name: str, keys: tuple[str, ...], values: object, expected: str = _INTEGER
+) -> tuple[int, ...]:
     values = _split_buckets(name, keys, values)
-    return tuple(parse_int(name, value) for value in values)
+    return tuple(parse_int(name, value, expected) for value in values)
 
 
 def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]:
@@ -431,14 +437,13 @@ def _to_python(value: Any) -> Any:
     return to_list() if callable(to_list) else value
 
 
-def parse_int(name: str, value: object, expected: str = "a whole number") -> int:
+def parse_int(name: str, value: object, expected: str = _INTEGER) -> int:
     """Convert an integer of Python, of NumPy or in a tensor."""
     value = _to_python(value)
     with suppress(TypeError):
         if not isinstance(value, bool):
             return operator.index(value)  # type: ignore[arg-type]  # raises TypeError
-    hint = " (fractions go to log_accuracies)" if name == "correct" else ""
-    raise ConfigError(f"{name} is {safe_repr(value)}; expected {expected}{hint}")
+    raise ConfigError(f"{name} is {safe_repr(value)}; expected {expected}")
 
 
 def parse_texts(name: str, values: Mapping[str, object] | None) -> dict[str, str]:

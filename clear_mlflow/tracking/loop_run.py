@@ -571,7 +571,6 @@ class LoopRun(DisplayedRun):
         self._recorder, self.name = recorder, str(run.info.run_name)
 
     def _format_json(self, dataset: DatasetDescription) -> bytes:
-        """Format own_loop.json: buckets, dataset, classes and parameters."""
         content = {
             "buckets": dataset.buckets,
             "num_instances": dataset.num_test,

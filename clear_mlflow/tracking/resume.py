@@ -311,7 +311,6 @@ def _read_config(client: MlflowClient, run: Run) -> TrainConfig:
 
 
 def _get_resumable_run(client: MlflowClient, run_id: str) -> Run:
-    """Return a run, or raise TrackingError if it cannot be resumed now."""
     with mlflow_errors(f"read run {run_id[:80]}"):
         (run,) = select_runs(client, run_ids=(run_id,))
     if isinstance(run, MissingRun):

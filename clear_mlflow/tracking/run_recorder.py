@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import threading
@@ -259,7 +260,6 @@ class RunRecorder:
             self.uploader.enqueue(*metric_files)
 
     def _open_folder(self) -> None:
-        """Create a run folder in the next location that can be written."""
         problems = []
         for path in self._candidates:
             try:
@@ -338,12 +338,15 @@ class RunRecorder:
 
 def log_dataset(client: MlflowClient, run_id: str, dataset: DatasetDescription) -> None:
     """Log a dataset with its profile as an input of a run."""
+    profile = json.dumps(dataset.profile)
+    # MLflow stores one dataset for each name and digest, and would show an earlier run's profile.
+    profile_hash = hashlib.sha256(profile.encode()).hexdigest()[:8]
     entity = Dataset(
         name=dataset.name,
-        digest=names.shorten_digest(dataset.digest),
+        digest=f"{dataset.digest.removeprefix('sha256:')[:27]}-{profile_hash}",  # at most 36
         source_type="local",
         source=json.dumps({"uri": dataset.source}),
-        profile=json.dumps(dataset.profile),
+        profile=profile,
     )
     context = "training" if dataset.split == TEST else dataset.split
     inputs = [DatasetInput(entity, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 
@@ -17,7 +16,7 @@ from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, parse_row_index
 from clear_mlflow.journal.reading import get_run_folder, read_points
-from clear_mlflow.journal.run_folder import is_safe_path
+from clear_mlflow.journal.run_folder import is_safe_path, walk_files
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import (
@@ -111,17 +110,17 @@ class RunSource:
     def list_files(self) -> dict[str, int | None]:
         """Return artifact sizes by path, None for an unknown size.
 
-        Skips row files, report.html, which contains the run's id, links, hidden files on this
-        machine, and paths for which :func:`is_safe_path` is False.
+        Skips row files, report.html, which contains the run's id, unsafe paths, and on this machine
+        what :func:`walk_files` skips.
         """
         folder = ArtifactFolder(self.client, self.run)
-        sizes = _walk_remote(folder) if folder.local is None else _walk_local(folder.local)
+        sizes: Iterable[tuple[str, int | None]] = _walk_remote(folder)
+        if folder.local is not None:
+            sizes = [(path, file.stat().st_size) for path, file in walk_files(folder.local)]
         return {
             path: size
             for path, size in sorted(sizes)
-            if is_safe_path(path)
-            and path != names.REPORT_HTML
-            and not path.startswith(_ROWS_PREFIX)
+            if path != names.REPORT_HTML and not path.startswith(_ROWS_PREFIX)
         }
 
     def fetch_file(self, path: str, scratch: Path) -> Path:
@@ -187,19 +186,9 @@ def _walk_remote(root: ArtifactFolder, path: str = "") -> Iterator[tuple[str, in
     for entry in entries:
         # A store may list anything: only its own subfolders are listed.
         entry_path = f"{path}/{PurePosixPath(entry.path).name}".lstrip("/")
-        if not entry.is_dir:
-            yield entry_path, entry.file_size
-        elif is_safe_path(entry_path):
+        if not is_safe_path(entry_path):
+            continue
+        if entry.is_dir:
             yield from _walk_remote(root, entry_path)
-
-
-def _walk_local(root: Path) -> Iterator[tuple[str, int | None]]:
-    """Yield path and size of each file below a folder.
-
-    Skips links and hidden files.
-    """
-    for folder, _, file_names in os.walk(root):
-        for name in file_names:
-            file = Path(folder, name)
-            if not file.is_symlink() and file.is_file() and not name.startswith("."):
-                yield file.relative_to(root).as_posix(), file.stat().st_size
+        else:
+            yield entry_path, entry.file_size

@@ -144,10 +144,9 @@ def sync_folders(
 
 
 def _sync_folder(path: Path, use_recorded_store: bool) -> ActionResult:
-    """Upload one run folder, score and end its run, delete the folder."""
     run_id, num_sent = None, 0
     try:
-        header = read_header(path)
+        header: RunHeader = read_header(path)
         run_id = header.run_id
         if run_id is None:
             raise TrackingError(f"{path} belongs to a run that was never opened in a store")
@@ -226,7 +225,6 @@ def _connect(header: RunHeader, folder: Path, use_recorded_store: bool) -> Mlflo
 
 
 def _get_run(client: MlflowClient, run_id: str, tracking_uri: str) -> Run:
-    """Return a stored run, or raise TrackingError."""
     with mlflow_errors(f"read run {run_id} (its process wrote to {tracking_uri})"):
         run = client.get_run(run_id)
     if run.info.lifecycle_stage == LifecycleStage.DELETED:

@@ -12,11 +12,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_RUN_ID
-from mlflow.utils.mlflow_tags import (
-    MLFLOW_PARENT_RUN_ID,
-    MLFLOW_PROJECT_ENTRY_POINT,
-    MLFLOW_RUN_NOTE,
-)
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
 from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.distributed import read_dist_env
@@ -33,7 +29,12 @@ from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
 from clear_mlflow.store.lease import Lease, LeaseLostError, build_lease_tags, wait_for_expiry
 from clear_mlflow.store.offline import is_offline_folder
-from clear_mlflow.store.search import expand_run_id, find_experiment_ids, search_runs
+from clear_mlflow.store.search import (
+    expand_run_id,
+    find_experiment_ids,
+    get_project_run,
+    search_runs,
+)
 from clear_mlflow.tracking.lifecycle import (
     RunResult,
     build_result,
@@ -189,15 +190,16 @@ def train_sweep_run(
 def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResult:
     """Score a run that needs no more training, and end it.
 
-    The result has a note that there is nothing to resume, and the error if scoring fails.
+    The first of the result's lines is that there is nothing to resume.
     """
     run_id = resume_point.run.info.run_id
     note = f"run {run_id} contains all of its rows; there is nothing to resume"
     if str(resume_point.run.info.status) == "FINISHED":
         with suppress(ClearError):
-            return RunResult(0, "FINISHED", run_id, scores=score(client, run_id), note=note)
+            return RunResult(0, "FINISHED", run_id, scores=score(client, run_id), links=(note,))
     Lease(client, run_id).acquire()
-    return replace(end_run(client, run_id, build_result(None, run_id)), note=note)
+    result = end_run(client, run_id, build_result(None, run_id))
+    return replace(result, links=(note, *result.links))
 
 
 def _train_supervised(
@@ -208,7 +210,6 @@ def _train_supervised(
     signals: StoppingSignals,
     resume_point: ResumePoint | None = None,
 ) -> RunResult:
-    """Train in a child process, and return how it ended."""
     result, error = _train_and_end_run(
         client, process, run_id, requested, resume_point, signals.received
     )
@@ -329,7 +330,6 @@ def _find_interrupted_run(
 
 
 def _find_unfinished_run(client: MlflowClient) -> str:
-    """Return the id of the only training that is not FINISHED."""
     is_unfinished = f"tags.`{names.KIND_TAG}` = 'train' AND attributes.status != 'FINISHED'"
     runs = [*search_runs(client, find_experiment_ids(client), is_unfinished)]
     if not runs:
@@ -345,9 +345,6 @@ def _find_unfinished_run(client: MlflowClient) -> str:
 
 def _tag_project_run(client: MlflowClient, tags: Mapping[str, str]) -> None:
     """Set tags of the run that ``mlflow run`` opened, if any."""
-    run_id = MLFLOW_RUN_ID.get()
-    if not run_id:
-        return
-    with mlflow_errors(f"tag run {run_id}"):
-        if MLFLOW_PROJECT_ENTRY_POINT in client.get_run(run_id).data.tags:
-            log_tags(client, run_id, tags)
+    if (run := get_project_run(client)) is not None:
+        with mlflow_errors(f"tag run {run.info.run_id}"):
+            log_tags(client, run.info.run_id, tags)

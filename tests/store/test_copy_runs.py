@@ -3,8 +3,10 @@
 import itertools
 import json
 import shutil
+import time
 import uuid
 from collections import Counter
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import mlflow
@@ -216,6 +218,51 @@ def test_a_process_that_was_killed_before_it_deleted_a_duplicate(store, target, 
     assert (result.action, result.run_id) == (STORED, kept_id)
     assert [copy.info.run_id for copy in read_copies(target)] == [kept_id]
     check_equal(store, run_id, target, kept_id)
+
+
+@pytest.mark.parametrize("years", [-1, 1])
+@pytest.mark.parametrize("is_alive", [True, False])
+@pytest.mark.parametrize("is_duplicate", [True, False])
+def test_a_machine_with_a_wrong_clock_keeps_the_copy_that_it_writes(
+    store, target, experiment_id, monkeypatch, years, is_alive, is_duplicate
+):
+    """It is watched until it renews its lease. Three minutes without that, and it is dead."""
+    run_id = store_finished_run(store, experiment_id)
+    complete_ids = set()
+    if is_duplicate:
+        complete_ids = {result.run_id for result in copy_all(store.tracking_uri, target)}
+    start, pauses = time.monotonic(), []
+
+    def format_other_lease():
+        renewed_at = datetime.now(timezone.utc) + timedelta(365 * years, sum(pauses))
+        fields = {"host": "elsewhere", "token": "other", "renewed_at": renewed_at.isoformat()}
+        return json.dumps({**json.loads(format_lease()), **fields})
+
+    copies = MlflowClient(target)
+    copies_id = copies.get_experiment_by_name("copies").experiment_id
+    tags = dict.fromkeys((names.HOLDER_TAG, names.PROCESS_TAG), format_other_lease())
+    tags[names.COPIED_FROM_TAG] = run_id
+    info = store.get_run(run_id).info
+    other = copies.create_run(copies_id, info.start_time, tags, info.run_name)
+    other_id = other.info.run_id
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if is_alive and len(pauses) == 6:
+            copies.set_tag(other_id, names.PROCESS_TAG, format_other_lease())
+
+    monkeypatch.setattr(time, "monotonic", lambda: start + sum(pauses))
+    monkeypatch.setattr(time, "sleep", sleep)
+    (result,) = copy_all(store.tracking_uri, target)
+    assert sum(pauses) == (30 if is_alive else 180)
+    kept_ids = {copy.info.run_id for copy in read_copies(target)}
+    if is_alive:
+        assert kept_ids == {*complete_ids, other_id}
+        assert result.action == (STORED if is_duplicate else IN_USE)
+    else:
+        assert kept_ids == (complete_ids or {other_id})
+        assert result.action == (STORED if is_duplicate else COPIED)
+        check_equal(store, run_id, target, *kept_ids)
 
 
 def test_copies_take_few_requests(store, target, experiment_id, monkeypatch):

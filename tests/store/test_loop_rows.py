@@ -7,7 +7,12 @@ from trainings import NUM_TEST
 
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.tracking.loop_rows import build_count_row, build_prediction_row, build_value_row
+from clear_mlflow.tracking.loop_rows import (
+    build_count_row,
+    build_prediction_row,
+    build_test,
+    build_value_row,
+)
 
 LOOP = {"buckets": 4, "num_instances": NUM_TEST}
 
@@ -74,6 +79,25 @@ def test_an_invalid_row_is_rejected_in_one_line(row, message):
     with pytest.raises((ConfigError, RecordError), match=message) as caught:
         measured(describe_loop(**LOOP), *arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("loop", "correct", "message"),
+    [
+        (
+            {"buckets": 2, "score": "rmse"},
+            [1, 2],
+            "counts correct images, but the score is rmse; leave log_test out",
+        ),
+        ({"buckets": 2}, [1, 2], "num_instances is not known; pass it to track$"),
+        ({"buckets": 2, "num_instances": 9}, [0.5, 1], r"correct is 0.5; expected a \w+ number$"),
+    ],
+)
+def test_advice_about_a_test_within_a_bucket_names_no_other_method(loop, correct, message):
+    """There is only log_test for it: neither values nor fractions can be logged."""
+    numbers = {"test": 1, "num_tests": 1, "step": 1, "num_steps": 2}
+    with pytest.raises(ConfigError, match=message):
+        build_test(describe_loop(**loop), 1, correct, **numbers)
 
 
 @pytest.mark.parametrize(

@@ -93,11 +93,30 @@ def test_all_passed_metadata_is_stored_in_the_run(store):
     assert names.PROCESS_TAG not in stored_run.data.tags
     assert stored_run.info.run_name == "replay mine seed 7"
     (entry,) = stored_run.inputs.dataset_inputs
-    assert entry.dataset.digest == ("ab" * 32)[:36]
+    assert entry.dataset.digest.startswith(("ab" * 32)[:27])
     assert json.loads(entry.dataset.profile)["num_test"]["4"] == NUM_TEST
     assert "heatmap.png" in artifacts(store, stored_run, "accuracy_matrix")
     assert run.matrix.equals(EXPECTED)
     assert reasons(run.metrics) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "other"),
+    [
+        ({}, {"num_instances": 2 * NUM_TEST}),
+        ({"dataset_digest": "sha256:" + "ab" * 32}, {"split": "validation"}),
+        ({"dataset_digest": "mine"}, {"protocol": "streaming"}),
+    ],
+)
+def test_loops_on_other_data_share_no_dataset_input(store, options, other):
+    """MLflow would show the profile of the first run with this name and digest."""
+    runs = [track_rows(**options, **changes) for changes in ({}, other, {})]
+    (first, second, third) = (
+        store.get_run(run.run_id).inputs.dataset_inputs[0].dataset for run in runs
+    )
+    for dataset, run in ((first, runs[0]), (second, runs[1])):
+        assert json.loads(dataset.profile) == json.loads(json.dumps(run.dataset.profile))
+    assert first.digest == third.digest != second.digest
 
 
 @pytest.mark.fast_cases(1)

@@ -17,11 +17,11 @@ from commands import run_command
 from copying import check_equal, describe_run, track_loop
 from mlflow import MlflowClient
 from mlflow.entities import Metric
-from mlflow.tracking._tracking_service.utils import _tracking_store_registry
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
-from offline_folders import use_store
+from offline_folders import create_offline_folder, use_store
 from ports import free_port
-from stored_runs import histories
+from stored_runs import histories, row_texts, rows_folder, stored_run
+from trainings import FOUR_BUCKETS
 
 import clear_mlflow
 from clear_mlflow.cli import main
@@ -113,6 +113,24 @@ def test_two_continued_copies_double_nothing(store, folder, tmp_path, monkeypatc
     assert set(points) == {
         (name, step) for name, values in histories(longest, run_id).items() for step, _, _ in values
     }
+
+
+def test_a_point_of_two_continued_copies_is_stored_once(store, tmp_path, monkeypatch):
+    """Both logged it after the folder was copied, at different times. Other points are sent."""
+    monkeypatch.setenv(OFFLINE_VARIABLE, "")  # restored after the test
+    folders = tmp_path / "one", tmp_path / "two"
+    client, experiment_id = create_offline_folder(folders[0])
+    run_id = stored_run(client, experiment_id, FOUR_BUCKETS[:3]).info.run_id
+    shutil.copytree(*folders)
+    copied = MlflowClient(format_offline_uri(folders[1]))
+    (rows_folder(copied.get_run(run_id)) / "row_003.json").write_text(row_texts()["row_003.json"])
+    client.log_batch(run_id, [Metric("loss", 0.5, 1_000, 1)])
+    copied.log_batch(run_id, [Metric("loss", 0.5, 2_000, 1), Metric("loss", 0.25, 3_000, 2)])
+    for folder, action in zip(folders, ("copied", "updated"), strict=True):
+        assert f"run {run_id}: {action}" in sync(monkeypatch, store, folder)
+    (copy,) = list_copies(store)
+    points = store.get_metric_history(copy.info.run_id, "loss")
+    assert [(p.step, p.value, p.timestamp) for p in points] == [(1, 0.5, 1_000), (2, 0.25, 3_000)]
 
 
 @pytest.mark.parametrize("years", [-1, 1])
@@ -220,13 +238,6 @@ def test_an_active_run_of_another_store_is_not_joined(store, folder, monkeypatch
     use_store(monkeypatch, store.tracking_uri)
     with mlflow.start_run(), pytest.raises(TrackingError, match="an MLflow run of another store"):
         track_loop(offline=True)
-
-
-def test_an_older_installed_version_is_reported(folder, monkeypatch):
-    """MLflow takes offline folders from the metadata of the installed version."""
-    monkeypatch.delitem(_tracking_store_registry._registry, "clear-offline")
-    with pytest.raises(TrackingError, match="the installed clear_mlflow is an older version"):
-        track_loop(1, offline=folder)
 
 
 def test_a_workspace_without_the_default_experiment_needs_a_name(store, folder, monkeypatch):

@@ -128,7 +128,10 @@ def test_one_run_needs_no_name(store, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("*-info.json", None, "lacks its info.json"),
+        *(
+            (f"*-{entry}.json", None, f"lacks its {entry}.json")
+            for entry in ("info", "tags", "params", "inputs", "metrics")
+        ),
         ("*-info.json", b"{", "is damaged"),
         ("*-info.json", b'{"name": "x", "status": "LOST", "start_time": 0}', "is damaged"),
         ("*-tags.json", b'{"strategy": 1}', "is damaged"),

@@ -17,7 +17,7 @@ from clear_mlflow.journal.run_folder import (
     HEADER_JSON,
     METRICS_JSON,
     OUTCOME_JSON,
-    PARAMS_JSON,
+    TAGS_JSON,
     FolderLockedError,
     Outcome,
     RunFolder,
@@ -74,7 +74,7 @@ def test_entries_and_outcomes_are_flushed_before_they_count(journal, monkeypatch
 
 def test_a_failed_write_leaves_no_entry(journal, monkeypatch):
     journal.append("a.json", b"1")
-    first = journal.append_json(PARAMS_JSON, {})
+    first = journal.append_json(TAGS_JSON, {})
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
@@ -87,8 +87,8 @@ def test_a_failed_write_leaves_no_entry(journal, monkeypatch):
             journal.append_json(OUTCOME_JSON, Outcome("FINISHED"))
     names = sorted(path.name for path in journal.folder.iterdir())
     assert names == sorted([first.file.name, HEADER_JSON, "artifacts", "lock"])
-    assert [entry.name for entry in journal.list_entries()] == ["a.json", PARAMS_JSON]
-    assert journal.append_json(PARAMS_JSON, {}).file.name == "00000002-params.json"
+    assert [entry.name for entry in journal.list_entries()] == ["a.json", TAGS_JSON]
+    assert journal.append_json(TAGS_JSON, {}).file.name == "00000002-tags.json"
 
 
 def test_points_on_a_full_disk_are_written_completely_or_not_at_all(journal, monkeypatch):
@@ -119,7 +119,7 @@ def test_a_run_folder_belongs_to_one_process(journal):
     assert [entry.name for entry in folder] == names
     (point,) = folder[-1].read_metrics()
     assert (point.key, point.value, point.timestamp, point.step) == ("m", 0.5, 1_000, 3)
-    assert again.append_json(PARAMS_JSON, {}).file.name == "00000002-params.json"
+    assert again.append_json(TAGS_JSON, {}).file.name == "00000002-tags.json"
     folder[0].remove()
     assert len(again.list_entries()) == 4
     again.close()
@@ -129,12 +129,12 @@ def test_a_run_folder_belongs_to_one_process(journal):
 
 def test_entry_numbers_continue_after_entries_were_sent(journal):
     """Otherwise an entry would be sent before earlier measurements, or replace one."""
-    entries = [journal.append_json(PARAMS_JSON, {"n": str(n)}) for n in range(4)]
+    entries = [journal.append_json(TAGS_JSON, {"n": str(n)}) for n in range(4)]
     for entry in entries[:2]:
         entry.remove()
     journal.close()
     again = RunFolder.reopen(journal.folder)
-    again.append_json(PARAMS_JSON, {"n": "4"})
+    again.append_json(TAGS_JSON, {"n": "4"})
     assert [entry.read()["n"] for entry in again.list_entries()] == ["2", "3", "4"]
     again.close()
 
@@ -167,6 +167,13 @@ def test_an_infinite_point_is_the_largest_number_that_databases_store(journal, s
     journal.append_metrics([Metric("loss", sign * math.inf, 1_000, 3)])
     (entry,) = journal.list_entries()
     assert entry.read_metrics()[0].value == sign * sys.float_info.max
+
+
+@pytest.mark.parametrize("name", ["params.json", "inputs.json", "info.json"])
+def test_nothing_else_is_set_in_a_run(journal, name):
+    """A folder may come from anyone, and only a run of an offline folder or bundle has these."""
+    (journal.folder / f"00000009-{name}").write_text("{}")
+    assert journal.list_entries() == []
 
 
 def test_foreign_files_are_neither_sent_nor_removed(journal, tmp_path):

@@ -15,7 +15,6 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILA
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.journal import uploader as uploading
 from clear_mlflow.journal.run_folder import (
-    PARAMS_JSON,
     TAGS_JSON,
     Outcome,
     RunFolder,
@@ -129,7 +128,6 @@ def test_an_upload_may_be_repeated(store, run_id, folder):
     entries = [
         folder.append("a.txt", b"a"),
         *folder.append_metrics([Metric("m", 0.5, 1_000, 3)]),
-        folder.append_json(PARAMS_JSON, {"epochs": "3"}),
         folder.append_json(TAGS_JSON, {names.ROWS_TAG: "partial"}),
     ]
 
@@ -145,8 +143,8 @@ def test_an_upload_may_be_repeated(store, run_id, folder):
         store_outcome(store, run_id, Outcome("FAILED", "because", diverged=True))
         states.append(state())
     assert states[0] == states[1]
-    status, params, tags, history, files = states[0]
-    assert (status, params, len(history), files) == ("FAILED", {"epochs": "3"}, 1, ["a.txt"])
+    status, _, tags, history, files = states[0]
+    assert (status, len(history), files) == ("FAILED", 1, ["a.txt"])
     assert (tags[names.ERROR_TAG], tags[names.DIVERGED_TAG]) == ("because", "true")
 
 
