@@ -13,6 +13,7 @@ import pytest
 import torch
 from feature_files import KIND, tail, vector, write_older_features, write_released_features
 from layout_trees import Photos
+from one_line_errors import check_error
 from released_layout import write_released
 
 from clear_mlflow.core.errors import DataError
@@ -56,10 +57,7 @@ def load_stored_features(root, tmp_path, protocol="streaming"):
 
 
 def problem(root, tmp_path, **chosen):
-    with pytest.raises(DataError) as caught:
-        load_stored_features(root, tmp_path, **chosen)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return check_error(DataError, "", load_stored_features, root, tmp_path, **chosen)
 
 
 def bus(root):

@@ -1,6 +1,5 @@
 """The training set of each strategy, compared with its definition."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +7,6 @@ from hypothesis import strategies as st
 from learning_streams import CPU, config, random_stream, read_pixels
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.buffers import compute_class_quotas
 from clear_mlflow.learning.device import RngPurpose, build_generator
 from clear_mlflow.learning.samples import DecodedStream, Samples
 from clear_mlflow.learning.strategies import load_strategy, parse_strategy_arguments
@@ -58,12 +56,6 @@ def literal_quotas(num_seen, memory):
                 quotas[label] += 1
                 memory -= 1
     return quotas
-
-
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 100))
-def test_quotas_are_distributed_in_rounds(num_seen, memory):
-    quotas = compute_class_quotas(np.array(num_seen), memory)
-    assert quotas.tolist() == literal_quotas(num_seen, memory)
 
 
 def held(strategy, stream):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from feature_streams import CLASSES, made_up
 from learning_streams import CPU, config, iter_training_batches, read_pixels, write_stream
+from one_line_errors import check_error
 from strategy_runs import (
     assert_identical,
     build_strategy,
@@ -44,9 +45,12 @@ WITH_MEMORY = ["replay", "gdumb", "er_ace", "derpp", "agem"]
 
 @pytest.mark.parametrize("strategy", WITH_MEMORY)
 def test_memory_zero_is_a_one_line_error(strategy):
-    with pytest.raises(ConfigError, match="memory is 0, but strategy") as raised:
-        parse_strategy_arguments(config(strategy=strategy, memory=0))
-    assert "\n" not in str(raised.value)
+    check_error(
+        ConfigError,
+        "memory is 0, but strategy",
+        parse_strategy_arguments,
+        config(strategy=strategy, memory=0),
+    )
 
 
 @pytest.mark.parametrize("strategy", WITH_MEMORY)

@@ -10,6 +10,7 @@ import pytest
 from anytime_courses import inside_bucket
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_line_errors import check_error
 
 from clear_mlflow.core.anytime import (
     AnytimeMatrix,
@@ -234,10 +235,9 @@ def test_rows_and_tests_are_not_confused():
 def test_an_invalid_test_file_is_a_one_line_error(change, message):
     tests = inside_bucket(2, [[1, 2, 3], [2, 3, 4], [3, 4, 5]], (9, 9, 9))
     content = {**json.loads(tests[1].to_json(WHEN)), **change}
-    with pytest.raises(RecordError, match=message) as caught:
-        AnytimeRow.from_json(json.dumps(content), source=anytime_file_name(2, 2))
-    assert str(caught.value).startswith("bucket_002_test_0002.json: ")
-    assert "\n" not in str(caught.value)
+    read, source = AnytimeRow.from_json, anytime_file_name(2, 2)
+    line = check_error(RecordError, message, read, json.dumps(content), source=source)
+    assert line.startswith("bucket_002_test_0002.json: ")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "often", "", "steps", "3 steps 4"])

@@ -62,6 +62,10 @@ def test_a_recipe_names_every_value_that_is_auto(dataset):
         ({"weight_decay": "-1"}, "at least 0"),
         ({"dataset": "clear10", "data_root": "~nobody-of-this-name/x"}, "no home folder"),
         ({"dataset": "clear10", "data_root": "a\0b"}, "printable"),
+        *(
+            ({"features": name}, "features is")
+            for name in ("../x", "a/b", ".", "", "a b", "x" * 65, "..", "/etc")
+        ),
     ],
 )
 def test_an_invalid_value_is_a_one_line_error(parameters, message):

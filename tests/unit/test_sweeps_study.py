@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from comparisons import compare, compared_run
+from one_line_errors import check_error
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.sweeps.study import (
@@ -262,10 +263,7 @@ def test_each_method_gets_the_same_number_of_different_draws():
     ],
 )
 def test_errors_are_one_line(content, part):
-    with pytest.raises(ConfigError) as raised:
-        read_study({**STUDY, **content})
-    assert part in str(raised.value)
-    assert "\n" not in str(raised.value)
+    check_error(ConfigError, part, read_study, {**STUDY, **content})
 
 
 def test_methods_with_one_strategy_have_different_names():
