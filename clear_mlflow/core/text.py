@@ -75,15 +75,24 @@ def truncate_start(key: str, limit: int) -> str:
     return text if len(text) <= limit else "…" + text[1 - limit :]
 
 
+def _truncate_middle(text: str, limit: int) -> str:
+    text = printable(text)
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[: limit - half - 1]}…{text[-half:]}"
+
+
 def truncate_apart(texts: Sequence[str], limit: int) -> list[str]:
     """Cut texts to *limit* characters, and number equal ones.
 
-    The end, the beginning or the common beginning is cut, whichever keeps most texts different.
+    The end, the beginning, the common beginning or the middle is cut, whichever keeps most texts
+    different.
 
     >>> truncate_apart(["old", "camera 1 of the north", "camera 2 of the north"], 12)
     ['old', 'camera 1 of…', 'camera 2 of…']
     >>> truncate_apart(["the north's camera 1", "the north's camera 2"], 12)
     ["…'s camera 1", "…'s camera 2"]
+    >>> truncate_apart(["x, by the river, 1", "y, by the river, 1", "x, by the river, 2"], 12)
+    ['x, by…ver, 1', 'y, by…ver, 1', 'x, by…ver, 2']
     >>> truncate_apart(["same", "same"], 12)
     ['same', '(2) same']
     """
@@ -94,6 +103,8 @@ def truncate_apart(texts: Sequence[str], limit: int) -> list[str]:
         [truncate(text, limit) for text in texts],
         [truncate_start(text, limit) for text in texts],
         [truncate(text, limit) for text in middles],
+        [_truncate_middle(text, limit) for text in texts],
+        [_truncate_middle(text, limit) for text in middles],
     )
     distinct: dict[str, None] = {}
     for label in max(candidates, key=lambda candidate: len({*candidate})):

@@ -24,8 +24,10 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 
 NAN: Final = math.nan
-# As papers print it: 91.2 +- 0.3, or with a sign of Unicode or LaTeX.
-DEVIATION: Final = re.compile(r"(?<=[0-9%])\s*(?:\+/?-|±|\$?\\pm\$?)\s*[0-9]*\.?[0-9]+")
+# As papers print it: 91.2 +- 0.3, or with a sign of Unicode or LaTeX, also as an index.
+DEVIATION: Final = re.compile(
+    r"(?<=[0-9%])\s*(?:\$?[_^]\{)?\s*(?:\+/?-|±|\$?\\pm\$?)\s*[0-9]*\.?[0-9]+(?:\}\$?)?"
+)
 DECIMAL_COMMA: Final = re.compile(r"[-+]?[0-9]+,[0-9]+([eE][-+]?[0-9]{1,5})?")
 _MAX_EXPRESSION = 500
 _NOT_MEASURED = frozenset(["", "nan", "na", "n/a", "none", "null", "-", "--", "---", "–", "—"])

@@ -139,15 +139,19 @@ def find_unreadable_cell(file: ResultFile, unreadable: str = "") -> str:
     """Return "'x' in line 3, cell 2" of a cell without a number.
 
     unreadable: the cell, which may be a name of a column as well; "" for the first one in a line
-    with a number.
+    with a number, of which the first cell may be a label.
     """
     location = "no line of numbers"
+    brackets = "[]() " if file.is_printed_array else None
     for number, line in enumerate(untrusted.decode_text(file.content).split("\n"), start=1):
-        separator = next((char for char in "\t;|&," if char in line), None)
-        cells = [cell.strip('[]()" ') for cell in line.strip("| ").split(separator, _MAX_CELLS)]
+        try:
+            cells = [cell.strip(brackets) for cell in _split_line(line)]
+        except RecordError:
+            continue
         is_searched = not unreadable and any(map(_LEADING_NUMBER.match, cells))
         for index, cell in enumerate(cells, start=1):
-            if cell == unreadable or (is_searched and not is_cell(cell)):
+            is_label = index == 1 and not _LEADING_NUMBER.match(cell)
+            if cell == unreadable or (is_searched and not is_label and not is_cell(cell)):
                 location = f"{safe_repr(cell)} in line {number}, cell {index}"
                 if is_searched:
                     return location

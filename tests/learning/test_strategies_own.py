@@ -79,6 +79,16 @@ class Squared(Replay):
         return forward(batch.inputs).square().mean()
 
 
+class Loop(Naive):
+    """Takes steps without the trainer."""
+
+    def learn(self, bucket_index, trainer):
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=self.config.lr)
+        for batch in self.load_training_set(bucket_index):
+            self.compute_loss(self.model, batch).backward()
+            optimizer.step()
+
+
 class Means(Ncm):
     """Takes no steps, like its base class."""
 
@@ -97,6 +107,7 @@ TUNED = {name for name, option in PARAMETERS.items() if option.group == OPTIMISA
         ({"strategy": f"{__name__}:Margin"}, {"label_smoothing"}),
         ({"strategy": f"{__name__}:Squared"}, {"label_smoothing"}),
         ({"strategy": f"{__name__}:Halved"}, set()),
+        ({"strategy": f"{__name__}:Loop"}, TUNED - {"augment", "label_smoothing", "lr"}),
         ({"strategy": f"{__name__}:Smoothed"}, set()),
         ({"strategy": "ncm", **ON_PIXELS}, set()),
         ({"strategy": f"{__name__}:Means", **ON_PIXELS}, TUNED),

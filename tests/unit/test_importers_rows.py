@@ -179,6 +179,10 @@ A3 & 60.5 & \underline{70.5} & $\mathbf{95.5}$ \\
         # As leaderboards of this package are written, and as short as Markdown permits.
         MARKDOWN.replace("|:---|---:|---:|---:|", "|:--|--:|--:|--:|"),
         MARKDOWN.replace("|:---|---:|---:|---:|", "|:-:|-:|:-|-:|"),
+        # Deviations as an index.
+        LATEX.replace(r"\textbf{90.5} $\pm$ 0.3", r"90.5$_{\pm 0.3}$").replace(
+            r"$20.0 \pm 1$", r"$20.0^{\pm1.5}$"
+        ),
         # A comment was a row.
         LATEX.replace("\nA2 &", "\n%A2 & 1 & 2 & 3 \\\\\nA2 &"),
     ],
@@ -213,3 +217,19 @@ def test_a_cell_of_such_a_table_that_is_not_a_number_is_named(text, cell):
 def test_deviations_in_csv_are_left_out():
     file = ResultFile("m.csv", b"0.9 +- 0.01,0.2\n0.8,0.95+-0.1\n", ReadOptions(orientation="rows"))
     assert read_runs(file)[0].matrix.values.tolist() == [[0.9, 0.2], [0.8, 0.95]]
+
+
+@pytest.mark.parametrize(
+    ("text", "location"),
+    [
+        (",t1,t2\nt1,91.2 ± 0.3,20\nt2,80.1±0.1,9O.1 ± .2\n", "'9O.1' in line 3, cell 3"),
+        ("t1;t2\n91.2 (0.3);20\n80;90\n", "'91.2 (0.3)' in line 2, cell 1"),
+        ("| | t1 |\n|--|--|\n| t1 | 91.2% |\n", "'91.2%' in line 3, cell 2"),
+        ("& t1 & t2 \\\\\na & 91 & 9l \\\\\n", "'9l' in line 2, cell 3"),
+        ("tensor([[0.5, 0.25],\n        [0.5, x]])\n", "'x' in line 2, cell 2"),
+    ],
+)
+def test_an_unreadable_cell_is_named_by_line_and_number(text, location):
+    """Next to deviations and labels, which can be read."""
+    file = ResultFile("m.csv", text.encode(), ReadOptions(scale="percent", orientation="rows"))
+    check_error(RecordError, f"contains {location}", read_runs, file)

@@ -28,7 +28,8 @@ from clear_mlflow.learning.models import (
     freeze_backbone,
     prepare_custom_model,
 )
-from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
+from clear_mlflow.learning.parameters.option_fields import OPTIMISATION
 from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup
 from clear_mlflow.learning.samples import Batch, FeatureStream, Samples, TrainingStream
 from clear_mlflow.learning.training.trainer import Trainer
@@ -211,12 +212,17 @@ class Strategy(RestoredAttributes, ABC):
 
         By default: ``model`` and ``weights`` if it overrides :meth:`build_model`,
         ``label_smoothing`` if no method that computes the loss reads it, and ``epochs`` if
-        :meth:`count_epochs` does not depend on them. Override it if these hooks read the
-        parameters elsewhere, or if others replace some, such as ``lr`` in a :meth:`learn` with
-        another optimiser.
+        :meth:`count_epochs` does not depend on them; for a :meth:`learn` without the trainer, all
+        parameters of the optimisation that it does not read. Override it if other code reads or
+        replaces parameters.
         """
         replaced = {"model", "weights"} if cls.has_custom_model() else set()
-        if "label_smoothing" not in _list_names_in_loss(cls):
+        names = _list_names_used(cls, "learn")
+        if not names & {"train_bucket", "super"}:
+            steps = {name for name, option in PARAMETERS.items() if option.group == OPTIMISATION}
+            return replaced | (steps - names - {"augment"})  # the stream reads it
+        # An overridden method of a base class may compute the loss.
+        if not _list_names_used(cls, "compute_loss_share") & {"label_smoothing", "super"}:
             replaced.add("label_smoothing")
         tried = (replace(config, epochs=n) for n in (1, config.epochs, config.epochs + 1))
         if len({cls.count_epochs(other, arguments) for other in tried}) == 1:
@@ -304,17 +310,15 @@ class Strategy(RestoredAttributes, ABC):
         return None
 
 
-def _list_names_in_loss(strategy: type[Strategy]) -> set[str]:
-    """List the names in the code that computes a strategy's loss."""
-    names, waiting = set[str](), {"compute_loss_share"}
+def _list_names_used(strategy: type[Strategy], method: str) -> set[str]:
+    """List names in the code of a method and what it calls."""
+    names, waiting = set[str](), {method}
     while waiting:
-        name = waiting.pop()
-        function = inspect.unwrap(getattr(strategy, name, len))
+        function = inspect.unwrap(getattr(strategy, waiting.pop(), len))
         new_names = _list_names(getattr(function, "__code__", None)) - names
         names |= new_names
         waiting |= new_names
-    # An overridden method of a base class may compute the loss.
-    return names | {"label_smoothing"} if "super" in names else names
+    return names
 
 
 def _list_names(code: CodeType | None) -> set[str]:
